@@ -1,0 +1,1 @@
+#include "trefoil/shape.h"

@@ -1,0 +1,3 @@
+#include "trefoil/shape.h"
+
+#include "plan/error.h"

@@ -1,0 +1,1 @@
+#include "trefoil/ref.h"

@@ -1,0 +1,1 @@
+# Install rules: headers, libraries, CMake package, pkg-config files.
