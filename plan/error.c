@@ -5,7 +5,9 @@
 
 static _Thread_local char lastError[512];
 
-const char *trefoilLastError(void) { return lastError; }
+const char *trefoilLastError(void) {
+  return lastError;
+}
 
 trefoil_result_t epFail(trefoil_result_t code, const char *format, ...) {
   char sentence[sizeof lastError]; /* an argument may be the previous sentence */

@@ -9,15 +9,15 @@ trefoil_result_t epFail(trefoil_result_t code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* if (!cond) return epFail(code, "sentence"): bad input is checked in every build. */
-#define EP_CHECK(cond, code, ...)                        \
-  do {                                                   \
-    if (!(cond)) return epFail((code), __VA_ARGS__);     \
+#define EP_CHECK(cond, code, ...)                                                                  \
+  do {                                                                                             \
+    if (!(cond)) return epFail((code), __VA_ARGS__);                                               \
   } while (0)
 /* Passes a failure on; its sentence stands. */
-#define EP_TRY(expr)                                     \
-  do {                                                   \
-    trefoil_result_t epTryResult = (expr);               \
-    if (epTryResult != TREFOIL_OK) return epTryResult;   \
+#define EP_TRY(expr)                                                                               \
+  do {                                                                                             \
+    trefoil_result_t epTryResult = (expr);                                                         \
+    if (epTryResult != TREFOIL_OK) return epTryResult;                                             \
   } while (0)
 
 #endif

@@ -22,12 +22,19 @@ typedef enum trefoil_mode {
 } trefoil_mode_t;
 #define TREFOIL_NUM_MODES 4
 
+/* Upper limits of a shape: far past any machine, low enough that no product of a shape's numbers
+ * overflows int64_t. */
+#define TREFOIL_MAX_RANKS   65536
+#define TREFOIL_MAX_EXPERTS (1 << 20)
+#define TREFOIL_MAX_TOPK    1024
+#define TREFOIL_MAX_TOKENS  ((int64_t)1 << 32)
+
 typedef struct trefoil_shape {
-  int numRanks;      /* R >= 1 */
+  int numRanks;      /* R in [1, TREFOIL_MAX_RANKS] */
   int ranksPerNode;  /* G >= 1, divides R */
-  int numExperts;    /* E >= 1 */
-  int topk;          /* K >= 1 */
-  int64_t maxTokens; /* N >= 1 */
+  int numExperts;    /* E in [1, TREFOIL_MAX_EXPERTS] */
+  int topk;          /* K in [1, TREFOIL_MAX_TOPK]; may exceed E (rows then hold -1) */
+  int64_t maxTokens; /* N in [1, TREFOIL_MAX_TOKENS] */
 } trefoil_shape_t;
 
 TREFOIL_API trefoil_result_t trefoilShapeCheck(const trefoil_shape_t *shape);
