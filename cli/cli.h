@@ -1,0 +1,76 @@
+/* The frame of the command `trefoil`: verbs, arguments, JSON, progress.
+ *
+ * A verb is `int cmdX(int argc, char **argv)` in cli/cmd_x.c, with argv[0] its name, and returns an
+ * exit code below. Arguments go through popt: the verb fills a poptOption table whose last entries
+ * are CLI_COMMON_OPTIONS(...) and calls cliParse. What a verb finds out goes to stdout, as text or
+ * (--json) as one JSON object; complaints and the progress display go to stderr. */
+#ifndef TREFOIL_CLI_H
+#define TREFOIL_CLI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <jansson.h>
+#include <popt.h>
+
+enum {
+  CLI_OK = 0,     /* done, everything agrees */
+  CLI_FAILED = 1, /* a disagreement, or something could not be done */
+  CLI_USAGE = 2   /* the command line is wrong; nothing was done */
+};
+
+int cmdCheck(int argc, char **argv);
+int cmdBench(int argc, char **argv);
+int cmdDoctor(int argc, char **argv);
+
+/* ---- Arguments (cli_args.c) ---- */
+
+/* --json into an int, and --help. */
+#define CLI_COMMON_OPTIONS(jsonPtr)                                                                \
+  {"json", 0, POPT_ARG_NONE, (jsonPtr), 0, "print one JSON object instead of text", NULL},         \
+      {"help", 'h', POPT_ARG_NONE, NULL, CLI_HELP_VALUE, "show this help and exit", NULL},         \
+      POPT_TABLEEND
+#define CLI_HELP_VALUE 9001
+
+typedef struct cli_args {
+  const char *verb;     /* "check" */
+  const char *operands; /* shown after the options in the usage line: "[FILE...]", or NULL: none
+                           are accepted */
+  const char *about;    /* one paragraph, shown by --help after the options */
+} cli_args_t;
+
+/* Parses argv by the table. Returns -1: go on, with *operands (may be NULL if args->operands is)
+ * the NULL-terminated operands, valid until exit; or an exit code: the help was shown (CLI_OK), or
+ * the sentence was printed (CLI_USAGE). POPT_ARG_STRING values stay allocated. */
+int cliParse(const cli_args_t *args, const struct poptOption *options, int argc, char **argv,
+             const char *const **operands);
+
+/* Prints "trefoil VERB: sentence" and where to find help; returns CLI_USAGE. */
+int cliUsage(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Prints "trefoil VERB: sentence"; returns CLI_FAILED. */
+int cliFail(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A verb that takes a sub-verb ("trace generate"): whether argv[1] is `name`. */
+int cliIsSub(int argc, char **argv, const char *name);
+
+/* ---- Output (cli_output.c) ---- */
+
+/* Prints the object on stdout with a newline and releases it; returns CLI_OK or, when stdout cannot
+ * take it, CLI_FAILED. */
+int cliPrintJson(json_t *object);
+/* {"cpu", "cores", "memory_bytes", "kernel", "trefoil"}: what a report should say about where its
+ * numbers come from. */
+json_t *cliEnvironment(void);
+
+/* Progress on stderr: one line, rewritten at most ten times a second, only on a terminal.
+ * total 0: unknown. note may be NULL. */
+void cliProgress(const char *label, uint64_t done, uint64_t total, const char *note);
+/* Wipes the line. */
+void cliProgressEnd(void);
+
+/* ---- Files beside the program (cli_paths.c) ---- */
+
+/* The path of a shared library ("libnccl_ep_cpu.so.0"): beside the program as built or installed,
+ * else the bare name, which leaves it to the dynamic loader. Returns path. */
+const char *cliFindLibrary(const char *name, char *path, size_t pathBytes);
+
+#endif

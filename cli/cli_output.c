@@ -1,0 +1,79 @@
+/* What verbs print: JSON, the environment, the progress line. */
+#include "cli/cli.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+int cliPrintJson(json_t *object) {
+  int bad = !object || json_dumpf(object, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) != 0;
+  json_decref(object);
+  bad |= putchar('\n') == EOF || fflush(stdout) != 0;
+  if (bad) fputs("trefoil: the JSON output could not be written\n", stderr);
+  return bad ? CLI_FAILED : CLI_OK;
+}
+
+static void cpuName(char *name, size_t bytes) {
+  snprintf(name, bytes, "unknown");
+  FILE *f = fopen("/proc/cpuinfo", "r");
+  if (!f) return;
+  char line[512];
+  while (fgets(line, sizeof line, f)) {
+    char *colon = strchr(line, ':');
+    if (strncmp(line, "model name", 10) || !colon) continue;
+    colon += strspn(colon, ": \t");
+    colon[strcspn(colon, "\n")] = 0;
+    snprintf(name, bytes, "%s", colon);
+    break;
+  }
+  fclose(f);
+}
+
+json_t *cliEnvironment(void) {
+  char cpu[256];
+  struct utsname un;
+  cpuName(cpu, sizeof cpu);
+  if (uname(&un)) strcpy(un.release, "unknown");
+  json_int_t memory = (json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+  return json_pack("{s:s, s:I, s:I, s:s, s:s}", "cpu", cpu, "cores",
+                   (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes", memory, "kernel",
+                   un.release, "trefoil", TREFOIL_VERSION);
+}
+
+static double nowSeconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int progressShown;
+
+void cliProgress(const char *label, uint64_t done, uint64_t total, const char *note) {
+  static double last;
+  static int isTerminal = -1;
+  if (isTerminal < 0) isTerminal = isatty(STDERR_FILENO);
+  if (!isTerminal) return;
+  double now = nowSeconds();
+  if (now - last < 0.1 && (total == 0 || done < total)) return;
+  last = now;
+  char bar[25];
+  size_t full = total ? (size_t)(24.0 * (double)done / (double)total) : 0;
+  for (size_t i = 0; i < 24; i++) bar[i] = i < full ? '#' : '.';
+  bar[24] = 0;
+  if (total)
+    fprintf(stderr, "\r%s [%s] %3.0f%%  %s\033[K", label, bar, 100.0 * (double)done / (double)total,
+            note ? note : "");
+  else
+    fprintf(stderr, "\r%s %llu  %s\033[K", label, (unsigned long long)done, note ? note : "");
+  fflush(stderr);
+  progressShown = 1;
+}
+
+void cliProgressEnd(void) {
+  if (!progressShown) return;
+  fputs("\r\033[K", stderr);
+  fflush(stderr);
+  progressShown = 0;
+}

@@ -1,0 +1,48 @@
+/* `trefoil VERB [OPTIONS]`: finds the verb and runs it. */
+#include "cli/cli.h"
+
+#include <locale.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+  const char *name;
+  int (*run)(int argc, char **argv);
+  const char *about;
+} verbs[] = {
+    {"check", cmdCheck, "does a library do what the reference says, byte for byte"},
+    {"bench", cmdBench, "times of what passes its check, beside the rate of a plain copy"},
+    {"doctor", cmdDoctor, "what is on this machine, what is missing; who hangs"},
+};
+enum { numVerbs = sizeof verbs / sizeof *verbs };
+
+static void printHelp(FILE *to) {
+  fputs("usage: trefoil VERB [OPTIONS]\n\n", to);
+  for (int i = 0; i < numVerbs; i++) fprintf(to, "  %-8s %s\n", verbs[i].name, verbs[i].about);
+  fputs("\nEvery verb takes --help and --json. Exit codes: 0 fine, 1 a disagreement or failure,\n"
+        "2 a wrong command line.\n",
+        to);
+}
+
+int main(int argc, char **argv) {
+  setlocale(LC_CTYPE, "");
+  if (argc < 2) {
+    printHelp(stderr);
+    return CLI_USAGE;
+  }
+  const char *verb = argv[1];
+  if (!strcmp(verb, "--help") || !strcmp(verb, "-h") || !strcmp(verb, "help")) {
+    printHelp(stdout);
+    return CLI_OK;
+  }
+  if (!strcmp(verb, "--version")) {
+    puts("trefoil " TREFOIL_VERSION);
+    return CLI_OK;
+  }
+  for (int i = 0; i < numVerbs; i++)
+    if (!strcmp(verb, verbs[i].name)) return verbs[i].run(argc - 1, argv + 1);
+  fprintf(stderr, "trefoil: there is no verb '%s'; the verbs are", verb);
+  for (int i = 0; i < numVerbs; i++) fprintf(stderr, "%s %s", i ? "," : "", verbs[i].name);
+  fputc('\n', stderr);
+  return CLI_USAGE;
+}
