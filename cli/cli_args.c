@@ -32,9 +32,7 @@ int cliIsSub(int argc, char **argv, const char *name) {
 
 static void printHelp(const cli_args_t *args, poptContext context) {
   poptPrintHelp(context, stdout, 0);
-  printf("
-%s
-", args->about);
+  printf("\n%s\n", args->about);
 }
 
 int cliParse(const cli_args_t *args, const struct poptOption *options, int argc, char **argv,
