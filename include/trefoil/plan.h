@@ -24,7 +24,9 @@ typedef enum trefoil_op { TREFOIL_OP_DISPATCH = 0, TREFOIL_OP_COMBINE = 1 } tref
 
 typedef enum trefoil_variant {
   TREFOIL_VARIANT_OURS = 0,
-  TREFOIL_VARIANT_PER_EXPERT = 1 /* one dispatch row per (token, expert): some public libraries */
+  TREFOIL_VARIANT_PER_EXPERT = 1 /* one dispatch row per (token, expert), as some public libraries
+                                    send; across nodes in HT still one row a token and node. Combine
+                                    is as in OURS */
 } trefoil_variant_t;
 
 typedef enum trefoil_phase {
@@ -64,7 +66,8 @@ typedef struct trefoil_transfer {
 
 typedef struct trefoil_plan trefoil_plan_t;
 
-/* Builds the plan of one operation. The routing's memory is borrowed until destroy. */
+/* Builds the plan of one operation. The routing is checked; its numTokens and topkIdx are borrowed
+ * until destroy. A plan is walked by one thread at a time. */
 TREFOIL_API trefoil_result_t trefoilPlanCreate(trefoil_plan_t **plan,
                                                const trefoil_routing_t *routing,
                                                const trefoil_plan_config_t *config);
@@ -88,7 +91,8 @@ typedef struct trefoil_row {
 TREFOIL_API void trefoilPlanRows(const trefoil_plan_t *plan, trefoil_row_t *rows);
 
 /* Bytes per (src, dst): bytes[src * R + dst] over all tiers and phases, [R * R], zeroed first.
- * The tier of a pair follows from the shape. phase < 0: all phases. */
+ * The tier of a pair follows from the shape. phase < 0: all phases. Walks the plan and leaves it
+ * rewound. */
 TREFOIL_API trefoil_result_t trefoilPlanTraffic(trefoil_plan_t *plan, int phase, uint64_t *bytes);
 
 #ifdef __cplusplus
