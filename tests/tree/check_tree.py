@@ -1,0 +1,304 @@
+"""Checks of the source tree itself: layers, names, lengths, words, white space, format, exports.
+
+    python3 check_tree.py ROOT CHECK [ARGUMENTS]
+
+Each check prints one line a finding, "path:line: what", and exits 1 if there is one; 77 with the
+reason if it cannot run here. Needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+# A folder includes headers only of itself or of folders of a lower level (docs/design.md).
+LEVELS = {
+    "include": 0,
+    "host/include": 0,  # the CUDA runtime's and NCCL's own headers, for machines without them
+    "plan": 1,
+    "ref": 2,
+    "models": 2,
+    "kernels": 2,
+    "host": 2,
+    "api": 3,
+    "sim": 3,
+    "validate": 4,
+    "python": 4,
+    "cli": 5,
+    "tests": 5,
+    "docs": 5,
+    "tools": 5,
+}
+SOURCES = {".c", ".h", ".cu", ".cuh", ".cc", ".cpp", ".py", ".sh"}
+C_FAMILY = {".c", ".h", ".cu", ".cuh", ".cc", ".cpp"}
+TEXT = SOURCES | {".md", ".txt", ".cmake", ".in", ".json", ".toml", ".map", ".html", ".svg", ""}
+MAX_LINES = 800
+MAX_COLUMNS = 100
+LIBRARY_FOLDERS = ("plan/", "ref/", "models/", "host/", "api/", "kernels/", "sim/")
+
+
+def tracked(root: Path) -> list[Path]:
+    """Files of the tree, relative: what git knows or would add, else all but build products."""
+    if shutil.which("git") and (root / ".git").exists():
+        command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            names = [Path(n) for n in done.stdout.splitlines()]
+            return sorted(n for n in names if (root / n).is_file())
+    skip = {"build", ".venv", "out", ".git", ".cache", "__pycache__"}
+    found = (p.relative_to(root) for p in root.rglob("*") if p.is_file())
+    return sorted(p for p in found if not skip.intersection(p.parts))
+
+
+def lines_of(root: Path, path: Path) -> Iterator[tuple[int, str]]:
+    text = (root / path).read_bytes().decode("utf-8", errors="replace")
+    yield from enumerate(text.split("\n"), start=1)
+
+
+def folder_of(path: Path) -> str | None:
+    """The folder of LEVELS that a path lies in, the longest that fits."""
+    parts = path.parts[:-1]
+    for n in range(len(parts), 0, -1):
+        if (name := "/".join(parts[:n])) in LEVELS:
+            return name
+    return None
+
+
+def resolve(root: Path, source: Path, name: str) -> Path | None:
+    """The file of the tree that #include "name" means, relative to the root, or None."""
+    bases = (source.parent, Path(), Path("include"), Path("host/include"), Path("tests"))
+    for base in bases:
+        candidate = (root / base / name).resolve()
+        if candidate.is_file() and candidate.is_relative_to(root):
+            return candidate.relative_to(root)
+    return None
+
+
+def may_use(source: str, target: str) -> bool:
+    if source == target or LEVELS[target] < LEVELS[source]:
+        return True
+    return LEVELS[source] == LEVELS[target] == 5  # tests, cli and tools may help each other
+
+
+def check_layers(root: Path) -> list[str]:
+    findings = []
+    for path in tracked(root):
+        if (folder := folder_of(path)) is None:
+            continue
+        if path.suffix in C_FAMILY:
+            pattern = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
+        elif path.name == "CMakeLists.txt":
+            pattern = re.compile(r"\bep_([a-z]+)\b(?!\.)")
+        else:
+            continue
+        for number, line in lines_of(root, path):
+            for name in pattern.findall(line.split("#")[0] if path.suffix == ".txt" else line):
+                if path.suffix == ".txt":
+                    target = name if name in LEVELS else None
+                else:
+                    found = resolve(root, path, name)
+                    target = folder_of(found) if found else None
+                if target and not may_use(folder, target):
+                    findings.append(f"{path}:{number}: {folder}/ may not use {target}/ ({name})")
+    return findings
+
+
+def check_names(root: Path) -> list[str]:
+    shared = {"CMakeLists.txt", "README.md", "__init__.py", "__main__.py"}
+    findings = []
+    seen: dict[str, list[Path]] = defaultdict(list)
+    for path in tracked(root):
+        if path.name in shared or path.suffix not in SOURCES | {".md"}:
+            continue
+        # api/cpu and api/gpu are two backends with the same parts.
+        backend = str(path.parent) if str(path.parent) in ("api/cpu", "api/gpu") else ""
+        seen[f"{backend}/{path.name}"].append(path)
+        if path.suffix in SOURCES and not re.fullmatch(r"[a-z0-9_]+", path.stem):
+            findings.append(f"{path}:1: file names are lower_snake")
+    for paths in seen.values():
+        if len(paths) > 1:
+            findings.append(f"{paths[1]}:1: the name is taken by {paths[0]}")
+    return findings
+
+
+def check_length(root: Path) -> list[str]:
+    findings = []
+    for path in tracked(root):
+        if path.suffix in SOURCES:
+            number = sum(1 for _ in lines_of(root, path))
+            if number > MAX_LINES:
+                findings.append(f"{path}:{number}: over {MAX_LINES} lines: not one phase or noun")
+    return findings
+
+
+def check_words(root: Path) -> list[str]:
+    """No unfinished business, no path of one machine."""
+    unfinished = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+    machine = re.compile(r"(?<![\w.$}~-])/(ho" + r"me|ro" + r"ot|Us" + r"ers|wo" + r"rk)/[\w.]")
+    findings = []
+    for path in tracked(root):
+        if path.suffix not in TEXT or path.name == "LICENSE":
+            continue
+        for number, line in lines_of(root, path):
+            if found := unfinished.search(line):
+                findings.append(f"{path}:{number}: unfinished by its own word {found.group()}")
+            if found := machine.search(line):
+                findings.append(f"{path}:{number}: a path of one machine: {found.group()}")
+    return findings
+
+
+def check_space(root: Path) -> list[str]:
+    findings = []
+    for path in tracked(root):
+        if path.suffix not in TEXT or path.name == "LICENSE":
+            continue
+        data = (root / path).read_bytes()
+        if data and not data.endswith(b"\n"):
+            findings.append(f"{path}:{data.count(10) + 1}: no newline at the end of the file")
+        for number, line in enumerate(data.decode("utf-8", errors="replace").split("\n"), start=1):
+            if line != line.rstrip():
+                findings.append(f"{path}:{number}: blanks at the end of the line")
+            if "\t" in line:
+                findings.append(f"{path}:{number}: a tab")
+            if "\ufffd" in line or re.search("[\u200b-\u200f\u202a-\u202e\ufeff]", line):
+                findings.append(f"{path}:{number}: an invisible or invalid character")
+            if path.suffix in SOURCES and len(line) > MAX_COLUMNS:
+                findings.append(f"{path}:{number}: {len(line)} columns, {MAX_COLUMNS} are allowed")
+    return findings
+
+
+def check_quiet(root: Path) -> list[str]:
+    """A library never prints, aborts or exits. The opt-in log and the child of a fork are named."""
+    pattern = re.compile(r"(?<![\w.>])(printf|fprintf|puts|perror|abort|exit|assert)\s*\(")
+    allowed = {"debug_log.c"}
+    findings = []
+    for path in tracked(root):
+        inside = str(path).startswith(LIBRARY_FOLDERS) and path.suffix in C_FAMILY
+        if not inside or path.name in allowed:
+            continue
+        text = (root / path).read_text()
+        code = re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", blank, text, flags=re.DOTALL)
+        for number, line in enumerate(code.split("\n"), start=1):
+            if found := pattern.search(line):
+                findings.append(f"{path}:{number}: library code calls {found.group(1)}")
+    return findings
+
+
+def blank(match: re.Match[str]) -> str:
+    return "\n" * match.group().count("\n")
+
+
+def check_format(root: Path) -> list[str]:
+    for name in ("clang-format", "clang-format-14"):
+        if tool := shutil.which(name):
+            done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
+            if re.search(r"version 14\.", done.stdout):
+                break
+    else:
+        skip("clang-format 14 is not on this machine (tools/test brings it)")
+    findings = []
+    files = [str(p) for p in tracked(root) if p.suffix in C_FAMILY]
+    for n in range(0, len(files), 50):
+        command = [tool, "--style=file", "--dry-run", *files[n : n + 50]]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        for where in re.findall(r"^(\S+?:\d+):\d+: ", done.stderr, re.MULTILINE):
+            findings.append(f"{where}: run clang-format -i on it (version 14)")
+    return sorted(set(findings))
+
+
+def check_ruff(root: Path) -> list[str]:
+    if not (tool := shutil.which("ruff")):
+        skip("ruff is not on this machine (tools/test brings it)")
+    files = [str(p) for p in tracked(root) if p.suffix == ".py"]
+    findings = []
+    for arguments in (["check", "--output-format=concise", "-q"], ["format", "--check", "-q"]):
+        command = [tool, *arguments, *files]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        if done.returncode:
+            output = (done.stdout + done.stderr).splitlines()
+            findings += output or ["python: run ruff format on it"]
+    return findings
+
+
+def check_shell(root: Path) -> list[str]:
+    findings = []
+    for path in tracked(root):
+        if (root / path).stat().st_size < 200_000:
+            first = next(lines_of(root, path))[1]
+            if path.suffix == ".sh" or re.match(r"#!.*\b(ba)?sh\b", first):
+                command = ["bash", "-n", str(root / path)]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                findings += done.stderr.splitlines()
+    return findings
+
+
+def check_links(root: Path) -> list[str]:
+    """Relative links and paths in the documents lead somewhere."""
+    findings = []
+    for path in tracked(root):
+        if path.suffix != ".md":
+            continue
+        for number, line in lines_of(root, path):
+            for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", line):
+                if not re.match(r"[a-z]+:", target) and not (root / path.parent / target).exists():
+                    findings.append(f"{path}:{number}: the link {target} leads nowhere")
+    return findings
+
+
+def exported(library: str) -> set[str]:
+    command = ["nm", "-D", "--defined-only", library]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {line.split()[-1].split("@")[0] for line in done.stdout.splitlines()}
+
+
+def declared(root: Path, headers: list[str], marker: str) -> set[str]:
+    """Functions that the headers declare after `marker`, or with no marker all prototypes."""
+    names: set[str] = set()
+    for header in headers:
+        text = (root / header).read_text()
+        text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+        text = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*", "", text, flags=re.MULTILINE)
+        if marker:
+            names |= set(re.findall(marker + r"[^;{}()]*?\b(\w+)\s*\(", text))
+    return names
+
+
+def check_exports(root: Path, library: str, *rest: str) -> list[str]:
+    """exports LIBRARY list FILE | exports LIBRARY headers MARKER HEADER..."""
+    kind, first, headers = rest[0], rest[1], list(rest[2:])
+    if kind == "list":
+        wanted = set((root / first).read_text().split())
+    else:
+        wanted = declared(root, headers, first)
+    present = exported(library) - {"_init", "_fini", "_edata", "_end", "__bss_start"}
+    name = Path(library).name
+    return [f"{name}: {s} is declared but not exported" for s in sorted(wanted - present)] + [
+        f"{name}: {s} is exported but not declared" for s in sorted(present - wanted)
+    ]
+
+
+def skip(reason: str) -> None:
+    print(f"skipped: {reason}")
+    sys.exit(77)
+
+
+def main() -> int:
+    root = Path(sys.argv[1]).resolve()
+    check = globals().get(f"check_{sys.argv[2]}")
+    if check is None:
+        print(f"there is no check named {sys.argv[2]}", file=sys.stderr)
+        return 2
+    findings = check(root, *sys.argv[3:])
+    print("\n".join(findings[:200]) or f"{sys.argv[2]}: nothing found")
+    if len(findings) > 200:
+        print(f"and {len(findings) - 200} more")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
