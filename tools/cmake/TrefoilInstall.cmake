@@ -1,1 +1,59 @@
-# Install rules: headers, libraries, CMake package, pkg-config files.
+# Install rules: headers, shared and static libraries, the command, a CMake package, pkg-config files.
+#
+# The CMake package is written by hand rather than exported: it then names only what a consumer
+# needs, works from any prefix it is moved to, and does not ask for the build's own flags.
+include(CMakePackageConfigHelpers)
+set(cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/trefoil)
+set(host_include ${CMAKE_INSTALL_INCLUDEDIR}/trefoil-host)
+
+function(trefoil_install_library target rpath)
+  if(TARGET ${target})
+    set_target_properties(${target} PROPERTIES INSTALL_RPATH "${rpath}")
+    install(TARGETS ${target}
+            RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+            ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  endif()
+endfunction()
+
+foreach(library trefoil nccl_ep_cpu trefoil_host)
+  trefoil_install_library(${library} "$ORIGIN")
+  trefoil_install_library(${library}_static "")
+endforeach()
+file(RELATIVE_PATH up "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
+trefoil_install_library(trefoil_cli "$ORIGIN/${up}")
+
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        FILES_MATCHING PATTERN "*.h")
+# In a folder of their own, so that they never hide the real nccl.h and cuda_runtime.h.
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/host/include/ DESTINATION ${host_include}
+        FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/python/trefoil DESTINATION ${CMAKE_INSTALL_DATADIR}/trefoil/python
+        PATTERN "__pycache__" EXCLUDE)
+install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# What a static link of libtrefoil.a needs besides.
+set(TREFOIL_STATIC_LIBS "-lm -pthread")
+set(TREFOIL_STATIC_REQUIRES "")
+foreach(pair JSON:jansson TRACE_FILES:libzip)
+  string(REPLACE ":" ";" pair ${pair})
+  list(GET pair 0 component)
+  list(GET pair 1 module)
+  if(TREFOIL_${component})
+    string(APPEND TREFOIL_STATIC_REQUIRES " ${module}")
+  endif()
+endforeach()
+
+configure_package_config_file(
+  ${CMAKE_SOURCE_DIR}/tools/cmake/trefoilConfig.cmake.in ${CMAKE_BINARY_DIR}/trefoilConfig.cmake
+  INSTALL_DESTINATION ${cmake_dir} PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_LIBDIR host_include)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/trefoilConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/trefoilConfig.cmake ${CMAKE_BINARY_DIR}/trefoilConfigVersion.cmake
+        DESTINATION ${cmake_dir})
+
+file(RELATIVE_PATH TREFOIL_PC_PREFIX "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+foreach(module trefoil nccl_ep_cpu trefoil_host)
+  configure_file(${CMAKE_SOURCE_DIR}/tools/cmake/${module}.pc.in ${CMAKE_BINARY_DIR}/${module}.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/${module}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()
