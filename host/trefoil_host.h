@@ -1,0 +1,47 @@
+/* What the host runtime adds to CUDA's and NCCL's names: the sentence behind an error, and what a
+ * library that plays the device side on the CPU needs. C99 and C++. */
+#ifndef TREFOIL_HOST_H
+#define TREFOIL_HOST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <nccl.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default)
+
+/* Why the last failing cuda or nccl call on this thread failed; "" before the first failure. Valid
+ * until the next failing call on this thread. */
+const char *trefoilHostLastError(void);
+
+/* 1 if the rank is there: its process lives and it has neither destroyed nor aborted its communicator;
+ * 0 if it is gone (trefoilHostLastError then says how); -1 for a bad argument. Cheap enough to call
+ * every millisecond, not in a spinning loop. */
+int trefoilHostPeerAlive(ncclComm_t comm, int rank);
+
+/* 1 if the rank is a thread of this process, so that its ordinary pointers can be read here; else 0;
+ * -1 for a bad argument. */
+int trefoilHostSameProcess(ncclComm_t comm, int rank);
+
+/* Like ncclGetPeerDevicePointer, but also for ranks on other pretended nodes. */
+ncclResult_t trefoilHostPeerPointer(ncclWindow_t window, size_t offset, int rank, void **outPtr);
+
+/* Waits until *word differs from `seen`: spins for some microseconds, then sleeps. The word lies in
+ * window memory (or anywhere, between threads of one process). Returns ncclSuccess; ncclTimeout after
+ * timeoutNs; ncclRemoteError as soon as rank `peer` is gone (peer -1: none is watched). Whoever changes
+ * the word calls trefoilHostWake(word) afterwards: a release store of it, then the wake. */
+ncclResult_t trefoilHostWaitChange(ncclComm_t comm, int peer, const uint32_t *word, uint32_t seen,
+                                   uint64_t timeoutNs);
+void trefoilHostWake(const uint32_t *word);
+
+/* The timeout of every wait for other ranks: NCCL_EP_TIMEOUT_MS if > 0, else 100 s. Nanoseconds. */
+uint64_t trefoilHostTimeoutNs(void);
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
+#endif
