@@ -78,8 +78,7 @@ static int64_t zoneSlots(const work_t *w) {
 static int arrives(const work_t *w, int src, int dst) {
   const uint8_t *active = w->config.active;
   size_t R = (size_t)w->R;
-  return src == dst ||
-         (active[(size_t)dst * R + (size_t)src] && active[(size_t)src * R + (size_t)dst]);
+  return active[(size_t)dst * R + (size_t)src] && active[(size_t)src * R + (size_t)dst];
 }
 
 static inline int64_t place(work_t *w, trefoil_mode_t mode, int src, int32_t e, int64_t serial) {
@@ -320,7 +319,7 @@ trefoil_result_t trefoilLayoutCompute(trefoil_layout_t *layout, const trefoil_ro
   w.L = trefoilExpertsPerRank(&routing->shape);
   if (isHt(config->mode)) w.config.active = NULL;
   int limited = isHt(config->mode) && config->drop && config->maxRecv > 0 &&
-                (config->mode == TREFOIL_HT_FLAT || !config->keepAllTokens);
+                (config->mode == TREFOIL_HT_FLAT || !config->zeroCopyOn);
   w.flatLimit = limited ? config->maxRecv : INT64_MAX;
   size_t bytes = carveAll(&w, NULL, numTokens);
   if (bytes > layout->memoryBytes) {

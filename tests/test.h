@@ -30,18 +30,25 @@ static int testFailures, testSkips;
   }                                                                                    \
   static void test_##name(void)
 
+/* Each evaluates its condition once. */
 #define CHECK(cond, ...)                                                               \
   do {                                                                                 \
-    if (!(cond) && ++testFailures <= 50) {                                             \
-      fprintf(stderr, "%s:%d: CHECK(%s) failed: ", __FILE__, __LINE__, #cond);         \
-      fprintf(stderr, " " __VA_ARGS__);                                                \
-      fputc('\n', stderr);                                                             \
-    }                                                                                  \
+    int testHolds = (cond) ? 1 : 0;                                                    \
+    TEST_REPORT(testHolds, #cond, __VA_ARGS__);                                        \
   } while (0)
 #define REQUIRE(cond, ...)                                                             \
   do {                                                                                 \
-    CHECK(cond, __VA_ARGS__);                                                          \
-    if (!(cond)) return;                                                               \
+    int testHolds = (cond) ? 1 : 0;                                                    \
+    TEST_REPORT(testHolds, #cond, __VA_ARGS__);                                        \
+    if (!testHolds) return;                                                            \
+  } while (0)
+#define TEST_REPORT(holds, text, ...)                                                  \
+  do {                                                                                 \
+    if (!(holds) && ++testFailures <= 50) {                                            \
+      fprintf(stderr, "%s:%d: CHECK(%s) failed: ", __FILE__, __LINE__, text);          \
+      fprintf(stderr, " " __VA_ARGS__);                                                \
+      fputc('\n', stderr);                                                             \
+    }                                                                                  \
   } while (0)
 #define SKIP(...)                                                                      \
   do {                                                                                 \

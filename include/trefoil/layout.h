@@ -23,14 +23,13 @@ extern "C" {
 /* Zero is the default of every field after mode. */
 typedef struct trefoil_layout_config {
   trefoil_mode_t mode;
-  size_t alignment;  /* HT expert-major: zones are padded to it; a power of two; 0 and 1 = none */
-  int64_t maxRecv;   /* HT: slots a rank may receive; 0 = unbounded. LL ignores it */
-  int drop;          /* HT: 1 = DROP, 0 = TRAP: a rank over maxRecv receives nothing */
-  int keepAllTokens; /* HT expert-major DROP with zero copy: only slots >= maxRecv are dropped, not
-                         first the tokens whose flat slot is >= maxRecv */
+  size_t alignment; /* HT expert-major: zones are padded to it; a power of two; 0 and 1 = none */
+  int64_t maxRecv;  /* HT: slots a rank may receive; 0 = unbounded. LL ignores it */
+  int drop;         /* HT: 1 = DROP, 0 = TRAP: a rank over maxRecv receives nothing */
+  int zeroCopyOn;   /* HT expert-major DROP with zero copy ON: only slots >= maxRecv are dropped,
+                         not first the tokens whose flat slot is >= maxRecv */
   const uint8_t *active; /* LL: [R, R], active[r*R + s] = r regards s as alive; NULL = all. A row
-                            arrives where each of its two ranks regards the other as alive; a rank
-                            always does itself */
+                            arrives where each of its two ranks regards the other as alive */
 } trefoil_layout_config_t;
 
 /* Read-only for the caller; valid until the next compute or free. Expert arrays are indexed by the
