@@ -1,0 +1,199 @@
+"""Turns results into one HTML file that needs nothing else: `python -m trefoil.report --help`.
+
+The page shows what agrees, what went where (bytes per rank pair and tier), times, and the
+closed-form prediction. Pictures are inline SVG; there is no script and no external resource, so the
+file can be mailed, printed and kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from trefoil import plots
+from trefoil.results import Cases, CheckFile, Plan, ResultError, Run, load_check, load_plan
+from trefoil.units import format_bytes, format_seconds
+
+OPS = ("dispatch", "combine")
+
+
+def render(checks: Sequence[CheckFile], plans: Sequence[Plan], commands: Sequence[str] = ()) -> str:
+    """The page as text. Needs at least one check or plan."""
+    runs = [run for check in checks for run in check.runs]
+    cases = [check.cases for check in checks if check.cases]
+    environment = _environment(checks)
+    ok = all(run.ok for run in runs) and not any(c.failed for c in cases)
+    numbers = itertools.count(1)
+
+    def own(svg: str) -> str:
+        return plots.own_ids(svg, next(numbers))
+
+    page = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    page.filters.update(bytes=format_bytes, seconds=format_seconds)
+    return page.get_template("report.html.j2").render(
+        title="Trefoil: expert-parallel dispatch and combine",
+        subtitle=_subtitle(runs, environment),
+        verdict=_verdict(runs, cases),
+        verdict_ok=ok,
+        facts=_facts(runs, cases, plans),
+        runs=runs,
+        cases=cases,
+        tier_rows=[_tier_row(run, op) for run in runs for op in OPS],
+        maps=[
+            {"title": _name(run), "svgs": [own(plots.traffic_map(run, op)) for op in OPS]}
+            for run in runs
+        ],
+        times=[own(plots.time_bars(group)) for group in _by_algorithm(runs)],
+        plans=plans,
+        plan_title=_plan_title(plans),
+        curves=[own(plots.prediction_curves(plan)) for plan in plans],
+        environment=list(environment.items()),
+        commands=commands,
+    )
+
+
+def _environment(checks: Sequence[CheckFile]) -> dict[str, str]:
+    merged: dict[str, str] = {}
+    for check in checks:
+        merged.update(check.environment)
+    if "memory_bytes" in merged:
+        merged["memory"] = format_bytes(float(merged.pop("memory_bytes")))
+    merged["report made"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    merged["Python"] = platform.python_version()
+    return merged
+
+
+def _subtitle(runs: Sequence[Run], environment: dict[str, str]) -> str:
+    shapes = dict.fromkeys(
+        f"{r.ranks} ranks, hidden {r.hidden:,}, top-{r.topk} of {r.experts} experts" for r in runs
+    )
+    return " · ".join([*shapes, environment["report made"]])
+
+
+def _verdict(runs: Sequence[Run], cases: Sequence[Cases]) -> str:
+    wrong = sum(not run.ok for run in runs)
+    failed = sum(c.failed for c in cases)
+    total = sum(c.cases for c in cases)
+    parts = []
+    if runs and not wrong:
+        parts.append(
+            f"All {len(runs)} runs agree with the reference, byte for byte, on every rank."
+        )
+    elif runs:
+        parts.append(f"{wrong} of {len(runs)} runs differ from the reference.")
+    if cases:
+        parts.append(
+            f"{failed:,} of {total:,} random cases differ."
+            if failed
+            else f"All {total:,} random cases agree."
+        )
+    return " ".join(parts) or "A prediction only: nothing was run."
+
+
+def _facts(
+    runs: Sequence[Run], cases: Sequence[Cases], plans: Sequence[Plan]
+) -> list[tuple[str, str]]:
+    facts = []
+    if runs:
+        facts.append((f"{sum(r.ok for r in runs)} of {len(runs)}", "runs agree"))
+        facts.append((format_bytes(sum(r.bytes_compared for r in runs)), "compared"))
+        moved = sum(sum(map(sum, m)) for r in runs for m in (r.dispatch_bytes, r.combine_bytes))
+        facts.append((format_bytes(moved), "moved by dispatch and combine"))
+    if cases:
+        facts.append((f"{sum(c.cases for c in cases):,}", "random cases"))
+    for plan in plans:
+        last = plan.points[-1]
+        time = format_seconds(last.seconds["dispatch"])
+        facts.append((time, f"{plan.mode.upper()} dispatch predicted on {last.gpus:,} GPUs"))
+    return facts
+
+
+def _tier_row(run: Run, op: str) -> dict[str, object]:
+    matrix = run.dispatch_bytes if op == "dispatch" else run.combine_bytes
+    pairs = [
+        (count, source, target)
+        for source, row in enumerate(matrix)
+        for target, count in enumerate(row)
+        if source != target
+    ]
+    count, source, target = max(pairs, default=(0, 0, 0))
+    busiest = f"{source} → {target}: {format_bytes(count)}" if count else "–"
+    return {"run": _name(run), "op": op, "sums": run.tier_bytes(op), "busiest": busiest}
+
+
+def _name(run: Run) -> str:
+    nodes = f", {run.nodes} nodes" if run.nodes > 1 else ""
+    return f"{run.mode}, {run.tokens:,} tokens{nodes}"
+
+
+def _by_algorithm(runs: Sequence[Run]) -> list[list[Run]]:
+    """LL runs together and HT runs together: their times differ by orders of magnitude."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.mode.split("-")[0], []).append(run)
+    return list(groups.values())
+
+
+def _plan_title(plans: Sequence[Plan]) -> str:
+    if not plans:
+        return ""
+    low = min(p.points[0].gpus for p in plans)
+    high = max(p.points[-1].gpus for p in plans)
+    clusters = ", ".join(dict.fromkeys(p.cluster for p in plans))
+    return f"{low:,} to {high:,} GPUs, {clusters}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="trefoil report", description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--check",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="JSON",
+        help="from trefoil check --json",
+    )
+    parser.add_argument(
+        "--plan",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="JSON",
+        help="from trefoil plan --closed-form --json",
+    )
+    parser.add_argument(
+        "--command", action="append", default=[], metavar="TEXT", help="a command line to show"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="HTML", help="the file to write"
+    )
+    options = parser.parse_args(arguments)
+    if not options.check and not options.plan:
+        parser.error("give --check or --plan files")
+    try:
+        checks = [load_check(path) for path in options.check]
+        plans = [load_plan(path) for path in options.plan]
+        text = render(checks, plans, options.command)
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text, encoding="utf-8")
+    except (ResultError, OSError) as error:
+        print(f"trefoil report: {error}", file=sys.stderr)
+        return 1
+    print(options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""What `trefoil check --json` and `trefoil plan --closed-form --json` say, as typed records.
+
+docs/check.md and docs/plan.md describe the files. Everything is checked on the way in: a file that
+does not fit raises ResultError with a sentence that names the file and the field.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TIERS = ("self", "nvlink", "net")
+
+
+class ResultError(ValueError):
+    """A results file cannot be read; the text says which one and why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One operation shape that was run through the C API and compared with the reference."""
+
+    mode: str  # "ll-expert-major", "ll-rank-major", "ht-flat", "ht-expert-major"
+    ranks: int
+    ranks_per_node: int
+    tokens: int  # per rank
+    hidden: int  # elements of a token
+    experts: int
+    topk: int
+    dtype: str
+    ok: bool
+    seconds: dict[str, float]  # "update", "dispatch", "combine", "reference"
+    bytes_compared: int
+    dispatch_bytes: list[list[int]]  # [source][destination]
+    combine_bytes: list[list[int]]
+    tiers: list[list[str]]  # of each pair
+    received_rows: list[int]  # per rank
+    difference: str = ""  # the first one, if not ok
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.ranks // self.ranks_per_node)
+
+    def tier_bytes(self, op: str) -> dict[str, int]:
+        """Bytes of "dispatch" or "combine" by tier."""
+        matrix = self.dispatch_bytes if op == "dispatch" else self.combine_bytes
+        sums = dict.fromkeys(TIERS, 0)
+        for row, tiers in zip(matrix, self.tiers, strict=True):
+            for count, tier in zip(row, tiers, strict=True):
+                sums[tier] += count
+        return sums
+
+
+@dataclass(frozen=True)
+class Cases:
+    """A run of seeded random cases."""
+
+    cases: int
+    failed: int
+    seconds: float
+    seed: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The closed form for one number of GPUs."""
+
+    gpus: int
+    ep: int  # GPUs that one expert-parallel group spans
+    seconds: dict[str, float]  # "dispatch", "combine"
+    limit: dict[str, str]  # the port that limits, per operation
+    nvlink_bytes: dict[str, int]  # of the busiest NVLink port, per operation
+    nic_bytes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The closed form of one mode over many numbers of GPUs."""
+
+    mode: str  # "ll" or "ht"
+    cluster: str
+    moe: str
+    tokens: int
+    points: list[Prediction]
+
+
+@dataclass(frozen=True)
+class CheckFile:
+    runs: list[Run]
+    cases: Cases | None
+    environment: dict[str, str]
+
+
+class _Fields:
+    """Typed access to a JSON object that says where something is missing."""
+
+    def __init__(self, data: Any, where: str) -> None:
+        if not isinstance(data, dict):
+            raise ResultError(f"{where} is not a JSON object")
+        self.data: dict[str, Any] = data
+        self.where = where
+
+    def get(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        value = self.data.get(name, default)
+        wrong_bool = isinstance(value, bool) and kind is not bool
+        if not isinstance(value, kind) or wrong_bool:
+            raise ResultError(f"{self.where}: field {name!r} is missing or of the wrong type")
+        return value
+
+    def number(self, name: str) -> float:
+        value = float(self.get(name, (int, float)))
+        if not 0 <= value < float("inf"):
+            raise ResultError(f"{self.where}: field {name!r} is not a finite number >= 0")
+        return value
+
+    def matrix(self, name: str, size: int, kind: type) -> list[list[Any]]:
+        rows = self.get(name, list)
+        fits = len(rows) == size and all(
+            isinstance(row, list) and len(row) == size and all(isinstance(v, kind) for v in row)
+            for row in rows
+        )
+        if not fits:
+            raise ResultError(f"{self.where}: field {name!r} is not a {size} by {size} matrix")
+        return rows
+
+
+def _load(path: Path) -> _Fields:
+    try:
+        return _Fields(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except OSError as error:
+        raise ResultError(f"{path}: {error.strerror}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ResultError(f"{path}: not JSON: {error}") from error
+
+
+def _run(data: Any, where: str) -> Run:
+    fields = _Fields(data, where)
+    ranks = fields.get("ranks", int)
+    if not 1 <= ranks <= 4096:
+        raise ResultError(f"{where}: field 'ranks' is {ranks}")
+    tiers = fields.matrix("tiers", ranks, str)
+    if any(tier not in TIERS for row in tiers for tier in row):
+        raise ResultError(f"{where}: field 'tiers' holds something else than {', '.join(TIERS)}")
+    received = fields.get("received_rows", list)
+    if len(received) != ranks or not all(isinstance(n, int) for n in received):
+        raise ResultError(f"{where}: field 'received_rows' is not {ranks} numbers")
+    return Run(
+        mode=fields.get("mode", str),
+        ranks=ranks,
+        ranks_per_node=max(1, fields.get("ranks_per_node", int)),
+        tokens=fields.get("tokens", int),
+        hidden=fields.get("hidden", int),
+        experts=fields.get("experts", int),
+        topk=fields.get("topk", int),
+        dtype=fields.get("dtype", str),
+        ok=fields.get("ok", bool),
+        seconds={
+            name: fields.number(f"{name}_s")
+            for name in ("update", "dispatch", "combine", "reference")
+        },
+        bytes_compared=fields.get("bytes_compared", int),
+        dispatch_bytes=fields.matrix("dispatch_bytes", ranks, int),
+        combine_bytes=fields.matrix("combine_bytes", ranks, int),
+        tiers=tiers,
+        received_rows=received,
+        difference=str(fields.data.get("difference") or ""),
+    )
+
+
+def load_check(path: Path) -> CheckFile:
+    """Reads a file that `trefoil check --json` wrote: real shapes, random cases, or both."""
+    top = _load(path)
+    runs = [
+        _run(data, f"{path}: runs[{n}]") for n, data in enumerate(top.get("runs", list, default=[]))
+    ]
+    cases = None
+    if "cases" in top.data:
+        cases = Cases(
+            cases=top.get("cases", int),
+            failed=top.get("failed", int, default=0),
+            seconds=top.number("seconds"),
+            seed=str(top.data.get("seed", "")),
+        )
+    if not runs and cases is None:
+        raise ResultError(f"{path}: holds neither 'runs' nor 'cases'")
+    environment = top.get("environment", dict, default={})
+    return CheckFile(runs, cases, {str(k): str(v) for k, v in environment.items()})
+
+
+def _prediction(data: Any, where: str) -> Prediction:
+    fields = _Fields(data, where)
+    ops = {op: _Fields(fields.get(op, dict), f"{where}.{op}") for op in ("dispatch", "combine")}
+    return Prediction(
+        gpus=fields.get("gpus", int),
+        ep=fields.get("ep", int),
+        seconds={op: f.number("seconds") for op, f in ops.items()},
+        limit={op: f.get("limit", str) for op, f in ops.items()},
+        nvlink_bytes={op: f.get("nvlink_bytes", int) for op, f in ops.items()},
+        nic_bytes={op: f.get("nic_bytes", int) for op, f in ops.items()},
+    )
+
+
+def load_plan(path: Path) -> Plan:
+    """Reads a file that `trefoil plan --closed-form --json` wrote."""
+    top = _load(path)
+    points = [
+        _prediction(data, f"{path}: points[{n}]") for n, data in enumerate(top.get("points", list))
+    ]
+    if not points:
+        raise ResultError(f"{path}: 'points' is empty")
+    return Plan(
+        mode=top.get("mode", str),
+        cluster=top.get("cluster", str),
+        moe=top.get("moe", str),
+        tokens=top.get("tokens", int),
+        points=points,
+    )

@@ -1,0 +1,169 @@
+"""The report: each number of the files is on the page, the page needs nothing else, bad files fail."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import sample_results
+from trefoil import report
+from trefoil.results import ResultError, load_check, load_plan
+from trefoil.units import format_bytes, format_seconds
+
+
+def write(path: Path, data: object) -> Path:
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def page(tmp_path: Path, check: dict, *plans: dict) -> str:
+    files = [write(tmp_path / f"p{n}.json", plan) for n, plan in enumerate(plans)]
+    output = tmp_path / "sub" / "report.html"
+    arguments = ["--check", str(write(tmp_path / "c.json", check)), "-o", str(output)]
+    if files:
+        arguments += ["--plan", *map(str, files)]
+    assert report.main(arguments) == 0
+    return output.read_text(encoding="utf-8")
+
+
+class Tags(HTMLParser):
+    """Collects attributes and checks that tags nest."""
+
+    VOID = ("meta", "br", "link", "img", "hr", "input")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_page_holds_every_run_and_prediction(tmp_path: Path) -> None:
+    check = sample_results.check(4096, sample_results.MODES)
+    plans = [sample_results.plan("ll", 128), sample_results.plan("ht", 4096)]
+    text = page(tmp_path, check, *plans)
+    assert "All 4 runs agree" in text
+    for run in check["runs"]:
+        assert f"<td>{run['mode']}</td>" in text
+        assert format_bytes(run["bytes_compared"]) in text
+    for plan in plans:
+        for point in plan["points"]:
+            assert format_seconds(point["dispatch"]["seconds"]) in text
+    assert text.count("<svg ") == 4 * 2 + 2 + 2
+
+
+def test_page_needs_nothing_else_and_nests(tmp_path: Path) -> None:
+    check = sample_results.check(128, sample_results.MODES)
+    text = page(tmp_path, check, sample_results.plan("ll", 128))
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    ids = [value for _, name, value in tags.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    for tag, name, value in tags.attributes:
+        assert tag != "script"
+        if name in ("src", "href", "xlink:href"):
+            assert value and value[0] == "#" and value[1:] in ids, (tag, name, value)
+    assert not re.search(r"url\((?!#)", text)
+    assert "@import" not in text
+    for svg in re.findall(r"<svg .*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(svg)
+
+
+def test_difference_is_shown_first(tmp_path: Path) -> None:
+    check = sample_results.check(128, sample_results.MODES)
+    check["runs"][2] |= {"ok": False, "difference": "rank 3, slot 17: expected <rank 2, token 5>"}
+    text = page(tmp_path, check)
+    assert "1 of 4 runs differ" in text
+    assert "All 4" not in text
+    assert "rank 3, slot 17: expected &lt;rank 2, token 5&gt;" in text
+
+
+def test_random_cases_alone(tmp_path: Path) -> None:
+    text = page(tmp_path, {"cases": 5000, "failed": 0, "seconds": 2.0, "seed": "7"})
+    assert "All 5,000 random cases agree." in text
+    assert ">2,500<" in text
+    failed = page(tmp_path, {"cases": 5000, "failed": 3, "seconds": 2.0, "seed": "7"})
+    assert "3 of 5,000 random cases differ." in failed
+
+
+def test_two_nodes_and_one_rank_and_no_bytes(tmp_path: Path) -> None:
+    many = sample_results.run("ht-flat", ranks=8, ranks_per_node=4)
+    one = sample_results.run("ll-rank-major", ranks=1, ranks_per_node=1)
+    nothing = copy.deepcopy(one)
+    nothing["dispatch_bytes"] = nothing["combine_bytes"] = [[0]]
+    nothing |= {"update_s": 0, "dispatch_s": 0, "combine_s": 0, "reference_s": 0}
+    wide = sample_results.run("ht-flat", ranks=24)
+    text = page(tmp_path, {"runs": [many, one, nothing, wide], "environment": {}})
+    assert "2 nodes" in text
+    run = load_check(tmp_path / "c.json").runs[0]
+    sums = run.tier_bytes("dispatch")
+    assert sum(sums.values()) == sum(map(sum, many["dispatch_bytes"]))
+    across = sum(
+        many["dispatch_bytes"][s][d] for s in range(8) for d in range(8) if s // 4 != d // 4
+    )
+    assert sums["net"] == across
+    assert format_bytes(across) in text
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"ranks": "8"}, "ranks"),
+        ({"ranks": 0}, "ranks"),
+        ({"ranks": 7}, "tiers"),
+        ({"ok": 1}, "ok"),
+        ({"dispatch_s": -1.0}, "dispatch_s"),
+        ({"dispatch_bytes": [[0] * 8] * 7}, "dispatch_bytes"),
+        ({"tiers": [["wire"] * 8] * 8}, "tiers"),
+        ({"received_rows": [1]}, "received_rows"),
+        ({"mode": None}, "mode"),
+    ],
+)
+def test_bad_run_is_named(tmp_path: Path, change: dict, field: str) -> None:
+    check = sample_results.check(128, sample_results.MODES[:2])
+    check["runs"][1] |= change
+    with pytest.raises(ResultError, match=rf"bad\.json: runs\[1\].*'{field}'"):
+        load_check(write(tmp_path / "bad.json", check))
+
+
+def test_bad_files_fail_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "r.html"
+    (tmp_path / "text.json").write_text("{")
+    write(tmp_path / "list.json", [])
+    write(tmp_path / "empty.json", {})
+    for name in ("text", "list", "empty", "missing"):
+        path = tmp_path / f"{name}.json"
+        assert report.main(["--check", str(path), "-o", str(output)]) == 1
+        assert str(path) in capsys.readouterr().err
+    assert not output.exists()
+    plan = sample_results.plan("ll", 128)
+    del plan["points"][3]["combine"]["limit"]
+    with pytest.raises(ResultError, match=r"points\[3\]\.combine: field 'limit'"):
+        load_plan(write(tmp_path / "plan.json", plan))
+
+
+def test_units() -> None:
+    assert format_bytes(0) == "0"
+    assert format_bytes(999) == "999 B"
+    assert format_bytes(999_600) == "1.00 MB"
+    assert format_bytes(14_336) == "14.3 kB"
+    assert format_seconds(3.4e-6) == "3.40 µs"
+    assert format_seconds(0.99996) == "1.00 s"
+    assert format_seconds(75) == "75.0 s"
