@@ -1,4 +1,4 @@
-"""The report: each number of the files is on the page, the page needs nothing else, bad files fail."""
+"""The report: the files' numbers are on the page, it needs nothing else, bad files fail."""
 
 from __future__ import annotations
 
