@@ -21,6 +21,7 @@ enum {
 
 int cmdCheck(int argc, char **argv);
 int cmdBench(int argc, char **argv);
+int cmdReport(int argc, char **argv);
 int cmdDoctor(int argc, char **argv);
 
 /* ---- Arguments (cli_args.c) ---- */

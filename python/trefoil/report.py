@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import platform
 import sys
 from collections.abc import Sequence
@@ -179,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="HTML", help="the file to write"
     )
+    parser.add_argument("--json", action="store_true", help="print the path as a JSON object")
     options = parser.parse_args(arguments)
     if not options.check and not options.plan:
         parser.error("give --check or --plan files")
@@ -191,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ResultError, OSError) as error:
         print(f"trefoil report: {error}", file=sys.stderr)
         return 1
-    print(options.output)
+    print(json.dumps({"report": str(options.output)}) if options.json else options.output)
     return 0
 
 
