@@ -1,0 +1,119 @@
+/* Legs agree: the layout's slots and the plan's traffic against the reference, which computes both
+ * from routing in its own way. */
+#include "trefoil/layout.h"
+#include "trefoil/plan.h"
+#include "trefoil/ref.h"
+
+#include "test.h"
+#include "tests/plan/cases.h"
+
+static void compareSlots(const trefoil_case_t *c, const trefoil_layout_t *l, int rank, int replay) {
+  const trefoil_shape_t *s = &c->routing.shape;
+  int64_t num = trefoilRefNumSlots(c, rank), matched = 0, wanted = 0;
+  CHECK(num == l->numSlots[rank], "case %d rank %d: %lld slots, the reference has %lld", replay,
+        rank, (long long)l->numSlots[rank], (long long)num);
+  trefoil_slot_t *slots = malloc((size_t)(num + 1) * sizeof *slots);
+  REQUIRE(trefoilRefSlots(c, rank, slots) == TREFOIL_OK, "%s", trefoilLastError());
+  for (int64_t i = 0; i < num; i++) {
+    if (slots[i].src < 0) continue;
+    wanted++;
+    const int32_t *row = c->routing.topkIdx[slots[i].src] + slots[i].token * s->topk;
+    for (int k = 0; k < s->topk; k++) {
+      if (row[k] < 0 || trefoilRankOfExpert(s, row[k]) != rank) continue;
+      if (slots[i].k >= 0 && slots[i].k != k) continue;
+      matched += l->slotOf[slots[i].src][slots[i].token * s->topk + k] == i;
+      break;
+    }
+  }
+  CHECK(matched == wanted, "case %d mode %d rank %d: %lld of %lld slots agree", replay,
+        (int)c->mode, rank, (long long)matched, (long long)wanted);
+  free(slots);
+}
+
+static void compareCounters(const trefoil_case_t *c, const trefoil_layout_t *l, int rank,
+                            int replay) {
+  int L = l->numLocalExperts, R = c->routing.shape.numRanks;
+  int64_t count[64] = {0}, offset[64] = {0}, total = 0, sources[64] = {0};
+  trefoil_counters_t out = {count, offset, &total, sources};
+  REQUIRE(trefoilRefCounters(c, rank, &out) == TREFOIL_OK, "%s", trefoilLastError());
+  for (int i = 0; i < L && c->mode != TREFOIL_LL_RANK_MAJOR; i++) {
+    CHECK(count[i] == l->shownCount[rank * L + i], "case %d mode %d rank %d: expert %d shows %lld",
+          replay, (int)c->mode, rank, i, (long long)l->shownCount[rank * L + i]);
+    if (c->mode != TREFOIL_HT_EXPERT_MAJOR) continue;
+    CHECK(offset[i] == l->shownOffset[rank * L + i], "case %d rank %d expert %d", replay, rank, i);
+  }
+  for (int src = 0; src < R && c->mode == TREFOIL_LL_RANK_MAJOR; src++) {
+    CHECK(sources[src] == l->rowsFrom[rank * R + src], "case %d: %d from %d", replay, rank, src);
+  }
+  if (c->mode < TREFOIL_HT_FLAT) return;
+  CHECK(total == l->total[rank], "case %d mode %d rank %d: total %lld, the reference has %lld",
+        replay, (int)c->mode, rank, (long long)l->total[rank], (long long)total);
+}
+
+static trefoil_case_t randomLimits(const random_case_t *r, int mode, uint64_t *state) {
+  trefoil_case_t c = {.routing = r->routing, .mode = (trefoil_mode_t)mode, .width = 8};
+  c.dtype = TREFOIL_BF16;
+  if (mode < TREFOIL_HT_FLAT) return c;
+  if (mode == TREFOIL_HT_EXPERT_MAJOR) c.alignment = (size_t)1 << randomBelow(state, 5);
+  if (randomBelow(state, 2)) c.maxRecv = r->routing.shape.maxTokens + randomBelow(state, 40);
+  c.drop = c.maxRecv && randomBelow(state, 2);
+  return c;
+}
+
+TEST(layout_equals_reference) {
+  trefoil_layout_t l = {0};
+  for (int i = 0; i < 300; i++) {
+    uint64_t state = 9000 + (uint64_t)i;
+    random_case_t r;
+    randomCase(&r, &state);
+    for (int mode = 0; mode < TREFOIL_NUM_MODES; mode++) {
+      trefoil_case_t c = randomLimits(&r, mode, &state);
+      trefoil_layout_config_t config = {
+          .mode = c.mode, .alignment = c.alignment, .maxRecv = c.maxRecv, .drop = c.drop};
+      REQUIRE(trefoilLayoutCompute(&l, &r.routing, &config) == TREFOIL_OK, "%s",
+              trefoilLastError());
+      for (int rank = 0; rank < r.routing.shape.numRanks; rank++) {
+        compareSlots(&c, &l, rank, i);
+        compareCounters(&c, &l, rank, i);
+      }
+    }
+    freeCase(&r);
+  }
+  trefoilLayoutFree(&l);
+}
+
+TEST(traffic_equals_reference) {
+  for (int i = 0; i < 300; i++) {
+    uint64_t state = 7000 + (uint64_t)i;
+    random_case_t r;
+    randomCase(&r, &state);
+    size_t pairs = (size_t)r.routing.shape.numRanks * (size_t)r.routing.shape.numRanks;
+    uint64_t *bytes = malloc(pairs * sizeof *bytes);
+    int64_t *rows = malloc(pairs * sizeof *rows);
+    for (int m = 0; m < TREFOIL_NUM_MODES * 4; m++) {
+      trefoil_case_t c = {.routing = r.routing, .mode = (trefoil_mode_t)(m / 4), .width = 8};
+      c.dtype = TREFOIL_BF16;
+      c.combinePartial = c.mode == TREFOIL_LL_EXPERT_MAJOR && (m >> 1 & 1);
+      trefoil_plan_config_t config = {.mode = c.mode,
+                                      .op = (trefoil_op_t)(m & 1),
+                                      .combinePartial = c.combinePartial,
+                                      .rowBytes = 100};
+      trefoil_plan_t *plan = NULL;
+      REQUIRE(trefoilPlanCreate(&plan, &r.routing, &config) == TREFOIL_OK, "%s",
+              trefoilLastError());
+      CHECK(trefoilPlanTraffic(plan, -1, bytes) == TREFOIL_OK, "%s", trefoilLastError());
+      CHECK(trefoilRefTraffic(&c, m & 1, rows) == TREFOIL_OK, "%s", trefoilLastError());
+      for (size_t p = 0; p < pairs; p++) {
+        CHECK(bytes[p] == (uint64_t)rows[p] * 100,
+              "case %d mode %d op %d pair %zu: %llu bytes, %lld rows", i, (int)c.mode, m & 1, p,
+              (unsigned long long)bytes[p], (long long)rows[p]);
+      }
+      trefoilPlanDestroy(plan);
+    }
+    free(bytes);
+    free(rows);
+    freeCase(&r);
+  }
+}
+
+TEST_MAIN()
