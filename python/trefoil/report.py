@@ -16,9 +16,16 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+try:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from trefoil import plots
+    from trefoil import plots
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"trefoil report: Python lacks the module {missing.name}; tools/tour installs it into "
+        ".venv, or: pip install matplotlib jinja2"
+    )
+
 from trefoil.results import Cases, CheckFile, Plan, ResultError, Run, load_check, load_plan
 from trefoil.units import format_bytes, format_seconds
 
