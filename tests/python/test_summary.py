@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import sample_results
 
+import sample_results
 from trefoil import summary
 
 
