@@ -1,17 +1,24 @@
-"""Runs pytest on a folder; exit code 77 and the reason where a requirement is missing."""
+"""Runs pytest; exit code 77 and the reason where a requirement is missing.
+
+python3 run_pytest.py [--needs=numpy,...] PYTEST-ARGUMENTS
+"""
 
 import importlib.util
 import sys
 
 
 def main() -> int:
-    needed = ("pytest", "numpy", "matplotlib", "jinja2")
+    arguments = sys.argv[1:]
+    needed = ["numpy", "matplotlib", "jinja2"]
+    if arguments and arguments[0].startswith("--needs="):
+        needed = arguments.pop(0).removeprefix("--needs=").split(",")
+    needed.append("pytest")
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         print(f"skipped: Python lacks {', '.join(missing)} (tools/test brings them)")
         return 77
     import pytest
 
-    return pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *sys.argv[1:]])
+    return pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *arguments])
 
 
 if __name__ == "__main__":
