@@ -1,11 +1,235 @@
-/* trefoil check. */
-#include "cli/cli.h"
+/* trefoil check: random cases, or (--moe, --hidden) one real shape with everything it moves. */
+#include "cli/check_verb.h"
+
+#include "validate/checker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const modeNames[] = {"ll-expert-major", "ll-rank-major", "ht-flat",
+                                        "ht-expert-major"};
+
+int cliModes(const char *text, unsigned *modes) {
+  unsigned set = 0;
+  char *copy = strdup(text), *save = NULL;
+  int ok = copy != NULL;
+  for (char *word = ok ? strtok_r(copy, ",", &save) : NULL; word;
+       word = strtok_r(NULL, ",", &save)) {
+    unsigned bits = !strcmp(word, "all")  ? 15u
+                    : !strcmp(word, "ll") ? 3u
+                    : !strcmp(word, "ht") ? 12u
+                                          : 0;
+    for (int i = 0; i < 4; i++)
+      if (!strcmp(word, modeNames[i])) bits = 1u << i;
+    ok &= bits != 0;
+    set |= bits;
+  }
+  free(copy);
+  if (!ok || !set) return 0;
+  *modes = set;
+  return 1;
+}
+
+int cliRange(const char *text, int *low, int *high) {
+  char *end;
+  long a = strtol(text, &end, 10), b = a;
+  if (end == text) return 0;
+  if (*end == '-') {
+    const char *second = end + 1;
+    b = strtol(second, &end, 10);
+    if (end == second) return 0;
+  }
+  if (*end || a < 1 || b < a || b > 1 << 20) return 0;
+  *low = (int)a;
+  *high = (int)b;
+  return 1;
+}
+
+int cliLibraries(const cli_library_t *l, char paths[3][4096], ep_library_paths_t *out) {
+  const char *library = l->library ? l->library : getenv("TREFOIL_LIBRARY");
+  int gpu = library && !strstr(library, "_cpu") && l->gpu;
+  if (library)
+    snprintf(paths[0], 4096, "%s", library);
+  else
+    cliFindLibrary("libnccl_ep_cpu.so.0", paths[0], 4096);
+  if (l->nccl)
+    snprintf(paths[1], 4096, "%s", l->nccl);
+  else if (gpu)
+    snprintf(paths[1], 4096, "libnccl.so.2");
+  else
+    cliFindLibrary("libtrefoil_host.so.0", paths[1], 4096);
+  if (l->cuda)
+    snprintf(paths[2], 4096, "%s", l->cuda);
+  else if (gpu)
+    snprintf(paths[2], 4096, "libcudart.so");
+  else
+    cliFindLibrary("libtrefoil_host.so.0", paths[2], 4096);
+  *out = (ep_library_paths_t){paths[0], paths[1], paths[2]};
+  return gpu;
+}
+
+typedef struct progress_t {
+  uint64_t numCases;
+  double seconds;
+} progress_t;
+
+static void showProgress(void *context, const ep_check_status_t *s) {
+  const progress_t *p = context;
+  char note[96];
+  snprintf(note, sizeof note, "%llu cases, %.0f a second", (unsigned long long)s->cases,
+           s->seconds > 0 ? (double)s->cases / s->seconds : 0.0);
+  if (p->numCases)
+    cliProgress("checking", s->cases, p->numCases, note);
+  else
+    cliProgress("checking", (uint64_t)(s->seconds * 10), (uint64_t)(p->seconds * 10), note);
+}
+
+/* Does the case fail alone, too? If not, it takes what came before it in the batch. */
+static void confirm(const ep_check_options_t *options, ep_check_outcome_t *outcome) {
+  ep_check_options_t again = *options;
+  ep_check_outcome_t *second = malloc(sizeof *second);
+  again.firstCase = outcome->failedCase;
+  again.numCases = 1;
+  again.jobs = 1;
+  again.progress = NULL;
+  size_t used = strlen(outcome->text);
+  if (second && epCheckRun(&again, second) == TREFOIL_OK && !second->failed) {
+    uint64_t first = outcome->failedCase - outcome->failedCase % EP_BATCH_CASES;
+    if (first < options->firstCase) first = options->firstCase;
+    snprintf(outcome->text + used, sizeof outcome->text - used,
+             "\n(alone it passes; with what came before it: %s --case %llu --cases %llu)",
+             options->replay, (unsigned long long)first,
+             (unsigned long long)(outcome->failedCase - first + 1));
+  }
+  free(second);
+}
+
+static int printOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outcome, int json) {
+  const ep_check_status_t *s = &outcome->status;
+  double rate = s->seconds > 0 ? (double)s->cases / s->seconds : 0;
+  if (json) {
+    json_t *j =
+        json_pack("{s:b, s:i, s:I, s:I, s:I, s:f, s:f, s:I, s:s, s:o}", "ok", !outcome->failed,
+                  "failed", outcome->failed, "seed", (json_int_t)o->choice.seed, "first_case",
+                  (json_int_t)o->firstCase, "cases", (json_int_t)s->cases, "seconds", s->seconds,
+                  "cases_per_second", rate, "bytes_compared", (json_int_t)s->bytes, "library",
+                  o->paths.library, "environment", cliEnvironment());
+    if (outcome->failed) {
+      json_object_set_new(j, "failed_case", json_integer((json_int_t)outcome->failedCase));
+      json_object_set_new(j, "failure", json_string(outcome->text));
+    }
+    int rc = cliPrintJson(j);
+    return outcome->failed ? CLI_FAILED : rc;
+  }
+  if (outcome->failed) printf("DIFFERENT\n%s\n", outcome->text);
+  printf("%llu cases%s, seed %llu, %.2f GB compared, %.1f s, %.0f cases a second\n",
+         (unsigned long long)s->cases, outcome->failed ? " before that" : " agree",
+         (unsigned long long)o->choice.seed, 1e-9 * (double)s->bytes, s->seconds, rate);
+  return outcome->failed ? CLI_FAILED : CLI_OK;
+}
+
+int cliCheckRandom(const cli_check_t *v) {
+  char paths[3][4096], replay[2048];
+  ep_check_options_t o = {.firstCase = (uint64_t)v->firstCase,
+                          .numCases = (uint64_t)v->numCases,
+                          .seconds = v->seconds,
+                          .jobs = v->jobs,
+                          .processes = v->processes,
+                          .timeoutNs = (uint64_t)v->timeoutMs * 1000000u,
+                          .progress = showProgress};
+  o.choice.seed = (uint64_t)v->seed;
+  if (v->modes && !cliModes(v->modes, &o.choice.modes))
+    return cliUsage("check",
+                    "--modes %s: expected all, ll, ht, or some of ll-expert-major, "
+                    "ll-rank-major, ht-flat, ht-expert-major",
+                    v->modes);
+  if (v->ranks && !cliRange(v->ranks, &o.choice.minRanks, &o.choice.maxRanks))
+    return cliUsage("check", "--ranks %s: expected N or LOW-HIGH", v->ranks);
+  if (o.choice.maxRanks > EP_MAX_RANKS)
+    return cliUsage("check", "--ranks %s: random cases have at most %d ranks", v->ranks,
+                    EP_MAX_RANKS);
+  if (v->level && strcmp(v->level, "strict") && strcmp(v->level, "order-free"))
+    return cliUsage("check", "--level %s: expected strict or order-free", v->level);
+  o.choice.orderFree = v->level && !strcmp(v->level, "order-free");
+  cliLibraries(&v->library, paths, &o.paths);
+  int n = snprintf(replay, sizeof replay, "trefoil check --seed %lld", v->seed);
+  if (v->modes) n += snprintf(replay + n, sizeof replay - (size_t)n, " --modes %.200s", v->modes);
+  if (v->ranks) n += snprintf(replay + n, sizeof replay - (size_t)n, " --ranks %.40s", v->ranks);
+  if (v->level) n += snprintf(replay + n, sizeof replay - (size_t)n, " --level %.20s", v->level);
+  if (v->processes) n += snprintf(replay + n, sizeof replay - (size_t)n, " --processes");
+  if (v->library.library)
+    snprintf(replay + n, sizeof replay - (size_t)n, " --library %.1000s", v->library.library);
+  o.replay = replay;
+  progress_t progress = {o.numCases, o.seconds};
+  o.context = &progress;
+  ep_check_outcome_t *outcome = malloc(sizeof *outcome);
+  if (!outcome) return cliFail("check", "out of memory");
+  trefoil_result_t result = epCheckRun(&o, outcome);
+  cliProgressEnd();
+  if (result != TREFOIL_OK) {
+    free(outcome);
+    return result == TREFOIL_INVALID_ARGUMENT ? cliUsage("check", "%s", trefoilLastError())
+                                              : cliFail("check", "%s", trefoilLastError());
+  }
+  if (outcome->failed && o.numCases != 1) confirm(&o, outcome);
+  int rc = printOutcome(&o, outcome, v->json);
+  free(outcome);
+  return rc;
+}
 
 int cmdCheck(int argc, char **argv) {
-  int json = 0;
-  const struct poptOption options[] = {CLI_COMMON_OPTIONS(&json)};
-  const cli_args_t args = {"check", NULL, "..."};
+  cli_check_t v = {.seed = 1, .firstCase = -1, .numCases = -1, .tokens = -1};
+  const struct poptOption options[] = {
+      {"cases", 'n', POPT_ARG_LONGLONG, &v.numCases, 0, "random cases (default 20000)", "N"},
+      {"seed", 's', POPT_ARG_LONGLONG, &v.seed, 0, "what fixes them (default 1)", "S"},
+      {"case", 0, POPT_ARG_LONGLONG, &v.firstCase, 0,
+       "this case alone, or with --cases the first of them", "I"},
+      {"seconds", 0, POPT_ARG_DOUBLE, &v.seconds, 0, "stop after so long", "T"},
+      {"modes", 0, POPT_ARG_STRING, &v.modes, 0,
+       "all, ll, ht, ll-expert-major, ll-rank-major, ht-flat, ht-expert-major", "LIST"},
+      {"mode", 0, POPT_ARG_STRING, &v.modes, 0, "the same", "LIST"},
+      {"ranks", 'r', POPT_ARG_STRING, &v.ranks, 0, "ranks of a group: N or LOW-HIGH", "R"},
+      {"processes", 0, POPT_ARG_NONE, &v.processes, 0, "a process a rank instead of a thread",
+       NULL},
+      {"jobs", 'j', POPT_ARG_INT, &v.jobs, 0, "groups at a time, each in its process (default 1)",
+       "J"},
+      {"level", 0, POPT_ARG_STRING, &v.level, 0,
+       "strict (default), or order-free: LL slot order and rounding open", "LEVEL"},
+      {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, 0, "of the groups (default 20000)", "MS"},
+      {"library", 0, POPT_ARG_STRING, &v.library.library, 0, "the library to check", "PATH"},
+      {"nccl", 0, POPT_ARG_STRING, &v.library.nccl, 0, "NCCL for it", "PATH"},
+      {"cuda", 0, POPT_ARG_STRING, &v.library.cuda, 0, "CUDA runtime for it", "PATH"},
+      {"gpu", 0, POPT_ARG_NONE, &v.library.gpu, 0,
+       "the library is for GPUs: libnccl.so.2 and libcudart.so", NULL},
+      {"moe", 0, POPT_ARG_STRING, &v.moe, 0, "one real shape: a model's layer", "NAME"},
+      {"hidden", 0, POPT_ARG_LONGLONG, &v.hidden, 0, "or by hand: hidden size", "H"},
+      {"experts", 0, POPT_ARG_INT, &v.experts, 0, "experts", "E"},
+      {"topk", 0, POPT_ARG_INT, &v.topk, 0, "top-k", "K"},
+      {"tokens", 0, POPT_ARG_LONGLONG, &v.tokens, 0,
+       "tokens a rank (default: 128 in LL, 4096 in HT)", "N"},
+      {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, 0, "pretended nodes", "G"},
+      CLI_COMMON_OPTIONS(&v.json)};
+  const cli_args_t args = {
+      "check", NULL,
+      "Does a library do what the reference says? Random cases over all modes: every buffer "
+      "guarded\n"
+      "and full of noise, every byte compared. The first difference says rank, slot, what belongs\n"
+      "there and what was found, and how to run that case alone. With --moe or --hidden: one real\n"
+      "shape, what goes where, and times."};
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
-  return cliFail("check", "this build has no checker");
+  if (v.moe || v.hidden || v.experts || v.topk || v.tokens >= 0) return cliCheckReal(&v);
+  v.numCasesGiven = v.numCases >= 0;
+  int oneCase = v.firstCase >= 0 && !v.numCasesGiven && v.seconds <= 0;
+  if (v.firstCase < 0) v.firstCase = 0;
+  if (!v.numCasesGiven) v.numCases = oneCase ? 1 : v.seconds > 0 ? 0 : 20000;
+  v.numCasesGiven = 1;
+  if (v.numCases == 0 && v.seconds <= 0)
+    return cliUsage("check", "--cases 0: nothing would be checked");
+  if (v.jobs < 0 || v.jobs > EP_MAX_JOBS)
+    return cliUsage("check", "--jobs %d: expected 1 to %d", v.jobs, EP_MAX_JOBS);
+  if (v.ranksPerNode)
+    return cliUsage("check", "--ranks-per-node goes with a real shape (--moe or --hidden)");
+  return cliCheckRandom(&v);
 }

@@ -1,0 +1,53 @@
+/* One rank of a group under test: opened for a batch, runs the scripts of its cases. */
+#ifndef TREFOIL_VALIDATE_CHECK_RANK_H
+#define TREFOIL_VALIDATE_CHECK_RANK_H
+
+#include "validate/check_case.h"
+#include "validate/library.h"
+
+typedef struct ep_check_rank {
+  const ep_library_t *lib;
+  const ep_check_group_t *group;
+  int rank;
+  uint64_t timeoutNs;
+  ncclComm_t comm;
+  ncclEpGroup_t epGroup;
+  ncclEpHandle_t handles[EP_MAX_HANDLES];
+  ncclEpHandle_t fresh; /* the case's own, or NULL */
+  void *memory[EP_MAX_HANDLES];
+  void *image; /* device memory, group->imageBytes */
+  ncclWindow_t window;
+  cudaStream_t stream;
+  int64_t allocated; /* live blocks of the custom allocator */
+  const char *doing; /* what is being called, for messages */
+} ep_check_rank_t;
+
+/* All collective over the ranks of the group; *id from rank 0. On failure the rank is lost and so is
+ * the group: the others time out. */
+trefoil_result_t epRankOpen(ep_check_rank_t *rank, const ncclUniqueId *id);
+/* Runs the script of each round: from `initial` (host) to `result` (host), [numRounds] each. */
+trefoil_result_t epRankRun(ep_check_rank_t *rank, const ep_check_case_t *c, uint8_t *const *initial,
+                           uint8_t *const *result);
+trefoil_result_t epRankClose(ep_check_rank_t *rank);
+
+ncclEpLayout_t epLayoutOf(trefoil_mode_t mode);
+
+/* ---- check_call.c: one operation as a call of the API ---- */
+trefoil_result_t epCallOp(ep_check_rank_t *rank, const ep_check_case_t *c, const ep_check_op_t *op);
+
+#define EP_TRY_EP(rank, call)                                                                      \
+  do {                                                                                             \
+    ncclResult_t epRc_ = (call);                                                                   \
+    if (epRc_ != ncclSuccess)                                                                      \
+      return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
+                    epLibraryError((rank)->lib, epRc_));                                           \
+  } while (0)
+#define EP_TRY_CUDA(rank, call)                                                                    \
+  do {                                                                                             \
+    cudaError_t epRc_ = (call);                                                                    \
+    if (epRc_ != cudaSuccess)                                                                      \
+      return epFail(TREFOIL_SYSTEM_ERROR, "%s: %s", (rank)->doing,                                 \
+                    (rank)->lib->cudaGetErrorString(epRc_));                                       \
+  } while (0)
+
+#endif

@@ -1,0 +1,21 @@
+/* What differs, in words: rank, tensor, slot, what belongs there and what was found. */
+#ifndef TREFOIL_VALIDATE_CHECK_REPORT_H
+#define TREFOIL_VALIDATE_CHECK_REPORT_H
+
+#include "validate/check_case.h"
+
+typedef struct ep_check_images {
+  uint8_t *const *expected; /* [R] */
+  const uint8_t *found;     /* of `rank` */
+} ep_check_images_t;
+
+/* Writes the first difference of a rank's image into text; 0 if there is none. */
+int epDescribeDifference(const ep_check_case_t *c, int round, int rank,
+                         const ep_check_images_t *images, char *text, size_t textBytes);
+
+/* "ht-flat, 4 ranks (2 per node), 8 experts, top-2, <= 7 tokens, rows <= 64 bytes, ...". */
+void epDescribeGroup(const ep_check_group_t *g, char *text, size_t textBytes);
+/* One line an operation. */
+void epDescribeScript(const ep_check_case_t *c, char *text, size_t textBytes);
+
+#endif

@@ -1,0 +1,74 @@
+/* The checker: seeded random cases against any library with this ABI.
+ *
+ * Work is cut into batches of 64 cases that share a group; jobs take batches in turn, each job a
+ * process of its own (a crash is a finding, and the environment that a group reads is the job's),
+ * its ranks threads or processes. */
+#ifndef TREFOIL_VALIDATE_CHECKER_H
+#define TREFOIL_VALIDATE_CHECKER_H
+
+#include <stdatomic.h>
+
+#include "validate/check_case.h"
+#include "validate/library.h"
+
+enum { EP_CHECK_TEXT = 8192, EP_MAX_JOBS = 64 };
+
+typedef struct ep_check_status {
+  uint64_t cases, bytes; /* done so far; bytes compared */
+  double seconds;
+} ep_check_status_t;
+
+typedef struct ep_check_options {
+  ep_library_paths_t paths;
+  ep_check_choice_t choice;
+  uint64_t firstCase, numCases; /* numCases 0: until `seconds` are over */
+  double seconds;               /* 0: no limit */
+  int jobs;                     /* 0 = 1 */
+  int processes;                /* ranks are processes, else threads */
+  uint64_t timeoutNs;           /* of the groups; 0 = 20 s */
+  const char *replay;           /* start of the replay command: "trefoil check --seed 1" */
+  void (*progress)(void *context, const ep_check_status_t *status);
+  void *context;
+} ep_check_options_t;
+
+typedef struct ep_check_outcome {
+  ep_check_status_t status;
+  int failed;
+  uint64_t failedCase;
+  char text[EP_CHECK_TEXT]; /* what differs, the script, the replay command */
+} ep_check_outcome_t;
+
+/* TREFOIL_OK: the run took place, outcome->failed says how it ended. Forks: call it from a process
+ * without other threads. */
+trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_t *outcome);
+
+/* ---- between checker.c and check_team.c: what a job tells its parent (shared memory) ---- */
+typedef struct ep_check_job {
+  _Atomic uint64_t cases, bytes, currentCase;
+  _Atomic int stop;
+  _Atomic int failing; /* claimed by the first failure */
+  _Atomic int failed;  /* text is complete */
+  uint64_t failedCase;
+  char text[EP_CHECK_TEXT];
+  _Atomic int idReady;
+  ncclUniqueId id; /* processes: from rank 0 */
+} ep_check_job_t;
+
+typedef struct ep_check_team {
+  const ep_library_t *lib;
+  const ep_check_options_t *options;
+  ep_check_group_t group;
+  ep_check_job_t *job;
+  uint64_t firstCase, numCases; /* within the batch */
+  double deadline;              /* CLOCK_MONOTONIC seconds, or 0 */
+} ep_check_team_t;
+
+/* Runs a part of a batch with threads; nonzero after a failure, when the process should end. */
+int epTeamThreads(ep_check_team_t *team);
+/* Runs one rank of it in this process. */
+int epTeamProcess(ep_check_team_t *team, int rank);
+/* Records the first failure: `what` and how to see it again. */
+void epTeamFail(ep_check_team_t *team, const ep_check_case_t *c, uint64_t index, const char *what);
+double epNow(void);
+
+#endif

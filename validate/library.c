@@ -1,0 +1,70 @@
+/* dlopen and dlsym of the three libraries; order: CUDA, NCCL, then the one that needs both. */
+#include "validate/library.h"
+
+#include "plan/error.h"
+
+#include <dlfcn.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static trefoil_result_t openOne(void **handle, const char *path) {
+  /* Global: the library under test finds CUDA and NCCL among what is loaded. */
+  *handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  EP_CHECK(*handle, TREFOIL_SYSTEM_ERROR, "cannot load %s: %s", path, dlerror());
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t findOne(void *handle, const char *path, const char *name, void *member) {
+  void *symbol = dlsym(handle, name);
+  EP_CHECK(symbol, TREFOIL_SYSTEM_ERROR, "%s has no function %s", path, name);
+  memcpy(member, &symbol, sizeof symbol);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *paths) {
+  ep_library_t l = {0};
+  EP_TRY(openOne(&l.handles[0], paths->cuda));
+  EP_TRY(openOne(&l.handles[1], paths->nccl));
+  EP_TRY(openOne(&l.handles[2], paths->library));
+#define EP_FIND_EP(name, type, parameters)                                                         \
+  EP_TRY(findOne(l.handles[2], paths->library, #name, &l.name));
+#define EP_FIND_NCCL(name, type, parameters)                                                       \
+  EP_TRY(findOne(l.handles[1], paths->nccl, #name, &l.name));
+#define EP_FIND_CUDA(name, type, parameters)                                                       \
+  EP_TRY(findOne(l.handles[0], paths->cuda, #name, &l.name));
+  EP_LIBRARY_EP(EP_FIND_EP)
+  EP_LIBRARY_NCCL(EP_FIND_NCCL)
+  EP_LIBRARY_CUDA(EP_FIND_CUDA)
+  void *lastError = dlsym(l.handles[2], "ncclEpGetLastError");
+  memcpy(&l.ncclEpGetLastError, &lastError, sizeof lastError);
+  *lib = l;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths) {
+  int ends[2], status = 1;
+  char sentence[512] = "";
+  EP_CHECK(pipe(ends) == 0, TREFOIL_SYSTEM_ERROR, "no pipe could be made");
+  pid_t pid = fork();
+  if (pid == 0) {
+    ep_library_t lib;
+    if (epLibraryLoad(&lib, paths) == TREFOIL_OK) _exit(0);
+    const char *why = trefoilLastError();
+    if (write(ends[1], why, strlen(why)) < 0) _exit(2);
+    _exit(1);
+  }
+  close(ends[1]);
+  ssize_t n = pid > 0 ? read(ends[0], sentence, sizeof sentence - 1) : -1;
+  close(ends[0]);
+  if (pid > 0) waitpid(pid, &status, 0);
+  EP_CHECK(!WIFSIGNALED(status), TREFOIL_SYSTEM_ERROR, "loading %s ended with signal %d",
+           paths->library, WTERMSIG(status));
+  EP_CHECK(status == 0, TREFOIL_SYSTEM_ERROR, "%s", n > 0 ? sentence : "a process failed to start");
+  return TREFOIL_OK;
+}
+
+const char *epLibraryError(const ep_library_t *lib, ncclResult_t result) {
+  const char *sentence = lib->ncclEpGetLastError ? lib->ncclEpGetLastError() : NULL;
+  return sentence && *sentence ? sentence : lib->ncclGetErrorString(result);
+}

@@ -1,0 +1,97 @@
+/* The library under test, and the CUDA and NCCL it runs on, all found at run time: the checker links
+ * none of them, so one checker serves the CPU library, our GPU library and any other with this ABI.
+ *
+ * Called by: everything in validate/. Loading is done once per process, before threads start. */
+#ifndef TREFOIL_VALIDATE_LIBRARY_H
+#define TREFOIL_VALIDATE_LIBRARY_H
+
+#include <nccl_ep.h>
+
+#include "trefoil/base.h"
+
+/* name, result type, parameters: one list for the table and the loader. */
+#define EP_LIBRARY_EP(X)                                                                           \
+  X(ncclEpGetVersion, ncclResult_t, (int *))                                                       \
+  X(ncclEpCreateGroup, ncclResult_t, (ncclEpGroup_t *, ncclComm_t, const ncclEpGroupConfig_t *))   \
+  X(ncclEpGroupDestroy, ncclResult_t, (ncclEpGroup_t))                                             \
+  X(ncclEpHandleMemSize, ncclResult_t,                                                             \
+    (ncclEpGroup_t, ncclEpLayout_t, const ncclEpHandleConfig_t *, size_t *, int))                  \
+  X(ncclEpInitHandle, ncclResult_t,                                                                \
+    (ncclEpHandle_t *, ncclEpGroup_t, ncclEpLayout_t, const ncclEpHandleConfig_t *, int,           \
+     const ncclEpTensor_t *))                                                                      \
+  X(ncclEpUpdateHandle, ncclResult_t,                                                              \
+    (ncclEpHandle_t, const ncclEpTensor_t *, const ncclEpLayoutInfo_t *, cudaStream_t))            \
+  X(ncclEpCreateHandle, ncclResult_t,                                                              \
+    (ncclEpHandle_t *, ncclEpGroup_t, ncclEpLayout_t, const ncclEpTensor_t *,                      \
+     const ncclEpLayoutInfo_t *, const ncclEpHandleConfig_t *, cudaStream_t))                      \
+  X(ncclEpHandleDestroy, ncclResult_t, (ncclEpHandle_t))                                           \
+  X(ncclEpDispatch, ncclResult_t,                                                                  \
+    (ncclEpHandle_t, const ncclEpDispatchInputs_t *, const ncclEpDispatchOutputs_t *,              \
+     const ncclEpLayoutInfo_t *, const ncclEpDispatchConfig_t *, cudaStream_t))                    \
+  X(ncclEpCombine, ncclResult_t,                                                                   \
+    (ncclEpHandle_t, const ncclEpCombineInputs_t *, const ncclEpCombineOutputs_t *,                \
+     const ncclEpCombineConfig_t *, cudaStream_t))                                                 \
+  X(ncclEpComplete, ncclResult_t, (ncclEpHandle_t, const ncclEpCompleteConfig_t *, cudaStream_t))  \
+  X(ncclEpMaskQuery, ncclResult_t, (ncclEpGroup_t, int *, cudaStream_t))                           \
+  X(ncclEpMaskUpdate, ncclResult_t, (ncclEpGroup_t, const int *, cudaStream_t))                    \
+  X(ncclEpMaskClean, ncclResult_t, (ncclEpGroup_t, cudaStream_t))                                  \
+  X(ncclEpGetAsyncError, ncclResult_t, (ncclEpGroup_t, int *))                                     \
+  X(ncclEpErrorClear, ncclResult_t, (ncclEpGroup_t))
+#define EP_LIBRARY_NCCL(X)                                                                         \
+  X(ncclGetVersion, ncclResult_t, (int *))                                                         \
+  X(ncclGetUniqueId, ncclResult_t, (ncclUniqueId *))                                               \
+  X(ncclCommInitRank, ncclResult_t, (ncclComm_t *, int, ncclUniqueId, int))                        \
+  X(ncclCommDestroy, ncclResult_t, (ncclComm_t))                                                   \
+  X(ncclMemAlloc, ncclResult_t, (void **, size_t))                                                 \
+  X(ncclMemFree, ncclResult_t, (void *))                                                           \
+  X(ncclCommWindowRegister, ncclResult_t, (ncclComm_t, void *, size_t, ncclWindow_t *, int))       \
+  X(ncclCommWindowDeregister, ncclResult_t, (ncclComm_t, ncclWindow_t))                            \
+  X(ncclGetErrorString, const char *, (ncclResult_t))
+#define EP_LIBRARY_CUDA(X)                                                                         \
+  X(cudaGetDeviceCount, cudaError_t, (int *))                                                      \
+  X(cudaSetDevice, cudaError_t, (int))                                                             \
+  X(cudaMalloc, cudaError_t, (void **, size_t))                                                    \
+  X(cudaFree, cudaError_t, (void *))                                                               \
+  X(cudaMallocHost, cudaError_t, (void **, size_t))                                                \
+  X(cudaFreeHost, cudaError_t, (void *))                                                           \
+  X(cudaMemcpyAsync, cudaError_t,                                                                  \
+    (void *, const void *, size_t, enum cudaMemcpyKind, cudaStream_t))                             \
+  X(cudaMemsetAsync, cudaError_t, (void *, int, size_t, cudaStream_t))                             \
+  X(cudaStreamCreateWithFlags, cudaError_t, (cudaStream_t *, unsigned))                            \
+  X(cudaStreamDestroy, cudaError_t, (cudaStream_t))                                                \
+  X(cudaStreamSynchronize, cudaError_t, (cudaStream_t))                                            \
+  X(cudaStreamBeginCapture, cudaError_t, (cudaStream_t, enum cudaStreamCaptureMode))               \
+  X(cudaStreamEndCapture, cudaError_t, (cudaStream_t, cudaGraph_t *))                              \
+  X(cudaGraphInstantiateWithFlags, cudaError_t,                                                    \
+    (cudaGraphExec_t *, cudaGraph_t, unsigned long long))                                          \
+  X(cudaGraphLaunch, cudaError_t, (cudaGraphExec_t, cudaStream_t))                                 \
+  X(cudaGraphExecDestroy, cudaError_t, (cudaGraphExec_t))                                          \
+  X(cudaGraphDestroy, cudaError_t, (cudaGraph_t))                                                  \
+  X(cudaGetErrorString, const char *, (cudaError_t))
+
+typedef struct ep_library {
+#define EP_MEMBER(name, type, parameters) type(*name) parameters;
+  EP_LIBRARY_EP(EP_MEMBER)
+  EP_LIBRARY_NCCL(EP_MEMBER)
+  EP_LIBRARY_CUDA(EP_MEMBER)
+#undef EP_MEMBER
+  const char *(*ncclEpGetLastError)(void); /* ours alone: NULL elsewhere */
+  void *handles[3];
+} ep_library_t;
+
+/* Paths or bare names, all required. TREFOIL_SYSTEM_ERROR with a sentence: a file or a function is
+ * missing. */
+typedef struct ep_library_paths {
+  const char *library; /* the library under test */
+  const char *nccl;    /* NCCL: libtrefoil_host.so.0 or libnccl.so.2 */
+  const char *cuda;    /* CUDA runtime: the same host runtime, or libcudart.so */
+} ep_library_paths_t;
+trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *paths);
+
+/* The same in a child process, to see whether it can be done. */
+trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths);
+
+/* The sentence of the last failing call on this thread, or the result's name. */
+const char *epLibraryError(const ep_library_t *lib, ncclResult_t result);
+
+#endif

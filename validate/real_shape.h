@@ -1,0 +1,46 @@
+/* One real shape through the public C API: R rank threads, every received and combined byte compared
+ * with the reference, rank by rank; what goes where, and times.
+ *
+ * Memory: the shape's own tensors, plus two ranks' worth of reference at a time. The received
+ * rows are the combine's input, in place: between the two every row is changed by a value that only its
+ * expert (or its rank) knows, so that a row summed twice or from the wrong slot shows. */
+#ifndef TREFOIL_VALIDATE_REAL_SHAPE_H
+#define TREFOIL_VALIDATE_REAL_SHAPE_H
+
+#include "trefoil/plan.h"
+#include "trefoil/ref.h"
+#include "validate/library.h"
+
+enum { EP_REAL_MAX_RANKS = 64, EP_REAL_MAX_REPEATS = 1000 };
+
+typedef struct ep_real_options {
+  ep_library_paths_t paths;
+  trefoil_mode_t mode;
+  trefoil_shape_t shape; /* maxTokens: tokens of every rank */
+  int64_t hidden;        /* bf16 */
+  uint64_t seed, timeoutNs;
+  int repeats; /* timed dispatches and combines after the check; 0: only the check's own */
+  void (*progress)(void *context, const char *what, uint64_t done, uint64_t total);
+  void *context;
+} ep_real_options_t;
+
+typedef struct ep_real_result {
+  int ok;
+  char difference[1024]; /* the first one, if not ok */
+  double updateS, dispatchS, combineS, referenceS;
+  uint64_t bytesCompared;
+  int64_t receivedRows[EP_REAL_MAX_RANKS];                       /* padding included */
+  uint64_t dispatchBytes[EP_REAL_MAX_RANKS * EP_REAL_MAX_RANKS]; /* [src * R + dst], by the plan */
+  uint64_t combineBytes[EP_REAL_MAX_RANKS * EP_REAL_MAX_RANKS];
+  int numRepeats; /* done; only of what passed its check */
+  double dispatchTimes[EP_REAL_MAX_REPEATS], combineTimes[EP_REAL_MAX_REPEATS];
+  double copyRate; /* bytes a second of all ranks copying at once; with repeats */
+} ep_real_result_t;
+
+/* Runs in a process of its own. TREFOIL_OK: it took place, result->ok says how it ended. */
+trefoil_result_t epRealRun(const ep_real_options_t *options, ep_real_result_t *result);
+
+/* Tier of a pair of ranks. */
+trefoil_tier_t epTierOf(const trefoil_shape_t *shape, int src, int dst);
+
+#endif
