@@ -45,7 +45,7 @@
 #define ncclFloat4x2 ((ncclDataType_t)12)
 
 /* Offset just past a field; whether the caller's (versioned) struct has the field. */
-#define NCCL_EP_FIELD_END(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
+#define NCCL_EP_FIELD_END(type, field)      (offsetof(type, field) + sizeof(((type *)0)->field))
 #define NCCL_EP_HAS_FIELD(ptr, type, field) ((ptr)->size >= NCCL_EP_FIELD_END(type, field))
 
 /* ---- Enums ---------------------------------------------------------------------------------- */
@@ -189,7 +189,8 @@ typedef struct {
   ncclEpTensor_t *topk_weights; /* LL rank-major [R, N, K], HT forward flat [slots, K],
                                    expert-major [slots]: f32 */
   ncclEpTensor_t *scales;       /* quantised dispatch; else NULL */
-  ncclEpTensor_t *topk_idx;     /* LL rank-major [R, N, K] int32, HT flat forward [slots, K] int64 */
+  ncclEpTensor_t *topk_idx;     /* LL rank-major [R, N, K] int32, HT flat forward
+                                   [slots, K] int64 */
 } ncclEpDispatchOutputs_t;
 
 typedef struct {
@@ -209,8 +210,8 @@ typedef struct {
 
 typedef struct {
   unsigned size, magic;
-  size_t dispatch_output_per_expert_alignment; /* HT expert-major: zones are padded up to it; a power
-                                                  of two; 0 and 1 = none */
+  /* HT expert-major: zones are padded up to it; a power of two; 0 and 1 = none. */
+  size_t dispatch_output_per_expert_alignment;
 } ncclEpHandleConfig_t;
 
 typedef struct {
@@ -262,7 +263,7 @@ typedef struct {
 #define NCCL_EP_COMBINE_OUTPUTS_V1_SIZE             NCCL_EP_FIELD_END(ncclEpCombineOutputs_t, topk_weights)
 #define NCCL_EP_COMBINE_OUTPUTS_CURRENT_VERSION     1
 #define NCCL_EP_HANDLE_CONFIG_SIZE                  sizeof(ncclEpHandleConfig_t)
-#define NCCL_EP_HANDLE_CONFIG_V1_SIZE \
+#define NCCL_EP_HANDLE_CONFIG_V1_SIZE                                                              \
   NCCL_EP_FIELD_END(ncclEpHandleConfig_t, dispatch_output_per_expert_alignment)
 #define NCCL_EP_HANDLE_CONFIG_CURRENT_VERSION   1
 #define NCCL_EP_DISPATCH_CONFIG_SIZE            sizeof(ncclEpDispatchConfig_t)
@@ -293,20 +294,20 @@ inline ncclEpGroupConfig_t ncclEpGroupConfigInit() {
 #define NCCL_EP_STRUCT_INIT(type, magic_value) (ncclEpStructInit<type>(magic_value))
 #define NCCL_EP_GROUP_CONFIG_INIT              (ncclEpGroupConfigInit())
 #else
-#define NCCL_EP_STRUCT_INIT(type, magic_value) \
+#define NCCL_EP_STRUCT_INIT(type, magic_value)                                                     \
   ((type){.size = (unsigned)sizeof(type), .magic = (magic_value)})
-#define NCCL_EP_GROUP_CONFIG_INIT                       \
-  ((ncclEpGroupConfig_t){                               \
-      .size = (unsigned)sizeof(ncclEpGroupConfig_t),    \
-      .magic = NCCL_EP_MAGIC,                           \
-      .version = NCCL_EP_API_VERSION,                   \
+#define NCCL_EP_GROUP_CONFIG_INIT                                                                  \
+  ((ncclEpGroupConfig_t){                                                                          \
+      .size = (unsigned)sizeof(ncclEpGroupConfig_t),                                               \
+      .magic = NCCL_EP_MAGIC,                                                                      \
+      .version = NCCL_EP_API_VERSION,                                                              \
   })
 #endif
 /* The two designators alone: ncclEpTensor_t t = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, ...}; */
-#define NCCL_EP_TENSOR_INIT_INLINE \
+#define NCCL_EP_TENSOR_INIT_INLINE                                                                 \
   .size = (unsigned)sizeof(ncclEpTensor_t), .magic = NCCL_EP_TENSOR_MAGIC
 #define NCCL_EP_TENSOR_INIT NCCL_EP_STRUCT_INIT(ncclEpTensor_t, NCCL_EP_TENSOR_MAGIC)
-#define NCCL_EP_TENSOR_ALLOC_CONFIG_INIT \
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_INIT                                                           \
   NCCL_EP_STRUCT_INIT(ncclEpTensorAllocConfig_t, NCCL_EP_MAGIC)
 #define NCCL_EP_COMPLETE_CONFIG_INIT  NCCL_EP_STRUCT_INIT(ncclEpCompleteConfig_t, NCCL_EP_MAGIC)
 #define NCCL_EP_LAYOUT_INFO_INIT      NCCL_EP_STRUCT_INIT(ncclEpLayoutInfo_t, NCCL_EP_MAGIC)
@@ -356,13 +357,13 @@ NCCL_EP_PUBLIC ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t group);
 
 /* Bytes that a handle needs; num_topk as in ncclEpInitHandle; config may be NULL. */
 NCCL_EP_PUBLIC ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout,
-                                                const ncclEpHandleConfig_t *config, size_t *size_out,
-                                                int num_topk);
+                                                const ncclEpHandleConfig_t *config,
+                                                size_t *size_out, int num_topk);
 /* Makes a handle without routing. May be collective (all ranks in the same order), may allocate, not
- * graph-safe. num_topk: K > 0; HT also -1 (taken from each Update's topk_idx; expert-major
- * with eager sizing needs the group's num_topk). handle_mem NULL: the library allocates; else a 1-D uint8 device
- * tensor of at least ncclEpHandleMemSize bytes, 16-byte aligned, which must outlive the handle. A
- * second HT handle on the same handle_mem sees its routing. */
+ * graph-safe. num_topk: K > 0; HT also -1 (taken from each Update's topk_idx; expert-major with
+ * eager sizing needs the group's num_topk). handle_mem NULL: the library allocates; else a 1-D
+ * uint8 device tensor of at least ncclEpHandleMemSize bytes, 16-byte aligned, which must outlive the
+ * handle. A second HT handle on the same handle_mem sees its routing. */
 NCCL_EP_PUBLIC ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group,
                                              ncclEpLayout_t layout,
                                              const ncclEpHandleConfig_t *config, int num_topk,
@@ -372,7 +373,8 @@ NCCL_EP_PUBLIC ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup
  * LL: layout_info NULL; only notes the pointer: Dispatch and Combine read topk_idx in stream order, so
  * it must live on, and a graph replay sees its content of that time.
  * HT: collective in stream order; copies the routing; fills layout_info's counters. */
-NCCL_EP_PUBLIC ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx,
+NCCL_EP_PUBLIC ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle,
+                                               const ncclEpTensor_t *topk_idx,
                                                const ncclEpLayoutInfo_t *layout_info,
                                                cudaStream_t stream);
 /* ncclEpInitHandle (K from topk_idx, handle_mem NULL) and ncclEpUpdateHandle. */
@@ -434,24 +436,25 @@ NCCL_EP_PUBLIC const char *ncclEpGetLastError(void);
  * (NCCL_EP_PREFLIGHT_INIT). Bytes are per rank, exactly what this library's allocators will ask for. */
 typedef struct {
   unsigned size, magic;
-  int supported;               /* 1, or 0: reason, limit and nearest say why and what would be legal */
-  char reason[256];            /* one sentence; "" if supported */
-  char limit[64];              /* the field or argument that is out of its range; "" if supported */
-  unsigned long long nearest;  /* nearest legal value of that field; 0 if no single value helps */
-  size_t group_device_bytes;   /* device memory that is not registered with NCCL */
-  size_t group_shared_bytes;   /* memory registered with NCCL, readable by peers */
-  size_t group_host_bytes;     /* host memory */
-  size_t handle_device_bytes;  /* = ncclEpHandleMemSize; 0 extra if the caller gives handle_mem */
+  int supported;    /* 1, or 0: reason, limit and nearest say why and what would be legal */
+  char reason[256]; /* one sentence; "" if supported */
+  char limit[64];   /* the field or argument that is out of its range; "" if supported */
+  unsigned long long nearest; /* nearest legal value of that field; 0 if no single value helps */
+  size_t group_device_bytes;  /* device memory that is not registered with NCCL */
+  size_t group_shared_bytes;  /* memory registered with NCCL, readable by peers */
+  size_t group_host_bytes;    /* host memory */
+  size_t handle_device_bytes; /* = ncclEpHandleMemSize; 0 extra if the caller gives handle_mem */
   size_t handle_shared_bytes;
   size_t handle_host_bytes;
-  size_t nccl_bytes;           /* an estimate of what NCCL itself adds (rounding of its allocator) */
+  size_t nccl_bytes; /* an estimate of what NCCL itself adds (rounding of its allocator) */
 } ncclEpPreflight_t;
 #define NCCL_EP_PREFLIGHT_INIT NCCL_EP_STRUCT_INIT(ncclEpPreflight_t, NCCL_EP_MAGIC)
 
 /* Pure: no communicator, no GPU, no allocation. handle_config may be NULL. Returns ncclSuccess with
  * out->supported 0 for a configuration that cannot run; ncclInvalidArgument only for NULL, a wrong
  * magic or a size below V1. */
-NCCL_EP_PUBLIC ncclResult_t ncclEpPreflight(const ncclEpGroupConfig_t *config, ncclEpLayout_t layout,
+NCCL_EP_PUBLIC ncclResult_t ncclEpPreflight(const ncclEpGroupConfig_t *config,
+                                            ncclEpLayout_t layout,
                                             const ncclEpHandleConfig_t *handle_config, int num_topk,
                                             int num_ranks, int ranks_per_node,
                                             ncclEpPreflight_t *out);

@@ -21,41 +21,41 @@ typedef struct test_entry {
 static test_entry_t *testFirst, **testLast = &testFirst;
 static int testFailures, testSkips;
 
-#define TEST(name)                                                                     \
-  static void test_##name(void);                                                       \
-  __attribute__((constructor)) static void register_##name(void) {                     \
-    static test_entry_t entry = {#name, test_##name, NULL};                            \
-    *testLast = &entry;                                                                \
-    testLast = &entry.next;                                                            \
-  }                                                                                    \
+#define TEST(name)                                                                                 \
+  static void test_##name(void);                                                                   \
+  __attribute__((constructor)) static void register_##name(void) {                                 \
+    static test_entry_t entry = {#name, test_##name, NULL};                                        \
+    *testLast = &entry;                                                                            \
+    testLast = &entry.next;                                                                        \
+  }                                                                                                \
   static void test_##name(void)
 
 /* Each evaluates its condition once. */
-#define CHECK(cond, ...)                                                               \
-  do {                                                                                 \
-    int testHolds = (cond) ? 1 : 0;                                                    \
-    TEST_REPORT(testHolds, #cond, __VA_ARGS__);                                        \
+#define CHECK(cond, ...)                                                                           \
+  do {                                                                                             \
+    int testHolds = (cond) ? 1 : 0;                                                                \
+    TEST_REPORT(testHolds, #cond, __VA_ARGS__);                                                    \
   } while (0)
-#define REQUIRE(cond, ...)                                                             \
-  do {                                                                                 \
-    int testHolds = (cond) ? 1 : 0;                                                    \
-    TEST_REPORT(testHolds, #cond, __VA_ARGS__);                                        \
-    if (!testHolds) return;                                                            \
+#define REQUIRE(cond, ...)                                                                         \
+  do {                                                                                             \
+    int testHolds = (cond) ? 1 : 0;                                                                \
+    TEST_REPORT(testHolds, #cond, __VA_ARGS__);                                                    \
+    if (!testHolds) return;                                                                        \
   } while (0)
-#define TEST_REPORT(holds, text, ...)                                                  \
-  do {                                                                                 \
-    if (!(holds) && ++testFailures <= 50) {                                            \
-      fprintf(stderr, "%s:%d: CHECK(%s) failed: ", __FILE__, __LINE__, text);          \
-      fprintf(stderr, " " __VA_ARGS__);                                                \
-      fputc('\n', stderr);                                                             \
-    }                                                                                  \
+#define TEST_REPORT(holds, text, ...)                                                              \
+  do {                                                                                             \
+    if (!(holds) && ++testFailures <= 50) {                                                        \
+      fprintf(stderr, "%s:%d: CHECK(%s) failed: ", __FILE__, __LINE__, text);                      \
+      fprintf(stderr, " " __VA_ARGS__);                                                            \
+      fputc('\n', stderr);                                                                         \
+    }                                                                                              \
   } while (0)
-#define SKIP(...)                                                                      \
-  do {                                                                                 \
-    printf("skipped: " __VA_ARGS__);                                                   \
-    putchar('\n');                                                                     \
-    testSkips++;                                                                       \
-    return;                                                                            \
+#define SKIP(...)                                                                                  \
+  do {                                                                                             \
+    printf("skipped: " __VA_ARGS__);                                                               \
+    putchar('\n');                                                                                 \
+    testSkips++;                                                                                   \
+    return;                                                                                        \
   } while (0)
 
 static int testRunAll(int argc, char **argv) {
@@ -80,7 +80,9 @@ static int testRunAll(int argc, char **argv) {
   return failed ? 1 : testSkips == ran ? 77 : 0;
 }
 
-#define TEST_MAIN()                                                                    \
-  int main(int argc, char **argv) { return testRunAll(argc, argv); }
+#define TEST_MAIN()                                                                                \
+  int main(int argc, char **argv) {                                                                \
+    return testRunAll(argc, argv);                                                                 \
+  }
 
 #endif

@@ -74,7 +74,8 @@ need_python() {
   export VIRTUAL_ENV=$root/.venv PATH=$root/.venv/bin:$PATH
   stamp=$(cat tools/requirements*.txt | cksum | tr -d ' ')
   [ -e ".venv/.has-$1-$stamp" ] && return 0
-  say "installing into .venv: $(grep -hE '^[a-z]' "$file" tools/requirements-report.txt | sort -u | tr '\n' ' ')"
+  say "installing into .venv:" \
+    "$(grep -hE '^[a-z]' "$file" tools/requirements-report.txt | sort -u | tr '\n' ' ')"
   python -m pip install --quiet --disable-pip-version-check -r "$file" </dev/null ||
     die "pip could not install tools/$1 into .venv"
   touch ".venv/.has-$1-$stamp"

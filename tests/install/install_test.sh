@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the build into a scratch prefix, moves it, and builds and runs two consumers from there, with
-# CMake and with pkg-config, linked against the shared and the static libraries.
+# Installs the build into a scratch prefix, moves it, and builds and runs two consumers from there,
+# with CMake (shared and static libraries) and with pkg-config.
 #
 #   install_test.sh BUILD_DIR SCRATCH_DIR HAS_EP(0|1)
 set -euo pipefail

@@ -18,8 +18,8 @@ from pathlib import Path
 
 # A folder includes headers only of itself or of folders of a lower level (docs/design.md).
 LEVELS = {
+    "host/include": -1,  # the CUDA runtime's and NCCL's own headers, for machines without them
     "include": 0,
-    "host/include": 0,  # the CUDA runtime's and NCCL's own headers, for machines without them
     "plan": 1,
     "ref": 2,
     "models": 2,
@@ -38,7 +38,7 @@ SOURCES = {".c", ".h", ".cu", ".cuh", ".cc", ".cpp", ".py", ".sh"}
 C_FAMILY = {".c", ".h", ".cu", ".cuh", ".cc", ".cpp"}
 TEXT = SOURCES | {".md", ".txt", ".cmake", ".in", ".json", ".toml", ".map", ".html", ".svg", ""}
 MAX_LINES = 800
-MAX_COLUMNS = 100
+MAX_COLUMNS = 110  # clang-format holds code to 100; a comment may run over by a word
 LIBRARY_FOLDERS = ("plan/", "ref/", "models/", "host/", "api/", "kernels/", "sim/")
 
 
