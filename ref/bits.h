@@ -5,7 +5,7 @@
  * nearest even of a normal number adds half of the last kept place minus one plus that place's bit; a
  * subnormal is rounded by adding and removing a power of two whose own last place is the format's
  * smallest step, which lets the adder round (round to nearest even is the mode of every thread we
- * run on; tests/ref/numerics notices flushed subnormals). */
+ * run on; tests/ref/test_numerics.c notices flushed subnormals). */
 #ifndef TREFOIL_REF_BITS_H
 #define TREFOIL_REF_BITS_H
 

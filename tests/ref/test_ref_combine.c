@@ -404,4 +404,34 @@ TEST(traffic_counts) {
   }
 }
 
+/* g = 1, x = 1.3 (bf16 1.296875): s = E4M3(1.296875 / 6 = 0.2161) = 0.21875, c = E2M1(5.93) = 6, so the
+ * term is 1.3125, not a copy of x. With weight 2 it is 2.625; partial sums do not apply. */
+TEST(nvfp4_terms_are_rounded) {
+  const int32_t idx[] = {1};
+  const int32_t *topkIdx[] = {idx};
+  const int64_t numTokens[] = {1};
+  trefoil_case_t c = {.routing = {{1, 1, 2, 1, 1}, numTokens, topkIdx},
+                      .mode = TREFOIL_LL_RANK_MAJOR,
+                      .width = 16,
+                      .dtype = TREFOIL_BF16,
+                      .quant = TREFOIL_QUANT_NVFP4};
+  uint16_t rows[2][16], out[16];
+  const float scales[] = {1, 1}, weights[] = {2};
+  for (int i = 0; i < 32; i++) rows[i / 16][i % 16] = trefoilF32ToBf16(1.3f);
+  const trefoil_expert_rows_t experts = {.tokens = rows, .scales = scales};
+  REQUIRE(trefoilRefCombine(&c, 0, &experts, NULL, out, NULL) == TREFOIL_OK, "%s",
+          trefoilLastError());
+  CHECK(trefoilBf16ToF32(out[15]) == 1.3125f, "rank-major: %g", trefoilBf16ToF32(out[15]));
+  c.mode = TREFOIL_LL_EXPERT_MAJOR;
+  c.combinePartial = 1;
+  REQUIRE(trefoilRefCombine(&c, 0, &experts, weights, out, NULL) == TREFOIL_OK, "%s",
+          trefoilLastError());
+  CHECK(trefoilBf16ToF32(out[0]) == 2.625f, "expert-major: %g", trefoilBf16ToF32(out[0]));
+  const float nan = NAN; /* a scale that is NaN: every term is NaN, and the one NaN comes out */
+  const trefoil_expert_rows_t bad = {.tokens = rows, .scales = (float[]){nan, nan}};
+  c.mode = TREFOIL_LL_RANK_MAJOR;
+  REQUIRE(trefoilRefCombine(&c, 0, &bad, NULL, out, NULL) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(out[0] == 0x7FFF, "NaN is %04x", out[0]);
+}
+
 TEST_MAIN()
