@@ -61,6 +61,7 @@ class Cases:
     failed: int
     seconds: float
     seed: str
+    difference: str = ""  # what differed first, and how to see it again
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ def load_check(path: Path) -> CheckFile:
             failed=top.get("failed", int, default=0),
             seconds=top.number("seconds"),
             seed=str(top.data.get("seed", "")),
+            difference=str(top.data.get("failure") or ""),
         )
     if not runs and cases is None:
         raise ResultError(f"{path}: holds neither 'runs' nor 'cases'")

@@ -45,6 +45,8 @@ def describe_check(check: CheckFile) -> Iterator[str]:
         rate = f", {c.cases / c.seconds:,.0f} a second" if c.seconds else ""
         verdict = f"{c.failed:,} DIFFER" if c.failed else "all agree"
         yield f"{c.cases:,} random cases (seed {c.seed}): {verdict}{rate}"
+        if c.difference:
+            yield c.difference
     for run in check.runs:
         yield from describe_run(run)
 

@@ -99,8 +99,10 @@ def test_random_cases_alone(tmp_path: Path) -> None:
     text = page(tmp_path, {"cases": 5000, "failed": 0, "seconds": 2.0, "seed": "7"})
     assert "All 5,000 random cases agree." in text
     assert ">2,500<" in text
-    failed = page(tmp_path, {"cases": 5000, "failed": 3, "seconds": 2.0, "seed": "7"})
+    cases = {"cases": 5000, "failed": 3, "seconds": 2.0, "seed": 7, "failure": "slot <17> at fault"}
+    failed = page(tmp_path, cases)
     assert "3 of 5,000 random cases differ." in failed
+    assert "slot &lt;17&gt; at fault" in failed
 
 
 def test_two_nodes_and_one_rank_and_no_bytes(tmp_path: Path) -> None:
