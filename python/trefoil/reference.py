@@ -1,0 +1,171 @@
+"""The reference and the plan from Python: which token lies in which slot, which bytes go where.
+
+    from trefoil.reference import Step
+    step = Step([idx0, idx1], num_experts=256)      # one [tokens, K] array a rank, -1 = unused
+    step.slots("ht-flat", rank=1)                   # src, token, k and expert of each slot
+    step.traffic("ll-expert-major", "dispatch", row_bytes=14336)   # [R, R] bytes
+
+Needs NumPy and libtrefoil.so.0, which is found in $TREFOIL_LIB, beside an installed package, or by
+the dynamic loader. Whatever the library refuses raises TrefoilError with its sentence.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+MODES = ("ll-expert-major", "ll-rank-major", "ht-flat", "ht-expert-major")
+OPS = ("dispatch", "combine")
+BF16 = 9
+SLOT = np.dtype(
+    [("src", np.int32), ("token", np.int64), ("k", np.int32), ("expert", np.int32)], align=True
+)
+
+
+class TrefoilError(RuntimeError):
+    """A refusal of libtrefoil; the text is its sentence."""
+
+
+class _Shape(ct.Structure):
+    _fields_ = (
+        ("num_ranks", ct.c_int),
+        ("ranks_per_node", ct.c_int),
+        ("num_experts", ct.c_int),
+        ("topk", ct.c_int),
+        ("max_tokens", ct.c_int64),
+    )
+
+
+class _Routing(ct.Structure):
+    _fields_ = (("shape", _Shape), ("num_tokens", ct.c_void_p), ("topk_idx", ct.c_void_p))
+
+
+class _Case(ct.Structure):
+    _fields_ = (
+        ("routing", _Routing),
+        ("mode", ct.c_int),
+        ("width", ct.c_int64),
+        ("dtype", ct.c_int),
+        ("quant", ct.c_int),
+        ("round_scales", ct.c_int),
+        ("scale_bytes", ct.c_size_t),
+        ("backward", ct.c_int),
+        ("alignment", ct.c_size_t),
+        ("global_ids", ct.c_int),
+        ("max_recv", ct.c_int64),
+        ("drop", ct.c_int),
+        ("zero_copy_on", ct.c_int),
+        ("combine_partial", ct.c_int),
+        ("active", ct.c_void_p),
+        ("active_combine", ct.c_void_p),
+    )
+
+
+class _PlanConfig(ct.Structure):
+    _fields_ = (
+        ("mode", ct.c_int),
+        ("op", ct.c_int),
+        ("variant", ct.c_int),
+        ("combine_partial", ct.c_int),
+        ("chunk_tokens", ct.c_int),
+        ("row_bytes", ct.c_size_t),
+    )
+
+
+@lru_cache(maxsize=1)
+def library() -> ct.CDLL:
+    """libtrefoil.so.0, loaded once."""
+    name = "libtrefoil.so.0"
+    prefix = Path(__file__).resolve().parents[4]  # of PREFIX/share/trefoil/python/trefoil
+    beside = [str(path) for path in (prefix / "lib" / name, prefix / "lib64" / name)]
+    for candidate in (os.environ.get("TREFOIL_LIB", ""), *beside, name):
+        try:
+            lib = ct.CDLL(candidate) if candidate else None
+        except OSError:
+            continue
+        if lib:
+            break
+    else:
+        raise TrefoilError(f"{name} was not found; TREFOIL_LIB names another path")
+    lib.trefoilLastError.restype = ct.c_char_p
+    lib.trefoilRefNumSlots.restype = ct.c_int64
+    return lib
+
+
+def _check(code: int) -> None:
+    if code != 0:
+        raise TrefoilError(library().trefoilLastError().decode())
+
+
+def _index(names: Sequence[str], name: str, what: str) -> int:
+    if name not in names:
+        raise TrefoilError(f"{what} {name!r}: expected {', '.join(names)}")
+    return names.index(name)
+
+
+class Step:
+    """The routing of one step: topk_idx is one [tokens, K] integer array a rank.
+
+    ranks_per_node None: all ranks on one node. max_tokens None: the most that a rank has.
+    """
+
+    def __init__(
+        self,
+        topk_idx: Sequence[npt.ArrayLike],
+        num_experts: int,
+        ranks_per_node: int | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        arrays = [np.asarray(a) for a in topk_idx]
+        if not arrays or any(a.ndim != 2 or a.shape[1] != arrays[0].shape[1] for a in arrays):
+            raise TrefoilError("topk_idx: expected one [tokens, K] array a rank, with the same K")
+        if any(a.size and (a.min() < -1 or a.max() >= num_experts) for a in arrays):
+            raise TrefoilError(f"topk_idx: expected ids in [0, {num_experts}), or -1")
+        self.idx = [np.ascontiguousarray(a, dtype=np.int32) for a in arrays]
+        self.num_ranks = len(arrays)
+        self._tokens = np.array([len(a) for a in arrays], dtype=np.int64)
+        self._pointers = (ct.c_void_p * self.num_ranks)(*(a.ctypes.data for a in self.idx))
+        most = int(self._tokens.max(initial=1))
+        shape = _Shape(
+            self.num_ranks,
+            self.num_ranks if ranks_per_node is None else ranks_per_node,
+            num_experts,
+            arrays[0].shape[1],
+            max(1, most) if max_tokens is None else max_tokens,
+        )
+        self._routing = _Routing(shape, self._tokens.ctypes.data, ct.addressof(self._pointers))
+        _check(library().trefoilRoutingCheck(ct.byref(self._routing)))
+
+    def slots(
+        self, mode: str, rank: int, alignment: int = 0, max_recv: int = 0, drop: bool = False
+    ) -> npt.NDArray[np.void]:
+        """What each slot of the rank holds: src, token, k, expert; src -1 where nothing came."""
+        case = _Case(self._routing, _index(MODES, mode, "mode"), 16, BF16)
+        case.alignment, case.max_recv, case.drop = alignment, max_recv, int(drop)
+        _check(library().trefoilCaseCheck(ct.byref(case)))
+        count = library().trefoilRefNumSlots(ct.byref(case), rank)
+        if count < 0:
+            raise TrefoilError(f"rank {rank}: expected 0 to {self.num_ranks - 1}")
+        slots = np.zeros(count, dtype=SLOT)
+        pointer = ct.c_void_p(slots.ctypes.data)
+        _check(library().trefoilRefSlots(ct.byref(case), rank, pointer))
+        return slots
+
+    def traffic(self, mode: str, op: str, row_bytes: int) -> npt.NDArray[np.uint64]:
+        """Bytes from each rank (row) to each rank (column) by the plan, over all its phases."""
+        config = _PlanConfig(_index(MODES, mode, "mode"), _index(OPS, op, "op"))
+        config.row_bytes = row_bytes
+        lib, plan = library(), ct.c_void_p()
+        _check(lib.trefoilPlanCreate(ct.byref(plan), ct.byref(self._routing), ct.byref(config)))
+        try:
+            sums = np.zeros((self.num_ranks, self.num_ranks), dtype=np.uint64)
+            _check(lib.trefoilPlanTraffic(plan, -1, ct.c_void_p(sums.ctypes.data)))
+        finally:
+            lib.trefoilPlanDestroy(plan)
+        return sums
