@@ -1,0 +1,100 @@
+/* Trefoil: clusters, model shapes, and the closed form: time from exact port loads. C99 and C++.
+ *
+ * The presets models/clusters and models/moe are part of the library; a path reads a file of the
+ * same form. docs/models.md has the formula and says what it leaves out. Without jansson the load
+ * functions exist and fail with a sentence. */
+#ifndef TREFOIL_MODELS_H
+#define TREFOIL_MODELS_H
+
+#include "trefoil/plan.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Clusters and model shapes -------------------------------------------------------------- */
+
+#define TREFOIL_MODEL_NAME_BYTES 64
+
+typedef struct trefoil_cluster {
+  char name[TREFOIL_MODEL_NAME_BYTES];
+  int gpusPerNode;     /* of one NVLink domain */
+  int maxGpus;         /* most that the preset speaks for */
+  int gpusPerNic;      /* sharing one network port */
+  double nvlinkGbPerS; /* 10^9 payload bytes a second out of, and into, one GPU */
+  double nicGbPerS;    /* the same of one network port; 0 = no network */
+  double netLatencyUs; /* one way */
+  double llFixedUs;    /* an LL operation with no bytes */
+  double htFixedUs;    /* an HT operation with no bytes */
+} trefoil_cluster_t;
+
+typedef struct trefoil_moe {
+  char name[TREFOIL_MODEL_NAME_BYTES];
+  int hidden;       /* H: elements of a token row */
+  int numExperts;   /* routed */
+  int topk;         /* */
+  int numMoeLayers; /* */
+  int expertHidden; /* width inside an expert */
+  int numShared;    /* shared experts: no communication */
+} trefoil_moe_t;
+
+/* nameOrPath: a preset's name, or a path (it has a '/' or ends in ".json"). Sentences name the file
+ * and the key; an unknown name lists the known ones. */
+TREFOIL_API trefoil_result_t trefoilClusterLoad(trefoil_cluster_t *cluster, const char *nameOrPath);
+TREFOIL_API trefoil_result_t trefoilMoeLoad(trefoil_moe_t *moe, const char *nameOrPath);
+/* The same from JSON text in memory; `name` stands for the file in sentences. */
+TREFOIL_API trefoil_result_t trefoilClusterParse(trefoil_cluster_t *cluster, const char *name,
+                                                 const char *text, size_t numBytes);
+TREFOIL_API trefoil_result_t trefoilMoeParse(trefoil_moe_t *moe, const char *name, const char *text,
+                                             size_t numBytes);
+/* Names of the presets, in alphabetical order; NULL past the last. */
+TREFOIL_API const char *trefoilClusterName(int i);
+TREFOIL_API const char *trefoilMoeName(int i);
+
+/* ---- Port loads and the closed form --------------------------------------------------------- */
+
+typedef enum trefoil_port {
+  TREFOIL_PORT_NONE = 0, /* no bytes leave a GPU: the fixed time is all */
+  TREFOIL_PORT_NVLINK_OUT = 1,
+  TREFOIL_PORT_NVLINK_IN = 2,
+  TREFOIL_PORT_NIC_OUT = 3,
+  TREFOIL_PORT_NIC_IN = 4
+} trefoil_port_t;
+#define TREFOIL_NUM_PORTS 5
+TREFOIL_API const char *trefoilPortName(trefoil_port_t port); /* "nvlink-out", ... */
+
+/* Bytes of the busiest port of each kind, all phases summed; [TREFOIL_PORT_NONE] is unused. */
+typedef struct trefoil_port_loads {
+  uint64_t maxBytes[TREFOIL_NUM_PORTS];
+  int busiest[TREFOIL_NUM_PORTS];         /* rank, or number of the network port, -1 if none */
+  uint64_t totalBytes[TREFOIL_NUM_TIERS]; /* by tier */
+} trefoil_port_loads_t;
+
+/* Walks the plan. Network port of a rank: its node's first plus rail / gpusPerNic. */
+TREFOIL_API trefoil_result_t trefoilPortLoads(trefoil_plan_t *plan, const trefoil_shape_t *shape,
+                                              int gpusPerNic, trefoil_port_loads_t *loads);
+
+typedef struct trefoil_bound {
+  double us;      /* fixed + latency + bytes of the limiting port / its rate */
+  double fixedUs; /* the cluster's fixed time of the mode, plus latency where the net is used */
+  trefoil_port_t limit; /* the port that takes longest */
+} trefoil_bound_t;
+
+/* Fails where bytes cross the net of a cluster that has none. */
+TREFOIL_API trefoil_result_t trefoilBound(const trefoil_cluster_t *cluster, trefoil_mode_t mode,
+                                          const trefoil_port_loads_t *loads,
+                                          trefoil_bound_t *bound);
+
+/* ---- How GPUs are cut into EP groups -------------------------------------------------------- */
+
+/* The EP size for numGpus: the largest divisor of numGpus that is at most numExperts (physical
+ * ones) and, if wanted > 0, at most wanted. */
+TREFOIL_API int trefoilEpSize(int numGpus, int numExperts, int wanted);
+/* Ranks per node of an EP group on nodes of gpusPerNode: the largest divisor of epSize that is at
+ * most gpusPerNode. */
+TREFOIL_API int trefoilRanksPerNode(int epSize, int gpusPerNode);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

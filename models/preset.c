@@ -1,0 +1,249 @@
+/* Clusters and model shapes from JSON: strict, so that a typing error in a key is an error. The text
+ * comes from a built-in preset or a file; one table a kind says which key goes where. */
+#include "models/preset.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "plan/error.h"
+#include "trefoil/models.h"
+
+static int count(const ep_preset_t *presets) {
+  int n = 0;
+  while (presets[n].name) n++;
+  return n;
+}
+static const char *nameAt(const ep_preset_t *presets, int i) {
+  return i >= 0 && i < count(presets) ? presets[i].name : NULL;
+}
+const char *trefoilClusterName(int i) {
+  return nameAt(epClusters, i);
+}
+const char *trefoilMoeName(int i) {
+  return nameAt(epMoe, i);
+}
+
+#ifndef TREFOIL_HAVE_JSON
+
+static trefoil_result_t failWithout(void) {
+  return epFail(TREFOIL_INVALID_USAGE, "this build reads no presets: it was made without jansson");
+}
+trefoil_result_t trefoilClusterLoad(trefoil_cluster_t *cluster, const char *nameOrPath) {
+  (void)cluster, (void)nameOrPath;
+  return failWithout();
+}
+trefoil_result_t trefoilMoeLoad(trefoil_moe_t *moe, const char *nameOrPath) {
+  (void)moe, (void)nameOrPath;
+  return failWithout();
+}
+trefoil_result_t trefoilClusterParse(trefoil_cluster_t *cluster, const char *name, const char *text,
+                                     size_t numBytes) {
+  (void)cluster, (void)name, (void)text, (void)numBytes;
+  return failWithout();
+}
+trefoil_result_t trefoilMoeParse(trefoil_moe_t *moe, const char *name, const char *text,
+                                 size_t numBytes) {
+  (void)moe, (void)name, (void)text, (void)numBytes;
+  return failWithout();
+}
+
+#else
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include <jansson.h>
+
+/* Where a key's value goes: an int or a double at an offset, in [low, high]. */
+typedef struct field {
+  const char *key;
+  size_t offset;
+  int isInt;
+  double low, high;
+} field_t;
+
+/* A kind of file: numbers are plain, or objects {"value", "source"}. */
+typedef struct kind {
+  const char *what;
+  const ep_preset_t *presets;
+  int sourceEach;
+  const field_t *fields;
+  int numFields;
+  size_t nameOffset;
+} kind_t;
+
+static const field_t clusterFields[] = {
+    {"gpus_per_node", offsetof(trefoil_cluster_t, gpusPerNode), 1, 1, TREFOIL_MAX_RANKS},
+    {"max_gpus", offsetof(trefoil_cluster_t, maxGpus), 1, 1, TREFOIL_MAX_RANKS},
+    {"gpus_per_nic", offsetof(trefoil_cluster_t, gpusPerNic), 1, 1, TREFOIL_MAX_RANKS},
+    {"nvlink_gb_per_s", offsetof(trefoil_cluster_t, nvlinkGbPerS), 0, 1e-3, 1e9},
+    {"nic_gb_per_s", offsetof(trefoil_cluster_t, nicGbPerS), 0, 0, 1e9},
+    {"net_latency_us", offsetof(trefoil_cluster_t, netLatencyUs), 0, 0, 1e9},
+    {"ll_fixed_us", offsetof(trefoil_cluster_t, llFixedUs), 0, 0, 1e9},
+    {"ht_fixed_us", offsetof(trefoil_cluster_t, htFixedUs), 0, 0, 1e9},
+};
+static const field_t moeFields[] = {
+    {"hidden_elements", offsetof(trefoil_moe_t, hidden), 1, 1, 1 << 24},
+    {"num_experts", offsetof(trefoil_moe_t, numExperts), 1, 1, TREFOIL_MAX_EXPERTS},
+    {"topk", offsetof(trefoil_moe_t, topk), 1, 1, TREFOIL_MAX_TOPK},
+    {"num_moe_layers", offsetof(trefoil_moe_t, numMoeLayers), 1, 1, 1 << 20},
+    {"expert_hidden_elements", offsetof(trefoil_moe_t, expertHidden), 1, 1, 1 << 24},
+    {"num_shared_experts", offsetof(trefoil_moe_t, numShared), 1, 0, 1 << 20},
+};
+static const kind_t clusterKind = {"cluster",     epClusters, 1,
+                                   clusterFields, 8,          offsetof(trefoil_cluster_t, name)};
+static const kind_t moeKind = {"model", epMoe, 0, moeFields, 6, offsetof(trefoil_moe_t, name)};
+
+static trefoil_result_t takeText(const json_t *root, const char *file, const char *key,
+                                 const char **text) {
+  const char *value = json_string_value(json_object_get(root, key));
+  EP_CHECK(value && value[0], TREFOIL_INVALID_ARGUMENT, "%s: %s must be a text", file, key);
+  if (text) *text = value;
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t takeNumber(const json_t *value, const char *file, const field_t *f,
+                                   char *object) {
+  EP_CHECK(f->isInt ? json_is_integer(value) : json_is_number(value), TREFOIL_INVALID_ARGUMENT,
+           "%s: %s must be %s", file, f->key, f->isInt ? "an integer" : "a number");
+  double number = json_number_value(value);
+  EP_CHECK(number >= f->low && number <= f->high, TREFOIL_INVALID_ARGUMENT,
+           "%s: %s is %g: must be in [%g, %g]", file, f->key, number, f->low, f->high);
+  if (f->isInt) {
+    int whole = (int)number;
+    memcpy(object + f->offset, &whole, sizeof whole);
+  } else {
+    memcpy(object + f->offset, &number, sizeof number);
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t takeField(const kind_t *kind, const json_t *root, const char *file,
+                                  int fieldIdx, char *object) {
+  const field_t *f = &kind->fields[fieldIdx];
+  const json_t *value = json_object_get(root, f->key);
+  EP_CHECK(value, TREFOIL_INVALID_ARGUMENT, "%s: %s is missing", file, f->key);
+  if (!kind->sourceEach) return takeNumber(value, file, f, object);
+  const char *source = json_string_value(json_object_get(value, "source"));
+  EP_CHECK(json_is_object(value) && json_object_size(value) == 2 && source && source[0],
+           TREFOIL_INVALID_ARGUMENT, "%s: %s must be {\"value\": ..., \"source\": \"...\"}", file,
+           f->key);
+  return takeNumber(json_object_get(value, "value"), file, f, object);
+}
+
+static trefoil_result_t checkKeys(const kind_t *kind, json_t *root, const char *file) {
+  const char *key;
+  json_t *value;
+  json_object_foreach(root, key, value) {
+    int known = !strcmp(key, "name") || !strcmp(key, "about");
+    known |= !kind->sourceEach && !strcmp(key, "source");
+    for (int i = 0; i < kind->numFields; i++) known |= !strcmp(key, kind->fields[i].key);
+    EP_CHECK(known, TREFOIL_INVALID_ARGUMENT, "%s: the key %.60s is not known", file, key);
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t takeAll(const kind_t *kind, json_t *root, const char *file, char *object) {
+  const char *name = "";
+  EP_CHECK(json_is_object(root), TREFOIL_INVALID_ARGUMENT, "%s: must be a JSON object", file);
+  EP_TRY(checkKeys(kind, root, file));
+  EP_TRY(takeText(root, file, "name", &name));
+  EP_TRY(takeText(root, file, "about", NULL));
+  if (!kind->sourceEach) EP_TRY(takeText(root, file, "source", NULL));
+  EP_CHECK(strlen(name) < TREFOIL_MODEL_NAME_BYTES, TREFOIL_INVALID_ARGUMENT,
+           "%s: the name is longer than %d characters", file, TREFOIL_MODEL_NAME_BYTES - 1);
+  strcpy(object + kind->nameOffset, name);
+  for (int i = 0; i < kind->numFields; i++) EP_TRY(takeField(kind, root, file, i, object));
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t parse(const kind_t *kind, const char *file, const char *text,
+                              size_t numBytes, char *object) {
+  json_error_t error;
+  json_t *root = json_loadb(text, numBytes, JSON_REJECT_DUPLICATES, &error);
+  EP_CHECK(root, TREFOIL_INVALID_ARGUMENT, "%s, line %d: %s", file, error.line, error.text);
+  trefoil_result_t result = takeAll(kind, root, file, object);
+  json_decref(root);
+  return result;
+}
+
+static trefoil_result_t loadFile(const kind_t *kind, const char *path, char *object) {
+  enum { MAX_BYTES = 1 << 20 };
+  FILE *file = fopen(path, "rb");
+  EP_CHECK(file, TREFOIL_SYSTEM_ERROR, "%s: cannot be opened: %s", path, strerror(errno));
+  char *text = malloc(MAX_BYTES);
+  size_t size = text ? fread(text, 1, MAX_BYTES, file) : 0;
+  int failed = ferror(file);
+  fclose(file);
+  trefoil_result_t result = TREFOIL_OK;
+  if (!text || failed) {
+    result = epFail(TREFOIL_SYSTEM_ERROR, "%s: %s", path, text ? "cannot be read" : "no memory");
+  } else if (size == MAX_BYTES) {
+    result = epFail(TREFOIL_INVALID_ARGUMENT, "%s: larger than 1 MiB", path);
+  } else {
+    result = parse(kind, path, text, size, object);
+  }
+  free(text);
+  return result;
+}
+
+static trefoil_result_t failUnknown(const kind_t *kind, const char *name) {
+  char known[360] = "";
+  for (int i = 0; kind->presets[i].name; i++) {
+    size_t used = strlen(known);
+    snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", kind->presets[i].name);
+  }
+  return epFail(TREFOIL_INVALID_ARGUMENT, "no %s is called %.40s; known are %s, or a path",
+                kind->what, name, known);
+}
+
+static trefoil_result_t load(const kind_t *kind, const char *nameOrPath, char *object) {
+  EP_CHECK(nameOrPath, TREFOIL_INVALID_ARGUMENT, "the %s's name is NULL", kind->what);
+  size_t length = strlen(nameOrPath);
+  int isPath = strchr(nameOrPath, '/') || (length > 5 && !strcmp(nameOrPath + length - 5, ".json"));
+  if (isPath) return loadFile(kind, nameOrPath, object);
+  for (int i = 0; kind->presets[i].name; i++) {
+    const char *text = kind->presets[i].text;
+    if (strcmp(kind->presets[i].name, nameOrPath)) continue;
+    return parse(kind, nameOrPath, text, strlen(text), object);
+  }
+  return failUnknown(kind, nameOrPath);
+}
+
+/* Each reads into an object of its own, so that a failure leaves the caller's as it was. */
+trefoil_result_t trefoilClusterLoad(trefoil_cluster_t *cluster, const char *nameOrPath) {
+  trefoil_cluster_t found = {.maxGpus = 0};
+  EP_CHECK(cluster, TREFOIL_INVALID_ARGUMENT, "the cluster's out-parameter is NULL");
+  EP_TRY(load(&clusterKind, nameOrPath, (char *)&found));
+  *cluster = found;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t trefoilMoeLoad(trefoil_moe_t *moe, const char *nameOrPath) {
+  trefoil_moe_t found = {.topk = 0};
+  EP_CHECK(moe, TREFOIL_INVALID_ARGUMENT, "the model's out-parameter is NULL");
+  EP_TRY(load(&moeKind, nameOrPath, (char *)&found));
+  *moe = found;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t trefoilClusterParse(trefoil_cluster_t *cluster, const char *name, const char *text,
+                                     size_t numBytes) {
+  trefoil_cluster_t found = {.maxGpus = 0};
+  EP_CHECK(cluster && name && text, TREFOIL_INVALID_ARGUMENT, "an argument is NULL");
+  EP_TRY(parse(&clusterKind, name, text, numBytes, (char *)&found));
+  *cluster = found;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t trefoilMoeParse(trefoil_moe_t *moe, const char *name, const char *text,
+                                 size_t numBytes) {
+  trefoil_moe_t found = {.topk = 0};
+  EP_CHECK(moe && name && text, TREFOIL_INVALID_ARGUMENT, "an argument is NULL");
+  EP_TRY(parse(&moeKind, name, text, numBytes, (char *)&found));
+  *moe = found;
+  return TREFOIL_OK;
+}
+
+#endif
