@@ -1,0 +1,113 @@
+/* What a library has to bring: one table of operations. The checks in this folder come before every
+ * call, so a backend may rely on them: handles are live, tensors have the right rank, sizes, types
+ * and addresses, no operation is out of order. What only the device can see (ids out of range, a
+ * count over max_recv, a rank that never comes) a backend reports through epReport.
+ *
+ * Objects have a part of this folder's (object.h) and a part of the backend's behind `state`.
+ * Every function returns a result with its sentence recorded (plan/error.h). */
+#ifndef TREFOIL_API_BACKEND_H
+#define TREFOIL_API_BACKEND_H
+
+#include "nccl_ep.h"
+
+#include "trefoil/shape.h"
+
+/* A tensor as the backend needs it. */
+typedef struct ep_view {
+  void *data;
+  unsigned ndim;
+  ncclDataType_t dtype;
+  size_t sizes[4];
+  int64_t rows;    /* product of all dimensions but the last */
+  size_t rowBytes; /* bytes of the last dimension */
+  int windowed;    /* win_hdl was given */
+} ep_view_t;
+
+/* A counter tensor of either integer type; data NULL: not wanted. */
+typedef struct ep_counter {
+  void *data;
+  int is64;
+} ep_counter_t;
+
+typedef enum ep_quant {
+  EP_QUANT_NONE = 0,
+  EP_QUANT_CALLER = 1, /* tokens and scales travel side by side */
+  EP_QUANT_E4M3 = 2,   /* LL dispatch */
+  EP_QUANT_NVFP4 = 3   /* LL combine */
+} ep_quant_t;
+
+typedef struct ep_update_call {
+  const void *topkIdx; /* [B, K] */
+  int is64;
+  int64_t numTokens;                                 /* B */
+  int topk;                                          /* K */
+  ep_counter_t expertCounters, expertOffsets, total; /* HT */
+} ep_update_call_t;
+
+typedef struct ep_dispatch_call {
+  int64_t numTokens; /* B */
+  int backward, sendOnly, roundScales, globalIds;
+  ep_quant_t quant;
+  size_t tokenBytes, scaleBytes; /* of one row as it travels */
+  size_t inputRowBytes;          /* of one row of inputs->tokens */
+  int64_t width;                 /* elements of an input row */
+  const void *tokens, *scales;
+  const float *weights; /* [B, K] or NULL */
+  struct {
+    void *tokens, *scales;
+    float *weights;
+    void *idx;        /* LL rank-major int32, HT flat int64 */
+    int64_t rows;     /* of tokens */
+    int64_t topkRows; /* of weights and idx */
+  } out;
+  ep_counter_t expertCounters, srcRankCounters; /* LL */
+} ep_dispatch_call_t;
+
+typedef struct ep_combine_call {
+  int64_t numTokens; /* B */
+  int backward, sendOnly;
+  ep_quant_t quant;
+  trefoil_dtype_t dtype;
+  int64_t width; /* elements of a row */
+  const void *tokens;
+  int64_t rows;             /* of tokens */
+  const float *slotWeights; /* HT backward */
+  int64_t slotWeightRows;   /* */
+  const float *slotScales;  /* NVFP4: [slots] */
+  void *out;                /* [B, width] */
+  const float *weights;     /* LL expert-major: [B, K] */
+  float *outWeights;        /* HT backward: [B, K] */
+} ep_combine_call_t;
+
+typedef struct ep_backend {
+  int kind; /* ep_backend_kind_t */
+  const char *name;
+  int combineNvfp4; /* NVFP4 combine is there */
+  trefoil_result_t (*topology)(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode);
+  /* Collective. The group's config, comm, rank are set; compares settings, makes shared state. */
+  trefoil_result_t (*groupCreate)(ncclEpGroup_t group);
+  trefoil_result_t (*groupDestroy)(ncclEpGroup_t group);
+  /* The handle's mode, sizing and handleMem are set; may be collective. */
+  trefoil_result_t (*handleCreate)(ncclEpHandle_t handle);
+  trefoil_result_t (*handleDestroy)(ncclEpHandle_t handle);
+  trefoil_result_t (*windowPointer)(ncclEpGroup_t group, ncclWindow_t window, uint64_t offset,
+                                    void **pointer);
+  trefoil_result_t (*update)(ncclEpHandle_t handle, const ep_update_call_t *call,
+                             cudaStream_t stream);
+  trefoil_result_t (*dispatch)(ncclEpHandle_t handle, const ep_dispatch_call_t *call,
+                               cudaStream_t stream);
+  trefoil_result_t (*combine)(ncclEpHandle_t handle, const ep_combine_call_t *call,
+                              cudaStream_t stream);
+  trefoil_result_t (*complete)(ncclEpHandle_t handle, cudaStream_t stream);
+  /* Eager sizing: waits for the handle's last Update and tells the true count; rows of topk
+   * tensors follow from it. TREFOIL_INVALID_USAGE under capture. */
+  trefoil_result_t (*receivedCount)(ncclEpHandle_t handle, cudaStream_t stream, int64_t *count);
+  trefoil_result_t (*maskQuery)(ncclEpGroup_t group, int *deviceMask, cudaStream_t stream);
+  trefoil_result_t (*maskUpdate)(ncclEpGroup_t group, const int *hostMask, cudaStream_t stream);
+  trefoil_result_t (*maskClean)(ncclEpGroup_t group, cudaStream_t stream);
+} ep_backend_t;
+
+/* The library's one backend: defined once per library. */
+extern const ep_backend_t epBackend;
+
+#endif

@@ -1,0 +1,282 @@
+/* The executor on the CPU: what its files share.
+ *
+ * Picture. Every operation is a record queued on the caller's stream as a host function, so stream
+ * order, events and graph replay come for free, and it may block there until peers come. All
+ * bytes move by pull: a rank writes only its own window (arena), publishes a number, and peers read;
+ * they answer with a number in their own control block when they are done. So every word has one
+ * writer, a rank that is late reads old data at worst (and notices: the number has moved on),
+ * and one path serves threads and processes alike.
+ *
+ *   dispatch    source exposes its rows in slot op % S          published >= op
+ *               receivers copy the rows they need               taken[src] >= op
+ *   combine     an experts' rank writes, per origin and chunk,  sent[origin] >= seq
+ *               a message (tags, weights, rows) in slot seq % S
+ *               of the origin's ring; the origin sums           taken[sender] >= seq
+ *   more nodes  HT dispatch: the same-rail rank p of a node copies net rows into its forward area,
+ *               its node reads there. HT combine: p sums its node's messages into a relay ring.
+ *
+ * Memory order: rows are plain stores, then a release store of the number, then the peer's
+ * door is rung; readers load the number with acquire. Numbers only grow. Operation numbers are
+ * counted where they execute, so graph replays count.
+ *
+ * Two arenas per group: one per layout (expert-major, the other), each with its own counters. */
+#ifndef TREFOIL_API_CPU_CPU_H
+#define TREFOIL_API_CPU_CPU_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "api/object.h"
+#include "trefoil/layout.h"
+
+typedef _Atomic uint64_t ep_word_t;
+
+typedef enum ep_kind { EP_KIND_UPDATE, EP_KIND_DISPATCH, EP_KIND_COMBINE, EP_NUM_KINDS } ep_kind_t;
+
+/* Rung by whoever changed a word that its owner may wait for. */
+typedef struct ep_door {
+  _Atomic uint32_t bell, sleepers;
+  char pad[56];
+} ep_door_t;
+
+/* Of one arena in a control block; written by its owner only. */
+typedef struct ep_arena_head {
+  ep_word_t updatePublished, dispatchPublished, weightsPublished;
+  int64_t updateTokens, updateTopk;
+  int64_t initTopk; /* what ncclEpInitHandle was given, compared when the arena grows */
+  uint64_t pad[2];
+} ep_arena_head_t;
+
+/* Start of every rank's control block; arrays of R words follow (control_words). */
+typedef struct ep_control {
+  ep_door_t doors[EP_NUM_KINDS];
+  ep_settings_t settings;
+  ep_word_t failure; /* 0, or 1 + the rank that its owner gave up on */
+  ep_arena_head_t arenas[2];
+} ep_control_t;
+_Static_assert(sizeof(ep_control_t) <= EP_CONTROL_HEAD_BYTES, "EP_CONTROL_HEAD_BYTES");
+
+/* Arrays of R words after the head. Barriers are the exception to "one writer": [r] is rank r's. */
+typedef enum ep_array {
+  EP_ARRAY_BARRIER = 0,                   /* [r] rank r's last barrier */
+  EP_ARRAY_CLEAN,                         /* [r] rank r's last MaskClean */
+  EP_ARRAY_ARENA,                         /* the rest: once per arena */
+  EP_ARRAY_UPDATE_TAKEN = EP_ARRAY_ARENA, /* [src] */
+  EP_ARRAY_DISPATCH_TAKEN,                /* [src] */
+  EP_ARRAY_WEIGHTS_TAKEN,                 /* [origin] LL partial sums */
+  EP_ARRAY_SENT,                          /* [origin] last message of that ring */
+  EP_ARRAY_OWN_TAKEN,                     /* [sender] of my own tokens' rings */
+  EP_ARRAY_RELAY_TAKEN,   /* [node(origin) * G + rail(sender)] of rings that I relay */
+  EP_ARRAY_RELAY_SENT,    /* [node(origin)] */
+  EP_ARRAY_FORWARD,       /* [node(origin)] op << 32 | chunks forwarded */
+  EP_ARRAY_FORWARD_TAKEN, /* [rail(p)] */
+  EP_NUM_ARRAYS
+} ep_array_t;
+#define EP_CONTROL_ARRAYS (EP_ARRAY_ARENA + 2 * (EP_NUM_ARRAYS - EP_ARRAY_ARENA))
+_Static_assert(EP_CONTROL_ARRAYS * 8 <= 256, "control bytes of the sizing table: 256 R");
+
+typedef struct ep_peer {
+  ep_control_t *control;
+  char *arena[2];
+  _Atomic int active;    /* this rank's mask */
+  ep_word_t rowsFrom[2]; /* rows pulled from it: dispatch, combine */
+  uint64_t ringSeq[2];   /* [arena] messages per ring so far, of this rank as origin */
+  int64_t sendNext;      /* combine in progress: next chunk to send to this origin */
+  int64_t relayNext;     /* */
+  int64_t cursor;        /* combine: next row of its message */
+  const char *message;   /* combine: its current message, NULL: none */
+} ep_peer_t;
+_Static_assert(sizeof(ep_peer_t) <= 256, "peer tables of the sizing table: 256 R");
+
+typedef struct ep_arena {
+  int ready;
+  ep_sizing_t sizing;
+  char *memory; /* this rank's */
+  ncclWindow_t window;
+  void *scratch;
+  uint64_t ops[EP_NUM_KINDS]; /* executed so far */
+} ep_arena_t;
+
+struct ep_hang;
+
+typedef struct ep_cpu_group {
+  struct ncclEpGroup *group;
+  int me, R, G, M; /* rank, ranks, ranks a node, nodes */
+  char *controlMemory;
+  ncclWindow_t controlWindow;
+  ep_buffer_t controlBuffer, tableBuffer;
+  ep_peer_t *peers; /* [R] */
+  ep_arena_t arenas[2];
+  uint64_t barriers, cleans;
+  _Atomic int failed;   /* a rank was given up: nothing runs any more */
+  pthread_mutex_t lock; /* of what follows */
+  pthread_cond_t idle;
+  int64_t inFlight;           /* records queued or running, all handles */
+  struct ep_record *captured; /* of mask operations */
+  struct ep_hang *hang;
+} ep_cpu_group_t;
+_Static_assert(sizeof(struct ncclEpGroup) + 64 + sizeof(ep_cpu_group_t) <= EP_GROUP_OBJECT_BYTES,
+               "EP_GROUP_OBJECT_BYTES");
+
+/* Start of handle_mem; arrays follow (cpu_handle.c). A second handle on the same memory sees it. */
+typedef struct ep_mem_head {
+  uint64_t magic;
+  uint64_t version; /* unique per Update in this process */
+  int64_t topk, mode, alignment, total;
+} ep_mem_head_t;
+
+typedef struct ep_cpu_handle {
+  struct ncclEpHandle *handle;
+  ep_cpu_group_t *g;
+  int arenaIdx;
+  ep_mem_head_t *head;
+  int64_t *numTokens; /* [R] in handle_mem */
+  uint8_t *active;    /* [R, R], LL */
+  int32_t *routing;   /* [R][N * K bound] */
+  size_t routingStride;
+  const int32_t **rows; /* [R] pointers into routing */
+  void *hostBlock;      /* rows and the layout's memory */
+  trefoil_layout_t layout;
+  uint64_t layoutVersion;
+  /* LL: what Update noted, and what the layout was made from */
+  ep_update_call_t noted;
+  uint64_t notedNo, layoutNo;
+  uint64_t flightOp; /* of the send_only operation between its halves */
+  struct ep_record *pendingRecord, *captured;
+  int64_t inFlight;
+  uint64_t updatesQueued;
+  ep_word_t updatesRun;
+} ep_cpu_handle_t;
+_Static_assert(sizeof(struct ncclEpHandle) + 64 + sizeof(ep_cpu_handle_t) <= EP_HANDLE_OBJECT_BYTES,
+               "EP_HANDLE_OBJECT_BYTES");
+
+typedef enum ep_stage { EP_STAGE_BOTH = 3, EP_STAGE_SEND = 1, EP_STAGE_RECEIVE = 2 } ep_stage_t;
+
+/* A queued operation. */
+typedef struct ep_record {
+  void (*run)(struct ep_record *r);
+  ep_cpu_group_t *g;
+  ep_cpu_handle_t *h; /* NULL: of the group */
+  struct ep_record *next;
+  int captured; /* lives until the handle goes */
+  ep_stage_t stage;
+  ep_update_call_t routing; /* LL: the routing noted when the operation was called */
+  uint64_t routingNo;
+  union {
+    ep_update_call_t update;
+    ep_dispatch_call_t dispatch;
+    ep_combine_call_t combine;
+    int *deviceMask;
+  } call;
+  int mask[]; /* MaskUpdate: [R] */
+} ep_record_t;
+
+/* An operation while it runs: what a wait needs to say whom it waits for. */
+typedef struct ep_op {
+  ep_cpu_group_t *g;
+  ep_arena_t *a;
+  ep_cpu_handle_t *h;
+  int arenaIdx;
+  ep_kind_t kind;
+  uint64_t no;
+} ep_op_t;
+
+/* ---- shared memory ---- */
+static inline ep_word_t *epArray(ep_control_t *c, int R, ep_array_t array, int arenaIdx) {
+  int idx = array < EP_ARRAY_ARENA
+                ? (int)array
+                : (int)array + arenaIdx * ((int)EP_NUM_ARRAYS - (int)EP_ARRAY_ARENA);
+  return (ep_word_t *)((char *)c + EP_CONTROL_HEAD_BYTES) + (size_t)idx * (size_t)R;
+}
+/* Word [i] of rank r's array, for the arena of the operation. */
+static inline ep_word_t *epWordOf(const ep_op_t *op, int r, ep_array_t array, int i) {
+  return &epArray(op->g->peers[r].control, op->g->R, array, op->arenaIdx)[i];
+}
+static inline ep_arena_head_t *epHeadOf(const ep_op_t *op, int r) {
+  return &op->g->peers[r].control->arenas[op->arenaIdx];
+}
+/* A shared buffer of rank r's arena. */
+static inline char *epBufferOf(const ep_op_t *op, int r, ep_buffer_id_t id) {
+  const ep_buffer_t *b = op->a->sizing.buffers;
+  return op->g->peers[r].arena[op->arenaIdx] + (b[id].offset - b[EP_BUFFER_CONTROL].bytes);
+}
+static inline uint64_t epLoad(const ep_word_t *w) {
+  return atomic_load_explicit((ep_word_t *)(uintptr_t)w, memory_order_acquire);
+}
+static inline void epStore(ep_word_t *w, uint64_t value) {
+  atomic_store_explicit(w, value, memory_order_release);
+}
+static inline int epActive(const ep_cpu_group_t *g, int r) {
+  return atomic_load_explicit(&g->peers[r].active, memory_order_relaxed);
+}
+
+/* ---- cpu_wait.c ---- */
+void epRing(ep_cpu_group_t *g, int r, ep_kind_t kind);
+void epRingAll(ep_cpu_group_t *g, ep_kind_t kind);
+/* Waits until *word (rank peer's) >= value: 1; 0 if the peer is lost: then it is masked, or without
+ * masks the group has failed. `what` completes "waiting for <what>". */
+int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, const char *what);
+/* One sleep on this rank's own door since `seen`; blames peer. 0: the group has failed. */
+typedef struct ep_patience {
+  uint64_t deadlineNs, nextLookNs;
+} ep_patience_t;
+uint32_t epBell(const ep_op_t *op);
+int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_patience_t *patience);
+void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what);
+/* All ranks; every rank waits on its own memory only. 0: failed, sentence recorded in epFail. */
+trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeoutNs);
+int epCleanBarrier(ep_cpu_group_t *g);
+uint64_t epNowNs(void);
+
+/* ---- cpu_queue.c ---- */
+trefoil_result_t epQueue(ep_record_t *record, cudaStream_t stream);
+trefoil_result_t epNewRecord(ep_cpu_group_t *g, ep_cpu_handle_t *h, void (*run)(ep_record_t *),
+                             ep_record_t **out);
+void epWaitIdle(ep_cpu_group_t *g, ep_cpu_handle_t *h);
+trefoil_result_t epIsCapturing(cudaStream_t stream, int *capturing);
+
+/* ---- operations ---- */
+void epRunUpdate(ep_record_t *r);
+void epRunDispatch(ep_record_t *r);
+void epRunCombine(ep_record_t *r);
+/* Publishes the routing, reads everybody's, computes the layout. 0: failed. */
+int epExchangeRouting(const ep_op_t *op, const ep_update_call_t *call);
+/* The caller's ids as int32; an id out of range or a duplicate is reported and becomes -1. */
+void epCopyRouting(const ep_op_t *op, const ep_update_call_t *call, int32_t *out);
+int epComputeLayout(ep_cpu_handle_t *h, int topk);
+/* HT: the layout of what handle_mem holds now. 0: reported. */
+int epRefreshLayout(const ep_op_t *op, int64_t numTokens);
+void epReceiveRows(const ep_op_t *op, const ep_dispatch_call_t *call);
+/* Combine's messages. */
+typedef struct ep_message {
+  int64_t count;    /* rows */
+  int64_t rowBytes; /* as they travel */
+} ep_message_t;
+int64_t epNumChunks(const ep_op_t *op, int origin);
+char *epMessageAt(const ep_op_t *op, int sender, int ring, uint64_t seq);
+int64_t *epMessageTags(const ep_op_t *op, char *message);
+float *epMessageWeights(const ep_op_t *op, char *message);
+char *epMessageRows(const ep_op_t *op, char *message);
+void epWriteMessage(const ep_op_t *op, const ep_combine_call_t *call, int origin, int64_t chunk,
+                    char *message);
+size_t epWireBytes(const ep_combine_call_t *call);
+int epPartial(const ep_op_t *op, const ep_combine_call_t *call);
+void epReduceChunk(const ep_op_t *op, const ep_combine_call_t *call, int64_t chunk);
+void epRelayChunk(const ep_op_t *op, const ep_combine_call_t *call, int origin, int64_t chunk,
+                  char *message);
+
+/* ---- cpu_arena.c, cpu_mask.c, cpu_hang.c ---- */
+trefoil_result_t epArenaEnsure(ep_cpu_group_t *g, int arenaIdx, const ep_sizing_t *sizing,
+                               int topk);
+void epArenaFree(ep_cpu_group_t *g, int arenaIdx);
+trefoil_result_t epOpenWindow(ep_cpu_group_t *g, size_t bytes, char **memory, ncclWindow_t *window);
+void epCloseWindow(ep_cpu_group_t *g, char *memory, ncclWindow_t window);
+trefoil_result_t epMaskQuery(ncclEpGroup_t group, int *deviceMask, cudaStream_t stream);
+trefoil_result_t epMaskUpdate(ncclEpGroup_t group, const int *hostMask, cudaStream_t stream);
+trefoil_result_t epMaskClean(ncclEpGroup_t group, cudaStream_t stream);
+
+static inline ep_cpu_group_t *epCpu(struct ncclEpGroup *g) {
+  return g->state;
+}
+
+#endif

@@ -1,0 +1,151 @@
+/* Groups: the control window, the settings of all ranks compared, and the way out. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/cpu/cpu.h"
+#include "api/cpu/cpu_group.h"
+#include "api/cpu/cpu_hang.h"
+#include "trefoil_host.h"
+
+void epCommProperties(ncclCommProperties_t *p) {
+  memset(p, 0, sizeof *p);
+  p->size = sizeof *p;
+  p->magic = NCCL_API_MAGIC;
+  p->version = NCCL_VERSION_CODE;
+}
+
+trefoil_result_t epCpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode) {
+  ncclCommProperties_t p;
+  epCommProperties(&p);
+  int me = 0, R = 0;
+  if (ncclCommUserRank(comm, &me) != ncclSuccess || ncclCommCount(comm, &R) != ncclSuccess ||
+      ncclCommQueryProperties(comm, &p) != ncclSuccess) {
+    const char *why = trefoilHostLastError();
+    return epFail(TREFOIL_INVALID_ARGUMENT, "ncclEpCreateGroup: comm is not usable: %s",
+                  why && *why ? why : "NCCL gave no reason");
+  }
+  int nodes = p.nLsaTeams > 0 ? p.nLsaTeams : 1;
+  EP_CHECK(R % nodes == 0, TREFOIL_INVALID_ARGUMENT,
+           "ncclEpCreateGroup: %d ranks on %d nodes; must divide evenly", R, nodes);
+  *rank = me;
+  *numRanks = R;
+  *ranksPerNode = R / nodes;
+  return TREFOIL_OK;
+}
+
+static ep_cpu_group_t *stateOf(ncclEpGroup_t group) {
+  uintptr_t end = (uintptr_t)(group + 1);
+  return (ep_cpu_group_t *)((end + 63) / 64 * 64);
+}
+
+static trefoil_result_t openControl(ep_cpu_group_t *g) {
+  EP_TRY(epAllocBuffer(g->group, &g->tableBuffer, (void **)&g->peers));
+  trefoil_result_t result =
+      epOpenWindow(g, g->controlBuffer.bytes, &g->controlMemory, &g->controlWindow);
+  if (result != TREFOIL_OK) {
+    epFreeBuffer(g->group, &g->tableBuffer, g->peers);
+    return result;
+  }
+  /* fresh or reused memory: all of it starts at zero, before anybody is told of it */
+  for (int r = 0; r < g->R && result == TREFOIL_OK; r++) {
+    void *p = NULL;
+    if (trefoilHostPeerPointer(g->controlWindow, 0, r, &p) != ncclSuccess || !p) {
+      result = epFail(TREFOIL_SYSTEM_ERROR, "ncclEpCreateGroup: rank %d's window: %s", r,
+                      trefoilHostLastError());
+    }
+    g->peers[r].control = p;
+    atomic_store(&g->peers[r].active, 1);
+  }
+  return result;
+}
+
+static trefoil_result_t compareSettings(ep_cpu_group_t *g) {
+  ep_settings_t *all = malloc((size_t)g->R * sizeof *all);
+  EP_CHECK(all, TREFOIL_SYSTEM_ERROR, "ncclEpCreateGroup: out of memory");
+  for (int r = 0; r < g->R; r++) all[r] = g->peers[r].control->settings;
+  trefoil_result_t result = epSettingsCompare(all, g->R);
+  free(all);
+  return result;
+}
+
+static void closeControl(ep_cpu_group_t *g) {
+  epCloseWindow(g, g->controlMemory, g->controlWindow);
+  epFreeBuffer(g->group, &g->tableBuffer, g->peers);
+}
+
+static trefoil_result_t joinGroup(ep_cpu_group_t *g) {
+  uint64_t timeout = g->group->timeoutNs;
+  epSettingsOf(g->group, &g->peers[g->me].control->settings);
+  EP_TRY(epBarrier(g, "ncclEpCreateGroup", timeout));
+  trefoil_result_t result = compareSettings(g);
+  if (result != TREFOIL_OK) {
+    char sentence[400];
+    strncpy(sentence, trefoilLastError(), sizeof sentence - 1);
+    sentence[sizeof sentence - 1] = 0;
+    epBarrier(g, "ncclEpCreateGroup", timeout); /* nobody reads this rank any more */
+    return epFail(result, "%s", sentence);
+  }
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epCpuGroupCreate(ncclEpGroup_t group) {
+  ep_cpu_group_t *g = stateOf(group);
+  memset(g, 0, sizeof *g);
+  group->state = g;
+  g->group = group;
+  g->me = group->rank;
+  g->R = group->numRanks;
+  g->G = group->ranksPerNode;
+  g->M = g->R / g->G;
+  ep_sizing_t sizing;
+  ep_handle_limits_t any = {.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR, .topk = 1};
+  ep_sizing_config_t config = epSizingConfig(&group->limits, &any, g->R, g->G);
+  EP_TRY(epSizing(&config, &sizing));
+  g->controlBuffer = sizing.buffers[EP_BUFFER_CONTROL];
+  g->tableBuffer = sizing.buffers[EP_BUFFER_PEER_TABLES];
+  EP_TRY(openControl(g));
+  trefoil_result_t result = joinGroup(g);
+  if (result != TREFOIL_OK) {
+    closeControl(g);
+    return result;
+  }
+  pthread_mutex_init(&g->lock, NULL);
+  pthread_cond_init(&g->idle, NULL);
+  epHangOpen(g);
+  return TREFOIL_OK;
+}
+
+/* A group that lost a rank cannot tell when that rank, if it lives in this process, stops reading:
+ * then its windows stay mapped until the process ends. */
+static int everybodyLeft(ep_cpu_group_t *g) {
+  int failed = atomic_load(&g->failed), dead = 0;
+  for (int r = 0; r < g->R; r++) dead |= !epActive(g, r);
+  uint64_t timeout = g->group->timeoutNs, second = 1000000000u;
+  if ((failed || dead) && timeout > second) timeout = second;
+  return epBarrier(g, "ncclEpGroupDestroy", timeout) == TREFOIL_OK;
+}
+
+static int missingInProcess(const ep_cpu_group_t *g) {
+  for (int r = 0; r < g->R; r++) {
+    if (r != g->me && trefoilHostSameProcess(g->group->comm, r) == 1) return 1;
+  }
+  return 0;
+}
+
+trefoil_result_t epCpuGroupDestroy(ncclEpGroup_t group) {
+  ep_cpu_group_t *g = epCpu(group);
+  epWaitIdle(g, NULL);
+  int keep = !everybodyLeft(g) && missingInProcess(g);
+  epHangClose(g);
+  if (!keep) {
+    for (int a = 0; a < 2; a++) epArenaFree(g, a);
+    closeControl(g);
+  }
+  for (ep_record_t *r = g->captured, *next; r; r = next) {
+    next = r->next;
+    free(r);
+  }
+  pthread_mutex_destroy(&g->lock);
+  pthread_cond_destroy(&g->idle);
+  return TREFOIL_OK;
+}

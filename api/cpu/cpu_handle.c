@@ -1,0 +1,168 @@
+/* Handles: handle_mem, the layout's memory, and calls turned into records. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/cpu/cpu.h"
+#include "api/cpu/cpu_group.h"
+
+static ep_cpu_handle_t *stateOf(ncclEpHandle_t handle) {
+  uintptr_t end = (uintptr_t)(handle + 1);
+  return (ep_cpu_handle_t *)((end + 63) / 64 * 64);
+}
+
+static size_t align16(size_t bytes) {
+  return (bytes + 15) / 16 * 16;
+}
+
+/* handle_mem: head (256) | numTokens [R] | LL: active [R, R] | routing [R][N * K]. */
+static void carveMem(ep_cpu_handle_t *h) {
+  size_t R = (size_t)h->g->R;
+  char *p = h->handle->handleMem;
+  h->head = (ep_mem_head_t *)p;
+  p += 256;
+  h->numTokens = (int64_t *)p;
+  p += align16(R * sizeof(int64_t));
+  if (!epIsHt(h->g->group)) {
+    h->active = (uint8_t *)p;
+    p += align16(R * R);
+  }
+  h->routing = (int32_t *)p;
+  h->routingStride = h->handle->sizing.routingBytes / sizeof(int32_t);
+}
+
+static trefoil_result_t makeHost(ep_cpu_handle_t *h) {
+  const ep_buffer_t *b = &h->handle->sizing.buffers[EP_BUFFER_LAYOUT];
+  EP_TRY(epAllocBuffer(h->g->group, b, &h->hostBlock));
+  size_t pointers = align16((size_t)h->g->R * sizeof *h->rows);
+  h->rows = h->hostBlock;
+  h->layout.memory = (char *)h->hostBlock + pointers;
+  h->layout.memoryBytes = b->bytes - pointers;
+  for (int r = 0; r < h->g->R; r++) h->rows[r] = h->routing + (size_t)r * h->routingStride;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epCpuHandleCreate(ncclEpHandle_t handle) {
+  ep_cpu_handle_t *h = stateOf(handle);
+  memset(h, 0, sizeof *h);
+  handle->state = h;
+  h->handle = handle;
+  h->g = epCpu(handle->group);
+  int expertMajor =
+      handle->mode == TREFOIL_LL_EXPERT_MAJOR || handle->mode == TREFOIL_HT_EXPERT_MAJOR;
+  h->arenaIdx = expertMajor ? 0 : 1;
+  carveMem(h);
+  if (handle->ownsMem) h->head->magic = 0;
+  EP_TRY(makeHost(h));
+  trefoil_result_t result = epArenaEnsure(h->g, h->arenaIdx, &handle->sizing, handle->topkBound);
+  if (result != TREFOIL_OK) {
+    epFreeBuffer(handle->group, &handle->sizing.buffers[EP_BUFFER_LAYOUT], h->hostBlock);
+  }
+  return result;
+}
+
+trefoil_result_t epCpuHandleDestroy(ncclEpHandle_t handle) {
+  ep_cpu_handle_t *h = handle->state;
+  epWaitIdle(h->g, h);
+  free(h->pendingRecord);
+  for (ep_record_t *r = h->captured, *next; r; r = next) {
+    next = r->next;
+    free(r);
+  }
+  epFreeBuffer(handle->group, &handle->sizing.buffers[EP_BUFFER_LAYOUT], h->hostBlock);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epCpuUpdate(ncclEpHandle_t handle, const ep_update_call_t *call,
+                             cudaStream_t stream) {
+  ep_cpu_handle_t *h = handle->state;
+  if (!epIsHt(handle->group)) {
+    h->noted = *call;
+    h->notedNo++;
+    return TREFOIL_OK;
+  }
+  ep_record_t *r;
+  int capturing;
+  EP_TRY(epIsCapturing(stream, &capturing));
+  EP_TRY(epNewRecord(h->g, h, epRunUpdate, &r));
+  r->call.update = *call;
+  EP_TRY(epQueue(r, stream));
+  if (!capturing) h->updatesQueued++;
+  return TREFOIL_OK;
+}
+
+/* Queues the whole operation, or its first half and keeps the second for Complete. */
+static trefoil_result_t queueHalves(ep_cpu_handle_t *h, ep_record_t *r, int sendOnly,
+                                    cudaStream_t stream) {
+  r->routing = h->noted;
+  r->routingNo = h->notedNo;
+  if (!sendOnly) return epQueue(r, stream);
+  ep_record_t *second;
+  trefoil_result_t result = epNewRecord(h->g, h, r->run, &second);
+  if (result != TREFOIL_OK) {
+    free(r);
+    return result;
+  }
+  *second = *r;
+  r->stage = EP_STAGE_SEND;
+  second->stage = EP_STAGE_RECEIVE;
+  result = epQueue(r, stream);
+  if (result != TREFOIL_OK) {
+    free(second);
+    return result;
+  }
+  h->pendingRecord = second;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epCpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *call,
+                               cudaStream_t stream) {
+  ep_cpu_handle_t *h = handle->state;
+  ep_record_t *r;
+  EP_TRY(epNewRecord(h->g, h, epRunDispatch, &r));
+  r->call.dispatch = *call;
+  return queueHalves(h, r, call->sendOnly, stream);
+}
+
+trefoil_result_t epCpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *call,
+                              cudaStream_t stream) {
+  ep_cpu_handle_t *h = handle->state;
+  ep_record_t *r;
+  EP_TRY(epNewRecord(h->g, h, epRunCombine, &r));
+  r->call.combine = *call;
+  return queueHalves(h, r, call->sendOnly, stream);
+}
+
+trefoil_result_t epCpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
+  ep_cpu_handle_t *h = handle->state;
+  ep_record_t *copy;
+  EP_TRY(epNewRecord(h->g, h, h->pendingRecord->run, &copy));
+  *copy = *h->pendingRecord;
+  EP_TRY(epQueue(copy, stream));
+  free(h->pendingRecord);
+  h->pendingRecord = NULL;
+  return TREFOIL_OK;
+}
+
+/* The count is known once the Update has run; a program that sized its tensors has waited for that
+ * anyway. */
+trefoil_result_t epCpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, int64_t *count) {
+  ep_cpu_handle_t *h = handle->state;
+  int capturing;
+  EP_TRY(epIsCapturing(stream, &capturing));
+  EP_CHECK(!capturing, TREFOIL_INVALID_USAGE,
+           "eager sizing (max_recv_tokens_per_rank 0) cannot be captured: sizes are not known");
+  pthread_mutex_lock(&h->g->lock);
+  while (epLoad(&h->updatesRun) < h->updatesQueued && h->inFlight > 0) {
+    pthread_cond_wait(&h->g->idle, &h->g->lock);
+  }
+  pthread_mutex_unlock(&h->g->lock);
+  EP_TRY(epCheckTrouble(handle->group));
+  const ep_mem_head_t *head = h->head;
+  EP_CHECK(
+      head->magic == NCCL_EP_MAGIC && head->mode == (int64_t)handle->mode &&
+          head->alignment == (int64_t)handle->alignment,
+      TREFOIL_INVALID_USAGE,
+      "handle_mem holds no routing of this layout and alignment; call ncclEpUpdateHandle first");
+  *count = head->total;
+  return TREFOIL_OK;
+}

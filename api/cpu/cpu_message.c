@@ -1,0 +1,174 @@
+/* Combine's messages: what an experts' rank has to give back to one origin for one chunk of its
+ * tokens. A message describes itself: a tag per row (token * K, plus k where rows are per (token,
+ * k)), in HT the backward weights per (row, k), then the rows. So the origin needs to know neither
+ * slots nor what was dropped or masked there. */
+#include <string.h>
+
+#include "api/cpu/cpu.h"
+#include "ref/row.h"
+
+#define MESSAGE_HEAD 64
+
+int64_t epNumChunks(const ep_op_t *op, int origin) {
+  if (!epIsHt(op->g->group)) return 1;
+  int64_t C = op->a->sizing.chunkTokens;
+  return (op->h->numTokens[origin] + C - 1) / C;
+}
+
+char *epMessageAt(const ep_op_t *op, int sender, int ring, uint64_t seq) {
+  const ep_sizing_t *s = &op->a->sizing;
+  size_t slot = (size_t)ring * (size_t)s->combineSlots + seq % (uint64_t)s->combineSlots;
+  return epBufferOf(op, sender, EP_BUFFER_COMBINE_RINGS) + slot * s->ringSlotBytes;
+}
+
+int64_t *epMessageTags(const ep_op_t *op, char *message) {
+  (void)op;
+  return (int64_t *)(message + MESSAGE_HEAD);
+}
+
+float *epMessageWeights(const ep_op_t *op, char *message) {
+  return (float *)(message + MESSAGE_HEAD + op->a->sizing.ringTagBytes);
+}
+
+char *epMessageRows(const ep_op_t *op, char *message) {
+  const ep_sizing_t *s = &op->a->sizing;
+  return message + MESSAGE_HEAD + s->ringTagBytes + s->ringWeightBytes;
+}
+
+size_t epWireBytes(const ep_combine_call_t *c) {
+  if (c->quant == EP_QUANT_NVFP4) return (size_t)(c->width / 2 + c->width / 16) + sizeof(float);
+  return (size_t)c->width * trefoilDtypeBytes(c->dtype);
+}
+
+int epPartial(const ep_op_t *op, const ep_combine_call_t *c) {
+  return op->g->group->llPartial && op->h->handle->mode == TREFOIL_LL_EXPERT_MAJOR &&
+         c->quant == EP_QUANT_NONE;
+}
+
+typedef struct writer {
+  const ep_op_t *op;
+  const ep_combine_call_t *c;
+  int origin, K, L, firstExpert;
+  size_t rowBytes, stride;
+  const int32_t *ids;   /* of the current token */
+  const int64_t *slots; /* */
+  int64_t token, count;
+  int64_t *tags;
+  float *weights;
+  char *rows;
+  const float *originWeights; /* LL partial: [B, K] */
+} writer_t;
+
+static int isLocal(const writer_t *w, int k) {
+  return (uint32_t)(w->ids[k] - w->firstExpert) < (uint32_t)w->L && w->slots[k] >= 0;
+}
+
+static const char *slotRow(const writer_t *w, int64_t slot) {
+  return (const char *)w->c->tokens + (size_t)slot * w->rowBytes;
+}
+
+static void copySlot(const writer_t *w, int64_t slot, char *to) {
+  if (w->c->quant != EP_QUANT_NVFP4) {
+    memcpy(to, slotRow(w, slot), w->rowBytes);
+    return;
+  }
+  float g = w->c->slotScales[slot];
+  int64_t width = w->c->width;
+  memcpy(to, &g, sizeof g);
+  epRowEncodeNvfp4((const uint16_t *)slotRow(w, slot), width, g, (uint8_t *)to + sizeof g,
+                   (uint8_t *)to + sizeof g + width / 2);
+}
+
+static char *nextRow(writer_t *w, int k) {
+  w->tags[w->count] = w->token * w->K + k;
+  return w->rows + (size_t)w->count++ * w->stride;
+}
+
+/* A row per (token, k). */
+static void writeExact(writer_t *w) {
+  for (int k = 0; k < w->K; k++) {
+    if (isLocal(w, k)) copySlot(w, w->slots[k], nextRow(w, k));
+  }
+}
+
+/* One row: all local entries share a slot. */
+static void writeShared(writer_t *w) {
+  for (int k = 0; k < w->K; k++) {
+    if (!isLocal(w, k)) continue;
+    copySlot(w, w->slots[k], nextRow(w, 0));
+    return;
+  }
+}
+
+/* One row: the rank's partial, ascending k, rounded to the wire type. */
+static void writeSum(writer_t *w) {
+  ep_sum_t sum = {.dtype = w->c->dtype, .width = w->c->width, .acc = w->op->a->scratch};
+  int begun = 0;
+  for (int k = 0; k < w->K; k++) {
+    if (!isLocal(w, k)) continue;
+    if (!begun) epSumBegin(&sum, nextRow(w, 0));
+    begun = 1;
+    if (w->originWeights) {
+      epSumAddWeighted(&sum, slotRow(w, w->slots[k]), w->originWeights[w->token * w->K + k]);
+    } else {
+      epSumAdd(&sum, slotRow(w, w->slots[k]));
+    }
+  }
+  if (begun) epSumEnd(&sum);
+}
+
+/* Backward: the value of each (token, k) whose expert is here; flat slots list them by ascending
+ * id. */
+static void writeWeights(const writer_t *w, float *out) {
+  int flat = w->op->h->handle->mode == TREFOIL_HT_FLAT;
+  for (int k = 0; k < w->K; k++) {
+    out[k] = 0;
+    if (!isLocal(w, k)) continue;
+    int before = 0;
+    for (int j = 0; j < w->K && flat; j++) before += isLocal(w, j) && w->ids[j] < w->ids[k];
+    out[k] = w->c->slotWeights[flat ? w->slots[k] * w->K + before : w->slots[k]];
+  }
+}
+
+static void writeToken(writer_t *w, trefoil_mode_t mode, int sums) {
+  int64_t before = w->count;
+  if (sums) {
+    writeSum(w);
+  } else if (mode == TREFOIL_LL_EXPERT_MAJOR) {
+    writeExact(w);
+  } else {
+    writeShared(w);
+  }
+  if (w->c->backward && w->count > before) writeWeights(w, w->weights + before * w->K);
+}
+
+void epWriteMessage(const ep_op_t *op, const ep_combine_call_t *c, int origin, int64_t chunk,
+                    char *message) {
+  ep_cpu_handle_t *h = op->h;
+  const ep_sizing_t *s = &op->a->sizing;
+  int K = (int)h->head->topk, L = h->layout.numLocalExperts;
+  writer_t w = {.op = op, .c = c, .origin = origin, .K = K, .L = L};
+  w.firstExpert = op->g->me * L;
+  w.rowBytes = (size_t)c->width * trefoilDtypeBytes(c->dtype);
+  w.stride = s->rowStride;
+  w.tags = epMessageTags(op, message);
+  w.weights = epMessageWeights(op, message);
+  w.rows = epMessageRows(op, message);
+  int partial = epPartial(op, c), sums = partial || h->handle->mode == TREFOIL_HT_EXPERT_MAJOR;
+  if (partial) {
+    w.originWeights = (const float *)(epBufferOf(op, origin, EP_BUFFER_COMBINE_WEIGHTS) +
+                                      op->no % 2 * s->weightBytes);
+  }
+  int64_t first = chunk * s->chunkTokens, end = first + s->chunkTokens;
+  if (end > h->numTokens[origin]) end = h->numTokens[origin];
+  if (!epActive(op->g, origin)) end = first;
+  for (int64_t t = first; t < end; t++) {
+    w.token = t;
+    w.ids = h->rows[origin] + t * K;
+    w.slots = h->layout.slotOf[origin] + t * K;
+    writeToken(&w, h->handle->mode, sums);
+  }
+  ep_message_t *head = (ep_message_t *)message;
+  head->count = w.count;
+  head->rowBytes = (int64_t)epWireBytes(c);
+}

@@ -1,0 +1,216 @@
+/* Waiting for other ranks, and giving up on them.
+ *
+ * A rank waits on its own door: it notes the bell, looks at the words it waits for, and sleeps on
+ * the bell if they are not there yet. Whoever changes a word rings after it; if the bell has moved
+ * since it was noted the sleep returns at once, so no ring is lost. Rings cost a system call only
+ * if somebody sleeps. Sleeps are cut into slices, in which it looks whether the peer lives, whether
+ * another rank has given up (and on whom: that one is blamed here too), and at the time.
+ *
+ * Barriers push: rank r writes word [r] of every rank's own array, and each waits on its own memory.
+ * A rank that has passed the last barrier is read by nobody any more and may free its memory. */
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "api/cpu/cpu.h"
+#include "api/cpu/cpu_hang.h"
+#include "trefoil_host.h"
+
+#define LOOK_NS  5000000ull /* between looks at the peer's life */
+#define NUM_SPIN 60
+
+static const char *const kindNames[EP_NUM_KINDS] = {"update", "dispatch", "combine"};
+
+uint64_t epNowNs(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void sleepOn(const void *word, uint32_t seen, uint64_t ns) {
+  struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+}
+
+static void wake(const void *word) {
+  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static inline void pauseCpu(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+void epRing(ep_cpu_group_t *g, int r, ep_kind_t kind) {
+  ep_door_t *door = &g->peers[r].control->doors[kind];
+  atomic_fetch_add(&door->bell, 1);
+  if (atomic_load(&door->sleepers)) wake(&door->bell);
+}
+
+void epRingAll(ep_cpu_group_t *g, ep_kind_t kind) {
+  for (int r = 0; r < g->R; r++) {
+    if (r != g->me) epRing(g, r, kind);
+  }
+}
+
+/* Without masks: the group is lost, and the others shall hear of it and of whose fault it is. */
+static void failGroup(const ep_op_t *op, int culprit) {
+  ep_cpu_group_t *g = op->g;
+  atomic_store(&g->failed, 1);
+  epStore(&g->peers[g->me].control->failure, (uint64_t)culprit + 1);
+  for (int kind = 0; kind < EP_NUM_KINDS; kind++) epRingAll(g, (ep_kind_t)kind);
+}
+
+void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what) {
+  ep_cpu_group_t *g = op->g;
+  unsigned long long no = op->no;
+  if (g->group->limits.enableMask && !epIsHt(g->group)) {
+    atomic_store(&g->peers[peer].active, 0);
+    epReport(g->group, EP_TROUBLE_FLAG, TREFOIL_REMOTE_ERROR,
+             "rank %d %s: %s %llu, waiting for its %s; it is masked", peer, how,
+             kindNames[op->kind], no, what);
+    return;
+  }
+  epReport(g->group, EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+           "rank %d %s: %s %llu on rank %d, waiting for its %s; the group is lost, destroy it",
+           peer, how, kindNames[op->kind], no, g->me, what);
+  failGroup(op, peer);
+}
+
+/* Another rank gave up: its culprit is ours. */
+static int hearOfFailure(const ep_op_t *op) {
+  ep_cpu_group_t *g = op->g;
+  for (int r = 0; r < g->R; r++) {
+    uint64_t failure = r == g->me ? 0 : epLoad(&g->peers[r].control->failure);
+    if (!failure) continue;
+    int culprit = (int)(failure - 1);
+    if (culprit == g->me) {
+      epReport(g->group, EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+               "this rank (%d) was late: rank %d gave up waiting for it; the group is lost, "
+               "destroy it",
+               g->me, r);
+    } else {
+      epReport(g->group, EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+               "rank %d is gone or late, says rank %d; the group is lost (here in %s %llu), "
+               "destroy it",
+               culprit, r, kindNames[op->kind], (unsigned long long)op->no);
+    }
+    failGroup(op, culprit);
+    return 1;
+  }
+  return 0;
+}
+
+uint32_t epBell(const ep_op_t *op) {
+  return atomic_load(&op->g->peers[op->g->me].control->doors[op->kind].bell);
+}
+
+/* 0: gone, dead or too late; then the peer has been given up. */
+static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience_t *p) {
+  uint64_t now = epNowNs();
+  int masks = op->g->group->limits.enableMask && !epIsHt(op->g->group);
+  if (atomic_load(&op->g->failed)) return 0;
+  if (!masks && hearOfFailure(op)) return 0;
+  if (p->deadlineNs == 0) {
+    p->deadlineNs = now + op->g->group->timeoutNs;
+    p->nextLookNs = now + LOOK_NS;
+    epHangWait(op, peer, what);
+  } else if (now >= p->nextLookNs) {
+    p->nextLookNs = now + LOOK_NS;
+    if (peer >= 0 && trefoilHostPeerAlive(op->g->group->comm, peer) == 0) {
+      epGiveUp(op, peer, "is gone", what);
+      return 0;
+    }
+  }
+  if (now < p->deadlineNs) return 1;
+  char how[64];
+  snprintf(how, sizeof how, "did not come within %.3f s", (double)op->g->group->timeoutNs * 1e-9);
+  epGiveUp(op, peer, how, what);
+  return 0;
+}
+
+int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_patience_t *patience) {
+  if (!lookAround(op, peer, what, patience)) return 0;
+  uint64_t left = patience->deadlineNs - epNowNs(), slice = LOOK_NS;
+  if ((int64_t)left <= 0) left = 1;
+  ep_door_t *door = &op->g->peers[op->g->me].control->doors[op->kind];
+  atomic_fetch_add(&door->sleepers, 1);
+  sleepOn(&door->bell, seen, left < slice ? left : slice);
+  atomic_fetch_sub(&door->sleepers, 1);
+  return 1;
+}
+
+int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, const char *what) {
+  for (int i = 0; i < NUM_SPIN; i++) {
+    if (epLoad(word) >= value) return 1;
+    pauseCpu();
+  }
+  ep_patience_t patience = {0, 0};
+  for (;;) {
+    uint32_t seen = epBell(op);
+    if (epLoad(word) >= value) break;
+    if (!epSleep(op, seen, peer, what, &patience)) return 0;
+  }
+  epHangGo(op);
+  return 1;
+}
+
+/* Word [r] of this rank's own array, written by rank r, which wakes by the word's own address. */
+static int waitPushed(ep_cpu_group_t *g, int r, const ep_word_t *word, uint64_t value,
+                      uint64_t deadlineNs) {
+  for (int i = 0; i < NUM_SPIN; i++) {
+    if (epLoad(word) >= value) return 1;
+    pauseCpu();
+  }
+  for (;;) {
+    uint64_t seen = epLoad(word), now = epNowNs();
+    if (seen >= value) return 1;
+    if (now >= deadlineNs || trefoilHostPeerAlive(g->group->comm, r) == 0) {
+      return epLoad(word) >= value;
+    }
+    uint64_t left = deadlineNs - now;
+    sleepOn(word, (uint32_t)seen, left < LOOK_NS ? left : LOOK_NS);
+  }
+}
+
+static void push(ep_cpu_group_t *g, ep_array_t array, uint64_t value, int onlyActive) {
+  for (int r = 0; r < g->R; r++) {
+    if (onlyActive && !epActive(g, r)) continue;
+    ep_word_t *word = &epArray(g->peers[r].control, g->R, array, 0)[g->me];
+    epStore(word, value);
+    wake(word);
+  }
+}
+
+trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeoutNs) {
+  uint64_t value = ++g->barriers, deadline = epNowNs() + timeoutNs;
+  push(g, EP_ARRAY_BARRIER, value, 0);
+  ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_BARRIER, 0);
+  for (int r = 0; r < g->R; r++) {
+    EP_CHECK(waitPushed(g, r, &own[r], value, deadline), TREFOIL_REMOTE_ERROR, "%s: rank %d %s",
+             what, r,
+             trefoilHostPeerAlive(g->group->comm, r) == 0 ? "is gone"
+                                                          : "did not come within the timeout");
+  }
+  return TREFOIL_OK;
+}
+
+/* MaskClean's: every rank is told, the unmasked ones are waited for. */
+int epCleanBarrier(ep_cpu_group_t *g) {
+  uint64_t value = ++g->cleans, deadline = epNowNs() + g->group->timeoutNs;
+  push(g, EP_ARRAY_CLEAN, value, 0);
+  ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_CLEAN, 0);
+  int all = 1;
+  for (int r = 0; r < g->R; r++) {
+    if (!epActive(g, r) || waitPushed(g, r, &own[r], value, deadline)) continue;
+    epReport(g->group, EP_TROUBLE_FLAG, TREFOIL_REMOTE_ERROR,
+             "ncclEpMaskClean: rank %d did not come within the timeout", r);
+    all = 0;
+  }
+  return all;
+}

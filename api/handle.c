@@ -1,0 +1,273 @@
+/* Handles: Init, Update, Create, Complete, Destroy. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/object.h"
+
+static trefoil_result_t limitsOf(const char *function, ncclEpGroup_t g, ncclEpLayout_t layout,
+                                 const ncclEpHandleConfig_t *config, int topk,
+                                 ep_handle_limits_t *out) {
+  ncclEpHandleConfig_t copy = NCCL_EP_HANDLE_CONFIG_INIT;
+  if (config) {
+    EP_TRY(epCopyStruct(&copy, config,
+                        EP_STRUCT(ncclEpHandleConfig_t, NCCL_EP_HANDLE_CONFIG_V1_SIZE)));
+  }
+  *out = (ep_handle_limits_t){(unsigned)layout, copy.dispatch_output_per_expert_alignment, topk};
+  ep_verdict_t verdict;
+  if (epCheckHandleLimits(&g->limits, out, g->numRanks, &verdict)) return TREFOIL_OK;
+  return epFail(verdict.code, "%s: %s", function, verdict.reason);
+}
+
+static trefoil_result_t sizingOf(ncclEpGroup_t g, const ep_handle_limits_t *limits,
+                                 ep_sizing_t *out) {
+  ep_sizing_config_t config = epSizingConfig(&g->limits, limits, g->numRanks, g->ranksPerNode);
+  return epSizing(&config, out);
+}
+
+static trefoil_result_t handleMemSize(ncclEpGroup_t g, ncclEpLayout_t layout,
+                                      const ncclEpHandleConfig_t *config, size_t *out, int topk) {
+  EP_TRY(epCheckGroup(g, "ncclEpHandleMemSize"));
+  EP_CHECK(out, TREFOIL_INVALID_ARGUMENT, "ncclEpHandleMemSize: size_out is NULL");
+  ep_handle_limits_t limits;
+  EP_TRY(limitsOf("ncclEpHandleMemSize", g, layout, config, topk, &limits));
+  ep_sizing_t sizing;
+  EP_TRY(sizingOf(g, &limits, &sizing));
+  *out = sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes;
+  return TREFOIL_OK;
+}
+
+ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout,
+                                 const ncclEpHandleConfig_t *config, size_t *size_out,
+                                 int num_topk) {
+  return (ncclResult_t)handleMemSize(group, layout, config, size_out, num_topk);
+}
+
+/* A handle as the caller described it; nothing is allocated yet. */
+static trefoil_result_t describe(ncclEpGroup_t g, ncclEpLayout_t layout,
+                                 const ncclEpHandleConfig_t *config, int topk,
+                                 const ncclEpTensor_t *mem, struct ncclEpHandle *h) {
+  ep_handle_limits_t limits;
+  EP_TRY(limitsOf("ncclEpInitHandle", g, layout, config, topk, &limits));
+  memset(h, 0, sizeof *h);
+  h->group = g;
+  h->mode = epModeOf(g->limits.algorithm, limits.layout);
+  h->alignment = h->mode == TREFOIL_HT_EXPERT_MAJOR ? limits.alignment : 0;
+  h->topk = topk;
+  h->topkBound = epTopkBound(&g->limits, topk);
+  h->currentTopk = topk > 0 ? topk : 0;
+  EP_TRY(sizingOf(g, &limits, &h->sizing));
+  if (!mem) return TREFOIL_OK;
+  ep_tensor_rule_t rule = {.name = "handle_mem",
+                           .ndim = 1,
+                           .sizes = {h->sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes},
+                           .atLeast = 1,
+                           .alignment = 16,
+                           .dtypes = EP_DTYPE(ncclUint8)};
+  ep_view_t view;
+  EP_TRY(epViewTensor(g, mem, &rule, &view));
+  h->handleMem = view.data;
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t build(ncclEpGroup_t g, const struct ncclEpHandle *like,
+                              struct ncclEpHandle **out) {
+  struct ncclEpHandle *h;
+  const ep_buffer_t *buffers = like->sizing.buffers;
+  void *object;
+  EP_TRY(epAllocBuffer(g, &buffers[EP_BUFFER_HANDLE_OBJECT], &object));
+  h = object;
+  *h = *like;
+  trefoil_result_t result = TREFOIL_OK;
+  if (!h->handleMem) {
+    result = epAllocBuffer(g, &buffers[EP_BUFFER_HANDLE_MEM], &h->handleMem);
+    h->ownsMem = result == TREFOIL_OK;
+  }
+  if (result == TREFOIL_OK) result = epBackend.handleCreate(h);
+  if (result == TREFOIL_OK) {
+    result = epRegister(h, EP_OBJECT_HANDLE);
+    if (result != TREFOIL_OK) epBackend.handleDestroy(h);
+  }
+  if (result != TREFOIL_OK) {
+    if (h->ownsMem) epFreeBuffer(g, &like->sizing.buffers[EP_BUFFER_HANDLE_MEM], h->handleMem);
+    epFreeBuffer(g, &like->sizing.buffers[EP_BUFFER_HANDLE_OBJECT], h);
+    return result;
+  }
+  g->numHandles++;
+  *out = h;
+  return TREFOIL_OK;
+}
+
+static void logHandle(const struct ncclEpHandle *h) {
+  epLog(h->group,
+        "handle %p: %s, top-%d, alignment %zu; shared %zu, device %zu + %zu, host %zu + %zu bytes",
+        (const void *)h, trefoilModeName(h->mode), h->topkBound, h->alignment,
+        h->sizing.totals[0][EP_MEMORY_SHARED], h->sizing.totals[0][EP_MEMORY_DEVICE],
+        h->sizing.totals[1][EP_MEMORY_DEVICE], h->sizing.totals[0][EP_MEMORY_HOST],
+        h->sizing.totals[1][EP_MEMORY_HOST]);
+}
+
+static trefoil_result_t initHandle(ncclEpHandle_t *out, ncclEpGroup_t g, ncclEpLayout_t layout,
+                                   const ncclEpHandleConfig_t *config, int topk,
+                                   const ncclEpTensor_t *mem) {
+  EP_TRY(epCheckGroup(g, "ncclEpInitHandle"));
+  EP_CHECK(out, TREFOIL_INVALID_ARGUMENT, "ncclEpInitHandle: handle is NULL");
+  struct ncclEpHandle like, *h = NULL;
+  EP_TRY(describe(g, layout, config, topk, mem, &like));
+  EP_TRY(epCheckTrouble(g));
+  EP_TRY(build(g, &like, &h));
+  logHandle(h);
+  *out = h;
+  return TREFOIL_OK;
+}
+
+ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
+                              const ncclEpHandleConfig_t *config, int num_topk,
+                              const ncclEpTensor_t *handle_mem) {
+  return (ncclResult_t)initHandle(handle, group, layout, config, num_topk, handle_mem);
+}
+
+static trefoil_result_t viewRouting(const struct ncclEpHandle *h, const ncclEpTensor_t *topkIdx,
+                                    ep_update_call_t *call) {
+  ncclEpGroup_t g = h->group;
+  ep_tensor_rule_t rule = {.name = "topk_idx",
+                           .ndim = 2,
+                           .sizes = {EP_ANY, h->topk > 0 ? (size_t)h->topk : EP_ANY},
+                           .dtypes = EP_DTYPE(ncclInt32) | EP_DTYPE(ncclInt64)};
+  ep_view_t v;
+  EP_TRY(epViewTensor(g, topkIdx, &rule, &v));
+  EP_CHECK(v.sizes[0] <= g->limits.maxTokens, TREFOIL_INVALID_ARGUMENT,
+           "topk_idx: sizes[0] is %zu; must be at most max_dispatch_tokens_per_rank (%u)",
+           v.sizes[0], g->limits.maxTokens);
+  EP_CHECK(v.sizes[1] >= 1, TREFOIL_INVALID_ARGUMENT,
+           "topk_idx: sizes[1] is 0; must be at least 1");
+  EP_CHECK(v.sizes[1] <= (size_t)h->topkBound, TREFOIL_INVALID_USAGE,
+           "topk_idx: sizes[1] is %zu; the handle was made for top-k up to %d (%s)", v.sizes[1],
+           h->topkBound, "give num_topk to ncclEpInitHandle or in the group's config");
+  call->topkIdx = v.data;
+  call->is64 = v.dtype == ncclInt64;
+  call->numTokens = (int64_t)v.sizes[0];
+  call->topk = (int)v.sizes[1];
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t viewCounters(const struct ncclEpHandle *h, const ncclEpLayoutInfo_t *info,
+                                     ep_update_call_t *call) {
+  ncclEpGroup_t g = h->group;
+  if (!info) return TREFOIL_OK;
+  EP_CHECK(epIsHt(g), TREFOIL_INVALID_ARGUMENT,
+           "layout_info must be NULL: low latency gives counters at ncclEpDispatch");
+  ncclEpLayoutInfo_t i;
+  EP_TRY(epCopyStruct(&i, info, EP_STRUCT(ncclEpLayoutInfo_t, NCCL_EP_LAYOUT_INFO_V1_SIZE)));
+  size_t L = (size_t)trefoilExpertsPerRank(&h->sizing.config.shape);
+  unsigned ints = EP_DTYPE(ncclInt32) | EP_DTYPE(ncclInt64);
+  EP_TRY(epViewCounter(g, i.expert_counters, "layout_info->expert_counters", L, ints,
+                       &call->expertCounters));
+  EP_TRY(epViewCounter(g, i.recv_total_counter, "layout_info->recv_total_counter", 1, ints,
+                       &call->total));
+  if (h->mode != TREFOIL_HT_EXPERT_MAJOR) return TREFOIL_OK;
+  return epViewCounter(g, i.expert_offsets, "layout_info->expert_offsets", L, ints,
+                       &call->expertOffsets);
+}
+
+static trefoil_result_t updateChecked(ncclEpHandle_t h, const ncclEpTensor_t *topkIdx,
+                                      const ncclEpLayoutInfo_t *info, cudaStream_t stream) {
+  ep_update_call_t call;
+  memset(&call, 0, sizeof call);
+  EP_TRY(viewRouting(h, topkIdx, &call));
+  EP_TRY(viewCounters(h, info, &call));
+  EP_CHECK(h->pending == EP_PENDING_NONE, TREFOIL_INVALID_USAGE,
+           "ncclEpUpdateHandle: the handle's send_only operation is pending; call ncclEpComplete "
+           "first");
+  EP_TRY(epCheckTrouble(h->group));
+  EP_TRY(epBackend.update(h, &call, stream));
+  h->updated = 1;
+  h->numTokens = call.numTokens;
+  h->currentTopk = call.topk;
+  return TREFOIL_OK;
+}
+
+ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx,
+                                const ncclEpLayoutInfo_t *layout_info, cudaStream_t stream) {
+  trefoil_result_t result = epCheckHandle(handle, "ncclEpUpdateHandle");
+  if (result == TREFOIL_OK) result = updateChecked(handle, topk_idx, layout_info, stream);
+  return (ncclResult_t)result;
+}
+
+static trefoil_result_t destroyHandle(ncclEpHandle_t h) {
+  EP_TRY(epCheckHandle(h, "ncclEpHandleDestroy"));
+  EP_TRY(epBackend.handleDestroy(h));
+  ncclEpGroup_t g = h->group;
+  epUnregister(h, EP_OBJECT_HANDLE);
+  if (h->pending != EP_PENDING_NONE) g->numPending--;
+  g->numHandles--;
+  if (h->ownsMem) epFreeBuffer(g, &h->sizing.buffers[EP_BUFFER_HANDLE_MEM], h->handleMem);
+  ep_buffer_t object = h->sizing.buffers[EP_BUFFER_HANDLE_OBJECT];
+  epFreeBuffer(g, &object, h);
+  return TREFOIL_OK;
+}
+
+ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle) {
+  return handle ? (ncclResult_t)destroyHandle(handle) : ncclSuccess;
+}
+
+/* Everything of Update is checked before Init, so that a failing call makes nothing. */
+static trefoil_result_t createHandle(ncclEpHandle_t *out, ncclEpGroup_t g, ncclEpLayout_t layout,
+                                     const ncclEpTensor_t *topkIdx, const ncclEpLayoutInfo_t *info,
+                                     const ncclEpHandleConfig_t *config, cudaStream_t stream) {
+  EP_TRY(epCheckGroup(g, "ncclEpCreateHandle"));
+  EP_CHECK(out, TREFOIL_INVALID_ARGUMENT, "ncclEpCreateHandle: handle is NULL");
+  ep_tensor_rule_t rule = {.name = "topk_idx",
+                           .ndim = 2,
+                           .sizes = {EP_ANY, EP_ANY},
+                           .dtypes = EP_DTYPE(ncclInt32) | EP_DTYPE(ncclInt64)};
+  ep_view_t v;
+  EP_TRY(epViewTensor(g, topkIdx, &rule, &v));
+  EP_CHECK(v.sizes[1] >= 1 && v.sizes[1] <= EP_MAX_TOPK, TREFOIL_INVALID_ARGUMENT,
+           "topk_idx: sizes[1] is %zu; must be 1 to %d", v.sizes[1], EP_MAX_TOPK);
+  struct ncclEpHandle like;
+  ep_update_call_t call;
+  memset(&call, 0, sizeof call);
+  EP_TRY(describe(g, layout, config, (int)v.sizes[1], NULL, &like));
+  EP_TRY(viewRouting(&like, topkIdx, &call));
+  EP_TRY(viewCounters(&like, info, &call));
+  ncclEpHandle_t h;
+  EP_TRY(initHandle(&h, g, layout, config, (int)v.sizes[1], NULL));
+  trefoil_result_t result = updateChecked(h, topkIdx, info, stream);
+  if (result != TREFOIL_OK) {
+    char sentence[400];
+    strncpy(sentence, trefoilLastError(), sizeof sentence - 1);
+    sentence[sizeof sentence - 1] = 0;
+    destroyHandle(h);
+    return epFail(result, "%s", sentence);
+  }
+  *out = h;
+  return TREFOIL_OK;
+}
+
+ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
+                                const ncclEpTensor_t *topk_idx,
+                                const ncclEpLayoutInfo_t *layout_info,
+                                const ncclEpHandleConfig_t *config, cudaStream_t stream) {
+  return (ncclResult_t)createHandle(handle, group, layout, topk_idx, layout_info, config, stream);
+}
+
+static trefoil_result_t complete(ncclEpHandle_t h, const ncclEpCompleteConfig_t *config,
+                                 cudaStream_t stream) {
+  EP_TRY(epCheckHandle(h, "ncclEpComplete"));
+  if (config) {
+    ncclEpCompleteConfig_t copy;
+    EP_TRY(epCopyStruct(&copy, config,
+                        EP_STRUCT(ncclEpCompleteConfig_t, NCCL_EP_COMPLETE_CONFIG_V1_SIZE)));
+  }
+  if (h->pending == EP_PENDING_NONE) return TREFOIL_OK;
+  EP_TRY(epCheckTrouble(h->group));
+  EP_TRY(epBackend.complete(h, stream));
+  h->pending = EP_PENDING_NONE;
+  h->group->numPending--;
+  return TREFOIL_OK;
+}
+
+ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t *config,
+                            cudaStream_t stream) {
+  return (ncclResult_t)complete(handle, config, stream);
+}

@@ -1,0 +1,117 @@
+/* Tensors: what every tensor must be, and what its place asks of it. The struct and its sizes are
+ * read during the call only. */
+#include <stdio.h>
+#include <string.h>
+
+#include "api/object.h"
+
+static size_t elementBytes(ncclDataType_t dtype) {
+  return trefoilDtypeBytes((trefoil_dtype_t)dtype);
+}
+
+static trefoil_result_t checkHead(const ncclEpTensor_t *t, const char *name) {
+  EP_CHECK(t, TREFOIL_INVALID_ARGUMENT, "%s is NULL", name);
+  EP_CHECK(t->magic == NCCL_EP_TENSOR_MAGIC, TREFOIL_INVALID_ARGUMENT,
+           "%s: magic is 0x%X; must be 0x%X (NCCL_EP_TENSOR_INIT)", name, t->magic,
+           NCCL_EP_TENSOR_MAGIC);
+  EP_CHECK(t->size >= NCCL_EP_TENSOR_V1_SIZE, TREFOIL_INVALID_ARGUMENT,
+           "%s: size is %u; must be at least %zu (NCCL_EP_TENSOR_INIT)", name, t->size,
+           (size_t)NCCL_EP_TENSOR_V1_SIZE);
+  EP_CHECK(t->sizes, TREFOIL_INVALID_ARGUMENT, "%s: sizes is NULL", name);
+  return TREFOIL_OK;
+}
+
+static void nameDtypes(unsigned dtypes, char *text, size_t bytes) {
+  size_t used = 0;
+  text[0] = 0;
+  for (unsigned d = 0; d < 13; d++) {
+    if (!(dtypes >> d & 1)) continue;
+    int n = snprintf(text + used, bytes - used, "%s%s", used ? ", " : "",
+                     trefoilDtypeName((trefoil_dtype_t)d));
+    used += (size_t)n;
+    if (used >= bytes) return;
+  }
+}
+
+static trefoil_result_t checkDtype(const ncclEpTensor_t *t, const ep_tensor_rule_t *rule) {
+  unsigned d = (unsigned)t->datatype;
+  if (d < 13 && (rule->dtypes >> d & 1)) return TREFOIL_OK;
+  char legal[120];
+  nameDtypes(rule->dtypes, legal, sizeof legal);
+  return epFail(TREFOIL_INVALID_ARGUMENT, "%s: datatype is %s (%u); must be %s", rule->name,
+                trefoilDtypeName((trefoil_dtype_t)d), d, legal);
+}
+
+static trefoil_result_t checkSizes(const ncclEpTensor_t *t, const ep_tensor_rule_t *rule) {
+  EP_CHECK(t->ndim == rule->ndim, TREFOIL_INVALID_ARGUMENT, "%s: ndim is %u; must be %u",
+           rule->name, t->ndim, rule->ndim);
+  for (unsigned i = 0; i < t->ndim; i++) {
+    size_t want = rule->sizes[i], got = t->sizes[i];
+    if (want == EP_ANY) continue;
+    int larger = rule->atLeast && i == 0;
+    EP_CHECK(larger ? got >= want : got == want, TREFOIL_INVALID_ARGUMENT,
+             "%s: sizes[%u] is %zu; must be %s%zu", rule->name, i, got, larger ? "at least " : "",
+             want);
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t findData(ncclEpGroup_t group, const ncclEpTensor_t *t,
+                                 const ep_tensor_rule_t *rule, int empty, ep_view_t *v) {
+  size_t alignment = rule->alignment ? rule->alignment : elementBytes(t->datatype);
+  v->data = t->data;
+  v->windowed = t->win_hdl != NULL;
+  if (!v->data && v->windowed) {
+    EP_TRY(epBackend.windowPointer(group, t->win_hdl, t->win_offset, &v->data));
+  }
+  EP_CHECK(v->data || empty, TREFOIL_INVALID_ARGUMENT,
+           "%s: data is NULL and there is no window; only a tensor with a zero dimension may be so",
+           rule->name);
+  if (empty) return TREFOIL_OK;
+  EP_CHECK((uintptr_t)v->data % alignment == 0, TREFOIL_INVALID_ARGUMENT,
+           "%s: data is %p; must be a multiple of %zu bytes", rule->name, v->data, alignment);
+  EP_CHECK(!v->windowed || t->win_offset % alignment == 0, TREFOIL_INVALID_ARGUMENT,
+           "%s: win_offset is %llu; must be a multiple of %zu bytes", rule->name,
+           (unsigned long long)t->win_offset, alignment);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epViewTensor(ncclEpGroup_t group, const ncclEpTensor_t *t,
+                              const ep_tensor_rule_t *rule, ep_view_t *view) {
+  EP_TRY(checkHead(t, rule->name));
+  EP_TRY(checkDtype(t, rule));
+  EP_TRY(checkSizes(t, rule));
+  ep_view_t v = {.ndim = t->ndim, .dtype = t->datatype};
+  size_t bytes = elementBytes(t->datatype), elements = 1;
+  int overflow = 0, empty = 0;
+  for (unsigned i = 0; i < t->ndim; i++) {
+    v.sizes[i] = t->sizes[i];
+    empty |= t->sizes[i] == 0;
+    if (t->sizes[i]) overflow |= __builtin_mul_overflow(elements, t->sizes[i], &elements);
+  }
+  overflow |= __builtin_mul_overflow(elements, bytes, &elements) || elements > (size_t)1 << 62;
+  EP_CHECK(!overflow, TREFOIL_INVALID_ARGUMENT, "%s: sizes exceed 2^62 bytes", rule->name);
+  EP_TRY(findData(group, t, rule, empty, &v));
+  v.rows = 1;
+  for (unsigned i = 0; i + 1 < t->ndim; i++) v.rows *= (int64_t)t->sizes[i];
+  v.rowBytes = t->sizes[t->ndim - 1] * bytes;
+  *view = v;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epCheckAbsent(const ncclEpTensor_t *tensor, const char *name, const char *why) {
+  EP_CHECK(!tensor, TREFOIL_INVALID_ARGUMENT, "%s must be NULL: %s", name, why);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epViewCounter(ncclEpGroup_t group, const ncclEpTensor_t *tensor, const char *name,
+                               size_t least, unsigned dtypes, ep_counter_t *out) {
+  memset(out, 0, sizeof *out);
+  if (!tensor) return TREFOIL_OK;
+  ep_tensor_rule_t rule = {
+      .name = name, .ndim = 1, .sizes = {least}, .atLeast = 1, .dtypes = dtypes};
+  ep_view_t v;
+  EP_TRY(epViewTensor(group, tensor, &rule, &v));
+  *out = (ep_counter_t){v.data, v.dtype == ncclInt64};
+  return TREFOIL_OK;
+}
