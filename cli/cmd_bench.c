@@ -1,11 +1,175 @@
-/* trefoil bench. */
-#include "cli/cli.h"
+/* trefoil bench: times of dispatch and combine beside the rate of a plain copy in the same run. What
+ * fails its check is not timed. */
+#include "cli/check_verb.h"
+
+#include "validate/checker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct times {
+  double p50, p99; /* seconds */
+  uint64_t bytes;  /* by the plan, rows that stay on their rank included */
+  double rate, ratio;
+} times_t;
+
+static int byValue(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static times_t summary(double *seconds, int n, const uint64_t *bytes, int R, double copyRate) {
+  times_t t = {0};
+  for (int i = 0; i < R * R; i++) t.bytes += bytes[i];
+  if (n == 0) return t;
+  qsort(seconds, (size_t)n, sizeof *seconds, byValue);
+  t.p50 = seconds[n / 2];
+  t.p99 = seconds[n * 99 / 100];
+  t.rate = t.p50 > 0 ? (double)t.bytes / t.p50 : 0;
+  t.ratio = copyRate > 0 ? t.rate / copyRate : 0;
+  return t;
+}
+
+static json_t *timesJson(const times_t *t) {
+  return json_pack("{s:f, s:f, s:I, s:f, s:f}", "p50_s", t->p50, "p99_s", t->p99, "bytes",
+                   (json_int_t)t->bytes, "bytes_per_second", t->rate, "ratio_to_copy", t->ratio);
+}
+
+static void printTimes(const char *what, const times_t *t) {
+  printf("  %-9s p50 %9.1f us  p99 %9.1f us  %8.2f MB  %6.2f GB/s  %4.2f of a copy\n", what,
+         1e6 * t->p50, 1e6 * t->p99, 1e-6 * (double)t->bytes, 1e-9 * t->rate, t->ratio);
+}
+
+static void showStep(void *context, const char *what, uint64_t done, uint64_t total) {
+  (void)context;
+  cliProgress(what, done, total, "");
+}
+
+/* One mode; 0 if it agreed and was timed. */
+static int benchMode(ep_real_options_t *o, ep_real_result_t *r, json_t *list, int json) {
+  const trefoil_shape_t *s = &o->shape;
+  if (epRealRun(o, r) != TREFOIL_OK) {
+    cliProgressEnd();
+    cliFail("bench", "%s: %s", trefoilModeName(o->mode), trefoilLastError());
+    return 1;
+  }
+  cliProgressEnd();
+  times_t d = summary(r->dispatchTimes, r->numRepeats, r->dispatchBytes, s->numRanks, r->copyRate);
+  times_t c = summary(r->combineTimes, r->numRepeats, r->combineBytes, s->numRanks, r->copyRate);
+  if (json) {
+    json_t *j = json_pack("{s:s, s:i, s:i, s:I, s:I, s:i, s:i, s:b, s:i, s:f, s:o, s:o}", "mode",
+                          trefoilModeName(o->mode), "ranks", s->numRanks, "ranks_per_node",
+                          s->ranksPerNode, "tokens", (json_int_t)s->maxTokens, "hidden",
+                          (json_int_t)o->hidden, "experts", s->numExperts, "topk", s->topk, "ok",
+                          r->ok, "repeats", r->numRepeats, "copy_bytes_per_second", r->copyRate,
+                          "dispatch", timesJson(&d), "combine", timesJson(&c));
+    if (!r->ok) json_object_set_new(j, "difference", json_string(r->difference));
+    json_array_append_new(list, j);
+    return !r->ok;
+  }
+  printf("%s, %d ranks (%d per node), %lld tokens a rank, hidden %lld, top-%d of %d\n",
+         trefoilModeName(o->mode), s->numRanks, s->ranksPerNode, (long long)s->maxTokens,
+         (long long)o->hidden, s->topk, s->numExperts);
+  if (!r->ok) {
+    printf("  not timed, it fails its check: %s\n", r->difference);
+    return 1;
+  }
+  printf("  %-9s %d ranks at once, %.2f GB/s\n", "copy", s->numRanks, 1e-9 * r->copyRate);
+  printTimes("dispatch", &d);
+  printTimes("combine", &c);
+  return 0;
+}
+
+/* Small random cases a second on one job. */
+static int benchCases(const ep_real_options_t *real, double seconds, json_t *into, int json) {
+  ep_check_options_t o = {.paths = real->paths, .seconds = seconds, .replay = "trefoil check"};
+  o.choice.seed = 1;
+  ep_check_outcome_t *outcome = malloc(sizeof *outcome);
+  if (!outcome) return cliFail("bench", "out of memory");
+  int rc = epCheckRun(&o, outcome) != TREFOIL_OK ? cliFail("bench", "%s", trefoilLastError())
+                                                 : outcome->failed;
+  const ep_check_status_t *s = &outcome->status;
+  double rate = s->seconds > 0 && !rc ? (double)s->cases / s->seconds : 0;
+  if (json)
+    json_object_set_new(into, "cases_per_second", json_real(rate));
+  else if (!rc)
+    printf("random cases: %.0f a second (%llu, all agree)\n", rate, (unsigned long long)s->cases);
+  else
+    printf("random cases: not timed, %s\n", outcome->failed ? outcome->text : "no run");
+  free(outcome);
+  return rc;
+}
 
 int cmdBench(int argc, char **argv) {
-  int json = 0;
-  const struct poptOption options[] = {CLI_COMMON_OPTIONS(&json)};
-  const cli_args_t args = {"bench", NULL, "..."};
+  cli_check_t v = {.seed = 1, .tokens = -1};
+  int repeats = 10;
+  double seconds = 2;
+  const struct poptOption options[] = {
+      {"mode", 0, POPT_ARG_STRING, &v.modes, 0,
+       "all, ll, ht, ll-expert-major, ll-rank-major, ht-flat, ht-expert-major", "LIST"},
+      {"moe", 0, POPT_ARG_STRING, &v.moe, 0, "a model's layer", "NAME"},
+      {"hidden", 0, POPT_ARG_LONGLONG, &v.hidden, 0, "hidden size (default 7168)", "H"},
+      {"experts", 0, POPT_ARG_INT, &v.experts, 0, "experts (default 256)", "E"},
+      {"topk", 0, POPT_ARG_INT, &v.topk, 0, "top-k (default 8)", "K"},
+      {"tokens", 0, POPT_ARG_LONGLONG, &v.tokens, 0,
+       "tokens a rank (default: 128 in LL, 4096 in HT)", "N"},
+      {"ranks", 'r', POPT_ARG_STRING, &v.ranks, 0, "ranks (default 8)", "R"},
+      {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, 0, "pretended nodes", "G"},
+      {"repeats", 0, POPT_ARG_INT, &repeats, 0,
+       "timed operations in HT (default 10); ten times as many in LL", "N"},
+      {"seconds", 0, POPT_ARG_DOUBLE, &seconds, 0, "for random cases (default 2; 0: none)", "T"},
+      {"seed", 's', POPT_ARG_LONGLONG, &v.seed, 0, "of the routing (default 1)", "S"},
+      {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, 0, "of the group", "MS"},
+      {"library", 0, POPT_ARG_STRING, &v.library.library, 0, "the library to measure", "PATH"},
+      {"nccl", 0, POPT_ARG_STRING, &v.library.nccl, 0, "NCCL for it", "PATH"},
+      {"cuda", 0, POPT_ARG_STRING, &v.library.cuda, 0, "CUDA runtime for it", "PATH"},
+      {"gpu", 0, POPT_ARG_NONE, &v.library.gpu, 0,
+       "the library is for GPUs: libnccl.so.2 and libcudart.so", NULL},
+      CLI_COMMON_OPTIONS(&v.json)};
+  const cli_args_t args = {
+      "bench", NULL,
+      "Times of dispatch and combine on a real shape, from call to the end of the stream on the\n"
+      "slowest rank; bytes as the plan counts them; beside them the rate at which all ranks at "
+      "once\n"
+      "copy memory in the same run. A mode whose check fails is not timed. And random cases a "
+      "second."};
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
-  return cliFail("bench", "this build has no checker");
+  if (repeats < 1 || repeats > EP_REAL_MAX_REPEATS / 10)
+    return cliUsage("bench", "--repeats %d: expected 1 to %d", repeats, EP_REAL_MAX_REPEATS / 10);
+  if (!v.moe) {
+    v.hidden = v.hidden ? v.hidden : 7168;
+    v.experts = v.experts ? v.experts : 256;
+    v.topk = v.topk ? v.topk : 8;
+  }
+  char paths[3][4096];
+  unsigned modes;
+  ep_real_options_t o;
+  if ((rc = cliRealOptions("bench", &v, &modes, &o)) >= 0) return rc;
+  cliLibraries(&v.library, paths, &o.paths);
+  o.progress = showStep;
+  ep_real_result_t *r = malloc(sizeof *r);
+  json_t *list = json_array(), *all = json_object();
+  if (!r) return cliFail("bench", "out of memory");
+  int failed = 0;
+  for (int mode = 0; mode < TREFOIL_NUM_MODES; mode++) {
+    if (!(modes & (1u << mode))) continue;
+    o.mode = (trefoil_mode_t)mode;
+    o.shape.maxTokens = v.tokens > 0 ? v.tokens : mode < TREFOIL_HT_FLAT ? 128 : 4096;
+    o.repeats = mode < TREFOIL_HT_FLAT ? 10 * repeats : repeats;
+    failed |= benchMode(&o, r, list, v.json);
+    fflush(stdout);
+  }
+  free(r);
+  if (seconds > 0) failed |= benchCases(&o, seconds, all, v.json);
+  if (!v.json) {
+    json_decref(list);
+    json_decref(all);
+    return failed ? CLI_FAILED : CLI_OK;
+  }
+  json_object_set_new(all, "benchmarks", list);
+  json_object_set_new(all, "environment", cliEnvironment());
+  rc = cliPrintJson(all);
+  return failed ? CLI_FAILED : rc;
 }

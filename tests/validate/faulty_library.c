@@ -1,0 +1,245 @@
+/* A library with one planted fault: forwards every call to the real one (TREFOIL_FAULT_LIBRARY) and,
+ * once, spoils what the call named by TREFOIL_FAULT left behind: in stream order, on the "device".
+ * What it did goes to TREFOIL_FAULT_LOG as "rank R row N", for the test to compare with the report. */
+#include <nccl_ep.h>
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct fault_work {
+  int rank;
+  const char *name;
+  uint8_t *data, *saved;
+  size_t rowBytes, rows, bytes;
+} fault_work_t;
+
+static void *real;
+static atomic_int spoiled, seen;
+
+static void *find(const char *name) {
+  static atomic_int opened;
+  if (!atomic_exchange(&opened, 1))
+    real = dlopen(getenv("TREFOIL_FAULT_LIBRARY"), RTLD_NOW | RTLD_GLOBAL);
+  while (!real) continue;
+  return dlsym(real, name);
+}
+#define REAL(name) ((__typeof__(&name))find(#name))
+
+static int is(const char *name) {
+  const char *fault = getenv("TREFOIL_FAULT");
+  return fault && !strcmp(fault, name);
+}
+
+static const char *const faults[] = {
+    "flip",    "swap",   "stray",  "before",       "after",       "counter",
+    "weights", "ids",    "scales", "combine-swap", "combine-ulp", "combine-skip",
+    "input",   "offset", "total",  "duplicate",
+};
+
+/* ---- Who is who ---- */
+
+enum { MAX_KNOWN = 4096 };
+static struct known {
+  void *object;
+  int rank;
+} known[MAX_KNOWN];
+static atomic_int numKnown;
+
+static void remember(void *object, int rank) {
+  int i = atomic_fetch_add(&numKnown, 1) % MAX_KNOWN;
+  known[i] = (struct known){object, rank};
+}
+static int rankOf(void *object) {
+  for (int i = atomic_load(&numKnown) - 1; i >= 0; i--)
+    if (known[i % MAX_KNOWN].object == object) return known[i % MAX_KNOWN].rank;
+  return -1;
+}
+
+/* ---- Spoiling ---- */
+
+static size_t elementBytes(ncclDataType_t type) {
+  static const size_t bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 1};
+  return bytes[type];
+}
+
+static void swapRows(uint8_t *a, uint8_t *b, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++) {
+    uint8_t x = a[i];
+    a[i] = b[i];
+    b[i] = x;
+  }
+}
+
+static void note(const fault_work_t *w, size_t row) {
+  FILE *f = fopen(getenv("TREFOIL_FAULT_LOG"), "w");
+  if (!f) return;
+  fprintf(f, "rank %d row %zu\n", w->rank, row);
+  fclose(f);
+}
+
+/* Done once, and only where it changes something. */
+static void spoil(void *context) {
+  fault_work_t *w = context;
+  size_t row = 0, last = w->rows - 1;
+  int no = 0;
+  if (w->rows == 0 || w->rowBytes == 0 || !w->data) return;
+  int needsTwo = strstr(w->name, "swap") || !strcmp(w->name, "duplicate");
+  if (needsTwo && (w->rows < 2 || !memcmp(w->data, w->data + w->rowBytes, w->rowBytes))) return;
+  if (!strcmp(w->name, "combine-skip") && !memcmp(w->data, w->saved, w->rowBytes)) return;
+  if (!atomic_compare_exchange_strong(&spoiled, &no, 1)) return;
+  if (needsTwo && strcmp(w->name, "duplicate"))
+    swapRows(w->data, w->data + w->rowBytes, w->rowBytes);
+  else if (!strcmp(w->name, "duplicate"))
+    memcpy(w->data + w->rowBytes, w->data, w->rowBytes), row = 1;
+  else if (!strcmp(w->name, "before"))
+    w->data[-1] ^= 1;
+  else if (!strcmp(w->name, "after"))
+    w->data[w->bytes] ^= 1, row = w->rows;
+  else if (!strcmp(w->name, "stray"))
+    w->data[last * w->rowBytes] ^= 0x40, row = last;
+  else if (!strcmp(w->name, "combine-skip"))
+    memcpy(w->data, w->saved, w->rowBytes);
+  else
+    w->data[0] ^= 1;
+  note(w, row);
+}
+
+static void save(void *context) {
+  fault_work_t *w = context;
+  if (w->rows && w->data) memcpy(w->saved, w->data, w->rowBytes);
+}
+
+static fault_work_t *newWork(const char *name, ncclEpHandle_t handle, const ncclEpTensor_t *t) {
+  fault_work_t *w = calloc(1, sizeof *w);
+  if (!w || !t || !t->data) {
+    free(w);
+    return NULL;
+  }
+  w->name = name;
+  w->rank = rankOf(handle);
+  w->data = t->data;
+  w->rowBytes = elementBytes(t->datatype);
+  w->rows = 1;
+  if (t->ndim == 1)
+    w->rows = t->sizes[0];
+  else
+    w->rowBytes *= t->sizes[t->ndim - 1];
+  for (unsigned i = 0; t->ndim > 1 && i + 1 < t->ndim; i++) w->rows *= t->sizes[i];
+  w->bytes = w->rows * w->rowBytes;
+  w->saved = malloc(w->rowBytes + 1);
+  return w; /* as long as the process lives: replays use it again */
+}
+
+static void queue(const char *name, ncclEpHandle_t handle, const ncclEpTensor_t *t,
+                  cudaStream_t stream) {
+  if (!is(name)) return;
+  /* Not at once: the third time, so that not only the first case is looked at. */
+  if (atomic_fetch_add(&seen, 1) < 3) return;
+  fault_work_t *w = newWork(name, handle, t);
+  if (w) cudaLaunchHostFunc(stream, spoil, w);
+}
+
+/* ---- The calls ---- */
+
+ncclResult_t ncclEpGetVersion(int *version) {
+  return REAL(ncclEpGetVersion)(version);
+}
+ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *group, ncclComm_t comm,
+                               const ncclEpGroupConfig_t *config) {
+  ncclResult_t rc = REAL(ncclEpCreateGroup)(group, comm, config);
+  int rank = -1;
+  ncclCommUserRank(comm, &rank);
+  if (rc == ncclSuccess) remember(*group, rank);
+  return rc;
+}
+ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t group) {
+  return REAL(ncclEpGroupDestroy)(group);
+}
+ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout,
+                                 const ncclEpHandleConfig_t *config, size_t *size, int topk) {
+  return REAL(ncclEpHandleMemSize)(group, layout, config, size, topk);
+}
+ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
+                              const ncclEpHandleConfig_t *config, int topk,
+                              const ncclEpTensor_t *memory) {
+  ncclResult_t rc = REAL(ncclEpInitHandle)(handle, group, layout, config, topk, memory);
+  if (rc == ncclSuccess) remember(*handle, rankOf(group));
+  return rc;
+}
+ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
+                                const ncclEpTensor_t *idx, const ncclEpLayoutInfo_t *info,
+                                const ncclEpHandleConfig_t *config, cudaStream_t stream) {
+  ncclResult_t rc = REAL(ncclEpCreateHandle)(handle, group, layout, idx, info, config, stream);
+  if (rc == ncclSuccess) remember(*handle, rankOf(group));
+  return rc;
+}
+ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle) {
+  return REAL(ncclEpHandleDestroy)(handle);
+}
+ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *idx,
+                                const ncclEpLayoutInfo_t *info, cudaStream_t stream) {
+  ncclResult_t rc = REAL(ncclEpUpdateHandle)(handle, idx, info, stream);
+  if (rc != ncclSuccess || !info) return rc;
+  queue("counter", handle, info->expert_counters, stream);
+  queue("offset", handle, info->expert_offsets, stream);
+  queue("total", handle, info->recv_total_counter, stream);
+  return rc;
+}
+ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t *in,
+                            const ncclEpDispatchOutputs_t *out, const ncclEpLayoutInfo_t *info,
+                            const ncclEpDispatchConfig_t *config, cudaStream_t stream) {
+  ncclResult_t rc = REAL(ncclEpDispatch)(handle, in, out, info, config, stream);
+  if (rc != ncclSuccess || (config && config->send_only)) return rc;
+  static const char *const onTokens[] = {"flip", "swap", "stray", "before", "after", "duplicate"};
+  for (size_t i = 0; i < sizeof onTokens / sizeof *onTokens; i++)
+    queue(onTokens[i], handle, out->tokens, stream);
+  queue("weights", handle, out->topk_weights, stream);
+  queue("ids", handle, out->topk_idx, stream);
+  queue("scales", handle, out->scales, stream);
+  queue("input", handle, in->tokens, stream);
+  if (info) queue("counter", handle, info->expert_counters, stream);
+  return rc;
+}
+ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *in,
+                           const ncclEpCombineOutputs_t *out, const ncclEpCombineConfig_t *config,
+                           cudaStream_t stream) {
+  fault_work_t *w = is("combine-skip") ? newWork("combine-skip", handle, out->tokens) : NULL;
+  if (w && w->data) cudaLaunchHostFunc(stream, save, w);
+  ncclResult_t rc = REAL(ncclEpCombine)(handle, in, out, config, stream);
+  if (rc != ncclSuccess || (config && config->send_only)) return rc;
+  if (w && w->data) cudaLaunchHostFunc(stream, spoil, w);
+  queue("combine-swap", handle, out->tokens, stream);
+  queue("combine-ulp", handle, out->tokens, stream);
+  return rc;
+}
+ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t *config,
+                            cudaStream_t stream) {
+  return REAL(ncclEpComplete)(handle, config, stream);
+}
+ncclResult_t ncclEpMaskQuery(ncclEpGroup_t group, int *mask, cudaStream_t stream) {
+  return REAL(ncclEpMaskQuery)(group, mask, stream);
+}
+ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t group, const int *mask, cudaStream_t stream) {
+  return REAL(ncclEpMaskUpdate)(group, mask, stream);
+}
+ncclResult_t ncclEpMaskClean(ncclEpGroup_t group, cudaStream_t stream) {
+  return REAL(ncclEpMaskClean)(group, stream);
+}
+ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t group, int *flag) {
+  return REAL(ncclEpGetAsyncError)(group, flag);
+}
+ncclResult_t ncclEpErrorClear(ncclEpGroup_t group) {
+  return REAL(ncclEpErrorClear)(group);
+}
+const char *ncclEpGetLastError(void) {
+  return REAL(ncclEpGetLastError)();
+}
+
+/* For the test: the names of all faults. */
+__attribute__((visibility("default"))) const char *const *faultyNames(size_t *count) {
+  *count = sizeof faults / sizeof *faults;
+  return faults;
+}
