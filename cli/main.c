@@ -12,6 +12,8 @@ static const struct {
 } verbs[] = {
     {"check", cmdCheck, "does a library do what the reference says, byte for byte"},
     {"bench", cmdBench, "times of what passes its check, beside the rate of a plain copy"},
+    {"trace", cmdTrace, "routing as files: generate, import, describe"},
+    {"plan", cmdPlan, "what a cluster would take, from 8 to 1024 GPUs"},
     {"report", cmdReport, "one HTML page from the results of check and plan"},
     {"doctor", cmdDoctor, "what is on this machine, what is missing; who hangs"},
 };

@@ -94,6 +94,42 @@ TREFOIL_API int trefoilEpSize(int numGpus, int numExperts, int wanted);
  * most gpusPerNode. */
 TREFOIL_API int trefoilRanksPerNode(int epSize, int gpusPerNode);
 
+/* ---- Predictions ---------------------------------------------------------------------------- */
+
+typedef struct trefoil_predict_spec {
+  const trefoil_cluster_t *cluster;
+  trefoil_mode_t mode;
+  trefoil_variant_t variant; /* of dispatch */
+  int combinePartial;        /* LL expert-major */
+  size_t dispatchRowBytes;   /* token and scales */
+  size_t combineRowBytes;
+} trefoil_predict_spec_t;
+
+typedef struct trefoil_predict_load {
+  int epSize, physicalExperts;
+  int64_t tokens; /* of a rank */
+  uint64_t seed;
+} trefoil_predict_load_t;
+
+typedef struct trefoil_prediction {
+  trefoil_port_loads_t loads[2]; /* by trefoil_op_t */
+  trefoil_bound_t bound[2];
+} trefoil_prediction_t;
+
+/* One step of one EP group. */
+TREFOIL_API trefoil_result_t trefoilPredictRouting(const trefoil_predict_spec_t *spec,
+                                                   const trefoil_routing_t *routing,
+                                                   trefoil_prediction_t *prediction);
+
+/* Seeded uniform routing of a model's layer over epSize ranks with `tokens` each, at most
+ * cluster->gpusPerNode of them a node. physicalExperts (0 = the model's): with more than the model
+ * has, expert e has the copies e, e + E, ..., and each entry takes one of them at random. epSize must
+ * not exceed them. */
+TREFOIL_API trefoil_result_t trefoilPredictUniform(const trefoil_predict_spec_t *spec,
+                                                   const trefoil_moe_t *moe,
+                                                   const trefoil_predict_load_t *load,
+                                                   trefoil_prediction_t *prediction);
+
 #ifdef __cplusplus
 }
 #endif
