@@ -2,8 +2,8 @@
 
     python3 check_spec.py ROOT
 
-A rule starts with **X1** behind its anchor; behind the arrow stand files of tests/ in backquotes, each
-followed by names of its tests. Prints one line a finding and exits 1 if there is one.
+A rule starts with **X1** behind its anchor; behind the arrow stand files of tests/ in backquotes,
+each followed by names of its tests. Prints one line a finding and exits 1 if there is one.
 """
 
 from __future__ import annotations

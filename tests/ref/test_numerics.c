@@ -133,6 +133,9 @@ TEST(quantise_e4m3_by_hand) {
   CHECK(scales[1] == 1e-4f * (float)(1.0 / 448), "scale of zeros is %a", scales[1]);
   REQUIRE(trefoilQuantiseE4m3(x, 256, 1, q, scales) == TREFOIL_OK, "%s", trefoilLastError());
   CHECK(q[0] == 0x7C && q[1] == 0xF4 && scales[0] == 0x1p-7f, "q is %x, scale %a", q[0], scales[0]);
+  x[0] = trefoilF32ToBf16(5); /* 5/448 = 1.43 * 2^-7: up to 2^-6, and 5 * 64 = 320 */
+  REQUIRE(trefoilQuantiseE4m3(x, 256, 1, q, scales) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(q[0] == 0x7A && scales[0] == 0x1p-6f, "q is %x, scale %a", q[0], scales[0]);
   /* 7 * 2^6 = 448: a * fp32(1/448) is a power of two already, or just above it by rounding. */
   x[0] = trefoilF32ToBf16(448);
   REQUIRE(trefoilQuantiseE4m3(x, 256, 1, q, scales) == TREFOIL_OK, "%s", trefoilLastError());
@@ -165,6 +168,14 @@ TEST(nvfp4_by_hand) {
   CHECK(s[0] == 0x7E, "s is %x", s[0]);
   CHECK(packed[0] == (0x7 | (0x8 | 0x5) << 4), "the first is in the low half: %x", packed[0]);
   for (int i = 0; i < 8; i++) CHECK(out[i] == want[i], "x[%d] is %g", i, out[i]);
+  /* Left to right: g = 8, max 10.9375: s = E4M3(14.58) = 15; 2.34375 * 8 / 15 = 1.25, a tie that goes
+     to 1. 2.34375 * (8 / 15) would be just above it. */
+  memset(x, 0, sizeof x);
+  x[0] = trefoilF32ToBf16(10.9375f);
+  x[15] = trefoilF32ToBf16(2.34375f);
+  REQUIRE(trefoilEncodeNvfp4(x, 16, 8, packed, s) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(trefoilDecodeNvfp4(packed, s, 8, 16, out) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(s[0] == 0x57 && out[15] == 1.875f, "s is %x, x[15] is %g", s[0], out[15]);
   for (int zero = 0; zero < 2; zero++) { /* no scale, or a block of zeros: zeros */
     memset(x, 0, zero ? sizeof x : 0);
     float g = zero ? 448 : 0;

@@ -198,6 +198,13 @@ TEST(partial_ranks_ascend) {
   sumTerm(&s, 2, 4, 1);
   s.c.combinePartial = 1;
   SUM_IS_F32(&s, BIG + 2);
+  /* LL knows no nodes: 256 and 1 of ranks 0 and 1 are not rounded together. */
+  sumMake(&s, TREFOIL_LL_EXPERT_MAJOR, TREFOIL_BF16, 4, 2);
+  sumTerm(&s, 0, 0, 256);
+  sumTerm(&s, 1, 4, 1);
+  sumTerm(&s, 2, 8, 1);
+  s.c.combinePartial = 1;
+  SUM_IS_BF16(&s, 258);
 }
 
 /* (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24, the last bit half of a last place. */
@@ -375,6 +382,22 @@ TEST(backward_returns_weights) {
   CHECK(got[0] == 0xFF800001u && got[1] == 0 && got[2] == 0x11 && got[3] == 0x55,
         "expert-major: %x %x %x %x", got[0], got[1], got[2], got[3]);
   CHECK(out == 4, "1 + 2 on rank 0 and 1 of rank 1's slot 0 make %g", out);
+}
+
+/* Rank 1's rail leads to rank 3 of the other node, which has no expert of its token and passes it on. */
+TEST(traffic_keeps_to_its_rail) {
+  const int32_t idx[] = {8, 9};
+  const int32_t *topkIdx[] = {NULL, idx, NULL, NULL};
+  const int64_t numTokens[] = {0, 1, 0, 0};
+  trefoil_case_t c = {.routing = {{4, 2, 16, 2, 1}, numTokens, topkIdx},
+                      .mode = TREFOIL_HT_FLAT,
+                      .width = 1,
+                      .dtype = TREFOIL_F32};
+  int64_t rows[16];
+  REQUIRE(trefoilRefTraffic(&c, 0, rows) == TREFOIL_OK, "%s", trefoilLastError());
+  for (int i = 0; i < 16; i++) {
+    CHECK(rows[i] == (i == 1 * 4 + 3 || i == 3 * 4 + 2), "rows[%d] = %lld", i, (long long)rows[i]);
+  }
 }
 
 /* Rows of src and dst: two nodes of two ranks, rank 0's token to ranks 0, 2 and 3 (two experts of 3). */
