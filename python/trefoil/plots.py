@@ -169,9 +169,13 @@ def prediction_curves(plan: Plan) -> str:
     """Time over the number of GPUs, both logarithmic; the marker says what limits."""
     figure, axes = _picture(4.6, 3.4)
     gpus = [p.gpus for p in plan.points]
+    last = plan.points[-1].seconds
+    upper = "dispatch" if last["dispatch"] > last["combine"] else "combine"
+    close = max(last.values()) < 1.25 * min(last.values())
     for op in ("dispatch", "combine"):
         seconds = [p.seconds[op] for p in plan.points]
-        axes.plot(gpus, seconds, color=OP_COLOURS[op], linewidth=1.6)
+        style = "-" if op == "dispatch" else (0, (3, 2))  # both show where they coincide
+        axes.plot(gpus, seconds, color=OP_COLOURS[op], linewidth=1.8, linestyle=style)
         for point, value in zip(plan.points, seconds, strict=True):
             marker = LIMIT_MARKERS[limit_kind(point.limit[op])]
             filled = OP_COLOURS[op] if marker == "o" else "white"
@@ -181,13 +185,13 @@ def prediction_curves(plan: Plan) -> str:
                 marker=marker,
                 color=OP_COLOURS[op],
                 markerfacecolor=filled,
-                markersize=6,
+                markersize=7 if op == "dispatch" else 4.5,
                 linestyle="none",
             )
         axes.annotate(
             op,
             (gpus[-1], seconds[-1]),
-            xytext=(7, 0),
+            xytext=(7, 0 if not close else 6 if op == upper else -6),
             textcoords="offset points",
             va="center",
             color=OP_COLOURS[op],
@@ -218,7 +222,7 @@ def prediction_curves(plan: Plan) -> str:
             label=names[kind],
             markerfacecolor=INK if marker == "o" else "white",
         )
-    axes.legend(loc="upper left", frameon=False, fontsize=8, handletextpad=0.2)
+    axes.legend(loc="lower right", frameon=False, fontsize=8, handletextpad=0.2)
     title = f"{plan.mode.upper()}, {plan.tokens:,} tokens a GPU"
     axes.set_title(title, fontsize=9)
     return _svg(figure, f"predicted time over GPUs: {title}")

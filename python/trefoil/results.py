@@ -85,6 +85,7 @@ class Plan:
     moe: str
     tokens: int
     points: list[Prediction]
+    details: str = ""  # what else fixes the numbers: row types, kind of combine
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,16 @@ def load_plan(path: Path) -> Plan:
     ]
     if not points:
         raise ResultError(f"{path}: 'points' is empty")
+    details = {
+        "dispatch_dtype": "dispatch in {}",
+        "combine": "{} combine",
+        "trace": "routing of {}",
+    }
+    if top.data.get("mode") == "ht":
+        del details["combine"]  # exact and partial are LL's
+    said = [text.format(top.data[key]) for key, text in details.items() if top.data.get(key)]
     return Plan(
+        details=", ".join(said),
         mode=top.get("mode", str),
         cluster=top.get("cluster", str),
         moe=top.get("moe", str),

@@ -53,10 +53,10 @@ def describe_check(check: CheckFile) -> Iterator[str]:
 
 def describe_plan(plan: Plan) -> Iterator[str]:
     yield (
-        f"{plan.mode.upper()} on {plan.cluster}, {plan.moe}, {plan.tokens:,} tokens a GPU "
-        "(closed form, a lower bound)"
+        f"{plan.mode.upper()} on {plan.cluster}, {plan.moe}, {plan.tokens:,} tokens a GPU"
+        f"{', ' + plan.details if plan.details else ''} (closed form, a lower bound)"
     )
-    yield "    GPUs   EP    dispatch  limit           combine  limit"
+    yield "    GPUs   EP    dispatch  limit            combine  limit"
     for p in plan.points:
         texts = [f"{format_seconds(p.seconds[op]):>10}  {p.limit[op]:<12}" for op in p.seconds]
         yield f"  {p.gpus:6,} {p.ep:4d}  " + "  ".join(texts).rstrip()

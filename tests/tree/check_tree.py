@@ -173,18 +173,19 @@ def check_space(root: Path) -> list[str]:
 
 
 def check_quiet(root: Path) -> list[str]:
-    """A library never prints, aborts or exits. The opt-in log and the child of a fork are named."""
+    """A library never prints, aborts or exits, but for the log that NCCL_EP_DEBUG=1 asks for."""
     pattern = re.compile(r"(?<![\w.>])(printf|fprintf|puts|perror|abort|exit|assert)\s*\(")
-    allowed = {"debug_log.c"}
+    allowed = {("api/group.c", "fprintf")}
     findings = []
     for path in tracked(root):
         inside = str(path).startswith(LIBRARY_FOLDERS) and path.suffix in C_FAMILY
-        if not inside or path.name in allowed:
+        if not inside:
             continue
         text = (root / path).read_text()
         code = re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", blank, text, flags=re.DOTALL)
         for number, line in enumerate(code.split("\n"), start=1):
-            if found := pattern.search(line):
+            found = pattern.search(line)
+            if found and (str(path), found.group(1)) not in allowed:
                 findings.append(f"{path}:{number}: library code calls {found.group(1)}")
     return findings
 
