@@ -1,0 +1,105 @@
+"""`trefoil plan --closed-form`: the table's rules, the JSON's fields, and wrong command lines.
+
+python3 check_plan_verb.py TREFOIL
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+failures = 0
+
+
+def check(ok: bool, what: str) -> None:
+    global failures
+    if not ok:
+        failures += 1
+        print(f"failed: {what}")
+
+
+def main() -> int:
+    program = sys.argv[1]
+
+    def run(*args: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, *map(str, args)], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def plan(*args: object) -> dict[str, object]:
+        done = run("plan", "--closed-form", "--json", *args)
+        check(done.returncode == 0, f"plan {args}: {done.stderr}")
+        return json.loads(done.stdout)
+
+    ll = plan("--mode", "ll", "--tokens", 32)
+    gpus = [p["gpus"] for p in ll["points"]]
+    check(gpus == [8, 16, 32, 64, 128, 256, 512, 1024], f"GPUs {gpus}")
+    for p in ll["points"]:
+        check(p["ep"] == min(p["gpus"], 256), f"EP {p['ep']} of {p['gpus']}")
+        check(p["replicas"] * p["ep"] == p["gpus"], "replicas")
+        for op in ("dispatch", "combine"):
+            o = p[op]
+            rate = 350e9 if o["limit"].startswith("nvlink") else 50e9
+            port = o["nvlink_bytes"] if rate == 350e9 else o["nic_bytes"]
+            check(abs(o["seconds"] - o["fixed_seconds"] - port / rate) < 1e-12, f"{p['gpus']} {op}")
+            other = o["nic_bytes"] / 50e9 if rate == 350e9 else o["nvlink_bytes"] / 350e9
+            check(other <= port / rate, f"{p['gpus']} {op}: the other port takes longer")
+        # exact combine sends each of 8 entries, dispatch a row for each distinct rank
+        check(p["combine"]["seconds"] >= p["dispatch"]["seconds"], f"{p['gpus']}: combine")
+    check(ll["points"][6]["dispatch"] == ll["points"][5]["dispatch"], "replicas change nothing")
+    check(ll == plan("--mode", "ll", "--tokens", 32), "the same seed, another answer")
+    fp8 = plan("--mode", "ll", "--tokens", 32, "--dispatch-dtype", "fp8", "--gpus", 8)
+    first, narrow = ll["points"][0]["dispatch"], fp8["points"][0]["dispatch"]
+    check(narrow["nvlink_bytes"] * 14336 == first["nvlink_bytes"] * 7392, "fp8 rows")
+    partial = plan("--mode", "ll", "--tokens", 32, "--combine", "partial", "--gpus", 8)
+    check(
+        partial["points"][0]["combine"]["total_nvlink_bytes"] == first["total_nvlink_bytes"],
+        "partial combine mirrors dispatch",
+    )
+    each = plan("--mode", "ll", "--tokens", 32, "--variant", "per-expert", "--gpus", 8)
+    check(
+        each["points"][0]["dispatch"]["total_nvlink_bytes"]
+        == ll["points"][0]["combine"]["total_nvlink_bytes"],
+        "a row an expert mirrors exact combine",
+    )
+    ht = plan("--mode", "ht", "--tokens", 64, "--gpus", "16,64")
+    check(ht["points"][1]["dispatch"]["limit"].startswith("nic"), "HT on 64 GPUs is net-bound")
+    wide = plan("--mode", "ll", "--tokens", 8, "--gpus", 512, "--physical-experts", 512)
+    check(wide["points"][0]["ep"] == 512, "physical experts allow a larger EP group")
+    rail = plan("--cluster", "h100-single-rail", "--tokens", 32, "--gpus", 32)
+    check(
+        rail["points"][0]["dispatch"]["nic_bytes"] > 7 * ll["points"][2]["dispatch"]["nic_bytes"],
+        "eight GPUs share a port",
+    )
+    rack = plan("--cluster", "gb200-nvl72", "--tokens", 32, "--gpus", "64,128")
+    check(rack["points"][0]["dispatch"]["nic_bytes"] == 0, "64 GPUs stay in a rack")
+    check(rack["points"][1]["dispatch"]["nic_bytes"] > 0, "128 do not")
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "t.npz"
+        done = run("trace", "generate", "--tokens", 32, "--steps", 2, "--seed", 1, trace)
+        check(done.returncode == 0, done.stderr)
+        traced = plan("--trace", trace)
+        check(len(traced["points"]) == 2 and traced["points"][1]["step"] == 1, "steps of a trace")
+        check(traced["points"][0]["dispatch"] == first, "step 0 is the same routing")
+    for wrong in (
+        ["plan"],
+        ["plan", "--closed-form", "--mode", "fast"],
+        ["plan", "--closed-form", "--cluster", "laptop"],
+        ["plan", "--closed-form", "--gpus", "16..8"],
+        ["plan", "--closed-form", "--gpus", "8,"],
+        ["plan", "--closed-form", "--gpus", "2048"],
+        ["plan", "--closed-form", "--ep", "512", "--gpus", "1024"],
+        ["plan", "--closed-form", "extra"],
+        ["trace", "shrink"],
+        ["trace", "generate", "--skew", "nan", "--popularity", "zipf", "/tmp/x.npz"],
+    ):
+        done = run(*wrong)
+        check(done.returncode == 2 and done.stderr, f"{wrong}: exit code {done.returncode}")
+        check(not done.stdout, f"{wrong}: prints on stdout")
+    print("all agree" if not failures else f"{failures} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
