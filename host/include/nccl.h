@@ -66,8 +66,8 @@ typedef enum {
 #define NCCL_CTA_POLICY_EFFICIENCY 0x01
 #define NCCL_CTA_POLICY_ZERO       0x02
 
-/* A communicator's settings: `blocking` is honoured (0 is refused: calls here block), the rest is
- * accepted and has no effect. Shorter, older versions of the struct are taken by their size. */
+/* A communicator's settings are accepted and have no effect; with blocking = 0 calls block all the
+ * same and never return ncclInProgress. Shorter, older versions of the struct are taken by their size. */
 typedef struct ncclConfig_v23100 {
   size_t size;
   unsigned int magic;

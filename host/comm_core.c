@@ -1,0 +1,280 @@
+/* Communicator objects: what every function needs of them, waiting for the bell, and noticing that a
+ * rank is gone (its process ended, it destroyed or aborted its communicator, or it failed). */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "comm_internal.h"
+
+enum { PIDFD_NONE = -1, PIDFD_UNOPENED = -2 };
+
+static pthread_mutex_t freeLock = PTHREAD_MUTEX_INITIALIZER;
+static ncclComm_t freeComms;
+static uint64_t lastLife;
+
+ncclResult_t epNcclFail(ncclResult_t code, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  epSayV(format, args);
+  va_end(args);
+  return code;
+}
+
+ncclResult_t epCommGet(ncclComm_t comm, const char *func) {
+  EP_NCCL_CHECK(comm && ((uintptr_t)comm & 7) == 0 && atomic_load(&comm->magic) == EP_COMM_MAGIC,
+                ncclInvalidArgument, "%s: %p is not a live communicator", func, (void *)comm);
+  return ncclSuccess;
+}
+
+ep_rank_entry_t *epCommEntry(ncclComm_t comm, int rank) {
+  return &comm->board->ranks[rank];
+}
+
+bool epCommSameProcess(ncclComm_t comm, int rank) {
+  return epCommEntry(comm, rank)->process.uid == comm->self.uid;
+}
+
+/* ---- Bells ---- */
+
+void epCommRing(ncclComm_t comm, int rank) {
+  ep_rank_entry_t *entry = epCommEntry(comm, rank);
+  atomic_fetch_add(&entry->bell, 1);
+  if (atomic_load(&entry->asleep)) epFutexWake(&entry->bell);
+}
+
+void epCommRingAll(ncclComm_t comm) {
+  for (int r = 0; r < comm->numRanks; r++) epCommRing(comm, r);
+}
+
+uint32_t epCommBell(ncclComm_t comm) {
+  return atomic_load(&epCommEntry(comm, comm->rank)->bell);
+}
+
+void epCommSleep(ncclComm_t comm, uint32_t bellSeen, uint64_t maxNs) {
+  ep_rank_entry_t *mine = epCommEntry(comm, comm->rank);
+  if (epSpin(&mine->bell, bellSeen)) return;
+  atomic_fetch_add(&mine->asleep, 1);
+  epFutexWait(&mine->bell, bellSeen, maxNs);
+  atomic_fetch_sub(&mine->asleep, 1);
+}
+
+/* ---- Who is there ---- */
+
+static bool processLives(ncclComm_t comm, int rank) {
+  int pid = epCommEntry(comm, rank)->process.pid, fd = atomic_load(&comm->pidfds[rank]);
+  if (epCommSameProcess(comm, rank)) return true;
+  if (fd == PIDFD_UNOPENED) {
+    int opened = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (opened < 0 && errno == ESRCH) return false;
+    if (opened < 0) opened = PIDFD_NONE;
+    if (atomic_compare_exchange_strong(&comm->pidfds[rank], &fd, opened))
+      fd = opened;
+    else if (opened >= 0)
+      close(opened); /* another thread was faster */
+  }
+  if (fd == PIDFD_NONE) return kill(pid, 0) == 0 || errno != ESRCH;
+  struct pollfd poller = {fd, POLLIN, 0};
+  return poll(&poller, 1, 0) <= 0;
+}
+
+bool epCommPeerThere(ncclComm_t comm, int rank) {
+  switch ((ep_rank_state_t)atomic_load(&epCommEntry(comm, rank)->state)) {
+  case EP_RANK_EXPECTED:
+    return true;
+  case EP_RANK_THERE:
+    if (processLives(comm, rank)) return true;
+    epSay("rank %d is gone: its process %d has ended", rank, epCommEntry(comm, rank)->process.pid);
+    return false;
+  case EP_RANK_DESTROYED:
+    epSay("rank %d is gone: it destroyed its communicator", rank);
+    break;
+  case EP_RANK_ABORTED:
+    epSay("rank %d is gone: it aborted its communicator", rank);
+    break;
+  case EP_RANK_FAILED:
+    epSay("%s", epCommEntry(comm, rank)->why);
+    break;
+  }
+  return false;
+}
+
+/* ---- Errors of stream-ordered work ---- */
+
+void epCommSetAsync(ncclComm_t comm, ncclResult_t result, const char *sentence) {
+  pthread_mutex_lock(&comm->lock);
+  bool first = atomic_load(&comm->asyncError) == ncclSuccess;
+  if (first) {
+    snprintf(comm->sentence, sizeof comm->sentence, "%s", sentence);
+    atomic_store(&comm->asyncError, result);
+  }
+  pthread_mutex_unlock(&comm->lock);
+  if (!first) return;
+  ep_rank_entry_t *mine = epCommEntry(comm, comm->rank);
+  uint32_t there = EP_RANK_THERE;
+  if (strstr(sentence, "(found by rank"))
+    snprintf(mine->why, sizeof mine->why, "%s", sentence);
+  else
+    snprintf(mine->why, sizeof mine->why, "%.150s (found by rank %d)", sentence, comm->rank);
+  atomic_compare_exchange_strong(&mine->state, &there, EP_RANK_FAILED);
+  epCommRingAll(comm);
+}
+
+ncclResult_t epCommUsable(ncclComm_t comm, const char *func) {
+  EP_NCCL_TRY(epCommGet(comm, func));
+  ncclResult_t error = (ncclResult_t)atomic_load(&comm->asyncError);
+  if (error == ncclSuccess) return error;
+  pthread_mutex_lock(&comm->lock);
+  epNcclFail(error, "%s: the communicator failed earlier: %s", func, comm->sentence);
+  pthread_mutex_unlock(&comm->lock);
+  return error;
+}
+
+ncclResult_t epCommDrain(ncclComm_t comm, const char *func) {
+  uint64_t start = epNowNs(), timeout = 2 * trefoilHostTimeoutNs() + 5000000000u;
+  for (;;) {
+    uint32_t turn = atomic_load(&comm->turn);
+    if (atomic_load(&comm->served) >= atomic_load(&comm->issued)) return ncclSuccess;
+    EP_NCCL_CHECK(epNowNs() - start < timeout, ncclInternalError,
+                  "%s: work queued on the communicator does not finish", func);
+    epFutexWait(&comm->turn, turn, 50000000u);
+  }
+}
+
+/* ---- Making and freeing the object ---- */
+
+static ncclComm_t takeObject(void) {
+  pthread_mutex_lock(&freeLock);
+  ncclComm_t comm = freeComms;
+  if (comm)
+    freeComms = comm->nextFree;
+  else if ((comm = calloc(1, sizeof *comm)))
+    pthread_mutex_init(&comm->lock, NULL);
+  if (comm) comm->life = ++lastLife;
+  pthread_mutex_unlock(&freeLock);
+  return comm;
+}
+
+static void giveObject(ncclComm_t comm) {
+  free(comm->pidfds);
+  comm->pidfds = NULL;
+  pthread_mutex_lock(&freeLock);
+  comm->nextFree = freeComms;
+  freeComms = comm;
+  pthread_mutex_unlock(&freeLock);
+}
+
+static ncclResult_t takeEntry(ncclComm_t comm, const char *func) {
+  ep_rank_entry_t *mine = epCommEntry(comm, comm->rank);
+  uint64_t nobody = 0;
+  EP_NCCL_CHECK(atomic_compare_exchange_strong(&mine->owner, &nobody, epRandom()),
+                ncclInvalidArgument, "%s: rank %d has joined already", func, comm->rank);
+  mine->process = comm->self;
+  mine->device = comm->device;
+  mine->lsaSize = comm->lsaSize;
+  atomic_store(&mine->state, EP_RANK_THERE);
+  epCommRingAll(comm);
+  return ncclSuccess;
+}
+
+ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, int rank,
+                       const char *func, ncclComm_t *out) {
+  ep_process_t self;
+  EP_NCCL_TRY(epServerSelf(&self, func));
+  ncclComm_t comm = takeObject();
+  _Atomic int *pidfds = comm ? malloc((size_t)numRanks * sizeof *pidfds) : NULL;
+  if (comm) comm->pidfds = pidfds;
+  if (!pidfds) {
+    if (comm) giveObject(comm);
+    return epNcclFail(ncclSystemError, "%s: out of memory", func);
+  }
+  for (int r = 0; r < numRanks; r++) atomic_init(&pidfds[r], PIDFD_UNOPENED);
+  comm->rank = rank;
+  comm->numRanks = numRanks;
+  comm->device = epCurrentDevice();
+  comm->lsaSize = (int)epEnvInt("NCCL_LSA_TEAM_SIZE", 0);
+  comm->self = self;
+  comm->numExchanges = 0;
+  comm->windows = NULL;
+  comm->sentence[0] = 0;
+  atomic_store(&comm->issued, 0);
+  atomic_store(&comm->served, 0);
+  atomic_store(&comm->asyncError, ncclSuccess);
+  atomic_store(&comm->aborting, false);
+  ncclResult_t result = epBoardJoin(owner, key, numRanks, &comm->board, func);
+  if (result == ncclSuccess) {
+    result = takeEntry(comm, func);
+    if (result != ncclSuccess) epBoardLeave(comm->board);
+  }
+  if (result != ncclSuccess) {
+    giveObject(comm);
+    return result;
+  }
+  *out = comm;
+  return ncclSuccess;
+}
+
+void epCommFree(ncclComm_t comm, ep_rank_state_t lastState) {
+  atomic_store(&comm->magic, EP_DEAD_MAGIC);
+  epWindowsFree(comm);
+  atomic_store(&epCommEntry(comm, comm->rank)->state, lastState);
+  epCommRingAll(comm);
+  for (int r = 0; r < comm->numRanks; r++)
+    if (comm->pidfds[r] >= 0) close(comm->pidfds[r]);
+  epBoardLeave(comm->board);
+  giveObject(comm);
+}
+
+void epCommsForked(void) {
+  pthread_mutex_init(&freeLock, NULL);
+  freeComms = NULL;
+}
+
+/* ---- trefoil_host.h ---- */
+
+int trefoilHostPeerAlive(ncclComm_t comm, int rank) {
+  if (epCommGet(comm, "trefoilHostPeerAlive") != ncclSuccess) return -1;
+  if (rank < 0 || rank >= comm->numRanks) {
+    epSay("trefoilHostPeerAlive: rank %d is not in [0, %d)", rank, comm->numRanks);
+    return -1;
+  }
+  return epCommPeerThere(comm, rank);
+}
+
+int trefoilHostSameProcess(ncclComm_t comm, int rank) {
+  if (epCommGet(comm, "trefoilHostSameProcess") != ncclSuccess) return -1;
+  if (rank < 0 || rank >= comm->numRanks) {
+    epSay("trefoilHostSameProcess: rank %d is not in [0, %d)", rank, comm->numRanks);
+    return -1;
+  }
+  return epCommSameProcess(comm, rank);
+}
+
+ncclResult_t trefoilHostWaitChange(ncclComm_t comm, int peer, const uint32_t *word, uint32_t seen,
+                                   uint64_t timeoutNs) {
+  const _Atomic uint32_t *flag = (const _Atomic uint32_t *)word;
+  if (atomic_load_explicit(flag, memory_order_acquire) != seen || epSpin(flag, seen))
+    return ncclSuccess;
+  EP_NCCL_TRY(epCommGet(comm, "trefoilHostWaitChange"));
+  EP_NCCL_CHECK(peer >= -1 && peer < comm->numRanks, ncclInvalidArgument,
+                "trefoilHostWaitChange: rank %d is not in [0, %d)", peer, comm->numRanks);
+  uint64_t start = epNowNs(), slice = 1000000;
+  for (;;) {
+    uint64_t waited = epNowNs() - start;
+    EP_NCCL_CHECK(waited < timeoutNs, ncclTimeout, "waited %.3f s for rank %d",
+                  (double)timeoutNs * 1e-9, peer);
+    uint64_t left = timeoutNs - waited;
+    epFutexWait(flag, seen, left < slice ? left : slice);
+    if (atomic_load_explicit(flag, memory_order_acquire) != seen) return ncclSuccess;
+    if (peer >= 0 && !epCommPeerThere(comm, peer))
+      return atomic_load_explicit(flag, memory_order_acquire) != seen ? ncclSuccess
+                                                                      : ncclRemoteError;
+    EP_NCCL_CHECK(!atomic_load(&comm->aborting), ncclInvalidUsage, "the communicator was aborted");
+    if (slice < 16000000) slice *= 2;
+  }
+}

@@ -1,0 +1,82 @@
+/* ncclCommSplit: ranks of one colour become a communicator, ordered by key, then by old rank. Round 0 shows
+ * colour, key and a key for a board; every rank then knows its new communicator, whose board is the one
+ * of its lowest old rank, and joins it. The new ranks then meet on the new board. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm_internal.h"
+
+typedef struct {
+  int32_t color, key;
+  uint64_t boardKey;
+  ep_process_t process;
+} split_record_t;
+
+static ncclResult_t showSplit(ep_job_t *job, void *data) {
+  if (job->round > 0) return epInitShow(job, data);
+  split_record_t record = {job->u.split.color, job->u.split.key, job->u.split.boardKey,
+                           job->comm->self};
+  memcpy(data, &record, sizeof record);
+  return ncclSuccess;
+}
+
+static ncclResult_t takeSplit(ep_job_t *job, const void *const *all, bool *more) {
+  if (job->round > 0) return epInitTake(job, all, more);
+  ncclComm_t comm = job->comm;
+  split_record_t mine, record, leader;
+  bool found = false;
+  *more = false;
+  memcpy(&mine, all[comm->rank], sizeof mine);
+  for (int r = 0; r < comm->numRanks; r++) {
+    memcpy(&record, all[r], sizeof record);
+    if (record.color != mine.color) continue;
+    if (!found) leader = record;
+    found = true;
+    job->u.split.newRanks++;
+    job->u.split.newRank += record.key < mine.key || (record.key == mine.key && r < comm->rank);
+  }
+  if (mine.color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
+  int current = epCurrentDevice();
+  (void)cudaSetDevice(comm->device);
+  ncclResult_t result = epCommNew(&leader.process, leader.boardKey, job->u.split.newRanks,
+                                  job->u.split.newRank, job->func, &job->u.split.made);
+  (void)cudaSetDevice(current);
+  if (result == ncclSuccess) job->comm = job->u.split.made; /* the second round is on its board */
+  *more = result == ncclSuccess;
+  return result;
+}
+
+static void finishSplit(ep_job_t *job, ncclResult_t result) {
+  ncclComm_t made = job->u.split.made;
+  if (result != ncclSuccess) {
+    if (made) epCommFree(made, EP_RANK_FAILED);
+    return;
+  }
+  if (made) atomic_store(&made->magic, EP_COMM_MAGIC);
+  *job->u.split.out = made;
+}
+
+static ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
+                          const ncclConfig_t *config) {
+  const char *func = "ncclCommSplit";
+  EP_NCCL_TRY(epCommUsable(comm, func));
+  EP_NCCL_CHECK(newcomm, ncclInvalidArgument, "%s: newcomm is NULL", func);
+  EP_NCCL_CHECK(color >= 0 || color == NCCL_SPLIT_NOCOLOR, ncclInvalidArgument,
+                "%s: color %d is neither >= 0 nor NCCL_SPLIT_NOCOLOR", func, color);
+  EP_NCCL_TRY(epConfigCheck(config, func));
+  ep_job_t *job = epJobNew(comm, func);
+  if (!job) return ncclSystemError;
+  job->show = showSplit;
+  job->take = takeSplit;
+  job->finish = finishSplit;
+  job->u.split.out = newcomm;
+  job->u.split.color = color;
+  job->u.split.key = key;
+  job->u.split.boardKey = epRandom();
+  return epJobSubmit(job);
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
+                           ncclConfig_t *config) {
+  return epGroupRemember(split(comm, color, key, newcomm, config));
+}

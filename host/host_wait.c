@@ -1,0 +1,70 @@
+/* Waiting without burning a core: a short spin, then a futex. The futex is the shared kind, so that the
+ * same call serves threads and processes. All eight ranks of a laptop share two cores, so the spin
+ * is a few microseconds and anything longer sleeps. */
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "host_internal.h"
+#include "trefoil_host.h"
+
+uint64_t epNowNs(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void epFutexWait(const _Atomic uint32_t *word, uint32_t seen, uint64_t maxNs) {
+  struct timespec t = {(time_t)(maxNs / 1000000000u), (long)(maxNs % 1000000000u)};
+  int saved = errno;
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+  errno = saved;
+}
+
+void epFutexWake(const _Atomic uint32_t *word) {
+  int saved = errno;
+  syscall(SYS_futex, word, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+  errno = saved;
+}
+
+bool epSpin(const _Atomic uint32_t *word, uint32_t seen) {
+  for (int i = 0; i < 60; i++) {
+    if (atomic_load_explicit(word, memory_order_acquire) != seen) return true;
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+  return false;
+}
+
+uint64_t epRandom(void) {
+  static _Atomic uint64_t counter;
+  uint64_t bits = 0;
+  if (getrandom(&bits, sizeof bits, 0) != (ssize_t)sizeof bits)
+    bits = epNowNs() * 0x9e3779b97f4a7c15u ^ (uint64_t)getpid() << 40;
+  bits += atomic_fetch_add(&counter, 1);
+  return bits ? bits : 1;
+}
+
+int64_t epEnvInt(const char *name, int64_t fallback) {
+  const char *text = getenv(name);
+  if (!text || !*text) return fallback;
+  char *end;
+  errno = 0;
+  long long value = strtoll(text, &end, 10);
+  return errno || *end ? fallback : value;
+}
+
+uint64_t trefoilHostTimeoutNs(void) {
+  int64_t ms = epEnvInt("NCCL_EP_TIMEOUT_MS", 0);
+  if (ms <= 0 || ms > INT64_MAX / 1000000) return 100000000000u;
+  return (uint64_t)ms * 1000000u;
+}
+
+void trefoilHostWake(const uint32_t *word) {
+  epFutexWake((const _Atomic uint32_t *)word);
+}
