@@ -269,7 +269,8 @@ void epRelayChunk(const ep_op_t *op, const ep_combine_call_t *call, int origin, 
 trefoil_result_t epArenaEnsure(ep_cpu_group_t *g, int arenaIdx, const ep_sizing_t *sizing,
                                int topk);
 void epArenaFree(ep_cpu_group_t *g, int arenaIdx);
-trefoil_result_t epOpenWindow(ep_cpu_group_t *g, size_t bytes, char **memory, ncclWindow_t *window);
+trefoil_result_t epOpenWindow(ep_cpu_group_t *g, size_t bytes, size_t zeroBytes, char **memory,
+                              ncclWindow_t *window);
 void epCloseWindow(ep_cpu_group_t *g, char *memory, ncclWindow_t window);
 trefoil_result_t epMaskQuery(ncclEpGroup_t group, int *deviceMask, cudaStream_t stream);
 trefoil_result_t epMaskUpdate(ncclEpGroup_t group, const int *hostMask, cudaStream_t stream);

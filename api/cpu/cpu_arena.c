@@ -13,12 +13,14 @@ static trefoil_result_t ncclFailed(const char *what, ncclResult_t result) {
   return epFail(code, "%s: %s", what, why && *why ? why : ncclGetErrorString(result));
 }
 
-trefoil_result_t epOpenWindow(ep_cpu_group_t *g, size_t bytes, char **memory,
+/* The first zeroBytes are zero before any peer can see them. */
+trefoil_result_t epOpenWindow(ep_cpu_group_t *g, size_t bytes, size_t zeroBytes, char **memory,
                               ncclWindow_t *window) {
   void *p = NULL;
   ncclWindow_t w = NULL;
   ncclResult_t result = ncclMemAlloc(&p, bytes);
   if (result != ncclSuccess) return ncclFailed("shared memory of the group", result);
+  memset(p, 0, zeroBytes);
   result = ncclCommWindowRegister(g->group->comm, p, bytes, &w, 0);
   if (result != ncclSuccess) {
     trefoil_result_t code = ncclFailed("window of the group", result);
@@ -54,7 +56,7 @@ static trefoil_result_t openArena(ep_cpu_group_t *g, int arenaIdx, const ep_sizi
   memset(a, 0, sizeof *a);
   a->sizing = *sizing;
   EP_TRY(epAllocBuffer(g->group, &a->sizing.buffers[EP_BUFFER_SCRATCH], &a->scratch));
-  trefoil_result_t result = epOpenWindow(g, arenaBytes(sizing), &a->memory, &a->window);
+  trefoil_result_t result = epOpenWindow(g, arenaBytes(sizing), 0, &a->memory, &a->window);
   if (result != TREFOIL_OK) {
     epFreeBuffer(g->group, &a->sizing.buffers[EP_BUFFER_SCRATCH], a->scratch);
     return result;

@@ -40,13 +40,12 @@ static ep_cpu_group_t *stateOf(ncclEpGroup_t group) {
 
 static trefoil_result_t openControl(ep_cpu_group_t *g) {
   EP_TRY(epAllocBuffer(g->group, &g->tableBuffer, (void **)&g->peers));
-  trefoil_result_t result =
-      epOpenWindow(g, g->controlBuffer.bytes, &g->controlMemory, &g->controlWindow);
+  trefoil_result_t result = epOpenWindow(g, g->controlBuffer.bytes, g->controlBuffer.bytes,
+                                         &g->controlMemory, &g->controlWindow);
   if (result != TREFOIL_OK) {
     epFreeBuffer(g->group, &g->tableBuffer, g->peers);
     return result;
   }
-  /* fresh or reused memory: all of it starts at zero, before anybody is told of it */
   for (int r = 0; r < g->R && result == TREFOIL_OK; r++) {
     void *p = NULL;
     if (trefoilHostPeerPointer(g->controlWindow, 0, r, &p) != ncclSuccess || !p) {
