@@ -226,7 +226,7 @@ void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what);
 /* All ranks; every rank waits on its own memory only. 0: failed, sentence recorded in epFail. */
 trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeoutNs);
 int epCleanBarrier(ep_cpu_group_t *g);
-uint64_t epNowNs(void);
+uint64_t epCpuNowNs(void);
 
 /* ---- cpu_queue.c ---- */
 trefoil_result_t epQueue(ep_record_t *record, cudaStream_t stream);

@@ -25,7 +25,7 @@
 
 static const char *const kindNames[EP_NUM_KINDS] = {"update", "dispatch", "combine"};
 
-uint64_t epNowNs(void) {
+uint64_t epCpuNowNs(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
@@ -112,7 +112,7 @@ uint32_t epBell(const ep_op_t *op) {
 
 /* 0: gone, dead or too late; then the peer has been given up. */
 static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience_t *p) {
-  uint64_t now = epNowNs();
+  uint64_t now = epCpuNowNs();
   int masks = op->g->group->limits.enableMask && !epIsHt(op->g->group);
   if (atomic_load(&op->g->failed)) return 0;
   if (!masks && hearOfFailure(op)) return 0;
@@ -136,7 +136,7 @@ static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience
 
 int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_patience_t *patience) {
   if (!lookAround(op, peer, what, patience)) return 0;
-  uint64_t left = patience->deadlineNs - epNowNs(), slice = LOOK_NS;
+  uint64_t left = patience->deadlineNs - epCpuNowNs(), slice = LOOK_NS;
   if ((int64_t)left <= 0) left = 1;
   ep_door_t *door = &op->g->peers[op->g->me].control->doors[op->kind];
   atomic_fetch_add(&door->sleepers, 1);
@@ -168,7 +168,7 @@ static int waitPushed(ep_cpu_group_t *g, int r, const ep_word_t *word, uint64_t 
     pauseCpu();
   }
   for (;;) {
-    uint64_t seen = epLoad(word), now = epNowNs();
+    uint64_t seen = epLoad(word), now = epCpuNowNs();
     if (seen >= value) return 1;
     if (now >= deadlineNs || trefoilHostPeerAlive(g->group->comm, r) == 0) {
       return epLoad(word) >= value;
@@ -188,7 +188,7 @@ static void push(ep_cpu_group_t *g, ep_array_t array, uint64_t value, int onlyAc
 }
 
 trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeoutNs) {
-  uint64_t value = ++g->barriers, deadline = epNowNs() + timeoutNs;
+  uint64_t value = ++g->barriers, deadline = epCpuNowNs() + timeoutNs;
   push(g, EP_ARRAY_BARRIER, value, 0);
   ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_BARRIER, 0);
   for (int r = 0; r < g->R; r++) {
@@ -202,7 +202,7 @@ trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeout
 
 /* MaskClean's: every rank is told, the unmasked ones are waited for. */
 int epCleanBarrier(ep_cpu_group_t *g) {
-  uint64_t value = ++g->cleans, deadline = epNowNs() + g->group->timeoutNs;
+  uint64_t value = ++g->cleans, deadline = epCpuNowNs() + g->group->timeoutNs;
   push(g, EP_ARRAY_CLEAN, value, 0);
   ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_CLEAN, 0);
   int all = 1;

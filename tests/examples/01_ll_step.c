@@ -58,7 +58,7 @@ static void step(int rank, int numRanks, ncclComm_t comm) {
       TENSOR(onDevice(NULL, (size_t)numLocal * sizeof(int)), ncclInt32, 1, (size_t)numLocal);
 
   cudaStream_t stream;
-  CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  CUDA(cudaStreamCreate(&stream)); /* in order with cudaMemcpy */
   EP(ncclEpUpdateHandle(handle, &routing, NULL, stream));
 
   ncclEpDispatchInputs_t dispatchIn = NCCL_EP_DISPATCH_INPUTS_INIT;

@@ -96,7 +96,7 @@ static void train(int rank, int numRanks, ncclComm_t comm) {
   EP(ncclEpCreateGroup(&group, comm, &config));
   EP(ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, NULL, topk, NULL));
   cudaStream_t stream;
-  CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  CUDA(cudaStreamCreate(&stream)); /* in order with cudaMemcpy */
 
   /* Routing first: how many tokens will this rank receive? */
   ncclEpTensor_t routing =

@@ -39,7 +39,8 @@
     }                                                                                              \
   }
 
-/* Device memory, filled from the host (or with zeros if from is NULL). */
+/* Device memory, filled from the host (or with zeros if from is NULL). cudaMemset returns before it
+ * is done, and a non-blocking stream does not wait for it: hence the synchronisation. */
 static inline void *onDevice(const void *from, size_t bytes) {
   void *memory = NULL;
   CUDA(cudaMalloc(&memory, bytes ? bytes : 1));
@@ -47,6 +48,7 @@ static inline void *onDevice(const void *from, size_t bytes) {
     CUDA(cudaMemcpy(memory, from, bytes, cudaMemcpyHostToDevice));
   else
     CUDA(cudaMemset(memory, 0, bytes));
+  CUDA(cudaDeviceSynchronize());
   return memory;
 }
 

@@ -3,13 +3,14 @@
 # with CMake (shared and static libraries) and with pkg-config.
 #
 #   install_test.sh BUILD_DIR SCRATCH_DIR HAS_EP(0|1)
-set -euo pipefail
+set -Eeuo pipefail
 build=$1 scratch=$2 has_ep=$3
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 rm -rf "$scratch"
 mkdir -p "$scratch"
 unset LD_LIBRARY_PATH PKG_CONFIG_PATH CMAKE_PREFIX_PATH
 
+trap 'tail -n 30 "$scratch"/*.log' ERR
 cmake --install "$build" --prefix "$scratch/first" >"$scratch/install.log"
 mv "$scratch/first" "$scratch/prefix"
 prefix=$scratch/prefix
@@ -18,10 +19,10 @@ libs=$(dirname "$(find "$prefix" -name libtrefoil.so.0)")
 consumers=(layout)
 [ "$has_ep" = 0 ] || consumers+=(step)
 echo "-- CMake package"
-cmake -S "$here/consumer_cmake" -B "$scratch/cmake" -DCMAKE_PREFIX_PATH="$prefix" >"$scratch/cmake.log"
+cmake -S "$here/consumer_cmake" -B "$scratch/cmake" -DCMAKE_PREFIX_PATH="$prefix" >"$scratch/cmake.log" 2>&1
 for c in "${consumers[@]}"; do
   for kind in "" _static; do
-    cmake --build "$scratch/cmake" --target "$c$kind" >>"$scratch/cmake.log"
+    cmake --build "$scratch/cmake" --target "$c$kind" >>"$scratch/cmake.log" 2>&1
     "$scratch/cmake/$c$kind"
   done
 done
