@@ -1,5 +1,6 @@
-"""Traces and NumPy: what NumPy writes loads, what the command writes NumPy reads, and malformed files
-are refused with a sentence and exit code 1.
+"""Traces and NumPy: each reads what the other writes.
+
+Malformed files are refused with a sentence and exit code 1.
 
 python3 check_trace_numpy.py TREFOIL
 """
@@ -82,7 +83,7 @@ def main() -> int:
 
         block = np.arange(2 * 4 * 3 * 2).reshape(2, 4, 3, 2) % 10
         for version in ((1, 0), (2, 0), (3, 0)):
-            with open(folder / "block.npy", "wb") as file:
+            with (folder / "block.npy").open("wb") as file:
                 np.lib.format.write_array(file, block, version=version)
             done = run("trace", "import", "--experts", 10, folder / "block.npy", theirs)
             check(done.returncode == 0, f".npy {version}: {done.stderr}")
