@@ -191,7 +191,8 @@ static trefoil_result_t viewInputWeights(const dispatch_args_t *a, ep_dispatch_c
   EP_TRY(epViewTensor(a->g, a->in.topk_weights, &rule, &v));
   EP_CHECK(v.sizes[1] >= 1 && v.sizes[1] <= (size_t)a->h->topkBound, TREFOIL_INVALID_ARGUMENT,
            "inputs->topk_weights: sizes[1] is %zu; must be 1 to %d", v.sizes[1], a->h->topkBound);
-  call->weights = v.data;
+  static const float noRows = 0; /* present, though a tensor of zero rows may have no data */
+  call->weights = v.data ? v.data : &noRows;
   return TREFOIL_OK;
 }
 
