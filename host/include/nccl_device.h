@@ -54,8 +54,13 @@ typedef struct ncclCommProperties {
   bool cftCountedSupport;
 } ncclCommProperties_t;
 
-#define NCCL_COMM_PROPERTIES_INITIALIZER                                                           \
+#ifdef __cplusplus
+#define NCCL_COMM_PROPERTIES_INITIALIZER \
   { sizeof(ncclCommProperties_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, }
+#else
+#define NCCL_COMM_PROPERTIES_INITIALIZER \
+  { .size = sizeof(ncclCommProperties_t), .magic = NCCL_API_MAGIC, .version = NCCL_VERSION_CODE }
+#endif
 
 /* Ranks rank, rank + stride, ...: member i of a team is world rank
  * worldRank + (i - rank) * stride. */
