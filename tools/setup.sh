@@ -78,7 +78,7 @@ need_python() {
     "$(grep -hE '^[a-z]' "$file" tools/requirements-report.txt | sort -u | tr '\n' ' ')"
   python -m pip install --quiet --disable-pip-version-check -r "$file" </dev/null ||
     die "pip could not install tools/$1 into .venv"
-  touch ".venv/.has-$1-$stamp"
+  touch ".venv/.has-$1-$stamp" ".venv/.has-requirements-report.txt-$stamp" # every list includes it
 }
 
 # The presets need CMake 3.25; Ubuntu 22.04 has 3.22: then CMake comes from PyPI.
