@@ -215,11 +215,7 @@ static void makeScript(ep_check_case_t *c, ep_rng_t *rng) {
       s.handles[handle].routing = -1;
       continue;
     }
-    addStep(&s, handle);
-    /* What one handle binds, the other on the same memory loses. */
-    if (c->ops[c->numOps - 1].kind == EP_OP_UPDATE && g->numHandles > 1 &&
-        g->handles[1].shareWith == 0)
-      s.handles[!handle].routing = -1;
+    addStep(&s, g->handles[handle].shareWith >= 0 ? 0 : handle);
   }
   for (int i = 0; i < numUsed; i++)
     if (s.handles[i].pending) addComplete(&s, i);
@@ -234,7 +230,7 @@ static trefoil_result_t countSlots(ep_check_case_t *c) {
   const ep_check_group_t *g = c->group;
   for (int i = 0; i < c->numOps; i++) {
     const ep_check_op_t *op = &c->ops[i];
-    if (op->kind != EP_OP_UPDATE || !g->highThroughput) continue;
+    if (op->routing < 0 || !g->highThroughput) continue;
     for (int round = 0; round < c->numRounds; round++) {
       trefoil_case_t rc;
       epReferenceCase(c, op, round, &rc);

@@ -158,8 +158,8 @@ static void describeNumber(writer_t *w, const difference_t *d) {
   put(w, ")");
 }
 
-static void describeGuard(writer_t *w, const ep_check_case_t *c, const uint8_t *wanted,
-                          const uint8_t *found, size_t at) {
+static int describeGuard(writer_t *w, const ep_check_case_t *c, const uint8_t *wanted,
+                         const uint8_t *found, size_t at) {
   const ep_check_region_t *before = NULL, *after = NULL;
   for (int i = 0; i < c->numRegions; i++) {
     if (c->regions[i].offset <= at) before = &c->regions[i];
@@ -172,6 +172,7 @@ static void describeGuard(writer_t *w, const ep_check_case_t *c, const uint8_t *
   if (after)
     put(w, "%s %zu bytes before %s of operation %d", before ? "," : "", after->offset - at,
         epTensorName(after->tensor), after->op);
+  return before ? 1 + (int)(before - c->regions) : 1;
 }
 
 static const char *opName(ep_op_kind_t kind) {
@@ -203,8 +204,7 @@ int epDescribeDifference(const ep_check_case_t *c, int round, int rank,
   if (c->captured) put(&w, "replay %d, ", round + 1);
   put(&w, "rank %d, ", rank);
   if (!d.region) {
-    describeGuard(&w, c, wanted, found, at);
-    return 1;
+    return describeGuard(&w, c, wanted, found, at);
   }
   put(&w, "operation %d (%s, handle %d), %s, ", d.region->op, opName(d.op->kind), d.op->handle,
       epTensorName(d.region->tensor));
@@ -217,7 +217,7 @@ int epDescribeDifference(const ep_check_case_t *c, int round, int rank,
     describeCombined(&w, &d);
   else
     describeNumber(&w, &d);
-  return 1;
+  return 1 + (int)(d.region - c->regions);
 }
 
 void epDescribeGroup(const ep_check_group_t *g, char *text, size_t textBytes) {

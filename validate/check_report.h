@@ -9,7 +9,8 @@ typedef struct ep_check_images {
   const uint8_t *found;     /* of `rank` */
 } ep_check_images_t;
 
-/* Writes the first difference of a rank's image into text; 0 if there is none. */
+/* Writes the first difference of a rank's image into text; 0 if there is none, else 1 + the region it
+ * is in or after: what differs earliest, on whatever rank, is closest to the cause. */
 int epDescribeDifference(const ep_check_case_t *c, int round, int rank,
                          const ep_check_images_t *images, char *text, size_t textBytes);
 

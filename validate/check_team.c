@@ -30,6 +30,9 @@ typedef struct ring {
   uint64_t numProduced, numLeft[EP_MAX_RANKS];
   int ended; /* nothing more will be produced */
   int numRunning;
+  int earliest;     /* region of the earliest difference so far + 1, 0: none */
+  uint64_t differs; /* the slot's number */
+  char what[2048];
   slot_t slots[RING];
   ncclUniqueId id;
 } ring_t;
@@ -37,6 +40,7 @@ typedef struct ring {
 typedef struct rank_task {
   ring_t *ring;
   int rank;
+  uint64_t number; /* of the slot at work */
   size_t capacity;
   uint8_t *result[EP_MAX_ROUNDS];
 } rank_task_t;
@@ -112,6 +116,19 @@ static trefoil_result_t growResults(rank_task_t *task, size_t bytes) {
   return TREFOIL_OK;
 }
 
+/* One spoiled row makes others wrong later on: of all ranks' differences the earliest is told. */
+static void recordDifference(const rank_task_t *task, int region, const char *what) {
+  ring_t *ring = task->ring;
+  pthread_mutex_lock(&ring->mutex);
+  if (!ring->earliest || task->number < ring->differs ||
+      (task->number == ring->differs && region < ring->earliest)) {
+    ring->earliest = region;
+    ring->differs = task->number;
+    snprintf(ring->what, sizeof ring->what, "%s", what);
+  }
+  pthread_mutex_unlock(&ring->mutex);
+}
+
 /* Runs a rank's part of a slot and compares; 0 if all is well. */
 static int runSlot(rank_task_t *task, ep_check_rank_t *rank, slot_t *slot) {
   ep_check_team_t *team = task->ring->team;
@@ -130,8 +147,8 @@ static int runSlot(rank_task_t *task, ep_check_rank_t *rank, slot_t *slot) {
   for (int round = 0; round < c->numRounds; round++) {
     ep_check_images_t images = {slot->expected[round], task->result[round]};
     if (!memcmp(slot->expected[round][task->rank], task->result[round], c->usedBytes)) continue;
-    epDescribeDifference(c, round, task->rank, &images, what, sizeof what);
-    epTeamFail(team, c, c->index, what);
+    int region = epDescribeDifference(c, round, task->rank, &images, what, sizeof what);
+    recordDifference(task, region, what);
     return 1;
   }
   atomic_fetch_add(&team->job->bytes, c->usedBytes * (uint64_t)c->numRounds);
@@ -162,6 +179,7 @@ static void *rankMain(void *argument) {
     int over = ring->numProduced == n;
     pthread_mutex_unlock(&ring->mutex);
     if (over) break;
+    task->number = n;
     bad = runSlot(task, &rank, &ring->slots[n % RING]);
     pthread_mutex_lock(&ring->mutex);
     ring->numLeft[task->rank] = n + 1;
@@ -180,24 +198,43 @@ static void *rankMain(void *argument) {
   return NULL;
 }
 
-/* Waits until the ring's next slot is free; 0 when something failed. */
-static int waitFree(ring_t *ring) {
+/* Waits until at most `numAhead` slots are in use; 0 when something failed. */
+static int waitFree(ring_t *ring, uint64_t numAhead) {
   int R = ring->team->group.shape.numRanks, free = 0;
   pthread_mutex_lock(&ring->mutex);
-  while (!free && !atomic_load(&ring->team->job->stop)) {
+  while (!free && !ring->earliest && !atomic_load(&ring->team->job->stop)) {
     free = 1;
-    for (int r = 0; r < R; r++) free &= ring->numLeft[r] + RING > ring->numProduced;
+    for (int r = 0; r < R; r++) free &= ring->numLeft[r] + numAhead >= ring->numProduced;
     if (!free) pthread_cond_wait(&ring->left, &ring->mutex);
   }
+  free &= !ring->earliest;
   pthread_mutex_unlock(&ring->mutex);
   return free && !atomic_load(&ring->team->job->stop);
 }
 
+/* Called with the mutex: waits, a second at most, for the other ranks to finish that case. */
+static void reportEarliest(ring_t *ring) {
+  ep_check_team_t *team = ring->team;
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += 1;
+  int all = 0;
+  while (!all) {
+    all = 1;
+    for (int r = 0; r < team->group.shape.numRanks; r++) all &= ring->numLeft[r] > ring->differs;
+    if (!all && pthread_cond_timedwait(&ring->left, &ring->mutex, &until) != 0) break;
+  }
+  const ep_check_case_t *c = &ring->slots[ring->differs % RING].c;
+  epTeamFail(team, c, c->index, ring->what);
+}
+
 static void produce(ring_t *ring) {
   ep_check_team_t *team = ring->team;
+  int masked = 0;
   for (uint64_t i = 0; i < team->numCases; i++) {
     if (team->deadline > 0 && epNow() > team->deadline) break;
-    if (!waitFree(ring)) break;
+    /* Ranks that masked one another come together again when all are through MaskClean. */
+    if (!waitFree(ring, masked ? 0 : RING - 1)) break;
     uint64_t index = team->firstCase + i;
     slot_t *slot = &ring->slots[ring->numProduced % RING];
     if (makeSlot(slot, &team->group, index) != TREFOIL_OK) {
@@ -206,6 +243,7 @@ static void produce(ring_t *ring) {
       epTeamFail(team, &slot->c, index, what);
       break;
     }
+    masked = slot->c.numMasks;
     pthread_mutex_lock(&ring->mutex);
     ring->numProduced++;
     pthread_cond_broadcast(&ring->produced);
@@ -214,8 +252,9 @@ static void produce(ring_t *ring) {
   pthread_mutex_lock(&ring->mutex);
   ring->ended = 1;
   pthread_cond_broadcast(&ring->produced);
-  while (ring->numRunning > 0 && !atomic_load(&team->job->failed))
+  while (ring->numRunning > 0 && !ring->earliest && !atomic_load(&team->job->failed))
     pthread_cond_wait(&ring->left, &ring->mutex);
+  if (ring->earliest) reportEarliest(ring);
   pthread_mutex_unlock(&ring->mutex);
 }
 
@@ -250,8 +289,20 @@ int epTeamThreads(ep_check_team_t *team) {
   return 0;
 }
 
+/* All processes come this far before any goes on (see produce). */
+static void meetAgain(ep_check_team_t *team, uint64_t numMeetings) {
+  ep_check_job_t *job = team->job;
+  struct timespec pause = {0, 50000};
+  atomic_fetch_add(&job->numArrived, 1);
+  while (atomic_load(&job->numArrived) < numMeetings * (uint64_t)team->group.shape.numRanks &&
+         !atomic_load(&job->stop))
+    nanosleep(&pause, NULL);
+}
+
 int epTeamProcess(ep_check_team_t *team, int rankIdx) {
+  uint64_t numMeetings = 0;
   ring_t ring = {.team = team};
+  pthread_mutex_init(&ring.mutex, NULL);
   rank_task_t task = {.ring = &ring, .rank = rankIdx};
   ep_check_rank_t rank = newRank(team, rankIdx);
   slot_t *slot = calloc(1, sizeof *slot);
@@ -276,6 +327,8 @@ int epTeamProcess(ep_check_team_t *team, int rankIdx) {
       bad = 1;
     } else {
       bad = runSlot(&task, &rank, slot);
+      if (ring.earliest) epTeamFail(team, &slot->c, index, ring.what);
+      if (!bad && slot->c.numMasks) meetAgain(team, ++numMeetings);
     }
   }
   if (!bad && !atomic_load(&team->job->failed) && epRankClose(&rank) != TREFOIL_OK) {

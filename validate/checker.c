@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 /* What a group reads from the environment; the job's own, never the user's. */
-static void setBatchEnvironment(const ep_check_group_t *g) {
+void epBatchEnvironment(const ep_check_group_t *g) {
   char number[16];
   snprintf(number, sizeof number, "%d", g->shape.ranksPerNode);
   if (g->shape.ranksPerNode < g->shape.numRanks)
@@ -73,6 +73,7 @@ static int loadLibrary(ep_check_team_t *team, ep_library_t *lib) {
 static int runProcesses(ep_check_team_t *team) {
   int R = team->group.shape.numRanks, bad = 0;
   atomic_store(&team->job->idReady, 0);
+  atomic_store(&team->job->numArrived, 0);
   pid_t pids[EP_MAX_RANKS];
   for (int r = 0; r < R; r++) {
     pids[r] = forkChild();
@@ -80,15 +81,19 @@ static int runProcesses(ep_check_team_t *team) {
     ep_library_t lib;
     _exit(loadLibrary(team, &lib) || epTeamProcess(team, r));
   }
-  for (int r = 0; r < R; r++) {
-    int status = 0;
-    if (pids[r] < 0 || waitpid(pids[r], &status, 0) < 0) status = 1;
-    if (status == 0) continue;
-    char who[64];
-    snprintf(who, sizeof who, "the process of rank %d", r);
-    if (!atomic_load(&team->job->failing)) describeEnd(team, status, who);
-    for (int q = r + 1; q < R && !bad; q++) kill(pids[q], SIGKILL);
+  /* The first that ends badly ends them all: they would wait for it. */
+  for (int left = R; left > 0; left--) {
+    int status = 1;
+    pid_t pid = waitpid(-1, &status, 0);
+    if (pid < 0) return 1;
+    if (status == 0 || bad) continue;
     bad = 1;
+    for (int r = 0; r < R; r++) {
+      char who[64];
+      snprintf(who, sizeof who, "the process of rank %d", r);
+      if (pids[r] == pid && !atomic_load(&team->job->failing)) describeEnd(team, status, who);
+      if (pids[r] != pid) kill(pids[r], SIGKILL);
+    }
   }
   return bad;
 }
@@ -105,7 +110,7 @@ static int runJob(const ep_check_options_t *o, ep_check_job_t *job, int jobIdx, 
     if (atomic_load(&job->stop) || (deadline > 0 && epNow() > deadline)) return 0;
     if (!cutBatch(&team, batch)) return 0;
     epMakeGroup(&team.group, &o->choice, batch);
-    setBatchEnvironment(&team.group);
+    epBatchEnvironment(&team.group);
     if (o->processes ? runProcesses(&team) : epTeamThreads(&team)) return 1;
   }
 }

@@ -50,6 +50,7 @@ typedef struct ep_check_job {
   _Atomic int failed;  /* text is complete */
   uint64_t failedCase;
   char text[EP_CHECK_TEXT];
+  _Atomic uint64_t numArrived; /* processes at a meeting, over all meetings of a batch */
   _Atomic int idReady;
   ncclUniqueId id; /* processes: from rank 0 */
 } ep_check_job_t;
@@ -69,6 +70,8 @@ int epTeamThreads(ep_check_team_t *team);
 int epTeamProcess(ep_check_team_t *team, int rank);
 /* Records the first failure: `what` and how to see it again. */
 void epTeamFail(ep_check_team_t *team, const ep_check_case_t *c, uint64_t index, const char *what);
+/* Sets what a group reads from the environment. */
+void epBatchEnvironment(const ep_check_group_t *g);
 double epNow(void);
 
 #endif

@@ -33,12 +33,6 @@ static int is(const char *name) {
   return fault && !strcmp(fault, name);
 }
 
-static const char *const faults[] = {
-    "flip",    "swap",   "stray",  "before",       "after",       "counter",
-    "weights", "ids",    "scales", "combine-swap", "combine-ulp", "combine-skip",
-    "input",   "offset", "total",  "duplicate",
-};
-
 /* ---- Who is who ---- */
 
 enum { MAX_KNOWN = 4096 };
@@ -236,10 +230,4 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t group) {
 }
 const char *ncclEpGetLastError(void) {
   return REAL(ncclEpGetLastError)();
-}
-
-/* For the test: the names of all faults. */
-__attribute__((visibility("default"))) const char *const *faultyNames(size_t *count) {
-  *count = sizeof faults / sizeof *faults;
-  return faults;
 }

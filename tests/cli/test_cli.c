@@ -1,0 +1,243 @@
+/* The command line as a user meets it: exit codes, sentences, JSON that parses. argv[0] of the program
+ * under test comes from TREFOIL_PROGRAM. */
+#include "test.h"
+
+#include "api/hang_record.h"
+
+#include <jansson.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct output {
+  int code;
+  char out[1 << 16], err[1 << 14];
+} output_t;
+static output_t o;
+
+static void slurp(const char *path, char *text, size_t bytes) {
+  FILE *f = fopen(path, "r");
+  size_t n = f ? fread(text, 1, bytes - 1, f) : 0;
+  text[n] = 0;
+  if (f) fclose(f);
+}
+
+static void run(const char *arguments) {
+  char command[4096], out[64], err[64];
+  snprintf(out, sizeof out, "/tmp/trefoil-cli-%d.out", (int)getpid());
+  snprintf(err, sizeof err, "/tmp/trefoil-cli-%d.err", (int)getpid());
+  snprintf(command, sizeof command, "%s %s >%s 2>%s </dev/null", getenv("TREFOIL_PROGRAM"),
+           arguments, out, err);
+  int status = system(command);
+  o.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  slurp(out, o.out, sizeof o.out);
+  slurp(err, o.err, sizeof o.err);
+  unlink(out);
+  unlink(err);
+}
+
+/* Exit code 2, nothing on stdout, one sentence that has `word`. */
+static void expectUsage(const char *arguments, const char *word) {
+  run(arguments);
+  CHECK(o.code == 2, "trefoil %s: exit code %d", arguments, o.code);
+  CHECK(o.out[0] == 0, "trefoil %s prints '%s'", arguments, o.out);
+  CHECK(strstr(o.err, word), "trefoil %s: '%s' is not in '%s'", arguments, word, o.err);
+}
+
+TEST(wrong_command_lines_are_sentences) {
+  expectUsage("", "VERB");
+  expectUsage("chekc", "'chekc'");
+  expectUsage("check --bogus", "--bogus");
+  expectUsage("check extra", "'extra'");
+  expectUsage("check --modes ll,xx", "ll,xx");
+  expectUsage("check --modes ''", "--modes");
+  expectUsage("check --ranks 0", "--ranks 0");
+  expectUsage("check --ranks 4-2", "--ranks 4-2");
+  expectUsage("check --ranks 4x", "--ranks 4x");
+  expectUsage("check --ranks 17", "16");
+  expectUsage("check --level loose", "--level loose");
+  expectUsage("check --cases abc", "abc: invalid numeric value");
+  expectUsage("check --cases 0", "--cases 0");
+  expectUsage("check --jobs 1000", "--jobs 1000");
+  expectUsage("check --hidden 0 --experts 8 --topk 2", "--hidden");
+  expectUsage("check --hidden 64 --experts 2 --topk 3", "top-k");
+  expectUsage("check --hidden 64 --experts 8 --topk 2 --ranks 8 --ranks-per-node 3", "divisor");
+  expectUsage("check --hidden 64 --experts 8 --topk 2 --tokens 0", "--tokens 0");
+  expectUsage("check --moe no-such-model", "no-such-model");
+  expectUsage("check --ranks-per-node 2", "--ranks-per-node");
+  expectUsage("bench --repeats 0", "--repeats");
+  expectUsage("doctor --hang", "--hang");
+  expectUsage("doctor somefile", "somefile");
+}
+
+TEST(what_cannot_be_done_is_said) {
+  run("check --cases 1 --library /nonexistent.so");
+  CHECK(o.code == 1 && strstr(o.err, "/nonexistent.so"), "%d %s", o.code, o.err);
+  run("check --cases 1 --library libm.so.6");
+  CHECK(o.code == 1 && strstr(o.err, "has no function ncclEp"), "%d %s", o.code, o.err);
+  run("doctor --hang /nonexistent.hang");
+  CHECK(o.code == 1 && strstr(o.err, "/nonexistent.hang"), "%d %s", o.code, o.err);
+}
+
+TEST(every_verb_helps) {
+  static const char *const verbs[] = {"check", "bench", "doctor"};
+  for (int i = 0; i < 3; i++) {
+    char arguments[64];
+    snprintf(arguments, sizeof arguments, "%s --help", verbs[i]);
+    run(arguments);
+    CHECK(o.code == 0, "%s: %d", arguments, o.code);
+    CHECK(strstr(o.out, "--json") && strstr(o.out, verbs[i]), "%s: %s", arguments, o.out);
+  }
+  run("--help");
+  CHECK(o.code == 0 && strstr(o.out, "doctor"), "%s", o.out);
+  run("--version");
+  CHECK(o.code == 0 && !strncmp(o.out, "trefoil ", 8), "%s", o.out);
+}
+
+static json_t *parse(void) {
+  json_error_t error;
+  json_t *j = json_loads(o.out, JSON_REJECT_DUPLICATES, &error);
+  CHECK(j, "not JSON: %s in '%.200s'", error.text, o.out);
+  return j;
+}
+
+TEST(doctor_reports_facts) {
+  run("doctor --json");
+  json_t *j = parse();
+  REQUIRE(j, "%s", o.err);
+  CHECK(json_array_size(json_object_get(j, "facts")) >= 10, "%s", o.out);
+  CHECK(json_string_length(json_object_get(j, "do")) > 0, "%s", o.out);
+  CHECK(json_is_true(json_object_get(j, "ok")) == (o.code == 0), "exit code %d", o.code);
+  json_decref(j);
+}
+
+TEST(check_reports_cases) {
+  run("check --cases 100 --seed 4 --ranks 2-3 --json");
+  json_t *j = parse();
+  REQUIRE(j, "%s", o.err);
+  CHECK(o.code == 0, "%d: %s", o.code, o.out);
+  CHECK(json_integer_value(json_object_get(j, "cases")) == 100, "%s", o.out);
+  CHECK(json_integer_value(json_object_get(j, "failed")) == 0, "%s", o.out);
+  CHECK(json_integer_value(json_object_get(j, "bytes_compared")) > 0, "%s", o.out);
+  CHECK(o.err[0] == 0, "quiet off a terminal: '%s'", o.err);
+  json_decref(j);
+}
+
+/* A small real shape on two pretended nodes: what docs/check.md promises is there and adds up. */
+TEST(check_reports_a_real_shape) {
+  run("check --hidden 64 --experts 8 --topk 2 --ranks 4 --ranks-per-node 2 --tokens 100 --json");
+  json_t *j = parse();
+  REQUIRE(j, "%s", o.err);
+  CHECK(o.code == 0, "%d: %s", o.code, o.out);
+  json_t *runs = json_object_get(j, "runs");
+  CHECK(json_array_size(runs) == 4, "%zu runs", json_array_size(runs));
+  size_t i;
+  json_t *r;
+  json_array_foreach(runs, i, r) {
+    static const char *const numbers[] = {
+        "ranks",          "ranks_per_node", "tokens",     "hidden",    "experts",    "topk",
+        "bytes_compared", "update_s",       "dispatch_s", "combine_s", "reference_s"};
+    for (size_t n = 0; n < sizeof numbers / sizeof *numbers; n++)
+      CHECK(json_is_number(json_object_get(r, numbers[n])), "%s", numbers[n]);
+    CHECK(json_is_true(json_object_get(r, "ok")), "run %zu: %s", i,
+          json_string_value(json_object_get(r, "difference")));
+    const char *mode = json_string_value(json_object_get(r, "mode"));
+    json_int_t rows = 0, sum = 0;
+    size_t a, b;
+    json_t *line, *cell;
+    json_array_foreach(json_object_get(r, "received_rows"), a, cell) rows +=
+        json_integer_value(cell);
+    json_array_foreach(json_object_get(r, "dispatch_bytes"), a, line) {
+      CHECK(json_array_size(line) == 4, "row %zu", a);
+      json_array_foreach(line, b, cell) {
+        sum += json_integer_value(cell);
+        const char *tier =
+            json_string_value(json_array_get(json_array_get(json_object_get(r, "tiers"), a), b));
+        const char *wanted = a == b ? "self" : a / 2 == b / 2 ? "nvlink" : "net";
+        CHECK(tier && !strcmp(tier, wanted), "tier of %zu, %zu: %s", a, b, tier);
+      }
+    }
+    /* LL rank-major goes straight: one row on the way is one row received. */
+    if (!strcmp(mode, "ll-rank-major"))
+      CHECK(sum == rows * 64 * 2, "%lld bytes for %lld rows", (long long)sum, (long long)rows);
+  }
+  json_decref(j);
+}
+
+/* ---- doctor --hang on records made up here ---- */
+
+static char files[4][64];
+
+static void writeRecord(int rank, int numRanks, uint64_t number, ep_hang_state_t state, int peer,
+                        int pid) {
+  ep_hang_record_t r = {.magic = EP_HANG_MAGIC,
+                        .version = EP_HANG_VERSION,
+                        .bytes = sizeof r,
+                        .rank = rank,
+                        .numRanks = numRanks,
+                        .ranksPerNode = numRanks,
+                        .pid = pid,
+                        .groupId = 77,
+                        .culprit = -1};
+  gethostname(r.host, sizeof r.host - 1);
+  r.kinds[1] =
+      (ep_hang_kind_t){.state = state,
+                       .number = number,
+                       .sinceNs = ((uint64_t)time(NULL) - 5) * 1000000000u + (unsigned)rank,
+                       .peer = peer};
+  strcpy(r.kinds[1].what, "rows");
+  snprintf(files[rank], sizeof files[rank], "/tmp/trefoil-%d-%d.hang", (int)getpid(), rank);
+  FILE *f = fopen(files[rank], "wb");
+  if (!f || fwrite(&r, sizeof r, 1, f) != 1) CHECK(0, "cannot write %s", files[rank]);
+  if (f) fclose(f);
+}
+
+static void doctorHang(int n, int code, const char *words) {
+  char arguments[512] = "doctor --hang";
+  for (int i = 0; i < n; i++) {
+    strcat(arguments, " ");
+    strcat(arguments, files[i]);
+  }
+  run(arguments);
+  CHECK(o.code == code, "exit code %d: %s%s", o.code, o.out, o.err);
+  CHECK(strstr(o.out, words), "'%s' is not in '%s'", words, o.out);
+}
+
+TEST(hang_names_the_culprit) {
+  int me = (int)getpid();
+  /* 0 waits for 1, 1 for 2, which has not come. */
+  writeRecord(0, 3, 5, EP_HANG_WAITING, 1, me);
+  writeRecord(1, 3, 5, EP_HANG_WAITING, 2, me);
+  writeRecord(2, 3, 4, EP_HANG_IDLE, -1, me);
+  doctorHang(3, 1, "has not come to Dispatch 5: it has finished Dispatch 4");
+  CHECK(!strncmp(o.out, "rank 2 ", 7), "%s", o.out);
+  doctorHang(2, 1, "rank 2 left no record");
+  /* The same, but its process is gone. */
+  pid_t gone = fork();
+  if (gone == 0) _exit(0);
+  waitpid(gone, NULL, 0);
+  writeRecord(2, 3, 5, EP_HANG_RUNNING, -1, (int)gone);
+  doctorHang(3, 1, "it ended in Dispatch 5");
+  CHECK(!strncmp(o.out, "rank 2 is gone", 14), "%s", o.out);
+  /* 1 and 2 wait for one another. */
+  writeRecord(2, 3, 5, EP_HANG_WAITING, 1, me);
+  doctorHang(3, 1, "wait for one another");
+  /* No peer named: who is furthest behind. */
+  writeRecord(0, 3, 5, EP_HANG_WAITING, -1, me);
+  writeRecord(1, 3, 3, EP_HANG_RUNNING, -1, me);
+  writeRecord(2, 3, 5, EP_HANG_IDLE, -1, me);
+  doctorHang(3, 1, "rank 1 ");
+  /* All is well. */
+  writeRecord(0, 3, 5, EP_HANG_IDLE, -1, me);
+  writeRecord(1, 3, 5, EP_HANG_IDLE, -1, me);
+  doctorHang(3, 0, "nobody waits");
+  /* A truncated file. */
+  CHECK(truncate(files[1], 100) == 0, "truncate");
+  char arguments[256];
+  snprintf(arguments, sizeof arguments, "doctor --hang %s", files[1]);
+  run(arguments);
+  CHECK(o.code == 1 && strstr(o.err, "not a progress record"), "%d %s", o.code, o.err);
+  for (int i = 0; i < 3; i++) unlink(files[i]);
+}
+
+TEST_MAIN()

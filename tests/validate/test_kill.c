@@ -1,0 +1,130 @@
+/* A rank process killed at a random moment, from the first call to the last: every survivor returns from
+ * its call within the timeout, with a sentence that names the rank. argv[2]: how many kills. */
+#include "test.h"
+
+#include "validate/check_rank.h"
+#include "validate/checker.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TIMEOUT_MS = 1500, MARGIN_MS = 6000 };
+static int numKills = 10;
+
+typedef struct board {
+  _Atomic int idReady;
+  ncclUniqueId id;
+  _Atomic uint64_t cases;
+} board_t;
+
+/* A rank: case after case until a call fails; the sentence goes to its parent. */
+static void rankMain(const ep_check_group_t *g, int rankIdx, board_t *board, int out) {
+  static ep_check_case_t c;
+  static ep_library_t lib;
+  ep_library_paths_t paths = {getenv("TREFOIL_CPU"), getenv("TREFOIL_HOST"),
+                              getenv("TREFOIL_HOST")};
+  ep_check_rank_t rank = {
+      .lib = &lib, .group = g, .rank = rankIdx, .timeoutNs = TIMEOUT_MS * 1000000ull};
+  int ok = epLibraryLoad(&lib, &paths) == TREFOIL_OK;
+  if (ok && rankIdx == 0) {
+    ok = lib.ncclGetUniqueId(&board->id) == ncclSuccess;
+    board->idReady = 1;
+  }
+  while (ok && !board->idReady) usleep(50);
+  ncclUniqueId id = board->id;
+  ok = ok && epRankOpen(&rank, &id) == TREFOIL_OK;
+  for (uint64_t i = g->batch * EP_BATCH_CASES; ok; i++) {
+    uint8_t *initial[EP_MAX_ROUNDS], *result[EP_MAX_ROUNDS];
+    ok = epMakeCase(&c, g, i) == TREFOIL_OK;
+    for (int round = 0; ok && round < c.numRounds; round++) {
+      initial[round] = malloc(c.usedBytes);
+      result[round] = malloc(c.usedBytes);
+      epFillImage(&c, round, rankIdx, initial[round]);
+    }
+    if (ok && c.trapped == 0) ok = epRankRun(&rank, &c, initial, result) == TREFOIL_OK;
+    for (int round = 0; round < c.numRounds; round++) {
+      free(initial[round]);
+      free(result[round]);
+    }
+    epFreeCase(&c);
+    if (ok && rankIdx == 0) board->cases++;
+  }
+  const char *why = trefoilLastError();
+  if (write(out, why, strlen(why)) < 0) _exit(2);
+  _exit(0);
+}
+
+/* Kills a rank of one group after `us` microseconds; 1 if all is as it should be. */
+static int killOnce(uint64_t batch, int victim, int64_t us, board_t *board) {
+  ep_check_choice_t choice = {.seed = 77, .minRanks = 3, .maxRanks = 3};
+  ep_check_group_t g;
+  do epMakeGroup(&g, &choice, batch += 1000);
+  while (g.enableMask || g.imageBytes > 8u << 20);
+  epBatchEnvironment(&g);
+  char number[16];
+  snprintf(number, sizeof number, "%d", TIMEOUT_MS);
+  setenv("NCCL_EP_TIMEOUT_MS", number, 1);
+  memset(board, 0, sizeof *board);
+  int R = g.shape.numRanks, ends[EP_MAX_RANKS][2] = {{0}}, ok = 1;
+  pid_t pids[EP_MAX_RANKS] = {0};
+  for (int r = 0; r < R; r++) {
+    if (pipe(ends[r])) return 0;
+    pids[r] = fork();
+    if (pids[r] == 0) rankMain(&g, r, board, ends[r][1]);
+    close(ends[r][1]);
+  }
+  struct timespec pause = {us / 1000000, us % 1000000 * 1000};
+  nanosleep(&pause, NULL);
+  kill(pids[victim], SIGKILL);
+  int limit = TIMEOUT_MS + MARGIN_MS;
+  for (int r = 0; r < R; r++) {
+    char sentence[600] = "", name[32];
+    struct pollfd ready = {.fd = ends[r][0], .events = POLLIN};
+    int came = poll(&ready, 1, limit);
+    ssize_t n = came > 0 ? read(ends[r][0], sentence, sizeof sentence - 1) : 0;
+    close(ends[r][0]);
+    if (r != victim) {
+      snprintf(name, sizeof name, "rank %d", victim);
+      int named = n > 0 && strstr(sentence, name);
+      CHECK(came > 0, "batch %d, victim %d after %d us: rank %d did not return", (int)g.batch,
+            victim, (int)us, r);
+      CHECK(came <= 0 || named, "batch %d, victim %d after %d us: rank %d says '%s'", (int)g.batch,
+            victim, (int)us, r, sentence);
+      ok &= came > 0 && named;
+    }
+    if (came <= 0) kill(pids[r], SIGKILL);
+  }
+  for (int r = 0; r < R; r++) {
+    kill(pids[r], SIGKILL);
+    waitpid(pids[r], NULL, 0);
+  }
+  return ok;
+}
+
+TEST(survivors_name_the_killed_rank) {
+  board_t *board =
+      mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(board != MAP_FAILED, "mmap");
+  ep_rng_t rng = epRng(1, 2, 3);
+  int bad = 0;
+  uint64_t cases = 0;
+  for (int i = 0; i < numKills && bad < 5; i++) {
+    /* A third in the first milliseconds, where groups are made; the rest at work. */
+    int64_t us = i % 3 == 0 ? epRange(&rng, 0, 20000) : epRange(&rng, 20000, 150000);
+    bad += !killOnce((uint64_t)i, (int)epBelow(&rng, 3), us, board);
+    cases += board->cases;
+  }
+  CHECK(cases > 0, "no rank ever got to work");
+  printf("%d kills, %d cases done before them\n", numKills, (int)cases);
+  munmap(board, sizeof *board);
+}
+
+int main(int argc, char **argv) {
+  if (argc > 2) numKills = atoi(argv[2]);
+  return testRunAll(argc > 1 ? 2 : 1, argv);
+}
