@@ -85,6 +85,7 @@ TEST(uniform_is_even) {
   CHECK(fabs(d.ranksPerToken - 4.5357) < 0.03, "%g ranks per token", d.ranksPerToken);
   /* 32 of 64 experts a node: 2 * (1 - C(32,6)/C(64,6)) = 2 * (1 - 0.012087) */
   CHECK(fabs(d.nodesPerToken - 1.9758) < 0.01, "%g nodes per token", d.nodesPerToken);
+  CHECK(fabs((double)d.rowsNetOnce / (double)d.numTokens - 0.98791) < 0.005, "one other node");
   double rows = (double)(d.rowsSelf + d.rowsNvlink + d.rowsNet);
   CHECK(fabs(rows / (double)d.numTokens - d.ranksPerToken) < 1e-9, "tiers");
   CHECK(fabs((double)d.rowsSelf / rows - 1.0 / 8) < 0.01, "%g", (double)d.rowsSelf / rows);
@@ -316,6 +317,8 @@ TEST(npy_headers) {
       {"{'descr': '<i4', 'fortran_order': False, 'shape': (2, 3), }", 23, "shape asks"},
       {"{'descr': '<i4', 'fortran_order': False, 'shape': (2, 3), }", 28, "28 bytes"},
       {"{'descr': '<i4', 'fortran_order': False, 'shape': (4294967296, 4294967296), }", 24, "asks"},
+      {"{'descr': '<i4', 'fortran_order': False, 'shape': (4294967296, 4294967296), }", 0,
+       "for more"},
       {"{'descr': '<i4', 'fortran_order': False, 'shape': (99999999999999999999, 3), }", 24,
        "large"},
       {"{'descr': '<i4', 'fortran_order': False, 'shape': (-2, 3), }", 24, "not a number"},
