@@ -52,7 +52,8 @@ typedef struct ep_dispatch_call {
   size_t inputRowBytes;          /* of one row of inputs->tokens */
   int64_t width;                 /* elements of an input row */
   const void *tokens, *scales;
-  const float *weights; /* [B, K] or NULL */
+  int hasWeights;       /* LL rank-major, HT forward: weights (NULL if B = 0) and out.weights */
+  const float *weights; /* [B, K] */
   struct {
     void *tokens, *scales;
     float *weights;

@@ -88,7 +88,7 @@ static trefoil_result_t checkTokens(combine_args_t *a) {
                           .ndim = 2,
                           .sizes = {EP_ANY, width},
                           .dtypes = EP_DTYPE(a->tokens.dtype)};
-  if (a->h->updated) out.sizes[0] = (size_t)a->h->numTokens;
+  if (a->h->numTokens >= 0) out.sizes[0] = (size_t)a->h->numTokens;
   EP_TRY(epViewTensor(a->g, a->out.tokens, &out, &a->outTokens));
   EP_CHECK(a->outTokens.sizes[0] <= a->g->limits.maxTokens, TREFOIL_INVALID_ARGUMENT,
            "outputs->tokens: sizes[0] is %zu; must be at most max_dispatch_tokens_per_rank (%u)",

@@ -77,7 +77,7 @@ static trefoil_result_t checkInputTokens(dispatch_args_t *a) {
   ep_tensor_rule_t rule = {.name = "inputs->tokens", .ndim = 2, .sizes = {EP_ANY, EP_ANY}};
   rule.dtypes = isCaller(a) ? CALLER_TOKENS : isE4m3(a) ? EP_DTYPE(ncclBfloat16) : EP_DTYPES_SUM;
   rule.alignment = isCaller(a) ? 16 : 0;
-  if (a->h->updated) rule.sizes[0] = (size_t)a->h->numTokens;
+  if (a->h->numTokens >= 0) rule.sizes[0] = (size_t)a->h->numTokens;
   EP_TRY(epViewTensor(a->g, a->in.tokens, &rule, &a->tokens));
   EP_CHECK(a->tokens.sizes[0] <= a->N, TREFOIL_INVALID_ARGUMENT,
            "inputs->tokens: sizes[0] is %zu; must be at most max_dispatch_tokens_per_rank (%zu)",
@@ -191,8 +191,8 @@ static trefoil_result_t viewInputWeights(const dispatch_args_t *a, ep_dispatch_c
   EP_TRY(epViewTensor(a->g, a->in.topk_weights, &rule, &v));
   EP_CHECK(v.sizes[1] >= 1 && v.sizes[1] <= (size_t)a->h->topkBound, TREFOIL_INVALID_ARGUMENT,
            "inputs->topk_weights: sizes[1] is %zu; must be 1 to %d", v.sizes[1], a->h->topkBound);
-  static const float noRows = 0; /* present, though a tensor of zero rows may have no data */
-  call->weights = v.data ? v.data : &noRows;
+  call->hasWeights = 1;
+  call->weights = v.data; /* NULL is fine for zero rows */
   return TREFOIL_OK;
 }
 

@@ -55,6 +55,7 @@ static trefoil_result_t describe(ncclEpGroup_t g, ncclEpLayout_t layout,
   h->topk = topk;
   h->topkBound = epTopkBound(&g->limits, topk);
   h->currentTopk = topk > 0 ? topk : 0;
+  h->numTokens = -1;
   EP_TRY(sizingOf(g, &limits, &h->sizing));
   if (!mem) return TREFOIL_OK;
   ep_tensor_rule_t rule = {.name = "handle_mem",
@@ -93,6 +94,8 @@ static trefoil_result_t build(ncclEpGroup_t g, const struct ncclEpHandle *like,
     return result;
   }
   g->numHandles++;
+  h->next = g->handles;
+  g->handles = h;
   *out = h;
   return TREFOIL_OK;
 }
@@ -180,9 +183,13 @@ static trefoil_result_t updateChecked(ncclEpHandle_t h, const ncclEpTensor_t *to
            "first");
   EP_TRY(epCheckTrouble(h->group));
   EP_TRY(epBackend.update(h, &call, stream));
-  h->updated = 1;
-  h->numTokens = call.numTokens;
-  h->currentTopk = call.topk;
+  /* handles on the same memory see this routing too */
+  for (struct ncclEpHandle *other = h->group->handles; other; other = other->next) {
+    if (other->handleMem != h->handleMem || (other != h && !epIsHt(h->group))) continue;
+    other->updated = 1;
+    other->numTokens = call.numTokens;
+    other->currentTopk = call.topk;
+  }
   return TREFOIL_OK;
 }
 
@@ -200,6 +207,9 @@ static trefoil_result_t destroyHandle(ncclEpHandle_t h) {
   epUnregister(h, EP_OBJECT_HANDLE);
   if (h->pending != EP_PENDING_NONE) g->numPending--;
   g->numHandles--;
+  struct ncclEpHandle **link = &g->handles;
+  while (*link != h) link = &(*link)->next;
+  *link = h->next;
   if (h->ownsMem) epFreeBuffer(g, &h->sizing.buffers[EP_BUFFER_HANDLE_MEM], h->handleMem);
   ep_buffer_t object = h->sizing.buffers[EP_BUFFER_HANDLE_OBJECT];
   epFreeBuffer(g, &object, h);

@@ -27,6 +27,7 @@ struct ncclEpGroup {
   int debug;
   void *state; /* the backend's */
   int numHandles;
+  struct ncclEpHandle *handles;
   int numPending;         /* send_only operations not completed */
   size_t allocated[2][3]; /* bytes asked for, [of handle][memory]: equals the sizing table */
   /* written by queued operations, read by calls */
@@ -50,9 +51,10 @@ struct ncclEpHandle {
   void *handleMem;
   int ownsMem;
   void *state;       /* the backend's */
-  int updated;       /* an Update was called on this handle */
-  int64_t numTokens; /* of the last Update */
-  int currentTopk;   /* of the last Update; else topk, or 0 if unknown */
+  int updated;       /* an Update was called on this handle, or on another with its memory */
+  int64_t numTokens; /* of the last Update on its memory; -1 unknown */
+  int currentTopk;   /* likewise; else topk, or 0 if unknown */
+  struct ncclEpHandle *next; /* of the group */
   ep_pending_t pending;
 };
 

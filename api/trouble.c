@@ -24,6 +24,7 @@ void epReport(ncclEpGroup_t g, ep_trouble_t trouble, trefoil_result_t code, cons
     vsnprintf(g->troubleText, sizeof g->troubleText, format, args);
     g->troubleCode = code;
     atomic_store_explicit(&g->trouble, (int)trouble, memory_order_release);
+    epLog(g, "%s", g->troubleText);
   }
   atomic_store(&g->asyncError, 1);
   unlockTrouble(g);

@@ -70,6 +70,9 @@ typedef enum ep_array {
   EP_ARRAY_RELAY_SENT,    /* [node(origin)] */
   EP_ARRAY_FORWARD,       /* [node(origin)] op << 32 | chunks forwarded */
   EP_ARRAY_FORWARD_TAKEN, /* [rail(p)] */
+  EP_ARRAY_MASKED_SINCE,  /* [r], three arrays, by kind: first operation of the last run of */
+  EP_ARRAY_MASKED_AT = EP_ARRAY_MASKED_SINCE + 3, /* operations that left r out; and the last */
+  EP_ARRAY_LAST = EP_ARRAY_MASKED_AT + 2,
   EP_NUM_ARRAYS
 } ep_array_t;
 #define EP_CONTROL_ARRAYS (EP_ARRAY_ARENA + 2 * (EP_NUM_ARRAYS - EP_ARRAY_ARENA))
@@ -223,6 +226,10 @@ typedef struct ep_patience {
 uint32_t epBell(const ep_op_t *op);
 int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_patience_t *patience);
 void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what);
+/* With masks: notes whom this operation leaves out; and for a peer that has gone on: it left this
+ * rank out already then (nothing of its is missing), or it is given up. */
+void epNoteMasked(const ep_op_t *op);
+void epWentOn(const ep_op_t *op, int peer);
 /* All ranks; every rank waits on its own memory only. 0: failed, sentence recorded in epFail. */
 trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeoutNs);
 int epCleanBarrier(ep_cpu_group_t *g);

@@ -37,8 +37,11 @@ static int publishWeights(const ep_op_t *op, const ep_combine_call_t *c) {
     if (!epActive(g, r) || r == g->me) continue;
     if (!epWait(op, r, taken, op->no - 2, "reading of earlier weights") && !hasMasks(op)) return 0;
   }
-  memcpy(epBufferOf(op, g->me, EP_BUFFER_COMBINE_WEIGHTS) + op->no % 2 * op->a->sizing.weightBytes,
-         c->weights, (size_t)(c->numTokens * op->h->head->topk) * sizeof(float));
+  if (c->numTokens > 0) {
+    char *slot = epBufferOf(op, g->me, EP_BUFFER_COMBINE_WEIGHTS);
+    memcpy(slot + op->no % 2 * op->a->sizing.weightBytes, c->weights,
+           (size_t)(c->numTokens * op->h->head->topk) * sizeof(float));
+  }
   epStore(&epHeadOf(op, g->me)->weightsPublished, op->no);
   epRingAll(g, op->kind);
   return 1;
@@ -68,6 +71,7 @@ static int sendTo(const ep_op_t *op, const ep_combine_call_t *c, int origin) {
 static int sendHalf(const ep_op_t *op, ep_record_t *r) {
   const ep_combine_call_t *c = &r->call.combine;
   if (!freshenRouting(op, r)) return 0;
+  epNoteMasked(op);
   if (epPartial(op, c) && !publishWeights(op, c)) return 0;
   for (int i = 1; i <= op->g->R; i++) {
     if (!sendTo(op, c, (op->g->me + i) % op->g->R)) return 0;
@@ -79,6 +83,8 @@ static int checkMessage(const ep_op_t *op, const ep_combine_call_t *c, int sende
   const ep_message_t *head = (const ep_message_t *)op->g->peers[sender].message;
   if (head->rowBytes == (int64_t)epWireBytes(c)) return 1;
   if (hasMasks(op)) {
+    int wentOn = epLoad(epWordOf(op, sender, EP_ARRAY_SENT, op->g->me)) >= op->no + RING_SLOTS;
+    if (wentOn) return 1; /* noticed after the sum */
     epGiveUp(op, sender, "sends rows of another size", "rows");
     op->g->peers[sender].message = NULL;
     return 1;
@@ -118,7 +124,7 @@ static int lostOne(const ep_op_t *op) {
   for (int s = 0; s < g->R; s++) {
     ep_peer_t *p = &g->peers[s];
     if (p->message && epLoad(epWordOf(op, s, EP_ARRAY_SENT, g->me)) >= op->no + RING_SLOTS) {
-      epGiveUp(op, s, "went on without this rank", "rows");
+      epWentOn(op, s);
       p->message = NULL;
       lost = 1;
     }

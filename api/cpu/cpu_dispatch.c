@@ -35,7 +35,7 @@ static void exposeRows(const ep_op_t *op, const ep_dispatch_call_t *c, const int
     for (int64_t k = 0; k < K; k++) used |= routing[t * K + k] >= 0;
     if (used) exposeRow(c, t, rows + (size_t)t * stride);
   }
-  if (c->weights) {
+  if (c->hasWeights && c->numTokens > 0) {
     memcpy(epDispatchWeights(op, op->g->me), c->weights,
            (size_t)(c->numTokens * K) * sizeof(float));
   }
@@ -61,6 +61,7 @@ static int sendHalf(const ep_op_t *op, const ep_record_t *r) {
   int ht = epIsHt(g->group);
   if (ht && !epRefreshLayout(op, c->numTokens)) return 0;
   if (!waitForSlot(op)) return 0;
+  if (!ht) epNoteMasked(op);
   ep_dispatch_head_t *head = epDispatchHead(op, g->me);
   head->numTokens = c->numTokens;
   head->topk = routedTopk(op, r);

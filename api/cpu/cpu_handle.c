@@ -151,6 +151,10 @@ trefoil_result_t epCpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, 
   EP_TRY(epIsCapturing(stream, &capturing));
   EP_CHECK(!capturing, TREFOIL_INVALID_USAGE,
            "eager sizing (max_recv_tokens_per_rank 0) cannot be captured: sizes are not known");
+  if (!handle->ownsMem) { /* another handle's Update may have been queued on it */
+    EP_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, TREFOIL_SYSTEM_ERROR,
+             "cannot wait for the stream: %s", cudaGetErrorString(cudaGetLastError()));
+  }
   pthread_mutex_lock(&h->g->lock);
   while (epLoad(&h->updatesRun) < h->updatesQueued && h->inFlight > 0) {
     pthread_cond_wait(&h->g->idle, &h->g->lock);

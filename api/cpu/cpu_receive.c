@@ -30,8 +30,10 @@ static int checkHead(const ep_op_t *op, int src, const ep_dispatch_call_t *c, in
     return 1;
   }
   if (hasMasks(op)) {
-    epGiveUp(op, src, "sends rows of another size or top-k", "rows");
-    return 0;
+    uint64_t S = (uint64_t)op->a->sizing.dispatchSlots;
+    int wentOn = epLoad(&epHeadOf(op, src)->dispatchPublished) >= op->no + S;
+    if (!wentOn) epGiveUp(op, src, "sends rows of another size or top-k", "rows");
+    return wentOn;
   }
   epReport(
       op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_ARGUMENT,
@@ -62,19 +64,26 @@ static int readRouting(const ep_op_t *op, int src, const ep_record_t *r) {
   return 1;
 }
 
-/* What was read while its source overwrote it may be anything: it counts as nothing. */
-static void maskStale(const ep_op_t *op) {
+/* What was read while its source overwrote it may be anything: it counts as nothing. 1: there was
+ * such a source. */
+static int dropStale(const ep_op_t *op) {
   ep_cpu_group_t *g = op->g;
+  ep_cpu_handle_t *h = op->h;
+  size_t R = (size_t)g->R, me = (size_t)g->me;
   uint64_t S = (uint64_t)op->a->sizing.dispatchSlots;
+  int changed = 0;
   for (int src = 0; src < g->R; src++) {
-    if (src == g->me || !epActive(g, src)) continue;
-    if (epLoad(&epHeadOf(op, src)->dispatchPublished) < op->no + S) continue;
-    epGiveUp(op, src, "went on without this rank", "rows");
+    int stale = src != g->me && epActive(g, src) && h->active[(size_t)src * R + me] &&
+                epLoad(&epHeadOf(op, src)->dispatchPublished) >= op->no + S;
+    if (stale) epWentOn(op, src);
+    if (stale) h->active[(size_t)src * R + me] = 0;
+    if (stale || !epActive(g, src)) {
+      changed |= h->numTokens[src] != 0;
+      h->numTokens[src] = 0;
+    }
+    h->active[me * R + (size_t)src] = (uint8_t)epActive(g, src);
   }
-  for (int src = 0; src < g->R; src++) {
-    if (!epActive(g, src)) op->h->numTokens[src] = 0;
-    op->h->active[(size_t)g->me * (size_t)g->R + (size_t)src] = (uint8_t)epActive(g, src);
-  }
+  return changed;
 }
 
 int epReceiveRouting(const ep_op_t *op, ep_record_t *r) {
@@ -85,7 +94,7 @@ int epReceiveRouting(const ep_op_t *op, ep_record_t *r) {
   }
   if (hasMasks(op)) {
     atomic_thread_fence(memory_order_acquire);
-    maskStale(op);
+    dropStale(op);
   }
   op->h->head->topk = r->routing.topk;
   return epComputeLayout(op->h, r->routing.topk);
@@ -155,7 +164,7 @@ static int putToken(const receiver_t *v, int src, int64_t t, const char *row, co
 }
 
 static const float *weightsOf(const receiver_t *v, int src) {
-  return v->c->weights ? epDispatchWeights(v->op, src) : NULL;
+  return v->c->hasWeights ? epDispatchWeights(v->op, src) : NULL;
 }
 
 static void putSource(const receiver_t *v, int src) {
@@ -258,7 +267,7 @@ static void zeroPadding(const receiver_t *v) {
     memset((char *)c->out.tokens + (size_t)first * c->tokenBytes, 0, n * c->tokenBytes);
     if (c->scaleBytes)
       memset((char *)c->out.scales + (size_t)first * c->scaleBytes, 0, n * c->scaleBytes);
-    if (c->weights) memset(c->out.weights + first, 0, n * sizeof(float));
+    if (c->hasWeights) memset(c->out.weights + first, 0, n * sizeof(float));
   }
 }
 
@@ -287,7 +296,7 @@ static int fits(const receiver_t *v) {
              me, total, op->g->group->limits.maxRecv);
     return 0;
   }
-  if (v->c->out.rows < rows || (v->c->weights && v->c->out.topkRows < rows)) {
+  if (v->c->out.rows < rows || (v->c->hasWeights && v->c->out.topkRows < rows)) {
     epReport(op->g->group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
              "rank %d receives %lld slots; outputs->tokens has %lld rows, outputs->topk_weights "
              "%lld: nothing was written",
@@ -337,15 +346,11 @@ static void writeLlCounters(const receiver_t *v) {
   for (int r = 0; sources && r < R; r++) sources[r] = (int32_t)v->layout->rowsFrom[me * R + r];
 }
 
-/* Did a source overwrite its slot while we read? Then it is masked and all is placed again. */
+/* Did a source overwrite its slot while we read? Then all is placed again without it. */
 static int lostOne(const receiver_t *v) {
   if (!hasMasks(v->op)) return 0;
   atomic_thread_fence(memory_order_acquire);
-  int before = 0, after = 0;
-  for (int r = 0; r < v->op->g->R; r++) before += epActive(v->op->g, r);
-  maskStale(v->op);
-  for (int r = 0; r < v->op->g->R; r++) after += epActive(v->op->g, r);
-  return before != after && epComputeLayout(v->op->h, v->K);
+  return dropStale(v->op) && epComputeLayout(v->op->h, v->K);
 }
 
 void epReceiveRows(const ep_op_t *op, const ep_dispatch_call_t *c) {
@@ -372,6 +377,6 @@ void epReceiveRows(const ep_op_t *op, const ep_dispatch_call_t *c) {
     writeLlCounters(&v);
   } else if (write) {
     if (h->handle->mode == TREFOIL_HT_EXPERT_MAJOR) zeroPadding(&v);
-    if (c->weights) endTopk(&v);
+    if (c->hasWeights) endTopk(&v);
   }
 }

@@ -81,6 +81,8 @@ static int readRouting(const ep_op_t *op, int r, int topk) {
   h->numTokens[r] = 0;
   if (!epActive(op->g, r)) return 1;
   if (!epWait(op, r, &head->updatePublished, op->no, "routing")) return epActive(op->g, r) == 0;
+  int masks = !epIsHt(op->g->group) && op->g->group->limits.enableMask;
+  if (head->updateTopk != topk && masks) return 1;
   if (head->updateTopk != topk) {
     epReport(
         op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_ARGUMENT,
@@ -90,9 +92,16 @@ static int readRouting(const ep_op_t *op, int r, int topk) {
     atomic_store(&op->g->failed, 1);
     return 0;
   }
-  int64_t B = head->updateTokens;
+  int64_t B = head->updateTokens, N = op->a->sizing.config.shape.maxTokens;
+  if (B < 0 || B > N) B = 0;
   memcpy((void *)(uintptr_t)h->rows[r], exchangeSlot(op, r), (size_t)(B * topk) * sizeof(int32_t));
   h->numTokens[r] = B;
+  if (!masks) return 1;
+  atomic_thread_fence(memory_order_acquire);
+  if (epLoad(&head->updatePublished) != op->no) {
+    epWentOn(op, r);
+    h->numTokens[r] = 0;
+  }
   return 1;
 }
 
@@ -105,6 +114,7 @@ int epExchangeRouting(const ep_op_t *op, const ep_update_call_t *call) {
     ep_word_t *taken = epWordOf(op, r, EP_ARRAY_UPDATE_TAKEN, me);
     if (!epWait(op, r, taken, op->no - 1, "reading of the last routing") && !masks) return 0;
   }
+  if (masks) epNoteMasked(op);
   ep_arena_head_t *head = epHeadOf(op, me);
   epCopyRouting(op, call, (int32_t *)exchangeSlot(op, me));
   head->updateTokens = call->numTokens;
@@ -119,7 +129,11 @@ int epExchangeRouting(const ep_op_t *op, const ep_update_call_t *call) {
     if (r != me) epRing(g, r, op->kind);
   }
   if (!ok) return 0;
-  if (op->h->active) memset(op->h->active, 1, (size_t)g->R * (size_t)g->R);
+  for (int r = 0; r < g->R && op->h->active; r++) {
+    uint8_t *row = op->h->active + (size_t)r * (size_t)g->R;
+    memset(row, 1, (size_t)g->R);
+    for (int s = 0; s < g->R && r == me; s++) row[s] = (uint8_t)epActive(g, s);
+  }
   if (!epComputeLayout(op->h, call->topk)) return 0;
   fillHead(op, call->topk);
   return 1;

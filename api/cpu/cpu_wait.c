@@ -82,6 +82,25 @@ void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what) {
   failGroup(op, peer);
 }
 
+void epNoteMasked(const ep_op_t *op) {
+  ep_cpu_group_t *g = op->g;
+  for (int r = 0; r < g->R; r++) {
+    if (epActive(g, r)) continue;
+    ep_word_t *at = epWordOf(op, g->me, (ep_array_t)(EP_ARRAY_MASKED_AT + (int)op->kind), r);
+    ep_word_t *since = epWordOf(op, g->me, (ep_array_t)(EP_ARRAY_MASKED_SINCE + (int)op->kind), r);
+    if (epLoad(at) + 1 != op->no) epStore(since, op->no);
+    epStore(at, op->no);
+  }
+}
+
+void epWentOn(const ep_op_t *op, int peer) {
+  int me = op->g->me, kind = (int)op->kind;
+  uint64_t at = epLoad(epWordOf(op, peer, (ep_array_t)(EP_ARRAY_MASKED_AT + kind), me));
+  uint64_t since = epLoad(epWordOf(op, peer, (ep_array_t)(EP_ARRAY_MASKED_SINCE + kind), me));
+  if (since <= op->no && op->no <= at) return;
+  epGiveUp(op, peer, "went on without this rank", "rows");
+}
+
 /* Another rank gave up: its culprit is ours. */
 static int hearOfFailure(const ep_op_t *op) {
   ep_cpu_group_t *g = op->g;
