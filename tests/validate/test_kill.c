@@ -78,6 +78,7 @@ static int killOnce(uint64_t batch, int victim, int64_t us, board_t *board) {
     if (pids[r] == 0) rankMain(&g, r, board, ends[r][1]);
     close(ends[r][1]);
   }
+  for (int i = 0; i < 20000 && !board->idReady; i++) usleep(50); /* there is something to join */
   struct timespec pause = {us / 1000000, us % 1000000 * 1000};
   nanosleep(&pause, NULL);
   kill(pids[victim], SIGKILL);
