@@ -61,8 +61,8 @@ typedef struct {
   _Atomic uint64_t owner;  /* random; 0: nobody has joined as this rank */
   ep_process_t process;
   int32_t device, lsaSize;
-  char why[200];                    /* EP_RANK_FAILED: the sentence */
-  char records[2][EP_RECORD_BYTES]; /* by parity of the exchange */
+  char why[200];                                 /* EP_RANK_FAILED: the sentence */
+  _Alignas(16) char records[2][EP_RECORD_BYTES]; /* by parity of the exchange */
 } ep_rank_entry_t;
 
 typedef struct {

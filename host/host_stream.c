@@ -77,8 +77,13 @@ void epRunAfter(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
 
 /* ---- The queue ---- */
 
+/* A destroyed stream that has drained. Until here it stays on its device's list, so that who waits for
+ * the device waits for its work too. */
 static void recycleStream(cudaStream_t s) {
   pthread_mutex_lock(&listLock);
+  cudaStream_t *at = &deviceStreams[s->device];
+  while (*at && *at != s) at = &(*at)->nextOfDevice;
+  if (*at) *at = s->nextOfDevice;
   s->nextFree = freeStreams;
   freeStreams = s;
   pthread_mutex_unlock(&listLock);
@@ -193,37 +198,32 @@ void epStreamSetError(cudaStream_t s, cudaError_t error, const char *sentence) {
 static cudaStream_t newStream(int device, unsigned flags, int priority, bool legacy) {
   pthread_mutex_lock(&listLock);
   cudaStream_t s = freeStreams;
-  if (s) {
-    freeStreams = s->nextFree;
-  } else if ((s = calloc(1, sizeof *s))) {
+  if (s) freeStreams = s->nextFree;
+  pthread_mutex_unlock(&listLock);
+  if (!s) {
+    if (!(s = calloc(1, sizeof *s))) return NULL;
     pthread_mutex_init(&s->lock, NULL);
     s->tail = &s->head;
   }
-  if (s) {
-    s->device = device;
-    s->flags = flags;
-    s->priority = priority;
-    s->legacy = legacy;
-    s->id = atomic_fetch_add(&lastId, 1) + 1;
-    pthread_mutex_lock(&s->lock);
-    s->error = cudaSuccess;
-    pthread_mutex_unlock(&s->lock);
-    atomic_store(&s->magic, EP_STREAM_MAGIC);
-    s->nextOfDevice = deviceStreams[device];
-    deviceStreams[device] = s;
-  }
+  pthread_mutex_lock(&s->lock);
+  s->device = device;
+  s->flags = flags;
+  s->priority = priority;
+  s->legacy = legacy;
+  s->id = atomic_fetch_add(&lastId, 1) + 1;
+  s->error = cudaSuccess;
+  pthread_mutex_unlock(&s->lock);
+  atomic_store(&s->magic, EP_STREAM_MAGIC);
+  pthread_mutex_lock(&listLock);
+  s->nextOfDevice = deviceStreams[device];
+  deviceStreams[device] = s;
   pthread_mutex_unlock(&listLock);
   return s;
 }
 
 /* Queued work still runs; then the object is free for the next stream. */
 static void retireStream(cudaStream_t s) {
-  pthread_mutex_lock(&listLock);
   atomic_store(&s->magic, EP_DEAD_MAGIC);
-  cudaStream_t *at = &deviceStreams[s->device];
-  while (*at && *at != s) at = &(*at)->nextOfDevice;
-  if (*at) *at = s->nextOfDevice;
-  pthread_mutex_unlock(&listLock);
   pthread_mutex_lock(&s->lock);
   bool idle = !s->head && !s->running;
   s->recycle = !idle;
