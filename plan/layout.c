@@ -267,8 +267,8 @@ static trefoil_result_t checkConfig(const trefoil_layout_config_t *c) {
   EP_CHECK((unsigned)c->mode < TREFOIL_NUM_MODES, TREFOIL_INVALID_ARGUMENT,
            "mode %d is not one of the %d modes", (int)c->mode, TREFOIL_NUM_MODES);
   size_t a = c->alignment;
-  EP_CHECK((a & (a - 1)) == 0 && a <= (size_t)1 << 30, TREFOIL_INVALID_ARGUMENT,
-           "alignment %zu: must be 0 or a power of two up to 2^30", a);
+  EP_CHECK((a & (a - 1)) == 0 && a <= (size_t)1 << 40, TREFOIL_INVALID_ARGUMENT,
+           "alignment %zu: must be 0 or a power of two up to 2^40", a);
   EP_CHECK(c->maxRecv >= 0, TREFOIL_INVALID_ARGUMENT,
            "maxRecv %lld: must be positive, or 0 for unbounded", (long long)c->maxRecv);
   return TREFOIL_OK;
