@@ -31,6 +31,9 @@ static void failJob(ep_job_t *job, ncclResult_t result) {
   if (job->result != ncclSuccess) return;
   job->result = result;
   snprintf(job->sentence, sizeof job->sentence, "%s", epSentence());
+  if (result != ncclRemoteError) return;
+  if (job->parent) epCommSetAsync(job->parent, result, job->sentence);
+  epCommSetAsync(job->comm, result, job->sentence);
 }
 
 static void showRecord(ep_job_t *job) {
@@ -67,6 +70,10 @@ static ncclResult_t waitForAll(ep_job_t *job) {
     EP_NCCL_CHECK(!atomic_load(&comm->aborting), ncclInvalidUsage,
                   "%s: the communicator was aborted", job->func);
     for (int r = missing; r < comm->numRanks; r++) {
+      if (job->members && atomic_load(&epCommEntry(comm, r)->state) == EP_RANK_EXPECTED &&
+          !epCommPeerThere(job->parent, job->members[r]) &&
+          atomic_load(&epCommEntry(comm, r)->state) == EP_RANK_EXPECTED)
+        return epNcclFail(ncclRemoteError, "%s: %s", job->func, epSentence());
       bool late = (int32_t)(atomic_load(&epCommEntry(comm, r)->shown) - comm->numExchanges) < 0;
       if (!late || epCommPeerThere(comm, r)) continue;
       if (firstMissing(comm) < 0) return ncclSuccess; /* it showed its record and then left */

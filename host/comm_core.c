@@ -104,6 +104,14 @@ bool epCommPeerThere(ncclComm_t comm, int rank) {
   return false;
 }
 
+bool epCommPeerLeft(ncclComm_t comm, int rank) {
+  for (int i = 0; i < 50; i++) {
+    if (!epCommPeerThere(comm, rank)) return true;
+    usleep(4000);
+  }
+  return false;
+}
+
 /* ---- Errors of stream-ordered work ---- */
 
 void epCommSetAsync(ncclComm_t comm, ncclResult_t result, const char *sentence) {
@@ -222,7 +230,8 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
 void epCommFree(ncclComm_t comm, ep_rank_state_t lastState) {
   atomic_store(&comm->magic, EP_DEAD_MAGIC);
   epWindowsFree(comm);
-  atomic_store(&epCommEntry(comm, comm->rank)->state, lastState);
+  _Atomic uint32_t *state = &epCommEntry(comm, comm->rank)->state;
+  if (atomic_load(state) != EP_RANK_FAILED) atomic_store(state, lastState); /* the cause stays */
   epCommRingAll(comm);
   for (int r = 0; r < comm->numRanks; r++)
     if (comm->pidfds[r] >= 0) close(comm->pidfds[r]);

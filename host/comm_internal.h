@@ -144,6 +144,8 @@ ep_rank_entry_t *epCommEntry(ncclComm_t comm, int rank);
 bool epCommSameProcess(ncclComm_t comm, int rank);
 /* Whether the rank's part can still come; if not, the sentence says why. */
 bool epCommPeerThere(ncclComm_t comm, int rank);
+/* After a rank's server did not answer: whether the rank is gone, which shows a moment later. */
+bool epCommPeerLeft(ncclComm_t comm, int rank);
 void epCommRing(ncclComm_t comm, int rank);
 void epCommRingAll(ncclComm_t comm);
 /* Remembers the first error of stream-ordered work and tells the other ranks. */
@@ -168,6 +170,8 @@ struct ep_job {
   ncclComm_t comm;
   int round;
   bool over, shown;
+  ncclComm_t parent; /* split, second round: where rank r of comm is rank members[r] */
+  int *members;
   ncclResult_t result; /* of this rank so far */
   char sentence[512];
   ncclResult_t (*show)(ep_job_t *job, void *data);

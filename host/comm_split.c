@@ -20,27 +20,50 @@ static ncclResult_t showSplit(ep_job_t *job, void *data) {
   return ncclSuccess;
 }
 
+/* Where a rank comes among those of its colour: by key, then by rank. */
+static int newRankOf(const void *const *all, int numRanks, int rank) {
+  split_record_t mine, record;
+  int before = 0;
+  memcpy(&mine, all[rank], sizeof mine);
+  for (int r = 0; r < numRanks; r++) {
+    memcpy(&record, all[r], sizeof record);
+    before += record.color == mine.color &&
+              (record.key < mine.key || (record.key == mine.key && r < rank));
+  }
+  return before;
+}
+
 static ncclResult_t takeSplit(ep_job_t *job, const void *const *all, bool *more) {
   if (job->round > 0) return epInitTake(job, all, more);
   ncclComm_t comm = job->comm;
   split_record_t mine, record, leader;
   bool found = false;
+  int leaderRank = 0;
   *more = false;
   memcpy(&mine, all[comm->rank], sizeof mine);
+  job->parent = comm;
+  job->members = calloc((unsigned)comm->numRanks, sizeof *job->members);
+  EP_NCCL_CHECK(job->members, ncclSystemError, "%s: out of memory", job->func);
   for (int r = 0; r < comm->numRanks; r++) {
     memcpy(&record, all[r], sizeof record);
     if (record.color != mine.color) continue;
-    if (!found) leader = record;
+    if (!found) {
+      leader = record;
+      leaderRank = r;
+    }
     found = true;
+    job->members[newRankOf(all, comm->numRanks, r)] = r;
     job->u.split.newRanks++;
-    job->u.split.newRank += record.key < mine.key || (record.key == mine.key && r < comm->rank);
   }
   if (mine.color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
+  job->u.split.newRank = newRankOf(all, comm->numRanks, comm->rank);
   int current = epCurrentDevice();
   (void)cudaSetDevice(comm->device);
   ncclResult_t result = epCommNew(&leader.process, leader.boardKey, job->u.split.newRanks,
                                   job->u.split.newRank, job->func, &job->u.split.made);
   (void)cudaSetDevice(current);
+  if (result != ncclSuccess && epCommPeerLeft(comm, leaderRank))
+    return epNcclFail(ncclRemoteError, "%s: %s", job->func, epSentence());
   if (result == ncclSuccess) job->comm = job->u.split.made; /* the second round is on its board */
   *more = result == ncclSuccess;
   return result;
@@ -48,6 +71,7 @@ static ncclResult_t takeSplit(ep_job_t *job, const void *const *all, bool *more)
 
 static void finishSplit(ep_job_t *job, ncclResult_t result) {
   ncclComm_t made = job->u.split.made;
+  free(job->members);
   if (result != ncclSuccess) {
     if (made) epCommFree(made, EP_RANK_FAILED);
     return;

@@ -1,6 +1,7 @@
 /* Windows: memory of every rank that every rank can address. Registering is a control exchange: each rank
  * shows in which segment of which process its memory lies, then maps the others' segments. A segment of
  * another process is mapped once in this process and shared by all windows in it. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -175,9 +176,17 @@ static ncclResult_t mapRank(ep_job_t *job, int r, const window_record_t *record,
   win->sizes[r] = (size_t)record->bytes;
   win->bases[r] = record->local;
   if (epCommSameProcess(job->comm, r)) return ncclSuccess;
-  EP_NCCL_TRY(mapSegment(record, epCommEntry(job->comm, r)->device, &win->maps[r], job->func));
-  win->bases[r] = win->maps[r]->base + record->offset;
-  return ncclSuccess;
+  ncclResult_t result =
+      mapSegment(record, epCommEntry(job->comm, r)->device, &win->maps[r], job->func);
+  if (result == ncclSuccess) {
+    win->bases[r] = win->maps[r]->base + record->offset;
+    return ncclSuccess;
+  }
+  char why[512];
+  snprintf(why, sizeof why, "%s", epSentence());
+  if (epCommPeerLeft(job->comm, r))
+    return epNcclFail(ncclRemoteError, "%s: %s", job->func, epSentence());
+  return epNcclFail(result, "%s (memory of rank %d)", why, r);
 }
 
 static ncclResult_t takeWindow(ep_job_t *job, const void *const *all, bool *more) {
