@@ -81,7 +81,7 @@ _Static_assert(EP_CONTROL_ARRAYS * 8 <= 256, "control bytes of the sizing table:
 typedef struct ep_peer {
   ep_control_t *control;
   char *arena[2];
-  _Atomic int active;    /* this rank's mask */
+  _Atomic int active;    /* this rank's mask: 1 active, 0 masked by the caller, -1 given up */
   ep_word_t rowsFrom[2]; /* rows pulled from it: dispatch, combine */
   uint64_t ringSeq[2];   /* [arena] messages per ring so far, of this rank as origin */
   int64_t sendNext;      /* combine in progress: next chunk to send to this origin */
@@ -210,7 +210,7 @@ static inline void epStore(ep_word_t *w, uint64_t value) {
   atomic_store_explicit(w, value, memory_order_release);
 }
 static inline int epActive(const ep_cpu_group_t *g, int r) {
-  return atomic_load_explicit(&g->peers[r].active, memory_order_relaxed);
+  return atomic_load_explicit(&g->peers[r].active, memory_order_relaxed) == 1;
 }
 
 /* ---- cpu_wait.c ---- */
@@ -229,6 +229,9 @@ void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what);
 /* With masks: notes whom this operation leaves out; and for a peer that has gone on: it left this
  * rank out already then (nothing of its is missing), or it is given up. */
 void epNoteMasked(const ep_op_t *op);
+/* Does a slot that operation `no` filled have to wait for rank r's reading? Not if r was given up, or
+ * left out of that operation; a rank that the caller masked only since then is still read to. */
+int epOwesReading(const ep_op_t *op, int r, uint64_t no);
 void epWentOn(const ep_op_t *op, int peer);
 /* All ranks; every rank waits on its own memory only. 0: failed, sentence recorded in epFail. */
 trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeoutNs);

@@ -34,7 +34,7 @@ static int publishWeights(const ep_op_t *op, const ep_combine_call_t *c) {
   ep_cpu_group_t *g = op->g;
   for (int r = 0; r < g->R && op->no > 2; r++) {
     ep_word_t *taken = epWordOf(op, r, EP_ARRAY_WEIGHTS_TAKEN, g->me);
-    if (!epActive(g, r) || r == g->me) continue;
+    if (r == g->me || !epOwesReading(op, r, op->no - 2)) continue;
     if (!epWait(op, r, taken, op->no - 2, "reading of earlier weights") && !hasMasks(op)) return 0;
   }
   if (c->numTokens > 0) {
@@ -50,7 +50,7 @@ static int publishWeights(const ep_op_t *op, const ep_combine_call_t *c) {
 static int sendTo(const ep_op_t *op, const ep_combine_call_t *c, int origin) {
   ep_cpu_group_t *g = op->g;
   ep_word_t *taken = epWordOf(op, origin, EP_ARRAY_OWN_TAKEN, g->me);
-  if (op->no > RING_SLOTS && epActive(g, origin) &&
+  if (op->no > RING_SLOTS && epOwesReading(op, origin, op->no - RING_SLOTS) &&
       !epWait(op, origin, taken, op->no - RING_SLOTS, "reading of an earlier combine") &&
       !hasMasks(op)) {
     return 0;

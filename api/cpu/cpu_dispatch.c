@@ -48,7 +48,7 @@ static int waitForSlot(const ep_op_t *op) {
   if (op->no <= S) return 1;
   for (int i = 1; i < g->R; i++) {
     int r = (g->me + i) % g->R;
-    if (!epActive(g, r)) continue;
+    if (!epOwesReading(op, r, op->no - S)) continue;
     ep_word_t *taken = epWordOf(op, r, EP_ARRAY_DISPATCH_TAKEN, g->me);
     if (!epWait(op, r, taken, op->no - S, "reading of an earlier dispatch") && !masks) return 0;
   }

@@ -110,7 +110,7 @@ int epExchangeRouting(const ep_op_t *op, const ep_update_call_t *call) {
   int me = g->me, masks = !epIsHt(g->group) && g->group->limits.enableMask;
   for (int i = 1; i < g->R; i++) {
     int r = (me + i) % g->R;
-    if (!epActive(g, r)) continue;
+    if (!epOwesReading(op, r, op->no - 1)) continue;
     ep_word_t *taken = epWordOf(op, r, EP_ARRAY_UPDATE_TAKEN, me);
     if (!epWait(op, r, taken, op->no - 1, "reading of the last routing") && !masks) return 0;
   }

@@ -70,7 +70,7 @@ void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what) {
   ep_cpu_group_t *g = op->g;
   unsigned long long no = op->no;
   if (g->group->limits.enableMask && !epIsHt(g->group)) {
-    atomic_store(&g->peers[peer].active, 0);
+    if (atomic_exchange(&g->peers[peer].active, -1) != 1) return;
     epReport(g->group, EP_TROUBLE_FLAG, TREFOIL_REMOTE_ERROR,
              "rank %d %s: %s %llu, waiting for its %s; it is masked", peer, how,
              kindNames[op->kind], no, what);
@@ -91,6 +91,15 @@ void epNoteMasked(const ep_op_t *op) {
     if (epLoad(at) + 1 != op->no) epStore(since, op->no);
     epStore(at, op->no);
   }
+}
+
+int epOwesReading(const ep_op_t *op, int r, uint64_t no) {
+  int me = op->g->me, kind = (int)op->kind;
+  int state = atomic_load_explicit(&op->g->peers[r].active, memory_order_relaxed);
+  if (state != 0) return state > 0;
+  uint64_t at = epLoad(epWordOf(op, me, (ep_array_t)(EP_ARRAY_MASKED_AT + kind), r));
+  uint64_t since = epLoad(epWordOf(op, me, (ep_array_t)(EP_ARRAY_MASKED_SINCE + kind), r));
+  return no < since || no > at;
 }
 
 void epWentOn(const ep_op_t *op, int peer) {
