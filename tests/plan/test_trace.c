@@ -249,6 +249,31 @@ TEST(files_come_back) {
   unlink(path);
 }
 
+/* No tokens at all; and a write that fails leaves the file that was there. */
+TEST(empty_traces_and_failing_writes) {
+  if (!hasFiles()) SKIP("built without libzip or jansson");
+  char *path = tempPath();
+  static const int64_t offsets[6] = {0};
+  trefoil_trace_t c = {{2, 1, 4, 3, 5}, 2, 0, offsets, NULL, NULL, NULL};
+  const trefoil_trace_t *empty = NULL, *back = NULL;
+  REQUIRE(trefoilTraceCreate(&empty, &c) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(trefoilTraceSave(empty, path) == TREFOIL_OK, "%s", trefoilLastError());
+  c.note = "[]";
+  const trefoil_trace_t *badNote = NULL;
+  REQUIRE(trefoilTraceCreate(&badNote, &c) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(trefoilTraceSave(badNote, path) == TREFOIL_INVALID_ARGUMENT, "a note that is an array");
+  REQUIRE(trefoilTraceLoad(&back, path, NULL) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(sameTraces(empty, back), "the empty trace comes back");
+  trefoil_trace_stats_t d;
+  CHECK(trefoilTraceDescribe(back, -1, &d) == TREFOIL_OK && d.emptyRanks == 4, "%lld empty",
+        (long long)d.emptyRanks);
+  CHECK(d.giniExperts == 0 && d.ranksPerToken == 0, "no loads");
+  trefoilTraceDestroy(empty);
+  trefoilTraceDestroy(badNote);
+  trefoilTraceDestroy(back);
+  unlink(path);
+}
+
 /* A saved file cut anywhere, or with any byte changed, loads as itself or fails with a sentence. */
 TEST(damaged_files) {
   if (!hasFiles()) SKIP("built without libzip or jansson");
