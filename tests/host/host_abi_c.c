@@ -1,0 +1,2 @@
+/* The facts hold in C. */
+#include "abi_facts.h"

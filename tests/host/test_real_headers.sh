@@ -1,0 +1,25 @@
+#!/bin/sh
+# The same sources compile against the real headers, where a toolkit and NCCL >= 2.27 are installed.
+#   test_real_headers.sh CC CXX TESTS_HOST
+cuda=${CUDA_HOME:-/usr/local/cuda}/include
+if [ ! -f "$cuda/cuda_runtime.h" ]; then
+  echo "skipped: no CUDA toolkit at $cuda"
+  exit 77
+fi
+if ! grep -q 'define CUDART_VERSION *1[3-9]' "$cuda/cuda_runtime_api.h"; then
+  echo "skipped: the toolkit at $cuda is older than CUDA 13"
+  exit 77
+fi
+cc=$1 cxx=$2 here=$3
+echo '#include "abi_facts.h"' | $cc -std=c11 -fsyntax-only -DFACTS_WITHOUT_NCCL -I"$cuda" -I"$here" -x c - || exit 1
+echo '#include "abi_facts.h"' | $cxx -std=c++11 -fsyntax-only -DFACTS_WITHOUT_NCCL -I"$cuda" -I"$here" -x c++ - || exit 1
+if ! echo '#include <nccl.h>' | $cc -fsyntax-only -I"$cuda" -x c - 2>/dev/null; then
+  echo "ok for CUDA; no NCCL header was found"
+  exit 0
+fi
+for language in c c++; do
+  echo '#include "abi_facts.h"' | $cxx -fsyntax-only -I"$cuda" -I"$here" -x c++ - || exit 1
+  $cc -fsyntax-only -I"$cuda" -x "$language" "$here/host_user_program.c" || exit 1
+done
+$cc -fsyntax-only -I"$cuda" -I"$here/.." -I"$here/../../host" -D_GNU_SOURCE "$here/test_host_capture.c" || exit 1
+echo "ok: CUDA and NCCL headers of $cuda"
