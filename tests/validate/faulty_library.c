@@ -4,6 +4,7 @@
 #include <nccl_ep.h>
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,11 +20,12 @@ typedef struct fault_work {
 static void *real;
 static atomic_int spoiled, seen;
 
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void openReal(void) {
+  real = dlopen(getenv("TREFOIL_FAULT_LIBRARY"), RTLD_NOW | RTLD_GLOBAL);
+}
 static void *find(const char *name) {
-  static atomic_int opened;
-  if (!atomic_exchange(&opened, 1))
-    real = dlopen(getenv("TREFOIL_FAULT_LIBRARY"), RTLD_NOW | RTLD_GLOBAL);
-  while (!real) continue;
+  pthread_once(&once, openReal);
   return dlsym(real, name);
 }
 #define REAL(name) ((__typeof__(&name))find(#name))

@@ -17,7 +17,7 @@ typedef struct planted {
 enum { LE = 1, LR = 2, HF = 4, HE = 8, ALL = 15 };
 static const planted_t table[] = {
     {"flip", ALL, "slot %d: ", "outputs->tokens"},
-    {"swap", ALL, "slot %d: ", "found the row of"},
+    {"swap", ALL, "slot %d: ", "outputs->tokens"},
     {"duplicate", ALL, "slot %d: ", "found the row of"},
     {"stray", ALL, "slot %d: ", "outputs->tokens"},
     {"before", ALL, NULL, "a guard byte"},
