@@ -116,4 +116,54 @@ TEST(traffic_equals_reference) {
   }
 }
 
+/* Where the layout gives a token slots on a rank, the plan brings one row of it there, by DIRECT or
+ * FORWARD, and nowhere else; its combine takes it away again. */
+TEST(plan_brings_what_the_layout_places) {
+  trefoil_layout_t l = {0};
+  for (int i = 0; i < 200; i++) {
+    uint64_t state = 5000 + (uint64_t)i;
+    random_case_t r;
+    randomCase(&r, &state);
+    const trefoil_shape_t *s = &r.routing.shape;
+    int R = s->numRanks;
+    trefoil_layout_config_t lc = {.mode = (trefoil_mode_t)randomBelow(&state, TREFOIL_NUM_MODES)};
+    REQUIRE(trefoilLayoutCompute(&l, &r.routing, &lc) == TREFOIL_OK, "%s", trefoilLastError());
+    size_t places = (size_t)R * (size_t)s->maxTokens * (size_t)R; /* [src, token, dst] */
+    uint8_t *placed = calloc(places, 1), *brought = calloc(places, 1);
+    trefoil_row_t *rows = malloc((size_t)(s->maxTokens * s->topk) * sizeof *rows);
+    for (int src = 0; src < R; src++) {
+      for (int64_t n = 0; n < r.numTokens[src] * s->topk; n++) {
+        if (l.slotOf[src][n] < 0) continue;
+        int dst = trefoilRankOfExpert(s, r.idx[src][n]);
+        placed[((size_t)src * (size_t)s->maxTokens + (size_t)(n / s->topk)) * (size_t)R +
+               (size_t)dst] = 1;
+      }
+    }
+    for (int op = 0; op < 2; op++) {
+      trefoil_plan_config_t config = {.mode = lc.mode, .op = (trefoil_op_t)op, .combinePartial = 1};
+      trefoil_plan_t *plan = NULL;
+      trefoil_transfer_t x;
+      REQUIRE(trefoilPlanCreate(&plan, &r.routing, &config) == TREFOIL_OK, "%s",
+              trefoilLastError());
+      memset(brought, 0, places);
+      while (trefoilPlanNext(plan, &x)) {
+        if (x.phase == TREFOIL_PHASE_NET_OUT || x.phase == TREFOIL_PHASE_NET_BACK) continue;
+        trefoilPlanRows(plan, rows);
+        int expertRank = op ? x.src : x.dst;
+        for (int64_t n = 0; n < x.rows; n++) {
+          brought[((size_t)x.origin * (size_t)s->maxTokens + (size_t)rows[n].token) * (size_t)R +
+                  (size_t)expertRank]++;
+        }
+      }
+      CHECK(!memcmp(placed, brought, places), "case %d mode %d op %d", i, (int)lc.mode, op);
+      trefoilPlanDestroy(plan);
+    }
+    free(placed);
+    free(brought);
+    free(rows);
+    freeCase(&r);
+  }
+  trefoilLayoutFree(&l);
+}
+
 TEST_MAIN()
