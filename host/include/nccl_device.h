@@ -55,10 +55,10 @@ typedef struct ncclCommProperties {
 } ncclCommProperties_t;
 
 #ifdef __cplusplus
-#define NCCL_COMM_PROPERTIES_INITIALIZER \
+#define NCCL_COMM_PROPERTIES_INITIALIZER                                                           \
   { sizeof(ncclCommProperties_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, }
 #else
-#define NCCL_COMM_PROPERTIES_INITIALIZER \
+#define NCCL_COMM_PROPERTIES_INITIALIZER                                                           \
   { .size = sizeof(ncclCommProperties_t), .magic = NCCL_API_MAGIC, .version = NCCL_VERSION_CODE }
 #endif
 

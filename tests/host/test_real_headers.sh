@@ -11,15 +11,19 @@ if ! grep -q 'define CUDART_VERSION *1[3-9]' "$cuda/cuda_runtime_api.h"; then
   exit 77
 fi
 cc=$1 cxx=$2 here=$3
-echo '#include "abi_facts.h"' | $cc -std=c11 -fsyntax-only -DFACTS_WITHOUT_NCCL -I"$cuda" -I"$here" -x c - || exit 1
-echo '#include "abi_facts.h"' | $cxx -std=c++11 -fsyntax-only -DFACTS_WITHOUT_NCCL -I"$cuda" -I"$here" -x c++ - || exit 1
+paths="-I$cuda -I$here -I$here/.. -I$here/../../host"
+facts() { # COMPILER LANGUAGE STANDARD [OPTION]
+  echo '#include "abi_facts.h"' | $1 -x "$2" -std="$3" $4 -fsyntax-only $paths -
+}
+facts "$cc" c c11 -DFACTS_WITHOUT_NCCL || exit 1
+facts "$cxx" c++ c++11 -DFACTS_WITHOUT_NCCL || exit 1
 if ! echo '#include <nccl.h>' | $cc -fsyntax-only -I"$cuda" -x c - 2>/dev/null; then
   echo "ok for CUDA; no NCCL header was found"
   exit 0
 fi
+facts "$cxx" c++ c++17 || exit 1
 for language in c c++; do
-  echo '#include "abi_facts.h"' | $cxx -fsyntax-only -I"$cuda" -I"$here" -x c++ - || exit 1
-  $cc -fsyntax-only -I"$cuda" -x "$language" "$here/host_user_program.c" || exit 1
+  $cc -fsyntax-only $paths -x "$language" "$here/host_user_program.c" || exit 1
 done
-$cc -fsyntax-only -I"$cuda" -I"$here/.." -I"$here/../../host" -D_GNU_SOURCE "$here/test_host_capture.c" || exit 1
+$cc -fsyntax-only $paths -D_GNU_SOURCE "$here/test_host_capture.c" || exit 1
 echo "ok: CUDA and NCCL headers of $cuda"
