@@ -29,6 +29,13 @@ EP_BITS_INLINE float epFloat(uint32_t u) {
   return x;
 }
 
+/* cond ? a : b without a branch: a compiler moves arithmetic into branches, and cannot vectorise
+ * them then. */
+EP_BITS_INLINE uint32_t epSelect(int cond, uint32_t a, uint32_t b) {
+  uint32_t mask = -(uint32_t)(cond != 0);
+  return (a & mask) | (b & ~mask);
+}
+
 /* Magnitude of a number without sign (u < 0x80000000, not NaN) in a format of `man` mantissa bits
  * and `bias`: sign-less code, rounded to nearest even, not limited above. */
 EP_BITS_INLINE uint32_t epNarrowMagnitude(uint32_t u, int man, int bias) {
@@ -37,37 +44,38 @@ EP_BITS_INLINE uint32_t epNarrowMagnitude(uint32_t u, int man, int bias) {
   uint32_t magic = (uint32_t)(127 + 1 - bias - man + 23) << 23; /* its last place: the step */
   uint32_t normal = (u + ((1u << (shift - 1)) - 1) + ((u >> shift) & 1)) >> shift;
   normal -= (uint32_t)(127 - bias) << man;
-  uint32_t subnormal = epBits(epFloat(u < smallestNormal ? u : 0) + epFloat(magic)) - magic;
-  return u < smallestNormal ? subnormal : normal;
+  int isSubnormal = u < smallestNormal;
+  uint32_t subnormal = epBits(epFloat(epSelect(isSubnormal, u, 0)) + epFloat(magic)) - magic;
+  return epSelect(isSubnormal, subnormal, normal);
 }
 
 EP_BITS_INLINE uint16_t epF32ToBf16(float x) {
   uint32_t u = epBits(x);
   uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1)) >> 16;
-  return (uint16_t)((u & 0x7FFFFFFFu) > 0x7F800000u ? EP_BF16_NAN : rounded);
+  return (uint16_t)epSelect((u & 0x7FFFFFFFu) > 0x7F800000u, EP_BF16_NAN, rounded);
 }
 EP_BITS_INLINE uint16_t epF32ToF16(float x) {
   uint32_t u = epBits(x) & 0x7FFFFFFFu, sign = epBits(x) >> 16 & 0x8000u;
-  uint32_t code = epNarrowMagnitude(u <= 0x7F800000u ? u : 0, 10, 15);
+  uint32_t code = epNarrowMagnitude(epSelect(u <= 0x7F800000u, u, 0), 10, 15);
   code = code < 0x7C00u ? code : 0x7C00u;
-  return (uint16_t)(u > 0x7F800000u ? EP_F16_NAN : sign | code);
+  return (uint16_t)epSelect(u > 0x7F800000u, EP_F16_NAN, sign | code);
 }
 /* Saturating: no infinity comes out of a conversion to fp8. */
 EP_BITS_INLINE uint8_t epF32ToE4m3(float x) {
   uint32_t u = epBits(x) & 0x7FFFFFFFu, sign = epBits(x) >> 24 & 0x80u;
   uint32_t limited = u < 0x43E00000u ? u : 0x43E00000u; /* 448 */
-  return (uint8_t)(u > 0x7F800000u ? EP_FP8_NAN : sign | epNarrowMagnitude(limited, 3, 7));
+  return (uint8_t)epSelect(u > 0x7F800000u, EP_FP8_NAN, sign | epNarrowMagnitude(limited, 3, 7));
 }
 EP_BITS_INLINE uint8_t epF32ToE5m2(float x) {
   uint32_t u = epBits(x) & 0x7FFFFFFFu, sign = epBits(x) >> 24 & 0x80u;
   uint32_t limited = u < 0x47600000u ? u : 0x47600000u; /* 57344 */
-  return (uint8_t)(u > 0x7F800000u ? EP_FP8_NAN : sign | epNarrowMagnitude(limited, 2, 15));
+  return (uint8_t)epSelect(u > 0x7F800000u, EP_FP8_NAN, sign | epNarrowMagnitude(limited, 2, 15));
 }
 /* Saturating at 6; E2M1 has no NaN: NaN becomes +6. */
 EP_BITS_INLINE uint8_t epF32ToE2m1(float x) {
   uint32_t u = epBits(x) & 0x7FFFFFFFu, sign = epBits(x) >> 28 & 0x8u;
   uint32_t limited = u < 0x40C00000u ? u : 0x40C00000u; /* 6 */
-  return (uint8_t)(u > 0x7F800000u ? 0x7u : sign | epNarrowMagnitude(limited, 1, 1));
+  return (uint8_t)epSelect(u > 0x7F800000u, 0x7u, sign | epNarrowMagnitude(limited, 1, 1));
 }
 
 /* Widening is exact. These keep NaN payloads, as row sums may: they canonicalise at their end. */
@@ -82,7 +90,7 @@ EP_BITS_INLINE float epWidenMagnitude(uint32_t code, int man, int bias) {
 EP_BITS_INLINE float epF16ToF32(uint16_t h) {
   uint32_t sign = (uint32_t)(h & 0x8000u) << 16, code = h & 0x7FFFu;
   uint32_t u = epBits(epWidenMagnitude(code, 10, 15));
-  return epFloat(sign | (code >= 0x7C00u ? u | 0x7F800000u : u));
+  return epFloat(sign | epSelect(code >= 0x7C00u, u | 0x7F800000u, u));
 }
 EP_BITS_INLINE float epE5m2ToF32(uint8_t q) {
   return epF16ToF32((uint16_t)(q << 8));
@@ -90,7 +98,7 @@ EP_BITS_INLINE float epE5m2ToF32(uint8_t q) {
 EP_BITS_INLINE float epE4m3ToF32(uint8_t q) {
   uint32_t sign = (uint32_t)(q & 0x80u) << 24, code = q & 0x7Fu;
   uint32_t u = epBits(epWidenMagnitude(code, 3, 7));
-  return epFloat(sign | (code == 0x7Fu ? EP_F32_NAN : u));
+  return epFloat(sign | epSelect(code == 0x7Fu, EP_F32_NAN, u));
 }
 EP_BITS_INLINE float epE2m1ToF32(uint8_t q) {
   uint32_t sign = (uint32_t)(q & 0x8u) << 28, code = q & 0x7u;
@@ -98,7 +106,8 @@ EP_BITS_INLINE float epE2m1ToF32(uint8_t q) {
 }
 /* Any NaN becomes the one NaN. */
 EP_BITS_INLINE float epCanonical(float x) {
-  return (epBits(x) & 0x7FFFFFFFu) > 0x7F800000u ? epFloat(EP_F32_NAN) : x;
+  uint32_t u = epBits(x);
+  return epFloat(epSelect((u & 0x7FFFFFFFu) > 0x7F800000u, EP_F32_NAN, u));
 }
 
 #endif

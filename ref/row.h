@@ -48,10 +48,10 @@ void epRowDecodeNvfp4(const uint8_t *packed, const uint8_t *blockScales, float g
 /* Loops over rows are compiled twice, for any x86-64 and for machines with AVX2 and FMA, with the same
  * bits from both: contraction is off and fmaf is exact either way. Sanitizers and dispatch by the
  * loader do not go together. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&                             \
+#if !defined(EP_ROW_CLONES) && defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&  \
     !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define EP_ROW_CLONES __attribute__((target_clones("default", "arch=haswell")))
-#else
+#define EP_ROW_CLONES __attribute__((target_clones("default", "arch=x86-64-v3")))
+#elif !defined(EP_ROW_CLONES)
 #define EP_ROW_CLONES
 #endif
 

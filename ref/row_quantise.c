@@ -7,7 +7,7 @@ EP_BITS_INLINE float maxMagnitude(const uint16_t *bf16, int n, float floor) {
   uint32_t max = epBits(floor);
   for (int i = 0; i < n; i++) {
     uint32_t u = (uint32_t)(bf16[i] & 0x7FFFu) << 16;
-    u = u > 0x7F800000u ? 0 : u;
+    u = epSelect(u > 0x7F800000u, 0, u);
     max = u > max ? u : max; /* magnitudes order as their bits */
   }
   return epFloat(max);
@@ -19,12 +19,8 @@ EP_BITS_INLINE float powerOfTwoAbove(float x) {
   return epFloat((u + 0x007FFFFFu) & 0x7F800000u);
 }
 
-EP_ROW_CLONES static void quantiseBlock(const uint16_t *bf16, float times, uint8_t *q) {
-  for (int i = 0; i < 128; i++) q[i] = epF32ToE4m3(epBf16ToF32(bf16[i]) * times);
-}
-
-void epRowQuantiseE4m3(const uint16_t *bf16, int64_t width, int roundScales, uint8_t *q,
-                       float *scales) {
+EP_ROW_CLONES static void quantise(const uint16_t *bf16, int64_t width, int roundScales, uint8_t *q,
+                                   float *scales) {
   for (int64_t b = 0; b < width / 128; b++) {
     float a = maxMagnitude(bf16 + b * 128, 128, 1e-4f);
     float scale = a * (1.0f / 448.0f), times = 448.0f / a;
@@ -32,9 +28,16 @@ void epRowQuantiseE4m3(const uint16_t *bf16, int64_t width, int roundScales, uin
       scale = powerOfTwoAbove(scale);
       times = 1.0f / scale; /* exact: a power of two, and 0 for infinity */
     }
-    quantiseBlock(bf16 + b * 128, times, q + b * 128);
+    for (int i = 0; i < 128; i++) {
+      q[b * 128 + i] = epF32ToE4m3(epBf16ToF32(bf16[b * 128 + i]) * times);
+    }
     scales[b] = scale;
   }
+}
+
+void epRowQuantiseE4m3(const uint16_t *bf16, int64_t width, int roundScales, uint8_t *q,
+                       float *scales) {
+  quantise(bf16, width, roundScales, q, scales);
 }
 
 /* x * g / s with zeros where there is nothing to scale by. */

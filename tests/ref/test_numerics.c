@@ -216,6 +216,45 @@ TEST(sums_at_every_width) {
   }
 }
 
+/* The variants of the row loops that the loader chooses here, against plain ones: any bits at all. */
+void plainSumBegin(ep_sum_t *s, void *out);
+void plainSumAdd(ep_sum_t *s, const void *row);
+void plainSumAddWeighted(ep_sum_t *s, const void *row, float w);
+void plainSumEnd(ep_sum_t *s);
+void plainRowQuantiseE4m3(const uint16_t *bf16, int64_t width, int roundScales, uint8_t *q,
+                          float *scales);
+
+TEST(variants_agree) {
+  enum { WIDTH = 1280, ROWS = 3 };
+  const trefoil_dtype_t dtypes[] = {TREFOIL_F32, TREFOIL_F16, TREFOIL_BF16};
+  static uint32_t rows[ROWS][WIDTH], got[WIDTH], want[WIDTH];
+  static float acc[WIDTH];
+  uint64_t state = 1;
+  for (int round = 0; round < 60; round++) {
+    for (int i = 0; i < ROWS * WIDTH; i++) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      rows[i / WIDTH][i % WIDTH] = (uint32_t)(state >> 32);
+    }
+    ep_sum_t s = {.dtype = dtypes[round % 3], .width = WIDTH, .acc = acc};
+    int numTerms = 1 + round % 4; /* rows 0, 1, 2 and then a weighted one */
+    epSumBegin(&s, got);
+    for (int i = 0; i < numTerms && i < 3; i++) epSumAdd(&s, rows[i]);
+    if (numTerms > 3) epSumAddWeighted(&s, rows[0], 0.7f);
+    epSumEnd(&s);
+    plainSumBegin(&s, want);
+    for (int i = 0; i < numTerms && i < 3; i++) plainSumAdd(&s, rows[i]);
+    if (numTerms > 3) plainSumAddWeighted(&s, rows[0], 0.7f);
+    plainSumEnd(&s);
+    CHECK(!memcmp(got, want, WIDTH * trefoilDtypeBytes(s.dtype)), "sum, round %d", round);
+    float scales[2][10];
+    const uint16_t *row = (const uint16_t *)rows[0];
+    epRowQuantiseE4m3(row, WIDTH, round % 2, (uint8_t *)got, scales[0]);
+    plainRowQuantiseE4m3(row, WIDTH, round % 2, (uint8_t *)want, scales[1]);
+    CHECK(!memcmp(got, want, WIDTH), "E4M3, round %d", round);
+    CHECK(!memcmp(scales[0], scales[1], sizeof scales[0]), "scales, round %d", round);
+  }
+}
+
 /* What must not happen to a build: contraction of a*b + c, subnormals as zero, excess precision. */
 #if defined(__x86_64__)
 __attribute__((target("fma"), noinline))

@@ -53,6 +53,7 @@ class Bench:
         self.sources = sorted(p.name for p in (scratch / "ref").glob("*.c"))
         self.objects = {name: self.compile(scratch / "ref" / name) for name in self.sources}
         self.programs = {name: self.compile(self.tests / f"{name}.c") for name in C_TESTS}
+        self.plain = self.compile(self.tests / "row_plain.c")
         needed = ("numpy", "pytest")
         self.has_oracle = all(importlib.util.find_spec(name) for name in needed)
 
@@ -85,7 +86,7 @@ class Bench:
         parts, failed = list(objects.values()), []
         for name, program in self.programs.items():
             out = self.scratch / name
-            self.link(out, [program, *parts])
+            self.link(out, [program, *parts, *([self.plain] if name == "test_numerics" else [])])
             done = subprocess.run([out], capture_output=True, text=True, timeout=60, check=False)
             failed += re.findall(r"^FAILED (\w+)$", done.stderr, re.MULTILINE)
             if done.returncode < 0:
