@@ -164,6 +164,9 @@ TEST(several_nodes) {
 }
 
 TEST(processes) {
+#ifdef __SANITIZE_THREAD__
+  SKIP("ThreadSanitizer does not follow a process with threads through fork");
+#endif
   for (int mode = 0; mode < 4; mode++) {
     job_t job = makeJob((trefoil_mode_t)mode, 3, 120);
     const char *error = teamProcesses(3, runJob, &job, 0);
