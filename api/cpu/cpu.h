@@ -110,7 +110,7 @@ typedef struct ep_cpu_group {
   ep_buffer_t controlBuffer, tableBuffer;
   ep_peer_t *peers; /* [R] */
   ep_arena_t arenas[2];
-  uint64_t barriers, cleans;
+  uint64_t barriers, cleans, numSends;
   _Atomic int failed;   /* a rank was given up: nothing runs any more */
   pthread_mutex_t lock; /* of what follows */
   pthread_cond_t idle;
@@ -146,6 +146,10 @@ typedef struct ep_cpu_handle {
   uint64_t notedNo, layoutNo;
   uint64_t flightOp; /* of the send_only operation between its halves */
   struct ep_record *pendingRecord, *captured;
+  uint64_t pendingNo;       /* order of send_only calls in the group */
+  int receivedEarly;        /* its receive was queued by a younger operation's Complete, */
+  cudaStream_t earlyStream; /* on this stream, */
+  cudaEvent_t earlyEvent;   /* which another one has to wait for */
   int64_t inFlight;
   uint64_t updatesQueued;
   ep_word_t updatesRun;

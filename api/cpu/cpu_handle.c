@@ -64,6 +64,7 @@ trefoil_result_t epCpuHandleDestroy(ncclEpHandle_t handle) {
   ep_cpu_handle_t *h = handle->state;
   epWaitIdle(h->g, h);
   free(h->pendingRecord);
+  if (h->earlyEvent) cudaEventDestroy(h->earlyEvent);
   for (ep_record_t *r = h->captured, *next; r; r = next) {
     next = r->next;
     free(r);
@@ -111,6 +112,7 @@ static trefoil_result_t queueHalves(ep_cpu_handle_t *h, ep_record_t *r, int send
     return result;
   }
   h->pendingRecord = second;
+  h->pendingNo = ++h->g->numSends;
   return TREFOIL_OK;
 }
 
@@ -132,12 +134,46 @@ trefoil_result_t epCpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *ca
   return queueHalves(h, r, call->sendOnly, stream);
 }
 
-trefoil_result_t epCpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
-  ep_cpu_handle_t *h = handle->state;
+static trefoil_result_t queueReceive(ep_cpu_handle_t *h, cudaStream_t stream) {
   ep_record_t *copy;
   EP_TRY(epNewRecord(h->g, h, h->pendingRecord->run, &copy));
   *copy = *h->pendingRecord;
-  EP_TRY(epQueue(copy, stream));
+  return epQueue(copy, stream);
+}
+
+/* Receives happen in the order of the sends, whatever the order of the Completes: an older operation
+ * of the same kind is received first (its outputs are the library's until its own Complete). */
+static trefoil_result_t receiveOlder(ep_cpu_handle_t *h, cudaStream_t stream) {
+  for (struct ncclEpHandle *other = h->handle->group->handles; other; other = other->next) {
+    ep_cpu_handle_t *o = other->state;
+    if (!o->pendingRecord || o->receivedEarly || o->arenaIdx != h->arenaIdx) continue;
+    if (o->pendingRecord->run != h->pendingRecord->run || o->pendingNo >= h->pendingNo) continue;
+    EP_TRY(queueReceive(o, stream));
+    o->receivedEarly = 1;
+    o->earlyStream = stream;
+    o->earlyEvent = NULL;
+    int same = cudaEventCreateWithFlags(&o->earlyEvent, cudaEventDisableTiming) == cudaSuccess &&
+               cudaEventRecord(o->earlyEvent, stream) == cudaSuccess;
+    EP_CHECK(same, TREFOIL_SYSTEM_ERROR, "cannot record an event on the stream");
+  }
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epCpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
+  ep_cpu_handle_t *h = handle->state;
+  if (h->receivedEarly) {
+    cudaError_t error = h->earlyStream == stream || !h->earlyEvent
+                            ? cudaSuccess
+                            : cudaStreamWaitEvent(stream, h->earlyEvent, 0);
+    EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "cannot wait on the stream: %s",
+             cudaGetErrorString(error));
+    if (h->earlyEvent) cudaEventDestroy(h->earlyEvent);
+    h->earlyEvent = NULL;
+    h->receivedEarly = 0;
+  } else {
+    EP_TRY(receiveOlder(h, stream));
+    EP_TRY(queueReceive(h, stream));
+  }
   free(h->pendingRecord);
   h->pendingRecord = NULL;
   return TREFOIL_OK;
