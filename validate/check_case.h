@@ -51,6 +51,7 @@ typedef struct ep_check_group {
   uint64_t seed, batch;
   trefoil_shape_t shape; /* topk: the largest of the handles */
   int highThroughput;
+  int orderFree;
   int64_t maxRecv; /* 0 = eager */
   int drop;
   size_t maxTokenBytes;

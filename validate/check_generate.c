@@ -188,8 +188,36 @@ static void makeMasks(ep_check_case_t *c, ep_rng_t *rng) {
     for (int q = 0; q < R; q++) c->active[r * R + q] = c->maskClasses[r] == c->maskClasses[q];
 }
 
+/* Order-free: one step after another, rows that differ from one another, plain values to combine. */
+static void makeOrderFree(ep_check_case_t *c, ep_rng_t *rng) {
+  const ep_check_group_t *g = c->group;
+  script_t s = {.c = c, .rng = rng, .pendingDispatch = 0, .pendingCombine = 0};
+  int numSteps = (int)epRange(rng, 1, 3);
+  for (int i = 0; i < numSteps; i++) {
+    int handle = c->freshHandle ? 0 : (int)epBelow(rng, g->numHandles);
+    if (g->handles[handle].shareWith >= 0) handle = 0;
+    addUpdate(&s, handle);
+    addDispatch(&s, handle); /* never send_only: one seems to be pending */
+    ep_check_op_t *op = &c->ops[c->numOps - 1];
+    op->backward = 0;
+    if (op->quant == TREFOIL_QUANT_NONE)
+      op->width = (int64_t)(g->maxTokenBytes / trefoilDtypeBytes(op->dtype));
+    op->payload = op->quant == TREFOIL_QUANT_E4M3 ? EP_PAYLOAD_FINITE : EP_PAYLOAD_BITS;
+    addCombine(&s, handle);
+    op = &c->ops[c->numOps - 1];
+    op->backward = op->wantCounters = 0;
+    op->from = -1;
+    op->quant = TREFOIL_QUANT_NONE;
+    op->payload = EP_PAYLOAD_FINITE;
+  }
+}
+
 static void makeScript(ep_check_case_t *c, ep_rng_t *rng) {
   const ep_check_group_t *g = c->group;
+  if (g->orderFree) {
+    makeOrderFree(c, rng);
+    return;
+  }
   script_t s = {.c = c, .rng = rng, .pendingDispatch = -1, .pendingCombine = -1};
   for (int i = 0; i < EP_MAX_HANDLES; i++) s.handles[i] = (handle_state_t){-1, 0, -1, 0};
   if (c->numMasks) {
@@ -290,7 +318,7 @@ trefoil_result_t epMakeCase(ep_check_case_t *c, const ep_check_group_t *g, uint6
   c->index = index;
   int canCapture = !g->highThroughput || g->maxRecv > 0;
   c->numMasks = g->enableMask && epOneIn(&rng, 2);
-  c->captured = canCapture && !c->numMasks && epOneIn(&rng, 6);
+  c->captured = canCapture && !c->numMasks && !g->orderFree && epOneIn(&rng, 6);
   c->numRounds = c->captured ? EP_MAX_ROUNDS : 1;
   c->freshHandle = !c->captured && epOneIn(&rng, 16);
   c->numRoutings = EP_MAX_ROUTINGS;

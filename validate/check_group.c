@@ -94,7 +94,8 @@ void epMakeGroup(ep_check_group_t *g, const ep_check_choice_t *choice, uint64_t 
   g->partial = !g->highThroughput && epOneIn(&rng, 4);
   g->zeroCopy = (ncclEpZeroCopyMode_t)epBelow(&rng, 3);
   if (choice->orderFree) { /* what is ours alone stays out */
-    g->partial = 0;
+    g->orderFree = 1;
+    g->partial = g->enableMask = 0;
     g->zeroCopy = NCCL_EP_ZERO_COPY_AUTO;
     g->shape.numExperts = R * trefoilExpertsPerRank(&g->shape);
     g->shape.ranksPerNode = R;

@@ -129,26 +129,6 @@ trefoil_result_t epRankClose(ep_check_rank_t *rank) {
   return TREFOIL_OK;
 }
 
-static trefoil_result_t runScript(ep_check_rank_t *rank, const ep_check_case_t *c) {
-  for (int i = 0; i < c->numOps; i++) EP_TRY(epCallOp(rank, c, &c->ops[i]));
-  return TREFOIL_OK;
-}
-
-static trefoil_result_t capture(ep_check_rank_t *rank, const ep_check_case_t *c,
-                                cudaGraphExec_t *exec) {
-  const ep_library_t *lib = rank->lib;
-  cudaGraph_t graph = NULL;
-  rank->doing = "cudaStreamBeginCapture";
-  EP_TRY_CUDA(rank, lib->cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeRelaxed));
-  EP_TRY(runScript(rank, c));
-  rank->doing = "cudaStreamEndCapture";
-  EP_TRY_CUDA(rank, lib->cudaStreamEndCapture(rank->stream, &graph));
-  rank->doing = "cudaGraphInstantiateWithFlags";
-  EP_TRY_CUDA(rank, lib->cudaGraphInstantiateWithFlags(exec, graph, 0));
-  EP_TRY_CUDA(rank, lib->cudaGraphDestroy(graph));
-  return TREFOIL_OK;
-}
-
 /* After a TRAP: the flag is up on the ranks that overflowed and there alone, the next call fails there
  * with a sentence, and ErrorClear makes the group usable. */
 static trefoil_result_t checkAsync(ep_check_rank_t *rank, const ep_check_case_t *c) {
@@ -170,6 +150,36 @@ static trefoil_result_t checkAsync(ep_check_rank_t *rank, const ep_check_case_t 
            "ncclEpUpdateHandle succeeded after a TRAP, before ncclEpErrorClear");
   rank->doing = "ncclEpErrorClear";
   EP_TRY_EP(rank, lib->ncclEpErrorClear(rank->epGroup));
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epRankEnd(ep_check_rank_t *rank, const ep_check_case_t *c) {
+  EP_TRY(checkAsync(rank, c));
+  if (!rank->fresh) return TREFOIL_OK;
+  rank->doing = "ncclEpHandleDestroy";
+  ncclEpHandle_t fresh = rank->fresh;
+  rank->fresh = NULL;
+  EP_TRY_EP(rank, rank->lib->ncclEpHandleDestroy(fresh));
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t runScript(ep_check_rank_t *rank, const ep_check_case_t *c) {
+  for (int i = 0; i < c->numOps; i++) EP_TRY(epCallOp(rank, c, &c->ops[i]));
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t capture(ep_check_rank_t *rank, const ep_check_case_t *c,
+                                cudaGraphExec_t *exec) {
+  const ep_library_t *lib = rank->lib;
+  cudaGraph_t graph = NULL;
+  rank->doing = "cudaStreamBeginCapture";
+  EP_TRY_CUDA(rank, lib->cudaStreamBeginCapture(rank->stream, cudaStreamCaptureModeRelaxed));
+  EP_TRY(runScript(rank, c));
+  rank->doing = "cudaStreamEndCapture";
+  EP_TRY_CUDA(rank, lib->cudaStreamEndCapture(rank->stream, &graph));
+  rank->doing = "cudaGraphInstantiateWithFlags";
+  EP_TRY_CUDA(rank, lib->cudaGraphInstantiateWithFlags(exec, graph, 0));
+  EP_TRY_CUDA(rank, lib->cudaGraphDestroy(graph));
   return TREFOIL_OK;
 }
 
@@ -201,13 +211,6 @@ trefoil_result_t epRankRun(ep_check_rank_t *rank, const ep_check_case_t *c, uint
   }
   rank->doing = "cudaStreamSynchronize";
   EP_TRY_CUDA(rank, lib->cudaStreamSynchronize(rank->stream));
-  EP_TRY(checkAsync(rank, c));
   if (exec) EP_TRY_CUDA(rank, lib->cudaGraphExecDestroy(exec));
-  if (rank->fresh) {
-    rank->doing = "ncclEpHandleDestroy";
-    ncclEpHandle_t fresh = rank->fresh;
-    rank->fresh = NULL;
-    EP_TRY_EP(rank, lib->ncclEpHandleDestroy(fresh));
-  }
-  return TREFOIL_OK;
+  return epRankEnd(rank, c);
 }

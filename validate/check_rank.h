@@ -28,12 +28,23 @@ trefoil_result_t epRankOpen(ep_check_rank_t *rank, const ncclUniqueId *id);
 /* Runs the script of each round: from `initial` (host) to `result` (host), [numRounds] each. */
 trefoil_result_t epRankRun(ep_check_rank_t *rank, const ep_check_case_t *c, uint8_t *const *initial,
                            uint8_t *const *result);
+/* The same with slot order and rounding open: rows are matched by content, `initial` and `expected`
+ * (this rank's) are brought into the library's order, and what is left must be equal, combined tokens
+ * within `bounds` (this rank's sums of magnitudes, see order_free.c), which are then copied. */
+trefoil_result_t epRankRunFree(ep_check_rank_t *rank, const ep_check_case_t *c, uint8_t *initial,
+                               uint8_t *expected, const uint8_t *bounds, uint8_t *result);
+/* What follows a case: the error flag, the case's own handle. */
+trefoil_result_t epRankEnd(ep_check_rank_t *rank, const ep_check_case_t *c);
 trefoil_result_t epRankClose(ep_check_rank_t *rank);
 
 ncclEpLayout_t epLayoutOf(trefoil_mode_t mode);
 
 /* ---- check_call.c: one operation as a call of the API ---- */
 trefoil_result_t epCallOp(ep_check_rank_t *rank, const ep_check_case_t *c, const ep_check_op_t *op);
+
+/* ---- order_free.c ---- */
+/* The image for the bounds: magnitudes in place of values. */
+void epMakeMagnitudes(const ep_check_case_t *c, int rank, uint8_t *image);
 
 #define EP_TRY_EP(rank, call)                                                                      \
   do {                                                                                             \

@@ -21,6 +21,7 @@ typedef struct slot {
   size_t capacity;
   uint8_t *initial[EP_MAX_ROUNDS][EP_MAX_RANKS];
   uint8_t *expected[EP_MAX_ROUNDS][EP_MAX_RANKS];
+  uint8_t *bounds[EP_MAX_RANKS]; /* order-free: sums of magnitudes */
 } slot_t;
 
 typedef struct ring {
@@ -79,6 +80,9 @@ static trefoil_result_t growSlot(slot_t *slot, int R) {
       EP_CHECK(growOne(&slot->initial[round][r], bytes) &&
                    growOne(&slot->expected[round][r], bytes),
                TREFOIL_SYSTEM_ERROR, "out of memory for the images of a case");
+  for (int r = 0; r < R; r++)
+    EP_CHECK(!slot->c.group->orderFree || growOne(&slot->bounds[r], bytes), TREFOIL_SYSTEM_ERROR,
+             "out of memory for the bounds of a case");
   slot->capacity = bytes;
   return TREFOIL_OK;
 }
@@ -95,11 +99,17 @@ static trefoil_result_t makeSlot(slot_t *slot, const ep_check_group_t *g, uint64
     }
     EP_TRY(epExpect(&slot->c, round, slot->expected[round]));
   }
-  return TREFOIL_OK;
+  if (!g->orderFree) return TREFOIL_OK;
+  for (int r = 0; r < R; r++) {
+    memcpy(slot->bounds[r], slot->initial[0][r], slot->c.usedBytes);
+    epMakeMagnitudes(&slot->c, r, slot->bounds[r]);
+  }
+  return epExpect(&slot->c, 0, slot->bounds);
 }
 
 static void freeSlot(slot_t *slot) {
   epFreeCase(&slot->c);
+  for (int r = 0; r < EP_MAX_RANKS; r++) free(slot->bounds[r]);
   for (int round = 0; round < EP_MAX_ROUNDS; round++)
     for (int r = 0; r < EP_MAX_RANKS; r++) {
       free(slot->initial[round][r]);
@@ -139,7 +149,9 @@ static int runSlot(rank_task_t *task, ep_check_rank_t *rank, slot_t *slot) {
     initial[round] = slot->initial[round][task->rank];
   atomic_store(&team->job->currentCase, c->index);
   if (growResults(task, c->usedBytes) != TREFOIL_OK ||
-      epRankRun(rank, c, initial, task->result) != TREFOIL_OK) {
+      (c->group->orderFree ? epRankRunFree(rank, c, initial[0], slot->expected[0][task->rank],
+                                           slot->bounds[task->rank], task->result[0])
+                           : epRankRun(rank, c, initial, task->result)) != TREFOIL_OK) {
     snprintf(what, sizeof what, "rank %d: %s", task->rank, trefoilLastError());
     epTeamFail(team, c, c->index, what);
     return 1;

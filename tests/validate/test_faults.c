@@ -18,7 +18,7 @@ enum { LE = 1, LR = 2, HF = 4, HE = 8, ALL = 15 };
 static const planted_t table[] = {
     {"flip", ALL, "slot %d: ", "outputs->tokens"},
     {"swap", ALL, "slot %d: ", "outputs->tokens"},
-    {"duplicate", ALL, "slot %d: ", "found the row of"},
+    {"duplicate", ALL, "slot %d: ", "outputs->tokens"},
     {"stray", ALL, "slot %d: ", "outputs->tokens"},
     {"before", ALL, NULL, "a guard byte"},
     {"after", ALL, NULL, "a guard byte"},
@@ -77,6 +77,25 @@ TEST(every_planted_fault_is_seen_and_named) {
     CHECK(strstr(outcome.text, wanted), "%s: '%s' is not in %s", p->fault, wanted, outcome.text);
   }
   unlink(log);
+}
+
+/* With slot order and rounding open, what is wrong is still wrong. */
+TEST(order_free_sees_what_is_wrong) {
+  static const char *const wrong[] = {"flip",         "before", "counter", "input",
+                                      "combine-skip", "scales", "ids"};
+  char log[64];
+  snprintf(log, sizeof log, "/tmp/trefoil-fault-%d", (int)getpid());
+  setenv("TREFOIL_FAULT_LOG", log, 1);
+  setenv("TREFOIL_FAULT_LIBRARY", getenv("TREFOIL_CPU"), 1);
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    setenv("TREFOIL_FAULT", wrong[i], 1);
+    ep_check_options_t o = optionsFor(&table[0]);
+    o.choice.orderFree = 1;
+    REQUIRE(epCheckRun(&o, &outcome) == TREFOIL_OK, "%s: %s", wrong[i], trefoilLastError());
+    CHECK(access(log, F_OK) == 0, "%s was never planted", wrong[i]);
+    CHECK(outcome.failed, "%s was not seen", wrong[i]);
+    unlink(log);
+  }
 }
 
 /* Without a fault the same library passes: what is seen above is the fault. */
