@@ -61,7 +61,8 @@ static void runCopy(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
            op->u.copy.height);
 }
 
-static cudaError_t enqueueCopy(cudaStream_t s, const copy_t *c, bool snapshot, const char *func) {
+static cudaError_t enqueueCopy(cudaStream_t s, const copy_t *c, bool snapshot, bool wait,
+                               const char *func) {
   ep_op_t *op = epOpNew(cudaGraphNodeTypeMemcpy, runCopy);
   char *staged = op && snapshot ? malloc(c->width * c->height) : NULL;
   if (op && snapshot && !staged) {
@@ -82,7 +83,7 @@ static cudaError_t enqueueCopy(cudaStream_t s, const copy_t *c, bool snapshot, c
     op->shared = staged;
     op->release = free;
   }
-  return epEnqueue(s, op, func);
+  return wait ? epEnqueueAndWait(s, op, func) : epEnqueue(s, op, func);
 }
 
 static cudaError_t copy(const copy_t *c, cudaStream_t stream, bool sync, const char *func) {
@@ -105,11 +106,11 @@ static cudaError_t copy(const copy_t *c, cudaStream_t stream, bool sync, const c
       c->src, extent(c->spitch, c->width, c->height),
       any ? -1 : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice, &src, func));
   bool capturing = epCapturing(s);
-  bool snapshot = !sync && !capturing && !src.known && dst.known;
-  EP_CUDA_TRY(enqueueCopy(s, c, snapshot, func));
-  if (!sync && (capturing || dst.known)) return cudaSuccess;
-  epStreamWaitSeq(s, atomic_load(&s->submitted), true);
-  return epStreamTakeError(s);
+  bool early =
+      !sync && !capturing && !src.known && dst.known; /* read the source before returning */
+  bool idle = atomic_load(&s->completed) == atomic_load(&s->submitted);
+  bool wait = sync || (!capturing && !dst.known) || (early && idle);
+  return enqueueCopy(s, c, early && !wait, wait, func);
 }
 
 static cudaError_t copyFlat(void *dst, const void *src, size_t count, enum cudaMemcpyKind kind,

@@ -158,6 +158,8 @@ ep_op_t *epOpNew(enum cudaGraphNodeType type, void (*run)(ep_op_t *, cudaStream_
 void epOpFree(ep_op_t *op);
 /* Puts work on a resolved stream, or into its capture. Takes the op, also when it fails. */
 cudaError_t epEnqueue(cudaStream_t stream, ep_op_t *op, const char *func);
+/* The same, and waits for it (not while capturing); returns the error of the stream's work, if any. */
+cudaError_t epEnqueueAndWait(cudaStream_t stream, ep_op_t *op, const char *func);
 /* Waits until the stream's first seq pieces of work are done, executing them here if it can. */
 void epStreamWaitSeq(cudaStream_t stream, uint64_t seq, bool mayRun);
 /* The error of failed work, which is then forgotten. */

@@ -139,14 +139,15 @@ static void *worker(void *arg) {
   return NULL;
 }
 
-static void push(cudaStream_t s, ep_op_t *op) {
+/* quiet: the caller waits for the stream at once and will run the work itself if nobody does. */
+static void push(cudaStream_t s, ep_op_t *op, bool quiet) {
   op->next = NULL;
   pthread_mutex_lock(&s->lock);
   *s->tail = op;
   s->tail = &op->next;
   atomic_fetch_add(&s->submitted, 1);
-  bool idle = !s->running;
-  if (!s->hasWorker) {
+  bool idle = !s->running && !quiet;
+  if (!s->hasWorker && !quiet) {
     pthread_attr_t attr;
     pthread_t thread;
     pthread_attr_init(&attr);
@@ -301,14 +302,14 @@ static void pushAfter(cudaStream_t s, cudaStream_t other) {
   }
   op->u.after.stream = other;
   op->u.after.seq = seq;
-  push(s, op);
+  push(s, op, false);
 }
 
 static void afterBlocking(cudaStream_t other, void *legacy) {
   if (!(other->flags & cudaStreamNonBlocking)) pushAfter(legacy, other);
 }
 
-cudaError_t epEnqueue(cudaStream_t stream, ep_op_t *op, const char *func) {
+static cudaError_t enqueue(cudaStream_t stream, ep_op_t *op, const char *func, bool quiet) {
   cudaError_t error = cudaSuccess;
   if (epInHostFunc())
     error = epCudaFail(cudaErrorNotPermitted, "%s was called from a host function", func);
@@ -329,8 +330,18 @@ cudaError_t epEnqueue(cudaStream_t stream, ep_op_t *op, const char *func) {
     if (legacy) pushAfter(stream, legacy);
   }
   if (op->prepare) op->ticket = op->prepare(op);
-  push(stream, op);
+  push(stream, op, quiet);
   return cudaSuccess;
+}
+
+cudaError_t epEnqueue(cudaStream_t stream, ep_op_t *op, const char *func) {
+  return enqueue(stream, op, func, false);
+}
+
+cudaError_t epEnqueueAndWait(cudaStream_t stream, ep_op_t *op, const char *func) {
+  EP_CUDA_TRY(enqueue(stream, op, func, true));
+  epStreamWaitSeq(stream, atomic_load(&stream->submitted), true);
+  return epStreamTakeError(stream);
 }
 
 /* ---- Making and ending streams ---- */
