@@ -258,13 +258,15 @@ def exported(library: str) -> set[str]:
 
 
 def declared(root: Path, headers: list[str], marker: str) -> set[str]:
-    """Functions that the headers declare after `marker`, or with no marker all prototypes."""
+    """Functions that the headers declare after `marker`, or whose name fits marker*."""
     names: set[str] = set()
     for header in headers:
         text = (root / header).read_text()
         text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
         text = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*", "", text, flags=re.MULTILINE)
-        if marker:
+        if marker.endswith("*"):
+            names |= set(re.findall(rf"\b({marker[:-1]}\w+)\s*\(", text))
+        else:
             names |= set(re.findall(marker + r"[^;{}()]*?\b(\w+)\s*\(", text))
     return names
 
