@@ -85,14 +85,14 @@ trefoil_result_t epRankOpen(ep_check_rank_t *rank, const ncclUniqueId *id) {
   EP_TRY_CUDA(rank, lib->cudaGetDeviceCount(&devices));
   EP_TRY_CUDA(rank, lib->cudaSetDevice(rank->rank % (devices > 0 ? devices : 1)));
   rank->doing = "ncclCommInitRank";
-  EP_TRY_EP(rank, lib->ncclCommInitRank(&rank->comm, g->shape.numRanks, *id, rank->rank));
+  EP_TRY_NCCL(rank, lib->ncclCommInitRank(&rank->comm, g->shape.numRanks, *id, rank->rank));
   rank->doing = "cudaStreamCreateWithFlags";
   EP_TRY_CUDA(rank, lib->cudaStreamCreateWithFlags(&rank->stream, cudaStreamNonBlocking));
   if (g->useWindow) {
     rank->doing = "ncclCommWindowRegister";
-    EP_TRY_EP(rank, lib->ncclMemAlloc(&rank->image, g->imageBytes));
-    EP_TRY_EP(rank, lib->ncclCommWindowRegister(rank->comm, rank->image, g->imageBytes,
-                                                &rank->window, NCCL_WIN_COLL_SYMMETRIC));
+    EP_TRY_NCCL(rank, lib->ncclMemAlloc(&rank->image, g->imageBytes));
+    EP_TRY_NCCL(rank, lib->ncclCommWindowRegister(rank->comm, rank->image, g->imageBytes,
+                                                  &rank->window, NCCL_WIN_COLL_SYMMETRIC));
   } else {
     rank->doing = "cudaMalloc";
     EP_TRY_CUDA(rank, lib->cudaMalloc(&rank->image, g->imageBytes));
@@ -117,15 +117,15 @@ trefoil_result_t epRankClose(ep_check_rank_t *rank) {
            (long long)rank->allocated);
   if (rank->window) {
     rank->doing = "ncclCommWindowDeregister";
-    EP_TRY_EP(rank, lib->ncclCommWindowDeregister(rank->comm, rank->window));
-    EP_TRY_EP(rank, lib->ncclMemFree(rank->image));
+    EP_TRY_NCCL(rank, lib->ncclCommWindowDeregister(rank->comm, rank->window));
+    EP_TRY_NCCL(rank, lib->ncclMemFree(rank->image));
   } else {
     EP_TRY_CUDA(rank, lib->cudaFree(rank->image));
   }
   rank->doing = "cudaStreamDestroy";
   EP_TRY_CUDA(rank, lib->cudaStreamDestroy(rank->stream));
   rank->doing = "ncclCommDestroy";
-  EP_TRY_EP(rank, lib->ncclCommDestroy(rank->comm));
+  EP_TRY_NCCL(rank, lib->ncclCommDestroy(rank->comm));
   return TREFOIL_OK;
 }
 

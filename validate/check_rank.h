@@ -53,6 +53,13 @@ void epMakeMagnitudes(const ep_check_case_t *c, int rank, uint8_t *image);
       return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
                     epLibraryError((rank)->lib, epRc_));                                           \
   } while (0)
+#define EP_TRY_NCCL(rank, call)                                                                    \
+  do {                                                                                             \
+    ncclResult_t epRc_ = (call);                                                                   \
+    if (epRc_ != ncclSuccess)                                                                      \
+      return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
+                    epNcclError((rank)->lib, (rank)->comm, epRc_));                                \
+  } while (0)
 #define EP_TRY_CUDA(rank, call)                                                                    \
   do {                                                                                             \
     cudaError_t epRc_ = (call);                                                                    \

@@ -68,3 +68,8 @@ const char *epLibraryError(const ep_library_t *lib, ncclResult_t result) {
   const char *sentence = lib->ncclEpGetLastError ? lib->ncclEpGetLastError() : NULL;
   return sentence && *sentence ? sentence : lib->ncclGetErrorString(result);
 }
+
+const char *epNcclError(const ep_library_t *lib, ncclComm_t comm, ncclResult_t result) {
+  const char *sentence = lib->ncclGetLastError(comm);
+  return sentence && *sentence ? sentence : lib->ncclGetErrorString(result);
+}

@@ -46,7 +46,8 @@
   X(ncclMemFree, ncclResult_t, (void *))                                                           \
   X(ncclCommWindowRegister, ncclResult_t, (ncclComm_t, void *, size_t, ncclWindow_t *, int))       \
   X(ncclCommWindowDeregister, ncclResult_t, (ncclComm_t, ncclWindow_t))                            \
-  X(ncclGetErrorString, const char *, (ncclResult_t))
+  X(ncclGetErrorString, const char *, (ncclResult_t))                                              \
+  X(ncclGetLastError, const char *, (ncclComm_t))
 #define EP_LIBRARY_CUDA(X)                                                                         \
   X(cudaGetDeviceCount, cudaError_t, (int *))                                                      \
   X(cudaSetDevice, cudaError_t, (int))                                                             \
@@ -93,5 +94,8 @@ trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths);
 
 /* The sentence of the last failing call on this thread, or the result's name. */
 const char *epLibraryError(const ep_library_t *lib, ncclResult_t result);
+
+/* The same for a call of NCCL; comm may be NULL. */
+const char *epNcclError(const ep_library_t *lib, ncclComm_t comm, ncclResult_t result);
 
 #endif

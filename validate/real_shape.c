@@ -216,7 +216,9 @@ static trefoil_result_t openRank(real_rank_t *rank) {
   TRY_CUDA(rank, run->lib.cudaGetDeviceCount(&devices));
   TRY_CUDA(rank, run->lib.cudaSetDevice(rank->rank % (devices > 0 ? devices : 1)));
   rank->doing = "ncclCommInitRank";
-  TRY_EP(rank, run->lib.ncclCommInitRank(&rank->comm, o->shape.numRanks, run->id, rank->rank));
+  ncclResult_t rc = run->lib.ncclCommInitRank(&rank->comm, o->shape.numRanks, run->id, rank->rank);
+  EP_CHECK(rc == ncclSuccess, TREFOIL_REMOTE_ERROR, "ncclCommInitRank: %s",
+           epNcclError(&run->lib, NULL, rc));
   rank->doing = "cudaStreamCreateWithFlags";
   TRY_CUDA(rank, run->lib.cudaStreamCreateWithFlags(&rank->stream, cudaStreamNonBlocking));
   ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
