@@ -3,7 +3,8 @@
     python3 check_spec.py ROOT
 
 A rule starts with **X1** behind its anchor; behind the arrow stand files of tests/ in backquotes,
-each followed by names of its tests. Prints one line a finding and exits 1 if there is one.
+each followed by names of its tests, or `ctest` and names of whole tests. Prints one line a finding
+and exits 1 if there is one.
 """
 
 from __future__ import annotations
@@ -22,16 +23,32 @@ def tests_of(text: str) -> set[str]:
     return {name for found in names for name in found if name}
 
 
+def ctest_names(root: Path) -> set[str]:
+    """Words of the lists of tests: a name that a loop puts together is not among them."""
+    lists = (root / "tests").rglob("CMakeLists.txt")
+    return {word for path in lists for word in re.findall(r"\w+", path.read_text())}
+
+
+def check_ctest(root: Path, names: list[str]) -> list[str]:
+    known = ctest_names(root)
+    files = {p.stem for p in (root / "tests/examples").glob("*.c")}
+    made = {f"example_{stem}" for stem in files}
+    return [f"there is no test {x}" for x in sorted(set(names) - known - made)]
+
+
 def check_shown(root: Path, block: str) -> list[str]:
     if not (shown := SHOWN.search(block)):
         return ["names no test"]
     findings = []
     for name, listed in re.findall(r"`([\w.]+)`([\s\w,]*)", shown.group(1)):
+        names = [x.strip() for x in listed.split(",") if x.strip()]
+        if name == "ctest":
+            findings += check_ctest(root, names)
+            continue
         files = [p for p in (root / "tests").rglob(name) if p.is_file()]
         if len(files) != 1:
             findings.append(f"tests/ has {len(files)} files {name}")
             continue
-        names = [x.strip() for x in listed.split(",") if x.strip()]
         missing = sorted(set(names) - tests_of(files[0].read_text()))
         findings += [f"{name} has no test {x}" for x in missing]
         if not names:

@@ -1,0 +1,107 @@
+/* Who owns what for how long: live handles keep their group, a caller's allocator gets every block back,
+ * and older structs are read no further than they say. */
+#include <stddef.h>
+#include <string.h>
+
+#include "test.h"
+#include "team.h"
+
+static ncclEpGroupConfig_t smallGroup(void) {
+  ncclEpGroupConfig_t g = NCCL_EP_GROUP_CONFIG_INIT;
+  g.num_experts = 4;
+  g.max_dispatch_tokens_per_rank = 4;
+  g.max_token_bytes = 64;
+  return g;
+}
+
+static void liveHandle(team_rank_t *r) {
+  ncclEpGroupConfig_t config = smallGroup();
+  ncclEpGroup_t group;
+  ncclEpHandle_t handle;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, 2, NULL));
+  teamCheck(r, ncclEpGroupDestroy(group) == ncclInvalidUsage, "a group with a handle went");
+  teamCheck(r, strstr(ncclEpGetLastError(), "1 handle"), "%s", ncclEpGetLastError());
+  teamOk(r, ncclEpHandleDestroy(handle)); /* the group is as it was */
+  teamOk(r, ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_RANK_MAJOR, NULL, 2, NULL));
+  teamOk(r, ncclEpHandleDestroy(handle));
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(live_handles_keep_the_group) {
+  const char *error = teamThreads(2, liveHandle, NULL);
+  CHECK(!*error, "%s", error);
+}
+
+typedef struct blocks {
+  int taken, given;
+} blocks_t;
+
+static cudaError_t take(void **p, size_t n, void *context) {
+  ((blocks_t *)context)->taken++;
+  return cudaMalloc(p, n);
+}
+static cudaError_t give(void *p, void *context) {
+  ((blocks_t *)context)->given++;
+  return cudaFree(p);
+}
+
+static void allocator(team_rank_t *r) {
+  ncclEpGroupConfig_t config = smallGroup();
+  blocks_t blocks = {0};
+  ncclEpGroup_t group;
+  ncclEpHandle_t handle;
+  config.alloc = (ncclEpAllocConfig_t){take, give, &blocks};
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, 2, NULL));
+  teamCheck(r, blocks.taken > 0, "the caller's allocator was not asked");
+  teamOk(r, ncclEpHandleDestroy(handle));
+  teamOk(r, ncclEpGroupDestroy(group));
+  teamCheck(r, blocks.given == blocks.taken, "%d blocks of %d came back", blocks.given,
+            blocks.taken);
+}
+
+TEST(a_callers_allocator_gets_all_back) {
+  const char *error = teamThreads(1, allocator, NULL);
+  CHECK(!*error, "%s", error);
+}
+
+/* A first-version struct ends before zero_copy: whatever lies behind it is not read. A later one may be
+ * longer than the library knows. */
+static void structVersions(team_rank_t *r) {
+  struct {
+    ncclEpGroupConfig_t config;
+    unsigned char more[64];
+  } x;
+  memset(&x, 0xEE, sizeof x);
+  x.config = smallGroup();
+  x.config.size = (unsigned)NCCL_EP_GROUP_CONFIG_V1_SIZE;
+  memset((char *)&x.config + NCCL_EP_GROUP_CONFIG_V1_SIZE, 0xEE,
+         sizeof x.config - NCCL_EP_GROUP_CONFIG_V1_SIZE);
+  ncclEpGroup_t group;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &x.config));
+  teamOk(r, ncclEpGroupDestroy(group));
+  x.config = smallGroup();
+  x.config.size = (unsigned)sizeof x;
+  x.config.version = 7; /* warns at most */
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &x.config));
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(structs_of_any_version) {
+  const char *error = teamThreads(1, structVersions, NULL);
+  CHECK(!*error, "%s", error);
+}
+
+static void version(team_rank_t *r) {
+  int v = 0;
+  teamOk(r, ncclEpGetVersion(&v));
+  teamCheck(r, v == 200 && v == NCCL_EP_VERSION_CODE, "version %d", v);
+}
+
+TEST(version_is_200) {
+  const char *error = teamThreads(1, version, NULL);
+  CHECK(!*error, "%s", error);
+}
+
+TEST_MAIN()
