@@ -1,0 +1,174 @@
+/* Preflight: its bytes are what group and handle ask for, its verdict is the group's, and the
+ * nearest legal value is legal. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "api/object.h" /* group->allocated */
+#include "team.h"
+#include "test.h"
+
+typedef struct counted {
+  _Atomic size_t device;
+} counted_t;
+
+static cudaError_t countAlloc(void **p, size_t n, void *context) {
+  atomic_fetch_add(&((counted_t *)context)->device, n);
+  return cudaMalloc(p, n);
+}
+
+static cudaError_t countFree(void *p, void *context) {
+  (void)context;
+  return cudaFree(p);
+}
+
+static uint64_t state = 1;
+
+static unsigned draw(unsigned n) {
+  state = state * 6364136223846793005ull + 1442695040888963407ull;
+  return (unsigned)(state >> 33) % n;
+}
+
+typedef struct drawn {
+  ncclEpGroupConfig_t g;
+  ncclEpLayout_t layout;
+  ncclEpHandleConfig_t h;
+  int topk;
+} drawn_t;
+
+static drawn_t drawConfig(void) {
+  drawn_t d = {NCCL_EP_GROUP_CONFIG_INIT, NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_HANDLE_CONFIG_INIT,
+               0};
+  int ht = (int)draw(2);
+  d.g.algorithm = (ncclEpAlgorithm_t)ht;
+  d.g.num_experts = 1 + draw(300);
+  d.g.max_dispatch_tokens_per_rank = 1 + draw(200);
+  d.g.max_token_bytes = ht ? 16 * (1 + draw(40)) : 1 + draw(600);
+  d.g.max_recv_tokens_per_rank = ht && draw(2) ? 200 + draw(500) : 0;
+  d.topk = 1 + (int)draw(12);
+  d.g.num_topk = ht && (draw(2) || !d.g.max_recv_tokens_per_rank) ? (unsigned)d.topk + draw(3) : 0;
+  if (ht && draw(4) == 0) d.topk = -1;
+  d.h.dispatch_output_per_expert_alignment = draw(2) ? (size_t)1 << draw(7) : 0;
+  if (draw(2)) d.layout = ht ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_RANK_MAJOR;
+  return d;
+}
+
+/* 1,500 groups on one rank, each compared with what it took. */
+static void compareBytes(team_rank_t *r) {
+  for (int i = 0; i < 1500; i++) {
+    drawn_t d = drawConfig();
+    counted_t counted = {0};
+    ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;
+    ncclEpGroup_t group;
+    ncclEpHandle_t handle;
+    d.g.alloc.alloc_fn = countAlloc;
+    d.g.alloc.free_fn = countFree;
+    d.g.alloc.context = &counted;
+    teamOk(r, ncclEpPreflight(&d.g, d.layout, &d.h, d.topk, r->numRanks, r->numRanks, &p));
+    teamCheck(r, p.supported, "case %d: %s", i, p.reason);
+    teamOk(r, ncclEpCreateGroup(&group, r->comm, &d.g));
+    teamOk(r, ncclEpInitHandle(&handle, group, d.layout, &d.h, d.topk, NULL));
+    size_t(*a)[3] = group->allocated;
+    teamCheck(r, counted.device == p.group_device_bytes + p.handle_device_bytes,
+              "case %d: the allocator gave %zu, preflight says %zu + %zu", i, counted.device,
+              p.group_device_bytes, p.handle_device_bytes);
+    teamCheck(r,
+              a[0][0] == p.group_device_bytes && a[0][1] == p.group_shared_bytes &&
+                  a[0][2] == p.group_host_bytes && a[1][0] == p.handle_device_bytes &&
+                  a[1][1] == p.handle_shared_bytes && a[1][2] == p.handle_host_bytes,
+              "case %d: took %zu %zu %zu / %zu %zu %zu, preflight says %zu %zu %zu / %zu %zu %zu",
+              i, a[0][0], a[0][1], a[0][2], a[1][0], a[1][1], a[1][2], p.group_device_bytes,
+              p.group_shared_bytes, p.group_host_bytes, p.handle_device_bytes,
+              p.handle_shared_bytes, p.handle_host_bytes);
+    size_t size = 0;
+    teamOk(r, ncclEpHandleMemSize(group, d.layout, &d.h, &size, d.topk));
+    teamCheck(r, size == p.handle_device_bytes, "case %d: HandleMemSize %zu", i, size);
+    teamOk(r, ncclEpHandleDestroy(handle));
+    teamCheck(r, a[1][0] == 0 && a[1][2] == 0, "case %d: the handle gave not all back", i);
+    teamOk(r, ncclEpGroupDestroy(group));
+  }
+}
+
+TEST(bytes_are_what_is_allocated) {
+  const char *error = teamThreads(1, compareBytes, NULL);
+  CHECK(!*error, "%s", error);
+}
+
+static void compareTwo(team_rank_t *r) {
+  for (int i = 0; i < 40; i++) {
+    teamBarrier(r);
+    if (r->rank == 0) state = (uint64_t)i * 77 + 5;
+    teamBarrier(r);
+    drawn_t d;
+    if (r->rank == 0) *(drawn_t *)r->user = drawConfig();
+    teamBarrier(r);
+    d = *(drawn_t *)r->user;
+    ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;
+    ncclEpGroup_t group;
+    ncclEpHandle_t handle;
+    teamOk(r, ncclEpPreflight(&d.g, d.layout, &d.h, d.topk, 4, 2, &p));
+    teamOk(r, ncclEpCreateGroup(&group, r->comm, &d.g));
+    teamOk(r, ncclEpInitHandle(&handle, group, d.layout, &d.h, d.topk, NULL));
+    teamCheck(r, group->allocated[0][1] == p.group_shared_bytes, "case %d: shared %zu, not %zu", i,
+              group->allocated[0][1], p.group_shared_bytes);
+    teamCheck(r, group->allocated[1][2] == p.handle_host_bytes, "case %d: host", i);
+    teamOk(r, ncclEpHandleDestroy(handle));
+    teamOk(r, ncclEpGroupDestroy(group));
+  }
+}
+
+TEST(bytes_on_two_nodes) {
+  drawn_t shared;
+  setenv("NCCL_LSA_TEAM_SIZE", "2", 1);
+  const char *error = teamThreads(4, compareTwo, &shared);
+  unsetenv("NCCL_LSA_TEAM_SIZE");
+  CHECK(!*error, "%s", error);
+}
+
+/* One field out of range at a time: refused by name, and the nearest value makes it legal. */
+TEST(nearest_value_is_legal) {
+  for (int i = 0; i < 4000; i++) {
+    drawn_t d = drawConfig();
+    int ranks = 1 + (int)draw(8), perNode = ranks;
+    ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;
+    int field = (int)draw(8), ht = d.g.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
+    if (field == 0) d.g.num_experts = draw(2) ? 0 : 1u << 31;
+    if (field == 1) d.g.max_dispatch_tokens_per_rank = draw(2) ? 0 : 1u << 30;
+    if (field == 2) d.g.max_token_bytes = ht ? 17 + draw(14) : 0;
+    if (field == 3) perNode = ranks + 1;
+    if (field == 4) d.topk = 0;
+    if (field == 5) d.h.dispatch_output_per_expert_alignment = 24 + draw(7);
+    if (field == 6) d.layout = ht ? NCCL_EP_LAYOUT_RANK_MAJOR : NCCL_EP_LAYOUT_FLAT;
+    if (field == 7) ranks = perNode = -3;
+    for (int tries = 0; tries < 3; tries++) {
+      REQUIRE(ncclEpPreflight(&d.g, d.layout, &d.h, d.topk, ranks, perNode, &p) == ncclSuccess,
+              "%s", ncclEpGetLastError());
+      if (tries == 0) CHECK(!p.supported, "field %d was taken", field);
+      if (p.supported) break;
+      CHECK(p.reason[0] && p.nearest > 0, "field %d: %s", field, p.reason);
+      if (!strcmp(p.limit, "num_experts")) d.g.num_experts = (unsigned)p.nearest;
+      if (!strcmp(p.limit, "max_dispatch_tokens_per_rank"))
+        d.g.max_dispatch_tokens_per_rank = (unsigned)p.nearest;
+      if (!strcmp(p.limit, "max_recv_tokens_per_rank"))
+        d.g.max_recv_tokens_per_rank = (unsigned)p.nearest;
+      if (!strcmp(p.limit, "max_token_bytes")) d.g.max_token_bytes = (unsigned)p.nearest;
+      if (!strcmp(p.limit, "ranks_per_node")) perNode = (int)p.nearest;
+      if (!strcmp(p.limit, "num_ranks")) ranks = perNode = (int)p.nearest;
+      if (!strcmp(p.limit, "num_topk")) d.topk = (int)p.nearest;
+      if (!strcmp(p.limit, "dispatch_output_per_expert_alignment"))
+        d.h.dispatch_output_per_expert_alignment = (size_t)p.nearest;
+      if (!strcmp(p.limit, "layout")) d.layout = (ncclEpLayout_t)p.nearest;
+    }
+    CHECK(p.supported, "field %d: still refused: %s", field, p.reason);
+  }
+}
+
+TEST(bad_calls) {
+  drawn_t d = drawConfig();
+  ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;
+  CHECK(ncclEpPreflight(NULL, d.layout, NULL, 2, 2, 2, &p) == ncclInvalidArgument, "NULL config");
+  CHECK(ncclEpPreflight(&d.g, d.layout, NULL, 2, 2, 2, NULL) == ncclInvalidArgument, "NULL out");
+  p.magic = 0;
+  CHECK(ncclEpPreflight(&d.g, d.layout, NULL, 2, 2, 2, &p) == ncclInvalidArgument, "magic");
+}
+
+TEST_MAIN()
