@@ -105,6 +105,7 @@ struct ep_hang;
 typedef struct ep_cpu_group {
   struct ncclEpGroup *group;
   int me, R, G, M; /* rank, ranks, ranks a node, nodes */
+  int oneProcess;  /* all ranks are threads of this process: HT rows are read where they lie */
   char *controlMemory;
   ncclWindow_t controlWindow;
   ep_buffer_t controlBuffer, tableBuffer;
@@ -271,6 +272,8 @@ char *epMessageAt(const ep_op_t *op, int sender, int ring, uint64_t seq);
 int64_t *epMessageTags(const ep_op_t *op, char *message);
 float *epMessageWeights(const ep_op_t *op, char *message);
 char *epMessageRows(const ep_op_t *op, char *message);
+/* Bit of a tag: the row's place holds its address, in a group of one process. */
+#define EP_TAG_ADDRESS ((int64_t)1 << 62)
 void epWriteMessage(const ep_op_t *op, const ep_combine_call_t *call, int origin, int64_t chunk,
                     char *message);
 size_t epWireBytes(const ep_combine_call_t *call);

@@ -302,6 +302,19 @@ static int64_t pass(loop_t *l) {
   return summed < 0 ? -1 : done + summed;
 }
 
+/* Rows given by address must stay until they are read: the operation ends when all are. */
+static int awaitReaders(const loop_t *l) {
+  for (int o = 0; o < l->R && l->op->g->oneProcess; o++) {
+    ep_word_t *taken;
+    int reader = readerOf(l, o, &taken);
+    int64_t chunks = epNumChunks(l->op, o);
+    if (chunks > 0 && !epWait(l->op, reader, taken, seqOf(l, o, chunks - 1), "reading of rows")) {
+      return 0;
+    }
+  }
+  return 1;
+}
+
 static void runLoop(loop_t *l) {
   const ep_op_t *op = l->op;
   ep_patience_t patience = {0, 0};
@@ -325,6 +338,7 @@ static void runLoop(loop_t *l) {
     int peer = blame(l, &what);
     if (l->left > 0 && !epSleep(op, seen, peer, what, &patience)) return;
   }
+  if (!awaitReaders(l)) return;
   for (int o = 0; o < l->R; o++) {
     op->g->peers[o].ringSeq[op->arenaIdx] += (uint64_t)epNumChunks(op, o);
   }

@@ -108,6 +108,10 @@ trefoil_result_t epCpuGroupCreate(ncclEpGroup_t group) {
     closeControl(g);
     return result;
   }
+  g->oneProcess = 1;
+  for (int r = 0; r < g->R; r++) {
+    if (trefoilHostSameProcess(group->comm, r) != 1) g->oneProcess = 0;
+  }
   pthread_mutex_init(&g->lock, NULL);
   pthread_cond_init(&g->idle, NULL);
   epHangOpen(g);

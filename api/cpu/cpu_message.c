@@ -57,6 +57,7 @@ typedef struct writer {
   float *weights;
   char *rows;
   const float *originWeights; /* LL partial: [B, K] */
+  int byAddress;              /* HT in one process: rows that need no sum stay where they are */
 } writer_t;
 
 static int isLocal(const writer_t *w, int k) {
@@ -84,6 +85,12 @@ static char *nextRow(writer_t *w, int k) {
   return w->rows + (size_t)w->count++ * w->stride;
 }
 
+static void giveAddress(writer_t *w, int64_t slot) {
+  const char *row = slotRow(w, slot);
+  memcpy(nextRow(w, 0), &row, sizeof row);
+  w->tags[w->count - 1] |= EP_TAG_ADDRESS;
+}
+
 /* A row per (token, k). */
 static void writeExact(writer_t *w) {
   for (int k = 0; k < w->K; k++) {
@@ -95,7 +102,11 @@ static void writeExact(writer_t *w) {
 static void writeShared(writer_t *w) {
   for (int k = 0; k < w->K; k++) {
     if (!isLocal(w, k)) continue;
-    copySlot(w, w->slots[k], nextRow(w, 0));
+    if (w->byAddress) {
+      giveAddress(w, w->slots[k]);
+    } else {
+      copySlot(w, w->slots[k], nextRow(w, 0));
+    }
     return;
   }
 }
@@ -103,9 +114,14 @@ static void writeShared(writer_t *w) {
 /* One row: the rank's partial, ascending k, rounded to the wire type. */
 static void writeSum(writer_t *w) {
   ep_sum_t sum = {.dtype = w->c->dtype, .width = w->c->width, .acc = w->op->a->scratch};
-  int begun = 0;
+  int begun = 0, terms = 0;
+  for (int k = 0; k < w->K; k++) terms += isLocal(w, k);
   for (int k = 0; k < w->K; k++) {
     if (!isLocal(w, k)) continue;
+    if (terms == 1 && w->byAddress) {
+      giveAddress(w, w->slots[k]);
+      return;
+    }
     if (!begun) epSumBegin(&sum, nextRow(w, 0));
     begun = 1;
     if (w->originWeights) {
@@ -151,6 +167,7 @@ void epWriteMessage(const ep_op_t *op, const ep_combine_call_t *c, int origin, i
   w.firstExpert = op->g->me * L;
   w.rowBytes = (size_t)c->width * trefoilDtypeBytes(c->dtype);
   w.stride = s->rowStride;
+  w.byAddress = op->g->oneProcess && epIsHt(op->g->group);
   w.tags = epMessageTags(op, message);
   w.weights = epMessageWeights(op, message);
   w.rows = epMessageRows(op, message);

@@ -168,11 +168,12 @@ static const float *weightsOf(const receiver_t *v, int src) {
 }
 
 static void putSource(const receiver_t *v, int src) {
-  const char *rows = epDispatchRows(v->op, src);
+  size_t stride;
+  const char *rows = epDispatchSource(v->op, src, &stride);
   const float *weights = weightsOf(v, src);
   uint64_t numRows = 0;
   for (int64_t t = 0; t < v->op->h->numTokens[src]; t++) {
-    numRows += (uint64_t)putToken(v, src, t, rows + (size_t)t * v->stride,
+    numRows += (uint64_t)putToken(v, src, t, rows + (size_t)t * stride,
                                   weights ? weights + t * v->K : NULL);
   }
   v->op->g->peers[src].rowsFrom[0] += numRows;
@@ -198,13 +199,14 @@ static void forwardNode(const receiver_t *v, int node) {
   ep_cpu_group_t *g = op->g;
   int origin = node * g->G + g->me % g->G, myNode = g->me / g->G;
   char *to = forwardRows(v, g->me, node);
-  const char *from = epDispatchRows(op, origin);
+  size_t stride;
+  const char *from = epDispatchSource(op, origin, &stride);
   int64_t B = op->h->numTokens[origin];
   size_t bytes = v->c->tokenBytes + v->c->scaleBytes;
   ep_word_t *done = epWordOf(op, g->me, EP_ARRAY_FORWARD, node);
   for (int64_t t = 0; t < B; t++) {
     if (wantedByNode(v, op->h->rows[origin] + t * v->K)) {
-      memcpy(to + (size_t)t * v->stride, from + (size_t)t * v->stride, bytes);
+      memcpy(to + (size_t)t * v->stride, from + (size_t)t * stride, bytes);
       g->peers[origin].rowsFrom[0]++;
     }
     if ((t + 1) % EP_HT_CHUNK_TOKENS && t + 1 < B) continue;

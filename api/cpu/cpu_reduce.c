@@ -40,11 +40,13 @@ static char *takeRow(const reducer_t *r, int sender, int64_t least, int64_t end,
   if (!message) return NULL;
   const ep_message_t *head = (const ep_message_t *)message;
   if (p->cursor >= head->count) return NULL;
-  int64_t tag = epMessageTags(r->op, message)[p->cursor];
+  int64_t raw = epMessageTags(r->op, message)[p->cursor], tag = raw & ~EP_TAG_ADDRESS;
   if (tag < least || tag >= end) return NULL;
   *rowIdx = p->cursor++;
   p->rowsFrom[1]++;
-  return epMessageRows(r->op, message) + (size_t)*rowIdx * r->stride;
+  char *row = epMessageRows(r->op, message) + (size_t)*rowIdx * r->stride;
+  if (raw & EP_TAG_ADDRESS) memcpy(&row, row, sizeof row);
+  return row;
 }
 
 static void addRow(const reducer_t *r, ep_sum_t *sum, const char *row, const float *weight) {
