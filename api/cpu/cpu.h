@@ -274,6 +274,8 @@ float *epMessageWeights(const ep_op_t *op, char *message);
 char *epMessageRows(const ep_op_t *op, char *message);
 /* Bit of a tag: the row's place holds its address, in a group of one process. */
 #define EP_TAG_ADDRESS ((int64_t)1 << 62)
+/* Likewise: it holds a count and the addresses of the rows whose partial sum it stands for. */
+#define EP_TAG_LIST ((int64_t)1 << 61)
 void epWriteMessage(const ep_op_t *op, const ep_combine_call_t *call, int origin, int64_t chunk,
                     char *message);
 size_t epWireBytes(const ep_combine_call_t *call);

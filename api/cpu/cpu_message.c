@@ -111,11 +111,27 @@ static void writeShared(writer_t *w) {
   }
 }
 
+/* The reader sums: addresses of the rows, ascending k. */
+static void giveList(writer_t *w, int64_t terms) {
+  char *to = nextRow(w, 0);
+  w->tags[w->count - 1] |= EP_TAG_LIST;
+  memcpy(to, &terms, sizeof terms);
+  for (int k = 0; k < w->K; k++) {
+    if (!isLocal(w, k)) continue;
+    const char *row = slotRow(w, w->slots[k]);
+    memcpy(to += sizeof row, &row, sizeof row);
+  }
+}
+
 /* One row: the rank's partial, ascending k, rounded to the wire type. */
 static void writeSum(writer_t *w) {
   ep_sum_t sum = {.dtype = w->c->dtype, .width = w->c->width, .acc = w->op->a->scratch};
   int begun = 0, terms = 0;
   for (int k = 0; k < w->K; k++) terms += isLocal(w, k);
+  if (terms > 1 && w->byAddress && ((size_t)terms + 1) * sizeof(char *) <= w->stride) {
+    giveList(w, terms);
+    return;
+  }
   for (int k = 0; k < w->K; k++) {
     if (!isLocal(w, k)) continue;
     if (terms == 1 && w->byAddress) {

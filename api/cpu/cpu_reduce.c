@@ -17,6 +17,8 @@ typedef struct reducer {
   float *acc[2];  /* ranks of a node; nodes */
   char *nodeRow;  /* own node's partial */
   float *decoded; /* NVFP4 */
+  float *listAcc; /* partial sum of rows given by address */
+  char *listRow;
 } reducer_t;
 
 static reducer_t makeReducer(const ep_op_t *op, const ep_combine_call_t *c) {
@@ -30,7 +32,24 @@ static reducer_t makeReducer(const ep_op_t *op, const ep_combine_call_t *c) {
   r.acc[1] = (float *)(scratch + 2 * s->rowStride);
   r.decoded = r.acc[1];
   r.nodeRow = scratch + 4 * s->rowStride;
+  r.listRow = scratch + 5 * s->rowStride;
+  r.listAcc = op->a->scratch;
   return r;
+}
+
+/* A rank's partial whose terms were given by address, in the order of the list. */
+static char *sumList(const reducer_t *r, const char *list) {
+  ep_sum_t sum = {.dtype = r->c->dtype, .width = r->c->width, .acc = r->listAcc};
+  int64_t terms;
+  memcpy(&terms, list, sizeof terms);
+  epSumBegin(&sum, r->listRow);
+  for (int64_t i = 0; i < terms; i++) {
+    const char *row;
+    memcpy(&row, list += sizeof row, sizeof row);
+    epSumAdd(&sum, row);
+  }
+  epSumEnd(&sum);
+  return r->listRow;
 }
 
 /* The sender's next row if its tag is in [least, end), and moves on; else NULL. */
@@ -40,11 +59,13 @@ static char *takeRow(const reducer_t *r, int sender, int64_t least, int64_t end,
   if (!message) return NULL;
   const ep_message_t *head = (const ep_message_t *)message;
   if (p->cursor >= head->count) return NULL;
-  int64_t raw = epMessageTags(r->op, message)[p->cursor], tag = raw & ~EP_TAG_ADDRESS;
+  int64_t raw = epMessageTags(r->op, message)[p->cursor],
+          tag = raw & ~(EP_TAG_ADDRESS | EP_TAG_LIST);
   if (tag < least || tag >= end) return NULL;
   *rowIdx = p->cursor++;
   p->rowsFrom[1]++;
   char *row = epMessageRows(r->op, message) + (size_t)*rowIdx * r->stride;
+  if (raw & EP_TAG_LIST) return sumList(r, row);
   if (raw & EP_TAG_ADDRESS) memcpy(&row, row, sizeof row);
   return row;
 }
