@@ -31,6 +31,7 @@ typedef struct ring {
   uint64_t numProduced, numLeft[EP_MAX_RANKS];
   int ended; /* nothing more will be produced */
   int numRunning;
+  int differsRank;
   int earliest;     /* region of the earliest difference so far + 1, 0: none */
   uint64_t differs; /* the slot's number */
   char what[2048];
@@ -131,8 +132,10 @@ static void recordDifference(const rank_task_t *task, int region, const char *wh
   ring_t *ring = task->ring;
   pthread_mutex_lock(&ring->mutex);
   if (!ring->earliest || task->number < ring->differs ||
-      (task->number == ring->differs && region < ring->earliest)) {
+      (task->number == ring->differs &&
+       (region < ring->earliest || (region == ring->earliest && task->rank < ring->differsRank)))) {
     ring->earliest = region;
+    ring->differsRank = task->rank;
     ring->differs = task->number;
     snprintf(ring->what, sizeof ring->what, "%s", what);
   }

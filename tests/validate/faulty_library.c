@@ -35,6 +35,11 @@ static int is(const char *name) {
   return fault && !strcmp(fault, name);
 }
 
+/* Not once but each time: a fault that a replay shows again. */
+static int always(void) {
+  return getenv("TREFOIL_FAULT_ALWAYS") != NULL;
+}
+
 /* ---- Who is who ---- */
 
 enum { MAX_KNOWN = 4096 };
@@ -85,7 +90,7 @@ static void spoil(void *context) {
   int needsTwo = strstr(w->name, "swap") || !strcmp(w->name, "duplicate");
   if (needsTwo && (w->rows < 2 || !memcmp(w->data, w->data + w->rowBytes, w->rowBytes))) return;
   if (!strcmp(w->name, "combine-skip") && !memcmp(w->data, w->saved, w->rowBytes)) return;
-  if (!atomic_compare_exchange_strong(&spoiled, &no, 1)) return;
+  if (!atomic_compare_exchange_strong(&spoiled, &no, 1) && !always()) return;
   if (needsTwo && strcmp(w->name, "duplicate"))
     swapRows(w->data, w->data + w->rowBytes, w->rowBytes);
   else if (!strcmp(w->name, "duplicate"))
@@ -133,7 +138,7 @@ static void queue(const char *name, ncclEpHandle_t handle, const ncclEpTensor_t 
                   cudaStream_t stream) {
   if (!is(name)) return;
   /* Not at once: the third time, so that not only the first case is looked at. */
-  if (atomic_fetch_add(&seen, 1) < 3) return;
+  if (atomic_fetch_add(&seen, 1) < 3 && !always()) return;
   fault_work_t *w = newWork(name, handle, t);
   if (w) cudaLaunchHostFunc(stream, spoil, w);
 }

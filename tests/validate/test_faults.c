@@ -79,6 +79,28 @@ TEST(every_planted_fault_is_seen_and_named) {
   unlink(log);
 }
 
+/* A case that fails fails alone, too, with the same words. */
+TEST(the_replay_shows_the_same) {
+  static ep_check_outcome_t again;
+  char log[64];
+  snprintf(log, sizeof log, "/tmp/trefoil-fault-%d", (int)getpid());
+  setenv("TREFOIL_FAULT_LOG", log, 1);
+  setenv("TREFOIL_FAULT_LIBRARY", getenv("TREFOIL_CPU"), 1);
+  setenv("TREFOIL_FAULT", "scales", 1);
+  setenv("TREFOIL_FAULT_ALWAYS", "1", 1);
+  ep_check_options_t o = optionsFor(&table[0]);
+  REQUIRE(epCheckRun(&o, &outcome) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(outcome.failed, "not seen");
+  o.firstCase = outcome.failedCase;
+  o.numCases = 1;
+  REQUIRE(epCheckRun(&o, &again) == TREFOIL_OK, "%s", trefoilLastError());
+  unsetenv("TREFOIL_FAULT_ALWAYS");
+  unlink(log);
+  CHECK(again.failed && again.failedCase == outcome.failedCase, "case %d passes alone",
+        (int)outcome.failedCase);
+  CHECK(!strcmp(again.text, outcome.text), "'%s' then '%s'", outcome.text, again.text);
+}
+
 /* With slot order and rounding open, what is wrong is still wrong. */
 TEST(order_free_sees_what_is_wrong) {
   static const char *const wrong[] = {"flip",         "before", "counter", "input",
