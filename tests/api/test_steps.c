@@ -2,6 +2,7 @@
  * several, repeated without a new Update and without synchronising in between. */
 #include <stdlib.h>
 
+#include "api/cpu/cpu.h" /* the executor's own counters */
 #include "step.h"
 #include "test.h"
 
@@ -9,6 +10,21 @@ typedef struct job {
   step_case_t c;
   int ranksPerNode, repeats, windowed;
 } job_t;
+
+/* Rows that this rank pulled, per rank it pulled from: what the reference counts in the routing. */
+static void checkTraffic(team_rank_t *r, const job_t *job, step_data_t *d, ncclEpGroup_t group) {
+  ep_cpu_group_t *g = epCpu(group);
+  int64_t rows[64];
+  for (int op = 0; op < 2; op++) {
+    teamCheck(r, trefoilRefTraffic(&d->ref, op, rows) == TREFOIL_OK, "%s", trefoilLastError());
+    for (int src = 0; src < r->numRanks; src++) {
+      long long want = (long long)rows[src * r->numRanks + r->rank] * job->repeats;
+      long long got = (long long)g->peers[src].rowsFrom[op];
+      teamCheck(r, got == want, "%s pulled %lld rows from rank %d, the routing says %lld",
+                op ? "combine" : "dispatch", got, src, want);
+    }
+  }
+}
 
 static void runJob(team_rank_t *r) {
   const job_t *job = r->user;
@@ -37,6 +53,7 @@ static void runJob(team_rank_t *r) {
   teamCheck(r, !failed, "async error");
   teamCheck(r, !*stepCompareDispatch(d), "dispatch: %s", stepCompareDispatch(d));
   teamCheck(r, !*stepCompareCombine(d), "combine: %s", stepCompareCombine(d));
+  if (!c->drop) checkTraffic(r, job, d, group);
   teamOk(r, ncclEpHandleDestroy(handle));
   teamOk(r, ncclEpGroupDestroy(group));
   stepFree(d);
