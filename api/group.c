@@ -26,7 +26,7 @@ static void readEnvironment(ncclEpGroup_t g) {
   const char *debug = getenv("NCCL_EP_DEBUG");
   g->timeoutNs = g->config.timeout_ns ? g->config.timeout_ns : 100000000000ull;
   long long ms = timeout ? atoll(timeout) : 0;
-  if (ms > 0) g->timeoutNs = (uint64_t)ms * 1000000u;
+  if (ms > 0) g->timeoutNs = ms > INT64_MAX / 1000000 ? INT64_MAX : (uint64_t)ms * 1000000u;
   g->llPartial = partial && !strcmp(partial, "partial");
   g->debug = debug && *debug && strcmp(debug, "0") != 0;
 }

@@ -144,7 +144,8 @@ ncclResult_t epCommUsable(ncclComm_t comm, const char *func) {
 }
 
 ncclResult_t epCommDrain(ncclComm_t comm, const char *func) {
-  uint64_t start = epNowNs(), timeout = 2 * trefoilHostTimeoutNs() + 5000000000u;
+  uint64_t start = epNowNs(), timeout = trefoilHostTimeoutNs();
+  timeout = timeout < INT64_MAX / 4 ? 2 * timeout + 5000000000u : INT64_MAX;
   for (;;) {
     uint32_t turn = atomic_load(&comm->turn);
     if (atomic_load(&comm->served) >= atomic_load(&comm->issued)) return ncclSuccess;

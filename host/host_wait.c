@@ -61,7 +61,8 @@ int64_t epEnvInt(const char *name, int64_t fallback) {
 
 uint64_t trefoilHostTimeoutNs(void) {
   int64_t ms = epEnvInt("NCCL_EP_TIMEOUT_MS", 0);
-  if (ms <= 0 || ms > INT64_MAX / 1000000) return 100000000000u;
+  if (ms <= 0) return 100000000000u;
+  if (ms > INT64_MAX / 1000000) return INT64_MAX; /* for ever */
   return (uint64_t)ms * 1000000u;
 }
 

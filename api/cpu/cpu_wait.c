@@ -31,6 +31,11 @@ uint64_t epCpuNowNs(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* "For ever" is a legal timeout: the sum stays below 2^63 instead of wrapping. */
+static uint64_t deadlineAfter(uint64_t now, uint64_t timeoutNs) {
+  return timeoutNs < INT64_MAX - now ? now + timeoutNs : INT64_MAX;
+}
+
 static void sleepOn(const void *word, uint32_t seen, uint64_t ns) {
   struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
   syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
@@ -145,7 +150,7 @@ static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience
   if (atomic_load(&op->g->failed)) return 0;
   if (!masks && hearOfFailure(op)) return 0;
   if (p->deadlineNs == 0) {
-    p->deadlineNs = now + op->g->group->timeoutNs;
+    p->deadlineNs = deadlineAfter(now, op->g->group->timeoutNs);
     p->nextLookNs = now + LOOK_NS;
     epHangWait(op, peer, what);
   } else if (now >= p->nextLookNs) {
@@ -216,7 +221,7 @@ static void push(ep_cpu_group_t *g, ep_array_t array, uint64_t value, int onlyAc
 }
 
 trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeoutNs) {
-  uint64_t value = ++g->barriers, deadline = epCpuNowNs() + timeoutNs;
+  uint64_t value = ++g->barriers, deadline = deadlineAfter(epCpuNowNs(), timeoutNs);
   push(g, EP_ARRAY_BARRIER, value, 0);
   ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_BARRIER, 0);
   for (int r = 0; r < g->R; r++) {
@@ -230,7 +235,7 @@ trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeout
 
 /* MaskClean's: every rank is told, the unmasked ones are waited for. */
 int epCleanBarrier(ep_cpu_group_t *g) {
-  uint64_t value = ++g->cleans, deadline = epCpuNowNs() + g->group->timeoutNs;
+  uint64_t value = ++g->cleans, deadline = deadlineAfter(epCpuNowNs(), g->group->timeoutNs);
   push(g, EP_ARRAY_CLEAN, value, 0);
   ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_CLEAN, 0);
   int all = 1;
