@@ -34,6 +34,20 @@ void epSumAddDecoded(ep_sum_t *s, const float *row);          /* + row of f32 (f
 void epSumAddDecodedWeighted(ep_sum_t *s, const float *row, float w);
 void epSumEnd(ep_sum_t *s);
 
+/* The same sums, to the bit, of rows that are all at hand: one pass over the columns, much faster where
+ * rows come from memory. weights: as epSumAddWeighted. groups: the rows of each group, [numGroups]
+ * counts, are summed first and rounded to the dtype; these results are then summed unweighted (a group
+ * of no rows adds nothing). out overlaps no row. */
+typedef struct ep_terms {
+  trefoil_dtype_t dtype;
+  int64_t width;
+  const void *const *rows; /* [numRows] */
+  const float *weights;    /* [numRows], NULL: unweighted */
+  const int *groups;       /* NULL: one level */
+  int numRows, numGroups;
+} ep_terms_t;
+void epSumTerms(const ep_terms_t *t, void *out);
+
 /* E4M3 per 128 elements (rules Q2, Q3): q [width], scales [width / 128]. */
 void epRowQuantiseE4m3(const uint16_t *bf16, int64_t width, int roundScales, uint8_t *q,
                        float *scales);

@@ -112,41 +112,38 @@ static void writeShared(writer_t *w) {
 }
 
 /* The reader sums: addresses of the rows, ascending k. */
-static void giveList(writer_t *w, int64_t terms) {
+static void giveList(writer_t *w, const void *const *rows, int64_t terms) {
   char *to = nextRow(w, 0);
   w->tags[w->count - 1] |= EP_TAG_LIST;
   memcpy(to, &terms, sizeof terms);
-  for (int k = 0; k < w->K; k++) {
-    if (!isLocal(w, k)) continue;
-    const char *row = slotRow(w, w->slots[k]);
-    memcpy(to += sizeof row, &row, sizeof row);
-  }
+  memcpy(to + sizeof terms, rows, (size_t)terms * sizeof *rows);
 }
 
 /* One row: the rank's partial, ascending k, rounded to the wire type. */
 static void writeSum(writer_t *w) {
-  ep_sum_t sum = {.dtype = w->c->dtype, .width = w->c->width, .acc = w->op->a->scratch};
-  int begun = 0, terms = 0;
-  for (int k = 0; k < w->K; k++) terms += isLocal(w, k);
-  if (terms > 1 && w->byAddress && ((size_t)terms + 1) * sizeof(char *) <= w->stride) {
-    giveList(w, terms);
-    return;
-  }
+  const void *rows[EP_MAX_TOPK];
+  float weights[EP_MAX_TOPK];
+  int64_t slot = 0;
+  int terms = 0;
   for (int k = 0; k < w->K; k++) {
     if (!isLocal(w, k)) continue;
-    if (terms == 1 && w->byAddress) {
-      giveAddress(w, w->slots[k]);
-      return;
-    }
-    if (!begun) epSumBegin(&sum, nextRow(w, 0));
-    begun = 1;
-    if (w->originWeights) {
-      epSumAddWeighted(&sum, slotRow(w, w->slots[k]), w->originWeights[w->token * w->K + k]);
-    } else {
-      epSumAdd(&sum, slotRow(w, w->slots[k]));
-    }
+    slot = w->slots[k];
+    if (w->originWeights) weights[terms] = w->originWeights[w->token * w->K + k];
+    rows[terms++] = slotRow(w, slot);
   }
-  if (begun) epSumEnd(&sum);
+  if (terms == 0) return;
+  if (w->byAddress && terms == 1) {
+    giveAddress(w, slot);
+  } else if (w->byAddress && ((size_t)terms + 1) * sizeof(char *) <= w->stride) {
+    giveList(w, rows, terms);
+  } else {
+    ep_terms_t sum = {.dtype = w->c->dtype,
+                      .width = w->c->width,
+                      .rows = rows,
+                      .weights = w->originWeights ? weights : NULL,
+                      .numRows = terms};
+    epSumTerms(&sum, nextRow(w, 0));
+  }
 }
 
 /* Backward: the value of each (token, k) whose expert is here; flat slots list them by ascending

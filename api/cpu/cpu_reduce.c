@@ -9,76 +9,92 @@
 #include "api/cpu/cpu.h"
 #include "ref/row.h"
 
+/* The rows of a sum. At most K of them, and no group without rows. */
+typedef struct terms {
+  int numRows, numGroups, hasLists;
+  const void *rows[EP_MAX_TOPK];
+  float weights[EP_MAX_TOPK];
+  int groups[EP_MAX_TOPK]; /* rows of each rank's message */
+} terms_t;
+
 typedef struct reducer {
   const ep_op_t *op;
   const ep_combine_call_t *c;
   int K, L;
   size_t rowBytes, stride;
-  float *acc[2];  /* ranks of a node; nodes */
+  terms_t *terms;
   char *nodeRow;  /* own node's partial */
-  float *decoded; /* NVFP4 */
-  float *listAcc; /* partial sum of rows given by address */
-  char *listRow;
+  float *acc;     /* NVFP4: sum, */
+  float *decoded; /* and a row of it */
 } reducer_t;
 
-static reducer_t makeReducer(const ep_op_t *op, const ep_combine_call_t *c) {
+static reducer_t makeReducer(const ep_op_t *op, const ep_combine_call_t *c, terms_t *terms) {
   const ep_sizing_t *s = &op->a->sizing;
-  char *scratch = (char *)op->a->scratch + 2 * s->rowStride; /* the first part: writeSum's */
-  reducer_t r = {.op = op, .c = c, .K = (int)op->h->head->topk};
+  char *scratch = op->a->scratch;
+  reducer_t r = {.op = op, .c = c, .K = (int)op->h->head->topk, .terms = terms};
   r.L = op->h->layout.numLocalExperts;
   r.rowBytes = (size_t)c->width * trefoilDtypeBytes(c->dtype);
   r.stride = s->rowStride;
-  r.acc[0] = (float *)scratch;
-  r.acc[1] = (float *)(scratch + 2 * s->rowStride);
-  r.decoded = r.acc[1];
+  r.acc = (float *)scratch;
+  r.decoded = (float *)(scratch + 2 * s->rowStride);
   r.nodeRow = scratch + 4 * s->rowStride;
-  r.listRow = scratch + 5 * s->rowStride;
-  r.listAcc = op->a->scratch;
   return r;
 }
 
-/* A rank's partial whose terms were given by address, in the order of the list. */
-static char *sumList(const reducer_t *r, const char *list) {
-  ep_sum_t sum = {.dtype = r->c->dtype, .width = r->c->width, .acc = r->listAcc};
-  int64_t terms;
-  memcpy(&terms, list, sizeof terms);
-  epSumBegin(&sum, r->listRow);
-  for (int64_t i = 0; i < terms; i++) {
-    const char *row;
-    memcpy(&row, list += sizeof row, sizeof row);
-    epSumAdd(&sum, row);
-  }
-  epSumEnd(&sum);
-  return r->listRow;
-}
-
-/* The sender's next row if its tag is in [least, end), and moves on; else NULL. */
-static char *takeRow(const reducer_t *r, int sender, int64_t least, int64_t end, int64_t *rowIdx) {
+/* The sender's next row if its tag is in [least, end), and moves on; else NULL. *raw: the tag's bits. */
+static const char *takeRow(const reducer_t *r, int sender, int64_t least, int64_t end,
+                           int64_t *rowIdx, int64_t *raw) {
   ep_peer_t *p = &r->op->g->peers[sender];
   char *message = (char *)(uintptr_t)p->message;
   if (!message) return NULL;
   const ep_message_t *head = (const ep_message_t *)message;
   if (p->cursor >= head->count) return NULL;
-  int64_t raw = epMessageTags(r->op, message)[p->cursor],
-          tag = raw & ~(EP_TAG_ADDRESS | EP_TAG_LIST);
+  *raw = epMessageTags(r->op, message)[p->cursor];
+  int64_t tag = *raw & ~(EP_TAG_ADDRESS | EP_TAG_LIST);
   if (tag < least || tag >= end) return NULL;
   *rowIdx = p->cursor++;
   p->rowsFrom[1]++;
-  char *row = epMessageRows(r->op, message) + (size_t)*rowIdx * r->stride;
-  if (raw & EP_TAG_LIST) return sumList(r, row);
-  if (raw & EP_TAG_ADDRESS) memcpy(&row, row, sizeof row);
+  const char *row = epMessageRows(r->op, message) + (size_t)*rowIdx * r->stride;
+  if (*raw & EP_TAG_ADDRESS) memcpy(&row, row, sizeof row);
   return row;
 }
 
-static void addRow(const reducer_t *r, ep_sum_t *sum, const char *row, const float *weight) {
-  if (r->c->quant != EP_QUANT_NVFP4) {
-    if (weight) {
-      epSumAddWeighted(sum, row, *weight);
-    } else {
-      epSumAdd(sum, row);
-    }
-    return;
+static void beginTerms(terms_t *t) {
+  t->numRows = t->numGroups = t->hasLists = 0;
+}
+
+/* Adds the sender's row, or the rows that it gives by address as a group; 0: there is none. */
+static int addTerm(const reducer_t *r, int sender, int64_t least, int64_t end, int64_t *rowIdx) {
+  terms_t *t = r->terms;
+  int64_t raw, terms = 1;
+  if (t->numRows >= r->K) return 0; /* only where a masked rank overwrites what is read */
+  const char *row = takeRow(r, sender, least, end, rowIdx, &raw);
+  if (!row) return 0;
+  if (raw & EP_TAG_LIST) {
+    memcpy(&terms, row, sizeof terms);
+    memcpy(&t->rows[t->numRows], row + sizeof terms, (size_t)terms * sizeof *t->rows);
+    t->hasLists = 1;
+  } else {
+    t->rows[t->numRows] = row;
   }
+  t->groups[t->numGroups++] = (int)terms;
+  t->numRows += (int)terms;
+  return 1;
+}
+
+static void sumTerms(const reducer_t *r, const float *weights, void *out) {
+  const terms_t *t = r->terms;
+  ep_terms_t sum = {.dtype = r->c->dtype,
+                    .width = r->c->width,
+                    .rows = t->rows,
+                    .weights = weights,
+                    .groups = t->hasLists ? t->groups : NULL,
+                    .numRows = t->numRows,
+                    .numGroups = t->numGroups};
+  epSumTerms(&sum, out);
+}
+
+static void addDecoded(const reducer_t *r, ep_sum_t *sum, const char *row, const float *weight) {
   float g;
   const uint8_t *packed = (const uint8_t *)row + sizeof g;
   memcpy(&g, row, sizeof g);
@@ -90,35 +106,30 @@ static void addRow(const reducer_t *r, ep_sum_t *sum, const char *row, const flo
   }
 }
 
-static ep_sum_t sumInto(const reducer_t *r, int level, void *out) {
-  ep_sum_t sum = {.dtype = r->c->dtype, .width = r->c->width, .acc = r->acc[level]};
-  epSumBegin(&sum, out);
-  return sum;
-}
-
+/* LL, in the order of the token's entries: expert-major a weighted row for each, rank-major a row of
+ * each rank that is named. */
 static void sumByK(const reducer_t *r, int64_t t, void *out) {
   const int32_t *ids = r->op->h->rows[r->op->g->me] + t * r->K;
-  ep_sum_t sum = sumInto(r, 0, out);
+  int exact = r->op->h->handle->mode == TREFOIL_LL_EXPERT_MAJOR,
+      coded = r->c->quant == EP_QUANT_NVFP4;
+  terms_t *terms = r->terms;
+  ep_sum_t sum = {.dtype = r->c->dtype, .width = r->c->width, .acc = r->acc};
   int64_t idx;
+  if (coded) epSumBegin(&sum, out);
+  beginTerms(terms);
   for (int k = 0; k < r->K; k++) {
     if (ids[k] < 0) continue;
-    int64_t tag = t * r->K + k;
-    const char *row = takeRow(r, ids[k] / r->L, tag, tag + 1, &idx);
-    if (row) addRow(r, &sum, row, &r->c->weights[tag]);
+    int64_t least = exact ? t * r->K + k : t * r->K, end = exact ? least + 1 : least + r->K;
+    if (!addTerm(r, ids[k] / r->L, least, end, &idx)) continue;
+    int last = terms->numRows - 1;
+    if (exact) terms->weights[last] = r->c->weights[t * r->K + k];
+    if (coded) addDecoded(r, &sum, terms->rows[last], exact ? &terms->weights[last] : NULL);
   }
-  epSumEnd(&sum);
-}
-
-static void sumAsNamed(const reducer_t *r, int64_t t, void *out) {
-  const int32_t *ids = r->op->h->rows[r->op->g->me] + t * r->K;
-  ep_sum_t sum = sumInto(r, 0, out);
-  int64_t idx;
-  for (int k = 0; k < r->K; k++) {
-    if (ids[k] < 0) continue;
-    const char *row = takeRow(r, ids[k] / r->L, t * r->K, (t + 1) * r->K, &idx);
-    if (row) addRow(r, &sum, row, NULL);
+  if (coded) {
+    epSumEnd(&sum);
+  } else {
+    sumTerms(r, exact ? terms->weights : NULL, out);
   }
-  epSumEnd(&sum);
 }
 
 /* Weights of one more row of the token: each k comes from one rank only, the others gave 0. */
@@ -136,58 +147,52 @@ static void mergeWeights(const reducer_t *r, int sender, int64_t rowIdx, int64_t
   }
 }
 
-/* Adds the rows of ranks [first, first + n) to the sum; how many there were. */
-static int addRanks(const reducer_t *r, ep_sum_t *sum, int first, int n, int64_t t, int owner,
-                    float *weights) {
+/* Adds the rows of ranks [first, first + n) to the terms. */
+static void addRanks(const reducer_t *r, int first, int n, int64_t t, int owner, float *weights) {
   int64_t idx;
-  int count = 0;
   for (int s = first; s < first + n; s++) {
-    const char *row = takeRow(r, s, t * r->K, (t + 1) * r->K, &idx);
-    if (!row) continue;
-    addRow(r, sum, row, NULL);
-    mergeWeights(r, s, idx, t, owner, weights);
-    count++;
+    if (addTerm(r, s, t * r->K, (t + 1) * r->K, &idx)) mergeWeights(r, s, idx, t, owner, weights);
   }
-  return count;
 }
 
 static void sumByRank(const reducer_t *r, int64_t t, void *out, float *weights) {
-  ep_sum_t sum = sumInto(r, 0, out);
-  addRanks(r, &sum, 0, r->op->g->R, t, r->op->g->me, weights);
-  epSumEnd(&sum);
+  beginTerms(r->terms);
+  addRanks(r, 0, r->op->g->R, t, r->op->g->me, weights);
+  sumTerms(r, NULL, out);
 }
 
 static void sumByNode(const reducer_t *r, int64_t t, void *out, float *weights) {
   ep_cpu_group_t *g = r->op->g;
   int myNode = g->me / g->G, rail = g->me % g->G;
-  ep_sum_t sum = sumInto(r, 1, out);
+  terms_t *terms = r->terms;
+  beginTerms(terms);
+  addRanks(r, myNode * g->G, g->G, t, g->me, weights);
+  int here = terms->numGroups > 0;
+  if (here) sumTerms(r, NULL, r->nodeRow);
+  beginTerms(terms);
   for (int n = 0; n < g->M; n++) {
     if (n != myNode) {
-      addRanks(r, &sum, n * g->G + rail, 1, t, g->me, weights);
-      continue;
+      addRanks(r, n * g->G + rail, 1, t, g->me, weights);
+    } else if (here) {
+      terms->rows[terms->numRows++] = r->nodeRow;
+      terms->groups[terms->numGroups++] = 1;
     }
-    ep_sum_t node = sumInto(r, 0, r->nodeRow);
-    int count = addRanks(r, &node, n * g->G, g->G, t, g->me, weights);
-    epSumEnd(&node);
-    if (count) epSumAdd(&sum, r->nodeRow);
   }
-  epSumEnd(&sum);
+  sumTerms(r, NULL, out);
 }
 
 void epReduceChunk(const ep_op_t *op, const ep_combine_call_t *c, int64_t chunk) {
-  reducer_t r = makeReducer(op, c);
-  trefoil_mode_t mode = op->h->handle->mode;
+  terms_t terms;
+  reducer_t r = makeReducer(op, c, &terms);
   int64_t C = op->a->sizing.chunkTokens, first = chunk * C, end = first + C;
   if (end > c->numTokens) end = c->numTokens;
   for (int64_t t = first; t < end; t++) {
     char *out = (char *)c->out + (size_t)t * r.rowBytes;
     float *weights = c->backward ? c->outWeights + t * r.K : NULL;
     if (weights) memset(weights, 0, (size_t)r.K * sizeof *weights);
-    if (mode == TREFOIL_LL_EXPERT_MAJOR && !epPartial(op, c)) {
+    if (!epIsHt(op->g->group) && !epPartial(op, c)) {
       sumByK(&r, t, out);
-    } else if (mode == TREFOIL_LL_RANK_MAJOR) {
-      sumAsNamed(&r, t, out);
-    } else if (epIsHt(op->g->group) && op->g->M > 1) {
+    } else if (op->g->M > 1 && epIsHt(op->g->group)) {
       sumByNode(&r, t, out, weights);
     } else {
       sumByRank(&r, t, out, weights);
@@ -198,7 +203,8 @@ void epReduceChunk(const ep_op_t *op, const ep_combine_call_t *c, int64_t chunk)
 /* This node's partial of another node's tokens. */
 void epRelayChunk(const ep_op_t *op, const ep_combine_call_t *c, int origin, int64_t chunk,
                   char *message) {
-  reducer_t r = makeReducer(op, c);
+  terms_t terms;
+  reducer_t r = makeReducer(op, c, &terms);
   ep_cpu_group_t *g = op->g;
   int64_t C = op->a->sizing.chunkTokens, first = chunk * C, end = first + C, count = 0;
   int64_t *tags = epMessageTags(op, message);
@@ -208,9 +214,10 @@ void epRelayChunk(const ep_op_t *op, const ep_combine_call_t *c, int origin, int
   for (int64_t t = first; t < end; t++) {
     float *w = c->backward ? weights + count * r.K : NULL;
     if (w) memset(w, 0, (size_t)r.K * sizeof *w);
-    ep_sum_t sum = sumInto(&r, 0, rows + (size_t)count * r.stride);
-    if (!addRanks(&r, &sum, g->me / g->G * g->G, g->G, t, origin, w)) continue;
-    epSumEnd(&sum);
+    beginTerms(&terms);
+    addRanks(&r, g->me / g->G * g->G, g->G, t, origin, w);
+    if (!terms.numGroups) continue;
+    sumTerms(&r, NULL, rows + (size_t)count * r.stride);
     tags[count++] = t * r.K;
   }
   ep_message_t *head = (ep_message_t *)message;
