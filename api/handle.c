@@ -202,6 +202,10 @@ ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *top
 
 static trefoil_result_t destroyHandle(ncclEpHandle_t h) {
   EP_TRY(epCheckHandle(h, "ncclEpHandleDestroy"));
+  int lost = atomic_load(&h->group->trouble) == EP_TROUBLE_FATAL;
+  EP_CHECK(h->pending == EP_PENDING_NONE || lost, TREFOIL_INVALID_USAGE,
+           "ncclEpHandleDestroy: the handle's send_only operation is pending; call ncclEpComplete "
+           "first");
   EP_TRY(epBackend.handleDestroy(h));
   ncclEpGroup_t g = h->group;
   epUnregister(h, EP_OBJECT_HANDLE);

@@ -51,7 +51,9 @@ typedef struct ep_arena_head {
 typedef struct ep_control {
   ep_door_t doors[EP_NUM_KINDS];
   ep_settings_t settings;
-  ep_word_t failure; /* 0, or 1 + the rank that its owner gave up on */
+  ep_word_t failure;   /* 0, or 1 + the rank that its owner gave up on */
+  ep_word_t readers;   /* operations of its owner that read others' rows where they lie, just now */
+  ep_word_t withdrawn; /* 1: its owner's group has failed; its rows may be gone */
   ep_arena_head_t arenas[2];
 } ep_control_t;
 _Static_assert(sizeof(ep_control_t) <= EP_CONTROL_HEAD_BYTES, "EP_CONTROL_HEAD_BYTES");
@@ -242,6 +244,16 @@ void epWentOn(const ep_op_t *op, int peer);
 trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeoutNs);
 int epCleanBarrier(ep_cpu_group_t *g);
 uint64_t epCpuNowNs(void);
+/* Rank r's rows are withdrawn: the group is lost, with a sentence about r. */
+void epHearWithdrawn(const ep_op_t *op, int r);
+
+/* ---- cpu_direct.c ---- */
+/* Around every look at rows of ranks [first, first + n) that lie in the caller's memory. 0: they may
+ * be gone; the group has failed. */
+int epBeginReading(const ep_op_t *op, int first, int n);
+void epEndReading(const ep_op_t *op);
+/* This rank's group has failed: its rows are not read any more when this returns. */
+void epWithdraw(ep_cpu_group_t *g);
 
 /* ---- cpu_queue.c ---- */
 trefoil_result_t epQueue(ep_record_t *record, cudaStream_t stream);

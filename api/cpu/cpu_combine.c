@@ -224,9 +224,10 @@ static int tryRelay(loop_t *l, int node) {
   uint64_t seq = seqOf(l, origin, p->relayNext);
   if (missingInNode(l, origin, seq) >= 0) return 0;
   if (!hasRoom(epWordOf(l->op, origin, EP_ARRAY_OWN_TAKEN, l->me), seq)) return 0;
-  if (!takeNode(l, origin, seq)) return -1;
+  if (!takeNode(l, origin, seq) || !epBeginReading(l->op, l->myNode * l->G, l->G)) return -1;
   epRelayChunk(l->op, l->c, origin, p->relayNext,
                epMessageAt(l->op, l->me, relayRing(l, l->me, node), seq));
+  epEndReading(l->op);
   epStore(epWordOf(l->op, l->me, EP_ARRAY_RELAY_SENT, node), seq);
   epRing(l->op->g, origin, l->op->kind);
   for (int i = 0; i < l->G; i++) {
@@ -259,7 +260,9 @@ static int trySum(loop_t *l) {
     l->op->g->peers[p].cursor = 0;
     if (!checkMessage(l->op, l->c, p)) return -1;
   }
+  if (!epBeginReading(l->op, l->myNode * l->G, l->G)) return -1;
   epReduceChunk(l->op, l->c, l->reduceNext++);
+  epEndReading(l->op);
   for (int s = 0; s < l->R; s++) {
     if (l->op->g->peers[s].message) giveBack(l, EP_ARRAY_OWN_TAKEN, s, s, seq);
   }

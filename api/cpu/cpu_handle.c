@@ -91,12 +91,48 @@ trefoil_result_t epCpuUpdate(ncclEpHandle_t handle, const ep_update_call_t *call
   return TREFOIL_OK;
 }
 
+static trefoil_result_t queueReceive(ep_cpu_handle_t *h, cudaStream_t stream) {
+  ep_record_t *copy;
+  EP_TRY(epNewRecord(h->g, h, h->pendingRecord->run, &copy));
+  *copy = *h->pendingRecord;
+  return epQueue(copy, stream);
+}
+
+/* Receives happen in the order of the sends, whatever the order of the Completes, and before a whole
+ * operation that follows them (it acknowledges all before it, and the next one takes their slot): an
+ * older operation of the same kind than send `no` is received first (its outputs are the library's
+ * until its own Complete). */
+static trefoil_result_t receiveOlder(ep_cpu_handle_t *h, void (*run)(ep_record_t *), uint64_t no,
+                                     cudaStream_t stream) {
+  for (struct ncclEpHandle *other = h->handle->group->handles; other; other = other->next) {
+    ep_cpu_handle_t *o = other->state;
+    if (!o->pendingRecord || o->receivedEarly || o->arenaIdx != h->arenaIdx) continue;
+    if (o->pendingRecord->run != run || o->pendingNo >= no) continue;
+    EP_TRY(queueReceive(o, stream));
+    o->receivedEarly = 1;
+    o->earlyStream = stream;
+    o->earlyEvent = NULL;
+    int same = cudaEventCreateWithFlags(&o->earlyEvent, cudaEventDisableTiming) == cudaSuccess &&
+               cudaEventRecord(o->earlyEvent, stream) == cudaSuccess;
+    EP_CHECK(same, TREFOIL_SYSTEM_ERROR, "cannot record an event on the stream");
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t queueWhole(ep_cpu_handle_t *h, ep_record_t *r, cudaStream_t stream) {
+  trefoil_result_t result = TREFOIL_OK;
+  if (h->g->group->numPending) result = receiveOlder(h, r->run, UINT64_MAX, stream);
+  if (result == TREFOIL_OK) return epQueue(r, stream);
+  free(r);
+  return result;
+}
+
 /* Queues the whole operation, or its first half and keeps the second for Complete. */
 static trefoil_result_t queueHalves(ep_cpu_handle_t *h, ep_record_t *r, int sendOnly,
                                     cudaStream_t stream) {
   r->routing = h->noted;
   r->routingNo = h->notedNo;
-  if (!sendOnly) return epQueue(r, stream);
+  if (!sendOnly) return queueWhole(h, r, stream);
   ep_record_t *second;
   trefoil_result_t result = epNewRecord(h->g, h, r->run, &second);
   if (result != TREFOIL_OK) {
@@ -134,31 +170,6 @@ trefoil_result_t epCpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *ca
   return queueHalves(h, r, call->sendOnly, stream);
 }
 
-static trefoil_result_t queueReceive(ep_cpu_handle_t *h, cudaStream_t stream) {
-  ep_record_t *copy;
-  EP_TRY(epNewRecord(h->g, h, h->pendingRecord->run, &copy));
-  *copy = *h->pendingRecord;
-  return epQueue(copy, stream);
-}
-
-/* Receives happen in the order of the sends, whatever the order of the Completes: an older operation
- * of the same kind is received first (its outputs are the library's until its own Complete). */
-static trefoil_result_t receiveOlder(ep_cpu_handle_t *h, cudaStream_t stream) {
-  for (struct ncclEpHandle *other = h->handle->group->handles; other; other = other->next) {
-    ep_cpu_handle_t *o = other->state;
-    if (!o->pendingRecord || o->receivedEarly || o->arenaIdx != h->arenaIdx) continue;
-    if (o->pendingRecord->run != h->pendingRecord->run || o->pendingNo >= h->pendingNo) continue;
-    EP_TRY(queueReceive(o, stream));
-    o->receivedEarly = 1;
-    o->earlyStream = stream;
-    o->earlyEvent = NULL;
-    int same = cudaEventCreateWithFlags(&o->earlyEvent, cudaEventDisableTiming) == cudaSuccess &&
-               cudaEventRecord(o->earlyEvent, stream) == cudaSuccess;
-    EP_CHECK(same, TREFOIL_SYSTEM_ERROR, "cannot record an event on the stream");
-  }
-  return TREFOIL_OK;
-}
-
 trefoil_result_t epCpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
   ep_cpu_handle_t *h = handle->state;
   if (h->receivedEarly) {
@@ -171,7 +182,7 @@ trefoil_result_t epCpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
     h->earlyEvent = NULL;
     h->receivedEarly = 0;
   } else {
-    EP_TRY(receiveOlder(h, stream));
+    EP_TRY(receiveOlder(h, h->pendingRecord->run, h->pendingNo, stream));
     EP_TRY(queueReceive(h, stream));
   }
   free(h->pendingRecord);

@@ -34,7 +34,10 @@ static void runRecord(void *argument) {
   ep_cpu_handle_t *h = r->h;
   int captured = r->captured;
   if (captured) countRecord(g, h, 1);
-  if (!atomic_load(&g->failed)) r->run(r);
+  if (!atomic_load(&g->failed)) {
+    r->run(r);
+    if (atomic_load(&g->failed)) epWithdraw(g);
+  }
   if (!captured) free(r);
   countRecord(g, h, -1);
 }

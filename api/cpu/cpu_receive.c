@@ -167,8 +167,9 @@ static const float *weightsOf(const receiver_t *v, int src) {
   return v->c->hasWeights ? epDispatchWeights(v->op, src) : NULL;
 }
 
-static void putSource(const receiver_t *v, int src) {
+static int putSource(const receiver_t *v, int src) {
   size_t stride;
+  if (!epBeginReading(v->op, src, 1)) return 0;
   const char *rows = epDispatchSource(v->op, src, &stride);
   const float *weights = weightsOf(v, src);
   uint64_t numRows = 0;
@@ -176,7 +177,9 @@ static void putSource(const receiver_t *v, int src) {
     numRows += (uint64_t)putToken(v, src, t, rows + (size_t)t * stride,
                                   weights ? weights + t * v->K : NULL);
   }
+  epEndReading(v->op);
   v->op->g->peers[src].rowsFrom[0] += numRows;
+  return 1;
 }
 
 /* ---- HT across nodes: p copies net rows into its forward area, its node reads them there ------ */
@@ -194,12 +197,13 @@ static int wantedByNode(const receiver_t *v, const int32_t *ids) {
   return 0;
 }
 
-static void forwardNode(const receiver_t *v, int node) {
+static int forwardNode(const receiver_t *v, int node) {
   const ep_op_t *op = v->op;
   ep_cpu_group_t *g = op->g;
   int origin = node * g->G + g->me % g->G, myNode = g->me / g->G;
   char *to = forwardRows(v, g->me, node);
   size_t stride;
+  if (!epBeginReading(op, origin, 1)) return 0;
   const char *from = epDispatchSource(op, origin, &stride);
   int64_t B = op->h->numTokens[origin];
   size_t bytes = v->c->tokenBytes + v->c->scaleBytes;
@@ -215,6 +219,8 @@ static void forwardNode(const receiver_t *v, int node) {
       if (r != g->me) epRing(g, r, op->kind);
     }
   }
+  epEndReading(op);
+  return 1;
 }
 
 static int forwardAll(const receiver_t *v) {
@@ -229,7 +235,7 @@ static int forwardAll(const receiver_t *v) {
     int node = (myNode + i) % g->M, origin = node * g->G + rail;
     if (!epWait(op, origin, &epHeadOf(op, origin)->dispatchPublished, op->no, "rows")) return 0;
     if (!checkHead(op, origin, v->c, v->K)) return 0;
-    forwardNode(v, node);
+    if (!forwardNode(v, node)) return 0;
   }
   return 1;
 }
@@ -320,8 +326,8 @@ static int putAll(const receiver_t *v, int write) {
     }
     if (epIsHt(g->group) && src / g->G != g->me / g->G) {
       if (!putForwarded(v, src)) return 0;
-    } else {
-      putSource(v, src);
+    } else if (!putSource(v, src)) {
+      return 0;
     }
   }
   return 1;

@@ -139,6 +139,15 @@ static int hearOfFailure(const ep_op_t *op) {
   return 0;
 }
 
+void epHearWithdrawn(const ep_op_t *op, int r) {
+  if (hearOfFailure(op)) return;
+  epReport(op->g->group, EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+           "rank %d has given up: its group is lost, and with it this rank's (%d), in %s %llu; "
+           "destroy it",
+           r, op->g->me, kindNames[op->kind], (unsigned long long)op->no);
+  failGroup(op, r);
+}
+
 uint32_t epBell(const ep_op_t *op) {
   return atomic_load(&op->g->peers[op->g->me].control->doors[op->kind].bell);
 }

@@ -2,6 +2,7 @@
  * routing, a second handle on the same memory, late, masked and killed ranks. */
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "step.h"
@@ -67,6 +68,48 @@ TEST(double_buffering) {
       const char *error = teamThreads(3, runPair, &pair);
       CHECK(!*error, "mode %d, lifo %d: %s", mode, lifo, error);
     }
+  }
+}
+
+/* A send_only, whole operations on the other handle, then A's Complete: A gets its own rows, though the
+ * others have used its slot since. */
+static void runOvertaken(team_rank_t *r) {
+  const pair_t *pair = r->user;
+  step_data_t *d[2];
+  ncclEpHandle_t h[2];
+  ncclEpGroup_t group;
+  ncclEpGroupConfig_t config = stepGroupConfig(&pair->c[0], r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  for (int i = 0; i < 2; i++) {
+    d[i] = stepMake(&pair->c[i], r->rank, r->numRanks, r->numRanks);
+    teamOk(r, ncclEpInitHandle(&h[i], group, stepLayout(&pair->c[i]), NULL, 3, NULL));
+    teamCheck(r, stepUpdate(d[i], h[i], r->stream), "update");
+  }
+  teamCheck(r, stepDispatch(d[0], h[0], r->stream), "dispatch");
+  for (int i = 0; i < 3; i++) teamCheck(r, stepDispatch(d[1], h[1], r->stream), "dispatch");
+  teamCheck(r, ncclEpHandleDestroy(h[0]) == ncclInvalidUsage, "destroyed while pending");
+  teamCheck(r, strstr(ncclEpGetLastError(), "ncclEpComplete"), "%s", ncclEpGetLastError());
+  teamOk(r, ncclEpComplete(h[0], NULL, r->stream));
+  teamCheck(r, stepCombine(d[0], h[0], r->stream), "combine");
+  for (int i = 0; i < 3; i++) teamCheck(r, stepCombine(d[1], h[1], r->stream), "combine");
+  teamOk(r, ncclEpComplete(h[0], NULL, r->stream));
+  cudaStreamSynchronize(r->stream);
+  for (int i = 0; i < 2; i++) {
+    teamCheck(r, !*stepCompareDispatch(d[i]), "handle %d: %s", i, stepCompareDispatch(d[i]));
+    teamCheck(r, !*stepCompareCombine(d[i]), "handle %d: %s", i, stepCompareCombine(d[i]));
+    teamOk(r, ncclEpHandleDestroy(h[i]));
+    stepFree(d[i]);
+  }
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(whole_operations_while_one_is_pending) {
+  for (int mode = 0; mode < 2; mode++) {
+    pair_t pair = {.lifo = 0};
+    for (int i = 0; i < 2; i++) pair.c[i] = smallCase((trefoil_mode_t)mode, (uint64_t)(350 + i));
+    pair.c[0].sendOnly = 1;
+    const char *error = teamThreads(3, runOvertaken, &pair);
+    CHECK(!*error, "mode %d: %s", mode, error);
   }
 }
 
@@ -207,6 +250,64 @@ TEST(late_rank_is_named) {
     step_case_t c = smallCase((trefoil_mode_t)mode, 600);
     const char *error = teamThreads(3, runLate, &c);
     CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
+/* Rank 1 dispatches (or combines) after rank 0 gave up on it, freed its tensors and left: in one process it
+ * must not read them any more. */
+typedef struct freed {
+  step_case_t c;
+  int combine, ranksPerNode;
+} freed_t;
+
+static void runFreed(team_rank_t *r) {
+  const freed_t *f = r->user;
+  step_data_t *d = stepMake(&f->c, r->rank, r->numRanks, f->ranksPerNode);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(&f->c, r->numRanks);
+  /* rank 1 has time */
+  config.timeout_ns = r->rank == 0 ? 100000000u : 20000000000u;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(&f->c), NULL, 3, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream), "update");
+  if (f->combine) teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+  cudaStreamSynchronize(r->stream);
+  teamBarrier(r);
+  /* rank 0's own rows, in memory that goes away */
+  void *rows = f->combine ? (void *)d->expertRows[r->rank] : (void *)d->tokens[r->rank], *mine;
+  teamCheck(r, d->numTokens[0] > 0 && d->numTokens[1] > 0, "no rows to read");
+  size_t bytes = (size_t)f->c.width * 2 * (size_t)(f->combine ? d->slots : d->numTokens[r->rank]);
+  mine = mmap(NULL, bytes + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  teamCheck(r, mine != MAP_FAILED, "mmap");
+  memcpy(mine, rows, bytes);
+  uint16_t **place = f->combine ? &d->expertRows[r->rank] : &d->tokens[r->rank];
+  *place = mine;
+  if (r->rank == 1) teamBarrier(r); /* rank 0 has given up and freed */
+  int taken = f->combine ? stepCombine(d, h, r->stream) : stepDispatch(d, h, r->stream);
+  teamCheck(r, taken, "%s", ncclEpGetLastError());
+  cudaStreamSynchronize(r->stream);
+  mprotect(mine, bytes + 1, PROT_NONE); /* who reads it now is killed */
+  *place = rows;
+  if (r->rank == 0) teamBarrier(r);
+  teamCheck(r, !stepUpdate(d, h, r->stream), "a call after the loss was taken");
+  const char *why = ncclEpGetLastError();
+  teamCheck(r, strstr(why, r->rank ? "rank 0 gave up" : "rank 1 "), "%s", why);
+  teamBarrier(r);
+  munmap(mine, bytes + 1);
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(late_rank_reads_no_freed_rows) {
+  for (int i = 0; i < 4; i++) {
+    freed_t f = {.c = smallCase(i & 1 ? TREFOIL_HT_EXPERT_MAJOR : TREFOIL_HT_FLAT, 650)};
+
+    f.combine = i / 2;
+    f.ranksPerNode = 2;
+    const char *error = teamThreads(2, runFreed, &f);
+    CHECK(!*error, "%s, mode %d: %s", f.combine ? "combine" : "dispatch", f.c.mode, error);
   }
 }
 
