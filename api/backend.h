@@ -29,6 +29,13 @@ typedef struct ep_counter {
   int is64;
 } ep_counter_t;
 
+/* This rank's memory behind a window. */
+typedef struct ep_window {
+  char *base;
+  size_t bytes;
+  int symmetric; /* registered with NCCL_WIN_COLL_SYMMETRIC */
+} ep_window_t;
+
 typedef enum ep_quant {
   EP_QUANT_NONE = 0,
   EP_QUANT_CALLER = 1, /* tokens and scales travel side by side */
@@ -91,8 +98,8 @@ typedef struct ep_backend {
   /* The handle's mode, sizing and handleMem are set; may be collective. */
   trefoil_result_t (*handleCreate)(ncclEpHandle_t handle);
   trefoil_result_t (*handleDestroy)(ncclEpHandle_t handle);
-  trefoil_result_t (*windowPointer)(ncclEpGroup_t group, ncclWindow_t window, uint64_t offset,
-                                    void **pointer);
+  /* Any handle may come: one that is no window of the group's communicator is refused. */
+  trefoil_result_t (*findWindow)(ncclEpGroup_t group, ncclWindow_t window, ep_window_t *out);
   trefoil_result_t (*update)(ncclEpHandle_t handle, const ep_update_call_t *call,
                              cudaStream_t stream);
   trefoil_result_t (*dispatch)(ncclEpHandle_t handle, const ep_dispatch_call_t *call,

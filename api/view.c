@@ -56,14 +56,36 @@ static trefoil_result_t checkSizes(const ncclEpTensor_t *t, const ep_tensor_rule
   return TREFOIL_OK;
 }
 
+/* The whole tensor lies in the window, and data, if given, is the place that win_offset names: the
+ * offset is what peers go by. */
+static trefoil_result_t findInWindow(ncclEpGroup_t group, const ncclEpTensor_t *t, const char *name,
+                                     size_t bytes, ep_view_t *v) {
+  ep_window_t w;
+  trefoil_result_t result = epBackend.findWindow(group, t->win_hdl, &w);
+  if (result != TREFOIL_OK) {
+    return epFail(result, "%s: win_hdl %p is not a live window of the group's communicator", name,
+                  (void *)t->win_hdl);
+  }
+  EP_CHECK(w.symmetric, TREFOIL_INVALID_ARGUMENT,
+           "%s: win_hdl was registered without NCCL_WIN_COLL_SYMMETRIC", name);
+  EP_CHECK(t->win_offset <= w.bytes && bytes <= w.bytes - t->win_offset, TREFOIL_INVALID_ARGUMENT,
+           "%s: %zu bytes at win_offset %llu do not lie in the window's %zu bytes", name, bytes,
+           (unsigned long long)t->win_offset, w.bytes);
+  char *at = w.base + t->win_offset;
+  EP_CHECK(!t->data || t->data == at, TREFOIL_INVALID_ARGUMENT,
+           "%s: data is %p; the window at win_offset %llu is %p; must be equal, or data NULL", name,
+           t->data, (unsigned long long)t->win_offset, (void *)at);
+  v->data = at;
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t findData(ncclEpGroup_t group, const ncclEpTensor_t *t,
-                                 const ep_tensor_rule_t *rule, int empty, ep_view_t *v) {
+                                 const ep_tensor_rule_t *rule, size_t bytes, ep_view_t *v) {
   size_t alignment = rule->alignment ? rule->alignment : elementBytes(t->datatype);
+  int empty = bytes == 0;
   v->data = t->data;
   v->windowed = t->win_hdl != NULL;
-  if (!v->data && v->windowed) {
-    EP_TRY(epBackend.windowPointer(group, t->win_hdl, t->win_offset, &v->data));
-  }
+  if (v->windowed) EP_TRY(findInWindow(group, t, rule->name, bytes, v));
   EP_CHECK(v->data || empty, TREFOIL_INVALID_ARGUMENT,
            "%s: data is NULL and there is no window; only a tensor with a zero dimension may be so",
            rule->name);
@@ -91,7 +113,7 @@ trefoil_result_t epViewTensor(ncclEpGroup_t group, const ncclEpTensor_t *t,
   }
   overflow |= __builtin_mul_overflow(elements, bytes, &elements) || elements > (size_t)1 << 62;
   EP_CHECK(!overflow, TREFOIL_INVALID_ARGUMENT, "%s: sizes exceed 2^62 bytes", rule->name);
-  EP_TRY(findData(group, t, rule, empty, &v));
+  EP_TRY(findData(group, t, rule, empty ? 0 : elements, &v));
   v.rows = 1;
   for (unsigned i = 0; i + 1 < t->ndim; i++) v.rows *= (int64_t)t->sizes[i];
   v.rowBytes = t->sizes[t->ndim - 1] * bytes;

@@ -127,12 +127,19 @@ static void freeWindow(ncclWindow_t win) {
   pthread_mutex_unlock(&lock);
 }
 
+/* Takes a window (NULL: the first) off its communicator's list; NULL: it is not there. */
+static ncclWindow_t takeOff(ncclComm_t comm, ncclWindow_t win) {
+  pthread_mutex_lock(&lock);
+  ncclWindow_t *at = &comm->windows;
+  while (win && *at && *at != win) at = &(*at)->next;
+  ncclWindow_t found = *at;
+  if (found) *at = found->next;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+
 void epWindowsFree(ncclComm_t comm) {
-  while (comm->windows) {
-    ncclWindow_t win = comm->windows;
-    comm->windows = win->next;
-    freeWindow(win);
-  }
+  for (ncclWindow_t win; (win = takeOff(comm, NULL));) freeWindow(win);
 }
 
 /* ---- Registering ---- */
@@ -210,9 +217,11 @@ static void finishWindow(ep_job_t *job, ncclResult_t result) {
     freeWindow(win);
     return;
   }
+  atomic_store(&win->magic, EP_WINDOW_MAGIC);
+  pthread_mutex_lock(&lock);
   win->next = job->comm->windows;
   job->comm->windows = win;
-  atomic_store(&win->magic, EP_WINDOW_MAGIC);
+  pthread_mutex_unlock(&lock);
   *job->u.window.out = win;
 }
 
@@ -255,10 +264,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
   EP_NCCL_TRY(getWindow(win, func));
   EP_NCCL_CHECK(win->comm == comm, ncclInvalidArgument,
                 "%s: the window belongs to another communicator", func);
-  ncclWindow_t *at = &comm->windows;
-  while (*at != win) at = &(*at)->next;
-  *at = win->next;
-  freeWindow(win);
+  if (takeOff(comm, win)) freeWindow(win);
   return ncclSuccess;
 }
 
@@ -267,6 +273,22 @@ ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUser
   EP_NCCL_TRY(getWindow(win, "ncclWinGetUserPtr"));
   EP_NCCL_CHECK(outUserPtr, ncclInvalidArgument, "ncclWinGetUserPtr: outUserPtr is NULL");
   *outUserPtr = win->user;
+  return ncclSuccess;
+}
+
+ncclResult_t trefoilHostWindowRange(ncclComm_t comm, ncclWindow_t window, void **base,
+                                    size_t *bytes, int *flags) {
+  const char *func = "trefoilHostWindowRange";
+  EP_NCCL_TRY(epCommGet(comm, func));
+  pthread_mutex_lock(&lock);
+  ncclWindow_t win = comm->windows;
+  while (win && win != window) win = win->next;
+  if (win && base) *base = win->user;
+  if (win && bytes) *bytes = win->bytes;
+  if (win && flags) *flags = win->flags;
+  pthread_mutex_unlock(&lock);
+  EP_NCCL_CHECK(win, ncclInvalidArgument, "%s: %p is not a live window of the communicator", func,
+                (void *)window);
   return ncclSuccess;
 }
 

@@ -29,6 +29,12 @@ int trefoilHostSameProcess(ncclComm_t comm, int rank);
 /* Like ncclGetPeerDevicePointer, but also for ranks on other pretended nodes. */
 ncclResult_t trefoilHostPeerPointer(ncclWindow_t window, size_t offset, int rank, void **outPtr);
 
+/* This rank's memory behind a window of comm, and the flags it was registered with. The handle is looked
+ * up, not followed: anything else (a stale handle, another communicator's, any number) is
+ * ncclInvalidArgument. Out-parameters may be NULL. */
+ncclResult_t trefoilHostWindowRange(ncclComm_t comm, ncclWindow_t window, void **base,
+                                    size_t *bytes, int *flags);
+
 /* Waits until *word differs from `seen`: spins for some microseconds, then sleeps. The word lies in
  * window memory (or anywhere, between threads of one process). Returns ncclSuccess; ncclTimeout after
  * timeoutNs; ncclRemoteError as soon as rank `peer` is gone (peer -1: none is watched). Whoever changes

@@ -1,14 +1,16 @@
 /* The table of operations of the CPU library. */
 #include "api/cpu/cpu.h"
 #include "api/cpu/cpu_group.h"
+#include "trefoil_host.h"
 
-static trefoil_result_t windowPointer(ncclEpGroup_t group, ncclWindow_t window, uint64_t offset,
-                                      void **pointer) {
+static trefoil_result_t findWindow(ncclEpGroup_t group, ncclWindow_t window, ep_window_t *out) {
   void *base = NULL;
-  ncclResult_t result = ncclWinGetUserPtr(group->comm, window, &base);
-  EP_CHECK(result == ncclSuccess && base, TREFOIL_INVALID_ARGUMENT,
+  int flags = 0;
+  ncclResult_t result = trefoilHostWindowRange(group->comm, window, &base, &out->bytes, &flags);
+  EP_CHECK(result == ncclSuccess, TREFOIL_INVALID_ARGUMENT,
            "win_hdl %p is not a window of the group's communicator", (void *)window);
-  *pointer = (char *)base + offset;
+  out->base = base;
+  out->symmetric = (flags & NCCL_WIN_COLL_SYMMETRIC) != 0;
   return TREFOIL_OK;
 }
 
@@ -21,7 +23,7 @@ const ep_backend_t epBackend = {
     .groupDestroy = epCpuGroupDestroy,
     .handleCreate = epCpuHandleCreate,
     .handleDestroy = epCpuHandleDestroy,
-    .windowPointer = windowPointer,
+    .findWindow = findWindow,
     .update = epCpuUpdate,
     .dispatch = epCpuDispatch,
     .combine = epCpuCombine,

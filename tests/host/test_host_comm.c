@@ -367,6 +367,13 @@ static void windowBody(int rank, int numRanks, const ncclUniqueId *id, void *arg
   OK(ncclCommWindowRegister(me.comm, mem, 3 << 20, &win, NCCL_WIN_COLL_SYMMETRIC));
   OK(ncclWinGetUserPtr(me.comm, win, &user));
   CHECK(user == mem, "user pointer");
+  size_t bytes = 0;
+  int flags = -1;
+  OK(trefoilHostWindowRange(me.comm, win, &ptr, &bytes, &flags));
+  CHECK(ptr == mem && bytes == 3 << 20 && flags == NCCL_WIN_COLL_SYMMETRIC, "%p, %zu bytes, 0x%x",
+        ptr, bytes, flags);
+  CHECK(trefoilHostWindowRange(me.comm, (ncclWindow_t)mem, &ptr, NULL, NULL) == ncclInvalidArgument,
+        "not a window");
   OK(ncclCommQueryProperties(me.comm, &props));
   CHECK(props.nLsaTeams == 2 && props.deviceApiSupport && props.rank == rank, "%d teams",
         props.nLsaTeams);
