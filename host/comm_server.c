@@ -5,6 +5,7 @@
  * ends with the process. Abstract names leave no files behind. */
 #include <errno.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,8 +135,11 @@ static void serve(int fd) {
   if (given >= 0) close(given);
 }
 
+static sem_t running; /* the server's thread has begun */
+
 static void *serverMain(void *arg) {
   int fd = (int)(intptr_t)arg;
+  sem_post(&running);
   for (;;) {
     int client = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
     if (client < 0 && (errno == EBADF || errno == EINVAL)) return NULL;
@@ -163,6 +167,7 @@ static bool startServer(void) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old); /* the program's signals are not for this thread */
   self = me;
+  sem_init(&running, 0, 0);
   int failed = pthread_create(&thread, NULL, serverMain, (void *)(intptr_t)fd);
   pthread_sigmask(SIG_SETMASK, &old, NULL);
   if (failed) {
@@ -171,6 +176,9 @@ static bool startServer(void) {
     return false;
   }
   pthread_detach(thread);
+  /* A fork right after this call must not meet a thread that is being set up: allocators that are not
+   * safe against fork (AddressSanitizer's) would leave their lock taken in the child. */
+  while (sem_wait(&running) && errno == EINTR) continue;
   listenFd = fd;
   return true;
 }
