@@ -16,9 +16,25 @@
 
 enum { RING = 4 };
 
+/* One rank's images of one slot. */
+enum { INITIAL, EXPECTED = INITIAL + EP_MAX_ROUNDS, BOUNDS = EXPECTED + EP_MAX_ROUNDS, NUM_IMAGES };
+
+typedef struct buffer {
+  uint8_t *data;
+  size_t bytes;
+} buffer_t;
+
+/* Kept from batch to batch, since fresh pages cost more than what is written into them; given back
+ * when they have grown large. */
+#define KEPT_BYTES ((size_t)256 << 20)
+struct ep_check_buffers {
+  buffer_t images[RING][EP_MAX_RANKS][NUM_IMAGES];
+  buffer_t results[EP_MAX_RANKS][EP_MAX_ROUNDS];
+};
+
 typedef struct slot {
   ep_check_case_t c;
-  size_t capacity;
+  buffer_t (*buffers)[NUM_IMAGES]; /* [ranks] */
   uint8_t *initial[EP_MAX_ROUNDS][EP_MAX_RANKS];
   uint8_t *expected[EP_MAX_ROUNDS][EP_MAX_RANKS];
   uint8_t *bounds[EP_MAX_RANKS]; /* order-free: sums of magnitudes */
@@ -43,7 +59,7 @@ typedef struct rank_task {
   ring_t *ring;
   int rank;
   uint64_t number; /* of the slot at work */
-  size_t capacity;
+  buffer_t *buffers;
   uint8_t *result[EP_MAX_ROUNDS];
 } rank_task_t;
 
@@ -68,24 +84,50 @@ void epTeamFail(ep_check_team_t *team, const ep_check_case_t *c, uint64_t index,
   atomic_store(&job->stop, 1);
 }
 
-static int growOne(uint8_t **p, size_t bytes) {
-  free(*p);
-  return posix_memalign((void **)p, 64, bytes) == 0;
+/* Where an image of so many bytes lies; NULL: out of memory. */
+static uint8_t *grow(buffer_t *b, size_t bytes) {
+  if (bytes <= b->bytes) return b->data;
+  free(b->data);
+  *b = (buffer_t){0};
+  bytes += bytes / 2;
+  if (posix_memalign((void **)&b->data, 64, bytes) != 0) return b->data = NULL;
+  b->bytes = bytes;
+  return b->data;
 }
 
 static trefoil_result_t growSlot(slot_t *slot, int R) {
-  if (slot->c.usedBytes <= slot->capacity) return TREFOIL_OK;
-  size_t bytes = slot->c.usedBytes + slot->c.usedBytes / 2;
-  for (int round = 0; round < EP_MAX_ROUNDS; round++)
-    for (int r = 0; r < R; r++)
-      EP_CHECK(growOne(&slot->initial[round][r], bytes) &&
-                   growOne(&slot->expected[round][r], bytes),
-               TREFOIL_SYSTEM_ERROR, "out of memory for the images of a case");
-  for (int r = 0; r < R; r++)
-    EP_CHECK(!slot->c.group->orderFree || growOne(&slot->bounds[r], bytes), TREFOIL_SYSTEM_ERROR,
-             "out of memory for the bounds of a case");
-  slot->capacity = bytes;
+  size_t bytes = slot->c.usedBytes;
+  for (int r = 0; r < R; r++) {
+    buffer_t *images = slot->buffers[r];
+    int enough = 1;
+    for (int round = 0; round < slot->c.numRounds; round++) {
+      slot->initial[round][r] = grow(&images[INITIAL + round], bytes);
+      slot->expected[round][r] = grow(&images[EXPECTED + round], bytes);
+      enough &= slot->initial[round][r] && slot->expected[round][r];
+    }
+    if (slot->c.group->orderFree) enough &= !!(slot->bounds[r] = grow(&images[BOUNDS], bytes));
+    EP_CHECK(enough, TREFOIL_SYSTEM_ERROR, "out of memory for the images of a case");
+  }
   return TREFOIL_OK;
+}
+
+static void freeBuffers(buffer_t *b, size_t count) {
+  for (size_t i = 0; i < count; i++) free(b[i].data);
+  memset(b, 0, count * sizeof *b);
+}
+
+/* Keeps the buffers for the next batch if they are not too large; all: none. */
+static void trimBuffers(struct ep_check_buffers *buffers, int all) {
+  buffer_t *b = (buffer_t *)buffers;
+  size_t count = sizeof *buffers / sizeof *b, bytes = 0;
+  for (size_t i = 0; i < count; i++) bytes += b[i].bytes;
+  if (all || bytes > KEPT_BYTES) freeBuffers(b, count);
+}
+
+void epTeamFree(ep_check_team_t *team) {
+  if (team->buffers) trimBuffers(team->buffers, 1);
+  free(team->buffers);
+  team->buffers = NULL;
 }
 
 static trefoil_result_t makeSlot(slot_t *slot, const ep_check_group_t *g, uint64_t index) {
@@ -108,22 +150,11 @@ static trefoil_result_t makeSlot(slot_t *slot, const ep_check_group_t *g, uint64
   return epExpect(&slot->c, 0, slot->bounds);
 }
 
-static void freeSlot(slot_t *slot) {
-  epFreeCase(&slot->c);
-  for (int r = 0; r < EP_MAX_RANKS; r++) free(slot->bounds[r]);
-  for (int round = 0; round < EP_MAX_ROUNDS; round++)
-    for (int r = 0; r < EP_MAX_RANKS; r++) {
-      free(slot->initial[round][r]);
-      free(slot->expected[round][r]);
-    }
-}
-
-static trefoil_result_t growResults(rank_task_t *task, size_t bytes) {
-  if (bytes <= task->capacity) return TREFOIL_OK;
-  for (int round = 0; round < EP_MAX_ROUNDS; round++)
-    EP_CHECK(growOne(&task->result[round], bytes + bytes / 2), TREFOIL_SYSTEM_ERROR,
-             "out of memory for the results of a case");
-  task->capacity = bytes + bytes / 2;
+static trefoil_result_t growResults(rank_task_t *task, const ep_check_case_t *c) {
+  for (int round = 0; round < c->numRounds; round++) {
+    task->result[round] = grow(&task->buffers[round], c->usedBytes);
+    EP_CHECK(task->result[round], TREFOIL_SYSTEM_ERROR, "out of memory for the results of a case");
+  }
   return TREFOIL_OK;
 }
 
@@ -151,7 +182,7 @@ static int runSlot(rank_task_t *task, ep_check_rank_t *rank, slot_t *slot) {
   for (int round = 0; round < EP_MAX_ROUNDS; round++)
     initial[round] = slot->initial[round][task->rank];
   atomic_store(&team->job->currentCase, c->index);
-  if (growResults(task, c->usedBytes) != TREFOIL_OK ||
+  if (growResults(task, c) != TREFOIL_OK ||
       (c->group->orderFree ? epRankRunFree(rank, c, initial[0], slot->expected[0][task->rank],
                                            slot->bounds[task->rank], task->result[0])
                            : epRankRun(rank, c, initial, task->result)) != TREFOIL_OK) {
@@ -205,7 +236,6 @@ static void *rankMain(void *argument) {
     openFailed(ring->team, task->rank, "closing");
     bad = 1;
   }
-  for (int round = 0; round < EP_MAX_ROUNDS; round++) free(task->result[round]);
   pthread_mutex_lock(&ring->mutex);
   ring->numRunning--;
   pthread_cond_signal(&ring->left);
@@ -278,7 +308,8 @@ int epTeamThreads(ep_check_team_t *team) {
   ring_t *ring = calloc(1, sizeof *ring);
   rank_task_t *tasks = calloc((size_t)R, sizeof *tasks);
   pthread_t threads[EP_MAX_RANKS];
-  if (!ring || !tasks || team->lib->ncclGetUniqueId(&ring->id) != ncclSuccess) {
+  if (!team->buffers) team->buffers = calloc(1, sizeof *team->buffers);
+  if (!ring || !tasks || !team->buffers || team->lib->ncclGetUniqueId(&ring->id) != ncclSuccess) {
     epTeamFail(team, NULL, team->firstCase, "ncclGetUniqueId failed, or no memory for a team");
     return 1;
   }
@@ -287,8 +318,9 @@ int epTeamThreads(ep_check_team_t *team) {
   pthread_cond_init(&ring->produced, NULL);
   pthread_cond_init(&ring->left, NULL);
   ring->numRunning = R;
+  for (int i = 0; i < RING; i++) ring->slots[i].buffers = team->buffers->images[i];
   for (int r = 0; r < R; r++) {
-    tasks[r] = (rank_task_t){.ring = ring, .rank = r};
+    tasks[r] = (rank_task_t){.ring = ring, .rank = r, .buffers = team->buffers->results[r]};
     if (pthread_create(&threads[r], NULL, rankMain, &tasks[r]) != 0) {
       epTeamFail(team, NULL, team->firstCase, "a thread could not be started");
       return 1;
@@ -298,7 +330,8 @@ int epTeamThreads(ep_check_team_t *team) {
   /* After a failure the other ranks may wait for the one that left: the process ends instead. */
   if (atomic_load(&team->job->failing)) return 1;
   for (int r = 0; r < R; r++) pthread_join(threads[r], NULL);
-  for (int i = 0; i < RING; i++) freeSlot(&ring->slots[i]);
+  for (int i = 0; i < RING; i++) epFreeCase(&ring->slots[i].c);
+  trimBuffers(team->buffers, 0);
   free(tasks);
   free(ring);
   return 0;
@@ -318,7 +351,8 @@ int epTeamProcess(ep_check_team_t *team, int rankIdx) {
   uint64_t numMeetings = 0;
   ring_t ring = {.team = team};
   pthread_mutex_init(&ring.mutex, NULL);
-  rank_task_t task = {.ring = &ring, .rank = rankIdx};
+  buffer_t results[EP_MAX_ROUNDS] = {{0}}, images[EP_MAX_RANKS][NUM_IMAGES] = {{{0}}};
+  rank_task_t task = {.ring = &ring, .rank = rankIdx, .buffers = results};
   ep_check_rank_t rank = newRank(team, rankIdx);
   slot_t *slot = calloc(1, sizeof *slot);
   if (rankIdx == 0) {
@@ -334,6 +368,7 @@ int epTeamProcess(ep_check_team_t *team, int rankIdx) {
     openFailed(team, rankIdx, "opening");
     return 1;
   }
+  slot->buffers = images;
   int bad = 0;
   for (uint64_t i = 0; i < team->numCases && !bad && !atomic_load(&team->job->failed); i++) {
     uint64_t index = team->firstCase + i;
@@ -350,8 +385,9 @@ int epTeamProcess(ep_check_team_t *team, int rankIdx) {
     openFailed(team, rankIdx, "closing");
     bad = 1;
   }
-  freeSlot(slot);
+  epFreeCase(&slot->c);
   free(slot);
-  for (int round = 0; round < EP_MAX_ROUNDS; round++) free(task.result[round]);
+  freeBuffers(images[0], EP_MAX_RANKS * NUM_IMAGES);
+  freeBuffers(results, EP_MAX_ROUNDS);
   return bad;
 }

@@ -106,13 +106,16 @@ static int runJob(const ep_check_options_t *o, ep_check_job_t *job, int jobIdx, 
   team.firstCase = o->firstCase;
   if (!o->processes && loadLibrary(&team, &lib)) return 1;
   uint64_t batch = o->firstCase / EP_BATCH_CASES + (uint64_t)jobIdx;
-  for (;; batch += (uint64_t)numJobs) {
-    if (atomic_load(&job->stop) || (deadline > 0 && epNow() > deadline)) return 0;
-    if (!cutBatch(&team, batch)) return 0;
+  int failed = 0;
+  for (; !failed; batch += (uint64_t)numJobs) {
+    if (atomic_load(&job->stop) || (deadline > 0 && epNow() > deadline)) break;
+    if (!cutBatch(&team, batch)) break;
     epMakeGroup(&team.group, &o->choice, batch);
     epBatchEnvironment(&team.group);
-    if (o->processes ? runProcesses(&team) : epTeamThreads(&team)) return 1;
+    failed = o->processes ? runProcesses(&team) : epTeamThreads(&team);
   }
+  if (!failed) epTeamFree(&team); /* else threads may be at work still */
+  return failed;
 }
 
 static void sumUp(const ep_check_job_t *jobs, int numJobs, double start, ep_check_status_t *s) {

@@ -60,12 +60,14 @@ typedef struct ep_check_team {
   const ep_check_options_t *options;
   ep_check_group_t group;
   ep_check_job_t *job;
-  uint64_t firstCase, numCases; /* within the batch */
-  double deadline;              /* CLOCK_MONOTONIC seconds, or 0 */
+  uint64_t firstCase, numCases;     /* within the batch */
+  double deadline;                  /* CLOCK_MONOTONIC seconds, or 0 */
+  struct ep_check_buffers *buffers; /* of epTeamThreads, from batch to batch; NULL at first */
 } ep_check_team_t;
 
 /* Runs a part of a batch with threads; nonzero after a failure, when the process should end. */
 int epTeamThreads(ep_check_team_t *team);
+void epTeamFree(ep_check_team_t *team);
 /* Runs one rank of it in this process. */
 int epTeamProcess(ep_check_team_t *team, int rank);
 /* Records the first failure: `what` and how to see it again. */
