@@ -61,7 +61,7 @@ _Static_assert(sizeof(ep_control_t) <= EP_CONTROL_HEAD_BYTES, "EP_CONTROL_HEAD_B
 /* Arrays of R words after the head. Barriers are the exception to "one writer": [r] is rank r's. */
 typedef enum ep_array {
   EP_ARRAY_BARRIER = 0,                   /* [r] rank r's last barrier */
-  EP_ARRAY_CLEAN,                         /* [r] rank r's last MaskClean */
+  EP_ARRAY_CLEAN,                         /* [r] rank r's MaskCleans so far */
   EP_ARRAY_ARENA,                         /* the rest: once per arena */
   EP_ARRAY_UPDATE_TAKEN = EP_ARRAY_ARENA, /* [src] */
   EP_ARRAY_DISPATCH_TAKEN,                /* [src] */
@@ -85,6 +85,7 @@ typedef struct ep_peer {
   char *arena[2];
   _Atomic int active;    /* this rank's mask: 1 active, 0 masked by the caller, -1 given up */
   ep_word_t rowsFrom[2]; /* rows pulled from it: dispatch, combine */
+  uint64_t cleansTaken;  /* MaskCleans of its that this rank's have waited for */
   uint64_t ringSeq[2];   /* [arena] messages per ring so far, of this rank as origin */
   int64_t sendNext;      /* combine in progress: next chunk to send to this origin */
   int64_t relayNext;     /* */
@@ -147,7 +148,7 @@ typedef struct ep_cpu_handle {
   /* LL: what Update noted, and what the layout was made from */
   ep_update_call_t noted;
   uint64_t notedNo, layoutNo;
-  uint64_t flightOp; /* of the send_only operation between its halves */
+  uint64_t flightOps[EP_NUM_KINDS]; /* of an operation between its halves; 0: nothing was sent */
   struct ep_record *pendingRecord, *captured;
   uint64_t pendingNo;       /* order of send_only calls in the group */
   int receivedEarly;        /* its receive was queued by a younger operation's Complete, */
@@ -232,6 +233,8 @@ typedef struct ep_patience {
 } ep_patience_t;
 uint32_t epBell(const ep_op_t *op);
 int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_patience_t *patience);
+/* A receive: was anything sent? If not (a captured send that never ran) it is reported. */
+int epWasSent(const ep_op_t *op);
 void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what);
 /* With masks: notes whom this operation leaves out; and for a peer that has gone on: it left this
  * rank out already then (nothing of its is missing), or it is given up. */

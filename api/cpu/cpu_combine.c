@@ -372,8 +372,10 @@ void epRunCombine(ep_record_t *r) {
   ep_arena_t *a = &g->arenas[h->arenaIdx];
   ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_COMBINE, 0};
   int ok = 1, ht = epIsHt(g->group);
-  if (r->stage & EP_STAGE_SEND) op.no = h->flightOp = ++a->ops[EP_KIND_COMBINE];
-  op.no = h->flightOp;
+  if (r->stage & EP_STAGE_SEND) h->flightOps[EP_KIND_COMBINE] = ++a->ops[EP_KIND_COMBINE];
+  op.no = h->flightOps[EP_KIND_COMBINE];
+  if (!epWasSent(&op)) return;
+  if (r->stage & EP_STAGE_RECEIVE) h->flightOps[EP_KIND_COMBINE] = 0;
   epHangBegin(&op);
   if (ht) {
     combineHt(&op, &r->call.combine);

@@ -97,12 +97,14 @@ void epRunDispatch(ep_record_t *r) {
   ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_DISPATCH, 0};
   int ok = 1;
   if (r->stage & EP_STAGE_SEND) {
-    op.no = h->flightOp = ++a->ops[EP_KIND_DISPATCH];
+    op.no = h->flightOps[EP_KIND_DISPATCH] = ++a->ops[EP_KIND_DISPATCH];
     epHangBegin(&op);
     ok = sendHalf(&op, r);
   }
-  op.no = h->flightOp;
+  op.no = h->flightOps[EP_KIND_DISPATCH];
   if (ok && r->stage & EP_STAGE_RECEIVE) {
+    if (!epWasSent(&op)) return;
+    h->flightOps[EP_KIND_DISPATCH] = 0;
     if (r->stage == EP_STAGE_RECEIVE) epHangBegin(&op);
     if (epReceiveRouting(&op, r)) epReceiveRows(&op, &r->call.dispatch);
     h->layoutNo = r->routingNo;

@@ -148,6 +148,15 @@ void epHearWithdrawn(const ep_op_t *op, int r) {
   failGroup(op, r);
 }
 
+int epWasSent(const ep_op_t *op) {
+  if (op->no) return 1;
+  epReport(op->g->group, EP_TROUBLE_STICKY, TREFOIL_INVALID_USAGE,
+           "ncclEpComplete: no send_only %s of the handle has run since the last one was received: "
+           "launch the graph that holds it first; nothing was received",
+           kindNames[op->kind]);
+  return 0;
+}
+
 uint32_t epBell(const ep_op_t *op) {
   return atomic_load(&op->g->peers[op->g->me].control->doors[op->kind].bell);
 }
@@ -242,14 +251,19 @@ trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeout
   return TREFOIL_OK;
 }
 
-/* MaskClean's: every rank is told, the unmasked ones are waited for. */
+/* MaskClean's: every rank is told, the unmasked ones are waited for. Ranks that are masked need not come,
+ * so their counts differ: each waits for one more of a peer's than it has waited for before. */
 int epCleanBarrier(ep_cpu_group_t *g) {
-  uint64_t value = ++g->cleans, deadline = deadlineAfter(epCpuNowNs(), g->group->timeoutNs);
-  push(g, EP_ARRAY_CLEAN, value, 0);
+  uint64_t deadline = deadlineAfter(epCpuNowNs(), g->group->timeoutNs);
+  push(g, EP_ARRAY_CLEAN, ++g->cleans, 0);
   ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_CLEAN, 0);
   int all = 1;
   for (int r = 0; r < g->R; r++) {
-    if (!epActive(g, r) || waitPushed(g, r, &own[r], value, deadline)) continue;
+    if (!epActive(g, r)) continue;
+    if (waitPushed(g, r, &own[r], g->peers[r].cleansTaken + 1, deadline)) {
+      g->peers[r].cleansTaken++;
+      continue;
+    }
     epReport(g->group, EP_TROUBLE_FLAG, TREFOIL_REMOTE_ERROR,
              "ncclEpMaskClean: rank %d did not come within the timeout", r);
     all = 0;

@@ -1,0 +1,226 @@
+/* Ranks that are late, masked or dead: the others name them, leave them out or take them back, and nobody
+ * reads what a rank has freed. */
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "step.h"
+#include "test.h"
+
+static step_case_t smallCase(trefoil_mode_t mode, uint64_t seed) {
+  step_case_t c = {.mode = mode, .topk = 3, .numExperts = 8, .maxTokens = 7, .width = 16};
+  c.seed = seed;
+  if (mode >= TREFOIL_HT_FLAT) c.maxRecv = 4 * 7 * 3 + 8;
+  return c;
+}
+
+typedef struct one_op {
+  step_case_t c;
+  int combine, ranksPerNode;
+} one_op_t;
+
+/* Rank 1 never dispatches: the others say so within the timeout, and the process lives. */
+static void runLate(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  config.timeout_ns = 100000000u;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
+  if (r->rank != 1) {
+    teamCheck(r, stepUpdate(d, h, r->stream), "update");
+    stepDispatch(d, h, r->stream);
+    cudaStreamSynchronize(r->stream);
+    teamCheck(r, stepCombine(d, h, r->stream) == 0, "a call after the timeout was taken");
+    const char *why = ncclEpGetLastError();
+    teamCheck(r, strstr(why, "rank 1 ") != NULL, "does not name rank 1: %s", why);
+  }
+  teamBarrier(r);
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(late_rank_is_named) {
+  for (int mode = 0; mode < 4; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 600);
+    const char *error = teamThreads(3, runLate, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
+/* Rank 1 dispatches (or combines) after rank 0 gave up on it, freed its tensors and left: in one process it
+ * must not read them any more. */
+static void runFreed(team_rank_t *r) {
+  const one_op_t *f = r->user;
+  step_data_t *d = stepMake(&f->c, r->rank, r->numRanks, f->ranksPerNode);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(&f->c, r->numRanks);
+  /* rank 1 has time */
+  config.timeout_ns = r->rank == 0 ? 100000000u : 20000000000u;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(&f->c), NULL, 3, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream), "update");
+  if (f->combine) teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+  cudaStreamSynchronize(r->stream);
+  teamBarrier(r);
+  /* rank 0's own rows, in memory that goes away */
+  void *rows = f->combine ? (void *)d->expertRows[r->rank] : (void *)d->tokens[r->rank], *mine;
+  teamCheck(r, d->numTokens[0] > 0 && d->numTokens[1] > 0, "no rows to read");
+  size_t bytes = (size_t)f->c.width * 2 * (size_t)(f->combine ? d->slots : d->numTokens[r->rank]);
+  mine = mmap(NULL, bytes + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  teamCheck(r, mine != MAP_FAILED, "mmap");
+  memcpy(mine, rows, bytes);
+  uint16_t **place = f->combine ? &d->expertRows[r->rank] : &d->tokens[r->rank];
+  *place = mine;
+  if (r->rank == 1) teamBarrier(r); /* rank 0 has given up and freed */
+  int taken = f->combine ? stepCombine(d, h, r->stream) : stepDispatch(d, h, r->stream);
+  teamCheck(r, taken, "%s", ncclEpGetLastError());
+  cudaStreamSynchronize(r->stream);
+  mprotect(mine, bytes + 1, PROT_NONE); /* who reads it now is killed */
+  *place = rows;
+  if (r->rank == 0) teamBarrier(r);
+  teamCheck(r, !stepUpdate(d, h, r->stream), "a call after the loss was taken");
+  const char *why = ncclEpGetLastError();
+  teamCheck(r, strstr(why, r->rank ? "rank 0 gave up" : "rank 1 "), "%s", why);
+  teamBarrier(r);
+  munmap(mine, bytes + 1);
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(late_rank_reads_no_freed_rows) {
+  for (int i = 0; i < 4; i++) {
+    one_op_t f = {.c = smallCase(i & 1 ? TREFOIL_HT_EXPERT_MAJOR : TREFOIL_HT_FLAT, 650)};
+
+    f.combine = i / 2;
+    f.ranksPerNode = 2;
+    const char *error = teamThreads(2, runFreed, &f);
+    CHECK(!*error, "%s, mode %d: %s", f.combine ? "combine" : "dispatch", f.c.mode, error);
+  }
+}
+
+/* With masks rank 1 is skipped, the flag goes up, and after Clean everybody is back. */
+static void runMasked(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  config.enable_mask = 1;
+  config.timeout_ns = 200000000u;
+  int mask[3] = {9, 9, 9}, error = 9;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream), "update");
+  if (r->rank != 1) {
+    teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+    teamOk(r, ncclEpMaskQuery(group, mask, r->stream));
+    cudaStreamSynchronize(r->stream);
+    teamOk(r, ncclEpGetAsyncError(group, &error));
+    teamCheck(r, error == 1 && mask[1] == 0 && mask[0] == 1 && mask[2] == 1, "not masked");
+    teamOk(r, ncclEpErrorClear(group));
+  }
+  teamBarrier(r);
+  /* rank 1 makes up for the dispatch it missed, in its own mask view */
+  if (r->rank == 1) {
+    int alone[3] = {0, 1, 0};
+    teamOk(r, ncclEpMaskUpdate(group, alone, r->stream));
+    teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+    cudaStreamSynchronize(r->stream);
+  }
+  teamBarrier(r);
+  teamOk(r, ncclEpMaskClean(group, r->stream));
+  cudaStreamSynchronize(r->stream);
+  teamBarrier(r);
+  stepPoison(d);
+  teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+  teamCheck(r, stepCombine(d, h, r->stream), "combine");
+  teamOk(r, ncclEpMaskQuery(group, mask, r->stream));
+  cudaStreamSynchronize(r->stream);
+  teamOk(r, ncclEpGetAsyncError(group, &error));
+  teamCheck(r, error == 0 && mask[0] == 1 && mask[1] == 1 && mask[2] == 1, "not clean: %d%d%d, %d",
+            mask[0], mask[1], mask[2], error);
+  teamCheck(r, !*stepCompareDispatch(d), "%s", stepCompareDispatch(d));
+  teamCheck(r, !*stepCompareCombine(d), "%s", stepCompareCombine(d));
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(masked_rank_comes_back) {
+  for (int mode = 0; mode < 2; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 700);
+    const char *error = teamThreads(3, runMasked, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
+/* Ranks 0 and 1 clean without rank 2, which they had masked and which need not come; then all three clean:
+ * nobody waits for a clean that rank 2 was not asked to. */
+static void runClean(team_rank_t *r) {
+  step_case_t c = smallCase(TREFOIL_LL_EXPERT_MAJOR, 720);
+  ncclEpGroup_t group;
+  ncclEpGroupConfig_t config = stepGroupConfig(&c, r->numRanks);
+  config.enable_mask = 1;
+  config.timeout_ns = 2000000000u;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  for (int round = 0; round < 3; round++) {
+    int without2[3] = {1, 1, 0}, mask[3] = {9, 9, 9}, error = 9;
+    if (r->rank < 2) {
+      teamOk(r, ncclEpMaskUpdate(group, without2, r->stream));
+      teamOk(r, ncclEpMaskClean(group, r->stream));
+      cudaStreamSynchronize(r->stream);
+    }
+    teamBarrier(r);
+    teamOk(r, ncclEpMaskClean(group, r->stream));
+    teamOk(r, ncclEpMaskQuery(group, mask, r->stream));
+    cudaStreamSynchronize(r->stream);
+    teamOk(r, ncclEpGetAsyncError(group, &error));
+    teamCheck(r, !error && mask[0] == 1 && mask[1] == 1 && mask[2] == 1, "round %d: %d%d%d, %d",
+              round, mask[0], mask[1], mask[2], error);
+  }
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(clean_without_a_masked_rank) {
+  const char *error = teamThreads(3, runClean, NULL);
+  CHECK(!*error, "%s", error);
+}
+
+/* Rank 2's process dies before its dispatch: the survivors name it long before the timeout. */
+static void runKilled(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
+  if (r->rank == 2) kill(getpid(), SIGKILL);
+  stepUpdate(d, h, r->stream);
+  stepDispatch(d, h, r->stream);
+  cudaStreamSynchronize(r->stream);
+  teamCheck(r, stepCombine(d, h, r->stream) == 0, "a call after the loss was taken");
+  teamCheck(r, strstr(ncclEpGetLastError(), "rank 2 "), "%s", ncclEpGetLastError());
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(killed_rank_is_named) {
+#ifdef __SANITIZE_THREAD__
+  SKIP("ThreadSanitizer does not follow a process with threads through fork");
+#endif
+  for (int mode = 0; mode < 4; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 800);
+    const char *error = teamProcesses(3, runKilled, &c, 1u << 2);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
+TEST_MAIN()
