@@ -29,6 +29,14 @@ typedef struct ep_counter {
   int is64;
 } ep_counter_t;
 
+/* The routing that a handle's memory holds, as far as calls know. */
+typedef struct ep_routed {
+  int topk; /* 0: none */
+  trefoil_mode_t mode;
+  size_t alignment;
+  int64_t numTokens; /* this rank's */
+} ep_routed_t;
+
 /* This rank's memory behind a window. */
 typedef struct ep_window {
   char *base;
@@ -53,6 +61,7 @@ typedef struct ep_update_call {
 
 typedef struct ep_dispatch_call {
   int64_t numTokens; /* B */
+  int topk;          /* K of all weights and ids here; 0: there are none */
   int backward, sendOnly, roundScales, globalIds;
   ep_quant_t quant;
   size_t tokenBytes, scaleBytes; /* of one row as it travels */
@@ -73,6 +82,7 @@ typedef struct ep_dispatch_call {
 
 typedef struct ep_combine_call {
   int64_t numTokens; /* B */
+  int topk;          /* K of all weights here; 0: there are none */
   int backward, sendOnly;
   ep_quant_t quant;
   trefoil_dtype_t dtype;
@@ -107,6 +117,9 @@ typedef struct ep_backend {
   trefoil_result_t (*combine)(ncclEpHandle_t handle, const ep_combine_call_t *call,
                               cudaStream_t stream);
   trefoil_result_t (*complete)(ncclEpHandle_t handle, cudaStream_t stream);
+  /* HT, a caller's handle_mem that no Update of a live handle is known for: what it holds when the
+   * stream's work is done (under capture: now). topk stays 0 if that is no routing of such a group. */
+  trefoil_result_t (*readRouted)(ncclEpHandle_t handle, cudaStream_t stream, ep_routed_t *out);
   /* Eager sizing: waits for the handle's last Update and tells the true count; rows of topk
    * tensors follow from it. TREFOIL_INVALID_USAGE under capture. */
   trefoil_result_t (*receivedCount)(ncclEpHandle_t handle, cudaStream_t stream, int64_t *count);

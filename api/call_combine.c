@@ -44,14 +44,12 @@ static trefoil_result_t checkOrder(const combine_args_t *a) {
   ncclEpHandle_t h = a->h;
   EP_CHECK(!a->backward || epIsHt(a->g), TREFOIL_INVALID_USAGE,
            "ncclEpCombine: pass_direction is backward; low latency has only the forward pass");
-  EP_CHECK(h->updated || (epIsHt(a->g) && !h->ownsMem), TREFOIL_INVALID_USAGE,
-           "ncclEpCombine: the handle has no routing; call ncclEpUpdateHandle first");
   EP_CHECK(h->pending == EP_PENDING_NONE, TREFOIL_INVALID_USAGE,
            "ncclEpCombine: the handle's send_only operation is pending; call ncclEpComplete first");
   EP_CHECK(a->g->numPending < 2, TREFOIL_INVALID_USAGE,
            "ncclEpCombine: two send_only operations of the group are in flight; complete one "
            "first");
-  return TREFOIL_OK;
+  return epCheckRouted(h, "ncclEpCombine", a->stream);
 }
 
 static void slotDims(const combine_args_t *a, ep_tensor_rule_t *rule) {
@@ -86,14 +84,9 @@ static trefoil_result_t checkTokens(combine_args_t *a) {
            TREFOIL_INVALID_ARGUMENT, "inputs->tokens: zero_copy ON needs a window (win_hdl)");
   ep_tensor_rule_t out = {.name = "outputs->tokens",
                           .ndim = 2,
-                          .sizes = {EP_ANY, width},
+                          .sizes = {(size_t)a->h->routed.numTokens, width},
                           .dtypes = EP_DTYPE(a->tokens.dtype)};
-  if (a->h->numTokens >= 0) out.sizes[0] = (size_t)a->h->numTokens;
-  EP_TRY(epViewTensor(a->g, a->out.tokens, &out, &a->outTokens));
-  EP_CHECK(a->outTokens.sizes[0] <= a->g->limits.maxTokens, TREFOIL_INVALID_ARGUMENT,
-           "outputs->tokens: sizes[0] is %zu; must be at most max_dispatch_tokens_per_rank (%u)",
-           a->outTokens.sizes[0], a->g->limits.maxTokens);
-  return TREFOIL_OK;
+  return epViewTensor(a->g, a->out.tokens, &out, &a->outTokens);
 }
 
 static trefoil_result_t checkScales(const combine_args_t *a, ep_combine_call_t *call) {
@@ -112,15 +105,12 @@ static trefoil_result_t checkScales(const combine_args_t *a, ep_combine_call_t *
 
 /* [B, K] f32 next to the output: read in LL expert-major, written in HT backward. */
 static trefoil_result_t viewTokenWeights(const combine_args_t *a, float **out) {
-  size_t topk = a->h->currentTopk > 0 ? (size_t)a->h->currentTopk : EP_ANY;
   ep_tensor_rule_t rule = {.name = "outputs->topk_weights",
                            .ndim = 2,
-                           .sizes = {a->outTokens.sizes[0], topk},
+                           .sizes = {a->outTokens.sizes[0], (size_t)a->h->routed.topk},
                            .dtypes = EP_DTYPE(ncclFloat32)};
   ep_view_t v;
   EP_TRY(epViewTensor(a->g, a->out.topk_weights, &rule, &v));
-  EP_CHECK(v.sizes[1] >= 1 && v.sizes[1] <= (size_t)a->h->topkBound, TREFOIL_INVALID_ARGUMENT,
-           "outputs->topk_weights: sizes[1] is %zu; must be 1 to %d", v.sizes[1], a->h->topkBound);
   *out = v.data;
   return TREFOIL_OK;
 }
@@ -176,6 +166,7 @@ static trefoil_result_t combine(combine_args_t *a) {
   EP_TRY(checkWeights(a, &call));
   call.numTokens = (int64_t)a->outTokens.sizes[0];
   call.backward = a->backward;
+  call.topk = call.weights || call.outWeights ? a->h->routed.topk : 0;
   call.sendOnly = a->config.send_only && !epIsHt(a->g);
   call.quant = a->nvfp4 ? EP_QUANT_NVFP4 : EP_QUANT_NONE;
   call.dtype = (trefoil_dtype_t)a->tokens.dtype;

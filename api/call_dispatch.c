@@ -50,15 +50,13 @@ static trefoil_result_t checkOrder(const dispatch_args_t *a) {
   int backward = a->config.pass_direction == NCCL_EP_BWD_PASS;
   EP_CHECK(!backward || epIsHt(a->g), TREFOIL_INVALID_USAGE,
            "ncclEpDispatch: pass_direction is backward; low latency has only the forward pass");
-  EP_CHECK(h->updated || (epIsHt(a->g) && !h->ownsMem), TREFOIL_INVALID_USAGE,
-           "ncclEpDispatch: the handle has no routing; call ncclEpUpdateHandle first");
   EP_CHECK(
       h->pending == EP_PENDING_NONE, TREFOIL_INVALID_USAGE,
       "ncclEpDispatch: the handle's send_only operation is pending; call ncclEpComplete first");
   EP_CHECK(a->g->numPending < 2, TREFOIL_INVALID_USAGE,
            "ncclEpDispatch: two send_only operations of the group are in flight; complete one "
            "first");
-  return TREFOIL_OK;
+  return epCheckRouted(h, "ncclEpDispatch", a->stream);
 }
 
 static int isCaller(const dispatch_args_t *a) {
@@ -74,14 +72,12 @@ static int isE4m3(const dispatch_args_t *a) {
 #define CALLER_SCALES (EP_DTYPES_SUM | FP8_DTYPES | EP_DTYPE(ncclUint8))
 
 static trefoil_result_t checkInputTokens(dispatch_args_t *a) {
-  ep_tensor_rule_t rule = {.name = "inputs->tokens", .ndim = 2, .sizes = {EP_ANY, EP_ANY}};
+  ep_tensor_rule_t rule = {.name = "inputs->tokens", .ndim = 2};
+  rule.sizes[0] = (size_t)a->h->routed.numTokens;
+  rule.sizes[1] = EP_ANY;
   rule.dtypes = isCaller(a) ? CALLER_TOKENS : isE4m3(a) ? EP_DTYPE(ncclBfloat16) : EP_DTYPES_SUM;
   rule.alignment = isCaller(a) ? 16 : 0;
-  if (a->h->numTokens >= 0) rule.sizes[0] = (size_t)a->h->numTokens;
   EP_TRY(epViewTensor(a->g, a->in.tokens, &rule, &a->tokens));
-  EP_CHECK(a->tokens.sizes[0] <= a->N, TREFOIL_INVALID_ARGUMENT,
-           "inputs->tokens: sizes[0] is %zu; must be at most max_dispatch_tokens_per_rank (%zu)",
-           a->tokens.sizes[0], a->N);
   EP_CHECK(a->tokens.sizes[1] > 0, TREFOIL_INVALID_ARGUMENT, "inputs->tokens: sizes[1] is 0");
   if (!isCaller(a)) {
     const char *why = "only NCCL_EP_DISP_QUANT_FWD takes the caller's scales";
@@ -182,15 +178,13 @@ static trefoil_result_t checkNoTopk(const dispatch_args_t *a, const char *why) {
 }
 
 static trefoil_result_t viewInputWeights(const dispatch_args_t *a, ep_dispatch_call_t *call) {
-  size_t topk = a->h->currentTopk > 0 ? (size_t)a->h->currentTopk : EP_ANY;
   ep_tensor_rule_t rule = {.name = "inputs->topk_weights",
                            .ndim = 2,
-                           .sizes = {a->tokens.sizes[0], topk},
+                           .sizes = {a->tokens.sizes[0], (size_t)a->h->routed.topk},
                            .dtypes = EP_DTYPE(ncclFloat32)};
   ep_view_t v;
   EP_TRY(epViewTensor(a->g, a->in.topk_weights, &rule, &v));
-  EP_CHECK(v.sizes[1] >= 1 && v.sizes[1] <= (size_t)a->h->topkBound, TREFOIL_INVALID_ARGUMENT,
-           "inputs->topk_weights: sizes[1] is %zu; must be 1 to %d", v.sizes[1], a->h->topkBound);
+  call->topk = a->h->routed.topk;
   call->hasWeights = 1;
   call->weights = v.data; /* NULL is fine for zero rows */
   return TREFOIL_OK;
@@ -198,7 +192,7 @@ static trefoil_result_t viewInputWeights(const dispatch_args_t *a, ep_dispatch_c
 
 static trefoil_result_t viewOutputTopk(const dispatch_args_t *a, ep_dispatch_call_t *call) {
   int ht = epIsHt(a->g), flat = a->h->mode != TREFOIL_HT_EXPERT_MAJOR;
-  size_t topk = a->in.topk_weights->sizes[1];
+  size_t topk = (size_t)call->topk;
   ep_tensor_rule_t rule = {.name = "outputs->topk_weights", .dtypes = EP_DTYPE(ncclFloat32)};
   if (ht) {
     rule.ndim = flat ? 2 : 1;

@@ -54,8 +54,6 @@ static trefoil_result_t describe(ncclEpGroup_t g, ncclEpLayout_t layout,
   h->alignment = h->mode == TREFOIL_HT_EXPERT_MAJOR ? limits.alignment : 0;
   h->topk = topk;
   h->topkBound = epTopkBound(&g->limits, topk);
-  h->currentTopk = topk > 0 ? topk : 0;
-  h->numTokens = -1;
   EP_TRY(sizingOf(g, &limits, &h->sizing));
   if (!mem) return TREFOIL_OK;
   ep_tensor_rule_t rule = {.name = "handle_mem",
@@ -118,6 +116,11 @@ static trefoil_result_t initHandle(ncclEpHandle_t *out, ncclEpGroup_t g, ncclEpL
   EP_TRY(describe(g, layout, config, topk, mem, &like));
   EP_TRY(epCheckTrouble(g));
   EP_TRY(build(g, &like, &h));
+  for (struct ncclEpHandle *other = h->next; other && epIsHt(g); other = other->next) {
+    if (other->handleMem != h->handleMem || !other->routed.topk) continue;
+    h->routed = other->routed;
+    break;
+  }
   logHandle(h);
   *out = h;
   return TREFOIL_OK;
@@ -172,6 +175,24 @@ static trefoil_result_t viewCounters(const struct ncclEpHandle *h, const ncclEpL
                        &call->expertOffsets);
 }
 
+trefoil_result_t epCheckRouted(ncclEpHandle_t h, const char *function, cudaStream_t stream) {
+  ep_routed_t *m = &h->routed;
+  if (!m->topk && epIsHt(h->group) && !h->ownsMem) {
+    EP_TRY(epBackend.readRouted(h, stream, m));
+  }
+  EP_CHECK(m->topk, TREFOIL_INVALID_USAGE,
+           "%s: the handle has no routing; call ncclEpUpdateHandle first", function);
+  EP_CHECK(
+      m->mode == h->mode && m->alignment == h->alignment, TREFOIL_INVALID_USAGE,
+      "%s: handle_mem holds the routing of a %s handle with alignment %zu; this one is %s with "
+      "alignment %zu; must be equal",
+      function, trefoilModeName(m->mode), m->alignment, trefoilModeName(h->mode), h->alignment);
+  EP_CHECK(h->topk > 0 ? m->topk == h->topk : m->topk <= h->topkBound, TREFOIL_INVALID_USAGE,
+           "%s: handle_mem holds a routing of top-%d; the handle was made for %s%d", function,
+           m->topk, h->topk > 0 ? "top-" : "top-k up to ", h->topk > 0 ? h->topk : h->topkBound);
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t updateChecked(ncclEpHandle_t h, const ncclEpTensor_t *topkIdx,
                                       const ncclEpLayoutInfo_t *info, cudaStream_t stream) {
   ep_update_call_t call;
@@ -186,9 +207,7 @@ static trefoil_result_t updateChecked(ncclEpHandle_t h, const ncclEpTensor_t *to
   /* handles on the same memory see this routing too */
   for (struct ncclEpHandle *other = h->group->handles; other; other = other->next) {
     if (other->handleMem != h->handleMem || (other != h && !epIsHt(h->group))) continue;
-    other->updated = 1;
-    other->numTokens = call.numTokens;
-    other->currentTopk = call.topk;
+    other->routed = (ep_routed_t){call.topk, h->mode, h->alignment, call.numTokens};
   }
   return TREFOIL_OK;
 }

@@ -50,10 +50,8 @@ struct ncclEpHandle {
   ep_sizing_t sizing;
   void *handleMem;
   int ownsMem;
-  void *state;       /* the backend's */
-  int updated;       /* an Update was called on this handle, or on another with its memory */
-  int64_t numTokens; /* of the last Update on its memory; -1 unknown */
-  int currentTopk;   /* likewise; else topk, or 0 if unknown */
+  void *state;               /* the backend's */
+  ep_routed_t routed;        /* by the last Update on its memory, whichever handle's */
   struct ncclEpHandle *next; /* of the group */
   ep_pending_t pending;
 };
@@ -71,6 +69,8 @@ int epIsLive(const void *object, ep_object_kind_t kind);
 /* Live, and of this kind; else a sentence. */
 trefoil_result_t epCheckGroup(ncclEpGroup_t group, const char *function);
 trefoil_result_t epCheckHandle(ncclEpHandle_t handle, const char *function);
+/* The handle's memory holds a routing that this handle can use. */
+trefoil_result_t epCheckRouted(ncclEpHandle_t handle, const char *function, cudaStream_t stream);
 /* Fails with the recorded sentence if a queued operation failed before. */
 trefoil_result_t epCheckTrouble(ncclEpGroup_t group);
 

@@ -130,6 +130,7 @@ typedef struct ep_mem_head {
   uint64_t magic;
   uint64_t version; /* unique per Update in this process */
   int64_t topk, mode, alignment, total;
+  int64_t numRanks, numExperts, maxTokens; /* of the group that wrote it */
 } ep_mem_head_t;
 
 typedef struct ep_cpu_handle {
@@ -137,11 +138,10 @@ typedef struct ep_cpu_handle {
   ep_cpu_group_t *g;
   int arenaIdx;
   ep_mem_head_t *head;
-  int64_t *numTokens; /* [R] in handle_mem */
-  uint8_t *active;    /* [R, R], LL */
-  int32_t *routing;   /* [R][N * K bound] */
-  size_t routingStride;
-  const int32_t **rows; /* [R] pointers into routing */
+  int64_t *numTokens;   /* [R] in handle_mem */
+  uint8_t *active;      /* [R, R], LL */
+  int32_t *routing;     /* [R][N * K], K of the Update, not the handle's bound */
+  const int32_t **rows; /* [R] pointers into routing (epPlaceRows) */
   void *hostBlock;      /* rows and the layout's memory */
   trefoil_layout_t layout;
   uint64_t layoutVersion;
@@ -274,8 +274,12 @@ int epExchangeRouting(const ep_op_t *op, const ep_update_call_t *call);
 /* The caller's ids as int32; an id out of range or a duplicate is reported and becomes -1. */
 void epCopyRouting(const ep_op_t *op, const ep_update_call_t *call, int32_t *out);
 int epComputeLayout(ep_cpu_handle_t *h, int topk);
-/* HT: the layout of what handle_mem holds now. 0: reported. */
-int epRefreshLayout(const ep_op_t *op, int64_t numTokens);
+void epPlaceRows(ep_cpu_handle_t *h, int topk);
+/* handle_mem holds a routing that fits a group like this one. */
+int epHoldsRouting(const ep_cpu_handle_t *h);
+/* HT: the layout of what handle_mem holds now; the call's tokens, and its top-k if it carries weights,
+ * must be the routing's. 0: reported. */
+int epRefreshLayout(const ep_op_t *op, int64_t numTokens, int topk);
 void epReceiveRows(const ep_op_t *op, const ep_dispatch_call_t *call);
 /* Combine's messages. */
 typedef struct ep_message {

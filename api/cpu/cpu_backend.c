@@ -28,6 +28,7 @@ const ep_backend_t epBackend = {
     .dispatch = epCpuDispatch,
     .combine = epCpuCombine,
     .complete = epCpuComplete,
+    .readRouted = epCpuReadRouted,
     .receivedCount = epCpuReceivedCount,
     .maskQuery = epMaskQuery,
     .maskUpdate = epMaskUpdate,

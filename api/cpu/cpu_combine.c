@@ -363,7 +363,7 @@ static void combineHt(const ep_op_t *op, const ep_combine_call_t *c) {
   loop_t l = {.op = op, .c = c, .me = g->me, .R = g->R, .G = g->G, .M = g->M};
   l.myNode = g->me / g->G;
   l.rail = g->me % g->G;
-  if (epRefreshLayout(op, c->numTokens) && checkSlotWeights(op, c)) runLoop(&l);
+  if (epRefreshLayout(op, c->numTokens, c->topk) && checkSlotWeights(op, c)) runLoop(&l);
 }
 
 void epRunCombine(ep_record_t *r) {

@@ -59,7 +59,7 @@ static int sendHalf(const ep_op_t *op, const ep_record_t *r) {
   ep_cpu_group_t *g = op->g;
   const ep_dispatch_call_t *c = &r->call.dispatch;
   int ht = epIsHt(g->group);
-  if (ht && !epRefreshLayout(op, c->numTokens)) return 0;
+  if (ht && !epRefreshLayout(op, c->numTokens, c->topk)) return 0;
   if (!waitForSlot(op)) return 0;
   if (!ht) epNoteMasked(op);
   ep_dispatch_head_t *head = epDispatchHead(op, g->me);

@@ -19,6 +19,7 @@ trefoil_result_t epCpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
 trefoil_result_t epCpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *call,
                               cudaStream_t stream);
 trefoil_result_t epCpuComplete(ncclEpHandle_t handle, cudaStream_t stream);
+trefoil_result_t epCpuReadRouted(ncclEpHandle_t handle, cudaStream_t stream, ep_routed_t *out);
 trefoil_result_t epCpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, int64_t *count);
 
 #endif

@@ -14,7 +14,8 @@ static size_t align16(size_t bytes) {
   return (bytes + 15) / 16 * 16;
 }
 
-/* handle_mem: head (256) | numTokens [R] | LL: active [R, R] | routing [R][N * K]. */
+/* handle_mem: head (256) | numTokens [R] | LL: active [R, R] | routing [R][N * K]. Where a rank's routing
+ * lies follows from the K of the Update, so that handles of other bounds find it. */
 static void carveMem(ep_cpu_handle_t *h) {
   size_t R = (size_t)h->g->R;
   char *p = h->handle->handleMem;
@@ -27,7 +28,18 @@ static void carveMem(ep_cpu_handle_t *h) {
     p += align16(R * R);
   }
   h->routing = (int32_t *)p;
-  h->routingStride = h->handle->sizing.routingBytes / sizeof(int32_t);
+}
+
+void epPlaceRows(ep_cpu_handle_t *h, int topk) {
+  size_t stride = (size_t)h->handle->sizing.config.shape.maxTokens * (size_t)topk;
+  for (int r = 0; r < h->g->R; r++) h->rows[r] = h->routing + (size_t)r * stride;
+}
+
+int epHoldsRouting(const ep_cpu_handle_t *h) {
+  const ep_mem_head_t *head = h->head;
+  const trefoil_shape_t *s = &h->handle->sizing.config.shape;
+  return head->magic == NCCL_EP_MAGIC && head->numRanks == s->numRanks &&
+         head->numExperts == s->numExperts && head->maxTokens == s->maxTokens;
 }
 
 static trefoil_result_t makeHost(ep_cpu_handle_t *h) {
@@ -37,7 +49,7 @@ static trefoil_result_t makeHost(ep_cpu_handle_t *h) {
   h->rows = h->hostBlock;
   h->layout.memory = (char *)h->hostBlock + pointers;
   h->layout.memoryBytes = b->bytes - pointers;
-  for (int r = 0; r < h->g->R; r++) h->rows[r] = h->routing + (size_t)r * h->routingStride;
+  epPlaceRows(h, h->handle->topkBound);
   return TREFOIL_OK;
 }
 
@@ -190,6 +202,19 @@ trefoil_result_t epCpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
   return TREFOIL_OK;
 }
 
+trefoil_result_t epCpuReadRouted(ncclEpHandle_t handle, cudaStream_t stream, ep_routed_t *out) {
+  ep_cpu_handle_t *h = handle->state;
+  int capturing;
+  EP_TRY(epIsCapturing(stream, &capturing));
+  EP_CHECK(capturing || cudaStreamSynchronize(stream) == cudaSuccess, TREFOIL_SYSTEM_ERROR,
+           "cannot wait for the stream: %s", cudaGetErrorString(cudaGetLastError()));
+  if (!epHoldsRouting(h)) return TREFOIL_OK;
+  const ep_mem_head_t *head = h->head;
+  *out = (ep_routed_t){(int)head->topk, (trefoil_mode_t)head->mode, (size_t)head->alignment,
+                       h->numTokens[h->g->me]};
+  return TREFOIL_OK;
+}
+
 /* The count is known once the Update has run; a program that sized its tensors has waited for that
  * anyway. */
 trefoil_result_t epCpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, int64_t *count) {
@@ -208,12 +233,8 @@ trefoil_result_t epCpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, 
   }
   pthread_mutex_unlock(&h->g->lock);
   EP_TRY(epCheckTrouble(handle->group));
-  const ep_mem_head_t *head = h->head;
-  EP_CHECK(
-      head->magic == NCCL_EP_MAGIC && head->mode == (int64_t)handle->mode &&
-          head->alignment == (int64_t)handle->alignment,
-      TREFOIL_INVALID_USAGE,
-      "handle_mem holds no routing of this layout and alignment; call ncclEpUpdateHandle first");
-  *count = head->total;
+  EP_CHECK(epHoldsRouting(h), TREFOIL_INVALID_USAGE,
+           "handle_mem holds no routing; call ncclEpUpdateHandle first");
+  *count = h->head->total;
   return TREFOIL_OK;
 }

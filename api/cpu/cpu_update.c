@@ -2,6 +2,7 @@
  *
  * Ids are checked where they enter: a rank's own ids out of range, or named twice in a row, are
  * reported on that rank and count as unused, so peers never see them. */
+#include <stdio.h>
 #include <string.h>
 
 #include "api/cpu/cpu.h"
@@ -64,6 +65,9 @@ static void fillHead(const ep_op_t *op, int topk) {
   h->head->mode = (int64_t)h->handle->mode;
   h->head->alignment = (int64_t)h->handle->alignment;
   h->head->total = h->layout.total[op->g->me];
+  h->head->numRanks = op->g->R;
+  h->head->numExperts = h->handle->sizing.config.shape.numExperts;
+  h->head->maxTokens = h->handle->sizing.config.shape.maxTokens;
   h->head->version = atomic_fetch_add(&versions, 1) + 1;
   h->head->magic = NCCL_EP_MAGIC;
   h->layoutVersion = h->head->version;
@@ -121,6 +125,7 @@ int epExchangeRouting(const ep_op_t *op, const ep_update_call_t *call) {
   head->updateTopk = call->topk;
   epStore(&head->updatePublished, op->no);
   epRingAll(g, op->kind);
+  epPlaceRows(op->h, call->topk);
   int ok = 1;
   for (int i = 0; i < g->R && ok; i++) {
     int r = (me + i) % g->R;
@@ -167,26 +172,36 @@ void epRunUpdate(ep_record_t *r) {
   if (!r->captured) epStore(&h->updatesRun, epLoad(&h->updatesRun) + 1);
 }
 
-int epRefreshLayout(const ep_op_t *op, int64_t numTokens) {
-  ep_cpu_handle_t *h = op->h;
-  ep_mem_head_t *head = h->head;
-  ncclEpGroup_t group = op->g->group;
-  if (head->magic != NCCL_EP_MAGIC || head->mode != (int64_t)h->handle->mode ||
-      head->alignment != (int64_t)h->handle->alignment) {
-    epReport(group, EP_TROUBLE_FATAL, TREFOIL_INVALID_USAGE,
-             "handle_mem holds no routing of this layout and alignment: no Update ran on it; the "
-             "group is lost");
-    atomic_store(&op->g->failed, 1);
-    return 0;
-  }
-  if (h->layoutVersion != head->version) {
-    if (!epComputeLayout(h, (int)head->topk)) return 0;
-    h->layoutVersion = head->version;
-  }
-  if (h->numTokens[op->g->me] == numTokens) return 1;
-  epReport(group, EP_TROUBLE_FATAL, TREFOIL_INVALID_ARGUMENT,
-           "the tokens have %lld rows, the routing has %lld; the group is lost",
-           (long long)numTokens, (long long)h->numTokens[op->g->me]);
+static int routingLost(const ep_op_t *op, const char *why) {
+  epReport(op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_USAGE, "%s; the group is lost", why);
   atomic_store(&op->g->failed, 1);
   return 0;
+}
+
+/* Calls were checked against the routing that they knew of; a graph's replay or the caller's own writing
+ * may have put another one there since. */
+int epRefreshLayout(const ep_op_t *op, int64_t numTokens, int topk) {
+  ep_cpu_handle_t *h = op->h;
+  const ep_mem_head_t *head = h->head;
+  const struct ncclEpHandle *handle = h->handle;
+  char why[160];
+  if (!epHoldsRouting(h) || head->mode != (int64_t)handle->mode ||
+      head->alignment != (int64_t)handle->alignment || head->topk > handle->topkBound) {
+    return routingLost(op, "handle_mem holds no routing of this layout, alignment and top-k");
+  }
+  if (topk && topk != head->topk) {
+    snprintf(why, sizeof why, "the weights are of top-%d, the routing of top-%lld", topk,
+             (long long)head->topk);
+    return routingLost(op, why);
+  }
+  if (h->numTokens[op->g->me] != numTokens) {
+    snprintf(why, sizeof why, "the tokens have %lld rows, the routing has %lld",
+             (long long)numTokens, (long long)h->numTokens[op->g->me]);
+    return routingLost(op, why);
+  }
+  if (h->layoutVersion == head->version) return 1;
+  epPlaceRows(h, (int)head->topk);
+  if (!epComputeLayout(h, (int)head->topk)) return 0;
+  h->layoutVersion = head->version;
+  return 1;
 }

@@ -49,4 +49,140 @@ TEST(a_timeout_may_be_for_ever) {
   CHECK(!*error, "NCCL_EP_TIMEOUT_MS: %s", error);
 }
 
+/* ---- one handle_mem for handles of different num_topk ---------------------------------------- */
+
+typedef struct sharing {
+  step_case_t c; /* backward; its top-k is the routing's */
+  int topk[2];   /* the handles' num_topk: the first updates, the second reads */
+  int apart;     /* the first is gone when the second is made */
+} sharing_t;
+
+static ncclEpTensor_t allocMem(size_t *bytes) {
+  ncclEpTensor_t mem = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 1, .datatype = ncclUint8,
+                        .sizes = bytes};
+  if (cudaMalloc(&mem.data, *bytes) == cudaSuccess) memset(mem.data, 0xA5, *bytes);
+  return mem;
+}
+
+static size_t memBytes(ncclEpGroup_t group, ncclEpLayout_t layout, const int topk[2]) {
+  size_t most = 0, bytes = 0;
+  for (int i = 0; i < 2; i++) {
+    if (ncclEpHandleMemSize(group, layout, NULL, &bytes, topk[i]) == ncclSuccess && bytes > most) {
+      most = bytes;
+    }
+  }
+  return most;
+}
+
+static void runSharing(team_rank_t *r) {
+  const sharing_t *x = r->user;
+  step_data_t *d = stepMake(&x->c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t first, second;
+  ncclEpGroupConfig_t config = stepGroupConfig(&x->c, r->numRanks);
+  config.num_topk = 0; /* so that -1 has room for more than the routing's */
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  ncclEpLayout_t layout = stepLayout(&x->c);
+  size_t bytes = memBytes(group, layout, x->topk);
+  ncclEpTensor_t mem = allocMem(&bytes);
+  teamCheck(r, mem.data, "cudaMalloc");
+  teamOk(r, ncclEpInitHandle(&first, group, layout, NULL, x->topk[0], &mem));
+  if (!x->apart) teamOk(r, ncclEpInitHandle(&second, group, layout, NULL, x->topk[1], &mem));
+  teamCheck(r, stepUpdate(d, first, r->stream), "update: %s", ncclEpGetLastError());
+  if (x->apart) {
+    teamOk(r, ncclEpHandleDestroy(first));
+    teamOk(r, ncclEpInitHandle(&second, group, layout, NULL, x->topk[1], &mem));
+  }
+  teamCheck(r, stepDispatch(d, second, r->stream), "dispatch: %s", ncclEpGetLastError());
+  teamCheck(r, stepCombine(d, second, r->stream), "combine: %s", ncclEpGetLastError());
+  /* what does not fit the routing is refused: rows, and weights of another top-k */
+  d->numTokens[r->rank]++;
+  teamCheck(r, !stepDispatch(d, second, r->stream), "a row too many was taken");
+  teamCheck(r, strstr(ncclEpGetLastError(), "inputs->tokens"), "%s", ncclEpGetLastError());
+  d->numTokens[r->rank]--;
+  step_case_t other = x->c;
+  for (other.topk = x->c.topk - 1; other.topk <= x->c.topk + 1; other.topk += 2) {
+    d->c = &other;
+    teamCheck(r, !stepCombine(d, second, r->stream), "top-%d was taken", other.topk);
+    teamCheck(r, strstr(ncclEpGetLastError(), "outputs->topk_weights"), "%s", ncclEpGetLastError());
+  }
+  d->c = &x->c;
+  cudaStreamSynchronize(r->stream);
+  teamCheck(r, !*stepCompareDispatch(d), "%s", stepCompareDispatch(d));
+  teamCheck(r, !*stepCompareCombine(d), "%s", stepCompareCombine(d));
+  if (!x->apart) teamOk(r, ncclEpHandleDestroy(first));
+  teamOk(r, ncclEpHandleDestroy(second));
+  teamOk(r, ncclEpGroupDestroy(group));
+  cudaFree(mem.data);
+  stepFree(d);
+}
+
+TEST(one_memory_for_handles_of_other_top_k) {
+  static const int topk[3][2] = {{3, -1}, {-1, 3}, {-1, -1}};
+  for (int mode = 2; mode < 4; mode++) {
+    for (int i = 0; i < 6; i++) {
+      sharing_t x = {.c = smallCase((trefoil_mode_t)mode, 60), .apart = i % 2};
+      x.c.backward = 1;
+      memcpy(x.topk, topk[i / 2], sizeof x.topk);
+      const char *error = teamThreads(2, runSharing, &x);
+      CHECK(!*error, "mode %d, top-k %d then %d, apart %d: %s", mode, x.topk[0], x.topk[1], x.apart,
+            error);
+    }
+  }
+}
+
+/* No routing, one of another layout, one of another top-k: refused, and nothing is lost. */
+static void runUnfit(team_rank_t *r) {
+  const sharing_t *x = r->user;
+  step_data_t *d = stepMake(&x->c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h, other;
+  ncclEpGroupConfig_t config = stepGroupConfig(&x->c, r->numRanks);
+  config.num_topk = 0;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  ncclEpLayout_t layout = stepLayout(&x->c), elsewhere = NCCL_EP_LAYOUT_FLAT;
+  if (layout == NCCL_EP_LAYOUT_FLAT) elsewhere = NCCL_EP_LAYOUT_EXPERT_MAJOR;
+  size_t bytes = memBytes(group, layout, (const int[2]){-1, 3});
+  ncclEpTensor_t mem = allocMem(&bytes);
+  teamOk(r, ncclEpInitHandle(&h, group, layout, NULL, 3, &mem));
+#define UNFIT(call, what)                                                                          \
+  do {                                                                                             \
+    teamCheck(r, !(call), "line %d: %s was taken", __LINE__, #call);                               \
+    teamCheck(r, strstr(ncclEpGetLastError(), (what)), "line %d: '%s' is not in: %s", __LINE__,    \
+              (what), ncclEpGetLastError());                                                       \
+  } while (0)
+  UNFIT(stepDispatch(d, h, r->stream), "ncclEpUpdateHandle");
+  UNFIT(stepCombine(d, h, r->stream), "ncclEpUpdateHandle");
+  teamCheck(r, stepUpdate(d, h, r->stream), "update: %s", ncclEpGetLastError());
+  teamOk(r, ncclEpInitHandle(&other, group, elsewhere, NULL, 3, &mem));
+  step_case_t turned = x->c;
+  turned.mode = x->c.mode == TREFOIL_HT_FLAT ? TREFOIL_HT_EXPERT_MAJOR : TREFOIL_HT_FLAT;
+  d->c = &turned;
+  UNFIT(stepDispatch(d, other, r->stream), "holds the routing of a");
+  d->c = &x->c;
+  teamOk(r, ncclEpHandleDestroy(other));
+  teamOk(r, ncclEpInitHandle(&other, group, layout, NULL, 2, &mem));
+  UNFIT(stepDispatch(d, other, r->stream), "a routing of top-3");
+  UNFIT(stepCombine(d, other, r->stream), "a routing of top-3");
+  teamOk(r, ncclEpHandleDestroy(other));
+  teamCheck(r, stepDispatch(d, h, r->stream), "dispatch: %s", ncclEpGetLastError());
+  teamCheck(r, stepCombine(d, h, r->stream), "combine: %s", ncclEpGetLastError());
+  cudaStreamSynchronize(r->stream);
+  teamCheck(r, !*stepCompareDispatch(d), "%s", stepCompareDispatch(d));
+  teamCheck(r, !*stepCompareCombine(d), "%s", stepCompareCombine(d));
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  cudaFree(mem.data);
+  stepFree(d);
+}
+
+TEST(a_memory_without_a_fitting_routing_loses_nothing) {
+  for (int mode = 2; mode < 4; mode++) {
+    sharing_t x = {.c = smallCase((trefoil_mode_t)mode, 70)};
+    x.c.backward = 1;
+    const char *error = teamThreads(2, runUnfit, &x);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
 TEST_MAIN()
