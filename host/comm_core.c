@@ -209,6 +209,7 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
   comm->lsaSize = (int)epEnvInt("NCCL_LSA_TEAM_SIZE", 0);
   comm->self = self;
   comm->numExchanges = 0;
+  comm->numCalls = comm->callsSince = 0;
   comm->windows = NULL;
   comm->sentence[0] = 0;
   atomic_store(&comm->issued, 0);

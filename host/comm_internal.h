@@ -5,6 +5,7 @@
  * board's descriptor to whoever presents the id (comm_server.c). On the board there are
  *   - the control exchange (comm_control.c): host-side calls in which every rank shows one record and
  *     reads all others' (init, split, windows);
+ *   - meetings (comm_meet.c): the same for libraries above, and one that fails may be tried again;
  *   - the rings (comm_tasks.c): stream-ordered messages; every collective is made of sends and receives;
  *   - a bell per rank, rung whenever something changed that this rank may wait for.
  * Ranks of one process share one mapping of a board. */
@@ -35,6 +36,7 @@ enum {
   EP_SHOWN_BYTES = 256,  /* of it for the job */
   EP_SLOT_BYTES = 16384, /* payload of a ring slot */
   EP_NUM_SLOTS = 8,
+  EP_EXCUSE_WORDS = 48, /* 8 bytes of text each */
   EP_ADDRESS_BYTES = 64
 };
 
@@ -63,11 +65,16 @@ typedef struct {
   int32_t device, lsaSize;
   char why[200];                                 /* EP_RANK_FAILED: the sentence */
   _Alignas(16) char records[2][EP_RECORD_BYTES]; /* by parity of the exchange */
+  /* Meetings: the attempt it arrived in, its records, and which of its calls failed, and why. */
+  _Atomic uint32_t arrivedIn;
+  _Atomic uint64_t excused, excuse[EP_EXCUSE_WORDS];
+  _Alignas(16) char shownToAll[2][EP_SHOWN_BYTES]; /* by parity of the meetings held */
 } ep_rank_entry_t;
 
 typedef struct {
   int32_t numRanks;
   uint64_t key;
+  _Atomic uint64_t meeting; /* comm_meet.c */
   ep_rank_entry_t ranks[];
 } ep_board_t;
 
@@ -115,6 +122,7 @@ struct ncclComm {
   ep_process_t self;
   _Atomic int *pidfds;             /* [numRanks]; -1: this process, or the system has none */
   uint32_t numExchanges;           /* control exchanges begun */
+  uint32_t numCalls, callsSince;   /* collective calls since that many meetings */
   _Atomic uint64_t issued, served; /* stream-ordered works */
   _Atomic uint32_t turn;           /* futex: served, low bits */
   _Atomic int asyncError;          /* ncclResult_t */

@@ -35,6 +35,17 @@ ncclResult_t trefoilHostPeerPointer(ncclWindow_t window, size_t offset, int rank
 ncclResult_t trefoilHostWindowRange(ncclComm_t comm, ncclWindow_t window, void **base,
                                     size_t *bytes, int *flags);
 
+/* All ranks meet: each shows `bytes` (at most 256) at `mine` and finds everybody's in `all`, by rank.
+ * ncclRemoteError if a rank is gone or does not come within timeoutNs; then the meeting has failed for all
+ * who had come, nothing of it is left, and the next one begins anew: a meeting is held by all or by none. */
+ncclResult_t trefoilHostMeet(ncclComm_t comm, const void *mine, size_t bytes, void *all,
+                             uint64_t timeoutNs);
+/* Around a collective call that may meet: it begins; it has failed here, perhaps before it met anybody.
+ * Ranks that meet in a call of the same number (since the last meeting held) wait for this rank no more than
+ * a second, and then fail with its code and its sentence. */
+void trefoilHostCallBegin(ncclComm_t comm);
+void trefoilHostCallFail(ncclComm_t comm, ncclResult_t code, const char *why);
+
 /* Waits until *word differs from `seen`: spins for some microseconds, then sleeps. The word lies in
  * window memory (or anywhere, between threads of one process). Returns ncclSuccess; ncclTimeout after
  * timeoutNs; ncclRemoteError as soon as rank `peer` is gone (peer -1: none is watched). Whoever changes
