@@ -64,6 +64,7 @@ typedef struct ep_dispatch_call {
   int topk;          /* K of all weights and ids here; 0: there are none */
   int backward, sendOnly, roundScales, globalIds;
   ep_quant_t quant;
+  trefoil_dtype_t dtype;         /* of inputs->tokens */
   size_t tokenBytes, scaleBytes; /* of one row as it travels */
   size_t inputRowBytes;          /* of one row of inputs->tokens */
   int64_t width;                 /* elements of an input row */

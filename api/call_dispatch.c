@@ -265,6 +265,7 @@ static void fillCall(const dispatch_args_t *a, ep_dispatch_call_t *call) {
   call->roundScales = a->config.round_scales != 0;
   call->globalIds = a->info.recv_topk_idx_kind == NCCL_EP_EXPERT_ID_GLOBAL;
   call->quant = isCaller(a) ? EP_QUANT_CALLER : isE4m3(a) ? EP_QUANT_E4M3 : EP_QUANT_NONE;
+  call->dtype = (trefoil_dtype_t)a->tokens.dtype;
   call->width = (int64_t)a->tokens.sizes[1];
   call->inputRowBytes = a->tokens.rowBytes;
   call->tokenBytes = a->outTokens.rowBytes;

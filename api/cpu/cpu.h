@@ -281,10 +281,17 @@ int epHoldsRouting(const ep_cpu_handle_t *h);
  * must be the routing's. 0: reported. */
 int epRefreshLayout(const ep_op_t *op, int64_t numTokens, int topk);
 void epReceiveRows(const ep_op_t *op, const ep_dispatch_call_t *call);
+/* What a row's bytes mean: pass, recipe and datatype in one number, which sender and receiver must have
+ * alike, and in words (at most 60 bytes). */
+static inline int64_t epMeaning(int backward, ep_quant_t quant, trefoil_dtype_t dtype) {
+  return (int64_t)dtype << 8 | (int64_t)quant << 1 | (backward != 0);
+}
+const char *epMeaningName(int64_t meaning, char text[60]);
 /* Combine's messages. */
 typedef struct ep_message {
   int64_t count;    /* rows */
   int64_t rowBytes; /* as they travel */
+  int64_t meaning;  /* epMeaning */
 } ep_message_t;
 int64_t epNumChunks(const ep_op_t *op, int origin);
 char *epMessageAt(const ep_op_t *op, int sender, int ring, uint64_t seq);

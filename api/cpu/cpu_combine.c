@@ -81,18 +81,21 @@ static int sendHalf(const ep_op_t *op, ep_record_t *r) {
 
 static int checkMessage(const ep_op_t *op, const ep_combine_call_t *c, int sender) {
   const ep_message_t *head = (const ep_message_t *)op->g->peers[sender].message;
-  if (head->rowBytes == (int64_t)epWireBytes(c)) return 1;
+  int64_t meaning = epMeaning(c->backward, c->quant, c->dtype);
+  char theirs[60], ours[60];
+  if (head->rowBytes == (int64_t)epWireBytes(c) && head->meaning == meaning) return 1;
   if (hasMasks(op)) {
     int wentOn = epLoad(epWordOf(op, sender, EP_ARRAY_SENT, op->g->me)) >= op->no + RING_SLOTS;
     if (wentOn) return 1; /* noticed after the sum */
-    epGiveUp(op, sender, "sends rows of another size", "rows");
+    epGiveUp(op, sender, "sends rows of another size or kind", "rows");
     op->g->peers[sender].message = NULL;
     return 1;
   }
   epReport(op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_ARGUMENT,
-           "ncclEpCombine: rank %d sends %lld bytes a row, rank %d expects %zu; must be equal; the "
-           "group is lost",
-           sender, (long long)head->rowBytes, op->g->me, epWireBytes(c));
+           "ncclEpCombine: rank %d sends %lld bytes a row (%s), rank %d expects %zu (%s); must be "
+           "equal; the group is lost",
+           sender, (long long)head->rowBytes, epMeaningName(head->meaning, theirs), op->g->me,
+           epWireBytes(c), epMeaningName(meaning, ours));
   atomic_store(&op->g->failed, 1);
   return 0;
 }

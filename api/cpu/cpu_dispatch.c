@@ -67,6 +67,7 @@ static int sendHalf(const ep_op_t *op, const ep_record_t *r) {
   head->topk = routedTopk(op, r);
   head->tokenBytes = (int64_t)c->tokenBytes;
   head->scaleBytes = (int64_t)c->scaleBytes;
+  head->meaning = epMeaning(c->backward, c->quant, c->dtype);
   head->direct = ht && g->oneProcess && !c->scaleBytes ? c->tokens : NULL;
   for (int i = 0; i < g->R; i++) head->active[i] = (uint8_t)epActive(g, i);
   const int32_t *routing = op->h->rows[g->me];

@@ -2,6 +2,7 @@
  * tokens. A message describes itself: a tag per row (token * K, plus k where rows are per (token,
  * k)), in HT the backward weights per (row, k), then the rows. So the origin needs to know neither
  * slots nor what was dropped or masked there. */
+#include <stdio.h>
 #include <string.h>
 
 #include "api/cpu/cpu.h"
@@ -33,6 +34,13 @@ float *epMessageWeights(const ep_op_t *op, char *message) {
 char *epMessageRows(const ep_op_t *op, char *message) {
   const ep_sizing_t *s = &op->a->sizing;
   return message + MESSAGE_HEAD + s->ringTagBytes + s->ringWeightBytes;
+}
+
+const char *epMeaningName(int64_t meaning, char text[60]) {
+  static const char *const recipes[] = {"not quantised", "caller's scales", "DS_FP8", "NVFP4"};
+  snprintf(text, 60, "%s pass, %s, %s", meaning & 1 ? "backward" : "forward",
+           trefoilDtypeName((trefoil_dtype_t)(meaning >> 8)), recipes[meaning >> 1 & 3]);
+  return text;
 }
 
 size_t epWireBytes(const ep_combine_call_t *c) {
@@ -201,4 +209,5 @@ void epWriteMessage(const ep_op_t *op, const ep_combine_call_t *c, int origin, i
   ep_message_t *head = (ep_message_t *)message;
   head->count = w.count;
   head->rowBytes = (int64_t)epWireBytes(c);
+  head->meaning = epMeaning(c->backward, c->quant, c->dtype);
 }

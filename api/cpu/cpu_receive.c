@@ -25,22 +25,24 @@ static int hasMasks(const ep_op_t *op) {
 /* The source's rows must be of our kind. */
 static int checkHead(const ep_op_t *op, int src, const ep_dispatch_call_t *c, int64_t topk) {
   const ep_dispatch_head_t *head = epDispatchHead(op, src);
+  int64_t meaning = epMeaning(c->backward, c->quant, c->dtype);
+  char theirs[60], ours[60];
   if (head->tokenBytes == (int64_t)c->tokenBytes && head->scaleBytes == (int64_t)c->scaleBytes &&
-      head->topk == topk) {
+      head->topk == topk && head->meaning == meaning) {
     return 1;
   }
   if (hasMasks(op)) {
     uint64_t S = (uint64_t)op->a->sizing.dispatchSlots;
     int wentOn = epLoad(&epHeadOf(op, src)->dispatchPublished) >= op->no + S;
-    if (!wentOn) epGiveUp(op, src, "sends rows of another size or top-k", "rows");
+    if (!wentOn) epGiveUp(op, src, "sends rows of another size, kind or top-k", "rows");
     return wentOn;
   }
-  epReport(
-      op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_ARGUMENT,
-      "ncclEpDispatch: rank %d sends %lld + %lld bytes a token and top-%lld, rank %d %zu + %zu "
-      "and top-%lld; must be equal; the group is lost",
-      src, (long long)head->tokenBytes, (long long)head->scaleBytes, (long long)head->topk,
-      op->g->me, c->tokenBytes, c->scaleBytes, (long long)topk);
+  epReport(op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_ARGUMENT,
+           "ncclEpDispatch: rank %d sends %lld + %lld bytes a token (%s) and top-%lld, rank %d %zu "
+           "+ %zu (%s) and top-%lld; must be equal; the group is lost",
+           src, (long long)head->tokenBytes, (long long)head->scaleBytes,
+           epMeaningName(head->meaning, theirs), (long long)head->topk, op->g->me, c->tokenBytes,
+           c->scaleBytes, epMeaningName(meaning, ours), (long long)topk);
   atomic_store(&op->g->failed, 1);
   return 0;
 }

@@ -223,4 +223,5 @@ void epRelayChunk(const ep_op_t *op, const ep_combine_call_t *c, int origin, int
   ep_message_t *head = (ep_message_t *)message;
   head->count = count;
   head->rowBytes = (int64_t)epWireBytes(c);
+  head->meaning = epMeaning(c->backward, c->quant, c->dtype);
 }

@@ -144,13 +144,20 @@ int epExchangeRouting(const ep_op_t *op, const ep_update_call_t *call) {
   return 1;
 }
 
-static void writeCounter(const ep_counter_t *c, int64_t i, int64_t value) {
+/* A number that int32 cannot hold is told and saturates: padding alone may come to more. */
+static void writeCounter(const ep_op_t *op, const ep_counter_t *c, const char *name, int64_t i,
+                         int64_t value) {
   if (!c->data) return;
   if (c->is64) {
     ((int64_t *)c->data)[i] = value;
-  } else {
-    ((int32_t *)c->data)[i] = (int32_t)value;
+    return;
   }
+  ((int32_t *)c->data)[i] = value > INT32_MAX ? INT32_MAX : (int32_t)value;
+  if (value <= INT32_MAX) return;
+  epReport(
+      op->g->group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
+      "layout_info->%s[%lld] is %lld on rank %d, which int32 does not hold; give an int64 tensor",
+      name, (long long)i, (long long)value, op->g->me);
 }
 
 void epRunUpdate(ep_record_t *r) {
@@ -163,10 +170,12 @@ void epRunUpdate(ep_record_t *r) {
   if (epExchangeRouting(&op, call)) {
     int L = h->layout.numLocalExperts;
     for (int l = 0; l < L; l++) {
-      writeCounter(&call->expertCounters, l, h->layout.shownCount[g->me * L + l]);
-      writeCounter(&call->expertOffsets, l, h->layout.shownOffset[g->me * L + l]);
+      writeCounter(&op, &call->expertCounters, "expert_counters", l,
+                   h->layout.shownCount[g->me * L + l]);
+      writeCounter(&op, &call->expertOffsets, "expert_offsets", l,
+                   h->layout.shownOffset[g->me * L + l]);
     }
-    writeCounter(&call->total, 0, h->layout.total[g->me]);
+    writeCounter(&op, &call->total, "recv_total_counter", 0, h->layout.total[g->me]);
   }
   epHangEnd(&op);
   if (!r->captured) epStore(&h->updatesRun, epLoad(&h->updatesRun) + 1);
