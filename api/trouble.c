@@ -33,8 +33,10 @@ void epReport(ncclEpGroup_t g, ep_trouble_t trouble, trefoil_result_t code, cons
 
 void epClearTrouble(ncclEpGroup_t g) {
   lockTrouble(g);
-  if (atomic_load(&g->trouble) < EP_TROUBLE_FATAL) atomic_store(&g->trouble, EP_TROUBLE_NONE);
-  atomic_store(&g->asyncError, 0);
+  if (atomic_load(&g->trouble) < EP_TROUBLE_FATAL) { /* a lost group stays lost, and says so */
+    atomic_store(&g->trouble, EP_TROUBLE_NONE);
+    atomic_store(&g->asyncError, 0);
+  }
   unlockTrouble(g);
 }
 

@@ -190,6 +190,7 @@ typedef struct ep_op {
   int arenaIdx;
   ep_kind_t kind;
   uint64_t no;
+  int refuses; /* HT combine: this rank's input is unfit; its messages are empty and say so */
 } ep_op_t;
 
 /* ---- shared memory ---- */
@@ -287,6 +288,7 @@ static inline int64_t epMeaning(int backward, ep_quant_t quant, trefoil_dtype_t 
   return (int64_t)dtype << 8 | (int64_t)quant << 1 | (backward != 0);
 }
 const char *epMeaningName(int64_t meaning, char text[60]);
+#define EP_MEANING_REFUSED (-1) /* of a message: its sender refused, no rows */
 /* Combine's messages. */
 typedef struct ep_message {
   int64_t count;    /* rows */

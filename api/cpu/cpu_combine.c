@@ -84,6 +84,14 @@ static int checkMessage(const ep_op_t *op, const ep_combine_call_t *c, int sende
   int64_t meaning = epMeaning(c->backward, c->quant, c->dtype);
   char theirs[60], ours[60];
   if (head->rowBytes == (int64_t)epWireBytes(c) && head->meaning == meaning) return 1;
+  if (head->meaning == EP_MEANING_REFUSED && epIsHt(op->g->group)) {
+    epReport(
+        op->g->group, EP_TROUBLE_STICKY, TREFOIL_REMOTE_ERROR,
+        "ncclEpCombine %llu on rank %d lacks rows: a rank refused its input (rank %d, or one of "
+        "its node); call ncclEpErrorClear and repeat it",
+        (unsigned long long)op->no, op->g->me, sender);
+    return 1;
+  }
   if (hasMasks(op)) {
     int wentOn = epLoad(epWordOf(op, sender, EP_ARRAY_SENT, op->g->me)) >= op->no + RING_SLOTS;
     if (wentOn) return 1; /* noticed after the sum */
@@ -350,30 +358,34 @@ static void runLoop(loop_t *l) {
   }
 }
 
-static int checkSlotWeights(const ep_op_t *op, const ep_combine_call_t *c) {
+/* Too few rows for the slots that arrived, which only the operation sees: this rank sends none, and
+ * every rank that misses them is told. */
+static void checkSlotWeights(ep_op_t *op, const ep_combine_call_t *c) {
   int64_t slots = op->h->layout.numSlots[op->g->me];
-  if (c->rows >= slots && (!c->backward || c->slotWeightRows >= slots)) return 1;
-  epReport(op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_ARGUMENT,
-           "rank %d holds %lld slots; inputs->tokens has %lld rows, inputs->topk_weights %lld; the "
-           "group is lost",
-           op->g->me, (long long)slots, (long long)c->rows, (long long)c->slotWeightRows);
-  atomic_store(&op->g->failed, 1);
-  return 0;
+  op->refuses = c->rows < slots || (c->backward && c->slotWeightRows < slots);
+  if (!op->refuses) return;
+  epReport(
+      op->g->group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
+      "rank %d holds %lld slots; inputs->tokens has %lld rows, inputs->topk_weights %lld: it sent "
+      "none; call ncclEpErrorClear",
+      op->g->me, (long long)slots, (long long)c->rows, (long long)c->slotWeightRows);
 }
 
-static void combineHt(const ep_op_t *op, const ep_combine_call_t *c) {
+static void combineHt(ep_op_t *op, const ep_combine_call_t *c) {
   ep_cpu_group_t *g = op->g;
   loop_t l = {.op = op, .c = c, .me = g->me, .R = g->R, .G = g->G, .M = g->M};
   l.myNode = g->me / g->G;
   l.rail = g->me % g->G;
-  if (epRefreshLayout(op, c->numTokens, c->topk) && checkSlotWeights(op, c)) runLoop(&l);
+  if (!epRefreshLayout(op, c->numTokens, c->topk)) return;
+  checkSlotWeights(op, c);
+  runLoop(&l);
 }
 
 void epRunCombine(ep_record_t *r) {
   ep_cpu_handle_t *h = r->h;
   ep_cpu_group_t *g = r->g;
   ep_arena_t *a = &g->arenas[h->arenaIdx];
-  ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_COMBINE, 0};
+  ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_COMBINE, 0, 0};
   int ok = 1, ht = epIsHt(g->group);
   if (r->stage & EP_STAGE_SEND) h->flightOps[EP_KIND_COMBINE] = ++a->ops[EP_KIND_COMBINE];
   op.no = h->flightOps[EP_KIND_COMBINE];

@@ -95,7 +95,7 @@ void epRunDispatch(ep_record_t *r) {
   ep_cpu_handle_t *h = r->h;
   ep_cpu_group_t *g = r->g;
   ep_arena_t *a = &g->arenas[h->arenaIdx];
-  ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_DISPATCH, 0};
+  ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_DISPATCH, 0, 0};
   int ok = 1;
   if (r->stage & EP_STAGE_SEND) {
     op.no = h->flightOps[EP_KIND_DISPATCH] = ++a->ops[EP_KIND_DISPATCH];

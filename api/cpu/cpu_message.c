@@ -199,7 +199,7 @@ void epWriteMessage(const ep_op_t *op, const ep_combine_call_t *c, int origin, i
   }
   int64_t first = chunk * s->chunkTokens, end = first + s->chunkTokens;
   if (end > h->numTokens[origin]) end = h->numTokens[origin];
-  if (!epActive(op->g, origin)) end = first;
+  if (!epActive(op->g, origin) || op->refuses) end = first;
   for (int64_t t = first; t < end; t++) {
     w.token = t;
     w.ids = h->rows[origin] + t * K;
@@ -209,5 +209,5 @@ void epWriteMessage(const ep_op_t *op, const ep_combine_call_t *c, int origin, i
   ep_message_t *head = (ep_message_t *)message;
   head->count = w.count;
   head->rowBytes = (int64_t)epWireBytes(c);
-  head->meaning = epMeaning(c->backward, c->quant, c->dtype);
+  head->meaning = op->refuses ? EP_MEANING_REFUSED : epMeaning(c->backward, c->quant, c->dtype);
 }

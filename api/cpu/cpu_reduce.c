@@ -224,4 +224,8 @@ void epRelayChunk(const ep_op_t *op, const ep_combine_call_t *c, int origin, int
   head->count = count;
   head->rowBytes = (int64_t)epWireBytes(c);
   head->meaning = epMeaning(c->backward, c->quant, c->dtype);
+  for (int s = g->me / g->G * g->G; s < (g->me / g->G + 1) * g->G; s++) {
+    const ep_message_t *part = (const ep_message_t *)g->peers[s].message;
+    if (part->meaning == EP_MEANING_REFUSED) head->meaning = EP_MEANING_REFUSED;
+  }
 }

@@ -1,6 +1,7 @@
 /* What only the operation sees and must tell: ranks that mean different things by the same bytes, and
  * numbers that a counter cannot hold. */
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "step.h"
@@ -8,7 +9,7 @@
 
 typedef struct differ {
   step_case_t c;
-  int inCombine;
+  int inCombine; /* or ranks a node */
 } differ_t;
 
 /* Rank 1 runs the other pass: both hear of it, with both passes named. */
@@ -35,6 +36,10 @@ static void otherPass(team_rank_t *r) {
   teamCheck(r, !stepUpdate(d, h, r->stream), "a call was taken after passes that differ");
   const char *why = ncclEpGetLastError();
   teamCheck(r, strstr(why, "forward pass") && strstr(why, "backward pass"), "%s", why);
+  int flag = 0;
+  teamOk(r, ncclEpErrorClear(group));
+  teamOk(r, ncclEpGetAsyncError(group, &flag));
+  teamCheck(r, flag == 1, "a lost group's error was cleared");
   teamOk(r, ncclEpHandleDestroy(h));
   teamOk(r, ncclEpGroupDestroy(group));
   stepFree(d);
@@ -100,6 +105,73 @@ static void otherType(team_rank_t *r) {
 TEST(datatypes_that_differ) {
   const char *error = teamThreads(2, otherType, NULL);
   CHECK(!*error, "%s", error);
+}
+
+/* Rank 1 gives one weight too few for its slots: nobody's group is lost, all hear of it, and the same
+ * combine is right after ErrorClear. On one node and on two. */
+static void fewWeights(team_rank_t *r) {
+  const differ_t *x = r->user;
+  step_data_t *d = stepMake(&x->c, r->rank, r->numRanks, x->inCombine);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(&x->c, r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(&x->c), NULL, x->c.topk, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream), "update");
+  teamCheck(r, stepDispatch(d, h, r->stream), "dispatch: %s", ncclEpGetLastError());
+  cudaStreamSynchronize(r->stream);
+  size_t K = (size_t)x->c.topk, H = (size_t)x->c.width, B = (size_t)d->numTokens[r->rank];
+  int flat = x->c.mode == TREFOIL_HT_FLAT, flag = 0;
+  size_t slots = (size_t)d->slots, few = (size_t)(r->rank == 1 ? d->rows - 1 : d->slots);
+  teamCheck(r, d->rows > 1, "the case has too few rows");
+  ncclEpTensor_t y = tensor(d->expertRows[r->rank], ncclBfloat16, 2, (size_t[]){slots, H});
+  ncclEpTensor_t w = tensor(d->slotWeights[r->rank], ncclFloat32, flat ? 2 : 1, (size_t[]){few, K});
+  ncclEpTensor_t out = tensor(d->combined, ncclBfloat16, 2, (size_t[]){B, H});
+  ncclEpTensor_t outW = tensor(d->combinedWeights, ncclFloat32, 2, (size_t[]){B, K});
+  ncclEpCombineInputs_t inputs = NCCL_EP_COMBINE_INPUTS_INIT;
+  ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
+  ncclEpCombineConfig_t backward = NCCL_EP_COMBINE_CONFIG_INIT;
+  inputs.tokens = &y;
+  inputs.topk_weights = &w;
+  outputs.tokens = &out;
+  outputs.topk_weights = &outW;
+  backward.pass_direction = NCCL_EP_BWD_PASS;
+  teamOk(r, ncclEpCombine(h, &inputs, &outputs, &backward, r->stream));
+  cudaStreamSynchronize(r->stream);
+  teamOk(r, ncclEpGetAsyncError(group, &flag));
+  teamCheck(r, flag == 1, "no async error");
+  teamCheck(r, !stepCombine(d, h, r->stream), "a call was taken before ErrorClear");
+  const char *why = ncclEpGetLastError();
+  teamCheck(r, strstr(why, r->rank == 1 ? "it sent none" : "lacks rows"), "%s", why);
+  teamOk(r, ncclEpErrorClear(group));
+  teamCheck(r, stepCombine(d, h, r->stream), "combine: %s", ncclEpGetLastError());
+  cudaStreamSynchronize(r->stream);
+  teamOk(r, ncclEpGetAsyncError(group, &flag));
+  teamCheck(r, flag == 0, "async error");
+  teamCheck(r, !*stepCompareCombine(d), "%s", stepCompareCombine(d));
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(too_few_weights_lose_nothing) {
+  for (int mode = 2; mode < 4; mode++) {
+    for (int perNode = 2; perNode <= 4; perNode += 2) {
+      differ_t x = {.inCombine = perNode};
+      x.c = (step_case_t){.mode = (trefoil_mode_t)mode,
+                          .topk = 3,
+                          .numExperts = 8,
+                          .maxTokens = 80,
+                          .width = 16,
+                          .maxRecv = 1000,
+                          .seed = 6};
+      x.c.backward = 1;
+      setenv("NCCL_LSA_TEAM_SIZE", perNode == 2 ? "2" : "4", 1);
+      const char *error = teamThreads(4, fewWeights, &x);
+      unsetenv("NCCL_LSA_TEAM_SIZE");
+      CHECK(!*error, "mode %d, %d ranks a node: %s", mode, perNode, error);
+    }
+  }
 }
 
 /* Zones of 2^30 slots: four of them are more than int32 counts. */
