@@ -39,6 +39,9 @@ uint64_t epNowNs(void);
 /* Sleeps while *word == seen, at most maxNs; may return early. Works across processes. */
 void epFutexWait(const _Atomic uint32_t *word, uint32_t seen, uint64_t maxNs);
 void epFutexWake(const _Atomic uint32_t *word);
+/* The same for words that only threads of this process wait on. */
+void epThreadWait(const _Atomic uint32_t *word, uint32_t seen, uint64_t maxNs);
+void epThreadWake(const _Atomic uint32_t *word);
 /* A few microseconds of pausing while *word == seen; returns whether it changed. */
 bool epSpin(const _Atomic uint32_t *word, uint32_t seen);
 /* Random bits that differ between processes and calls. */

@@ -90,7 +90,7 @@ static void recycleStream(cudaStream_t s) {
 }
 
 static void wakeWorker(cudaStream_t s) {
-  if (atomic_fetch_add(&s->wake, 2) & 1) epFutexWake(&s->wake); /* bit 0: the worker sleeps */
+  if (atomic_fetch_add(&s->wake, 2) & 1) epThreadWake(&s->wake); /* bit 0: the worker sleeps */
 }
 
 /* Runs the queue until `until` is done or it is empty. Called with the lock held and `running` set by
@@ -107,7 +107,7 @@ static void execute(cudaStream_t s, uint64_t until) {
     atomic_fetch_add(&s->completed, 1);
     if (atomic_load(&s->waiters)) {
       atomic_fetch_add(&s->done, 1);
-      epFutexWake(&s->done);
+      epThreadWake(&s->done);
     }
     pthread_mutex_lock(&s->lock);
   }
@@ -133,7 +133,7 @@ static void *worker(void *arg) {
     pthread_mutex_unlock(&s->lock);
     if (ran || epSpin(&s->wake, seen)) continue;
     if (!atomic_compare_exchange_strong(&s->wake, &seen, seen | 1)) continue;
-    while (atomic_load(&s->wake) == (seen | 1)) epFutexWait(&s->wake, seen | 1, 3600000000000u);
+    while (atomic_load(&s->wake) == (seen | 1)) epThreadWait(&s->wake, seen | 1, 3600000000000u);
     atomic_fetch_and(&s->wake, ~1u);
   }
   return NULL;
@@ -170,7 +170,7 @@ void epStreamWaitSeq(cudaStream_t s, uint64_t seq, bool mayRun) {
     atomic_fetch_add(&s->waiters, 1);
     uint32_t seen = atomic_load(&s->done);
     if (atomic_load(&s->completed) < seq && !epSpin(&s->done, seen))
-      epFutexWait(&s->done, seen, 100000000u);
+      epThreadWait(&s->done, seen, 100000000u);
     atomic_fetch_sub(&s->waiters, 1);
   }
 }

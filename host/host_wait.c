@@ -1,8 +1,9 @@
-/* Waiting without burning a core: a short spin, then a futex. The futex is the shared kind, so that the
- * same call serves threads and processes. All eight ranks of a laptop share two cores, so the spin
+/* Waiting without burning a core: a short spin, then a futex. The futex of epFutexWait is the shared
+ * kind, for threads and processes alike; words of this process alone have the cheaper private kind. All eight ranks of a laptop share two cores, so the spin
  * is a few microseconds and anything longer sleeps. */
 #include <errno.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
@@ -31,14 +32,38 @@ void epFutexWake(const _Atomic uint32_t *word) {
   errno = saved;
 }
 
+void epThreadWait(const _Atomic uint32_t *word, uint32_t seen, uint64_t maxNs) {
+  struct timespec t = {(time_t)(maxNs / 1000000000u), (long)(maxNs % 1000000000u)};
+  int saved = errno;
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0);
+  errno = saved;
+}
+
+void epThreadWake(const _Atomic uint32_t *word) {
+  int saved = errno;
+  syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
+  errno = saved;
+}
+
+/* With one processor nothing changes while this thread spins. */
+static int numSpins(void) {
+  static _Atomic int num = -1;
+  int n = atomic_load_explicit(&num, memory_order_relaxed);
+  if (n >= 0) return n;
+  cpu_set_t set;
+  n = sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1 ? 0 : 60;
+  atomic_store(&num, n);
+  return n;
+}
+
 bool epSpin(const _Atomic uint32_t *word, uint32_t seen) {
-  for (int i = 0; i < 60; i++) {
+  for (int i = numSpins(); i > 0; i--) {
     if (atomic_load_explicit(word, memory_order_acquire) != seen) return true;
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
   }
-  return false;
+  return atomic_load_explicit(word, memory_order_acquire) != seen;
 }
 
 uint64_t epRandom(void) {

@@ -36,7 +36,8 @@ typedef enum ep_kind { EP_KIND_UPDATE, EP_KIND_DISPATCH, EP_KIND_COMBINE, EP_NUM
 /* Rung by whoever changed a word that its owner may wait for. */
 typedef struct ep_door {
   _Atomic uint32_t bell, sleepers;
-  char pad[56];
+  _Atomic uint32_t wanted; /* 1 + the rank that the only sleeper waits for, 0: any */
+  char pad[52];
 } ep_door_t;
 
 /* Of one arena in a control block; written by its owner only. */

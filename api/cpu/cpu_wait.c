@@ -3,7 +3,7 @@
  * A rank waits on its own door: it notes the bell, looks at the words it waits for, and sleeps on
  * the bell if they are not there yet. Whoever changes a word rings after it; if the bell has moved
  * since it was noted the sleep returns at once, so no ring is lost. Rings cost a system call only
- * if somebody sleeps. Sleeps are cut into slices, in which it looks whether the peer lives, whether
+ * if somebody sleeps, and who waits for one rank is woken by that one (or by a failure). Sleeps are cut into slices, in which it looks whether the peer lives, whether
  * another rank has given up (and on whom: that one is blamed here too), and at the time.
  *
  * Barriers push: rank r writes word [r] of every rank's own array, and each waits on its own memory.
@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -36,13 +37,25 @@ static uint64_t deadlineAfter(uint64_t now, uint64_t timeoutNs) {
   return timeoutNs < INT64_MAX - now ? now + timeoutNs : INT64_MAX;
 }
 
-static void sleepOn(const void *word, uint32_t seen, uint64_t ns) {
+/* local: only threads of this process sleep there, which is cheaper to find. */
+static void sleepOn(const void *word, uint32_t seen, uint64_t ns, int local) {
   struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-  syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+  syscall(SYS_futex, word, FUTEX_WAIT | (local ? FUTEX_PRIVATE_FLAG : 0), seen, &t, NULL, 0);
 }
 
-static void wake(const void *word) {
-  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+static void wake(const void *word, int local) {
+  syscall(SYS_futex, word, FUTEX_WAKE | (local ? FUTEX_PRIVATE_FLAG : 0), INT_MAX, NULL, NULL, 0);
+}
+
+/* With one processor nothing changes while this thread spins. */
+static int numSpins(void) {
+  static _Atomic int num = -1;
+  int n = atomic_load_explicit(&num, memory_order_relaxed);
+  if (n >= 0) return n;
+  cpu_set_t set;
+  n = sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1 ? 0 : NUM_SPIN;
+  atomic_store(&num, n);
+  return n;
 }
 
 static inline void pauseCpu(void) {
@@ -51,10 +64,18 @@ static inline void pauseCpu(void) {
 #endif
 }
 
-void epRing(ep_cpu_group_t *g, int r, ep_kind_t kind) {
+static void ring(ep_cpu_group_t *g, int r, ep_kind_t kind, int loud) {
   ep_door_t *door = &g->peers[r].control->doors[kind];
   atomic_fetch_add(&door->bell, 1);
-  if (atomic_load(&door->sleepers)) wake(&door->bell);
+  uint32_t sleepers = atomic_load(&door->sleepers), wanted = atomic_load(&door->wanted);
+  if (!sleepers) return;
+  if (loud || sleepers > 1 || !wanted || wanted == (uint32_t)g->me + 1) {
+    wake(&door->bell, g->oneProcess);
+  }
+}
+
+void epRing(ep_cpu_group_t *g, int r, ep_kind_t kind) {
+  ring(g, r, kind, 0);
 }
 
 void epRingAll(ep_cpu_group_t *g, ep_kind_t kind) {
@@ -68,7 +89,11 @@ static void failGroup(const ep_op_t *op, int culprit) {
   ep_cpu_group_t *g = op->g;
   atomic_store(&g->failed, 1);
   epStore(&g->peers[g->me].control->failure, (uint64_t)culprit + 1);
-  for (int kind = 0; kind < EP_NUM_KINDS; kind++) epRingAll(g, (ep_kind_t)kind);
+  for (int kind = 0; kind < EP_NUM_KINDS; kind++) {
+    for (int r = 0; r < g->R; r++) {
+      if (r != g->me) ring(g, r, (ep_kind_t)kind, 1);
+    }
+  }
 }
 
 void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what) {
@@ -185,19 +210,26 @@ static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience
   return 0;
 }
 
-int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_patience_t *patience) {
+/* wanted: 1 + the rank whose ring ends the sleep, 0: any. With several sleepers at a door any does. */
+static int sleepFor(const ep_op_t *op, uint32_t seen, int peer, const char *what,
+                    ep_patience_t *patience, uint32_t wanted) {
   if (!lookAround(op, peer, what, patience)) return 0;
   uint64_t left = patience->deadlineNs - epCpuNowNs(), slice = LOOK_NS;
   if ((int64_t)left <= 0) left = 1;
   ep_door_t *door = &op->g->peers[op->g->me].control->doors[op->kind];
+  atomic_store(&door->wanted, wanted);
   atomic_fetch_add(&door->sleepers, 1);
-  sleepOn(&door->bell, seen, left < slice ? left : slice);
+  sleepOn(&door->bell, seen, left < slice ? left : slice, op->g->oneProcess);
   atomic_fetch_sub(&door->sleepers, 1);
   return 1;
 }
 
+int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_patience_t *patience) {
+  return sleepFor(op, seen, peer, what, patience, 0);
+}
+
 int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, const char *what) {
-  for (int i = 0; i < NUM_SPIN; i++) {
+  for (int i = numSpins(); i > 0; i--) {
     if (epLoad(word) >= value) return 1;
     pauseCpu();
   }
@@ -205,7 +237,7 @@ int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, c
   for (;;) {
     uint32_t seen = epBell(op);
     if (epLoad(word) >= value) break;
-    if (!epSleep(op, seen, peer, what, &patience)) return 0;
+    if (!sleepFor(op, seen, peer, what, &patience, (uint32_t)peer + 1)) return 0;
   }
   epHangGo(op);
   return 1;
@@ -214,7 +246,7 @@ int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, c
 /* Word [r] of this rank's own array, written by rank r, which wakes by the word's own address. */
 static int waitPushed(ep_cpu_group_t *g, int r, const ep_word_t *word, uint64_t value,
                       uint64_t deadlineNs) {
-  for (int i = 0; i < NUM_SPIN; i++) {
+  for (int i = numSpins(); i > 0; i--) {
     if (epLoad(word) >= value) return 1;
     pauseCpu();
   }
@@ -225,7 +257,7 @@ static int waitPushed(ep_cpu_group_t *g, int r, const ep_word_t *word, uint64_t 
       return epLoad(word) >= value;
     }
     uint64_t left = deadlineNs - now;
-    sleepOn(word, (uint32_t)seen, left < LOOK_NS ? left : LOOK_NS);
+    sleepOn(word, (uint32_t)seen, left < LOOK_NS ? left : LOOK_NS, 0);
   }
 }
 
@@ -234,7 +266,7 @@ static void push(ep_cpu_group_t *g, ep_array_t array, uint64_t value, int onlyAc
     if (onlyActive && !epActive(g, r)) continue;
     ep_word_t *word = &epArray(g->peers[r].control, g->R, array, 0)[g->me];
     epStore(word, value);
-    wake(word);
+    wake(word, 0);
   }
 }
 
