@@ -110,6 +110,91 @@ TEST(whole_operations_while_one_is_pending) {
   }
 }
 
+/* Random orders of whole operations, sends and Completes on three handles, all ranks alike. */
+enum { NUM_MIXED = 3 };
+typedef struct mixed {
+  step_case_t c[NUM_MIXED];
+  step_data_t *d[NUM_MIXED];
+  ncclEpHandle_t h[NUM_MIXED];
+  int pending[NUM_MIXED]; /* 0, or what follows */
+  int done[NUM_MIXED];    /* bit 1: a dispatch to compare, bit 2: a combine */
+  uint64_t state;
+} mixed_t;
+
+static int drawMixed(mixed_t *m, int n) {
+  m->state = m->state * 6364136223846793005u + 1442695040888963407u;
+  return (int)(m->state >> 33) % n;
+}
+
+static void compareMixed(team_rank_t *r, mixed_t *m, int step) {
+  cudaStreamSynchronize(r->stream);
+  for (int i = 0; i < NUM_MIXED; i++) {
+    const char *first = m->done[i] & 1 ? stepCompareDispatch(m->d[i]) : "";
+    teamCheck(r, !*first, "step %d, handle %d: %s", step, i, first);
+    const char *second = m->done[i] & 2 ? stepCompareCombine(m->d[i]) : "";
+    teamCheck(r, !*second, "step %d, handle %d: %s", step, i, second);
+    if (m->pending[i]) continue;
+    stepPoison(m->d[i]);
+    m->done[i] = 0;
+  }
+}
+
+static void runMixedStep(team_rank_t *r, mixed_t *m) {
+  int i = drawMixed(m, NUM_MIXED), numPending = 0;
+  for (int j = 0; j < NUM_MIXED; j++) numPending += m->pending[j] != 0;
+  while (numPending == 2 && !m->pending[i]) i = (i + 1) % NUM_MIXED;
+  if (m->pending[i]) {
+    teamOk(r, ncclEpComplete(m->h[i], NULL, r->stream));
+    m->done[i] |= m->pending[i];
+    m->pending[i] = 0;
+    return;
+  }
+  int kind = 1 + drawMixed(m, 2);
+  m->c[i].sendOnly = drawMixed(m, 2);
+  int taken = kind == 1 ? stepDispatch(m->d[i], m->h[i], r->stream)
+                        : stepCombine(m->d[i], m->h[i], r->stream);
+  teamCheck(r, taken, "%s", ncclEpGetLastError());
+  if (m->c[i].sendOnly) {
+    m->pending[i] = kind;
+  } else {
+    m->done[i] |= kind;
+  }
+}
+
+static void runMixed(team_rank_t *r) {
+  mixed_t m = *(const mixed_t *)r->user;
+  ncclEpGroup_t group;
+  ncclEpGroupConfig_t config = stepGroupConfig(&m.c[0], r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  for (int i = 0; i < NUM_MIXED; i++) {
+    m.d[i] = stepMake(&m.c[i], r->rank, r->numRanks, r->numRanks);
+    teamOk(r, ncclEpInitHandle(&m.h[i], group, stepLayout(&m.c[i]), NULL, 3, NULL));
+    teamCheck(r, stepUpdate(m.d[i], m.h[i], r->stream), "update");
+  }
+  for (int step = 0; step < 120 && !r->error[0]; step++) {
+    runMixedStep(r, &m);
+    if (!r->error[0] && drawMixed(&m, 4) == 0) compareMixed(r, &m, step);
+  }
+  if (r->error[0]) return;
+  for (int i = 0; i < NUM_MIXED; i++) {
+    teamOk(r, ncclEpComplete(m.h[i], NULL, r->stream));
+    teamOk(r, ncclEpHandleDestroy(m.h[i]));
+    stepFree(m.d[i]);
+  }
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(random_orders) {
+  for (uint64_t seed = 0; seed < 8; seed++) {
+    mixed_t m = {.state = seed};
+    for (int i = 0; i < NUM_MIXED; i++) {
+      m.c[i] = smallCase((trefoil_mode_t)(seed % 2), seed * 10 + (uint64_t)i);
+    }
+    const char *error = teamThreads(3, runMixed, &m);
+    CHECK(!*error, "seed %d: %s", (int)seed, error);
+  }
+}
+
 /* Graph: update, dispatch, combine captured once; replayed after the routing's content changed. */
 static void runGraph(team_rank_t *r) {
   pair_t *pair = r->user;
