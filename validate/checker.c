@@ -104,6 +104,10 @@ static int runJob(const ep_check_options_t *o, ep_check_job_t *job, int jobIdx, 
   ep_library_t lib;
   ep_check_team_t team = {.options = o, .job = job, .deadline = deadline};
   team.firstCase = o->firstCase;
+  /* a device a rank: who frees memory waits for all work on its device, another rank's too */
+  char devices[16];
+  snprintf(devices, sizeof devices, "%d", EP_MAX_RANKS);
+  setenv("TREFOIL_HOST_DEVICES", devices, 0);
   if (!o->processes && loadLibrary(&team, &lib)) return 1;
   uint64_t batch = o->firstCase / EP_BATCH_CASES + (uint64_t)jobIdx;
   int failed = 0;
