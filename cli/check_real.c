@@ -1,8 +1,10 @@
 /* trefoil check --moe / --hidden: one real shape, mode after mode. */
 #include "cli/check_verb.h"
 
+#include "trefoil/models.h"
 #include "validate/real_shape.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,19 +52,25 @@ static json_t *runJson(const ep_real_options_t *o, const ep_real_result_t *r) {
 }
 
 static void printMatrix(const char *what, const uint64_t *bytes, const trefoil_shape_t *s) {
-  uint64_t tiers[TREFOIL_NUM_TIERS] = {0};
-  printf("  %s, MB from rank (row) to rank (column); self in (), net in []:\n", what);
+  uint64_t tiers[TREFOIL_NUM_TIERS] = {0}, most = 0;
+  size_t numPairs = (size_t)s->numRanks * (size_t)s->numRanks;
+  for (size_t i = 0; i < numPairs; i++) most = bytes[i] > most ? bytes[i] : most;
+  const char *unit = most < 1000 ? "B" : most < 1000000 ? "kB" : "MB";
+  double factor = most < 1000 ? 1 : most < 1000000 ? 1e-3 : 1e-6;
+  printf("  %s, %s from rank (row) to rank (column); self in (), net in []:\n", what, unit);
   for (int a = 0; a < s->numRanks; a++) {
     printf("   ");
     for (int b = 0; b < s->numRanks; b++) {
       trefoil_tier_t tier = epTierOf(s, a, b);
-      tiers[tier] += bytes[a * s->numRanks + b];
-      printf(" %c%7.2f%c", "( ["[tier], 1e-6 * (double)bytes[a * s->numRanks + b], ") ]"[tier]);
+      uint64_t count = bytes[a * s->numRanks + b];
+      tiers[tier] += count;
+      printf(" %c%7.*f%c", "( ["[tier], most < 1000 ? 0 : 2, factor * (double)count, ") ]"[tier]);
     }
     putchar('\n');
   }
-  printf("    in all: self %.2f MB, nvlink %.2f MB, net %.2f MB\n", 1e-6 * (double)tiers[0],
-         1e-6 * (double)tiers[1], 1e-6 * (double)tiers[2]);
+  char text[3][CLI_NUMBER_BYTES];
+  printf("    in all: self %s, nvlink %s, net %s\n", cliBytes(text[0], (double)tiers[0]),
+         cliBytes(text[1], (double)tiers[1]), cliBytes(text[2], (double)tiers[2]));
 }
 
 static void printRun(const ep_real_options_t *o, const ep_real_result_t *r) {
@@ -73,10 +81,11 @@ static void printRun(const ep_real_options_t *o, const ep_real_result_t *r) {
   if (!r->ok) printf("  %s\n", r->difference);
   printf("  rows received:");
   for (int a = 0; a < s->numRanks; a++) printf(" %lld", (long long)r->receivedRows[a]);
+  char t[5][CLI_NUMBER_BYTES];
   printf(
-      "\n  update %.4f s, dispatch %.4f s, combine %.4f s; the reference and the comparison took "
-      "%.2f s for %.2f GB\n",
-      r->updateS, r->dispatchS, r->combineS, r->referenceS, 1e-9 * (double)r->bytesCompared);
+      "\n  update %s, dispatch %s, combine %s; the reference and the comparison took %s for %s\n",
+      cliSeconds(t[0], r->updateS), cliSeconds(t[1], r->dispatchS), cliSeconds(t[2], r->combineS),
+      cliSeconds(t[3], r->referenceS), cliBytes(t[4], (double)r->bytesCompared));
   printMatrix("dispatch", r->dispatchBytes, s);
   printMatrix("combine", r->combineBytes, s);
 }
@@ -86,13 +95,23 @@ static void showStep(void *context, const char *what, uint64_t done, uint64_t to
   cliProgress(what, done, total, "");
 }
 
+/* A model's layer by name; nonzero after the sentence. */
+static int takeMoe(const char *verb, const char *name, ep_real_options_t *o) {
+  trefoil_moe_t moe;
+  if (trefoilMoeLoad(&moe, name) != TREFOIL_OK) return cliUsage(verb, "%s", trefoilLastError());
+  o->hidden = moe.hidden;
+  o->shape.numExperts = moe.numExperts;
+  o->shape.topk = moe.topk;
+  return 0;
+}
+
 int cliRealOptions(const char *verb, const cli_check_t *v, unsigned *modes, ep_real_options_t *o) {
   int low = 8, high = 8;
   *modes = 15u;
   *o = (ep_real_options_t){.hidden = v->hidden, .seed = (uint64_t)v->seed, .progress = showStep};
   o->shape.numExperts = v->experts;
   o->shape.topk = v->topk;
-  if (v->moe && cliMoeShape(verb, v->moe, o)) return CLI_USAGE;
+  if (v->moe && takeMoe(verb, v->moe, o)) return CLI_USAGE;
   if (v->hidden) o->hidden = v->hidden;
   if (v->experts) o->shape.numExperts = v->experts;
   if (v->topk) o->shape.topk = v->topk;
@@ -109,8 +128,7 @@ int cliRealOptions(const char *verb, const cli_check_t *v, unsigned *modes, ep_r
   if (o->shape.numExperts < 1 || o->shape.topk < 1 || o->shape.topk > o->shape.numExperts)
     return cliUsage(verb, "--experts %d, --topk %d: expected 1 <= top-k <= experts",
                     o->shape.numExperts, o->shape.topk);
-  if (v->tokens == 0 || v->tokens > 1 << 20)
-    return cliUsage(verb, "--tokens %lld: expected 1 to 1048576", v->tokens);
+  if (v->tokens > 1 << 20) return cliUsage(verb, "--tokens %lld: expected 1 to 1048576", v->tokens);
   o->shape.numRanks = low;
   o->shape.ranksPerNode = v->ranksPerNode ? v->ranksPerNode : low;
   if (o->shape.ranksPerNode < 1 || low % o->shape.ranksPerNode)
@@ -120,13 +138,60 @@ int cliRealOptions(const char *verb, const cli_check_t *v, unsigned *modes, ep_r
   return -1;
 }
 
+/* What the kernel thinks can be allocated without swapping, or 0: unknown. */
+static double freeBytes(void) {
+  double kilobytes = 0;
+  char line[256];
+  FILE *f = fopen("/proc/meminfo", "r");
+  while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %lf", &kilobytes) != 1) {
+  }
+  if (f) fclose(f);
+  return 1000 * kilobytes;
+}
+
+/* Tokens twice, received rows twice (as received, and on their way), with uniform routing: close to
+ * what a run takes, and below it. */
+int cliRealFits(const char *verb, const ep_real_options_t *o) {
+  const trefoil_shape_t *s = &o->shape;
+  double tokens = 2.0 * s->numRanks * (double)s->maxTokens * (double)o->hidden;
+  double ranksPerToken = s->numRanks * (1 - pow(1 - 1.0 / s->numRanks, s->topk));
+  double needed = tokens * (2 + 2 * ranksPerToken), there = freeBytes();
+  if (there == 0 || needed <= there) return -1;
+  char a[CLI_NUMBER_BYTES], b[CLI_NUMBER_BYTES];
+  return cliFail(verb,
+                 "%s: %d ranks of %lld tokens of %lld elements need about %s of memory, and %s are "
+                 "free: take fewer --tokens",
+                 trefoilModeName(o->mode), s->numRanks, (long long)s->maxTokens,
+                 (long long)o->hidden, cliBytes(a, needed), cliBytes(b, there));
+}
+
+/* Refuses the options that speak of random cases. */
+static int randomOnly(const cli_check_t *v) {
+  const char *option = v->numCases >= 0    ? "--cases"
+                       : v->firstCase >= 0 ? "--case"
+                       : v->seconds > 0    ? "--seconds"
+                       : v->jobs > 0       ? "--jobs"
+                       : v->processes      ? "--processes"
+                                           : NULL;
+  if (option)
+    return cliUsage("check",
+                    "%s goes with random cases, not with a real shape (--moe, --hidden, "
+                    "--experts, --topk, --tokens)",
+                    option);
+  if (v->level && strcmp(v->level, "strict"))
+    return cliUsage("check", "--level %s goes with random cases: a real shape is compared strictly",
+                    v->level);
+  return -1;
+}
+
 int cliCheckReal(const cli_check_t *v) {
   char paths[3][4096];
   unsigned modes;
   ep_real_options_t o;
-  int rc = cliRealOptions("check", v, &modes, &o);
+  int rc = randomOnly(v);
+  if (rc < 0) rc = cliRealOptions("check", v, &modes, &o);
+  if (rc < 0) rc = cliLibraries("check", &v->library, paths, &o.paths);
   if (rc >= 0) return rc;
-  cliLibraries(&v->library, paths, &o.paths);
   ep_real_result_t *r = malloc(sizeof *r);
   json_t *runs = json_array();
   if (!r) return cliFail("check", "out of memory");
@@ -135,6 +200,11 @@ int cliCheckReal(const cli_check_t *v) {
     if (!(modes & (1u << mode))) continue;
     o.mode = (trefoil_mode_t)mode;
     o.shape.maxTokens = v->tokens > 0 ? v->tokens : mode < TREFOIL_HT_FLAT ? 128 : 4096;
+    if ((rc = cliRealFits("check", &o)) >= 0) {
+      json_decref(runs);
+      free(r);
+      return rc;
+    }
     trefoil_result_t result = epRealRun(&o, r);
     cliProgressEnd();
     if (result != TREFOIL_OK) {
@@ -151,9 +221,12 @@ int cliCheckReal(const cli_check_t *v) {
   }
   free(r);
   if (!v->json) {
+    cliLibrariesText(&o.paths);
     json_decref(runs);
     return failed ? CLI_FAILED : CLI_OK;
   }
-  rc = cliPrintJson(json_pack("{s:o, s:o}", "runs", runs, "environment", cliEnvironment()));
+  json_t *j = json_pack("{s:o, s:o}", "runs", runs, "environment", cliEnvironment());
+  cliLibrariesJson(j, &o.paths);
+  rc = cliPrintJson(j);
   return failed ? CLI_FAILED : rc;
 }

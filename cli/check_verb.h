@@ -11,9 +11,19 @@ typedef struct cli_library {
   int gpu;
 } cli_library_t;
 
+/* The options that fill it, for a verb's table. */
+#define CLI_LIBRARY_OPTIONS(l)                                                                     \
+  {                                                                                                \
+      "library", 0, POPT_ARG_STRING, &(l)->library, 0, "the library (default: without a GPU)",     \
+      "PATH"},                                                                                     \
+      {"nccl", 0, POPT_ARG_STRING, &(l)->nccl, 0, "NCCL for it", "PATH"},                          \
+      {"cuda", 0, POPT_ARG_STRING, &(l)->cuda, 0, "CUDA runtime for it", "PATH"}, {                \
+    "gpu", 0, POPT_ARG_NONE, &(l)->gpu, 0,                                                         \
+        "the library is for GPUs: libnccl.so.2 and libcudart.so", NULL                             \
+  }
+
 typedef struct cli_check {
   long long numCases, seed, firstCase, timeoutMs, tokens, hidden;
-  int numCasesGiven;
   double seconds;
   char *modes, *ranks, *level, *moe;
   int processes, jobs, json, experts, topk, ranksPerNode;
@@ -25,14 +35,19 @@ int cliCheckReal(const cli_check_t *v);
 
 /* Fills what the options say about a real shape; -1, or an exit code after the sentence. */
 int cliRealOptions(const char *verb, const cli_check_t *v, unsigned *modes, ep_real_options_t *o);
-/* A model's layer by name; nonzero after the sentence. */
-int cliMoeShape(const char *verb, const char *name, ep_real_options_t *o);
+
+/* -1, or CLI_FAILED after the sentence: the shape in o needs more memory than is free. */
+int cliRealFits(const char *verb, const ep_real_options_t *o);
 
 /* "ll,ht-flat" into a bit per trefoil_mode_t; 0: not understood. */
 int cliModes(const char *text, unsigned *modes);
 /* "4" or "2-8"; 0: not understood. */
 int cliRange(const char *text, int *low, int *high);
-/* Where the three libraries are; paths hold the text. Returns whether they are for GPUs. */
-int cliLibraries(const cli_library_t *l, char paths[3][4096], ep_library_paths_t *out);
+/* Where the three libraries are; paths hold the text. -1, or CLI_USAGE after the sentence. */
+int cliLibraries(const char *verb, const cli_library_t *l, char paths[3][4096],
+                 ep_library_paths_t *out);
+/* "library", "nccl" and "cuda" of what was checked, into a result; the same as a line of text. */
+void cliLibrariesJson(json_t *into, const ep_library_paths_t *paths);
+void cliLibrariesText(const ep_library_paths_t *paths);
 
 #endif

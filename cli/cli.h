@@ -33,7 +33,9 @@ int cmdDoctor(int argc, char **argv);
   {"json", 0, POPT_ARG_NONE, (jsonPtr), 0, "print one JSON object instead of text", NULL},         \
       {"help", 'h', POPT_ARG_NONE, NULL, CLI_HELP_VALUE, "show this help and exit", NULL},         \
       POPT_TABLEEND
-#define CLI_HELP_VALUE 9001
+
+/* What an option's val says about its number; every number must be finite. */
+enum { CLI_POSITIVE = 1, CLI_NOT_NEGATIVE = 2, CLI_HELP_VALUE = 3 };
 
 typedef struct cli_args {
   const char *verb;     /* "check" */
@@ -57,12 +59,19 @@ int cliIsSub(int argc, char **argv, const char *name);
 
 /* ---- Output (cli_output.c) ---- */
 
-/* Prints the object on stdout with a newline and releases it; returns CLI_OK or, when stdout cannot
- * take it, CLI_FAILED. */
+/* Prints the object on stdout with a newline and releases it; returns CLI_OK or, when there is none,
+ * CLI_FAILED. Whether stdout took it is asked once, when the verb has returned (cliFinish). */
 int cliPrintJson(json_t *object);
+/* The exit code after a verb's: CLI_FAILED and a sentence if stdout did not take what was printed. */
+int cliFinish(int code);
 /* {"cpu", "cores", "memory_bytes", "kernel", "trefoil"}: what a report should say about where its
  * numbers come from. */
 json_t *cliEnvironment(void);
+
+/* A number as people read it, three digits and a unit: "1.23 MB", "45.6 us". Returns text. */
+enum { CLI_NUMBER_BYTES = 32 };
+const char *cliBytes(char text[CLI_NUMBER_BYTES], double bytes);
+const char *cliSeconds(char text[CLI_NUMBER_BYTES], double seconds);
 
 /* Progress on stderr: one line, rewritten at most ten times a second, only on a terminal.
  * total 0: unknown. note may be NULL. */
@@ -75,5 +84,7 @@ void cliProgressEnd(void);
 /* The path of a shared library ("libnccl_ep_cpu.so.0"): beside the program as built or installed,
  * else the bare name, which leaves it to the dynamic loader. Returns path. */
 const char *cliFindLibrary(const char *name, char *path, size_t pathBytes);
+/* The Python interpreter that `trefoil report` uses (cmd_report.c). Returns path. */
+const char *cliPython(char *path, size_t pathBytes);
 
 #endif

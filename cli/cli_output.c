@@ -1,6 +1,7 @@
 /* What verbs print: JSON, the environment, the progress line. */
 #include "cli/cli.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/utsname.h>
@@ -8,11 +9,19 @@
 #include <unistd.h>
 
 int cliPrintJson(json_t *object) {
-  int bad = !object || json_dumpf(object, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) != 0;
+  if (!object) return (fputs("trefoil: out of memory for the JSON output\n", stderr), CLI_FAILED);
+  (void)json_dumpf(object, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
   json_decref(object);
-  bad |= putchar('\n') == EOF || fflush(stdout) != 0;
-  if (bad) fputs("trefoil: the JSON output could not be written\n", stderr);
-  return bad ? CLI_FAILED : CLI_OK;
+  putchar('\n');
+  return CLI_OK;
+}
+
+int cliFinish(int code) {
+  int bad = fflush(stdout) != 0;
+  if (!bad && !ferror(stdout)) return code;
+  fprintf(stderr, "trefoil: the output could not be written%s%s\n", bad ? ": " : "",
+          bad ? strerror(errno) : "");
+  return code == CLI_OK ? CLI_FAILED : code;
 }
 
 static void cpuName(char *name, size_t bytes) {
@@ -40,6 +49,31 @@ json_t *cliEnvironment(void) {
   return json_pack("{s:s, s:I, s:I, s:s, s:s}", "cpu", cpu, "cores",
                    (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes", memory, "kernel",
                    un.release, "trefoil", TREFOIL_VERSION);
+}
+
+typedef struct unit {
+  double factor;
+  const char *name;
+} unit_t;
+
+/* The first unit that the value fills, else the last. */
+static const char *scaled(char text[CLI_NUMBER_BYTES], double value, const unit_t *units) {
+  while (units[1].name && value < units->factor * 0.9995) units++;
+  double x = value / units->factor;
+  int digits = value == 0 || x >= 99.95 ? 0 : x >= 9.995 ? 1 : 2;
+  snprintf(text, CLI_NUMBER_BYTES, "%.*f %s", digits, x, units->name);
+  return text;
+}
+
+const char *cliBytes(char text[CLI_NUMBER_BYTES], double bytes) {
+  static const unit_t units[] = {{1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"},
+                                 {1e3, "kB"},  {1, "B"},    {0, NULL}};
+  return scaled(text, bytes, units);
+}
+
+const char *cliSeconds(char text[CLI_NUMBER_BYTES], double seconds) {
+  static const unit_t units[] = {{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}, {0, NULL}};
+  return scaled(text, seconds, units);
 }
 
 static double nowSeconds(void) {

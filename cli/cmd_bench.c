@@ -49,6 +49,7 @@ static void showStep(void *context, const char *what, uint64_t done, uint64_t to
 /* One mode; 0 if it agreed and was timed. */
 static int benchMode(ep_real_options_t *o, ep_real_result_t *r, json_t *list, int json) {
   const trefoil_shape_t *s = &o->shape;
+  if (cliRealFits("bench", o) >= 0) return 1;
   if (epRealRun(o, r) != TREFOIL_OK) {
     cliProgressEnd();
     cliFail("bench", "%s: %s", trefoilModeName(o->mode), trefoilLastError());
@@ -109,23 +110,20 @@ int cmdBench(int argc, char **argv) {
       {"mode", 0, POPT_ARG_STRING, &v.modes, 0,
        "all, ll, ht, ll-expert-major, ll-rank-major, ht-flat, ht-expert-major", "LIST"},
       {"moe", 0, POPT_ARG_STRING, &v.moe, 0, "a model's layer", "NAME"},
-      {"hidden", 0, POPT_ARG_LONGLONG, &v.hidden, 0, "hidden size (default 7168)", "H"},
-      {"experts", 0, POPT_ARG_INT, &v.experts, 0, "experts (default 256)", "E"},
-      {"topk", 0, POPT_ARG_INT, &v.topk, 0, "top-k (default 8)", "K"},
-      {"tokens", 0, POPT_ARG_LONGLONG, &v.tokens, 0,
+      {"hidden", 0, POPT_ARG_LONGLONG, &v.hidden, CLI_POSITIVE, "hidden size (default 7168)", "H"},
+      {"experts", 0, POPT_ARG_INT, &v.experts, CLI_POSITIVE, "experts (default 256)", "E"},
+      {"topk", 0, POPT_ARG_INT, &v.topk, CLI_POSITIVE, "top-k (default 8)", "K"},
+      {"tokens", 0, POPT_ARG_LONGLONG, &v.tokens, CLI_POSITIVE,
        "tokens a rank (default: 128 in LL, 4096 in HT)", "N"},
       {"ranks", 'r', POPT_ARG_STRING, &v.ranks, 0, "ranks (default 8)", "R"},
-      {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, 0, "pretended nodes", "G"},
-      {"repeats", 0, POPT_ARG_INT, &repeats, 0,
+      {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, CLI_POSITIVE, "pretended nodes", "G"},
+      {"repeats", 0, POPT_ARG_INT, &repeats, CLI_POSITIVE,
        "timed operations in HT (default 10); ten times as many in LL", "N"},
-      {"seconds", 0, POPT_ARG_DOUBLE, &seconds, 0, "for random cases (default 2; 0: none)", "T"},
+      {"seconds", 0, POPT_ARG_DOUBLE, &seconds, CLI_NOT_NEGATIVE,
+       "for random cases (default 2; 0: none)", "T"},
       {"seed", 's', POPT_ARG_LONGLONG, &v.seed, 0, "of the routing (default 1)", "S"},
-      {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, 0, "of the group", "MS"},
-      {"library", 0, POPT_ARG_STRING, &v.library.library, 0, "the library to measure", "PATH"},
-      {"nccl", 0, POPT_ARG_STRING, &v.library.nccl, 0, "NCCL for it", "PATH"},
-      {"cuda", 0, POPT_ARG_STRING, &v.library.cuda, 0, "CUDA runtime for it", "PATH"},
-      {"gpu", 0, POPT_ARG_NONE, &v.library.gpu, 0,
-       "the library is for GPUs: libnccl.so.2 and libcudart.so", NULL},
+      {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, CLI_POSITIVE, "of the group", "MS"},
+      CLI_LIBRARY_OPTIONS(&v.library),
       CLI_COMMON_OPTIONS(&v.json)};
   const cli_args_t args = {
       "bench", NULL,
@@ -136,7 +134,7 @@ int cmdBench(int argc, char **argv) {
       "second."};
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
-  if (repeats < 1 || repeats > EP_REAL_MAX_REPEATS / 10)
+  if (repeats > EP_REAL_MAX_REPEATS / 10)
     return cliUsage("bench", "--repeats %d: expected 1 to %d", repeats, EP_REAL_MAX_REPEATS / 10);
   if (!v.moe) {
     v.hidden = v.hidden ? v.hidden : 7168;
@@ -147,7 +145,7 @@ int cmdBench(int argc, char **argv) {
   unsigned modes;
   ep_real_options_t o;
   if ((rc = cliRealOptions("bench", &v, &modes, &o)) >= 0) return rc;
-  cliLibraries(&v.library, paths, &o.paths);
+  if ((rc = cliLibraries("bench", &v.library, paths, &o.paths)) >= 0) return rc;
   o.progress = showStep;
   ep_real_result_t *r = malloc(sizeof *r);
   json_t *list = json_array(), *all = json_object();
@@ -164,10 +162,12 @@ int cmdBench(int argc, char **argv) {
   free(r);
   if (seconds > 0) failed |= benchCases(&o, seconds, all, v.json);
   if (!v.json) {
+    cliLibrariesText(&o.paths);
     json_decref(list);
     json_decref(all);
     return failed ? CLI_FAILED : CLI_OK;
   }
+  cliLibrariesJson(all, &o.paths);
   json_object_set_new(all, "benchmarks", list);
   json_object_set_new(all, "environment", cliEnvironment());
   rc = cliPrintJson(all);

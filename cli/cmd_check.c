@@ -46,27 +46,34 @@ int cliRange(const char *text, int *low, int *high) {
   return 1;
 }
 
-int cliLibraries(const cli_library_t *l, char paths[3][4096], ep_library_paths_t *out) {
+/* What was said, else what a GPU has (found by the loader), else what lies beside the program. */
+static void choosePath(char path[4096], const char *said, const char *onGpu, const char *onHost) {
+  if (said || onGpu)
+    snprintf(path, 4096, "%s", said ? said : onGpu);
+  else
+    cliFindLibrary(onHost, path, 4096);
+}
+
+int cliLibraries(const char *verb, const cli_library_t *l, char paths[3][4096],
+                 ep_library_paths_t *out) {
   const char *library = l->library ? l->library : getenv("TREFOIL_LIBRARY");
-  int gpu = library && !strstr(library, "_cpu") && l->gpu;
-  if (library)
-    snprintf(paths[0], 4096, "%s", library);
-  else
-    cliFindLibrary("libnccl_ep_cpu.so.0", paths[0], 4096);
-  if (l->nccl)
-    snprintf(paths[1], 4096, "%s", l->nccl);
-  else if (gpu)
-    snprintf(paths[1], 4096, "libnccl.so.2");
-  else
-    cliFindLibrary("libtrefoil_host.so.0", paths[1], 4096);
-  if (l->cuda)
-    snprintf(paths[2], 4096, "%s", l->cuda);
-  else if (gpu)
-    snprintf(paths[2], 4096, "libcudart.so");
-  else
-    cliFindLibrary("libtrefoil_host.so.0", paths[2], 4096);
+  if (l->gpu && !library)
+    return cliUsage(verb, "--gpu: say which library for GPUs, with --library or TREFOIL_LIBRARY");
+  choosePath(paths[0], library, NULL, "libnccl_ep_cpu.so.0");
+  choosePath(paths[1], l->nccl, l->gpu ? "libnccl.so.2" : NULL, "libtrefoil_host.so.0");
+  choosePath(paths[2], l->cuda, l->gpu ? "libcudart.so" : NULL, "libtrefoil_host.so.0");
   *out = (ep_library_paths_t){paths[0], paths[1], paths[2]};
-  return gpu;
+  return -1;
+}
+
+void cliLibrariesJson(json_t *into, const ep_library_paths_t *paths) {
+  json_object_set_new(into, "library", json_string(paths->library));
+  json_object_set_new(into, "nccl", json_string(paths->nccl));
+  json_object_set_new(into, "cuda", json_string(paths->cuda));
+}
+
+void cliLibrariesText(const ep_library_paths_t *paths) {
+  printf("library %s, NCCL %s, CUDA %s\n", paths->library, paths->nccl, paths->cuda);
 }
 
 typedef struct progress_t {
@@ -109,12 +116,12 @@ static int printOutcome(const ep_check_options_t *o, const ep_check_outcome_t *o
   const ep_check_status_t *s = &outcome->status;
   double rate = s->seconds > 0 ? (double)s->cases / s->seconds : 0;
   if (json) {
-    json_t *j =
-        json_pack("{s:b, s:i, s:I, s:I, s:I, s:f, s:f, s:I, s:s, s:o}", "ok", !outcome->failed,
-                  "failed", outcome->failed, "seed", (json_int_t)o->choice.seed, "first_case",
-                  (json_int_t)o->firstCase, "cases", (json_int_t)s->cases, "seconds", s->seconds,
-                  "cases_per_second", rate, "bytes_compared", (json_int_t)s->bytes, "library",
-                  o->paths.library, "environment", cliEnvironment());
+    json_t *j = json_pack("{s:b, s:i, s:I, s:I, s:I, s:f, s:f, s:I, s:o}", "ok", !outcome->failed,
+                          "failed", outcome->failed, "seed", (json_int_t)o->choice.seed,
+                          "first_case", (json_int_t)o->firstCase, "cases", (json_int_t)s->cases,
+                          "seconds", s->seconds, "cases_per_second", rate, "bytes_compared",
+                          (json_int_t)s->bytes, "environment", cliEnvironment());
+    cliLibrariesJson(j, &o->paths);
     if (outcome->failed) {
       json_object_set_new(j, "failed_case", json_integer((json_int_t)outcome->failedCase));
       json_object_set_new(j, "failure", json_string(outcome->text));
@@ -123,14 +130,33 @@ static int printOutcome(const ep_check_options_t *o, const ep_check_outcome_t *o
     return outcome->failed ? CLI_FAILED : rc;
   }
   if (outcome->failed) printf("DIFFERENT\n%s\n", outcome->text);
-  printf("%llu cases%s, seed %llu, %.2f GB compared, %.1f s, %.0f cases a second\n",
-         (unsigned long long)s->cases, outcome->failed ? " before that" : " agree",
-         (unsigned long long)o->choice.seed, 1e-9 * (double)s->bytes, s->seconds, rate);
+  const char *after = outcome->failed ? "before that" : s->cases == 1 ? "agrees" : "agree";
+  char bytes[CLI_NUMBER_BYTES];
+  printf("%llu case%s %s, seed %llu, %s compared, %.1f s, %.0f cases a second\n",
+         (unsigned long long)s->cases, s->cases == 1 ? "" : "s", after,
+         (unsigned long long)o->choice.seed, cliBytes(bytes, (double)s->bytes), s->seconds, rate);
+  cliLibrariesText(&o->paths);
   return outcome->failed ? CLI_FAILED : CLI_OK;
 }
 
+/* The command that does the same again, but for the number of the case. */
+static void replayCommand(const cli_check_t *v, char *text, size_t bytes) {
+  const char *const strings[][2] = {{"modes", v->modes},       {"ranks", v->ranks},
+                                    {"level", v->level},       {"library", v->library.library},
+                                    {"nccl", v->library.nccl}, {"cuda", v->library.cuda}};
+  size_t n = (size_t)snprintf(text, bytes, "trefoil check --seed %lld", v->seed);
+  for (size_t i = 0; i < sizeof strings / sizeof *strings && n < bytes; i++)
+    if (strings[i][1])
+      n += (size_t)snprintf(text + n, bytes - n, " --%s %s", strings[i][0], strings[i][1]);
+  if (v->timeoutMs && n < bytes)
+    n += (size_t)snprintf(text + n, bytes - n, " --timeout-ms %lld", v->timeoutMs);
+  if (n < bytes)
+    snprintf(text + n, bytes - n, "%s%s", v->processes ? " --processes" : "",
+             v->library.gpu ? " --gpu" : "");
+}
+
 int cliCheckRandom(const cli_check_t *v) {
-  char paths[3][4096], replay[2048];
+  char paths[3][4096], replay[4096];
   ep_check_options_t o = {.firstCase = (uint64_t)v->firstCase,
                           .numCases = (uint64_t)v->numCases,
                           .seconds = v->seconds,
@@ -152,14 +178,9 @@ int cliCheckRandom(const cli_check_t *v) {
   if (v->level && strcmp(v->level, "strict") && strcmp(v->level, "order-free"))
     return cliUsage("check", "--level %s: expected strict or order-free", v->level);
   o.choice.orderFree = v->level && !strcmp(v->level, "order-free");
-  cliLibraries(&v->library, paths, &o.paths);
-  int n = snprintf(replay, sizeof replay, "trefoil check --seed %lld", v->seed);
-  if (v->modes) n += snprintf(replay + n, sizeof replay - (size_t)n, " --modes %.200s", v->modes);
-  if (v->ranks) n += snprintf(replay + n, sizeof replay - (size_t)n, " --ranks %.40s", v->ranks);
-  if (v->level) n += snprintf(replay + n, sizeof replay - (size_t)n, " --level %.20s", v->level);
-  if (v->processes) n += snprintf(replay + n, sizeof replay - (size_t)n, " --processes");
-  if (v->library.library)
-    snprintf(replay + n, sizeof replay - (size_t)n, " --library %.1000s", v->library.library);
+  int rc = cliLibraries("check", &v->library, paths, &o.paths);
+  if (rc >= 0) return rc;
+  replayCommand(v, replay, sizeof replay);
   o.replay = replay;
   progress_t progress = {o.numCases, o.seconds};
   o.context = &progress;
@@ -173,7 +194,7 @@ int cliCheckRandom(const cli_check_t *v) {
                                               : cliFail("check", "%s", trefoilLastError());
   }
   if (outcome->failed && o.numCases != 1) confirm(&o, outcome);
-  int rc = printOutcome(&o, outcome, v->json);
+  rc = printOutcome(&o, outcome, v->json);
   free(outcome);
   return rc;
 }
@@ -181,34 +202,32 @@ int cliCheckRandom(const cli_check_t *v) {
 int cmdCheck(int argc, char **argv) {
   cli_check_t v = {.seed = 1, .firstCase = -1, .numCases = -1, .tokens = -1};
   const struct poptOption options[] = {
-      {"cases", 'n', POPT_ARG_LONGLONG, &v.numCases, 0, "random cases (default 20000)", "N"},
+      {"cases", 'n', POPT_ARG_LONGLONG, &v.numCases, CLI_NOT_NEGATIVE,
+       "random cases (default 20000)", "N"},
       {"seed", 's', POPT_ARG_LONGLONG, &v.seed, 0, "what fixes them (default 1)", "S"},
-      {"case", 0, POPT_ARG_LONGLONG, &v.firstCase, 0,
+      {"case", 0, POPT_ARG_LONGLONG, &v.firstCase, CLI_NOT_NEGATIVE,
        "this case alone, or with --cases the first of them", "I"},
-      {"seconds", 0, POPT_ARG_DOUBLE, &v.seconds, 0, "stop after so long", "T"},
+      {"seconds", 0, POPT_ARG_DOUBLE, &v.seconds, CLI_POSITIVE, "stop after so long", "T"},
       {"modes", 0, POPT_ARG_STRING, &v.modes, 0,
        "all, ll, ht, ll-expert-major, ll-rank-major, ht-flat, ht-expert-major", "LIST"},
       {"mode", 0, POPT_ARG_STRING, &v.modes, 0, "the same", "LIST"},
       {"ranks", 'r', POPT_ARG_STRING, &v.ranks, 0, "ranks of a group: N or LOW-HIGH", "R"},
       {"processes", 0, POPT_ARG_NONE, &v.processes, 0, "a process a rank instead of a thread",
        NULL},
-      {"jobs", 'j', POPT_ARG_INT, &v.jobs, 0, "groups at a time, each in its process (default 1)",
-       "J"},
+      {"jobs", 'j', POPT_ARG_INT, &v.jobs, CLI_POSITIVE,
+       "groups at a time, each in its process (default 1)", "J"},
       {"level", 0, POPT_ARG_STRING, &v.level, 0,
        "strict (default), or order-free: LL slot order and rounding open", "LEVEL"},
-      {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, 0, "of the groups (default 20000)", "MS"},
-      {"library", 0, POPT_ARG_STRING, &v.library.library, 0, "the library to check", "PATH"},
-      {"nccl", 0, POPT_ARG_STRING, &v.library.nccl, 0, "NCCL for it", "PATH"},
-      {"cuda", 0, POPT_ARG_STRING, &v.library.cuda, 0, "CUDA runtime for it", "PATH"},
-      {"gpu", 0, POPT_ARG_NONE, &v.library.gpu, 0,
-       "the library is for GPUs: libnccl.so.2 and libcudart.so", NULL},
+      {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, CLI_POSITIVE,
+       "of the groups (default 20000)", "MS"},
+      CLI_LIBRARY_OPTIONS(&v.library),
       {"moe", 0, POPT_ARG_STRING, &v.moe, 0, "one real shape: a model's layer", "NAME"},
-      {"hidden", 0, POPT_ARG_LONGLONG, &v.hidden, 0, "or by hand: hidden size", "H"},
-      {"experts", 0, POPT_ARG_INT, &v.experts, 0, "experts", "E"},
-      {"topk", 0, POPT_ARG_INT, &v.topk, 0, "top-k", "K"},
-      {"tokens", 0, POPT_ARG_LONGLONG, &v.tokens, 0,
+      {"hidden", 0, POPT_ARG_LONGLONG, &v.hidden, CLI_POSITIVE, "or by hand: hidden size", "H"},
+      {"experts", 0, POPT_ARG_INT, &v.experts, CLI_POSITIVE, "experts", "E"},
+      {"topk", 0, POPT_ARG_INT, &v.topk, CLI_POSITIVE, "top-k", "K"},
+      {"tokens", 0, POPT_ARG_LONGLONG, &v.tokens, CLI_POSITIVE,
        "tokens a rank (default: 128 in LL, 4096 in HT)", "N"},
-      {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, 0, "pretended nodes", "G"},
+      {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, CLI_POSITIVE, "pretended nodes", "G"},
       CLI_COMMON_OPTIONS(&v.json)};
   const cli_args_t args = {
       "check", NULL,
@@ -220,14 +239,12 @@ int cmdCheck(int argc, char **argv) {
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
   if (v.moe || v.hidden || v.experts || v.topk || v.tokens >= 0) return cliCheckReal(&v);
-  v.numCasesGiven = v.numCases >= 0;
-  int oneCase = v.firstCase >= 0 && !v.numCasesGiven && v.seconds <= 0;
+  int oneCase = v.firstCase >= 0 && v.numCases < 0 && v.seconds <= 0;
   if (v.firstCase < 0) v.firstCase = 0;
-  if (!v.numCasesGiven) v.numCases = oneCase ? 1 : v.seconds > 0 ? 0 : 20000;
-  v.numCasesGiven = 1;
+  if (v.numCases < 0) v.numCases = oneCase ? 1 : v.seconds > 0 ? 0 : 20000;
   if (v.numCases == 0 && v.seconds <= 0)
     return cliUsage("check", "--cases 0: nothing would be checked");
-  if (v.jobs < 0 || v.jobs > EP_MAX_JOBS)
+  if (v.jobs > EP_MAX_JOBS)
     return cliUsage("check", "--jobs %d: expected 1 to %d", v.jobs, EP_MAX_JOBS);
   if (v.ranksPerNode)
     return cliUsage("check", "--ranks-per-node goes with a real shape (--moe or --hidden)");

@@ -148,7 +148,7 @@ static void addCuda(facts_t *f) {
   snprintf(text, sizeof text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
   int old = nccl && version < 23007;
   add(f, "nccl", !nccl || old ? FACT_ABSENT : FACT_FINE, nccl ? text : "not found",
-      old ? "2.30.7 or newer is needed for GPUs: pip install nvidia-nccl-cu13" : "");
+      old && countGpus() ? "for GPUs, 2.30.7 or newer: pip install nvidia-nccl-cu13" : "");
   if (cuda) dlclose(cuda);
   if (nccl) dlclose(nccl);
 }
@@ -162,21 +162,32 @@ static int firstLine(const char *command, char *text, size_t bytes) {
   return (p && pclose(p) == 0) && ok;
 }
 
+/* Whether `python ARGUMENTS` succeeds; its first line into text. */
+static int askPython(const char *python, const char *arguments, char *text, size_t bytes) {
+  char command[4400];
+  if (strchr(python, '\'')) return 0;
+  snprintf(command, sizeof command, "'%s' %s 2>/dev/null", python, arguments);
+  return firstLine(command, text, bytes);
+}
+
 static void addPrograms(facts_t *f) {
-  char text[200];
+  char text[200], python[4096];
   int ok = firstLine("mpirun --version 2>/dev/null", text, sizeof text);
   add(f, "mpi", ok ? FACT_FINE : FACT_ABSENT, ok ? text : "no mpirun",
       ok ? "" : "to run a process a rank under MPI: apt-get install openmpi-bin libopenmpi-dev");
-  ok = firstLine("python3 --version 2>/dev/null", text, sizeof text);
-  add(f, "python", ok ? FACT_FINE : FACT_ABSENT, ok ? text : "no python3",
+  cliPython(python, sizeof python);
+  ok = askPython(python, "--version", text, sizeof text);
+  char value[200];
+  snprintf(value, sizeof value, ok ? "%.40s (%.140s)" : "no python3", text, python);
+  add(f, "python", ok ? FACT_FINE : FACT_ABSENT, value,
       ok ? "" : "for reports and plots: apt-get install python3 python3-venv");
   if (!ok) return;
   static const char *const packages[] = {"numpy", "matplotlib", "jinja2"};
   char missing[120] = "";
   for (int i = 0; i < 3; i++) {
-    char command[120], ignored[64];
-    snprintf(command, sizeof command, "python3 -c 'import %s; print(1)' 2>/dev/null", packages[i]);
-    if (firstLine(command, ignored, sizeof ignored)) continue;
+    char arguments[64], ignored[64];
+    snprintf(arguments, sizeof arguments, "-c 'import %s; print(1)'", packages[i]);
+    if (askPython(python, arguments, ignored, sizeof ignored)) continue;
     strcat(missing, *missing ? " " : "");
     strcat(missing, packages[i]);
   }
@@ -184,7 +195,6 @@ static void addPrograms(facts_t *f) {
   if (*missing)
     snprintf(advice, sizeof advice, "for reports: pip install %s (tools/tour does it, into .venv)",
              missing);
-  char value[200];
   snprintf(value, sizeof value, *missing ? "without %s" : "numpy matplotlib jinja2", missing);
   add(f, "python packages", *missing ? FACT_ABSENT : FACT_FINE, value, advice);
 }
@@ -193,7 +203,7 @@ static void addLibraries(facts_t *f) {
   char paths[3][4096];
   ep_library_paths_t found;
   cli_library_t none = {0};
-  cliLibraries(&none, paths, &found);
+  (void)cliLibraries("doctor", &none, paths, &found);
   if (epLibraryProbe(&found) == TREFOIL_OK) {
     char text[200];
     snprintf(text, sizeof text, "%.190s", found.library);
@@ -205,12 +215,10 @@ static void addLibraries(facts_t *f) {
   }
 }
 
-/* The first needed thing, else the first optional one. */
+/* The first needed thing. What is optional has its advice on its own line. */
 static const char *oneThing(const facts_t *f) {
   for (int i = 0; i < f->count; i++)
     if (f->list[i].state == FACT_BAD && *f->list[i].advice) return f->list[i].advice;
-  for (int i = 0; i < f->count; i++)
-    if (f->list[i].state == FACT_ABSENT && *f->list[i].advice) return f->list[i].advice;
   return "nothing: trefoil check runs here";
 }
 
@@ -230,7 +238,8 @@ static int printFacts(const facts_t *f, int json) {
     return bad ? CLI_FAILED : rc;
   }
   for (int i = 0; i < f->count; i++)
-    printf("  %-8s %-22s %s\n", states[f->list[i].state], f->list[i].name, f->list[i].value);
+    printf("  %-8s %-22s %s%s%s\n", states[f->list[i].state], f->list[i].name, f->list[i].value,
+           *f->list[i].advice ? "; " : "", f->list[i].advice);
   printf("\nTo do: %s\n", oneThing(f));
   return bad ? CLI_FAILED : CLI_OK;
 }

@@ -187,7 +187,10 @@ static void printText(const request_t *q, const setup_t *s, const point_t *point
 /* Every step of the trace on its own number of ranks. */
 static int planTrace(request_t *q, const setup_t *s) {
   const trefoil_trace_t *trace;
-  if (trefoilTraceLoad(&trace, q->trace, NULL)) return cliFail("plan", "%s", trefoilLastError());
+  const trefoil_trace_hints_t hints = {.numExperts = q->physicalExperts};
+  if (trefoilTraceLoad(&trace, q->trace, &hints))
+    return cliFail("plan", "%s%s", trefoilLastError(),
+                   strstr(trefoilLastError(), "experts: say") ? " with --physical-experts" : "");
   int n = trace->numSteps, R = trace->shape.numRanks, rc = -1;
   q->tokens = (long long)trace->shape.maxTokens;
   point_t *points = calloc((size_t)n, sizeof *points);
@@ -248,13 +251,14 @@ int cmdPlan(int argc, char **argv) {
       {"cluster", 0, POPT_ARG_STRING, &q.cluster, 0, "preset or file (default dgx-h100)", "NAME"},
       {"moe", 0, POPT_ARG_STRING, &q.moe, 0, "preset or file (default deepseek-v3)", "NAME"},
       {"mode", 0, POPT_ARG_STRING, &q.mode, 0, "ll (default) or ht", "MODE"},
-      {"tokens", 0, POPT_ARG_LONGLONG, &q.tokens, 0,
+      {"tokens", 0, POPT_ARG_LONGLONG, &q.tokens, CLI_POSITIVE,
        "tokens a GPU (default: 128 in ll, 4096 in ht)", "N"},
       {"gpus", 0, POPT_ARG_STRING, &q.gpus, 0,
        "A..B doubles from A to B, or a list A,B (default 8..1024, as far as the cluster goes)",
        "G"},
-      {"ep", 0, POPT_ARG_INT, &q.ep, 0, "GPUs of an EP group (default: as many as can be)", "N"},
-      {"physical-experts", 0, POPT_ARG_INT, &q.physicalExperts, 0,
+      {"ep", 0, POPT_ARG_INT, &q.ep, CLI_POSITIVE,
+       "GPUs of an EP group (default: as many as can be)", "N"},
+      {"physical-experts", 0, POPT_ARG_INT, &q.physicalExperts, CLI_POSITIVE,
        "with redundant copies (default: the model's experts)", "E"},
       {"dispatch-dtype", 0, POPT_ARG_STRING, &q.dispatchDtype, 0,
        "bf16 (default) or fp8 with a scale per 128", "T"},

@@ -33,13 +33,20 @@ static int prependPythonPath(const char *folder) {
   return setenv("PYTHONPATH", value, 1) == 0;
 }
 
+const char *cliPython(char *path, size_t pathBytes) {
+  const char *said = getenv("TREFOIL_PYTHON");
+  char own[maxPath];
+  if (!said || !*said) said = besideProgram("/../../../.venv/bin/python3", own) ? own : "python3";
+  snprintf(path, pathBytes, "%s", said);
+  return path;
+}
+
 int cmdReport(int argc, char **argv) {
   char path[maxPath];
   if (besideProgram("/../share/trefoil/python", path) || besideProgram("/../../../python", path))
     if (!prependPythonPath(path)) return cliFail("report", "PYTHONPATH cannot be set");
-  const char *python = getenv("TREFOIL_PYTHON");
-  if (!python || !*python)
-    python = besideProgram("/../../../.venv/bin/python3", path) ? path : "python3";
+  char interpreter[maxPath];
+  const char *python = cliPython(interpreter, sizeof interpreter);
 
   char **arguments = calloc((size_t)argc + 3, sizeof *arguments);
   if (!arguments) return cliFail("report", "out of memory");

@@ -22,9 +22,10 @@ static int saveAndSay(const char *verb, const trefoil_trace_t *trace, const char
                                 trace->shape.numRanks, "ranks_per_node", trace->shape.ranksPerNode,
                                 "experts", trace->shape.numExperts, "topk", trace->shape.topk));
   } else {
-    printf("%s: %d steps, %lld tokens, %d ranks (%d per node), top-%d of %d experts\n", path,
-           trace->numSteps, (long long)trace->numTokens, trace->shape.numRanks,
-           trace->shape.ranksPerNode, trace->shape.topk, trace->shape.numExperts);
+    printf("%s: %d step%s, %lld tokens, %d ranks (%d per node), top-%d of %d experts\n", path,
+           trace->numSteps, trace->numSteps == 1 ? "" : "s", (long long)trace->numTokens,
+           trace->shape.numRanks, trace->shape.ranksPerNode, trace->shape.topk,
+           trace->shape.numExperts);
   }
   trefoilTraceDestroy(trace);
   return rc;
@@ -44,27 +45,30 @@ static int generate(int argc, char **argv) {
   int json = 0, experts = 0, topk = 0;
   s.skew = -1;
   const struct poptOption options[] = {
-      {"ranks", 'r', POPT_ARG_INT, &s.shape.numRanks, 0, "ranks (default 8)", "R"},
-      {"ranks-per-node", 0, POPT_ARG_INT, &s.shape.ranksPerNode, 0,
+      {"ranks", 'r', POPT_ARG_INT, &s.shape.numRanks, CLI_POSITIVE, "ranks (default 8)", "R"},
+      {"ranks-per-node", 0, POPT_ARG_INT, &s.shape.ranksPerNode, CLI_POSITIVE,
        "ranks of a node (default: 8, or all if 8 does not divide them)", "G"},
       {"moe", 0, POPT_ARG_STRING, &moe, 0, "experts and top-k of a model's layer", "NAME"},
-      {"experts", 0, POPT_ARG_INT, &experts, 0, "experts (default 256)", "E"},
-      {"topk", 0, POPT_ARG_INT, &topk, 0, "top-k (default 8)", "K"},
-      {"tokens", 0, POPT_ARG_LONGLONG, &tokens, 0, "tokens of a full rank (default 128)", "N"},
-      {"steps", 0, POPT_ARG_INT, &s.numSteps, 0, "steps (default 1)", "S"},
+      {"experts", 0, POPT_ARG_INT, &experts, CLI_POSITIVE, "experts (default 256)", "E"},
+      {"topk", 0, POPT_ARG_INT, &topk, CLI_POSITIVE, "top-k (default 8)", "K"},
+      {"tokens", 0, POPT_ARG_LONGLONG, &tokens, CLI_NOT_NEGATIVE,
+       "tokens of a full rank (default 128)", "N"},
+      {"steps", 0, POPT_ARG_INT, &s.numSteps, CLI_POSITIVE, "steps (default 1)", "S"},
       {"popularity", 0, POPT_ARG_STRING, &popularity, 0,
        "of experts: uniform (default), zipf, hot-expert, hot-rank", "KIND"},
-      {"skew", 0, POPT_ARG_DOUBLE, &s.skew, 0,
+      {"skew", 0, POPT_ARG_DOUBLE, &s.skew, CLI_NOT_NEGATIVE,
        "zipf: exponent (default 1); hot: weight of the hot one, others 1 (default 10)", "X"},
-      {"hot", 0, POPT_ARG_INT, &s.hot, 0, "the hot expert or rank (default 0)", "I"},
-      {"ragged", 0, POPT_ARG_DOUBLE, &s.ragged, 0,
+      {"hot", 0, POPT_ARG_INT, &s.hot, CLI_NOT_NEGATIVE, "the hot expert or rank (default 0)", "I"},
+      {"ragged", 0, POPT_ARG_DOUBLE, &s.ragged, CLI_NOT_NEGATIVE,
        "token counts between N and (1 - X) N, each alike (default 0)", "X"},
-      {"empty-ranks", 0, POPT_ARG_INT, &s.numEmptyRanks, 0,
+      {"empty-ranks", 0, POPT_ARG_INT, &s.numEmptyRanks, CLI_NOT_NEGATIVE,
        "ranks without tokens, each step others", "M"},
-      {"burst-period", 0, POPT_ARG_INT, &s.burstPeriod, 0,
+      {"burst-period", 0, POPT_ARG_INT, &s.burstPeriod, CLI_NOT_NEGATIVE,
        "only one step in P is full, the others have --burst-low of its tokens", "P"},
-      {"burst-low", 0, POPT_ARG_DOUBLE, &s.burstLow, 0, "see --burst-period (default 0.25)", "X"},
-      {"unused", 0, POPT_ARG_DOUBLE, &s.unusedFraction, 0, "share of entries that are -1", "X"},
+      {"burst-low", 0, POPT_ARG_DOUBLE, &s.burstLow, CLI_NOT_NEGATIVE,
+       "see --burst-period (default 0.25)", "X"},
+      {"unused", 0, POPT_ARG_DOUBLE, &s.unusedFraction, CLI_NOT_NEGATIVE,
+       "share of entries that are -1", "X"},
       {"weights", 0, POPT_ARG_NONE, &s.withWeights, 0, "write topk_weights too", NULL},
       {"seed", 0, POPT_ARG_LONGLONG, &seed, 0, "(default 1)", "S"},
       CLI_COMMON_OPTIONS(&json)};
@@ -94,18 +98,36 @@ static int generate(int argc, char **argv) {
   return saveAndSay("trace generate", trace, path, json);
 }
 
+/* What a file of arrays alone does not say. */
+#define HINT_OPTIONS(h)                                                                              \
+  {"ranks", 'r', POPT_ARG_INT, &(h)->numRanks, CLI_POSITIVE, "ranks, where the file does not say",   \
+   "R"},                                                                                             \
+      {"ranks-per-node", 0, POPT_ARG_INT, &(h)->ranksPerNode, CLI_POSITIVE, "ranks of a node", "G"}, \
+  {                                                                                                  \
+    "experts", 0, POPT_ARG_INT, &(h)->numExperts, CLI_POSITIVE,                                      \
+        "experts, where the file does not say", "E"                                                  \
+  }
+
+/* A trace that was not loaded: the library's sentence, and the option that says what it misses. */
+static int refused(const char *verb) {
+  static const char *const missing[][2] = {{"experts: say", "--experts"},
+                                           {"ranks: say", "--ranks"}};
+  const char *sentence = trefoilLastError(), *option = NULL;
+  for (int i = 0; i < 2; i++)
+    if (strstr(sentence, missing[i][0])) option = missing[i][1];
+  return cliFail(verb, "%s%s%s", sentence, option ? " with " : "", option ? option : "");
+}
+
 static int import(int argc, char **argv) {
   trefoil_trace_hints_t h = {0};
   long long tokensPerRank = 0, maxTokens = 0;
   char *array = NULL;
   int json = 0;
   const struct poptOption options[] = {
-      {"ranks", 'r', POPT_ARG_INT, &h.numRanks, 0, "ranks, where the arrays do not say", "R"},
-      {"ranks-per-node", 0, POPT_ARG_INT, &h.ranksPerNode, 0, "ranks of a node", "G"},
-      {"experts", 0, POPT_ARG_INT, &h.numExperts, 0, "experts", "E"},
-      {"tokens-per-rank", 0, POPT_ARG_LONGLONG, &tokensPerRank, 0,
+      HINT_OPTIONS(&h),
+      {"tokens-per-rank", 0, POPT_ARG_LONGLONG, &tokensPerRank, CLI_POSITIVE,
        "cut [T, K] into steps of R blocks of N tokens (default: one step, ranks alike)", "N"},
-      {"max-tokens", 0, POPT_ARG_LONGLONG, &maxTokens, 0,
+      {"max-tokens", 0, POPT_ARG_LONGLONG, &maxTokens, CLI_POSITIVE,
        "most tokens a rank may have (default: the most that one has)", "N"},
       {"array", 0, POPT_ARG_STRING, &array, 0, "the .npz member to read (default topk_idx)",
        "NAME"},
@@ -125,9 +147,7 @@ static int import(int argc, char **argv) {
   h.maxTokens = maxTokens;
   h.array = array;
   const trefoil_trace_t *trace;
-  if (trefoilTraceLoad(&trace, operands[0], &h)) {
-    return cliFail("trace import", "%s", trefoilLastError());
-  }
+  if (trefoilTraceLoad(&trace, operands[0], &h)) return refused("trace import");
   return saveAndSay("trace import", trace, operands[1], json);
 }
 
@@ -139,6 +159,7 @@ typedef struct link_bytes {
   uint64_t tier[TREFOIL_NUM_TIERS];
   uint64_t most; /* of a pair of ranks */
   int src, dst;
+  json_t *pairs; /* [R][R], or NULL: not wanted */
 } link_bytes_t;
 
 /* Bytes of the dispatches of all steps in [first, end), summed by pair. */
@@ -172,18 +193,24 @@ static int sumLinks(const trefoil_trace_t *t, int first, int end, size_t rowByte
     l->src = src;
     l->dst = dst;
   }
+  for (size_t a = 0; a < R && l->pairs; a++) {
+    json_t *row = json_array();
+    for (size_t b = 0; b < R; b++)
+      json_array_append_new(row, json_integer((json_int_t)sum[a * R + b]));
+    json_array_append_new(l->pairs, row);
+  }
   free(sum);
   return rc;
 }
 
 static json_t *linksJson(const link_bytes_t *l) {
-  return json_pack("{s:I, s:I, s:I, s:I, s:[i, i]}", "self", (json_int_t)l->tier[0], "nvlink",
+  return json_pack("{s:I, s:I, s:I, s:I, s:[i, i], s:o}", "self", (json_int_t)l->tier[0], "nvlink",
                    (json_int_t)l->tier[1], "net", (json_int_t)l->tier[2], "busiest_pair_bytes",
-                   (json_int_t)l->most, "busiest_pair", l->src, l->dst);
+                   (json_int_t)l->most, "busiest_pair", l->src, l->dst, "links", l->pairs);
 }
 
-static int describeJson(const trefoil_trace_t *t, int step, const trefoil_trace_stats_t *d,
-                        const link_bytes_t *links) {
+static int describeJson(const trefoil_trace_t *t, int step, size_t rowBytes,
+                        const trefoil_trace_stats_t *d, const link_bytes_t *links) {
   json_t *root = json_pack(
       "{s:i, s:i, s:i, s:i, s:I, s:i, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:i, s:f, s:f, s:i}",
       "ranks", t->shape.numRanks, "ranks_per_node", t->shape.ranksPerNode, "experts",
@@ -198,6 +225,7 @@ static int describeJson(const trefoil_trace_t *t, int step, const trefoil_trace_
   json_object_set_new(root, "worst_max_over_mean_ranks", json_real(d->worstMaxOverMeanRanks));
   json_object_set_new(root, "ranks_per_token", json_real(d->ranksPerToken));
   json_object_set_new(root, "nodes_per_token", json_real(d->nodesPerToken));
+  json_object_set_new(root, "row_bytes", json_integer((json_int_t)rowBytes));
   json_object_set_new(root, "dispatch_bytes_ll", linksJson(&links[0]));
   json_object_set_new(root, "dispatch_bytes_ht", linksJson(&links[1]));
   json_t *note = json_loads(t->note, 0, NULL);
@@ -206,9 +234,10 @@ static int describeJson(const trefoil_trace_t *t, int step, const trefoil_trace_
 }
 
 static void printLinks(const link_bytes_t *l) {
-  printf("  %-20s self %.3f MB, nvlink %.3f MB, net %.3f MB; busiest pair %d -> %d with %.3f MB\n",
-         l->what, 1e-6 * (double)l->tier[0], 1e-6 * (double)l->tier[1], 1e-6 * (double)l->tier[2],
-         l->src, l->dst, 1e-6 * (double)l->most);
+  char t[4][CLI_NUMBER_BYTES];
+  printf("  %-20s self %s, nvlink %s, net %s; busiest pair %d -> %d with %s\n", l->what,
+         cliBytes(t[0], (double)l->tier[0]), cliBytes(t[1], (double)l->tier[1]),
+         cliBytes(t[2], (double)l->tier[2]), l->src, l->dst, cliBytes(t[3], (double)l->most));
 }
 
 static int describe(const trefoil_trace_t *t, int step, size_t rowBytes, int json) {
@@ -216,23 +245,29 @@ static int describe(const trefoil_trace_t *t, int step, size_t rowBytes, int jso
   if (trefoilTraceDescribe(t, step, &d))
     return cliUsage("trace describe", "%s", trefoilLastError());
   int first = step < 0 ? 0 : step, end = step < 0 ? t->numSteps : step + 1;
-  link_bytes_t links[2] = {{"dispatch, LL:", TREFOIL_LL_RANK_MAJOR, {0}, 0, 0, 0},
-                           {"dispatch, HT:", TREFOIL_HT_FLAT, {0}, 0, 0, 0}};
+  link_bytes_t links[2] = {{.what = "dispatch, LL:", .mode = TREFOIL_LL_RANK_MAJOR},
+                           {.what = "dispatch, HT:", .mode = TREFOIL_HT_FLAT}};
   for (int i = 0; i < 2; i++) {
+    links[i].pairs = json ? json_array() : NULL;
     int rc = sumLinks(t, first, end, rowBytes, &links[i]);
     if (rc >= 0) return rc;
   }
-  if (json) return describeJson(t, step, &d, links);
-  printf("%d ranks (%d per node), top-%d of %d experts; %d steps, %lld tokens, %lld to %lld a rank "
-         "and step, %lld times none\n",
-         t->shape.numRanks, t->shape.ranksPerNode, t->shape.topk, t->shape.numExperts, end - first,
-         (long long)d.numTokens, (long long)d.minTokens, (long long)d.maxTokens,
-         (long long)d.emptyRanks);
+  if (json) return describeJson(t, step, rowBytes, &d, links);
+  printf(
+      "%d ranks (%d per node), top-%d of %d experts; %d step%s, %lld tokens, %lld to %lld a rank "
+      "and step",
+      t->shape.numRanks, t->shape.ranksPerNode, t->shape.topk, t->shape.numExperts, end - first,
+      end - first == 1 ? "" : "s", (long long)d.numTokens, (long long)d.minTokens,
+      (long long)d.maxTokens);
+  if (d.emptyRanks)
+    printf(", none %lld time%s", (long long)d.emptyRanks, d.emptyRanks == 1 ? "" : "s");
+  putchar('\n');
   printf("  experts              Gini %.4f, max/mean %.3f (expert %d)\n", d.giniExperts,
          d.maxOverMeanExperts, d.hottestExpert);
   printf("  ranks                Gini %.4f, max/mean %.3f (rank %d); worst step %d: %.3f\n",
          d.giniRanks, d.maxOverMeanRanks, d.hottestRank, d.worstStep, d.worstMaxOverMeanRanks);
   printf("  distinct per token   %.3f ranks, %.3f nodes\n", d.ranksPerToken, d.nodesPerToken);
+  printf("  with rows of %zu bytes (--row-bytes):\n", rowBytes);
   for (int i = 0; i < 2; i++) printLinks(&links[i]);
   printf("  provenance           %s\n", t->note);
   return CLI_OK;
@@ -241,10 +276,12 @@ static int describe(const trefoil_trace_t *t, int step, size_t rowBytes, int jso
 static int describeFile(int argc, char **argv) {
   int step = -1, json = 0;
   long long rowBytes = 14336;
+  trefoil_trace_hints_t h = {0};
   const struct poptOption options[] = {
-      {"step", 0, POPT_ARG_INT, &step, 0, "one step (default: all, summed)", "S"},
-      {"row-bytes", 0, POPT_ARG_LONGLONG, &rowBytes, 0,
+      {"step", 0, POPT_ARG_INT, &step, CLI_NOT_NEGATIVE, "one step (default: all, summed)", "S"},
+      {"row-bytes", 0, POPT_ARG_LONGLONG, &rowBytes, CLI_POSITIVE,
        "bytes of a token row (default 14336: 7168 bf16)", "B"},
+      HINT_OPTIONS(&h),
       CLI_COMMON_OPTIONS(&json)};
   const cli_args_t args = {
       "trace describe", "FILE",
@@ -253,10 +290,8 @@ static int describeFile(int argc, char **argv) {
   const char *const *operands, *path = NULL;
   int rc = cliParse(&args, options, argc, argv, &operands);
   if (rc >= 0 || (rc = oneOperand("trace describe", operands, &path)) >= 0) return rc;
-  if (rowBytes < 1) return cliUsage("trace describe", "--row-bytes must be positive");
   const trefoil_trace_t *trace;
-  if (trefoilTraceLoad(&trace, path, NULL))
-    return cliFail("trace describe", "%s", trefoilLastError());
+  if (trefoilTraceLoad(&trace, path, &h)) return refused("trace describe");
   rc = describe(trace, step, (size_t)rowBytes, json);
   trefoilTraceDestroy(trace);
   return rc;

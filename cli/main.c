@@ -49,14 +49,14 @@ int main(int argc, char **argv) {
   const char *verb = argv[1];
   if (!strcmp(verb, "--help") || !strcmp(verb, "-h") || !strcmp(verb, "help")) {
     printHelp(stdout);
-    return CLI_OK;
+    return cliFinish(CLI_OK);
   }
   if (!strcmp(verb, "--version")) {
     puts("trefoil " TREFOIL_VERSION);
-    return CLI_OK;
+    return cliFinish(CLI_OK);
   }
   for (int i = 0; i < numVerbs; i++)
-    if (!strcmp(verb, verbs[i].name)) return verbs[i].run(argc - 1, argv + 1);
+    if (!strcmp(verb, verbs[i].name)) return cliFinish(verbs[i].run(argc - 1, argv + 1));
   fprintf(stderr, "trefoil: there is no verb '%s'; the verbs are", verb);
   for (int i = 0; i < numVerbs; i++) fprintf(stderr, "%s %s", i ? "," : "", verbs[i].name);
   fputc('\n', stderr);

@@ -156,30 +156,33 @@ static void countTokens(const generator_t *g, int step, int64_t *counts) {
   for (int i = 0; i < s->numEmptyRanks; i++) counts[g->order[i]] = 0;
 }
 
-#define IN_RANGE(field, low, high)                                                                 \
+#define IN_RANGE(field, what, low, high)                                                           \
   EP_CHECK(s->field >= (low) && s->field <= (high), TREFOIL_INVALID_ARGUMENT,                      \
-           #field " %g: must be in [%g, %g]", (double)s->field, (double)(low), (double)(high))
+           what " %.10g: must be in [%.10g, %.10g]", (double)s->field, (double)(low),              \
+           (double)(high))
 
 static trefoil_result_t checkSpec(const trefoil_trace_spec_t *s) {
   EP_CHECK(s, TREFOIL_INVALID_ARGUMENT, "the specification is NULL");
   EP_TRY(trefoilShapeCheck(&s->shape));
   EP_CHECK((unsigned)s->popularity <= TREFOIL_POPULARITY_HOT_RANK, TREFOIL_INVALID_ARGUMENT,
            "popularity %d: must be in [0, %d]", (int)s->popularity, TREFOIL_POPULARITY_HOT_RANK);
-  IN_RANGE(numSteps, 1, 1 << 24);
-  if (s->popularity == TREFOIL_POPULARITY_ZIPF) IN_RANGE(skew, 0, 16);
-  if (s->popularity >= TREFOIL_POPULARITY_HOT_EXPERT) IN_RANGE(skew, 0, 1e6);
-  if (s->popularity == TREFOIL_POPULARITY_HOT_EXPERT) IN_RANGE(hot, 0, s->shape.numExperts - 1);
-  if (s->popularity == TREFOIL_POPULARITY_HOT_RANK) IN_RANGE(hot, 0, s->shape.numRanks - 1);
+  IN_RANGE(numSteps, "steps", 1, 1 << 24);
+  if (s->popularity == TREFOIL_POPULARITY_ZIPF) IN_RANGE(skew, "skew", 0, 16);
+  if (s->popularity >= TREFOIL_POPULARITY_HOT_EXPERT) IN_RANGE(skew, "skew", 0, 1e6);
+  if (s->popularity == TREFOIL_POPULARITY_HOT_EXPERT)
+    IN_RANGE(hot, "hot expert", 0, s->shape.numExperts - 1);
+  if (s->popularity == TREFOIL_POPULARITY_HOT_RANK)
+    IN_RANGE(hot, "hot rank", 0, s->shape.numRanks - 1);
   double entries =
       (double)s->numSteps * s->shape.numRanks * (double)s->shape.maxTokens * s->shape.topk;
   EP_CHECK(entries <= 0x1p36, TREFOIL_INVALID_ARGUMENT,
            "%d steps of %d ranks with %lld tokens each are too many for one trace", s->numSteps,
            s->shape.numRanks, (long long)s->shape.maxTokens);
-  IN_RANGE(ragged, 0, 1);
-  IN_RANGE(numEmptyRanks, 0, s->shape.numRanks);
-  IN_RANGE(burstPeriod, 0, 1 << 24);
-  IN_RANGE(burstLow, 0, 1);
-  IN_RANGE(unusedFraction, 0, 1);
+  IN_RANGE(ragged, "ragged", 0, 1);
+  IN_RANGE(numEmptyRanks, "empty ranks", 0, s->shape.numRanks);
+  IN_RANGE(burstPeriod, "burst period", 0, 1 << 24);
+  IN_RANGE(burstLow, "burst low", 0, 1);
+  IN_RANGE(unusedFraction, "share of unused entries", 0, 1);
   return TREFOIL_OK;
 }
 

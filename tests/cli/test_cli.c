@@ -70,6 +70,104 @@ TEST(wrong_command_lines_are_sentences) {
   expectUsage("doctor somefile", "somefile");
 }
 
+/* A number out of range is never taken for "the default". */
+TEST(numbers_out_of_range_are_refused) {
+  static const char *const lines[][2] = {
+      {"check --cases -5", "--cases -5"},
+      {"check --case -3", "--case -3"},
+      {"check --seconds -1", "--seconds -1"},
+      {"check --seconds nan", "--seconds nan"},
+      {"check --seconds inf", "--seconds inf"},
+      {"check --jobs 0", "--jobs 0"},
+      {"check --timeout-ms -3", "--timeout-ms -3"},
+      {"check --timeout-ms 0", "--timeout-ms 0"},
+      {"check --moe deepseek-v3 --hidden 0", "--hidden 0"},
+      {"check --moe deepseek-v3 --experts 0", "--experts 0"},
+      {"check --moe deepseek-v3 --topk -1", "--topk -1"},
+      {"check --moe deepseek-v3 --tokens -1", "--tokens -1"},
+      {"check --moe deepseek-v3 --ranks-per-node 0", "--ranks-per-node 0"},
+      {"bench --hidden 0", "--hidden 0"},
+      {"bench --experts 0", "--experts 0"},
+      {"bench --seconds -1", "--seconds -1"},
+      {"bench --tokens 0", "--tokens 0"},
+      {"plan --closed-form --tokens 0", "--tokens 0"},
+      {"plan --closed-form --ep 0", "--ep 0"},
+      {"plan --closed-form --physical-experts -1", "--physical-experts -1"},
+      {"trace generate --skew -1 x.npz", "--skew -1"},
+      {"trace generate --experts 0 x.npz", "--experts 0"},
+      {"trace generate --ranks 0 x.npz", "--ranks 0"},
+      {"trace generate --ragged nan x.npz", "--ragged nan"},
+      {"trace generate --empty-ranks 9 x.npz", "empty ranks 9"},
+      {"trace describe --step -1 x.npz", "--step -1"},
+      {"trace describe --row-bytes 0 x.npz", "--row-bytes 0"},
+  };
+  for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) expectUsage(lines[i][0], lines[i][1]);
+}
+
+/* An option that would be ignored is refused. */
+TEST(options_of_the_other_form_are_refused) {
+  expectUsage("check --hidden 64 --experts 8 --topk 2 --cases 5", "--cases");
+  expectUsage("check --moe deepseek-v3 --case 5", "--case");
+  expectUsage("check --moe deepseek-v3 --seconds 5", "--seconds");
+  expectUsage("check --moe deepseek-v3 --jobs 2", "--jobs");
+  expectUsage("check --moe deepseek-v3 --processes", "--processes");
+  expectUsage("check --moe deepseek-v3 --level order-free", "--level order-free");
+  expectUsage("check --gpu --cases 1", "--library");
+  expectUsage("bench --gpu", "--library");
+}
+
+/* --gpu is obeyed whatever the library's name is: NCCL and CUDA come from the loader, so that (on a
+ * machine without them) the run is refused, not done on the host runtime. */
+TEST(gpu_means_gpu) {
+  run("check --cases 1 --library /nonexistent_cpu/libx_cpu.so --gpu --json");
+  CHECK(o.code == 1 && o.out[0] == 0, "%d %s", o.code, o.out);
+  run("check --cases 1 --json");
+  json_error_t error;
+  json_t *j = json_loads(o.out, 0, &error);
+  REQUIRE(j, "%s", o.err);
+  char command[3000];
+  const char *library = json_string_value(json_object_get(j, "library"));
+  const char *nccl = json_string_value(json_object_get(j, "nccl"));
+  REQUIRE(library && nccl && strstr(nccl, "trefoil_host"), "%s", o.out);
+  snprintf(command, sizeof command,
+           "check --cases 1 --library %s --gpu --nccl /nonexistent-nccl.so", library);
+  run(command);
+  CHECK(o.code == 1 && strstr(o.err, "/nonexistent-nccl.so"), "%d %s", o.code, o.err);
+  snprintf(command, sizeof command,
+           "check --cases 1 --library %s --gpu --cuda /nonexistent-cuda.so"
+           " --nccl %s",
+           library, nccl);
+  run(command);
+  CHECK(o.code == 1 && strstr(o.err, "/nonexistent-cuda.so"), "%d %s", o.code, o.err);
+  json_decref(j);
+}
+
+TEST(output_that_is_not_taken_is_told) {
+  static const char *const lines[] = {"--help",
+                                      "--version",
+                                      "check --cases 1",
+                                      "doctor",
+                                      "plan --closed-form --gpus 8",
+                                      "check --cases 1 --json"};
+  for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+    char command[512];
+    snprintf(command, sizeof command, "%s %s >/dev/full 2>/tmp/trefoil-cli-full.%d",
+             getenv("TREFOIL_PROGRAM"), lines[i], (int)getpid());
+    int status = system(command);
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/trefoil-cli-full.%d", (int)getpid());
+    slurp(path, o.err, sizeof o.err);
+    unlink(path);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1, "%s: %d", lines[i], status);
+    CHECK(strstr(o.err, "could not be written"), "%s: %s", lines[i], o.err);
+  }
+}
+
+TEST(a_shape_beyond_memory_is_refused_before_it_starts) {
+  run("check --moe deepseek-v3 --ranks 16 --tokens 1048576 --hidden 1048576");
+  CHECK(o.code == 1 && strstr(o.err, "of memory"), "%d %s", o.code, o.err);
+}
+
 TEST(what_cannot_be_done_is_said) {
   run("check --cases 1 --library /nonexistent.so");
   CHECK(o.code == 1 && strstr(o.err, "/nonexistent.so"), "%d %s", o.code, o.err);
