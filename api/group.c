@@ -21,14 +21,19 @@ void epLog(ncclEpGroup_t g, const char *format, ...) {
   fprintf(stderr, "NCCL EP rank %d: %s\n", g->rank, line);
 }
 
-static void readEnvironment(ncclEpGroup_t g) {
+/* A misspelt NCCL_EP_LL_COMBINE would change the bits of sums without a word: it is refused. */
+static trefoil_result_t readEnvironment(ncclEpGroup_t g) {
   const char *timeout = getenv("NCCL_EP_TIMEOUT_MS"), *partial = getenv("NCCL_EP_LL_COMBINE");
   const char *debug = getenv("NCCL_EP_DEBUG");
   g->timeoutNs = g->config.timeout_ns ? g->config.timeout_ns : 100000000000ull;
   long long ms = timeout ? atoll(timeout) : 0;
   if (ms > 0) g->timeoutNs = ms > INT64_MAX / 1000000 ? INT64_MAX : (uint64_t)ms * 1000000u;
   g->llPartial = partial && !strcmp(partial, "partial");
+  EP_CHECK(
+      g->llPartial || !partial || !*partial || !strcmp(partial, "exact"), TREFOIL_INVALID_ARGUMENT,
+      "ncclEpCreateGroup: NCCL_EP_LL_COMBINE is '%.40s'; must be exact, partial or unset", partial);
   g->debug = debug && *debug && strcmp(debug, "0") != 0;
+  return TREFOIL_OK;
 }
 
 static void logGroup(ncclEpGroup_t g) {
@@ -65,7 +70,7 @@ static trefoil_result_t createGroup(ncclEpGroup_t *out, ncclComm_t comm,
   epLimitsOf(&copy, &like.limits);
   EP_TRY(epBackend.topology(comm, &like.rank, &like.numRanks, &like.ranksPerNode));
   EP_TRY(checkLimits(&like));
-  readEnvironment(&like);
+  EP_TRY(readEnvironment(&like));
   struct ncclEpGroup *g = calloc(1, EP_GROUP_OBJECT_BYTES);
   EP_CHECK(g, TREFOIL_SYSTEM_ERROR, "ncclEpCreateGroup: out of memory");
   memcpy(g, &like, sizeof *g);

@@ -1,6 +1,8 @@
 /* Preflight: its bytes are what group and handle ask for, its verdict is the group's, and the
  * nearest legal value is legal. */
 #include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/object.h" /* group->allocated */
@@ -52,76 +54,77 @@ static drawn_t drawConfig(void) {
   return d;
 }
 
-/* 1,500 groups on one rank, each compared with what it took. */
-static void compareBytes(team_rank_t *r) {
-  for (int i = 0; i < 1500; i++) {
-    drawn_t d = drawConfig();
-    counted_t counted = {0};
-    ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;
-    ncclEpGroup_t group;
-    ncclEpHandle_t handle;
-    d.g.alloc.alloc_fn = countAlloc;
-    d.g.alloc.free_fn = countFree;
-    d.g.alloc.context = &counted;
-    teamOk(r, ncclEpPreflight(&d.g, d.layout, &d.h, d.topk, r->numRanks, r->numRanks, &p));
-    teamCheck(r, p.supported, "case %d: %s", i, p.reason);
-    teamOk(r, ncclEpCreateGroup(&group, r->comm, &d.g));
-    teamOk(r, ncclEpInitHandle(&handle, group, d.layout, &d.h, d.topk, NULL));
-    size_t(*a)[3] = group->allocated;
-    teamCheck(r, counted.device == p.group_device_bytes + p.handle_device_bytes,
-              "case %d: the allocator gave %zu, preflight says %zu + %zu", i, counted.device,
-              p.group_device_bytes, p.handle_device_bytes);
-    teamCheck(r,
-              a[0][0] == p.group_device_bytes && a[0][1] == p.group_shared_bytes &&
-                  a[0][2] == p.group_host_bytes && a[1][0] == p.handle_device_bytes &&
-                  a[1][1] == p.handle_shared_bytes && a[1][2] == p.handle_host_bytes,
-              "case %d: took %zu %zu %zu / %zu %zu %zu, preflight says %zu %zu %zu / %zu %zu %zu",
-              i, a[0][0], a[0][1], a[0][2], a[1][0], a[1][1], a[1][2], p.group_device_bytes,
-              p.group_shared_bytes, p.group_host_bytes, p.handle_device_bytes,
-              p.handle_shared_bytes, p.handle_host_bytes);
-    size_t size = 0;
-    teamOk(r, ncclEpHandleMemSize(group, d.layout, &d.h, &size, d.topk));
-    teamCheck(r, size == p.handle_device_bytes, "case %d: HandleMemSize %zu", i, size);
-    teamOk(r, ncclEpHandleDestroy(handle));
-    teamCheck(r, a[1][0] == 0 && a[1][2] == 0, "case %d: the handle gave not all back", i);
-    teamOk(r, ncclEpGroupDestroy(group));
-  }
+/* One configuration: preflight's six numbers against what a group and a handle of it took. Every
+ * rank compares its own. */
+static void compareOne(team_rank_t *r, drawn_t d, int perNode, int i) {
+  counted_t counted = {0};
+  ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;
+  ncclEpGroup_t group;
+  ncclEpHandle_t handle;
+  d.g.alloc.alloc_fn = countAlloc;
+  d.g.alloc.free_fn = countFree;
+  d.g.alloc.context = &counted;
+  d.g.timeout_ns = 20000000000u; /* a rank that finds a difference leaves the others waiting */
+  teamOk(r, ncclEpPreflight(&d.g, d.layout, &d.h, d.topk, r->numRanks, perNode, &p));
+  teamCheck(r, p.supported, "case %d: %s", i, p.reason);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &d.g));
+  teamOk(r, ncclEpInitHandle(&handle, group, d.layout, &d.h, d.topk, NULL));
+  size_t(*a)[3] = group->allocated;
+  teamCheck(r, counted.device == p.group_device_bytes + p.handle_device_bytes,
+            "case %d: the allocator gave %zu, preflight says %zu + %zu", i, counted.device,
+            p.group_device_bytes, p.handle_device_bytes);
+  teamCheck(r,
+            a[0][0] == p.group_device_bytes && a[0][1] == p.group_shared_bytes &&
+                a[0][2] == p.group_host_bytes && a[1][0] == p.handle_device_bytes &&
+                a[1][1] == p.handle_shared_bytes && a[1][2] == p.handle_host_bytes,
+            "case %d: took %zu %zu %zu / %zu %zu %zu, preflight says %zu %zu %zu / %zu %zu %zu", i,
+            a[0][0], a[0][1], a[0][2], a[1][0], a[1][1], a[1][2], p.group_device_bytes,
+            p.group_shared_bytes, p.group_host_bytes, p.handle_device_bytes, p.handle_shared_bytes,
+            p.handle_host_bytes);
+  size_t size = 0;
+  teamOk(r, ncclEpHandleMemSize(group, d.layout, &d.h, &size, d.topk));
+  teamCheck(r, size == p.handle_device_bytes, "case %d: HandleMemSize %zu", i, size);
+  teamOk(r, ncclEpHandleDestroy(handle));
+  teamCheck(r, a[1][0] == 0 && a[1][2] == 0, "case %d: the handle gave not all back", i);
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+/* The same configurations on every rank, drawn before the ranks start. */
+typedef struct drawn_cases {
+  int numCases, perNode;
+  drawn_t *cases;
+} drawn_cases_t;
+
+static void compareAll(team_rank_t *r) {
+  drawn_cases_t *all = r->user;
+  for (int i = 0; i < all->numCases && !r->error[0]; i++)
+    compareOne(r, all->cases[i], all->perNode, i);
+}
+
+static void compareBytes(int numRanks, int perNode, int numCases) {
+  drawn_cases_t all = {numCases, perNode, calloc((size_t)numCases, sizeof *all.cases)};
+  REQUIRE(all.cases, "out of memory");
+  for (int i = 0; i < numCases; i++) all.cases[i] = drawConfig();
+  char text[12];
+  snprintf(text, sizeof text, "%d", perNode);
+  setenv("NCCL_LSA_TEAM_SIZE", text, 1);
+  const char *error = teamThreads(numRanks, compareAll, &all);
+  unsetenv("NCCL_LSA_TEAM_SIZE");
+  CHECK(!*error, "%d ranks, %d a node: %s", numRanks, perNode, error);
+  free(all.cases);
 }
 
 TEST(bytes_are_what_is_allocated) {
-  const char *error = teamThreads(1, compareBytes, NULL);
-  CHECK(!*error, "%s", error);
+  compareBytes(1, 1, 2000);
 }
 
-static void compareTwo(team_rank_t *r) {
-  for (int i = 0; i < 40; i++) {
-    teamBarrier(r);
-    if (r->rank == 0) state = (uint64_t)i * 77 + 5;
-    teamBarrier(r);
-    drawn_t d;
-    if (r->rank == 0) *(drawn_t *)r->user = drawConfig();
-    teamBarrier(r);
-    d = *(drawn_t *)r->user;
-    ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;
-    ncclEpGroup_t group;
-    ncclEpHandle_t handle;
-    teamOk(r, ncclEpPreflight(&d.g, d.layout, &d.h, d.topk, 4, 2, &p));
-    teamOk(r, ncclEpCreateGroup(&group, r->comm, &d.g));
-    teamOk(r, ncclEpInitHandle(&handle, group, d.layout, &d.h, d.topk, NULL));
-    teamCheck(r, group->allocated[0][1] == p.group_shared_bytes, "case %d: shared %zu, not %zu", i,
-              group->allocated[0][1], p.group_shared_bytes);
-    teamCheck(r, group->allocated[1][2] == p.handle_host_bytes, "case %d: host", i);
-    teamOk(r, ncclEpHandleDestroy(handle));
-    teamOk(r, ncclEpGroupDestroy(group));
+/* Every number of ranks to 8 and every node that divides it. */
+TEST(bytes_on_several_ranks) {
+  for (int ranks = 2; ranks <= 8; ranks++) {
+    for (int perNode = 1; perNode <= ranks; perNode++) {
+      if (ranks % perNode == 0) compareBytes(ranks, perNode, 100);
+    }
   }
-}
-
-TEST(bytes_on_two_nodes) {
-  drawn_t shared;
-  setenv("NCCL_LSA_TEAM_SIZE", "2", 1);
-  const char *error = teamThreads(4, compareTwo, &shared);
-  unsetenv("NCCL_LSA_TEAM_SIZE");
-  CHECK(!*error, "%s", error);
 }
 
 /* One field out of range at a time: refused by name, and the nearest value makes it legal. */
