@@ -42,6 +42,25 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout,
   return (ncclResult_t)handleMemSize(group, layout, config, size_out, num_topk);
 }
 
+/* Memory that live handles of the group use: HT handles may have all of it in common, to see each other's
+ * routing. Anything else would be overwritten by the neighbour. */
+static trefoil_result_t checkShared(const struct ncclEpHandle *h) {
+  uintptr_t first = (uintptr_t)h->handleMem;
+  uintptr_t end = first + h->sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes;
+  for (const struct ncclEpHandle *o = h->group->handles; o; o = o->next) {
+    uintptr_t from = (uintptr_t)o->handleMem;
+    uintptr_t to = from + o->sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes;
+    EP_CHECK(end <= from || to <= first || (epIsHt(h->group) && first == from && !o->ownsMem),
+             TREFOIL_INVALID_ARGUMENT,
+             "handle_mem: data is %p, %zu bytes from the start of the memory "
+             "of live handle %p; %s",
+             h->handleMem, (size_t)(first > from ? first - from : from - first), (const void *)o,
+             epIsHt(h->group) ? "handles share all of it or nothing"
+                              : "low-latency handles need memory of their own");
+  }
+  return TREFOIL_OK;
+}
+
 /* A handle as the caller described it; nothing is allocated yet. */
 static trefoil_result_t describe(ncclEpGroup_t g, ncclEpLayout_t layout,
                                  const ncclEpHandleConfig_t *config, int topk,
@@ -65,7 +84,7 @@ static trefoil_result_t describe(ncclEpGroup_t g, ncclEpLayout_t layout,
   ep_view_t view;
   EP_TRY(epViewTensor(g, mem, &rule, &view));
   h->handleMem = view.data;
-  return TREFOIL_OK;
+  return checkShared(h);
 }
 
 static trefoil_result_t build(ncclEpGroup_t g, const struct ncclEpHandle *like,

@@ -185,4 +185,49 @@ TEST(a_memory_without_a_fitting_routing_loses_nothing) {
   }
 }
 
+/* Memory that a live handle would have overwritten: refused; after its destruction it is free again. */
+static void runOverlap(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  int ht = c->mode >= TREFOIL_HT_FLAT;
+  ncclEpGroup_t group;
+  ncclEpHandle_t h, other = NULL;
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  size_t bytes = 0;
+  teamOk(r, ncclEpHandleMemSize(group, stepLayout(c), NULL, &bytes, 3));
+  size_t room = 2 * bytes + 64;
+  ncclEpTensor_t mem = allocMem(&room);
+  char *start = (char *)mem.data;
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, &mem));
+  size_t next = (bytes + 15) / 16 * 16;
+  for (size_t at = ht ? 16 : 0; at < bytes; at += 16) {
+    mem.data = start + at;
+    room = 2 * bytes + 64 - at;
+    teamCheck(r,
+              ncclEpInitHandle(&other, group, stepLayout(c), NULL, 3, &mem) ==
+                      ncclInvalidArgument &&
+                  !other,
+              "%zu bytes from a live handle's memory", at);
+    teamCheck(r, strstr(ncclEpGetLastError(), "handle_mem"), "%s", ncclEpGetLastError());
+  }
+  mem.data = start + next;
+  room = 2 * bytes + 64 - next;
+  teamOk(r, ncclEpInitHandle(&other, group, stepLayout(c), NULL, 3, &mem));
+  teamOk(r, ncclEpHandleDestroy(h));
+  mem.data = start;
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, &mem));
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpHandleDestroy(other));
+  teamOk(r, ncclEpGroupDestroy(group));
+  cudaFree(start);
+}
+
+TEST(memory_of_live_handles_does_not_overlap) {
+  for (int mode = 0; mode < 4; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 80);
+    const char *error = teamThreads(1, runOverlap, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
 TEST_MAIN()
