@@ -109,7 +109,7 @@ typedef struct {
   unsigned ndim;           /* >= 1 */
   ncclDataType_t datatype; /* element type */
   void *data;              /* local device address; may be NULL if a dimension is 0, or if win_hdl
-                              is set (then the window's user pointer + win_offset) */
+                              is set; then it is the window's user pointer + win_offset */
   ncclWindow_t win_hdl;    /* NULL, or the ncclCommWindowRegister window that holds the data */
   uint64_t win_offset;     /* bytes into the window, the same on all ranks */
   size_t *sizes;           /* [ndim] elements */
@@ -364,7 +364,8 @@ NCCL_EP_PUBLIC ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayou
  * graph-safe. num_topk: K > 0; HT also -1 (taken from each Update's topk_idx; expert-major with
  * eager sizing needs the group's num_topk). handle_mem NULL: the library allocates; else a 1-D
  * uint8 device tensor of at least ncclEpHandleMemSize bytes, 16-byte aligned, which must outlive the
- * handle. A second HT handle on the same handle_mem sees its routing. */
+ * handle. A second HT handle on the same handle_mem sees its routing; LL handles need memory of their
+ * own. */
 NCCL_EP_PUBLIC ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group,
                                              ncclEpLayout_t layout,
                                              const ncclEpHandleConfig_t *config, int num_topk,
@@ -385,7 +386,8 @@ NCCL_EP_PUBLIC ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGro
                                                const ncclEpLayoutInfo_t *layout_info,
                                                const ncclEpHandleConfig_t *config,
                                                cudaStream_t stream);
-/* Blocks until the handle's work is done. NULL is allowed. */
+/* Blocks until the handle's work is done. NULL is allowed. ncclInvalidUsage while its send_only operation
+ * is pending (unless the group is lost). */
 NCCL_EP_PUBLIC ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
 /* Sends tokens to the ranks of their experts and receives into outputs->tokens:
