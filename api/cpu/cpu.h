@@ -152,6 +152,7 @@ typedef struct ep_cpu_handle {
   uint64_t flightOps[EP_NUM_KINDS]; /* of an operation between its halves; 0: nothing was sent */
   struct ep_record *pendingRecord, *captured;
   uint64_t pendingNo;       /* order of send_only calls in the group */
+  int pendingCaptured;      /* the send is part of a graph */
   int receivedEarly;        /* its receive was queued by a younger operation's Complete, */
   cudaStream_t earlyStream; /* on this stream, */
   cudaEvent_t earlyEvent;   /* which another one has to wait for */

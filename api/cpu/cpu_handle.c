@@ -116,10 +116,16 @@ static trefoil_result_t queueReceive(ep_cpu_handle_t *h, cudaStream_t stream) {
  * until its own Complete). */
 static trefoil_result_t receiveOlder(ep_cpu_handle_t *h, void (*run)(ep_record_t *), uint64_t no,
                                      cudaStream_t stream) {
+  int capturing;
+  EP_TRY(epIsCapturing(stream, &capturing));
   for (struct ncclEpHandle *other = h->handle->group->handles; other; other = other->next) {
     ep_cpu_handle_t *o = other->state;
     if (!o->pendingRecord || o->receivedEarly || o->arenaIdx != h->arenaIdx) continue;
     if (o->pendingRecord->run != run || o->pendingNo >= no) continue;
+    EP_CHECK(capturing == o->pendingCaptured, TREFOIL_INVALID_USAGE,
+             "an earlier send_only operation of this kind is pending, %s a graph, and would be "
+             "received %s; call ncclEpComplete on its handle first",
+             capturing ? "sent outside" : "captured in", capturing ? "in one" : "outside");
     EP_TRY(queueReceive(o, stream));
     o->receivedEarly = 1;
     o->earlyStream = stream;
@@ -146,7 +152,9 @@ static trefoil_result_t queueHalves(ep_cpu_handle_t *h, ep_record_t *r, int send
   r->routingNo = h->notedNo;
   if (!sendOnly) return queueWhole(h, r, stream);
   ep_record_t *second;
-  trefoil_result_t result = epNewRecord(h->g, h, r->run, &second);
+  int capturing = 0;
+  trefoil_result_t result = epIsCapturing(stream, &capturing);
+  if (result == TREFOIL_OK) result = epNewRecord(h->g, h, r->run, &second);
   if (result != TREFOIL_OK) {
     free(r);
     return result;
@@ -160,6 +168,7 @@ static trefoil_result_t queueHalves(ep_cpu_handle_t *h, ep_record_t *r, int send
     return result;
   }
   h->pendingRecord = second;
+  h->pendingCaptured = capturing;
   h->pendingNo = ++h->g->numSends;
   return TREFOIL_OK;
 }

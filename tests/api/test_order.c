@@ -310,6 +310,45 @@ TEST(receive_of_a_send_that_never_ran) {
   }
 }
 
+/* What was sent outside a graph is not received in one, where it would be received at every launch. */
+static void runAcross(team_rank_t *r) {
+  const pair_t *pair = r->user;
+  step_data_t *d[2];
+  ncclEpHandle_t h[2];
+  ncclEpGroup_t group;
+  ncclEpGroupConfig_t config = stepGroupConfig(&pair->c[0], r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  for (int i = 0; i < 2; i++) {
+    d[i] = stepMake(&pair->c[i], r->rank, r->numRanks, r->numRanks);
+    teamOk(r, ncclEpInitHandle(&h[i], group, stepLayout(&pair->c[i]), NULL, 3, NULL));
+    teamCheck(r, stepUpdate(d[i], h[i], r->stream), "update");
+  }
+  cudaGraph_t graph;
+  teamCheck(r, stepDispatch(d[0], h[0], r->stream), "dispatch");
+  teamCheck(r, !cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeRelaxed), "begin");
+  int taken = stepDispatch(d[1], h[1], r->stream);
+  teamCheck(r, !taken && strstr(ncclEpGetLastError(), "graph"), "%s", ncclEpGetLastError());
+  teamCheck(r, !cudaStreamEndCapture(r->stream, &graph), "end");
+  cudaGraphDestroy(graph);
+  teamOk(r, ncclEpComplete(h[0], NULL, r->stream));
+  teamCheck(r, stepDispatch(d[1], h[1], r->stream), "%s", ncclEpGetLastError());
+  cudaStreamSynchronize(r->stream);
+  for (int i = 0; i < 2; i++) {
+    teamCheck(r, !*stepCompareDispatch(d[i]), "handle %d: %s", i, stepCompareDispatch(d[i]));
+    teamOk(r, ncclEpHandleDestroy(h[i]));
+    stepFree(d[i]);
+  }
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(sent_outside_a_graph) {
+  pair_t pair = {.lifo = 0};
+  for (int i = 0; i < 2; i++) pair.c[i] = smallCase(TREFOIL_LL_EXPERT_MAJOR, (uint64_t)(480 + i));
+  pair.c[0].sendOnly = 1;
+  const char *error = teamThreads(2, runAcross, &pair);
+  CHECK(!*error, "%s", error);
+}
+
 /* A second handle on the first one's memory: backward without an Update of its own. */
 static void runSecond(team_rank_t *r) {
   pair_t *pair = r->user;
