@@ -1,4 +1,5 @@
 /* Groups: the configuration's rules first, then the backend's collective part. */
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,18 +22,29 @@ void epLog(ncclEpGroup_t g, const char *format, ...) {
   fprintf(stderr, "NCCL EP rank %d: %s\n", g->rank, line);
 }
 
+/* 0: the text is no number of milliseconds, as the host runtime reads it. */
+static int readTimeout(const char *text, uint64_t *ns) {
+  if (!text || !*text) return 1;
+  char *end;
+  errno = 0;
+  long long ms = strtoll(text, &end, 10);
+  if (errno || *end) return 0;
+  if (ms > 0) *ns = ms > INT64_MAX / 1000000 ? INT64_MAX : (uint64_t)ms * 1000000u;
+  return 1;
+}
+
 /* A misspelt NCCL_EP_LL_COMBINE would change the bits of sums without a word: it is refused. */
 static trefoil_result_t readEnvironment(ncclEpGroup_t g) {
   const char *timeout = getenv("NCCL_EP_TIMEOUT_MS"), *partial = getenv("NCCL_EP_LL_COMBINE");
   const char *debug = getenv("NCCL_EP_DEBUG");
-  g->timeoutNs = g->config.timeout_ns ? g->config.timeout_ns : 100000000000ull;
-  long long ms = timeout ? atoll(timeout) : 0;
-  if (ms > 0) g->timeoutNs = ms > INT64_MAX / 1000000 ? INT64_MAX : (uint64_t)ms * 1000000u;
   g->llPartial = partial && !strcmp(partial, "partial");
   EP_CHECK(
       g->llPartial || !partial || !*partial || !strcmp(partial, "exact"), TREFOIL_INVALID_ARGUMENT,
       "ncclEpCreateGroup: NCCL_EP_LL_COMBINE is '%.40s'; must be exact, partial or unset", partial);
   g->debug = debug && *debug && strcmp(debug, "0") != 0;
+  g->timeoutNs = g->config.timeout_ns ? g->config.timeout_ns : 100000000000ull;
+  if (!readTimeout(timeout, &g->timeoutNs))
+    epLog(g, "NCCL_EP_TIMEOUT_MS is '%.40s', no whole number of milliseconds: ignored", timeout);
   return TREFOIL_OK;
 }
 

@@ -68,6 +68,7 @@ void epHangOpen(ep_cpu_group_t *g) {
                    no, g->me);
   h->record = n < (int)sizeof h->path ? mapFile(h->path) : NULL;
   if (!h->record) {
+    epLog(g->group, "NCCL_EP_HANG_DIR: cannot write %s; no record is kept", h->path);
     free(h);
     return;
   }

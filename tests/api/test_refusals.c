@@ -1,9 +1,8 @@
 /* What test_arguments.c leaves: routing and its counters at Update, rows that the caller quantised,
- * masks, and the environment. As there, each line of a table spoils one thing of a
+ * and masks. As there, each line of a table spoils one thing of a
  * call that is right otherwise, and the same call works afterwards. */
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "test.h"
@@ -457,31 +456,6 @@ static void maskFaults(team_rank_t *r) {
 
 TEST(masks) {
   const char *error = teamThreads(2, maskFaults, NULL);
-  CHECK(!*error, "%s", error);
-}
-
-/* A misspelt NCCL_EP_LL_COMBINE would change the bits of sums: no group. */
-static void combineWords(team_rank_t *r) {
-  const struct {
-    const char *value;
-    int legal;
-  } words[] = {{"exact", 1}, {"partial", 1}, {"", 1},        {"Partial", 0},
-               {"1", 0},     {"bogus", 0},   {"partial ", 0}};
-  for (size_t i = 0; i < COUNT(words); i++) {
-    setenv("NCCL_EP_LL_COMBINE", words[i].value, 1);
-    ncclEpGroupConfig_t config = configOf(LL_EM);
-    ncclEpGroup_t g = NULL;
-    ncclResult_t got = ncclEpCreateGroup(&g, r->comm, &config);
-    expect(r, words[i].value, got, words[i].legal ? ncclSuccess : ncclInvalidArgument,
-           "NCCL_EP_LL_COMBINE");
-    teamCheck(r, !g == !words[i].legal, "'%s': group %p", words[i].value, (void *)g);
-    if (g) teamOk(r, ncclEpGroupDestroy(g));
-  }
-}
-
-TEST(environment) {
-  const char *error = teamThreads(1, combineWords, NULL);
-  unsetenv("NCCL_EP_LL_COMBINE");
   CHECK(!*error, "%s", error);
 }
 
