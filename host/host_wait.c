@@ -1,6 +1,7 @@
 /* Waiting without burning a core: a short spin, then a futex. The futex of epFutexWait is the shared
- * kind, for threads and processes alike; words of this process alone have the cheaper private kind. All eight ranks of a laptop share two cores, so the spin
- * is a few microseconds and anything longer sleeps. */
+ * kind, for threads and processes alike; words of this process alone have the cheaper private kind.
+ * All eight ranks of a laptop share two cores, so the spin is a few microseconds and anything longer
+ * sleeps. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>

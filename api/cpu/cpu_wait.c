@@ -3,7 +3,8 @@
  * A rank waits on its own door: it notes the bell, looks at the words it waits for, and sleeps on
  * the bell if they are not there yet. Whoever changes a word rings after it; if the bell has moved
  * since it was noted the sleep returns at once, so no ring is lost. Rings cost a system call only
- * if somebody sleeps, and who waits for one rank is woken by that one (or by a failure). Sleeps are cut into slices, in which it looks whether the peer lives, whether
+ * if somebody sleeps, and who waits for one rank is woken by that one (or by a failure). Sleeps are
+ * cut into slices, in which it looks whether the peer lives, whether
  * another rank has given up (and on whom: that one is blamed here too), and at the time.
  *
  * Barriers push: rank r writes word [r] of every rank's own array, and each waits on its own memory.
