@@ -103,6 +103,10 @@ typedef struct ep_backend {
   const char *name;
   int combineNvfp4; /* NVFP4 combine is there */
   trefoil_result_t (*topology)(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode);
+  /* Around a collective call (group, handle): it begins on this rank; it has failed, so that ranks
+   * that wait for this one in the same call hear why. Of no consequence if comm is not live. */
+  void (*callBegin)(ncclComm_t comm);
+  void (*callFail)(ncclComm_t comm, trefoil_result_t code, const char *why);
   /* Collective. The group's config, comm, rank are set; compares settings, makes shared state. */
   trefoil_result_t (*groupCreate)(ncclEpGroup_t group);
   trefoil_result_t (*groupDestroy)(ncclEpGroup_t group);

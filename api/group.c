@@ -103,7 +103,10 @@ static trefoil_result_t createGroup(ncclEpGroup_t *out, ncclComm_t comm,
 
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *group, ncclComm_t comm,
                                const ncclEpGroupConfig_t *config) {
-  return (ncclResult_t)createGroup(group, comm, config);
+  if (comm) epBackend.callBegin(comm);
+  trefoil_result_t result = createGroup(group, comm, config);
+  if (comm && result != TREFOIL_OK) epBackend.callFail(comm, result, trefoilLastError());
+  return (ncclResult_t)result;
 }
 
 static trefoil_result_t destroyGroup(ncclEpGroup_t g) {

@@ -126,10 +126,15 @@ static void logHandle(const struct ncclEpHandle *h) {
         h->sizing.totals[1][EP_MEMORY_HOST]);
 }
 
+/* `result` of a call that may be collective, between the two calls of the backend around it. */
+static ncclResult_t endCall(ncclEpGroup_t g, trefoil_result_t result) {
+  if (result != TREFOIL_OK) epBackend.callFail(g->comm, result, trefoilLastError());
+  return (ncclResult_t)result;
+}
+
 static trefoil_result_t initHandle(ncclEpHandle_t *out, ncclEpGroup_t g, ncclEpLayout_t layout,
                                    const ncclEpHandleConfig_t *config, int topk,
                                    const ncclEpTensor_t *mem) {
-  EP_TRY(epCheckGroup(g, "ncclEpInitHandle"));
   EP_CHECK(out, TREFOIL_INVALID_ARGUMENT, "ncclEpInitHandle: handle is NULL");
   struct ncclEpHandle like, *h = NULL;
   EP_TRY(describe(g, layout, config, topk, mem, &like));
@@ -148,7 +153,10 @@ static trefoil_result_t initHandle(ncclEpHandle_t *out, ncclEpGroup_t g, ncclEpL
 ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
                               const ncclEpHandleConfig_t *config, int num_topk,
                               const ncclEpTensor_t *handle_mem) {
-  return (ncclResult_t)initHandle(handle, group, layout, config, num_topk, handle_mem);
+  trefoil_result_t result = epCheckGroup(group, "ncclEpInitHandle");
+  if (result != TREFOIL_OK) return (ncclResult_t)result;
+  epBackend.callBegin(group->comm);
+  return endCall(group, initHandle(handle, group, layout, config, num_topk, handle_mem));
 }
 
 static trefoil_result_t viewRouting(const struct ncclEpHandle *h, const ncclEpTensor_t *topkIdx,
@@ -266,7 +274,6 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle) {
 static trefoil_result_t createHandle(ncclEpHandle_t *out, ncclEpGroup_t g, ncclEpLayout_t layout,
                                      const ncclEpTensor_t *topkIdx, const ncclEpLayoutInfo_t *info,
                                      const ncclEpHandleConfig_t *config, cudaStream_t stream) {
-  EP_TRY(epCheckGroup(g, "ncclEpCreateHandle"));
   EP_CHECK(out, TREFOIL_INVALID_ARGUMENT, "ncclEpCreateHandle: handle is NULL");
   ep_tensor_rule_t rule = {.name = "topk_idx",
                            .ndim = 2,
@@ -300,7 +307,11 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncc
                                 const ncclEpTensor_t *topk_idx,
                                 const ncclEpLayoutInfo_t *layout_info,
                                 const ncclEpHandleConfig_t *config, cudaStream_t stream) {
-  return (ncclResult_t)createHandle(handle, group, layout, topk_idx, layout_info, config, stream);
+  trefoil_result_t result = epCheckGroup(group, "ncclEpCreateHandle");
+  if (result != TREFOIL_OK) return (ncclResult_t)result;
+  epBackend.callBegin(group->comm);
+  result = createHandle(handle, group, layout, topk_idx, layout_info, config, stream);
+  return endCall(group, result);
 }
 
 static trefoil_result_t complete(ncclEpHandle_t h, const ncclEpCompleteConfig_t *config,

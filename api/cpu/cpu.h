@@ -44,14 +44,12 @@ typedef struct ep_door {
 typedef struct ep_arena_head {
   ep_word_t updatePublished, dispatchPublished, weightsPublished;
   int64_t updateTokens, updateTopk;
-  int64_t initTopk; /* what ncclEpInitHandle was given, compared when the arena grows */
-  uint64_t pad[2];
+  uint64_t pad[3];
 } ep_arena_head_t;
 
 /* Start of every rank's control block; arrays of R words follow (control_words). */
 typedef struct ep_control {
   ep_door_t doors[EP_NUM_KINDS];
-  ep_settings_t settings;
   ep_word_t failure;   /* 0, or 1 + the rank that its owner gave up on */
   ep_word_t readers;   /* operations of its owner that read others' rows where they lie, just now */
   ep_word_t withdrawn; /* 1: its owner's group has failed; its rows may be gone */
@@ -59,9 +57,9 @@ typedef struct ep_control {
 } ep_control_t;
 _Static_assert(sizeof(ep_control_t) <= EP_CONTROL_HEAD_BYTES, "EP_CONTROL_HEAD_BYTES");
 
-/* Arrays of R words after the head. Barriers are the exception to "one writer": [r] is rank r's. */
+/* Arrays of R words after the head. Those that are pushed are the exception to "one writer": [r] is rank r's. */
 typedef enum ep_array {
-  EP_ARRAY_BARRIER = 0,                   /* [r] rank r's last barrier */
+  EP_ARRAY_LEAVING = 0,                   /* [r] 1: rank r destroys its group */
   EP_ARRAY_CLEAN,                         /* [r] rank r's MaskCleans so far */
   EP_ARRAY_ARENA,                         /* the rest: once per arena */
   EP_ARRAY_UPDATE_TAKEN = EP_ARRAY_ARENA, /* [src] */
@@ -115,7 +113,8 @@ typedef struct ep_cpu_group {
   ep_buffer_t controlBuffer, tableBuffer;
   ep_peer_t *peers; /* [R] */
   ep_arena_t arenas[2];
-  uint64_t barriers, cleans, numSends;
+  uint64_t id; /* the same on all ranks, another for each group of the communicator */
+  uint64_t cleans, numSends;
   _Atomic int failed;   /* a rank was given up: nothing runs any more */
   pthread_mutex_t lock; /* of what follows */
   pthread_cond_t idle;
@@ -246,8 +245,8 @@ void epNoteMasked(const ep_op_t *op);
  * left out of that operation; a rank that the caller masked only since then is still read to. */
 int epOwesReading(const ep_op_t *op, int r, uint64_t no);
 void epWentOn(const ep_op_t *op, int peer);
-/* All ranks; every rank waits on its own memory only. 0: failed, sentence recorded in epFail. */
-trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeoutNs);
+/* The way out: tells all ranks, waits for all on this rank's own memory. 0: one did not come. */
+int epLeave(ep_cpu_group_t *g, uint64_t timeoutNs);
 int epCleanBarrier(ep_cpu_group_t *g);
 uint64_t epCpuNowNs(void);
 /* Rank r's rows are withdrawn: the group is lost, with a sentence about r. */
@@ -318,9 +317,10 @@ void epRelayChunk(const ep_op_t *op, const ep_combine_call_t *call, int origin, 
 trefoil_result_t epArenaEnsure(ep_cpu_group_t *g, int arenaIdx, const ep_sizing_t *sizing,
                                int topk);
 void epArenaFree(ep_cpu_group_t *g, int arenaIdx);
-trefoil_result_t epOpenWindow(ep_cpu_group_t *g, size_t bytes, size_t zeroBytes, char **memory,
-                              ncclWindow_t *window);
-void epCloseWindow(ep_cpu_group_t *g, char *memory, ncclWindow_t window);
+/* Memory that all ranks see is made in two steps: alone, where much can fail; and together. */
+trefoil_result_t epAllocShared(ep_cpu_group_t *g, size_t bytes, size_t zeroBytes, char **memory);
+trefoil_result_t epOpenWindow(ep_cpu_group_t *g, char *memory, size_t bytes, ncclWindow_t *window);
+void epFreeShared(ep_cpu_group_t *g, char *memory, size_t bytes, ncclWindow_t window);
 trefoil_result_t epMaskQuery(ncclEpGroup_t group, int *deviceMask, cudaStream_t stream);
 trefoil_result_t epMaskUpdate(ncclEpGroup_t group, const int *hostMask, cudaStream_t stream);
 trefoil_result_t epMaskClean(ncclEpGroup_t group, cudaStream_t stream);

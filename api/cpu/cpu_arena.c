@@ -2,7 +2,7 @@
  * first handle that needs it and made anew, larger, when a handle with a larger top-k comes. */
 #include <string.h>
 
-#include "api/cpu/cpu.h"
+#include "api/cpu/cpu_meet.h"
 #include "trefoil_host.h"
 
 static trefoil_result_t ncclFailed(const char *what, ncclResult_t result) {
@@ -14,101 +14,99 @@ static trefoil_result_t ncclFailed(const char *what, ncclResult_t result) {
 }
 
 /* The first zeroBytes are zero before any peer can see them. */
-trefoil_result_t epOpenWindow(ep_cpu_group_t *g, size_t bytes, size_t zeroBytes, char **memory,
-                              ncclWindow_t *window) {
+trefoil_result_t epAllocShared(ep_cpu_group_t *g, size_t bytes, size_t zeroBytes, char **memory) {
   void *p = NULL;
-  ncclWindow_t w = NULL;
   ncclResult_t result = ncclMemAlloc(&p, bytes);
   if (result != ncclSuccess) return ncclFailed("shared memory of the group", result);
   memset(p, 0, zeroBytes);
-  result = ncclCommWindowRegister(g->group->comm, p, bytes, &w, 0);
-  if (result != ncclSuccess) {
-    trefoil_result_t code = ncclFailed("window of the group", result);
-    ncclMemFree(p);
-    return code;
-  }
   *memory = p;
-  *window = w;
   g->group->allocated[0][EP_MEMORY_SHARED] += bytes;
   return TREFOIL_OK;
 }
 
-void epCloseWindow(ep_cpu_group_t *g, char *memory, ncclWindow_t window) {
-  ncclCommWindowDeregister(g->group->comm, window);
+trefoil_result_t epOpenWindow(ep_cpu_group_t *g, char *memory, size_t bytes, ncclWindow_t *window) {
+  ncclWindow_t w = NULL;
+  ncclResult_t result = ncclCommWindowRegister(g->group->comm, memory, bytes, &w, 0);
+  if (result != ncclSuccess) return ncclFailed("window of the group", result);
+  *window = w;
+  return TREFOIL_OK;
+}
+
+void epFreeShared(ep_cpu_group_t *g, char *memory, size_t bytes, ncclWindow_t window) {
+  if (!memory) return;
+  if (window) ncclCommWindowDeregister(g->group->comm, window);
   ncclMemFree(memory);
+  g->group->allocated[0][EP_MEMORY_SHARED] -= bytes;
 }
 
 static size_t arenaBytes(const ep_sizing_t *s) {
   return s->totals[0][EP_MEMORY_SHARED] - s->buffers[EP_BUFFER_CONTROL].bytes;
 }
 
-void epArenaFree(ep_cpu_group_t *g, int arenaIdx) {
-  ep_arena_t *a = &g->arenas[arenaIdx];
-  if (!a->ready) return;
-  epCloseWindow(g, a->memory, a->window);
-  g->group->allocated[0][EP_MEMORY_SHARED] -= arenaBytes(&a->sizing);
+static void freeArena(ep_cpu_group_t *g, ep_arena_t *a) {
+  epFreeShared(g, a->memory, arenaBytes(&a->sizing), a->window);
   epFreeBuffer(g->group, &a->sizing.buffers[EP_BUFFER_SCRATCH], a->scratch);
-  a->ready = 0;
+  memset(a, 0, sizeof *a);
 }
 
-static trefoil_result_t openArena(ep_cpu_group_t *g, int arenaIdx, const ep_sizing_t *sizing) {
-  ep_arena_t *a = &g->arenas[arenaIdx];
-  memset(a, 0, sizeof *a);
-  a->sizing = *sizing;
+void epArenaFree(ep_cpu_group_t *g, int arenaIdx) {
+  if (g->arenas[arenaIdx].ready) freeArena(g, &g->arenas[arenaIdx]);
+}
+
+static trefoil_result_t allocArena(ep_cpu_group_t *g, ep_arena_t *a) {
   EP_TRY(epAllocBuffer(g->group, &a->sizing.buffers[EP_BUFFER_SCRATCH], &a->scratch));
-  trefoil_result_t result = epOpenWindow(g, arenaBytes(sizing), 0, &a->memory, &a->window);
-  if (result != TREFOIL_OK) {
-    epFreeBuffer(g->group, &a->sizing.buffers[EP_BUFFER_SCRATCH], a->scratch);
-    return result;
+  return epAllocShared(g, arenaBytes(&a->sizing), 0, &a->memory);
+}
+
+/* Counters start anew, each rank its own, while all ranks are idle and none has left the call. */
+static void resetCounters(ep_cpu_group_t *g, int arenaIdx) {
+  ep_control_t *c = g->peers[g->me].control;
+  memset(&c->arenas[arenaIdx], 0, sizeof c->arenas[arenaIdx]);
+  for (int array = EP_ARRAY_ARENA; array < EP_NUM_ARRAYS; array++) {
+    ep_word_t *words = epArray(c, g->R, (ep_array_t)array, arenaIdx);
+    for (int r = 0; r < g->R; r++) epStore(&words[r], 0);
   }
-  a->ready = 1;
+  for (int r = 0; r < g->R; r++) g->peers[r].ringSeq[arenaIdx] = 0;
+  memset(g->arenas[arenaIdx].ops, 0, sizeof g->arenas[arenaIdx].ops);
+}
+
+/* All ranks are here and idle. Registering ends on all or fails on all; nobody leaves it before all have
+ * reset their counters, which is right for the old arena too, should it stay. */
+static trefoil_result_t openArena(ep_cpu_group_t *g, int arenaIdx, ep_arena_t *a) {
+  resetCounters(g, arenaIdx);
+  EP_TRY(epOpenWindow(g, a->memory, arenaBytes(&a->sizing), &a->window));
   for (int r = 0; r < g->R; r++) {
     void *p = NULL;
     ncclResult_t error = trefoilHostPeerPointer(a->window, 0, r, &p);
     if (error != ncclSuccess || !p) return ncclFailed("a peer's window", error);
     g->peers[r].arena[arenaIdx] = p;
   }
+  a->ready = 1;
   return TREFOIL_OK;
 }
 
-/* Counters start anew: between two barriers, each rank its own. */
-static void resetCounters(ep_cpu_group_t *g, int arenaIdx) {
-  ep_control_t *c = g->peers[g->me].control;
-  int64_t topk = c->arenas[arenaIdx].initTopk;
-  memset(&c->arenas[arenaIdx], 0, sizeof c->arenas[arenaIdx]);
-  c->arenas[arenaIdx].initTopk = topk;
-  for (int array = EP_ARRAY_ARENA; array < EP_NUM_ARRAYS; array++) {
-    ep_word_t *words = epArray(c, g->R, (ep_array_t)array, arenaIdx);
-    for (int r = 0; r < g->R; r++) epStore(&words[r], 0);
-  }
-  for (int r = 0; r < g->R; r++) g->peers[r].ringSeq[arenaIdx] = 0;
-}
-
-static trefoil_result_t compareTopk(ep_cpu_group_t *g, int arenaIdx) {
-  for (int r = 0; r < g->R; r++) {
-    int64_t mine = g->peers[g->me].control->arenas[arenaIdx].initTopk;
-    int64_t theirs = g->peers[r].control->arenas[arenaIdx].initTopk;
-    EP_CHECK(mine == theirs, TREFOIL_INVALID_ARGUMENT,
-             "ncclEpInitHandle: num_topk differs: buffers for %lld on rank %d, %lld on rank %d; "
-             "must be equal",
-             (long long)mine, g->me, (long long)theirs, r);
-  }
-  return TREFOIL_OK;
-}
-
+/* What is allocated alone comes before the ranks meet: a rank that lacks memory is heard of there, and
+ * the arena that is in use stays until the new one is. */
 trefoil_result_t epArenaEnsure(ep_cpu_group_t *g, int arenaIdx, const ep_sizing_t *sizing,
                                int topk) {
-  ep_arena_t *a = &g->arenas[arenaIdx];
+  ep_arena_t *a = &g->arenas[arenaIdx], larger = {.sizing = *sizing};
   if (a->ready && a->sizing.config.shape.topk >= topk) return TREFOIL_OK;
-  uint64_t timeout = g->group->timeoutNs;
+  EP_CHECK(
+      !a->ready || g->group->numPending == 0, TREFOIL_INVALID_USAGE,
+      "ncclEpInitHandle: buffers for top-%d have to grow for top-%d, but a send_only operation "
+      "is pending; call ncclEpComplete first",
+      a->sizing.config.shape.topk, topk);
   epWaitIdle(g, NULL);
-  g->peers[g->me].control->arenas[arenaIdx].initTopk = topk;
-  EP_TRY(epBarrier(g, "ncclEpInitHandle", timeout));
-  trefoil_result_t result = compareTopk(g, arenaIdx);
-  EP_TRY(epBarrier(g, "ncclEpInitHandle", timeout));
-  EP_TRY(result);
+  if (atomic_load(&g->failed)) EP_TRY(epCheckTrouble(g->group));
+  ep_notice_t notice = {EP_CALL_INIT_HANDLE, arenaIdx, topk, g->id, {{0}}};
+  trefoil_result_t result = allocArena(g, &larger);
+  if (result == TREFOIL_OK) result = epMeet(g, &notice);
+  if (result == TREFOIL_OK) result = openArena(g, arenaIdx, &larger);
+  if (result != TREFOIL_OK) {
+    freeArena(g, &larger);
+    return result;
+  }
   epArenaFree(g, arenaIdx);
-  resetCounters(g, arenaIdx);
-  EP_TRY(openArena(g, arenaIdx, sizing));
-  return epBarrier(g, "ncclEpInitHandle", timeout);
+  *a = larger;
+  return TREFOIL_OK;
 }

@@ -2,9 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/cpu/cpu.h"
 #include "api/cpu/cpu_group.h"
 #include "api/cpu/cpu_hang.h"
+#include "api/cpu/cpu_meet.h"
 #include "trefoil_host.h"
 
 void epCommProperties(ncclCommProperties_t *p) {
@@ -38,53 +38,38 @@ static ep_cpu_group_t *stateOf(ncclEpGroup_t group) {
   return (ep_cpu_group_t *)((end + 63) / 64 * 64);
 }
 
-static trefoil_result_t openControl(ep_cpu_group_t *g) {
+/* Alone: what can fail on one rank. */
+static trefoil_result_t allocControl(ep_cpu_group_t *g) {
+  size_t bytes = g->controlBuffer.bytes;
   EP_TRY(epAllocBuffer(g->group, &g->tableBuffer, (void **)&g->peers));
-  trefoil_result_t result = epOpenWindow(g, g->controlBuffer.bytes, g->controlBuffer.bytes,
-                                         &g->controlMemory, &g->controlWindow);
-  if (result != TREFOIL_OK) {
-    epFreeBuffer(g->group, &g->tableBuffer, g->peers);
-    return result;
-  }
-  for (int r = 0; r < g->R && result == TREFOIL_OK; r++) {
+  return epAllocShared(g, bytes, bytes, &g->controlMemory);
+}
+
+static trefoil_result_t openControl(ep_cpu_group_t *g) {
+  EP_TRY(epOpenWindow(g, g->controlMemory, g->controlBuffer.bytes, &g->controlWindow));
+  for (int r = 0; r < g->R; r++) {
     void *p = NULL;
-    if (trefoilHostPeerPointer(g->controlWindow, 0, r, &p) != ncclSuccess || !p) {
-      result = epFail(TREFOIL_SYSTEM_ERROR, "ncclEpCreateGroup: rank %d's window: %s", r,
-                      trefoilHostLastError());
-    }
+    EP_CHECK(trefoilHostPeerPointer(g->controlWindow, 0, r, &p) == ncclSuccess && p,
+             TREFOIL_SYSTEM_ERROR, "ncclEpCreateGroup: rank %d's window: %s", r,
+             trefoilHostLastError());
     g->peers[r].control = p;
     atomic_store(&g->peers[r].active, 1);
   }
-  return result;
-}
-
-static trefoil_result_t compareSettings(ep_cpu_group_t *g) {
-  ep_settings_t *all = malloc((size_t)g->R * sizeof *all);
-  EP_CHECK(all, TREFOIL_SYSTEM_ERROR, "ncclEpCreateGroup: out of memory");
-  for (int r = 0; r < g->R; r++) all[r] = g->peers[r].control->settings;
-  trefoil_result_t result = epSettingsCompare(all, g->R);
-  free(all);
-  return result;
+  return TREFOIL_OK;
 }
 
 static void closeControl(ep_cpu_group_t *g) {
-  epCloseWindow(g, g->controlMemory, g->controlWindow);
+  epFreeShared(g, g->controlMemory, g->controlBuffer.bytes, g->controlWindow);
   epFreeBuffer(g->group, &g->tableBuffer, g->peers);
 }
 
+/* Settings are compared before anything is shared. */
 static trefoil_result_t joinGroup(ep_cpu_group_t *g) {
-  uint64_t timeout = g->group->timeoutNs;
-  epSettingsOf(g->group, &g->peers[g->me].control->settings);
-  EP_TRY(epBarrier(g, "ncclEpCreateGroup", timeout));
-  trefoil_result_t result = compareSettings(g);
-  if (result != TREFOIL_OK) {
-    char sentence[400];
-    strncpy(sentence, trefoilLastError(), sizeof sentence - 1);
-    sentence[sizeof sentence - 1] = 0;
-    epBarrier(g, "ncclEpCreateGroup", timeout); /* nobody reads this rank any more */
-    return epFail(result, "%s", sentence);
-  }
-  return TREFOIL_OK;
+  ep_notice_t notice = {.call = EP_CALL_CREATE_GROUP, .groupId = epCpuNowNs()};
+  epSettingsOf(g->group, &notice.settings);
+  EP_TRY(epMeet(g, &notice));
+  g->id = notice.groupId;
+  return openControl(g);
 }
 
 trefoil_result_t epCpuGroupCreate(ncclEpGroup_t group) {
@@ -102,8 +87,8 @@ trefoil_result_t epCpuGroupCreate(ncclEpGroup_t group) {
   EP_TRY(epSizing(&config, &sizing));
   g->controlBuffer = sizing.buffers[EP_BUFFER_CONTROL];
   g->tableBuffer = sizing.buffers[EP_BUFFER_PEER_TABLES];
-  EP_TRY(openControl(g));
-  trefoil_result_t result = joinGroup(g);
+  trefoil_result_t result = allocControl(g);
+  if (result == TREFOIL_OK) result = joinGroup(g);
   if (result != TREFOIL_OK) {
     closeControl(g);
     return result;
@@ -125,7 +110,7 @@ static int everybodyLeft(ep_cpu_group_t *g) {
   for (int r = 0; r < g->R; r++) dead |= !epActive(g, r);
   uint64_t timeout = g->group->timeoutNs, second = 1000000000u;
   if ((failed || dead) && timeout > second) timeout = second;
-  return epBarrier(g, "ncclEpGroupDestroy", timeout) == TREFOIL_OK;
+  return epLeave(g, timeout);
 }
 
 static int missingInProcess(const ep_cpu_group_t *g) {

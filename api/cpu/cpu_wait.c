@@ -7,8 +7,8 @@
  * cut into slices, in which it looks whether the peer lives, whether
  * another rank has given up (and on whom: that one is blamed here too), and at the time.
  *
- * Barriers push: rank r writes word [r] of every rank's own array, and each waits on its own memory.
- * A rank that has passed the last barrier is read by nobody any more and may free its memory. */
+ * The way out and MaskClean push: rank r writes word [r] of every rank's own array, and each waits on its own
+ * memory. A rank to which all have said that they leave is read by nobody any more and may free its memory. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -271,17 +271,14 @@ static void push(ep_cpu_group_t *g, ep_array_t array, uint64_t value, int onlyAc
   }
 }
 
-trefoil_result_t epBarrier(ep_cpu_group_t *g, const char *what, uint64_t timeoutNs) {
-  uint64_t value = ++g->barriers, deadline = deadlineAfter(epCpuNowNs(), timeoutNs);
-  push(g, EP_ARRAY_BARRIER, value, 0);
-  ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_BARRIER, 0);
+int epLeave(ep_cpu_group_t *g, uint64_t timeoutNs) {
+  uint64_t deadline = deadlineAfter(epCpuNowNs(), timeoutNs);
+  push(g, EP_ARRAY_LEAVING, 1, 0);
+  ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_LEAVING, 0);
   for (int r = 0; r < g->R; r++) {
-    EP_CHECK(waitPushed(g, r, &own[r], value, deadline), TREFOIL_REMOTE_ERROR, "%s: rank %d %s",
-             what, r,
-             trefoilHostPeerAlive(g->group->comm, r) == 0 ? "is gone"
-                                                          : "did not come within the timeout");
+    if (!waitPushed(g, r, &own[r], 1, deadline)) return 0;
   }
-  return TREFOIL_OK;
+  return 1;
 }
 
 /* MaskClean's: every rank is told, the unmasked ones are waited for. Ranks that are masked need not come,
