@@ -5,8 +5,9 @@
     step.slots("ht-flat", rank=1)                   # src, token, k and expert of each slot
     step.traffic("ll-expert-major", "dispatch", row_bytes=14336)   # [R, R] bytes
 
-Needs NumPy and libtrefoil.so.0, which is found in $TREFOIL_LIB, beside an installed package, or by
-the dynamic loader. Whatever the library refuses raises TrefoilError with its sentence.
+Needs NumPy and libtrefoil.so.0, which is found in $TREFOIL_LIB, beside an installed package, in the
+build folders of the source tree (build/dev first), or by the dynamic loader. Whatever the library
+refuses raises TrefoilError with its sentence.
 """
 
 from __future__ import annotations
@@ -78,21 +79,30 @@ class _PlanConfig(ct.Structure):
     )
 
 
+def _candidates() -> list[str]:
+    """Where the library may be, the likeliest first."""
+    name, here = "libtrefoil.so.0", Path(__file__).resolve()
+    found = [os.environ.get("TREFOIL_LIB", "")]
+    up = list(here.parents)  # PREFIX/share/trefoil/python/trefoil, or TREE/python/trefoil
+    if len(up) > 4:
+        found += [str(up[4] / lib / name) for lib in ("lib", "lib64")]
+        found += sorted(map(str, up[4].glob(f"lib/*/{name}")))
+    build = up[2] / "build"
+    found += [str(build / preset / name) for preset in ("dev", "ci")]
+    return [path for path in (*found, name) if path]
+
+
 @lru_cache(maxsize=1)
 def library() -> ct.CDLL:
     """libtrefoil.so.0, loaded once."""
-    name = "libtrefoil.so.0"
-    prefix = Path(__file__).resolve().parents[4]  # of PREFIX/share/trefoil/python/trefoil
-    beside = [str(path) for path in (prefix / "lib" / name, prefix / "lib64" / name)]
-    for candidate in (os.environ.get("TREFOIL_LIB", ""), *beside, name):
+    for candidate in _candidates():
         try:
-            lib = ct.CDLL(candidate) if candidate else None
+            lib = ct.CDLL(candidate)
+            break
         except OSError:
             continue
-        if lib:
-            break
     else:
-        raise TrefoilError(f"{name} was not found; TREFOIL_LIB names another path")
+        raise TrefoilError("libtrefoil.so.0 was not found; TREFOIL_LIB names another path")
     lib.trefoilLastError.restype = ct.c_char_p
     lib.trefoilRefNumSlots.restype = ct.c_int64
     return lib

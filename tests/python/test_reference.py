@@ -2,10 +2,12 @@
 
 import ctypes as ct
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from trefoil import reference
 from trefoil.reference import MODES, SLOT, Step, TrefoilError
 
 pytestmark = pytest.mark.skipif(
@@ -29,6 +31,26 @@ def make_step(seed: int, ranks_per_node: int = RANKS) -> Step:
 
 def targets(row: np.ndarray) -> set[int]:
     return {int(e) // LOCAL for e in row if e >= 0}
+
+
+def test_library_is_looked_for_in_installs_and_builds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Beside an install of any layout, in build/dev of a tree that may lie right under the root."""
+    monkeypatch.delenv("TREFOIL_LIB")
+    places = {
+        "prefix/share/trefoil/python": "prefix/lib/x86_64-linux-gnu",
+        "other/share/trefoil/python": "other/lib",
+        "tree/python": "tree/build/dev",
+    }
+    for package, folder in places.items():
+        (tmp_path / folder).mkdir(parents=True)
+        expected = tmp_path / folder / "libtrefoil.so.0"
+        expected.touch()
+        monkeypatch.setattr(reference, "__file__", str(tmp_path / package / "trefoil/reference.py"))
+        assert str(expected) in reference._candidates()
+    monkeypatch.setattr(reference, "__file__", "/src/python/trefoil/reference.py")
+    assert reference._candidates()[0] == "/src/build/dev/libtrefoil.so.0"
 
 
 def test_slot_struct_is_c() -> None:

@@ -1,16 +1,24 @@
 """Commands in the documents exist: verbs and options of trefoil, tools and theirs, ctest names.
 
     python3 check_commands.py ROOT BUILD_DIR [TREFOIL]
+    python3 check_commands.py --run ROOT BUILD_DIR SCRATCH_DIR
 
 Reads README.md and docs/*.md. A line of a code block that starts with `trefoil VERB` must name a
 verb, and every --option on it must be in that verb's --help; the same for `tools/NAME`. Every
 `ctest ... -R NAME` or `-L LABEL`, wherever it stands, must select at least one test.
+
+--run runs every `sh` block of README.md and of some docs as it stands, in a scratch folder that
+looks like the tree with BUILD_DIR as its build/dev; each document's blocks share one shell. Only the
+block of tools/tour and tools/test is left out: they would run this test.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,7 +79,57 @@ def check_ctest(text: str, build: Path) -> Iterator[str]:
             yield f"ctest {flag} {name} selects no test"
 
 
+def sh_blocks(path: Path) -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
+    return [block for block in blocks if not re.search(r"^tools/", block, re.M)]
+
+
+def run_documents(root: Path, build: Path, scratch: Path) -> int:
+    shutil.rmtree(scratch, ignore_errors=True)
+    (scratch / "build").mkdir(parents=True)
+    (scratch / "out").mkdir()
+    (scratch / "build/dev").symlink_to(build)
+    for entry in root.iterdir():
+        if entry.name not in ("build", "out", ".git"):
+            (scratch / entry.name).symlink_to(entry)
+    here = str(Path(sys.executable).parent)
+    environment = {
+        **os.environ,
+        "PATH": f"{build}/cli:{here}:{os.environ['PATH']}",
+        "TREFOIL_LIB": str(build / "libtrefoil.so.0"),
+    }
+    failed = count = 0
+    for name in ("README.md", "docs/trace.md", "docs/plan.md"):
+        blocks = sh_blocks(root / name)
+        count += len(blocks)
+        if not blocks:
+            failed += 1
+            print(f"{name}: no sh block")
+            continue
+        script = "set -euo pipefail\n" + "\n".join(blocks)
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=scratch,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        if done.returncode:
+            failed += 1
+            print(f"{name}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    print(f"{count} blocks run, {failed} documents failed")
+    return 1 if failed else 0
+
+
 def main() -> int:
+    if sys.argv[1] == "--run":
+        if importlib.util.find_spec("numpy") is None:
+            print("skipped: the documents' Python needs numpy (pip install numpy)")
+            return 77
+        root, build, scratch = (Path(a).resolve() for a in sys.argv[2:5])
+        return run_documents(root, build, scratch)
     root, build = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
     trefoil = sys.argv[3] if len(sys.argv) > 3 else ""
     findings = []

@@ -6,8 +6,12 @@ include(CMakePackageConfigHelpers)
 set(cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/trefoil)
 set(host_include ${CMAKE_INSTALL_INCLUDEDIR}/trefoil-host)
 
+# Builds all that `cmake --install` copies, and nothing else.
+add_custom_target(installable)
+
 function(trefoil_install_library target rpath)
   if(TARGET ${target})
+    add_dependencies(installable ${target})
     set_target_properties(${target} PROPERTIES INSTALL_RPATH "${rpath}")
     install(TARGETS ${target}
             RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
