@@ -107,6 +107,8 @@ typedef struct ep_backend {
    * that wait for this one in the same call hear why. Of no consequence if comm is not live. */
   void (*callBegin)(ncclComm_t comm);
   void (*callFail)(ncclComm_t comm, trefoil_result_t code, const char *why);
+  /* Fails if the group's communicator is no longer the one that it was made on. */
+  trefoil_result_t (*checkComm)(ncclEpGroup_t group);
   /* Collective. The group's config, comm, rank are set; compares settings, makes shared state. */
   trefoil_result_t (*groupCreate)(ncclEpGroup_t group);
   trefoil_result_t (*groupDestroy)(ncclEpGroup_t group);

@@ -5,7 +5,7 @@ static trefoil_result_t checkMaskCall(ncclEpGroup_t g, const char *function) {
   EP_TRY(epCheckGroup(g, function));
   EP_CHECK(!epIsHt(g) && g->limits.enableMask, TREFOIL_INVALID_USAGE,
            "%s: masks are of low-latency groups with enable_mask 1", function);
-  return TREFOIL_OK;
+  return epBackend.checkComm(g);
 }
 
 static trefoil_result_t maskQuery(ncclEpGroup_t g, int *deviceMask, cudaStream_t stream) {

@@ -114,6 +114,7 @@ static trefoil_result_t destroyGroup(ncclEpGroup_t g) {
   EP_CHECK(g->numHandles == 0, TREFOIL_INVALID_USAGE,
            "ncclEpGroupDestroy: %d handles of the group are alive; destroy them first",
            g->numHandles);
+  EP_TRY(epBackend.checkComm(g));
   EP_TRY(epBackend.groupDestroy(g));
   epUnregister(g, EP_OBJECT_GROUP);
   free(g);

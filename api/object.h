@@ -71,7 +71,7 @@ trefoil_result_t epCheckGroup(ncclEpGroup_t group, const char *function);
 trefoil_result_t epCheckHandle(ncclEpHandle_t handle, const char *function);
 /* The handle's memory holds a routing that this handle can use. */
 trefoil_result_t epCheckRouted(ncclEpHandle_t handle, const char *function, cudaStream_t stream);
-/* Fails with the recorded sentence if a queued operation failed before. */
+/* Fails with the recorded sentence if a queued operation failed before, or if the communicator went. */
 trefoil_result_t epCheckTrouble(ncclEpGroup_t group);
 
 /* For queued operations, any thread: records the first failure (a FATAL replaces lesser ones) and

@@ -41,6 +41,7 @@ void epClearTrouble(ncclEpGroup_t g) {
 }
 
 trefoil_result_t epCheckTrouble(ncclEpGroup_t g) {
+  EP_TRY(epBackend.checkComm(g));
   if (atomic_load_explicit(&g->trouble, memory_order_acquire) < EP_TROUBLE_STICKY) {
     return TREFOIL_OK;
   }

@@ -113,7 +113,8 @@ typedef struct ep_cpu_group {
   ep_buffer_t controlBuffer, tableBuffer;
   ep_peer_t *peers; /* [R] */
   ep_arena_t arenas[2];
-  uint64_t id; /* the same on all ranks, another for each group of the communicator */
+  uint64_t id;       /* the same on all ranks, another for each group of the communicator */
+  uint64_t commHash; /* tells its communicator from a later one at the same address */
   uint64_t cleans, numSends;
   _Atomic int failed;   /* a rank was given up: nothing runs any more */
   pthread_mutex_t lock; /* of what follows */

@@ -21,6 +21,7 @@ const ep_backend_t epBackend = {
     .topology = epCpuTopology,
     .callBegin = epCpuCallBegin,
     .callFail = epCpuCallFail,
+    .checkComm = epCpuCheckComm,
     .groupCreate = epCpuGroupCreate,
     .groupDestroy = epCpuGroupDestroy,
     .handleCreate = epCpuHandleCreate,

@@ -33,6 +33,21 @@ trefoil_result_t epCpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *r
   return TREFOIL_OK;
 }
 
+/* 0: not a live communicator. */
+static uint64_t commHashOf(ncclComm_t comm) {
+  ncclCommProperties_t p;
+  epCommProperties(&p);
+  return ncclCommQueryProperties(comm, &p) == ncclSuccess ? p.commHash : 0;
+}
+
+trefoil_result_t epCpuCheckComm(ncclEpGroup_t group) {
+  EP_CHECK(
+      commHashOf(group->comm) == epCpu(group)->commHash, TREFOIL_INVALID_USAGE,
+      "the group's communicator was destroyed or aborted before the group, and its windows with "
+      "it; destroy handles, then the group, then the communicator");
+  return TREFOIL_OK;
+}
+
 static ep_cpu_group_t *stateOf(ncclEpGroup_t group) {
   uintptr_t end = (uintptr_t)(group + 1);
   return (ep_cpu_group_t *)((end + 63) / 64 * 64);
@@ -81,6 +96,7 @@ trefoil_result_t epCpuGroupCreate(ncclEpGroup_t group) {
   g->R = group->numRanks;
   g->G = group->ranksPerNode;
   g->M = g->R / g->G;
+  g->commHash = commHashOf(group->comm);
   ep_sizing_t sizing;
   ep_handle_limits_t any = {.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR, .topk = 1};
   ep_sizing_config_t config = epSizingConfig(&group->limits, &any, g->R, g->G);

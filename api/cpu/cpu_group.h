@@ -10,6 +10,7 @@ void epCommProperties(ncclCommProperties_t *p); /* ready for ncclCommQueryProper
 trefoil_result_t epCpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode);
 void epCpuCallBegin(ncclComm_t comm);
 void epCpuCallFail(ncclComm_t comm, trefoil_result_t code, const char *why);
+trefoil_result_t epCpuCheckComm(ncclEpGroup_t group);
 trefoil_result_t epCpuGroupCreate(ncclEpGroup_t group);
 trefoil_result_t epCpuGroupDestroy(ncclEpGroup_t group);
 trefoil_result_t epCpuHandleCreate(ncclEpHandle_t handle);

@@ -33,6 +33,50 @@ TEST(live_handles_keep_the_group) {
   CHECK(!*error, "%s", error);
 }
 
+/* The communicator goes first: calls say so, also where its windows were another process's memory, and even
+ * if a new communicator has taken the old one's place. */
+static void commFirst(team_rank_t *r) {
+  ncclEpGroupConfig_t config = smallGroup();
+  ncclEpGroup_t group;
+  ncclEpHandle_t handle;
+  int32_t ids[2] = {0, 1};
+  size_t sizes[2] = {1, 2};
+  ncclEpTensor_t idx = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, .datatype = ncclInt32,
+                        .sizes = sizes};
+  ncclComm_t old = NULL;
+  idx.data = ids;
+  teamCheck(r, ncclCommSplit(r->comm, 0, r->rank, &old, NULL) == ncclSuccess, "split");
+  teamOk(r, ncclEpCreateGroup(&group, old, &config));
+  teamOk(r, ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, 2, NULL));
+  teamBarrier(r);
+  ncclCommDestroy(old);
+  for (int again = 0; again < 2; again++) {
+    ncclResult_t result = ncclEpUpdateHandle(handle, &idx, NULL, r->stream);
+    const char *why = ncclEpGetLastError();
+    teamCheck(r, result == ncclInvalidUsage && strstr(why, "communicator"), "%d: %s", (int)result,
+              why);
+    result = ncclEpGroupDestroy(group);
+    why = ncclEpGetLastError();
+    teamCheck(r, result == ncclInvalidUsage, "%d: %s", (int)result, why);
+    if (!again)
+      teamCheck(r, ncclCommSplit(r->comm, 0, r->rank, &old, NULL) == ncclSuccess, "split");
+  }
+  teamOk(r, ncclEpHandleDestroy(handle));
+  teamCheck(r, ncclEpGroupDestroy(group) == ncclInvalidUsage, "destroyed");
+  teamCheck(r, strstr(ncclEpGetLastError(), "communicator"), "%s", ncclEpGetLastError());
+  ncclCommDestroy(old);
+}
+
+TEST(a_communicator_that_goes_first) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  SKIP("such a group's memory is lost, and a process with threads forks");
+#endif
+  const char *error = teamThreads(2, commFirst, NULL);
+  CHECK(!*error, "%s", error);
+  error = teamProcesses(2, commFirst, NULL, 0);
+  CHECK(!*error, "processes: %s", error);
+}
+
 typedef struct blocks {
   int taken, given;
 } blocks_t;
