@@ -150,6 +150,13 @@ static int printJson(const request_t *q, const setup_t *s, const point_t *points
                 s->moe.name, "mode", s->mode, "tokens", (json_int_t)q->tokens, "seed",
                 (json_int_t)q->seed, "dispatch_dtype", q->dispatchDtype, "combine", q->combine,
                 "variant", q->variant, "points", list);
+  const trefoil_cluster_t *c = &s->cluster;
+  double fixedUs = strcmp(s->mode, "ll") ? c->htFixedUs : c->llFixedUs;
+  json_object_set_new(root, "rates",
+                      json_pack("{s:f, s:f, s:f, s:f}", "nvlink_bytes_per_second",
+                                1e9 * c->nvlinkGbPerS, "nic_bytes_per_second", 1e9 * c->nicGbPerS,
+                                "net_latency_seconds", 1e-6 * c->netLatencyUs, "fixed_seconds",
+                                1e-6 * fixedUs));
   if (q->trace) json_object_set_new(root, "trace", json_string(q->trace));
   return cliPrintJson(root);
 }

@@ -85,15 +85,16 @@ def traffic_map(run: Run, op: str) -> str:
     figure, axes = _picture(4.3, 3.75)
     edges = np.arange(run.ranks + 1) - 0.5
     # Few enough colours that the bar, like the cells, is drawn as shapes and not as a picture.
-    image = axes.pcolormesh(
-        edges, edges, data / factor, cmap=colormaps["cividis_r"].resampled(32), vmin=0
-    )
+    colours = colormaps["cividis_r"].resampled(32)
+    colours.set_bad("white")  # nothing was sent: no colour
+    shown = np.ma.masked_equal(data / factor, 0)
+    image = axes.pcolormesh(edges, edges, shown, cmap=colours, vmin=0)
     axes.set_aspect("equal")
     axes.invert_yaxis()
     for n in range(1, run.nodes):
         edge = n * run.ranks_per_node - 0.5
-        axes.axhline(edge, color="white", linewidth=3)
-        axes.axvline(edge, color="white", linewidth=3)
+        axes.axhline(edge, color=INK, linewidth=1.2)
+        axes.axvline(edge, color=INK, linewidth=1.2)
     if not many:
         middle = data.max(initial=0.0) * 0.55
         for (source, target), count in np.ndenumerate(data):
@@ -124,8 +125,8 @@ def traffic_map(run: Run, op: str) -> str:
     return _svg(figure, f"{run.mode} {op}: bytes from each rank to each rank")
 
 
-def time_bars(runs: Sequence[Run]) -> str:
-    """Seconds of each operation of each run, on a logarithmic axis."""
+def time_points(runs: Sequence[Run]) -> str:
+    """Seconds of each operation of each run: points, as a logarithmic axis has no start."""
     ops = ("update", "dispatch", "combine", "reference")
     figure, axes = _picture(4.6, 0.55 + 0.78 * len(runs))
     low = min((r.seconds[op] for r in runs for op in ops if r.seconds[op] > 0), default=1e-6)
@@ -136,11 +137,15 @@ def time_bars(runs: Sequence[Run]) -> str:
             if seconds <= 0:
                 continue
             y = n + (m - 1.5) * 0.2
-            axes.barh(y, seconds - low / 3, 0.17, left=low / 3, color=OP_COLOURS[op])
-            axes.text(seconds * 1.12, y, f"{op} {format_seconds(seconds)}", va="center", fontsize=7)
+            axes.plot(seconds, y, "o", color=OP_COLOURS[op], markersize=5)
+            axes.text(seconds * 1.18, y, f"{op} {format_seconds(seconds)}", va="center", fontsize=7)
     axes.set_xscale("log")
-    axes.set_xlim(low / 3, high * 60)
-    axes.set_yticks(range(len(runs)), [f"{r.mode}\n{r.tokens:,} tokens" for r in runs])
+    axes.set_xlim(low / 2, high * 60)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    nodes = [f", {r.nodes} nodes" if r.nodes > 1 else "" for r in runs]
+    labels = [f"{r.mode}\n{r.tokens:,} tokens{n}" for r, n in zip(runs, nodes, strict=True)]
+    axes.set_yticks(range(len(runs)), labels)
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(FuncFormatter(_tick_seconds))

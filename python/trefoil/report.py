@@ -63,8 +63,9 @@ def render(checks: Sequence[CheckFile], plans: Sequence[Plan], commands: Sequenc
             {"title": _name(run), "svgs": [own(plots.traffic_map(run, op)) for op in OPS]}
             for run in runs
         ],
-        times=[own(plots.time_bars(group)) for group in _by_algorithm(runs)],
+        times=[own(plots.time_points(group)) for group in _by_algorithm(runs)],
         plans=plans,
+        rates=[_rates(plan) for plan in plans],
         plan_title=_plan_title(plans),
         curves=[own(plots.prediction_curves(plan)) for plan in plans],
         environment=list(environment.items()),
@@ -124,8 +125,22 @@ def _facts(
     for plan in plans:
         last = plan.points[-1]
         time = format_seconds(last.seconds["dispatch"])
-        facts.append((time, f"{plan.mode.upper()} dispatch predicted on {last.gpus:,} GPUs"))
+        routing = "routing of a file" if plan.trace else "uniform routing"
+        where = f"on {last.gpus:,} GPUs (EP {last.ep}, {routing})"
+        facts.append((f"≥ {time}", f"{plan.mode.upper()} dispatch predicted {where}"))
     return facts
+
+
+def _rates(plan: Plan) -> str:
+    """What of the cluster the plan's times come from, or "" where the file lacks it."""
+    r = plan.rates
+    known = {
+        "nvlink_bytes_per_second": lambda v: f"NVLink port {v / 1e9:.4g} GB/s",
+        "nic_bytes_per_second": lambda v: f"NIC port {v / 1e9:.4g} GB/s",
+        "net_latency_seconds": lambda v: f"network latency {format_seconds(v)}",
+        "fixed_seconds": lambda v: f"fixed {format_seconds(v)} an operation",
+    }
+    return ", ".join(text(r[name]) for name, text in known.items() if r.get(name))
 
 
 def _tier_row(run: Run, op: str) -> dict[str, object]:

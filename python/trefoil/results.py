@@ -7,7 +7,7 @@ does not fit raises ResultError with a sentence that names the file and the fiel
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,8 @@ class Plan:
     tokens: int
     points: list[Prediction]
     details: str = ""  # what else fixes the numbers: row types, kind of combine
+    trace: bool = False  # routing of a file; else uniform
+    rates: dict[str, float] = field(default_factory=dict)  # of a port, and fixed times
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,10 @@ def load_plan(path: Path) -> Plan:
     if top.data.get("mode") == "ht":
         del details["combine"]  # exact and partial are LL's
     said = [text.format(top.data[key]) for key, text in details.items() if top.data.get(key)]
+    rates = _Fields(top.get("rates", dict, default={}), f"{path}: rates")
     return Plan(
+        trace=bool(top.data.get("trace")),
+        rates={name: rates.number(name) for name in rates.data},
         details=", ".join(said),
         mode=top.get("mode", str),
         cluster=top.get("cluster", str),

@@ -79,6 +79,12 @@ def plan(mode: str, tokens: int) -> dict[str, Any]:
         "moe": "deepseek-v3",
         "mode": mode,
         "tokens": tokens,
+        "rates": {
+            "nvlink_bytes_per_second": 350e9,
+            "nic_bytes_per_second": 45e9,
+            "net_latency_seconds": 8.4e-6,
+            "fixed_seconds": 3.4e-6,
+        },
         "points": points,
     }
 

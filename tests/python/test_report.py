@@ -66,6 +66,12 @@ def test_page_holds_every_run_and_prediction(tmp_path: Path) -> None:
         for point in plan["points"]:
             assert format_seconds(point["dispatch"]["seconds"]) in text
     assert text.count("<svg ") == 4 * 2 + 2 + 2
+    # A prediction is a bound under assumptions, which stand beside it.
+    last = format_seconds(plans[0]["points"][-1]["dispatch"]["seconds"])
+    assert f"≥ {last}" in text
+    assert "EP 256, uniform routing" in text
+    assert "limits a token to few nodes" in text
+    assert "NVLink port 350 GB/s, NIC port 45 GB/s, network latency 8.40 µs" in text
 
 
 def test_page_needs_nothing_else_and_nests(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ verb, and every --option on it must be in that verb's --help; the same for `tool
 `ctest ... -R NAME` or `-L LABEL`, wherever it stands, must select at least one test.
 
 --run runs every `sh` block of README.md and of some docs as it stands, in a scratch folder that
-looks like the tree with BUILD_DIR as its build/dev; each document's blocks share one shell. Only the
-block of tools/tour and tools/test is left out: they would run this test.
+looks like the tree with BUILD_DIR as its build/dev; each document's blocks share one shell. Only
+the block of tools/tour and tools/test is left out: they would run this test.
 """
 
 from __future__ import annotations
