@@ -57,7 +57,8 @@ typedef struct ep_control {
 } ep_control_t;
 _Static_assert(sizeof(ep_control_t) <= EP_CONTROL_HEAD_BYTES, "EP_CONTROL_HEAD_BYTES");
 
-/* Arrays of R words after the head. Those that are pushed are the exception to "one writer": [r] is rank r's. */
+/* Arrays of R words after the head. Those that are pushed are the exception to "one writer": [r] is
+ * rank r's. */
 typedef enum ep_array {
   EP_ARRAY_LEAVING = 0,                   /* [r] 1: rank r destroys its group */
   EP_ARRAY_CLEAN,                         /* [r] rank r's MaskCleans so far */

@@ -1,6 +1,6 @@
-/* All ranks agree before anything that cannot be taken back: what they call, and with what. Until then
- * nothing has been shared, so a rank that is refused, late or gone costs the others an error with its
- * sentence, and the next try finds everything as it was. */
+/* All ranks agree before anything that cannot be taken back: what they call, and with what. Until
+ * then nothing has been shared, so a rank that is refused, late or gone costs the others an error
+ * with its sentence, and the next try finds everything as it was. */
 #include <stdlib.h>
 #include <string.h>
 

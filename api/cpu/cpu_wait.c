@@ -7,8 +7,9 @@
  * cut into slices, in which it looks whether the peer lives, whether
  * another rank has given up (and on whom: that one is blamed here too), and at the time.
  *
- * The way out and MaskClean push: rank r writes word [r] of every rank's own array, and each waits on its own
- * memory. A rank to which all have said that they leave is read by nobody any more and may free its memory. */
+ * The way out and MaskClean push: rank r writes word [r] of every rank's own array, and each waits
+ * on its own memory. A rank to which all have said that they leave is read by nobody any more and
+ * may free its memory. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
