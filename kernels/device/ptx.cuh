@@ -1,0 +1,83 @@
+// The only inline PTX of the LL kernels. sm_70 semantics throughout except the fp8 conversion (sm_89).
+//
+// Memory order: "sys" accesses are relaxed, single-copy atomic (16 bytes) and go past L1, so peers see
+// each other's words; nothing here orders two accesses. "stream" accesses are plain ones that leave L1
+// alone, for memory that no other SM writes during the kernel.
+#ifndef TREFOIL_KERNELS_DEVICE_PTX_CUH
+#define TREFOIL_KERNELS_DEVICE_PTX_CUH
+
+#include <cstdint>
+
+#define EP_DEV __device__ __forceinline__
+
+constexpr unsigned FULL_WARP = ~0u;
+
+EP_DEV uint4 loadSys(const void *p) {
+  uint64_t a, b;
+  asm volatile("{.reg .b128 q; ld.relaxed.sys.global.b128 q,[%2]; mov.b128 {%0,%1},q;}"
+               : "=l"(a), "=l"(b)
+               : "l"(p)
+               : "memory");
+  return make_uint4((unsigned)a, (unsigned)(a >> 32), (unsigned)b, (unsigned)(b >> 32));
+}
+
+EP_DEV void storeSys(void *p, uint4 v) {
+  const uint64_t a = v.x | (uint64_t)v.y << 32, b = v.z | (uint64_t)v.w << 32;
+  asm volatile("{.reg .b128 q; mov.b128 q,{%1,%2}; st.relaxed.sys.global.b128 [%0],q;}" ::"l"(p),
+               "l"(a), "l"(b)
+               : "memory");
+}
+
+EP_DEV uint4 loadStream(const void *p) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+EP_DEV void storeStream(void *p, uint4 v) {
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+EP_DEV uint64_t clockNs() {
+  uint64_t t;
+  asm volatile("mov.u64 %0,%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// All threads of the named group of warps; orders their shared and global accesses.
+EP_DEV void syncWarps(int id, int threads) {
+  asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Rounds to nearest even; NaN becomes 0x7FFF in both types. lo is the element at the lower address.
+EP_DEV unsigned packBf16(float lo, float hi) {
+  unsigned q;
+  asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(q) : "f"(hi), "f"(lo));
+  return q;
+}
+EP_DEV unsigned packF16(float lo, float hi) {
+  unsigned q;
+  asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(q) : "f"(hi), "f"(lo));
+  return q;
+}
+EP_DEV float2 unpackF16(unsigned q) {
+  float2 f;
+  asm("{.reg .f16 a,b; mov.b32 {a,b},%2; cvt.f32.f16 %0,a; cvt.f32.f16 %1,b;}"
+      : "=f"(f.x), "=f"(f.y)
+      : "r"(q));
+  return f;
+}
+
+// Four E4M3 bytes, first at the lowest address: nearest even, saturating, NaN becomes 0x7F.
+EP_DEV unsigned packE4m3(float a, float b, float c, float d) {
+  unsigned short lo, hi;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0,%1,%2;" : "=h"(lo) : "f"(b), "f"(a));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0,%1,%2;" : "=h"(hi) : "f"(d), "f"(c));
+  return lo | (unsigned)hi << 16;
+}
+
+#endif

@@ -1,0 +1,104 @@
+// Operation numbers, marks, buffers and the words between ranks. docs/kernels.md has the argument why
+// no signal is lost and no buffer is overwritten too early.
+//
+// Per kind of operation (dispatch, combine) a rank's control memory counts operations e = 1, 2, ... in
+// `clock`, on the device, so that replays of a graph count too: every block adds 1 at its end and block
+// 0 what is missing to 65536, so clock >> 16 is the number of finished sends and nobody needs to be
+// last. The mark of e is a 32-bit number with e's parity that is never 0; it repeats after 2^32 - 2
+// operations. Each 2^30 operations both buffers are cleared once, so no mark survives long enough to
+// be taken for a new one.
+//
+// Buffers alternate by parity. `done[p]` is the last operation that this rank has received out of
+// buffer p, `known[p]` the least that all peers are known to have received out of theirs. A sender of e
+// needs known[p] >= e - 2; hellos carry it along, and receive-only launches post it in the peers' `free`
+// words.
+#ifndef TREFOIL_KERNELS_DEVICE_SIGNAL_CUH
+#define TREFOIL_KERNELS_DEVICE_SIGNAL_CUH
+
+#include "kernels/device/ptx.cuh"
+#include "kernels/ll.h"
+
+struct KindControl {
+  unsigned long long clock;    // finished sends << 16 | arrivals
+  unsigned long long done[2];  // by parity
+  unsigned long long known[2]; // by parity
+  unsigned arrived;            // blocks at the end of a launch that needs a last one
+  unsigned pad[17];
+};
+struct Control {
+  KindControl kind[2];
+  unsigned failed; // a wait gave up and there is no mask: everybody leaves
+  unsigned pad;
+  unsigned long long recorded; // device clock of the last record written
+};
+static_assert(sizeof(Control) <= EP_LL_CONTROL_BYTES, "control memory");
+
+constexpr unsigned long long MARKS = 0xFFFFFFFEull, CLEAR_PERIOD = 1ull << 30;
+
+__host__ __device__ inline unsigned markOf(unsigned long long e) {
+  return (unsigned)(e < MARKS ? e : e % MARKS) + 2u;
+}
+
+// Head of a handle's memory; the tables follow (slots.cuh).
+struct HandleHead {
+  unsigned long long sent[2]; // operation that the handle's last send was, per kind
+  unsigned long long reached; // ranks that the last dispatch regarded as active, as bits
+  int numOwed;
+  int pad;
+};
+
+struct Op {
+  unsigned long long number;
+  unsigned mark;
+  int buf;
+};
+
+EP_DEV Control &controlOf(const ep_ll_group_t &g) {
+  return *(Control *)g.control;
+}
+EP_DEV HandleHead &headOf(const ep_ll_handle_t &h) {
+  return *(HandleHead *)h.memory;
+}
+
+template <typename T> EP_DEV T loadVolatile(const T *p) {
+  return *(const volatile T *)p;
+}
+
+EP_DEV Op opOf(unsigned long long e) {
+  return Op{e, markOf(e), (int)(e & 1)};
+}
+
+// Any thread, any time before its block's finish.
+EP_DEV Op currentOp(const ep_ll_group_t &g, const ep_ll_handle_t &h, int kind, unsigned parts) {
+  if (!(parts & EP_LL_SEND)) return opOf(headOf(h).sent[kind]);
+  return opOf((loadVolatile(&controlOf(g).kind[kind].clock) >> 16) + 1);
+}
+
+// All lanes of a warp: ranks that this rank regards as active.
+EP_DEV unsigned long long activeRanks(const ep_ll_group_t &g, int lane) {
+  const unsigned long long all = g.numRanks == 64 ? ~0ull : (1ull << g.numRanks) - 1;
+  if (!g.enableMask) return all;
+  const bool lo = lane < g.numRanks && loadVolatile(g.mask + lane) != 0;
+  const bool hi = lane + 32 < g.numRanks && loadVolatile(g.mask + lane + 32) != 0;
+  const unsigned a = __ballot_sync(FULL_WARP, lo), b = __ballot_sync(FULL_WARP, hi);
+  return a | (unsigned long long)b << 32 | 1ull << g.rank;
+}
+
+EP_DEV char *helloAt(const ep_ll_group_t &g, int kind, int at, int from, int buf) {
+  return g.peers[at] + g.at.hello[kind] + (size_t)(buf * g.numRanks + from) * 16;
+}
+EP_DEV char *freeAt(const ep_ll_group_t &g, int kind, int at, int from, int buf) {
+  return g.peers[at] + g.at.free[kind] + (size_t)(buf * g.numRanks + from) * 16;
+}
+
+// One warp of the launch: the word to everybody. `count` is the number of tokens of a dispatch.
+EP_DEV void sendHello(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
+                      int count, int lane) {
+  const unsigned long long lag = op.number - controlOf(g).kind[kind].done[op.buf ^ 1];
+  const uint4 word = make_uint4((unsigned)count, (unsigned)min(lag, 0xFFFFFFFFull), 0, op.mark);
+  for (int r = lane; r < g.numRanks; r += 32) {
+    if (active >> r & 1) storeSys(helloAt(g, kind, r, g.rank, op.buf), word);
+  }
+}
+
+#endif

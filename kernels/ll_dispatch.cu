@@ -1,0 +1,558 @@
+// Low-latency dispatch: one copy per (token, rank) on the wire; the receiver makes its experts' copies.
+//
+//   sending warps     rows, step by step, to every rank that needs them, each rank starting elsewhere
+//   receiving warps   send the hello and the routing words (they have nothing else to do yet), read
+//                     everybody's, derive the slots (slots.cuh), then take rows as they arrive
+//
+// A routing word says which of the destination's experts a token uses; it goes to every rank ahead of
+// the row, so no counts are exchanged before sending. Work is dealt to blocks in equal contiguous shares
+// of units: (token, step) for senders, (token, group of sources, step) for receivers. A warp waits for
+// all sources of its unit at once and delivers whoever is there. The warp that has step 0 of a unit also
+// writes what combine needs.
+#include "kernels/device/args.cuh"
+#include "kernels/device/quantise.cuh"
+#include "kernels/ll_kernels.cuh"
+
+namespace {
+
+constexpr unsigned NO_EXPERT = 0xffffu;
+
+// Where the parts of a row come from, and where they go to.
+struct RowSource {
+  const char *tokens, *scales;
+  const float *weights;
+};
+
+EP_DEV unsigned wordOf(const DispatchArgs &a, const RowSource &r, int off) {
+  if (off < a.op.tokenBytes) return *(const unsigned *)(r.tokens + off);
+  off -= a.op.tokenBytes;
+  if (off < a.op.scaleBytes) return *(const unsigned *)(r.scales + off);
+  off -= a.op.scaleBytes;
+  return off < a.op.handle.numTopk * 4 ? *(const unsigned *)((const char *)r.weights + off) : 0u;
+}
+
+template <bool SHARED>
+EP_DEV uint4 readRow(const DispatchArgs &a, const RowSource &r, const Piece &p, int lane,
+                     unsigned mark) {
+  uint4 v = make_uint4(0, 0, 0, mark);
+  if (!isMarkLane(lane) && p.off + 16 <= a.op.tokenBytes) {
+    if (p.words == 4)
+      v = SHARED ? *(const uint4 *)(r.tokens + p.off) : loadStream(r.tokens + p.off);
+  } else {
+    if (p.words > 0) v.x = wordOf(a, r, p.off);
+    if (p.words > 1) v.y = wordOf(a, r, p.off + 4);
+    if (p.words > 2) v.z = wordOf(a, r, p.off + 8);
+    if (p.words > 3) v.w = wordOf(a, r, p.off + 12);
+  }
+  return v;
+}
+
+EP_DEV void putWord(const DispatchArgs &a, int row, int off, unsigned x) {
+  const ep_ll_dispatch_t &o = a.op;
+  if (off < o.tokenBytes) {
+    *(unsigned *)((char *)o.outTokens + (size_t)row * o.tokenBytes + off) = x;
+    return;
+  }
+  off -= o.tokenBytes;
+  if (off < o.scaleBytes) {
+    *(unsigned *)((char *)o.outScales + (size_t)row * o.scaleBytes + off) = x;
+    return;
+  }
+  off -= o.scaleBytes;
+  if (off < o.handle.numTopk * 4) {
+    *(unsigned *)((char *)(o.outWeights + (size_t)row * o.handle.numTopk) + off) = x;
+  }
+}
+
+EP_DEV void writeRow(const DispatchArgs &a, int row, const Piece &p, int lane, uint4 v) {
+  if (!isMarkLane(lane) && p.off + 16 <= a.op.tokenBytes) {
+    if (p.words == 4) {
+      storeStream((char *)a.op.outTokens + (size_t)row * a.op.tokenBytes + p.off, v);
+    }
+  } else {
+    if (p.words > 0) putWord(a, row, p.off, v.x);
+    if (p.words > 1) putWord(a, row, p.off + 4, v.y);
+    if (p.words > 2) putWord(a, row, p.off + 8, v.z);
+    if (p.words > 3) putWord(a, row, p.off + 12, v.w);
+  }
+}
+
+EP_DEV RowSource inputRow(const DispatchArgs &a, int t) {
+  const ep_ll_dispatch_t &o = a.op;
+  return RowSource{(const char *)o.tokens + (size_t)t * o.tokenBytes,
+                   (const char *)o.scales + (size_t)t * o.scaleBytes,
+                   o.weights + (size_t)t * o.handle.numTopk};
+}
+
+EP_DEV char *routingAt(const DispatchArgs &a, int at, int from, int t, int buf) {
+  const ep_ll_group_t &g = a.op.group;
+  return g.peers[at] + g.at.routing + buf * ((g.at.weights - g.at.routing) >> 1) +
+         ((size_t)from * g.maxTokens + t) * a.idVectors * 16;
+}
+
+// ---- sending
+
+// One warp: the routing word of token t to every active rank, itself included. `mine` is the warp's
+// shared memory, K words.
+EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long active, int t,
+                        unsigned *mine, int lane) {
+  const ep_ll_group_t &g = a.op.group;
+  const int K = a.op.handle.numTopk, perWord = 4 / a.idBytes, bits = 8 * a.idBytes;
+  __syncwarp();
+  for (int k = lane; k < K; k += 32) {
+    const int e = expertAt(a.op.handle, t, k), r = e < 0 ? 0xffff : rankOf(g, e);
+    mine[k] = (unsigned)r << 16 | (e < 0 ? 0 : e - r * g.numLocal);
+  }
+  __syncwarp();
+  for (int i = lane; i < g.numRanks * a.idVectors; i += 32) {
+    const int d = i / a.idVectors, v = i - d * a.idVectors;
+    if (!(active >> d & 1)) continue;
+    unsigned w[3];
+#pragma unroll
+    for (int q = 0; q < 3; q++) {
+      w[q] = ~0u;
+      for (int j = 0; j < perWord; j++) {
+        const int k = (v * 3 + q) * perWord + j;
+        if (k < K && mine[k] >> 16 == d) {
+          w[q] ^= ((mine[k] ^ ~0u) & ((1u << bits) - 1)) << (j * bits);
+        }
+      }
+    }
+    storeSys(routingAt(a, d, g.rank, t, op.buf) + v * 16, make_uint4(w[0], w[1], w[2], op.mark));
+  }
+  if (g.bytes) {
+    const unsigned long long to = ranksOfToken(g, a.op.handle, t, lane) & active;
+    for (int d = lane; d < g.numRanks; d += 32) {
+      if (to >> d & 1) countBytes(g, EP_LL_DISPATCH, d, a.op.tokenBytes + a.op.scaleBytes);
+    }
+  }
+}
+
+// Hello and routing words of this block's tokens, by the first warps of a role.
+EP_DEV void announce(const DispatchArgs &a, const Op &op, unsigned long long active, int warp,
+                     int numWarps, unsigned *mine, int lane) {
+  awaitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
+  if (blockIdx.x == 0 && warp == 0) {
+    sendHello(a.op.group, EP_LL_DISPATCH, op, active, a.op.numTokens, lane);
+    if (lane == 0) headOf(a.op.handle).reached = active;
+  }
+  for (int t = blockIdx.x + gridDim.x * warp; t < a.op.numTokens; t += gridDim.x * numWarps) {
+    sendRouting(a, op, active, t, mine, lane);
+  }
+}
+
+EP_DEV void sendStep(const DispatchArgs &a, const Op &op, unsigned long long to, int t, int s,
+                     uint4 v, int lane) {
+  const ep_ll_group_t &g = a.op.group;
+  const Piece p = pieceOf(a.wire, s, lane);
+  const int first = g.rank + 1 == g.numRanks ? 0 : g.rank + 1;
+  forRanks(to, first,
+           [&](int d) { storeStep(dispatchSlot(g, d, g.rank, t, op.buf), p, s, lane, v); });
+}
+
+// Rows as they are. One step at a time and few warps: that offers the link enough, and deeper store
+// queues would hold up the routing words and the polls.
+EP_DEV void sendRows(const DispatchArgs &a, const Op &op, unsigned long long active, int warp,
+                     int numWarps, int lane) {
+  const ep_ll_group_t &g = a.op.group;
+  const Share share = shareOf(a.op.numTokens * a.wire.steps, blockIdx.x, gridDim.x);
+  unsigned long long to = 0;
+  int u = share.first + warp, last = -1;
+  uint4 v;
+  auto load = [&] {
+    const int t = u / a.wire.steps, s = u - t * a.wire.steps;
+    v = readRow<false>(a, inputRow(a, t), pieceOf(a.wire, s, lane), lane, op.mark);
+    if (t != last) to = ranksOfToken(g, a.op.handle, t, lane) & active & ~(1ull << g.rank);
+    last = t;
+  };
+  if (u < share.end) load();
+  awaitFree(g, EP_LL_DISPATCH, op, active, lane);
+  while (u < share.end) {
+    sendStep(a, op, to, last, u - last * a.wire.steps, v, lane);
+    u += numWarps;
+    if (u < share.end) load();
+  }
+}
+
+// Rows quantised on the way: whole blocks work on a token, several if there are few tokens. Own rows
+// take the same way, through the own exchange memory.
+EP_DEV void sendQuantised(const DispatchArgs &a, const Op &op, unsigned long long active, int warp,
+                          int numWarps, int lane) {
+  extern __shared__ __align__(16) char shared[];
+  char *row = shared + a.rowAt;
+  const int B = a.op.numTokens, grid = (int)gridDim.x, blk = (int)blockIdx.x;
+  if (B == 0) return;
+  const int perToken = max(1, min(a.wire.steps, grid / B)), stride = grid / perToken;
+  const int part = blk % perToken, t0 = blk / perToken;
+  awaitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
+  if (t0 >= stride) return;
+  for (int t = t0; t < B; t += stride) {
+    if (t != t0) syncWarps(2, numWarps * 32);
+    quantiseRow((const char *)a.op.tokens + (size_t)t * a.op.tokenBytes * 2, a.op.tokenBytes,
+                a.op.quant == EP_LL_QUANT_E4M3_POW2, row, warp * 32 + lane, numWarps * 32);
+    const unsigned long long to = ranksOfToken(a.op.group, a.op.handle, t, lane) & active;
+    syncWarps(2, numWarps * 32);
+    RowSource source = inputRow(a, t);
+    source.tokens = row;
+    source.scales = row + a.op.tokenBytes;
+    for (int s = part + perToken * warp; s < a.wire.steps; s += perToken * numWarps) {
+      const uint4 v = readRow<true>(a, source, pieceOf(a.wire, s, lane), lane, op.mark);
+      sendStep(a, op, to, t, s, v, lane);
+    }
+  }
+}
+
+// ---- receiving
+
+struct Receiver {
+  const DispatchArgs &a;
+  const ep_ll_group_t &g;
+  const Op op;
+  const unsigned long long active;
+  const int warp, numWarps, lane;
+  int *counts;       // [R] tokens of each source
+  int *rows;         // the warp's: slot of (source of the group, k) or -1
+  unsigned *rowBits; // the warp's: the same as bits
+  SlotMap map;
+  void *route;    // [R, N, K] local ids
+  unsigned *owed; // [N, groups] rows owed
+
+  EP_DEV unsigned localId(int src, int t, int k) const {
+    const size_t i = ((size_t)src * g.maxTokens + t) * a.op.handle.numTopk + k;
+    if (a.idBytes == 2) return ((const unsigned short *)route)[i];
+    const unsigned id = ((const unsigned char *)route)[i];
+    return id == 0xff ? NO_EXPERT : id;
+  }
+
+  EP_DEV void setLocalId(int src, int t, int k, unsigned id) const {
+    const size_t i = ((size_t)src * g.maxTokens + t) * a.op.handle.numTopk + k;
+    if (a.idBytes == 2)
+      ((unsigned short *)route)[i] = (unsigned short)id;
+    else
+      ((unsigned char *)route)[i] = (unsigned char)id;
+  }
+
+  // Rows that combine will send back for (source, token) with n local experts.
+  EP_DEV int numOwed(int src, int n) const {
+    if (a.op.handle.sum == EP_LL_SUM_EXACT) return src == g.rank ? 0 : n;
+    return n > 0 && (src != g.rank || a.op.handle.sum == EP_LL_SUM_PARTIAL);
+  }
+
+  EP_DEV void clear() {
+    const int i0 = warp * 32 + lane, di = numWarps * 32;
+    for (int i = i0; i < map.rows * map.stride; i += di) map.bits[i] = 0;
+    for (int i = i0; i < g.maxTokens * a.groups; i += di) owed[i] = 0;
+    for (int i = i0; i < g.numRanks; i += di) counts[i] = 0;
+  }
+
+  // One thread: the ids in one vector of a routing word.
+  EP_DEV int takeIds(uint4 q, int src, int t, int v) {
+    const unsigned w[3] = {q.x, q.y, q.z};
+    const int perWord = 4 / a.idBytes, bits = 8 * a.idBytes;
+    const unsigned none = a.idBytes == 2 ? NO_EXPERT : 0xffu;
+    int n = 0;
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+      for (int j = 0; j < perWord; j++) {
+        const int k = (v * 3 + i) * perWord + j;
+        const unsigned id = w[i] >> (j * bits) & none;
+        if (k >= a.op.handle.numTopk) break;
+        setLocalId(src, t, k, id);
+        if (id == none) continue;
+        n++;
+        if (!a.op.handle.rankMajor) map.set((int)id, map.bitOf(src, t));
+      }
+    }
+    return n;
+  }
+
+  // One thread: waits for one token's routing word, or until the source says it has no such token.
+  EP_DEV void readToken(int src, int t) {
+    int n = 0;
+    for (int v = 0; v < a.idVectors; v++) {
+      const char *word = routingAt(a, g.rank, src, t, op.buf) + v * 16;
+      Spin spin;
+      for (;;) {
+        const uint4 q = loadSys(word);
+        const uint4 hello = loadSys(helloAt(g, EP_LL_DISPATCH, g.rank, src, op.buf));
+        if (q.w == op.mark) {
+          n += takeIds(q, src, t, v);
+          break;
+        }
+        const bool known = hello.w == op.mark;
+        if (known && t >= (int)hello.x) return;
+        const Awaited w = {EP_LL_DISPATCH, known ? EP_LL_PHASE_ROUTING : EP_LL_PHASE_HELLO, src,
+                           known ? q.w : hello.w, t};
+        if (!keepWaiting(g, op, w, spin)) {
+          for (int k = 0; k < a.op.handle.numTopk; k++) setLocalId(src, t, k, NO_EXPERT);
+          return;
+        }
+      }
+    }
+    if (n > 0 && a.op.handle.rankMajor) map.set(0, map.bitOf(src, t));
+    if (const int rowsOwed = numOwed(src, n)) {
+      atomicAdd(&owed[t * a.groups + src / SOURCES], (unsigned)rowsOwed);
+    }
+  }
+
+  EP_DEV void readRouting(int from, int to, int thread, int numThreads) {
+    const int n = to - from;
+    for (int i = thread; i < g.numRanks * n; i += numThreads) {
+      const int src = i / n, t = from + (i - src * n);
+      if (active >> src & 1) readToken(src, t);
+    }
+  }
+
+  EP_DEV int slotOf(unsigned id, int src, int t) const {
+    if (!a.op.handle.rankMajor) {
+      return (int)id * g.numRanks * g.maxTokens + map.countBefore((int)id, map.bitOf(src, t));
+    }
+    return src * g.maxTokens + map.countBefore(0, map.bitOf(src, t)) -
+           map.countBefore(0, map.bitOf(src, 0));
+  }
+
+  // All lanes: fills rows and rowBits for the sources of one group.
+  EP_DEV void findRows(int t, int group) {
+    __syncwarp();
+    for (int j0 = 0; j0 < SOURCES * a.copies; j0 += 32) {
+      const int j = j0 + lane, src = group * SOURCES + j / a.copies, k = j % a.copies;
+      int row = -1;
+      if (j < SOURCES * a.copies && src < g.numRanks && t < counts[src]) {
+        unsigned id = NO_EXPERT;
+        if (a.op.handle.rankMajor) {
+          if (map.bits[map.bitOf(src, t) >> 5] >> (map.bitOf(src, t) & 31) & 1) id = 0;
+        } else {
+          id = localId(src, t, k);
+        }
+        if (id != NO_EXPERT) row = slotOf(id, src, t);
+      }
+      if (j < SOURCES * a.copies) rows[j] = row;
+      const unsigned bits = __ballot_sync(FULL_WARP, row >= 0);
+      if (lane == 0) rowBits[j0 >> 5] = bits;
+    }
+    if (lane == 0) rowBits[(SOURCES * a.copies + 31) >> 5] = 0;
+    __syncwarp();
+  }
+
+  EP_DEV bool hasRow(int q) const {
+    const int from = q * a.copies, to = from + a.copies;
+    for (int i = from; i < to;) {
+      const int n = min(32 - (i & 31), to - i);
+      if (rowBits[i >> 5] >> (i & 31) & (n == 32 ? ~0u : (1u << n) - 1)) return true;
+      i += n;
+    }
+    return false;
+  }
+
+  EP_DEV void deliver(int q, const Piece &p, uint4 v) {
+    const int from = q * a.copies, to = from + a.copies;
+    for (int i = from; i < to;) {
+      const int n = min(32 - (i & 31), to - i);
+      unsigned m = rowBits[i >> 5] >> (i & 31) & (n == 32 ? ~0u : (1u << n) - 1);
+      for (; m; m &= m - 1) writeRow(a, rows[i + __ffs(m) - 1], p, lane, v);
+      i += n;
+    }
+  }
+
+  // All lanes: one step of the rows of up to SOURCES sources, as they come.
+  template <bool QUANT> EP_DEV void takeStep(int t, int group, int s) {
+    const Piece p = pieceOf(a.wire, s, lane);
+    unsigned waiting = 0;
+#pragma unroll
+    for (int q = 0; q < SOURCES; q++) waiting |= hasRow(q) ? 1u << q : 0u;
+    uint4 v[SOURCES];
+    Spin spin;
+    while (waiting) {
+#pragma unroll
+      for (int q = 0; q < SOURCES; q++) {
+        const int src = group * SOURCES + q;
+        if (!(waiting >> q & 1)) continue;
+        if (!QUANT && src == g.rank)
+          v[q] = readRow<false>(a, inputRow(a, t), p, lane, op.mark);
+        else
+          v[q] = loadStep(dispatchSlot(g, g.rank, src, t, op.buf), p, s, lane);
+      }
+#pragma unroll
+      for (int q = 0; q < SOURCES; q++) {
+        if (!(waiting >> q & 1)) continue;
+        if (__any_sync(FULL_WARP, isMissing(v[q], p, lane, op.mark))) continue;
+        deliver(q, p, v[q]);
+        waiting &= ~(1u << q);
+      }
+      if (!waiting) break;
+      const int q = __ffs(waiting) - 1;
+      const Awaited w = {EP_LL_DISPATCH, EP_LL_PHASE_ROWS, group * SOURCES + q, 0u, t};
+      if (!keepWarpWaiting(g, op, w, spin, lane)) waiting &= waiting - 1;
+    }
+  }
+
+  // All lanes: what combine and the caller need to know about one (token, group of sources).
+  EP_DEV void note(int t, int group) {
+    const ep_ll_handle_t &h = a.op.handle;
+    const int me = g.rank, K = h.numTopk;
+    int *table = rowOfTable(g, h);
+    for (int j = lane; j < SOURCES * a.copies; j += 32) {
+      const int src = group * SOURCES + j / a.copies, k = j % a.copies;
+      if (src < g.numRanks && t < counts[src]) {
+        table[((size_t)src * g.maxTokens + t) * a.copies + k] = rows[j];
+      }
+    }
+    int at = 0;
+    for (int i = lane; i < t * a.groups + group; i += 32) at += (int)owed[i];
+    at = __reduce_add_sync(FULL_WARP, at);
+    Owed *list = owedOf(h);
+    for (int q = 0; q < SOURCES; q++) {
+      const int src = group * SOURCES + q;
+      if (src >= g.numRanks || !hasRow(q)) continue;
+      const bool each = h.sum == EP_LL_SUM_EXACT;
+      bool found = false;
+      for (int k0 = 0; k0 < K; k0 += 32) {
+        const int k = k0 + lane;
+        const unsigned id = k < K ? localId(src, t, k) : NO_EXPERT;
+        const unsigned m = __ballot_sync(FULL_WARP, id != NO_EXPERT);
+        if (h.rankMajor && k < K) {
+          const int local = id == NO_EXPERT ? -1 : (int)id + (a.op.globalIds ? me * g.numLocal : 0);
+          a.op.outIdx[(size_t)rows[q] * K + k] = local;
+        }
+        const bool mine = m >> lane & 1 && (each || (!found && lane == __ffs(m) - 1));
+        found |= m != 0;
+        if (numOwed(src, 1) == 0) continue;
+        const unsigned all = __ballot_sync(FULL_WARP, mine);
+        if (mine) {
+          list[at + __popc(all & ((1u << lane) - 1))] =
+              Owed{rows[h.rankMajor ? q : q * K + k], Owed::pack(src, k, t)};
+        }
+        at += __popc(all);
+      }
+    }
+  }
+
+  // Counters and the ids of unused rows, spread over the blocks that have work.
+  EP_DEV void count(int numBlocks, int maxCount) {
+    const ep_ll_handle_t &h = a.op.handle;
+    const int at = blockIdx.x + numBlocks * warp, stride = numBlocks * numWarps;
+    if (!h.rankMajor) {
+      for (int e = at; e < g.numLocal; e += stride) {
+        const int n = map.countAll(e, lane);
+        if (lane == 0) a.op.counters[e] = n;
+      }
+    } else {
+      const int parts = (g.maxTokens + 31) / 32, K = h.numTopk;
+      for (int i = at; i < g.numRanks * parts; i += stride) {
+        const int src = i / parts, j0 = (i - src * parts) * 32;
+        int n = 0;
+        for (int w = lane; w < a.perSource / 32; w += 32) {
+          n += __popc(map.bits[src * (a.perSource / 32) + w]);
+        }
+        n = __reduce_add_sync(FULL_WARP, n);
+        if (a.op.counters && j0 == 0 && lane == 0) a.op.counters[src] = n;
+        const int from = max(n, j0) * K, to = min(j0 + 32, g.maxTokens) * K;
+        for (int q = from + lane; q < to; q += 32) {
+          a.op.outIdx[(size_t)src * g.maxTokens * K + q] = -1;
+        }
+      }
+    }
+    if (blockIdx.x == 0 && warp == numWarps - 1) {
+      int n = 0;
+      for (int i = lane; i < maxCount * a.groups; i += 32) n += (int)owed[i];
+      n = __reduce_add_sync(FULL_WARP, n);
+      if (lane == 0) headOf(h).numOwed = n;
+    }
+  }
+
+  template <bool QUANT> EP_DEV void run() {
+    const int threads = numWarps * 32, steps = a.wire.steps;
+    clear();
+    syncWarps(1, threads);
+    // Guess that the others have as many tokens as this rank, so that words and hellos are read at once.
+    const int guess = a.op.numTokens;
+    int units = guess * a.groups * steps;
+    const bool guessed = (int)blockIdx.x < units;
+    unsigned lag = 0;
+    if (warp == numWarps - 1) lag = awaitHellos(g, EP_LL_DISPATCH, op, active, counts, lane);
+    if (guessed && guess > 0) {
+      const int readers = max(1, numWarps - 1);
+      if (warp < readers) readRouting(0, guess, warp * 32 + lane, readers * 32);
+    }
+    syncWarps(1, threads);
+    int most = 0;
+    for (int r = lane; r < g.numRanks; r += 32) most = max(most, counts[r]);
+    most = __reduce_max_sync(FULL_WARP, most);
+    units = most * a.groups * steps;
+    const int numBlocks = max(1, min((int)gridDim.x, units));
+    if (blockIdx.x == 0 && warp == numWarps - 1 && lane == 0) {
+      noteHellos(g, EP_LL_DISPATCH, op, lag);
+    }
+    if ((int)blockIdx.x >= numBlocks || hasFailed(g)) return;
+    const int have = guessed ? guess : 0;
+    if (have < most) {
+      readRouting(have, most, warp * 32 + lane, threads);
+      syncWarps(1, threads);
+    }
+    if (map.chunks > 1) {
+      map.scan(warp, numWarps, lane);
+      syncWarps(1, threads);
+    }
+    const Share share = shareOf(units, blockIdx.x, gridDim.x);
+    int last = -1;
+    for (int u = share.first + warp; u < share.end; u += numWarps) {
+      const int i = u / steps, s = u - i * steps, t = i / a.groups, group = i - t * a.groups;
+      if (i != last) findRows(t, group);
+      last = i;
+      takeStep<QUANT>(t, group, s);
+      if (s == 0) note(t, group);
+    }
+    count(numBlocks, most);
+  }
+};
+
+template <bool QUANT>
+__global__ void __launch_bounds__(DISPATCH_THREADS, 1)
+    dispatchKernel(const __grid_constant__ DispatchArgs a) {
+  extern __shared__ __align__(16) char shared[];
+  const ep_ll_group_t &g = a.op.group;
+  const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const bool sends = warp < a.roles.numSend;
+  const Op op = currentOp(g, a.op.handle, EP_LL_DISPATCH, a.roles.parts);
+  const unsigned long long active = activeRanks(g, lane);
+  char *mine = shared + a.warpAt + warp * a.warpBytes;
+  if (sends) {
+    if (a.roles.numRecv == 0) {
+      announce(a, op, active, warp, a.roles.numSend, (unsigned *)mine, lane);
+    }
+    if (QUANT)
+      sendQuantised(a, op, active, warp, a.roles.numSend, lane);
+    else
+      sendRows(a, op, active, warp, a.roles.numSend, lane);
+  } else {
+    const int w = warp - a.roles.numSend;
+    if (a.roles.numSend > 0) announce(a, op, active, w, a.roles.numRecv, (unsigned *)mine, lane);
+    char *big = a.op.scratch ? (char *)a.op.scratch + blockIdx.x * a.bigBytes : shared + a.bigAt;
+    const SlotMap map = {
+        (unsigned *)big, (unsigned *)(big + a.beforeAt), a.op.handle.rankMajor ? 1 : g.numLocal,
+        a.chunks,        SlotMap::strideOf(a.chunks),    a.perSource};
+    int *rows = (int *)mine;
+    Receiver receiver = {a,
+                         g,
+                         op,
+                         active,
+                         w,
+                         a.roles.numRecv,
+                         lane,
+                         (int *)shared,
+                         rows,
+                         (unsigned *)(rows + SOURCES * a.copies),
+                         map,
+                         big + a.routeAt,
+                         (unsigned *)(big + a.owedAt)};
+    receiver.template run<QUANT>();
+  }
+  finishLaunch(g, a.op.handle, EP_LL_DISPATCH, op, a.roles.parts, began);
+}
+
+} // namespace
+
+const void *epLlDispatchKernel(bool quantises) {
+  return quantises ? (const void *)dispatchKernel<true> : (const void *)dispatchKernel<false>;
+}

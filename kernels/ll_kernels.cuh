@@ -1,0 +1,13 @@
+// The kernels of each phase, for the launcher: pointers that cudaLaunchKernel takes.
+#ifndef TREFOIL_KERNELS_LL_KERNELS_CUH
+#define TREFOIL_KERNELS_LL_KERNELS_CUH
+
+#include "kernels/device/args.cuh"
+
+constexpr int DISPATCH_THREADS = 17 * 32, COMBINE_THREADS = 28 * 32, PARTIAL_THREADS = 28 * 32;
+
+const void *epLlDispatchKernel(bool quantises);
+const void *epLlCombineKernel(Elem elem, ep_ll_sum_t sum); // EXACT and RANKS
+const void *epLlPartialKernel(Elem elem);
+
+#endif

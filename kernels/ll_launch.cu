@@ -1,0 +1,214 @@
+// Low latency: from an operation to a launch. Checks what the kernels rely on, works out what all threads
+// would work out alike, and chooses the roles of the warps.
+#include "kernels/ll_kernels.cuh"
+
+extern "C" {
+#include "plan/error.h"
+}
+
+#include <cuda_runtime.h>
+#include <cstring>
+
+namespace {
+
+constexpr size_t MAX_SHARED = 200 * 1024; // of the 227 KB that a block can have
+
+size_t roundUp(size_t n, size_t to) {
+  return (n + to - 1) / to * to;
+}
+
+// Measured (docs/kernels.md): few senders in dispatch, as many as fit in combine, small blocks for few
+// tokens because large ones start slowly.
+Roles rolesOf(int kind, int tokens, bool quantises, bool partial, unsigned parts) {
+  int send, recv;
+  if (kind == EP_LL_DISPATCH) {
+    if (quantises) {
+      send = tokens >= 32 ? 4 : 8;
+      recv = tokens >= 32 ? 13 : 4;
+    } else {
+      send = 2;
+      recv = tokens >= 32 ? 15 : tokens > 8 ? 6 : 2;
+    }
+  } else {
+    send = recv = tokens >= 32 ? 14 : 4;
+  }
+  if (parts == EP_LL_SEND) return Roles{partial ? send + recv : send + recv, 0, parts};
+  if (parts == EP_LL_RECV) return Roles{0, send + recv, parts};
+  return Roles{send, recv, parts};
+}
+
+void shareSharedMemory(DispatchArgs &a) {
+  const ep_ll_group_t &g = a.op.group;
+  const ep_ll_handle_t &h = a.op.handle;
+  const size_t R = g.numRanks, N = g.maxTokens, K = h.numTopk, rows = h.rankMajor ? 1 : g.numLocal;
+  const size_t entries = SOURCES * (size_t)a.copies;
+  a.warpAt = (int)roundUp(R * 4, 16);
+  a.warpBytes =
+      (int)roundUp((entries + entries / 32 + 2 > K ? entries + entries / 32 + 2 : K) * 4, 16);
+  a.rowAt = a.warpAt + a.warpBytes * (a.roles.numSend + a.roles.numRecv);
+  a.bigAt = a.rowAt + (a.op.quant ? (int)roundUp(a.op.tokenBytes + a.op.scaleBytes, 16) : 0);
+  size_t at = rows * SlotMap::strideOf(a.chunks) * 4;
+  a.beforeAt = (int)at;
+  at += a.chunks > 1 ? rows * a.chunks * 4 : 0;
+  a.owedAt = (int)at;
+  at += N * a.groups * 4;
+  a.routeAt = (int)at;
+  a.bigBytes = roundUp(at + R * N * K * a.idBytes, 16);
+}
+
+DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned parts) {
+  DispatchArgs a = {};
+  a.op = op;
+  const ep_ll_group_t &g = op.group;
+  const int K = op.handle.numTopk;
+  a.wire =
+      wireOf(op.tokenBytes + op.scaleBytes + (op.handle.rankMajor ? (K * 4 + 15) / 16 * 16 : 0));
+  a.roles = rolesOf(EP_LL_DISPATCH, op.numTokens, op.quant != EP_LL_QUANT_NONE, false, parts);
+  if (parts == EP_LL_BOTH && op.sendWarps > 0) a.roles = Roles{op.sendWarps, op.recvWarps, parts};
+  a.idBytes = g.numLocal < 0xff ? 1 : 2;
+  a.idVectors = (K * a.idBytes + 11) / 12;
+  a.copies = op.handle.rankMajor ? 1 : K;
+  a.groups = (g.numRanks + SOURCES - 1) / SOURCES;
+  a.perSource = (g.maxTokens + 31) / 32 * 32;
+  a.chunks = SlotMap::chunksOf(g.numRanks, a.perSource);
+  shareSharedMemory(a);
+  return a;
+}
+
+bool aligned(const void *p) {
+  return ((uintptr_t)p & 15) == 0;
+}
+
+trefoil_result_t checkGroup(const ep_ll_group_t &g, const ep_ll_handle_t &h, int numTokens,
+                            unsigned parts) {
+  EP_CHECK(parts >= 1 && parts <= 3, TREFOIL_INVALID_ARGUMENT, "parts is %u", parts);
+  EP_CHECK(g.numSms >= 1 && g.numSms <= 1023, TREFOIL_INVALID_ARGUMENT,
+           "numSms is %d, must be 1 to 1023", g.numSms);
+  EP_CHECK(numTokens >= 0 && numTokens <= g.maxTokens, TREFOIL_INVALID_ARGUMENT,
+           "%d tokens, at most %d were announced", numTokens, g.maxTokens);
+  EP_CHECK(h.numTopk >= 1 && h.numTopk <= EP_LL_MAX_TOPK, TREFOIL_INVALID_ARGUMENT,
+           "top-k is %d, must be 1 to %d", h.numTopk, EP_LL_MAX_TOPK);
+  EP_CHECK(h.rankMajor == (h.sum == EP_LL_SUM_RANKS), TREFOIL_INVALID_ARGUMENT,
+           "the sum of a %s handle does not fit its layout",
+           h.rankMajor ? "rank-major" : "expert-major");
+  return TREFOIL_OK;
+}
+
+trefoil_result_t checkDispatch(const ep_ll_dispatch_t &op, const DispatchArgs &a, unsigned parts) {
+  EP_TRY(checkGroup(op.group, op.handle, op.numTokens, parts));
+  EP_CHECK(op.tokenBytes >= 16 && op.tokenBytes % 16 == 0 && op.scaleBytes >= 0 &&
+               op.scaleBytes % 16 == 0,
+           TREFOIL_INVALID_ARGUMENT,
+           "rows of %d token and %d scale bytes: both must be multiples of 16", op.tokenBytes,
+           op.scaleBytes);
+  EP_CHECK((size_t)a.wire.lines * 128 <= op.group.at.rowStride[0], TREFOIL_INVALID_ARGUMENT,
+           "rows of %d bytes do not fit the group's max_token_bytes", a.wire.rowBytes);
+  EP_CHECK(aligned(op.tokens) && aligned(op.outTokens) && (op.quant || aligned(op.scales)),
+           TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
+  EP_CHECK(!op.quant || (op.tokenBytes % 512 == 0 && op.scaleBytes == op.tokenBytes / 32),
+           TREFOIL_INVALID_ARGUMENT, "E4M3 takes a hidden of a multiple of 512, not %d",
+           op.tokenBytes);
+  EP_CHECK(op.scratch || a.bigAt + a.bigBytes <= MAX_SHARED, TREFOIL_INVALID_ARGUMENT,
+           "this shape needs scratch memory (epLlDispatchScratch)");
+  EP_CHECK(a.roles.numSend + a.roles.numRecv <= DISPATCH_THREADS / 32, TREFOIL_INVALID_ARGUMENT,
+           "too many warps");
+  return TREFOIL_OK;
+}
+
+trefoil_result_t launch(const void *kernel, int blocks, int warps, size_t shared, void *args,
+                        void *stream) {
+  void *params[] = {args};
+  const cudaError_t e = cudaLaunchKernel(kernel, dim3(blocks), dim3(warps * 32), params, shared,
+                                         (cudaStream_t)stream);
+  EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the launch failed: %s", cudaGetErrorString(e));
+  return TREFOIL_OK;
+}
+
+Elem elemOf(trefoil_dtype_t t) {
+  return t == TREFOIL_F32 ? Elem::F32 : t == TREFOIL_F16 ? Elem::F16 : Elem::BF16;
+}
+
+} // namespace
+
+extern "C" void epLlControlInit(void *bytes, uint64_t firstOperation) {
+  const uint64_t f = firstOperation;
+  memset(bytes, 0, EP_LL_CONTROL_BYTES);
+  Control *c = (Control *)bytes;
+  for (int kind = 0; kind < 2; kind++) {
+    c->kind[kind].clock = f << 16;
+    c->kind[kind].done[f & 1] = c->kind[kind].known[f & 1] = f;
+    c->kind[kind].done[~f & 1] = c->kind[kind].known[~f & 1] = f ? f - 1 : 0;
+  }
+}
+
+extern "C" size_t epLlDispatchScratch(const ep_ll_group_t *group, const ep_ll_handle_t *handle,
+                                      size_t rowBytes) {
+  ep_ll_dispatch_t op = {};
+  op.group = *group;
+  op.handle = *handle;
+  op.tokenBytes = (int)rowBytes;
+  op.quant = EP_LL_QUANT_E4M3; // the larger need
+  op.numTokens = group->maxTokens;
+  const DispatchArgs a = dispatchArgs(op, EP_LL_BOTH);
+  return a.bigAt + a.bigBytes <= MAX_SHARED ? 0 : (size_t)a.bigBytes * group->numSms;
+}
+
+extern "C" trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned parts, void *stream) {
+  EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
+  DispatchArgs a = dispatchArgs(*op, parts);
+  EP_TRY(checkDispatch(*op, a, parts));
+  const size_t shared = a.bigAt + (a.op.scratch ? 0 : (size_t)a.bigBytes);
+  return launch(epLlDispatchKernel(op->quant != EP_LL_QUANT_NONE), op->group.numSms,
+                a.roles.numSend + a.roles.numRecv, shared, &a, stream);
+}
+
+extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *stream) {
+  EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
+  EP_TRY(checkGroup(op->group, op->handle, op->numTokens, parts));
+  const bool partial = op->handle.sum == EP_LL_SUM_PARTIAL;
+  CombineArgs a = {};
+  a.op = *op;
+  a.wire = wireOf(op->rowBytes);
+  a.roles = rolesOf(EP_LL_COMBINE, op->numTokens, false, partial, parts);
+  if (parts == EP_LL_BOTH && op->sendWarps > 0)
+    a.roles = Roles{op->sendWarps, op->recvWarps, parts};
+  a.weightVectors = (op->handle.numTopk + 2) / 3;
+  EP_CHECK(op->rowBytes >= 16 && op->rowBytes % 16 == 0, TREFOIL_INVALID_ARGUMENT,
+           "rows of %d bytes: must be a multiple of 16", op->rowBytes);
+  EP_CHECK((size_t)a.wire.lines * 128 <= op->group.at.rowStride[1], TREFOIL_INVALID_ARGUMENT,
+           "rows of %d bytes do not fit the group's max_token_bytes", op->rowBytes);
+  EP_CHECK(aligned(op->tokens) && aligned(op->out), TREFOIL_INVALID_ARGUMENT,
+           "tokens must be 16-byte aligned");
+  EP_CHECK(op->dtype == TREFOIL_F32 || op->dtype == TREFOIL_F16 || op->dtype == TREFOIL_BF16,
+           TREFOIL_INVALID_ARGUMENT, "combine sums f32, f16 and bf16, not %d", (int)op->dtype);
+  EP_CHECK(!partial || op->group.at.weights != op->group.at.rows[0], TREFOIL_INVALID_ARGUMENT,
+           "the group's exchange memory has no room for weights (partial)");
+  const int warps = a.roles.numSend + a.roles.numRecv;
+  EP_CHECK(warps <= COMBINE_THREADS / 32, TREFOIL_INVALID_ARGUMENT, "too many warps");
+  const size_t shared = (size_t)warps * op->handle.numTopk * 8;
+  const void *kernel = partial ? epLlPartialKernel(elemOf(op->dtype))
+                               : epLlCombineKernel(elemOf(op->dtype), op->handle.sum);
+  return launch(kernel, op->group.numSms, warps, shared, &a, stream);
+}
+
+extern "C" trefoil_result_t epLlLoad(void) {
+  const void *kernels[11];
+  int n = 0;
+  for (int q = 0; q < 2; q++) {
+    kernels[n++] = epLlDispatchKernel(q);
+    const cudaError_t e = cudaFuncSetAttribute(
+        kernels[q], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
+    EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
+  }
+  for (Elem t : {Elem::F32, Elem::F16, Elem::BF16}) {
+    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_EXACT);
+    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_RANKS);
+    kernels[n++] = epLlPartialKernel(t);
+  }
+  for (int i = 0; i < n; i++) {
+    cudaFuncAttributes attributes;
+    const cudaError_t e = cudaFuncGetAttributes(&attributes, kernels[i]);
+    EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
+  }
+  return TREFOIL_OK;
+}
