@@ -483,7 +483,7 @@ struct Receiver {
     if (blockIdx.x == 0 && warp == numWarps - 1 && lane == 0) {
       noteHellos(g, EP_LL_DISPATCH, op, lag);
     }
-    if ((int)blockIdx.x >= numBlocks || hasFailed(g)) return;
+    if ((int)blockIdx.x >= numBlocks) return;
     const int have = guessed ? guess : 0;
     if (have < most) {
       readRouting(have, most, warp * 32 + lane, threads);

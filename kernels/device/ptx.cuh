@@ -48,8 +48,10 @@ EP_DEV uint64_t clockNs() {
   return t;
 }
 
-// All threads of the named group of warps; orders their shared and global accesses.
+// All threads of the named group of warps; orders their shared and global accesses. bar.sync wants whole
+// warps, and lanes that left a polling loop apart need not have met again.
 EP_DEV void syncWarps(int id, int threads) {
+  __syncwarp();
   asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory");
 }
 

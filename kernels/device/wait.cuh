@@ -84,10 +84,6 @@ EP_DEV bool keepWarpWaiting(const ep_ll_group_t &g, const Op &op, const Awaited 
   return __shfl_sync(FULL_WARP, s.since != 0, 0);
 }
 
-EP_DEV bool hasFailed(const ep_ll_group_t &g) {
-  return loadVolatile(&controlOf(g).failed) != 0;
-}
-
 // All lanes of a warp, before its first store to a peer's buffer: waits until every peer has received
 // operation e - 2. Without send-only launches that is always known already.
 EP_DEV void awaitFree(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,

@@ -1,0 +1,445 @@
+// The low-latency kernels against the reference, bit for bit, on random shapes.
+//
+//   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--faults]
+//
+// By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a mode and
+// a number of steps; each step has new routing and new data, all steps are launched back to back
+// without the host waiting in between, with ranks delayed at random, into poisoned outputs. Operation numbers
+// start near the places where marks wrap and buffers are cleared. Payloads are random bits in which words
+// that equal marks are sown. A failure prints the command that repeats it.
+#include "ll_world.cuh"
+
+#include "trefoil/ref.h"
+
+#include <algorithm>
+
+namespace {
+
+constexpr int POISON = 0xEE;
+
+enum Style { FUSED, STAGED, TWO_IN_FLIGHT, GRAPH, NUM_STYLES };
+const char *const STYLES[] = {"fused", "staged", "two in flight", "graph"};
+
+struct Shape {
+  ep_ll_config_t config;
+  int R, E, K, L, N, steps, blocks, scaleBytes, tokenWidth, combineWidth, scaleBytesOut;
+  trefoil_dtype_t dtype, combineDtype;
+  ep_ll_quant_t quant;
+  ep_ll_sum_t sum;
+  Style style;
+  bool rankMajor, idx64, globalIds, finite, delays;
+  int holes;
+  uint64_t first;
+  size_t tokenBytes() const {  // of an output row
+    return quant ? (size_t)tokenWidth : (size_t)tokenWidth * trefoilDtypeBytes(dtype);
+  }
+  size_t inputBytes() const { return (size_t)tokenWidth * trefoilDtypeBytes(dtype); }
+  size_t combineBytes() const { return (size_t)combineWidth * trefoilDtypeBytes(combineDtype); }
+  size_t slots() const { return (size_t)(rankMajor ? 1 : L) * R * N; }
+};
+
+Shape randomShape(Rng &rng, int R, int maxBlocks) {
+  Shape s = {};
+  s.R = R;
+  s.E = rng.one(4) ? 1 + rng.below(R * 3) : R * (1 + rng.below(6));
+  s.K = rng.one(8) ? 1 + rng.below(64) : 1 + rng.below(10);
+  s.N = rng.one(6) ? 1 + rng.below(150) : 1 + rng.below(20);
+  s.L = (s.E + R - 1) / R;
+  s.rankMajor = rng.one(3);
+  s.sum = s.rankMajor ? EP_LL_SUM_RANKS : rng.one(2) ? EP_LL_SUM_PARTIAL : EP_LL_SUM_EXACT;
+  static const trefoil_dtype_t wide[] = {TREFOIL_BF16, TREFOIL_F16, TREFOIL_F32};
+  s.dtype = wide[rng.below(3)];
+  s.combineDtype = wide[rng.below(3)];
+  s.tokenWidth = 16 / (int)trefoilDtypeBytes(s.dtype) * (1 + rng.below(rng.one(4) ? 600 : 40));
+  const int quant = rng.below(4);
+  if (quant == 1) {
+    static const trefoil_dtype_t any[] = {TREFOIL_E4M3, TREFOIL_E5M2, TREFOIL_FP4X2, TREFOIL_BF16};
+    s.dtype = any[rng.below(4)];
+    s.tokenWidth = 16 * (1 + rng.below(100));
+    s.scaleBytes = s.scaleBytesOut = 16 * (1 + rng.below(8));
+  } else if (quant == 2) {
+    s.quant = rng.one(2) ? EP_LL_QUANT_E4M3 : EP_LL_QUANT_E4M3_POW2;
+    s.dtype = TREFOIL_BF16;
+    s.tokenWidth = 512 * (1 + rng.below(5));
+    s.scaleBytesOut = s.tokenWidth / 32;
+  }
+  s.combineWidth = 16 / (int)trefoilDtypeBytes(s.combineDtype) * (1 + rng.below(rng.one(4) ? 600 : 40));
+  while (s.slots() * std::max(s.tokenBytes(), s.combineBytes()) > 6u << 20 && s.N > 1) s.N /= 2;
+  s.steps = 2 + rng.below(5);
+  s.style = (Style)rng.below(NUM_STYLES);
+  s.blocks = 1 + rng.below(maxBlocks);
+  s.idx64 = rng.one(2);
+  s.globalIds = rng.one(3);
+  s.finite = rng.one(2);
+  s.delays = rng.one(2);
+  s.holes = rng.one(2) ? 2 + rng.below(6) : 0;
+  static const uint64_t starts[] = {0, 1, (1ull << 30) - 3, 0xFFFFFFFEull - 3, (1ull << 32) - 2, 1ull << 40};
+  s.first = starts[rng.below(6)] + rng.below(3);
+  s.config = ep_ll_config_t{R, s.E, s.K + (s.K < 60 ? rng.below(4) : 0), s.N,
+                            std::max(s.tokenBytes() + s.scaleBytesOut, s.combineBytes()) + 16 * rng.below(3),
+                            s.sum == EP_LL_SUM_PARTIAL};
+  return s;
+}
+
+// What one rank holds for one step, on the host and on its device.
+struct StepRank {
+  int64_t B;
+  std::vector<int32_t> topk;
+  std::vector<char> tokens, scales, y;
+  std::vector<float> weights;
+  ep_ll_dispatch_t dispatch;
+  ep_ll_combine_t combine;
+};
+
+// Random bits with words that equal marks of these operations; or finite small values.
+std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_t bytes, bool finite) {
+  std::vector<char> v(bytes);
+  uint32_t *w = (uint32_t *)v.data();
+  for (size_t i = 0; i < bytes / 4; i++) {
+    uint32_t x = rng.next();
+    if (finite && dtype == TREFOIL_F32) x = (x & 0x80FFFFFFu) | 0x3E000000u;
+    else if (finite) x = (x & 0x83FF83FFu) | (dtype == TREFOIL_F16 ? 0x30003000u : 0x3C003C00u);
+    else if (x % 17 == 0) x = (uint32_t)(s.first % 0xFFFFFFFEull) + 2 + rng.below(2 * s.steps + 2);
+    else if (x % 19 == 0) x = rng.one(2) ? 0 : 0xFFFFFFFFu;
+    w[i] = x;
+  }
+  return v;
+}
+
+void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, void *const *handles,
+              const ep_ll_group_t *groups) {
+  for (int r = 0; r < s.R; r++) {
+    StepRank &k = step[r];
+    k.B = rng.one(5) ? 0 : rng.one(3) ? s.N : rng.below(s.N + 1);
+    k.topk = randomRouting(rng, (int)k.B, s.K, s.E, s.holes);
+    k.tokens = payload(rng, s, s.dtype, k.B * s.inputBytes(), s.finite);
+    k.scales = payload(rng, s, TREFOIL_F32, k.B * s.scaleBytes, s.finite);
+    k.y = payload(rng, s, s.combineDtype, s.slots() * s.combineBytes(), s.finite);
+    k.weights.resize(k.B * s.K);
+    for (float &x : k.weights) x = (rng.below(2001) - 1000) * 1e-3f;
+    std::vector<int64_t> topk64(k.topk.begin(), k.topk.end());
+    ep_ll_handle_t h = {};
+    h.topkIdx = s.idx64 ? (void *)w.upload(r, topk64) : (void *)w.upload(r, k.topk);
+    h.memory = handles[r];
+    h.numTopk = s.K;
+    h.idx64 = s.idx64;
+    h.rankMajor = s.rankMajor;
+    h.sum = s.sum;
+    ep_ll_dispatch_t &d = k.dispatch;
+    d = ep_ll_dispatch_t{};
+    d.group = groups[r];
+    d.handle = h;
+    d.tokens = w.upload(r, k.tokens);
+    d.scales = s.scaleBytes ? w.upload(r, k.scales) : nullptr;
+    d.weights = w.upload(r, k.weights);
+    d.outTokens = w.filled<char>(r, s.slots() * s.tokenBytes(), POISON);
+    d.outScales = w.filled<char>(r, s.slots() * s.scaleBytesOut, POISON);
+    d.counters = w.filled<int32_t>(r, s.rankMajor ? s.R : s.L, POISON);
+    if (s.rankMajor) {
+      d.outWeights = w.filled<float>(r, s.slots() * s.K, POISON);
+      d.outIdx = w.filled<int32_t>(r, s.slots() * s.K, POISON);
+    }
+    d.numTokens = (int)k.B;
+    d.tokenBytes = (int)s.tokenBytes();
+    d.scaleBytes = s.scaleBytesOut;
+    d.quant = s.quant;
+    d.globalIds = s.globalIds;
+    ep_ll_combine_t &c = k.combine;
+    c = ep_ll_combine_t{};
+    c.group = groups[r];
+    c.handle = h;
+    c.tokens = w.upload(r, k.y);
+    c.weights = s.rankMajor ? nullptr : d.weights;
+    c.out = w.filled<char>(r, k.B * s.combineBytes() + 64, POISON);
+    c.dtype = s.combineDtype;
+    c.numTokens = (int)k.B;
+    c.rowBytes = (int)s.combineBytes();
+    if (const size_t n = epLlDispatchScratch(&d.group, &h, d.tokenBytes)) d.scratch = w.take<char>(r, n);
+  }
+}
+
+bool equal(const char *what, int r, int step, const void *got, const void *want, size_t bytes,
+           size_t rowBytes) {
+  const unsigned char *a = (const unsigned char *)got, *b = (const unsigned char *)want;
+  if (memcmp(a, b, bytes) == 0) return true;
+  size_t i = 0, n = 0;
+  while (a[i] == b[i]) i++;
+  for (size_t j = i; j < bytes; j++) n += a[j] != b[j];
+  printf("  step %d rank %d %s: %zu of %zu bytes differ, first in row %zu at byte %zu: got", step, r, what,
+         n, bytes, i / rowBytes, i % rowBytes);
+  for (size_t j = i & ~(size_t)3; j < (i & ~(size_t)3) + 16 && j < bytes; j++) printf(" %02x", a[j]);
+  printf(" want");
+  for (size_t j = i & ~(size_t)3; j < (i & ~(size_t)3) + 16 && j < bytes; j++) printf(" %02x", b[j]);
+  printf("\n");
+  return false;
+}
+
+trefoil_case_t caseOf(const Shape &s, const std::vector<StepRank> &step, std::vector<int64_t> &tokens,
+                      std::vector<const int32_t *> &topk, bool combine) {
+  tokens.clear();
+  topk.clear();
+  for (const StepRank &k : step) {
+    tokens.push_back(k.B);
+    topk.push_back(k.topk.data());
+  }
+  trefoil_case_t c = {};
+  c.routing.shape = trefoil_shape_t{s.R, s.R, s.E, s.K, s.N};
+  c.routing.numTokens = tokens.data();
+  c.routing.topkIdx = topk.data();
+  c.mode = s.rankMajor ? TREFOIL_LL_RANK_MAJOR : TREFOIL_LL_EXPERT_MAJOR;
+  c.width = combine ? s.combineWidth : s.tokenWidth;
+  c.dtype = combine ? s.combineDtype : s.dtype;
+  c.quant = combine ? TREFOIL_QUANT_NONE
+            : s.quant ? TREFOIL_QUANT_E4M3
+            : s.scaleBytes ? TREFOIL_QUANT_CALLER : TREFOIL_QUANT_NONE;
+  c.roundScales = s.quant == EP_LL_QUANT_E4M3_POW2;
+  c.scaleBytes = s.scaleBytes;
+  c.globalIds = s.globalIds;
+  c.combinePartial = s.sum == EP_LL_SUM_PARTIAL;
+  return c;
+}
+
+// Compares one step of one rank with the reference; active is the R x R mask or NULL.
+bool checkStep(World &w, const Shape &s, const std::vector<StepRank> &step, int at, int r,
+               const uint8_t *active) {
+  std::vector<int64_t> tokens;
+  std::vector<const int32_t *> topk;
+  trefoil_case_t c = caseOf(s, step, tokens, topk, false);
+  c.active = active;
+  std::vector<trefoil_source_t> sources;
+  std::vector<trefoil_expert_rows_t> experts;
+  for (const StepRank &k : step) {
+    sources.push_back(trefoil_source_t{k.tokens.data(), s.scaleBytes ? k.scales.data() : nullptr,
+                                       s.rankMajor ? k.weights.data() : nullptr});
+    experts.push_back(trefoil_expert_rows_t{k.y.data(), nullptr, nullptr});
+  }
+  const size_t slots = s.slots(), tb = s.tokenBytes(), sb = s.scaleBytesOut;
+  std::vector<char> wantTokens(slots * tb, (char)POISON), wantScales(slots * sb, (char)POISON);
+  std::vector<char> wantWeights(s.rankMajor ? slots * s.K * 4 : 0, (char)POISON), wantIdx = wantWeights;
+  trefoil_received_t want = {};
+  want.tokens = wantTokens.data();
+  want.scales = sb ? wantScales.data() : nullptr;
+  want.topkWeights = s.rankMajor ? (float *)wantWeights.data() : nullptr;
+  want.topkIdx = s.rankMajor ? wantIdx.data() : nullptr;
+  want.topkRows = (int64_t)slots;
+  OK(trefoilRefDispatch(&c, r, sources.data(), &want));
+  std::vector<int64_t> counts(s.rankMajor ? s.R : s.L);
+  trefoil_counters_t counters = {};
+  (s.rankMajor ? counters.srcRankCounters : counters.expertCounters) = counts.data();
+  OK(trefoilRefCounters(&c, r, &counters));
+  const std::vector<int32_t> wantCounts(counts.begin(), counts.end());
+  const ep_ll_dispatch_t &d = step[r].dispatch;
+  bool ok = equal("counters", r, at, w.download(r, d.counters, counts.size()).data(), wantCounts.data(),
+                  counts.size() * 4, 4);
+  ok &= equal("tokens", r, at, w.download(r, (char *)d.outTokens, slots * tb).data(), wantTokens.data(),
+              slots * tb, tb);
+  ok &= equal("scales", r, at, w.download(r, (char *)d.outScales, slots * sb).data(), wantScales.data(),
+              slots * sb, sb);
+  if (s.rankMajor) {
+    ok &= equal("weights", r, at, w.download(r, d.outWeights, slots * s.K).data(), wantWeights.data(),
+                slots * s.K * 4, s.K * 4);
+    ok &= equal("idx", r, at, w.download(r, d.outIdx, slots * s.K).data(), wantIdx.data(),
+                slots * s.K * 4, s.K * 4);
+  }
+  trefoil_case_t cc = caseOf(s, step, tokens, topk, true);
+  cc.active = active;
+  const size_t bytes = step[r].B * s.combineBytes();
+  std::vector<char> out(bytes + 64, (char)POISON);
+  OK(trefoilRefCombine(&cc, r, experts.data(), s.rankMajor ? nullptr : step[r].weights.data(), out.data(),
+                       nullptr));
+  ok &= equal("combine", r, at, w.download(r, (char *)step[r].combine.out, bytes + 64).data(), out.data(),
+              bytes + 64, s.combineBytes());
+  return ok;
+}
+
+void maybeDelay(const Shape &s, Rng &rng, cudaStream_t stream) {
+  if (s.delays && rng.one(2)) delayKernel<<<1, 1, 0, stream>>>(rng.one(40) ? 3000000 : rng.below(60000));
+}
+
+// Enqueues all steps of one rank.
+void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, cudaStream_t stream, Rng rng) {
+  const int n = s.steps;
+  for (int i = 0; i < n; i++) {
+    StepRank &k = steps[i][r];
+    maybeDelay(s, rng, stream);
+    if (s.style == TWO_IN_FLIGHT && i + 1 < n && i % 2 == 0) {
+      StepRank &next = steps[i + 1][r];
+      for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_SEND, stream));
+      maybeDelay(s, rng, stream);
+      for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_RECV, stream));
+      for (StepRank *x : {&k, &next}) OK(epLlCombine(&x->combine, EP_LL_SEND, stream));
+      maybeDelay(s, rng, stream);
+      for (StepRank *x : {&next, &k}) OK(epLlCombine(&x->combine, EP_LL_RECV, stream));
+      i++;
+      continue;
+    }
+    const bool staged = s.style == STAGED || (s.style == TWO_IN_FLIGHT && i % 3 == 0);
+    if (staged) {
+      OK(epLlDispatch(&k.dispatch, EP_LL_SEND, stream));
+      OK(epLlDispatch(&k.dispatch, EP_LL_RECV, stream));
+      OK(epLlCombine(&k.combine, EP_LL_SEND, stream));
+      maybeDelay(s, rng, stream);
+      OK(epLlCombine(&k.combine, EP_LL_RECV, stream));
+    } else {
+      OK(epLlDispatch(&k.dispatch, EP_LL_BOTH, stream));
+      maybeDelay(s, rng, stream);
+      OK(epLlCombine(&k.combine, EP_LL_BOTH, stream));
+    }
+  }
+}
+
+std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s, int enableMask,
+                                             uint64_t timeoutNs) {
+  w.reset(s.config, s.first);
+  std::vector<ep_ll_group_t> groups;
+  std::vector<void *> handles[2];
+  for (int r = 0; r < s.R; r++) {
+    CU(cudaSetDevice(w.ranks[r].device));
+    groups.push_back(w.group(r, s.config, s.blocks, timeoutNs));
+    groups[r].enableMask = enableMask;
+    for (auto &h : handles) h.push_back(w.filled<char>(r, epLlHandleBytes(&s.config, s.K), 0));
+  }
+  std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
+  for (int i = 0; i < s.steps; i++) makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data());
+  w.sync();
+  return steps;
+}
+
+void launchAll(World &w, const Shape &s, std::vector<std::vector<StepRank>> &steps, Rng &rng) {
+  std::vector<cudaGraphExec_t> graphs(s.R);
+  for (int r = 0; r < s.R; r++) {
+    cudaStream_t stream = w.ranks[r].stream;
+    CU(cudaSetDevice(w.ranks[r].device));
+    if (s.style == GRAPH) CU(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    enqueue(s, steps, r, stream, Rng{rng.s + r * 77});
+    if (s.style != GRAPH) continue;
+    cudaGraph_t graph;
+    CU(cudaStreamEndCapture(stream, &graph));
+    CU(cudaGraphInstantiate(&graphs[r], graph, 0));
+    CU(cudaGraphDestroy(graph));
+  }
+  if (s.style == GRAPH) {  // replayed: operations are counted on the device
+    for (int replay = 0; replay < 2; replay++) {
+      for (int r = 0; r < s.R; r++) {
+        CU(cudaSetDevice(w.ranks[r].device));
+        CU(cudaGraphLaunch(graphs[r], w.ranks[r].stream));
+      }
+    }
+  }
+  w.sync();
+  if (s.style == GRAPH) {
+    for (cudaGraphExec_t g : graphs) CU(cudaGraphExecDestroy(g));
+  }
+}
+
+bool runCase(World &w, uint64_t seed, int maxBlocks, bool verbose) {
+  Rng rng = {seed};
+  Shape s = randomShape(rng, w.size(), maxBlocks);
+  if (verbose) {
+    printf("R %d E %d K %d N %d %s sum %d dtype %s width %d scales %d quant %d combine %s width %d steps %d"
+           " %s blocks %d first %llu\n",
+           s.R, s.E, s.K, s.N, s.rankMajor ? "rank-major" : "expert-major", s.sum, trefoilDtypeName(s.dtype),
+           s.tokenWidth, s.scaleBytes, s.quant, trefoilDtypeName(s.combineDtype), s.combineWidth, s.steps,
+           STYLES[s.style], s.blocks, (unsigned long long)s.first);
+    fflush(stdout);
+  }
+  auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull);
+  launchAll(w, s, steps, rng);
+  bool ok = true;
+  for (int r = 0; r < s.R; r++) {
+    const ep_ll_record_t *q = w.ranks[r].record;
+    if (q->failed) {
+      printf("  rank %d gave up: kind %u phase %u on rank %d, operation %llu, mark %u not %u, item %lld\n", r,
+             q->kind, q->phase, q->rank, (unsigned long long)q->operation, q->received, q->expected,
+             (long long)q->item);
+      ok = false;
+    }
+  }
+  for (int i = 0; ok && i < s.steps; i++) {
+    for (int r = 0; r < s.R; r++) ok &= checkStep(w, s, steps[i], i, r, nullptr);
+  }
+  return ok;
+}
+
+// One rank never launches: with masks the others go on without it and match the reference, without masks
+// they end; either way the record names it.
+bool runFault(World &w, uint64_t seed, int maxBlocks) {
+  Rng rng = {seed};
+  Shape s = randomShape(rng, w.size(), maxBlocks);
+  s.style = FUSED;
+  s.delays = false;
+  const int R = s.R, dead = rng.below(R);
+  const bool masks = rng.one(2);
+  auto steps = makeSteps(w, rng, s, masks, 20000000ull);
+  for (int r = 0; r < R; r++) {
+    if (r == dead) continue;
+    CU(cudaSetDevice(w.ranks[r].device));
+    enqueue(s, steps, r, w.ranks[r].stream, rng);
+  }
+  w.sync();
+  std::vector<uint8_t> active(R * R, 1);
+  for (int r = 0; r < R; r++) active[r * R + dead] = 0;
+  bool ok = true;
+  for (int r = 0; r < R; r++) {
+    if (r == dead) continue;
+    const ep_ll_record_t *q = w.ranks[r].record;
+    const bool named = q->failed && q->state == 2 && q->rank == dead && q->phase == EP_LL_PHASE_HELLO &&
+                       q->kind == EP_LL_DISPATCH && q->operation == s.first + 1 && q->numGaveUp == 1;
+    if (!named) {
+      printf("  rank %d: dead rank %d not named: failed %u state %u rank %d phase %u kind %u operation %llu\n",
+             r, dead, q->failed, q->state, q->rank, q->phase, q->kind, (unsigned long long)q->operation);
+    }
+    ok &= named;
+    if (!masks) continue;
+    for (int i = 0; ok && i < s.steps; i++) ok &= checkStep(w, s, steps[i], i, r, active.data());
+  }
+  return ok;
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  int R = 4, cases = 200, only = -1, maxBlocks = 0;
+  uint64_t seed = 1;
+  bool gpus = false, faults = false, verbose = false;
+  for (int i = 1; i < argc; i++) {
+    auto value = [&] { return i + 1 < argc ? strtoull(argv[++i], nullptr, 0) : 0ull; };
+    if (!strcmp(argv[i], "--ranks")) R = (int)value();
+    else if (!strcmp(argv[i], "--gpus")) gpus = true;
+    else if (!strcmp(argv[i], "--cases")) cases = (int)value();
+    else if (!strcmp(argv[i], "--seed")) seed = value();
+    else if (!strcmp(argv[i], "--case")) only = (int)value();
+    else if (!strcmp(argv[i], "--blocks")) maxBlocks = (int)value();
+    else if (!strcmp(argv[i], "--faults")) faults = true;
+    else if (!strcmp(argv[i], "--verbose")) verbose = true;
+    else {
+      fprintf(stderr, "unknown argument %s\n", argv[i]);
+      return 2;
+    }
+  }
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < (gpus ? R : 1)) {
+    printf("skipped: %d GPUs here, %d needed\n", devices, gpus ? R : 1);
+    return 77;
+  }
+  if (!maxBlocks) maxBlocks = gpus ? 132 : std::max(1, 128 / R);
+  World w;
+  w.open(R, !gpus, 384u << 20, 768u << 20);
+  int failed = 0, ran = 0;
+  for (int i = 0; i < cases; i++) {
+    if (only >= 0 && i != only) continue;
+    const uint64_t s = seed * 1000003ull + i * 7919ull;
+    const bool ok = faults && i % 2 ? runFault(w, s, maxBlocks) : runCase(w, s, maxBlocks, verbose);
+    ran++;
+    if (ok) continue;
+    failed++;
+    printf("FAILED: ll_device --ranks %d%s%s --blocks %d --seed %llu --case %d --verbose\n", R,
+           gpus ? " --gpus" : "", faults ? " --faults" : "", maxBlocks, (unsigned long long)seed, i);
+    fflush(stdout);
+    if (failed == 5) break;
+  }
+  printf("%d ranks on %s: %d cases, %d failed\n", R, gpus ? "GPUs" : "one GPU", ran, failed);
+  return failed ? 1 : 0;
+}
