@@ -506,7 +506,9 @@ struct Receiver {
   }
 };
 
-template <bool QUANT>
+// SCRATCH: the slot map does not fit into shared memory and lies in the block's part of scratch. A
+// variant of its own, so that the usual one has the instructions of shared memory.
+template <bool QUANT, bool SCRATCH>
 __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
     dispatchKernel(const __grid_constant__ DispatchArgs a) {
   extern __shared__ __align__(16) char shared[];
@@ -528,7 +530,8 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
   } else {
     const int w = warp - a.roles.numSend;
     if (a.roles.numSend > 0) announce(a, op, active, w, a.roles.numRecv, (unsigned *)mine, lane);
-    char *big = a.op.scratch ? (char *)a.op.scratch + blockIdx.x * a.bigBytes : shared + a.bigAt;
+    char *big = shared + a.bigAt;
+    if (SCRATCH) big = (char *)a.op.scratch + blockIdx.x * a.bigBytes;
     const SlotMap map = {
         (unsigned *)big, (unsigned *)(big + a.beforeAt), a.op.handle.rankMajor ? 1 : g.numLocal,
         a.chunks,        SlotMap::strideOf(a.chunks),    a.perSource};
@@ -553,6 +556,9 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
 
 } // namespace
 
-const void *epLlDispatchKernel(bool quantises) {
-  return quantises ? (const void *)dispatchKernel<true> : (const void *)dispatchKernel<false>;
+const void *epLlDispatchKernel(bool quantises, bool scratch) {
+  if (scratch) {
+    return quantises ? (const void *)dispatchKernel<true, true> : (const void *)dispatchKernel<false, true>;
+  }
+  return quantises ? (const void *)dispatchKernel<true, false> : (const void *)dispatchKernel<false, false>;
 }

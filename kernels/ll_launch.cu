@@ -158,7 +158,7 @@ extern "C" trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned pa
   DispatchArgs a = dispatchArgs(*op, parts);
   EP_TRY(checkDispatch(*op, a, parts));
   const size_t shared = a.bigAt + (a.op.scratch ? 0 : (size_t)a.bigBytes);
-  return launch(epLlDispatchKernel(op->quant != EP_LL_QUANT_NONE), op->group.numSms,
+  return launch(epLlDispatchKernel(op->quant != EP_LL_QUANT_NONE, op->scratch != nullptr), op->group.numSms,
                 a.roles.numSend + a.roles.numRecv, shared, &a, stream);
 }
 
@@ -192,10 +192,10 @@ extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned part
 }
 
 extern "C" trefoil_result_t epLlLoad(void) {
-  const void *kernels[11];
+  const void *kernels[13];
   int n = 0;
-  for (int q = 0; q < 2; q++) {
-    kernels[n++] = epLlDispatchKernel(q);
+  for (int q = 0; q < 4; q++) {
+    kernels[n++] = epLlDispatchKernel(q & 1, q >> 1);
     const cudaError_t e = cudaFuncSetAttribute(
         kernels[q], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
     EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));

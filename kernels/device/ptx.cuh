@@ -12,13 +12,15 @@
 
 constexpr unsigned FULL_WARP = ~0u;
 
+// Volatile, which is relaxed.sys that may not be split: of an ld.relaxed.sys.b128 whose consumer looks
+// at two of the four words, ptxas 13.0 makes two 4-byte loads, and the word is torn.
 EP_DEV uint4 loadSys(const void *p) {
-  uint64_t a, b;
-  asm volatile("{.reg .b128 q; ld.relaxed.sys.global.b128 q,[%2]; mov.b128 {%0,%1},q;}"
-               : "=l"(a), "=l"(b)
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p)
                : "memory");
-  return make_uint4((unsigned)a, (unsigned)(a >> 32), (unsigned)b, (unsigned)(b >> 32));
+  return v;
 }
 
 EP_DEV void storeSys(void *p, uint4 v) {

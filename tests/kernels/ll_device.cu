@@ -1,6 +1,6 @@
 // The low-latency kernels against the reference, bit for bit, on random shapes.
 //
-//   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--faults]
+//   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s] [--faults]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a mode and
 // a number of steps; each step has new routing and new data, all steps are launched back to back
@@ -19,6 +19,11 @@ constexpr int POISON = 0xEE;
 
 enum Style { FUSED, STAGED, TWO_IN_FLIGHT, GRAPH, NUM_STYLES };
 const char *const STYLES[] = {"fused", "staged", "two in flight", "graph"};
+
+struct Options {
+  int maxBlocks, style;
+  bool verbose;
+};
 
 struct Shape {
   ep_ll_config_t config;
@@ -332,17 +337,20 @@ void launchAll(World &w, const Shape &s, std::vector<std::vector<StepRank>> &ste
   }
 }
 
-bool runCase(World &w, uint64_t seed, int maxBlocks, bool verbose) {
+void printShape(const Shape &s) {
+  printf("  R %d E %d K %d N %d %s sum %d dtype %s width %d scales %d quant %d combine %s width %d steps %d"
+         " %s blocks %d first %llu\n",
+         s.R, s.E, s.K, s.N, s.rankMajor ? "rank-major" : "expert-major", s.sum, trefoilDtypeName(s.dtype),
+         s.tokenWidth, s.scaleBytes, s.quant, trefoilDtypeName(s.combineDtype), s.combineWidth, s.steps,
+         STYLES[s.style], s.blocks, (unsigned long long)s.first);
+  fflush(stdout);
+}
+
+bool runCase(World &w, uint64_t seed, const Options &o) {
   Rng rng = {seed};
-  Shape s = randomShape(rng, w.size(), maxBlocks);
-  if (verbose) {
-    printf("R %d E %d K %d N %d %s sum %d dtype %s width %d scales %d quant %d combine %s width %d steps %d"
-           " %s blocks %d first %llu\n",
-           s.R, s.E, s.K, s.N, s.rankMajor ? "rank-major" : "expert-major", s.sum, trefoilDtypeName(s.dtype),
-           s.tokenWidth, s.scaleBytes, s.quant, trefoilDtypeName(s.combineDtype), s.combineWidth, s.steps,
-           STYLES[s.style], s.blocks, (unsigned long long)s.first);
-    fflush(stdout);
-  }
+  Shape s = randomShape(rng, w.size(), o.maxBlocks);
+  if (o.style >= 0) s.style = (Style)o.style;
+  if (o.verbose) printShape(s);
   auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull);
   launchAll(w, s, steps, rng);
   bool ok = true;
@@ -358,14 +366,15 @@ bool runCase(World &w, uint64_t seed, int maxBlocks, bool verbose) {
   for (int i = 0; ok && i < s.steps; i++) {
     for (int r = 0; r < s.R; r++) ok &= checkStep(w, s, steps[i], i, r, nullptr);
   }
+  if (!ok) printShape(s);
   return ok;
 }
 
 // One rank never launches: with masks the others go on without it and match the reference, without masks
 // they end; either way the record names it.
-bool runFault(World &w, uint64_t seed, int maxBlocks) {
+bool runFault(World &w, uint64_t seed, const Options &o) {
   Rng rng = {seed};
-  Shape s = randomShape(rng, w.size(), maxBlocks);
+  Shape s = randomShape(rng, w.size(), o.maxBlocks);
   s.style = FUSED;
   s.delays = false;
   const int R = s.R, dead = rng.below(R);
@@ -399,9 +408,10 @@ bool runFault(World &w, uint64_t seed, int maxBlocks) {
 }  // namespace
 
 int main(int argc, char **argv) {
-  int R = 4, cases = 200, only = -1, maxBlocks = 0;
+  int R = 4, cases = 200, only = -1;
   uint64_t seed = 1;
-  bool gpus = false, faults = false, verbose = false;
+  bool gpus = false, faults = false;
+  Options o = {0, -1, false};
   for (int i = 1; i < argc; i++) {
     auto value = [&] { return i + 1 < argc ? strtoull(argv[++i], nullptr, 0) : 0ull; };
     if (!strcmp(argv[i], "--ranks")) R = (int)value();
@@ -409,9 +419,10 @@ int main(int argc, char **argv) {
     else if (!strcmp(argv[i], "--cases")) cases = (int)value();
     else if (!strcmp(argv[i], "--seed")) seed = value();
     else if (!strcmp(argv[i], "--case")) only = (int)value();
-    else if (!strcmp(argv[i], "--blocks")) maxBlocks = (int)value();
+    else if (!strcmp(argv[i], "--blocks")) o.maxBlocks = (int)value();
+    else if (!strcmp(argv[i], "--style")) o.style = (int)value();
     else if (!strcmp(argv[i], "--faults")) faults = true;
-    else if (!strcmp(argv[i], "--verbose")) verbose = true;
+    else if (!strcmp(argv[i], "--verbose")) o.verbose = true;
     else {
       fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;
@@ -424,19 +435,19 @@ int main(int argc, char **argv) {
     printf("skipped: %d GPUs here, %d needed\n", devices, gpus ? R : 1);
     return 77;
   }
-  if (!maxBlocks) maxBlocks = gpus ? 132 : std::max(1, 128 / R);
+  if (!o.maxBlocks) o.maxBlocks = gpus ? 132 : std::max(1, 128 / R);
   World w;
   w.open(R, !gpus, 384u << 20, 768u << 20);
   int failed = 0, ran = 0;
   for (int i = 0; i < cases; i++) {
     if (only >= 0 && i != only) continue;
     const uint64_t s = seed * 1000003ull + i * 7919ull;
-    const bool ok = faults && i % 2 ? runFault(w, s, maxBlocks) : runCase(w, s, maxBlocks, verbose);
+    const bool ok = faults && i % 2 ? runFault(w, s, o) : runCase(w, s, o);
     ran++;
     if (ok) continue;
     failed++;
     printf("FAILED: ll_device --ranks %d%s%s --blocks %d --seed %llu --case %d --verbose\n", R,
-           gpus ? " --gpus" : "", faults ? " --faults" : "", maxBlocks, (unsigned long long)seed, i);
+           gpus ? " --gpus" : "", faults ? " --faults" : "", o.maxBlocks, (unsigned long long)seed, i);
     fflush(stdout);
     if (failed == 5) break;
   }
