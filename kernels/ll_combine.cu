@@ -17,12 +17,14 @@ EP_DEV void sendRows(const CombineArgs &a, const Op &op, unsigned long long acti
   const int steps = a.wire.steps;
   const Share share = shareOf(headOf(a.op.handle).numOwed * steps, blockIdx.x, gridDim.x);
   const Owed *list = owedOf(a.op.handle);
-  awaitFree(g, EP_LL_COMBINE, op, active, lane);
+  bool first = true;
+#pragma unroll 1
   for (int u0 = share.first + warp; u0 < share.end; u0 += numWarps * 32) {
     const int u = u0 + lane * numWarps;
     Owed entry = {0, 0};
     if (u < share.end) entry = list[u / steps];
     const int n = min(32, (share.end - u0 + numWarps - 1) / numWarps);
+#pragma unroll 1
     for (int i = 0; i < n; i++) {
       const int s = (u0 + i * numWarps) % steps;
       const Owed e = {__shfl_sync(FULL_WARP, entry.row, i), __shfl_sync(FULL_WARP, entry.from, i)};
@@ -31,6 +33,8 @@ EP_DEV void sendRows(const CombineArgs &a, const Op &op, unsigned long long acti
       const Piece p = pieceOf(a.wire, s, lane);
       const char *row = (const char *)a.op.tokens + (size_t)e.row * a.op.rowBytes;
       const uint4 v = readPiece(row, p, lane, op.mark);
+      if (first) awaitFree(g, EP_LL_COMBINE, op, active, lane);
+      first = false;
       storeStep(combineSlot(g, a.op.handle.numTopk, to, e.token(), e.k(), op.buf), p, s, lane, v);
       if (s == 0 && lane == 0) countBytes(g, EP_LL_COMBINE, to, a.op.rowBytes);
     }

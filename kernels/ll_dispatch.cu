@@ -17,7 +17,8 @@ namespace {
 
 constexpr unsigned NO_EXPERT = 0xffffu;
 
-// Where the parts of a row come from, and where they go to.
+// Where the parts of a row come from. A row of tokens alone is moved whole; one with scales or weights
+// (SEGMENTS) word by word where a vector may lie across two parts.
 struct RowSource {
   const char *tokens, *scales;
   const float *weights;
@@ -31,18 +32,21 @@ EP_DEV unsigned wordOf(const DispatchArgs &a, const RowSource &r, int off) {
   return off < a.op.handle.numTopk * 4 ? *(const unsigned *)((const char *)r.weights + off) : 0u;
 }
 
-template <bool SHARED>
+template <bool SEGMENTS, bool SHARED>
 EP_DEV uint4 readRow(const DispatchArgs &a, const RowSource &r, const Piece &p, int lane,
                      unsigned mark) {
+  if (!SEGMENTS) return readPiece(r.tokens, p, lane, mark);
   uint4 v = make_uint4(0, 0, 0, mark);
   if (!isMarkLane(lane) && p.off + 16 <= a.op.tokenBytes) {
     if (p.words == 4)
       v = SHARED ? *(const uint4 *)(r.tokens + p.off) : loadStream(r.tokens + p.off);
   } else {
-    if (p.words > 0) v.x = wordOf(a, r, p.off);
-    if (p.words > 1) v.y = wordOf(a, r, p.off + 4);
-    if (p.words > 2) v.z = wordOf(a, r, p.off + 8);
-    if (p.words > 3) v.w = wordOf(a, r, p.off + 12);
+    unsigned w[4] = {0, 0, 0, isMarkLane(lane) ? mark : 0u};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (i < p.words) w[i] = wordOf(a, r, p.off + 4 * i);
+    }
+    v = make_uint4(w[0], w[1], w[2], w[3]);
   }
   return v;
 }
@@ -64,7 +68,12 @@ EP_DEV void putWord(const DispatchArgs &a, int row, int off, unsigned x) {
   }
 }
 
+template <bool SEGMENTS>
 EP_DEV void writeRow(const DispatchArgs &a, int row, const Piece &p, int lane, uint4 v) {
+  if (!SEGMENTS) {
+    writePiece((char *)a.op.outTokens + (size_t)row * a.op.tokenBytes, p, lane, v);
+    return;
+  }
   if (!isMarkLane(lane) && p.off + 16 <= a.op.tokenBytes) {
     if (p.words == 4) {
       storeStream((char *)a.op.outTokens + (size_t)row * a.op.tokenBytes + p.off, v);
@@ -92,18 +101,21 @@ EP_DEV char *routingAt(const DispatchArgs &a, int at, int from, int t, int buf) 
 
 // ---- sending
 
-// One warp: the routing word of token t to every active rank, itself included. `mine` is the warp's
+// One warp: the routing word of token t to every active rank, itself included. firstId is the lane's entry
+// of the first 32, `mine` is the warp's
 // shared memory, K words.
 EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long active, int t,
-                        unsigned *mine, int lane) {
+                        int firstId, unsigned *mine, int lane) {
   const ep_ll_group_t &g = a.op.group;
   const int K = a.op.handle.numTopk, perWord = 4 / a.idBytes, bits = 8 * a.idBytes;
   __syncwarp();
+#pragma unroll 1
   for (int k = lane; k < K; k += 32) {
-    const int e = expertAt(a.op.handle, t, k), r = e < 0 ? 0xffff : rankOf(g, e);
+    const int e = k == lane ? firstId : expertAt(a.op.handle, t, k), r = e < 0 ? 0xffff : rankOf(g, e);
     mine[k] = (unsigned)r << 16 | (e < 0 ? 0 : e - r * g.numLocal);
   }
   __syncwarp();
+#pragma unroll 1
   for (int i = lane; i < g.numRanks * a.idVectors; i += 32) {
     const int d = i / a.idVectors, v = i - d * a.idVectors;
     if (!(active >> d & 1)) continue;
@@ -111,6 +123,7 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
 #pragma unroll
     for (int q = 0; q < 3; q++) {
       w[q] = ~0u;
+#pragma unroll 1
       for (int j = 0; j < perWord; j++) {
         const int k = (v * 3 + q) * perWord + j;
         if (k < K && mine[k] >> 16 == d) {
@@ -122,6 +135,7 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
   }
   if (g.bytes) {
     const unsigned long long to = ranksOfToken(g, a.op.handle, t, lane) & active;
+#pragma unroll 1
     for (int d = lane; d < g.numRanks; d += 32) {
       if (to >> d & 1) countBytes(g, EP_LL_DISPATCH, d, a.op.tokenBytes + a.op.scaleBytes);
     }
@@ -131,13 +145,19 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
 // Hello and routing words of this block's tokens, by the first warps of a role.
 EP_DEV void announce(const DispatchArgs &a, const Op &op, unsigned long long active, int warp,
                      int numWarps, unsigned *mine, int lane) {
+  const bool has = lane < a.op.handle.numTopk;
+  int t = blockIdx.x + gridDim.x * warp;
+  int id = has && t < a.op.numTokens ? expertAt(a.op.handle, t, lane) : -1;  // before the first wait
   awaitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
   if (blockIdx.x == 0 && warp == 0) {
     sendHello(a.op.group, EP_LL_DISPATCH, op, active, a.op.numTokens, lane);
     if (lane == 0) headOf(a.op.handle).reached = active;
   }
-  for (int t = blockIdx.x + gridDim.x * warp; t < a.op.numTokens; t += gridDim.x * numWarps) {
-    sendRouting(a, op, active, t, mine, lane);
+#pragma unroll 1
+  while (t < a.op.numTokens) {
+    sendRouting(a, op, active, t, id, mine, lane);
+    t += gridDim.x * numWarps;
+    id = has && t < a.op.numTokens ? expertAt(a.op.handle, t, lane) : -1;
   }
 }
 
@@ -146,31 +166,28 @@ EP_DEV void sendStep(const DispatchArgs &a, const Op &op, unsigned long long to,
   const ep_ll_group_t &g = a.op.group;
   const Piece p = pieceOf(a.wire, s, lane);
   const int first = g.rank + 1 == g.numRanks ? 0 : g.rank + 1;
-  forRanks(to, first,
+  forRanks(to, first, g.numRanks,
            [&](int d) { storeStep(dispatchSlot(g, d, g.rank, t, op.buf), p, s, lane, v); });
 }
 
 // Rows as they are. One step at a time and few warps: that offers the link enough, and deeper store
 // queues would hold up the routing words and the polls.
+template <bool SEGMENTS>
 EP_DEV void sendRows(const DispatchArgs &a, const Op &op, unsigned long long active, int warp,
                      int numWarps, int lane) {
   const ep_ll_group_t &g = a.op.group;
-  const Share share = shareOf(a.op.numTokens * a.wire.steps, blockIdx.x, gridDim.x);
+  const int steps = a.wire.steps;
+  const Share share = shareOf(a.op.numTokens * steps, blockIdx.x, gridDim.x);
   unsigned long long to = 0;
-  int u = share.first + warp, last = -1;
-  uint4 v;
-  auto load = [&] {
-    const int t = u / a.wire.steps, s = u - t * a.wire.steps;
-    v = readRow<false>(a, inputRow(a, t), pieceOf(a.wire, s, lane), lane, op.mark);
+  int last = -1;
+#pragma unroll 1
+  for (int u = share.first + warp; u < share.end; u += numWarps) {
+    const int t = u / steps, s = u - t * steps;
+    const uint4 v = readRow<SEGMENTS, false>(a, inputRow(a, t), pieceOf(a.wire, s, lane), lane, op.mark);
     if (t != last) to = ranksOfToken(g, a.op.handle, t, lane) & active & ~(1ull << g.rank);
+    if (last < 0) awaitFree(g, EP_LL_DISPATCH, op, active, lane);
     last = t;
-  };
-  if (u < share.end) load();
-  awaitFree(g, EP_LL_DISPATCH, op, active, lane);
-  while (u < share.end) {
-    sendStep(a, op, to, last, u - last * a.wire.steps, v, lane);
-    u += numWarps;
-    if (u < share.end) load();
+    sendStep(a, op, to, t, s, v, lane);
   }
 }
 
@@ -195,8 +212,9 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const Op &op, unsigned long lon
     RowSource source = inputRow(a, t);
     source.tokens = row;
     source.scales = row + a.op.tokenBytes;
+#pragma unroll 1
     for (int s = part + perToken * warp; s < a.wire.steps; s += perToken * numWarps) {
-      const uint4 v = readRow<true>(a, source, pieceOf(a.wire, s, lane), lane, op.mark);
+      const uint4 v = readRow<true, true>(a, source, pieceOf(a.wire, s, lane), lane, op.mark);
       sendStep(a, op, to, t, s, v, lane);
     }
   }
@@ -204,13 +222,13 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const Op &op, unsigned long lon
 
 // ---- receiving
 
-struct Receiver {
+template <bool QUANT, bool SEGMENTS> struct Receiver {
   const DispatchArgs &a;
   const ep_ll_group_t &g;
   const Op op;
   const unsigned long long active;
   const int warp, numWarps, lane;
-  int *counts;       // [R] tokens of each source
+  volatile int *counts; // [R] tokens of each source, -1 until its hello is here
   int *rows;         // the warp's: slot of (source of the group, k) or -1
   unsigned *rowBits; // the warp's: the same as bits
   SlotMap map;
@@ -240,9 +258,12 @@ struct Receiver {
 
   EP_DEV void clear() {
     const int i0 = warp * 32 + lane, di = numWarps * 32;
+#pragma unroll 1
     for (int i = i0; i < map.rows * map.stride; i += di) map.bits[i] = 0;
+#pragma unroll 1
     for (int i = i0; i < g.maxTokens * a.groups; i += di) owed[i] = 0;
-    for (int i = i0; i < g.numRanks; i += di) counts[i] = 0;
+#pragma unroll 1
+    for (int i = i0; i < g.numRanks; i += di) counts[i] = active >> i & 1 ? -1 : 0;
   }
 
   // One thread: the ids in one vector of a routing word.
@@ -253,6 +274,7 @@ struct Receiver {
     int n = 0;
 #pragma unroll
     for (int i = 0; i < 3; i++) {
+#pragma unroll 1
       for (int j = 0; j < perWord; j++) {
         const int k = (v * 3 + i) * perWord + j;
         const unsigned id = w[i] >> (j * bits) & none;
@@ -266,24 +288,25 @@ struct Receiver {
     return n;
   }
 
-  // One thread: waits for one token's routing word, or until the source says it has no such token.
+  // One thread: waits for one token's routing word, or until the source says it has no such token. Only
+  // one warp of the block polls the hellos: many pollers of a line slow its writer down.
   EP_DEV void readToken(int src, int t) {
     int n = 0;
+#pragma unroll 1
     for (int v = 0; v < a.idVectors; v++) {
       const char *word = routingAt(a, g.rank, src, t, op.buf) + v * 16;
       Spin spin;
       for (;;) {
+        const int tokens = counts[src];
         const uint4 q = loadSys(word);
-        const uint4 hello = loadSys(helloAt(g, EP_LL_DISPATCH, g.rank, src, op.buf));
         if (q.w == op.mark) {
           n += takeIds(q, src, t, v);
           break;
         }
-        const bool known = hello.w == op.mark;
-        if (known && t >= (int)hello.x) return;
-        const Awaited w = {EP_LL_DISPATCH, known ? EP_LL_PHASE_ROUTING : EP_LL_PHASE_HELLO, src,
-                           known ? q.w : hello.w, t};
-        if (!keepWaiting(g, op, w, spin)) {
+        if (tokens >= 0 && t >= tokens) return;
+        const ep_ll_phase_t phase = tokens < 0 ? EP_LL_PHASE_HELLO : EP_LL_PHASE_ROUTING;
+        if (!keepWaiting(g, op, Awaited{EP_LL_DISPATCH, phase, src, q.w, t}, spin)) {
+#pragma unroll 1
           for (int k = 0; k < a.op.handle.numTopk; k++) setLocalId(src, t, k, NO_EXPERT);
           return;
         }
@@ -297,6 +320,7 @@ struct Receiver {
 
   EP_DEV void readRouting(int from, int to, int thread, int numThreads) {
     const int n = to - from;
+#pragma unroll 1
     for (int i = thread; i < g.numRanks * n; i += numThreads) {
       const int src = i / n, t = from + (i - src * n);
       if (active >> src & 1) readToken(src, t);
@@ -304,16 +328,16 @@ struct Receiver {
   }
 
   EP_DEV int slotOf(unsigned id, int src, int t) const {
-    if (!a.op.handle.rankMajor) {
-      return (int)id * g.numRanks * g.maxTokens + map.countBefore((int)id, map.bitOf(src, t));
+    if (a.op.handle.rankMajor) {
+      return src * g.maxTokens + map.countBetween(map.bitOf(src, 0), map.bitOf(src, t));
     }
-    return src * g.maxTokens + map.countBefore(0, map.bitOf(src, t)) -
-           map.countBefore(0, map.bitOf(src, 0));
+    return (int)id * g.numRanks * g.maxTokens + map.countBefore((int)id, map.bitOf(src, t));
   }
 
   // All lanes: fills rows and rowBits for the sources of one group.
   EP_DEV void findRows(int t, int group) {
     __syncwarp();
+#pragma unroll 1
     for (int j0 = 0; j0 < SOURCES * a.copies; j0 += 32) {
       const int j = j0 + lane, src = group * SOURCES + j / a.copies, k = j % a.copies;
       int row = -1;
@@ -334,54 +358,84 @@ struct Receiver {
     __syncwarp();
   }
 
-  EP_DEV bool hasRow(int q) const {
-    const int from = q * a.copies, to = from + a.copies;
-    for (int i = from; i < to;) {
-      const int n = min(32 - (i & 31), to - i);
-      if (rowBits[i >> 5] >> (i & 31) & (n == 32 ? ~0u : (1u << n) - 1)) return true;
+  // Calls f(row) for the rows of source q of the group; stops when f says so.
+  template <typename F> EP_DEV void forRows(int q, F f) const {
+    const int end = (q + 1) * a.copies;
+#pragma unroll 1
+    for (int i = q * a.copies; i < end;) {
+      const int n = min(32 - (i & 31), end - i);
+      unsigned m = rowBits[i >> 5] >> (i & 31) & (n == 32 ? ~0u : (1u << n) - 1);
+#pragma unroll 1
+      for (; m; m &= m - 1) {
+        if (f(rows[i + __ffs(m) - 1])) return;
+      }
       i += n;
     }
-    return false;
   }
 
-  EP_DEV void deliver(int q, const Piece &p, uint4 v) {
-    const int from = q * a.copies, to = from + a.copies;
-    for (int i = from; i < to;) {
-      const int n = min(32 - (i & 31), to - i);
-      unsigned m = rowBits[i >> 5] >> (i & 31) & (n == 32 ? ~0u : (1u << n) - 1);
-      for (; m; m &= m - 1) writeRow(a, rows[i + __ffs(m) - 1], p, lane, v);
-      i += n;
+  EP_DEV bool hasRow(int q) const {
+    bool has = false;
+    forRows(q, [&](int) { return has = true; });
+    return has;
+  }
+
+  // The sources of the group that have a row, as bits.
+  EP_DEV unsigned present() const {
+    unsigned set = 0;
+#pragma unroll 1
+    for (int q = 0; q < SOURCES; q++) set |= hasRow(q) ? 1u << q : 0u;
+    return set;
+  }
+
+  EP_DEV void deliver(int q, const Piece &p, uint4 v) const {
+    forRows(q, [&](int row) {
+      writeRow<SEGMENTS>(a, row, p, lane, v);
+      return false;
+    });
+  }
+
+  static EP_DEV uint4 pick(const uint4 (&v)[SOURCES], int q) {
+    uint4 w = v[0];
+#pragma unroll
+    for (int i = 1; i < SOURCES; i++) {
+      if (q == i) w = v[i];
     }
+    return w;
   }
 
   // All lanes: one step of the rows of up to SOURCES sources, as they come.
-  template <bool QUANT> EP_DEV void takeStep(int t, int group, int s) {
+  EP_DEV void takeStep(int t, int group, int s, unsigned waiting) {
     const Piece p = pieceOf(a.wire, s, lane);
-    unsigned waiting = 0;
-#pragma unroll
-    for (int q = 0; q < SOURCES; q++) waiting |= hasRow(q) ? 1u << q : 0u;
+    const char *slot = dispatchSlot(g, g.rank, group * SOURCES, t, op.buf);
+    const size_t stride = g.maxTokens * g.at.rowStride[0];
+    const int own = g.rank - group * SOURCES;  // in place, unless rows are quantised
     uint4 v[SOURCES];
+    unsigned there = 0;
+    if (!QUANT && own >= 0 && own < SOURCES && waiting >> own & 1) there = 1u << own;
     Spin spin;
     while (waiting) {
 #pragma unroll
       for (int q = 0; q < SOURCES; q++) {
-        const int src = group * SOURCES + q;
-        if (!(waiting >> q & 1)) continue;
-        if (!QUANT && src == g.rank)
-          v[q] = readRow<false>(a, inputRow(a, t), p, lane, op.mark);
-        else
-          v[q] = loadStep(dispatchSlot(g, g.rank, src, t, op.buf), p, s, lane);
+        if ((waiting & ~there) >> q & 1) v[q] = loadStep(slot + q * stride, p, s, lane);
+      }
+      if (there) {
+        const uint4 w = readRow<SEGMENTS, false>(a, inputRow(a, t), p, lane, op.mark);
+#pragma unroll
+        for (int q = 0; q < SOURCES; q++) {
+          if (there >> q & 1) v[q] = w;
+        }
       }
 #pragma unroll
       for (int q = 0; q < SOURCES; q++) {
-        if (!(waiting >> q & 1)) continue;
-        if (__any_sync(FULL_WARP, isMissing(v[q], p, lane, op.mark))) continue;
-        deliver(q, p, v[q]);
-        waiting &= ~(1u << q);
+        if ((waiting & ~there) >> q & 1 && !__any_sync(FULL_WARP, isMissing(v[q], p, lane, op.mark))) {
+          there |= 1u << q;
+        }
       }
+      waiting &= ~there;
+#pragma unroll 1
+      for (; there; there &= there - 1) deliver(__ffs(there) - 1, p, pick(v, __ffs(there) - 1));
       if (!waiting) break;
-      const int q = __ffs(waiting) - 1;
-      const Awaited w = {EP_LL_DISPATCH, EP_LL_PHASE_ROWS, group * SOURCES + q, 0u, t};
+      const Awaited w = {EP_LL_DISPATCH, EP_LL_PHASE_ROWS, group * SOURCES + __ffs(waiting) - 1, 0u, t};
       if (!keepWarpWaiting(g, op, w, spin, lane)) waiting &= waiting - 1;
     }
   }
@@ -391,6 +445,7 @@ struct Receiver {
     const ep_ll_handle_t &h = a.op.handle;
     const int me = g.rank, K = h.numTopk;
     int *table = rowOfTable(g, h);
+#pragma unroll 1
     for (int j = lane; j < SOURCES * a.copies; j += 32) {
       const int src = group * SOURCES + j / a.copies, k = j % a.copies;
       if (src < g.numRanks && t < counts[src]) {
@@ -398,14 +453,17 @@ struct Receiver {
       }
     }
     int at = 0;
+#pragma unroll 1
     for (int i = lane; i < t * a.groups + group; i += 32) at += (int)owed[i];
     at = __reduce_add_sync(FULL_WARP, at);
     Owed *list = owedOf(h);
+#pragma unroll 1
     for (int q = 0; q < SOURCES; q++) {
       const int src = group * SOURCES + q;
       if (src >= g.numRanks || !hasRow(q)) continue;
       const bool each = h.sum == EP_LL_SUM_EXACT;
       bool found = false;
+#pragma unroll 1
       for (int k0 = 0; k0 < K; k0 += 32) {
         const int k = k0 + lane;
         const unsigned id = k < K ? localId(src, t, k) : NO_EXPERT;
@@ -432,21 +490,25 @@ struct Receiver {
     const ep_ll_handle_t &h = a.op.handle;
     const int at = blockIdx.x + numBlocks * warp, stride = numBlocks * numWarps;
     if (!h.rankMajor) {
+#pragma unroll 1
       for (int e = at; e < g.numLocal; e += stride) {
         const int n = map.countAll(e, lane);
         if (lane == 0) a.op.counters[e] = n;
       }
     } else {
       const int parts = (g.maxTokens + 31) / 32, K = h.numTopk;
+#pragma unroll 1
       for (int i = at; i < g.numRanks * parts; i += stride) {
         const int src = i / parts, j0 = (i - src * parts) * 32;
         int n = 0;
+#pragma unroll 1
         for (int w = lane; w < a.perSource / 32; w += 32) {
           n += __popc(map.bits[src * (a.perSource / 32) + w]);
         }
         n = __reduce_add_sync(FULL_WARP, n);
         if (a.op.counters && j0 == 0 && lane == 0) a.op.counters[src] = n;
         const int from = max(n, j0) * K, to = min(j0 + 32, g.maxTokens) * K;
+#pragma unroll 1
         for (int q = from + lane; q < to; q += 32) {
           a.op.outIdx[(size_t)src * g.maxTokens * K + q] = -1;
         }
@@ -454,53 +516,66 @@ struct Receiver {
     }
     if (blockIdx.x == 0 && warp == numWarps - 1) {
       int n = 0;
+#pragma unroll 1
       for (int i = lane; i < maxCount * a.groups; i += 32) n += (int)owed[i];
       n = __reduce_add_sync(FULL_WARP, n);
       if (lane == 0) headOf(h).numOwed = n;
     }
   }
 
-  template <bool QUANT> EP_DEV void run() {
+  // The last warp reads the hellos and, as it has the least of the rest to do, writes the notes.
+  EP_DEV void run() {
     const int threads = numWarps * 32, steps = a.wire.steps;
+    const bool isLast = warp == numWarps - 1;
     clear();
     syncWarps(1, threads);
     // Guess that the others have as many tokens as this rank, so that words and hellos are read at once.
     const int guess = a.op.numTokens;
-    int units = guess * a.groups * steps;
-    const bool guessed = (int)blockIdx.x < units;
+    const bool guessed = (int)blockIdx.x < guess * a.groups * steps;
     unsigned lag = 0;
-    if (warp == numWarps - 1) lag = awaitHellos(g, EP_LL_DISPATCH, op, active, counts, lane);
-    if (guessed && guess > 0) {
-      const int readers = max(1, numWarps - 1);
-      if (warp < readers) readRouting(0, guess, warp * 32 + lane, readers * 32);
-    }
-    syncWarps(1, threads);
-    int most = 0;
-    for (int r = lane; r < g.numRanks; r += 32) most = max(most, counts[r]);
-    most = __reduce_max_sync(FULL_WARP, most);
-    units = most * a.groups * steps;
-    const int numBlocks = max(1, min((int)gridDim.x, units));
-    if (blockIdx.x == 0 && warp == numWarps - 1 && lane == 0) {
-      noteHellos(g, EP_LL_DISPATCH, op, lag);
-    }
-    if ((int)blockIdx.x >= numBlocks) return;
-    const int have = guessed ? guess : 0;
-    if (have < most) {
-      readRouting(have, most, warp * 32 + lane, threads);
+    int have = 0, most = guess;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; pass++) {
+      if (pass == 0 && isLast) lag = awaitHellos(g, EP_LL_DISPATCH, op, active, counts, lane);
+      if (pass == 1 || guessed) {
+        const int readers = pass == 0 ? max(1, numWarps - 1) : numWarps;
+        if (warp < readers) readRouting(have, most, warp * 32 + lane, readers * 32);
+        have = most;
+      }
       syncWarps(1, threads);
+      if (pass == 1) break;
+      most = 0;
+#pragma unroll 1
+      for (int r = lane; r < g.numRanks; r += 32) most = max(most, counts[r]);
+      most = __reduce_max_sync(FULL_WARP, most);
+      if (blockIdx.x == 0 && isLast && lane == 0) noteHellos(g, EP_LL_DISPATCH, op, lag);
+      if (have >= most || (blockIdx.x > 0 && (int)blockIdx.x >= most * a.groups * steps)) break;
     }
+    const int units = most * a.groups * steps, numBlocks = max(1, min((int)gridDim.x, units));
+    if ((int)blockIdx.x >= numBlocks) return;
     if (map.chunks > 1) {
       map.scan(warp, numWarps, lane);
       syncWarps(1, threads);
     }
     const Share share = shareOf(units, blockIdx.x, gridDim.x);
-    int last = -1;
-    for (int u = share.first + warp; u < share.end; u += numWarps) {
-      const int i = u / steps, s = u - i * steps, t = i / a.groups, group = i - t * a.groups;
-      if (i != last) findRows(t, group);
+    int last = -1, u = share.first + warp, noted = isLast ? blockIdx.x : most * a.groups;
+    unsigned sources = 0;
+    for (;;) {  // notes first, then steps
+      const bool notes = noted < most * a.groups;
+      if (!notes && u >= share.end) break;
+      const int i = notes ? noted : u / steps, t = i / a.groups, group = i - t * a.groups;
+      if (i != last) {
+        findRows(t, group);
+        sources = present();
+      }
       last = i;
-      takeStep<QUANT>(t, group, s);
-      if (s == 0) note(t, group);
+      if (notes) {
+        note(t, group);
+        noted += numBlocks;
+      } else {
+        takeStep(t, group, u - i * steps, sources);
+        u += numWarps;
+      }
     }
     count(numBlocks, most);
   }
@@ -508,7 +583,7 @@ struct Receiver {
 
 // SCRATCH: the slot map does not fit into shared memory and lies in the block's part of scratch. A
 // variant of its own, so that the usual one has the instructions of shared memory.
-template <bool QUANT, bool SCRATCH>
+template <bool QUANT, bool SEGMENTS, bool SCRATCH>
 __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
     dispatchKernel(const __grid_constant__ DispatchArgs a) {
   extern __shared__ __align__(16) char shared[];
@@ -519,24 +594,23 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
   const Op op = currentOp(g, a.op.handle, EP_LL_DISPATCH, a.roles.parts);
   const unsigned long long active = activeRanks(g, lane);
   char *mine = shared + a.warpAt + warp * a.warpBytes;
+  const int w = sends ? warp : warp - a.roles.numSend;
+  if (sends == (a.roles.numRecv == 0) && (a.roles.parts & EP_LL_SEND)) {
+    announce(a, op, active, w, sends ? a.roles.numSend : a.roles.numRecv, (unsigned *)mine, lane);
+  }
   if (sends) {
-    if (a.roles.numRecv == 0) {
-      announce(a, op, active, warp, a.roles.numSend, (unsigned *)mine, lane);
-    }
     if (QUANT)
-      sendQuantised(a, op, active, warp, a.roles.numSend, lane);
+      sendQuantised(a, op, active, w, a.roles.numSend, lane);
     else
-      sendRows(a, op, active, warp, a.roles.numSend, lane);
+      sendRows<SEGMENTS>(a, op, active, w, a.roles.numSend, lane);
   } else {
-    const int w = warp - a.roles.numSend;
-    if (a.roles.numSend > 0) announce(a, op, active, w, a.roles.numRecv, (unsigned *)mine, lane);
     char *big = shared + a.bigAt;
     if (SCRATCH) big = (char *)a.op.scratch + blockIdx.x * a.bigBytes;
     const SlotMap map = {
         (unsigned *)big, (unsigned *)(big + a.beforeAt), a.op.handle.rankMajor ? 1 : g.numLocal,
         a.chunks,        SlotMap::strideOf(a.chunks),    a.perSource};
     int *rows = (int *)mine;
-    Receiver receiver = {a,
+    Receiver<QUANT, SEGMENTS> receiver = {a,
                          g,
                          op,
                          active,
@@ -549,16 +623,22 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
                          map,
                          big + a.routeAt,
                          (unsigned *)(big + a.owedAt)};
-    receiver.template run<QUANT>();
+    receiver.run();
   }
   finishLaunch(g, a.op.handle, EP_LL_DISPATCH, op, a.roles.parts, began);
 }
 
 } // namespace
 
-const void *epLlDispatchKernel(bool quantises, bool scratch) {
-  if (scratch) {
-    return quantises ? (const void *)dispatchKernel<true, true> : (const void *)dispatchKernel<false, true>;
+const void *epLlDispatchKernel(bool quantises, bool segments, bool scratch) {
+  if (quantises) {
+    return scratch ? (const void *)dispatchKernel<true, true, true>
+                   : (const void *)dispatchKernel<true, true, false>;
   }
-  return quantises ? (const void *)dispatchKernel<true, false> : (const void *)dispatchKernel<false, false>;
+  if (segments) {
+    return scratch ? (const void *)dispatchKernel<false, true, true>
+                   : (const void *)dispatchKernel<false, true, false>;
+  }
+  return scratch ? (const void *)dispatchKernel<false, false, true>
+                 : (const void *)dispatchKernel<false, false, false>;
 }

@@ -24,13 +24,14 @@ Roles rolesOf(int kind, int tokens, bool quantises, bool partial, unsigned parts
   if (kind == EP_LL_DISPATCH) {
     if (quantises) {
       send = tokens >= 32 ? 4 : 8;
-      recv = tokens >= 32 ? 13 : 4;
+      recv = tokens >= 32 ? 15 : 4;
     } else {
       send = 2;
       recv = tokens >= 32 ? 15 : tokens > 8 ? 6 : 2;
     }
   } else {
-    send = recv = tokens >= 32 ? 14 : 4;
+    send = tokens >= 32 ? 13 : 4;
+    recv = tokens >= 32 ? 15 : 4;
   }
   if (parts == EP_LL_SEND) return Roles{partial ? send + recv : send + recv, 0, parts};
   if (parts == EP_LL_RECV) return Roles{0, send + recv, parts};
@@ -158,7 +159,8 @@ extern "C" trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned pa
   DispatchArgs a = dispatchArgs(*op, parts);
   EP_TRY(checkDispatch(*op, a, parts));
   const size_t shared = a.bigAt + (a.op.scratch ? 0 : (size_t)a.bigBytes);
-  return launch(epLlDispatchKernel(op->quant != EP_LL_QUANT_NONE, op->scratch != nullptr), op->group.numSms,
+  return launch(epLlDispatchKernel(op->quant != EP_LL_QUANT_NONE, a.wire.rowBytes != op->tokenBytes,
+                                   op->scratch != nullptr), op->group.numSms,
                 a.roles.numSend + a.roles.numRecv, shared, &a, stream);
 }
 
@@ -192,10 +194,10 @@ extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned part
 }
 
 extern "C" trefoil_result_t epLlLoad(void) {
-  const void *kernels[13];
+  const void *kernels[15];
   int n = 0;
-  for (int q = 0; q < 4; q++) {
-    kernels[n++] = epLlDispatchKernel(q & 1, q >> 1);
+  for (int q = 0; q < 6; q++) {
+    kernels[n++] = epLlDispatchKernel(q >= 4, q >= 2, q & 1);
     const cudaError_t e = cudaFuncSetAttribute(
         kernels[q], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
     EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));

@@ -31,14 +31,15 @@ EP_DEV void sendWeights(const CombineArgs &a, const Op &op, unsigned long long l
   const ep_ll_group_t &g = a.op.group;
   const int K = a.op.handle.numTopk;
   const unsigned long long to = ranksOfToken(g, a.op.handle, t, lane) & live & ~(1ull << g.rank);
+#pragma unroll 1
   for (int i = lane; i < g.numRanks * a.weightVectors; i += 32) {
     const int d = i / a.weightVectors, v = i - d * a.weightVectors;
-    if (!(to >> d & 1)) continue;
     unsigned w[3] = {0, 0, 0};
 #pragma unroll
     for (int j = 0; j < 3; j++) {
       if (v * 3 + j < K) w[j] = __float_as_uint(a.op.weights[(size_t)t * K + v * 3 + j]);
     }
+    if (!(to >> d & 1)) continue;
     storeSys(weightsAt(a, d, g.rank, t, op.buf) + v * 16, make_uint4(w[0], w[1], w[2], op.mark));
   }
 }
@@ -50,6 +51,7 @@ EP_DEV void findRows(const CombineArgs &a, Owed e, Pair &pair, int lane) {
   const int *table =
       rowOfTable(g, a.op.handle) + ((size_t)e.source() * g.maxTokens + e.token()) * K;
   int n = 0;
+#pragma unroll 1
   for (int k0 = 0; k0 < K; k0 += 32) {
     const int k = k0 + lane, row = k < K ? table[k] : -1;
     const unsigned m = __ballot_sync(FULL_WARP, row >= 0);
@@ -68,6 +70,7 @@ EP_DEV void findRows(const CombineArgs &a, Owed e, Pair &pair, int lane) {
 EP_DEV void findWeights(const CombineArgs &a, const Op &op, Owed e, Pair &pair, int lane) {
   const ep_ll_group_t &g = a.op.group;
   const int K = a.op.handle.numTopk, src = e.source(), t = e.token();
+#pragma unroll 1
   for (int i = lane; i < pair.n; i += 32) {
     const int k = pair.k[i];
     if (src == g.rank) {
@@ -94,76 +97,68 @@ template <Elem T> struct Sender {
   const int warp, numWarps, lane;
   Pair *pairs;
 
-  EP_DEV uint4 load(const Pair &pair, int i, const Piece &p) const {
-    const char *row = (const char *)a.op.tokens + (size_t)pair.row[i] * a.op.rowBytes;
-    return readPiece(row, p, lane, op.mark);
-  }
-
   EP_DEV void loadSome(uint4 (&v)[ROWS], const Pair &pair, int from, const Piece &p) const {
 #pragma unroll
     for (int j = 0; j < ROWS; j++) {
-      if (from + j < pair.n) v[j] = load(pair, from + j, p);
+      if (from + j >= pair.n) continue;
+      const char *row = (const char *)a.op.tokens + (size_t)pair.row[from + j] * a.op.rowBytes;
+      v[j] = readPiece(row, p, lane, op.mark);
     }
   }
 
-  // One step of a pair's partial sum, whose first rows are loaded.
-  EP_DEV void sendStep(uint4 (&v)[ROWS], const Pair &pair, Owed e, int s) {
+  // All warps of the block: pairs [pair0, ...) of units [u0, end). The first rows of every warp are on
+  // their way while a warp a pair waits for the weights.
+  EP_DEV void sendPairs(const Owed *list, int pair0, int u0, int end) {
     const ep_ll_group_t &g = a.op.group;
-    const Piece p = pieceOf(a.wire, s, lane);
-    Sum<T> sum;
-    sum.clear();
-    for (int i = 0; i < pair.n; i += ROWS) {
-      if (i > 0) loadSome(v, pair, i, p);
+    const int steps = a.wire.steps, numPairs = (end - 1) / steps - pair0 + 1;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = warp; i < numPairs; i += numWarps) findRows(a, list[pair0 + i], pairs[i], lane);
+    __syncthreads();
+    bool ready = false;
+#pragma unroll 1
+    for (int u = u0 + warp; u < end || !ready; u += numWarps) {
+      const int at = min(u, end - 1) / steps, s = u - at * steps;
+      const Pair &pair = pairs[at - pair0];
+      const Owed e = list[at];
+      const Piece p = pieceOf(a.wire, s, lane);
+      const int n = u < end ? pair.n : 0;
+      Sum<T> sum;
+      sum.clear();
+#pragma unroll 1
+      for (int i = 0; i < n || !ready; i += ROWS) {
+        uint4 v[ROWS];
+        if (i < n) loadSome(v, pair, i, p);
+        if (!ready) {
+#pragma unroll 1
+          for (int q = warp; q < numPairs; q += numWarps) {
+            findWeights(a, op, list[pair0 + q], pairs[q], lane);
+          }
+          __syncthreads();
+          ready = true;
+        }
 #pragma unroll
-      for (int j = 0; j < ROWS; j++) {
-        if (i + j >= pair.n) continue;
-        if (i + j == 0)
-          sum.startWeighted(v[j], pair.weight[0]);
-        else
-          sum.addWeighted(v[j], pair.weight[i + j]);
+        for (int j = 0; j < ROWS; j++) {
+          if (i + j < n) sum.addWeighted(v[j], pair.weight[i + j]);
+        }
       }
+      const int to = e.source();
+      if (n == 0 || !(active >> to & 1)) continue;
+      uint4 out = sum.round();
+      if (isMarkLane(lane)) out.w = op.mark;
+      storeStep(combineSlot(g, a.op.handle.numTopk, to, e.token(), e.k(), op.buf), p, s, lane, out);
+      if (s == 0 && lane == 0) countBytes(g, EP_LL_COMBINE, to, a.op.rowBytes);
     }
-    uint4 out = sum.round();
-    if (isMarkLane(lane)) out.w = op.mark;
-    const int to = e.source();
-    if (!(active >> to & 1)) return;
-    storeStep(combineSlot(g, a.op.handle.numTopk, to, e.token(), e.k(), op.buf), p, s, lane, out);
-    if (s == 0 && lane == 0) countBytes(g, EP_LL_COMBINE, to, a.op.rowBytes);
   }
 
   EP_DEV void run() {
     const int steps = a.wire.steps;
     const Share share = shareOf(headOf(a.op.handle).numOwed * steps, blockIdx.x, gridDim.x);
-    const Owed *list = owedOf(a.op.handle);
-    for (int u0 = share.first; u0 < share.end;) {
-      const int pair0 = u0 / steps, end = min(share.end, (pair0 + PAIRS) * steps);
-      const int numPairs = (end - 1) / steps - pair0 + 1;
-      Owed mine = {0, 0};
-      if (u0 > share.first) __syncthreads();
-      for (int i = warp; i < numPairs; i += numWarps) {
-        mine = list[pair0 + i];
-        findRows(a, mine, pairs[i], lane);
-      }
-      __syncthreads();
-      int u = u0 + warp;
-      Owed e = {0, 0};
-      uint4 v[ROWS];
-      if (u < end) { // the first rows are on their way while the weights are awaited
-        e = list[u / steps];
-        loadSome(v, pairs[u / steps - pair0], 0, pieceOf(a.wire, u % steps, lane));
-      }
-      for (int i = warp; i < numPairs; i += numWarps) {
-        findWeights(a, op, list[pair0 + i], pairs[i], lane);
-      }
-      __syncthreads();
-      while (u < end) {
-        sendStep(v, pairs[u / steps - pair0], e, u % steps);
-        u += numWarps;
-        if (u >= end) break;
-        e = list[u / steps];
-        loadSome(v, pairs[u / steps - pair0], 0, pieceOf(a.wire, u % steps, lane));
-      }
-      u0 = end;
+#pragma unroll 1
+    for (int u = share.first; u < share.end;) {
+      const int pair0 = u / steps, end = min(share.end, (pair0 + PAIRS) * steps);
+      sendPairs(owedOf(a.op.handle), pair0, u, end);
+      u = end;
     }
   }
 };
@@ -181,6 +176,7 @@ __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
   const unsigned long long live = active & headOf(a.op.handle).reached;
   if (a.roles.parts & EP_LL_SEND) {
     awaitFree(g, EP_LL_COMBINE, op, active, lane);
+#pragma unroll 1
     for (int t = blockIdx.x + gridDim.x * warp; t < a.op.numTokens; t += gridDim.x * numWarps) {
       sendWeights(a, op, live, t, lane);
     }

@@ -73,12 +73,15 @@ EP_DEV char *combineSlot(const ep_ll_group_t &g, int numTopk, int at, int t, int
 }
 
 // Calls f(rank) for every rank in the set, starting at `first` and going round.
-template <typename F> EP_DEV void forRanks(unsigned long long set, int first, F f) {
-  const unsigned long long front = set >> first << first;
+template <typename F>
+EP_DEV void forRanks(unsigned long long set, int first, int numRanks, F f) {
+  unsigned long long m = set >> first | (first ? set << (numRanks - first) : 0);
+  if (numRanks < 64) m &= (1ull << numRanks) - 1;
 #pragma unroll 1
-  for (unsigned long long m = front; m; m &= m - 1) f(__ffsll(m) - 1);
-#pragma unroll 1
-  for (unsigned long long m = set ^ front; m; m &= m - 1) f(__ffsll(m) - 1);
+  for (; m; m &= m - 1) {
+    const int d = __ffsll(m) - 1 + first;
+    f(d < numRanks ? d : d - numRanks);
+  }
 }
 
 // Union over the warp of a set given by one rank a lane (or -1).
@@ -93,6 +96,7 @@ EP_DEV unsigned long long warpRankSet(int rank, int numRanks) {
 EP_DEV unsigned long long ranksOfToken(const ep_ll_group_t &g, const ep_ll_handle_t &h, int t,
                                        int lane) {
   unsigned long long set = 0;
+#pragma unroll 1
   for (int k0 = 0; k0 < h.numTopk; k0 += 32) {
     const int e = k0 + lane < h.numTopk ? expertAt(h, t, k0 + lane) : -1;
     set |= warpRankSet(e < 0 ? -1 : rankOf(g, e), g.numRanks);

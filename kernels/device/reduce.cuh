@@ -29,9 +29,11 @@ template <Elem T> struct Sum {
   static constexpr int PER = T == Elem::F32 ? 1 : 2;
   float acc[Vec<T>::N];
 
+  // x + -0 is x and fma(y, w, -0) is the rounded product, signs of zero included: the first term needs
+  // no instructions of its own.
   EP_DEV void clear() {
 #pragma unroll
-    for (int i = 0; i < Vec<T>::N; i++) acc[i] = 0;
+    for (int i = 0; i < Vec<T>::N; i++) acc[i] = -0.0f;
   }
 
   template <typename F> EP_DEV void each(uint4 v, F f) {
@@ -45,14 +47,8 @@ template <Elem T> struct Sum {
     }
   }
 
-  EP_DEV void start(uint4 v) {
-    each(v, [](float &a, float y) { a = y; });
-  }
   EP_DEV void add(uint4 v) {
     each(v, [](float &a, float y) { a = __fadd_rn(a, y); });
-  }
-  EP_DEV void startWeighted(uint4 v, float w) {
-    each(v, [w](float &a, float y) { a = __fmul_rn(y, w); });
   }
   EP_DEV void addWeighted(uint4 v, float w) {
     each(v, [w](float &a, float y) { a = __fmaf_rn(y, w, a); });

@@ -51,6 +51,7 @@ struct Op {
   unsigned long long number;
   unsigned mark;
   int buf;
+  bool isFree;  // every peer is known to have received operation number - 2
 };
 
 EP_DEV Control &controlOf(const ep_ll_group_t &g) {
@@ -64,14 +65,15 @@ template <typename T> EP_DEV T loadVolatile(const T *p) {
   return *(const volatile T *)p;
 }
 
-EP_DEV Op opOf(unsigned long long e) {
-  return Op{e, markOf(e), (int)(e & 1)};
-}
-
-// Any thread, any time before its block's finish.
+// Any thread, any time before its block's finish. All words are loaded at once: the first loads are a
+// good part of the time of a small operation.
 EP_DEV Op currentOp(const ep_ll_group_t &g, const ep_ll_handle_t &h, int kind, unsigned parts) {
-  if (!(parts & EP_LL_SEND)) return opOf(headOf(h).sent[kind]);
-  return opOf((loadVolatile(&controlOf(g).kind[kind].clock) >> 16) + 1);
+  const KindControl &c = controlOf(g).kind[kind];
+  const bool sends = parts & EP_LL_SEND;
+  const unsigned long long e = sends ? loadVolatile(&c.clock) : headOf(h).sent[kind];
+  const unsigned long long known0 = c.known[0], known1 = c.known[1];
+  const unsigned long long n = sends ? (e >> 16) + 1 : e;
+  return Op{n, markOf(n), (int)(n & 1), (n & 1 ? known1 : known0) + 2 >= n};
 }
 
 // All lanes of a warp: ranks that this rank regards as active.

@@ -45,21 +45,33 @@ struct SlotMap {
     return n;
   }
 
+  // Set bits of the only row in [from, bit), from a multiple of 32.
+  EP_DEV int countBetween(int from, int bit) const {
+    int n = __popc(bits[bit >> 5] & ((1u << (bit & 31)) - 1));
+#pragma unroll 1
+    for (int w = from >> 5; w < bit >> 5; w++) n += __popc(bits[w]);
+    return n;
+  }
+
   // Set bits of the whole row. All lanes of a warp.
   EP_DEV int countAll(int row, int lane) const {
     int n = 0;
+#pragma unroll 1
     for (int i = lane; i < chunks * 16; i += 32) n += __popc(bits[row * stride + i]);
     return __reduce_add_sync(FULL_WARP, n);
   }
 
   // Fills `before`: one warp a row.
   EP_DEV void scan(int warp, int numWarps, int lane) const {
+#pragma unroll 1
     for (int row = warp; row < rows; row += numWarps) {
       int carry = 0;
+#pragma unroll 1
       for (int c0 = 0; c0 < chunks; c0 += 32) {
         const int c = c0 + lane;
         int n = 0;
         if (c < chunks) {
+#pragma unroll 4
           for (int i = 0; i < 16; i++) n += __popc(bits[row * stride + c * 16 + i]);
         }
         int sum = n;

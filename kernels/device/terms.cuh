@@ -41,6 +41,7 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
     unsigned long long seen = 0;
     int n = 0;
     __syncwarp();
+#pragma unroll 1
     for (int k0 = 0; k0 < K; k0 += 32) {
       const int k = k0 + lane, e = k < K ? expertAt(h, t, k) : -1;
       const int own = k < K ? table[h.rankMajor ? 0 : k] : -1;
@@ -73,24 +74,28 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
                     lane);
   }
 
-  // All lanes: waits for terms [i, i + n); returns those that will not come, as bits.
-  EP_DEV unsigned await(uint4 (&v)[AT_ONCE], int i, int n, int t, const Piece &p, int s) {
-    unsigned gone = 0;
+  // All lanes: loads terms [i, i + n) and waits for them; returns those that will not come, as bits.
+  EP_DEV unsigned take(uint4 (&v)[AT_ONCE], int i, int n, int t, const Piece &p, int s) {
+    unsigned need = (1u << n) - 1, gone = 0;
     Spin spin;
     for (;;) {
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++) {
+        if (need >> j & 1) v[j] = load(terms[i + j].where, t, p, s);
+      }
       unsigned missing = 0;
 #pragma unroll
       for (int j = 0; j < AT_ONCE; j++) {
-        if (j < n && isMissing(v[j], p, lane, op.mark)) missing |= 1u << j;
+        if (need >> j & 1 && isMissing(v[j], p, lane, op.mark)) missing |= 1u << j;
       }
-      missing = __reduce_or_sync(FULL_WARP, missing) & ~gone;
-      if (!missing) return gone;
-      const int q = __ffs(missing) - 1;
+      need = __reduce_or_sync(FULL_WARP, missing);
+      if (!need) return gone;
+      const int q = __ffs(need) - 1;
       const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_ROWS, ~terms[i + q].where >> 8, 0u, t};
-      if (!keepWarpWaiting(g, op, w, spin, lane)) gone |= 1u << q;
-#pragma unroll
-      for (int j = 0; j < AT_ONCE; j++) {
-        if (missing >> j & 1) v[j] = load(terms[i + j].where, t, p, s);
+      if (!keepWarpWaiting(g, op, w, spin, lane)) {
+        gone |= 1u << q;
+        need &= need - 1;
+        if (!need) return gone;
       }
     }
   }
@@ -102,40 +107,31 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
     uint4 only = make_uint4(0, 0, 0, 0);
     int added = 0;
     sum.clear();
+#pragma unroll 1
     for (int i = 0; i < n; i += AT_ONCE) {
       const int m = min(n - i, AT_ONCE);
       uint4 v[AT_ONCE];
-#pragma unroll
-      for (int j = 0; j < AT_ONCE; j++) {
-        if (j < m) v[j] = load(terms[i + j].where, t, p, s);
-      }
-      const unsigned gone = await(v, i, m, t, p, s);
+      const unsigned gone = take(v, i, m, t, p, s);
 #pragma unroll
       for (int j = 0; j < AT_ONCE; j++) {
         if (j >= m || gone >> j & 1) continue;
         if (SUM == EP_LL_SUM_EXACT) {
-          const float w = terms[i + j].weight;
-          if (added++)
-            sum.addWeighted(v[j], w);
-          else
-            sum.startWeighted(v[j], w);
+          sum.addWeighted(v[j], terms[i + j].weight);
         } else {
-          if (added++) {
-            sum.add(v[j]);
-          } else {
-            sum.start(v[j]);
-            only = v[j];
-          }
+          if (!added) only = v[j];
+          sum.add(v[j]);
         }
+        added++;
       }
     }
     // One unweighted row is copied, NaN payloads included; no row gives zeros.
-    const uint4 result = SUM != EP_LL_SUM_EXACT && added == 1 ? only : sum.round();
-    writePiece((char *)a.op.out + (size_t)t * a.op.rowBytes, p, lane, result);
+    if (added && (SUM == EP_LL_SUM_EXACT || added > 1)) only = sum.round();
+    writePiece((char *)a.op.out + (size_t)t * a.op.rowBytes, p, lane, only);
   }
 
   EP_DEV void countOwn(int n) {
     if (!g.bytes || SUM == EP_LL_SUM_PARTIAL) return;
+#pragma unroll 1
     for (int i = lane; i < n; i += 32) {
       if (terms[i].where >= 0) countBytes(g, EP_LL_COMBINE, g.rank, a.op.rowBytes);
     }
@@ -144,6 +140,7 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
   EP_DEV void run(int warp, int numWarps) {
     const Share share = shareOf(a.op.numTokens * a.wire.steps, blockIdx.x, gridDim.x);
     int last = -1, n = 0;
+#pragma unroll 1
     for (int u = share.first + warp; u < share.end; u += numWarps) {
       const int t = u / a.wire.steps, s = u - t * a.wire.steps;
       if (t != last) n = list(t);

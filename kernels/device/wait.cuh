@@ -86,9 +86,8 @@ EP_DEV bool keepWarpWaiting(const ep_ll_group_t &g, const Op &op, const Awaited 
 
 // All lanes of a warp, before its first store to a peer's buffer: waits until every peer has received
 // operation e - 2. Without send-only launches that is always known already.
-EP_DEV void awaitFree(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
-                      int lane) {
-  if (controlOf(g).kind[kind].known[op.buf] + 2 >= op.number) return;
+static __device__ __noinline__ void pollFree(const ep_ll_group_t &g, int kind, Op op,
+                                             unsigned long long active, int lane) {
   for (int r = lane; r < g.numRanks; r += 32) {
     if (r == g.rank || !(active >> r & 1)) continue;
     Spin s;
@@ -102,10 +101,16 @@ EP_DEV void awaitFree(const ep_ll_group_t &g, int kind, const Op &op, unsigned l
   __syncwarp();
 }
 
+EP_DEV void awaitFree(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
+                      int lane) {
+  if (!op.isFree) pollFree(g, kind, op, active, lane);
+}
+
 // All lanes of a warp: the hello of every active rank; counts, if not NULL, gets their numbers of tokens.
 // Returns the greatest lag that peers reported.
 EP_DEV unsigned awaitHellos(const ep_ll_group_t &g, int kind, const Op &op,
-                            unsigned long long active, int *counts, int lane) {
+                            unsigned long long active, volatile int *counts,
+                            int lane) {
   unsigned lag = 0;
   for (int r = lane; r < g.numRanks; r += 32) {
     if (!(active >> r & 1)) continue;

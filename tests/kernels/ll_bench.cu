@@ -350,9 +350,9 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
     std::vector<std::pair<int, int>> v = {{0, 0}};
     if (!tune) return v;
     if (combine && sum == EP_LL_SUM_PARTIAL) v = {{14, 14}, {4, 4}, {8, 8}, {6, 6}};
-    else if (combine) v = {{14, 14}, {10, 10}, {8, 8}, {6, 6}, {4, 4}, {8, 14}, {14, 8}};
-    else if (quant) v = {{4, 13}, {8, 8}, {8, 4}, {4, 8}, {2, 15}, {6, 10}};
-    else v = {{2, 15}, {2, 8}, {2, 4}, {2, 2}, {3, 14}, {4, 12}, {1, 15}};
+    else if (combine) v = {{14, 14}, {13, 15}, {12, 15}, {10, 15}, {8, 15}, {8, 8}, {4, 4}};
+    else if (quant) v = {{4, 15}, {2, 15}, {5, 15}, {3, 15}, {8, 8}, {8, 4}};
+    else v = {{2, 15}, {3, 15}, {4, 15}, {5, 15}, {2, 8}, {2, 4}, {2, 2}};
     return v;
   };
   if (dispatchToo) {
