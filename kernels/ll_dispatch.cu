@@ -123,10 +123,10 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
 #pragma unroll
     for (int q = 0; q < 3; q++) {
       w[q] = ~0u;
-#pragma unroll 1
-      for (int j = 0; j < perWord; j++) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
         const int k = (v * 3 + q) * perWord + j;
-        if (k < K && mine[k] >> 16 == d) {
+        if (j < perWord && k < K && mine[k] >> 16 == d) {
           w[q] ^= ((mine[k] ^ ~0u) & ((1u << bits) - 1)) << (j * bits);
         }
       }
@@ -232,22 +232,18 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
   int *rows;         // the warp's: slot of (source of the group, k) or -1
   unsigned *rowBits; // the warp's: the same as bits
   SlotMap map;
-  void *route;    // [R, N, K] local ids
+  unsigned *route; // [R, N, idVectors * 3] local ids as they travelled
   unsigned *owed; // [N, groups] rows owed
 
-  EP_DEV unsigned localId(int src, int t, int k) const {
-    const size_t i = ((size_t)src * g.maxTokens + t) * a.op.handle.numTopk + k;
-    if (a.idBytes == 2) return ((const unsigned short *)route)[i];
-    const unsigned id = ((const unsigned char *)route)[i];
-    return id == 0xff ? NO_EXPERT : id;
+  EP_DEV unsigned *routeOf(int src, int t) const {
+    return route + (src * g.maxTokens + t) * a.idVectors * 3;
   }
 
-  EP_DEV void setLocalId(int src, int t, int k, unsigned id) const {
-    const size_t i = ((size_t)src * g.maxTokens + t) * a.op.handle.numTopk + k;
-    if (a.idBytes == 2)
-      ((unsigned short *)route)[i] = (unsigned short)id;
-    else
-      ((unsigned char *)route)[i] = (unsigned char)id;
+  EP_DEV unsigned localId(int src, int t, int k) const {
+    const unsigned *r = routeOf(src, t);
+    if (a.idBytes == 2) return r[k >> 1] >> (k & 1) * 16 & 0xffffu;
+    const unsigned id = r[k >> 2] >> (k & 3) * 8 & 0xffu;
+    return id == 0xff ? NO_EXPERT : id;
   }
 
   // Rows that combine will send back for (source, token) with n local experts.
@@ -266,23 +262,26 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     for (int i = i0; i < g.numRanks; i += di) counts[i] = active >> i & 1 ? -1 : 0;
   }
 
-  // One thread: the ids in one vector of a routing word.
+  // One thread: the ids in one vector of a routing word; unused entries read as no expert.
   EP_DEV int takeIds(uint4 q, int src, int t, int v) {
+    unsigned *r = routeOf(src, t) + v * 3;
+    r[0] = q.x;
+    r[1] = q.y;
+    r[2] = q.z;
     const unsigned w[3] = {q.x, q.y, q.z};
-    const int perWord = 4 / a.idBytes, bits = 8 * a.idBytes;
-    const unsigned none = a.idBytes == 2 ? NO_EXPERT : 0xffu;
+    const unsigned none = a.idBytes == 2 ? NO_EXPERT : 0xffu, width = 8 * a.idBytes;
+    const unsigned bit = map.bitOf(src, t), mask = 1u << (bit & 31);
+    unsigned *column = map.bits + (bit >> 5);
     int n = 0;
 #pragma unroll
     for (int i = 0; i < 3; i++) {
+      unsigned rest = w[i];
 #pragma unroll 1
-      for (int j = 0; j < perWord; j++) {
-        const int k = (v * 3 + i) * perWord + j;
-        const unsigned id = w[i] >> (j * bits) & none;
-        if (k >= a.op.handle.numTopk) break;
-        setLocalId(src, t, k, id);
+      for (; rest != ~0u; rest = width == 16 ? rest >> 16 | 0xffff0000u : rest >> 8 | 0xff000000u) {
+        const unsigned id = rest & none;
         if (id == none) continue;
         n++;
-        if (!a.op.handle.rankMajor) map.set((int)id, map.bitOf(src, t));
+        if (!a.op.handle.rankMajor) atomicOr(column + id * map.stride, mask);
       }
     }
     return n;
@@ -307,7 +306,7 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
         const ep_ll_phase_t phase = tokens < 0 ? EP_LL_PHASE_HELLO : EP_LL_PHASE_ROUTING;
         if (!keepWaiting(g, op, Awaited{EP_LL_DISPATCH, phase, src, q.w, t}, spin)) {
 #pragma unroll 1
-          for (int k = 0; k < a.op.handle.numTopk; k++) setLocalId(src, t, k, NO_EXPERT);
+          for (int i = 0; i < a.idVectors * 3; i++) routeOf(src, t)[i] = ~0u;
           return;
         }
       }
@@ -382,6 +381,12 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
   // The sources of the group that have a row, as bits.
   EP_DEV unsigned present() const {
     unsigned set = 0;
+    if (SOURCES * a.copies <= 32) {
+      const unsigned bits = rowBits[0], mask = SOURCES * a.copies == 32 ? 0xffu : (1u << a.copies) - 1;
+#pragma unroll
+      for (int q = 0; q < SOURCES; q++) set |= bits >> (q * a.copies) & mask ? 1u << q : 0u;
+      return set;
+    }
 #pragma unroll 1
     for (int q = 0; q < SOURCES; q++) set |= hasRow(q) ? 1u << q : 0u;
     return set;
@@ -440,8 +445,10 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     }
   }
 
+  // The sources go round from token to token and rank to rank: if all ranks sent back in the same order,
+  // all would send to the same rank at once.
   // All lanes: what combine and the caller need to know about one (token, group of sources).
-  EP_DEV void note(int t, int group) {
+  EP_DEV void note(int t, int group, unsigned sources) {
     const ep_ll_handle_t &h = a.op.handle;
     const int me = g.rank, K = h.numTopk;
     int *table = rowOfTable(g, h);
@@ -458,9 +465,9 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     at = __reduce_add_sync(FULL_WARP, at);
     Owed *list = owedOf(h);
 #pragma unroll 1
-    for (int q = 0; q < SOURCES; q++) {
-      const int src = group * SOURCES + q;
-      if (src >= g.numRanks || !hasRow(q)) continue;
+    for (int i = 0; i < SOURCES; i++) {
+      const int q = (i + me + 1 + t) % SOURCES, src = group * SOURCES + q;
+      if (!(sources >> q & 1)) continue;
       const bool each = h.sum == EP_LL_SUM_EXACT;
       bool found = false;
 #pragma unroll 1
@@ -570,7 +577,7 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
       }
       last = i;
       if (notes) {
-        note(t, group);
+        note(t, group, sources);
         noted += numBlocks;
       } else {
         takeStep(t, group, u - i * steps, sources);
@@ -621,7 +628,7 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
                          rows,
                          (unsigned *)(rows + SOURCES * a.copies),
                          map,
-                         big + a.routeAt,
+                         (unsigned *)(big + a.routeAt),
                          (unsigned *)(big + a.owedAt)};
     receiver.run();
   }

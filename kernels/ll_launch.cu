@@ -54,7 +54,7 @@ void shareSharedMemory(DispatchArgs &a) {
   a.owedAt = (int)at;
   at += N * a.groups * 4;
   a.routeAt = (int)at;
-  a.bigBytes = roundUp(at + R * N * K * a.idBytes, 16);
+  a.bigBytes = roundUp(at + R * N * a.idVectors * 12, 16);
 }
 
 DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned parts) {
