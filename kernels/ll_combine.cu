@@ -10,31 +10,30 @@
 
 namespace {
 
-// A warp's units are known ahead: lane i holds the list entry of its i-th unit.
-EP_DEV void sendRows(const CombineArgs &a, const Op &op, unsigned long long active, int warp,
-                     int numWarps, int lane) {
+// Steps [s0, s0 + len) of all rows. A warp's units are known ahead: lane i holds the list entry of its
+// i-th unit.
+EP_DEV void sendChunk(const CombineArgs &a, const Op &op, unsigned long long active, int s0, int len,
+                      int warp, int lane) {
   const ep_ll_group_t &g = a.op.group;
-  const int steps = a.wire.steps;
-  const Share share = shareOf(headOf(a.op.handle).numOwed * steps, blockIdx.x, gridDim.x);
+  const int numWarps = a.roles.numSend;
+  const Share share = shareOf(headOf(a.op.handle).numOwed * len, blockIdx.x, gridDim.x);
   const Owed *list = owedOf(a.op.handle);
-  bool first = true;
 #pragma unroll 1
   for (int u0 = share.first + warp; u0 < share.end; u0 += numWarps * 32) {
     const int u = u0 + lane * numWarps;
     Owed entry = {0, 0};
-    if (u < share.end) entry = list[u / steps];
+    if (u < share.end) entry = list[u / len];
     const int n = min(32, (share.end - u0 + numWarps - 1) / numWarps);
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
-      const int s = (u0 + i * numWarps) % steps;
+      const int s = s0 + (u0 + i * numWarps) % len;
       const Owed e = {__shfl_sync(FULL_WARP, entry.row, i), __shfl_sync(FULL_WARP, entry.from, i)};
       const int to = e.source();
       if (!(active >> to & 1)) continue;
       const Piece p = pieceOf(a.wire, s, lane);
       const char *row = (const char *)a.op.tokens + (size_t)e.row * a.op.rowBytes;
       const uint4 v = readPiece(row, p, lane, op.mark);
-      if (first) awaitFree(g, EP_LL_COMBINE, op, active, lane);
-      first = false;
+      awaitFree(g, EP_LL_COMBINE, op, active, lane);
       storeStep(combineSlot(g, a.op.handle.numTopk, to, e.token(), e.k(), op.buf), p, s, lane, v);
       if (s == 0 && lane == 0) countBytes(g, EP_LL_COMBINE, to, a.op.rowBytes);
     }
@@ -54,16 +53,19 @@ __global__ void __launch_bounds__(COMBINE_THREADS, 1)
   const bool greets = blockIdx.x == 0 && (a.roles.numRecv && a.roles.numSend ? w == 0 : warp == 0);
   if (greets && (a.roles.parts & EP_LL_SEND)) {
     awaitFree(g, EP_LL_COMBINE, op, active, lane);
-    sendHello(g, EP_LL_COMBINE, op, active, a.op.numTokens, lane);
+    sendHello(g, EP_LL_COMBINE, op, active, lane);
   }
   if (w < 0) {
-    sendRows(a, op, active, warp, a.roles.numSend, lane);
+#pragma unroll 1
+    for (int s0 = 0; s0 < a.wire.steps; s0 += a.chunk) {
+      sendChunk(a, op, active, s0, min(a.chunk, a.wire.steps - s0), warp, lane);
+    }
   } else {
     const unsigned long long live = active & headOf(a.op.handle).reached;
     Term *terms = (Term *)(shared + a.warpAt) + w * a.op.handle.numTopk;
     TermSum<T, SUM>{a, g, op, live, lane, terms}.run(w, a.roles.numRecv);
     if (greets) {
-      const unsigned lag = awaitHellos(g, EP_LL_COMBINE, op, active, nullptr, lane);
+      const unsigned lag = awaitHellos(g, EP_LL_COMBINE, op, active, lane);
       if (lane == 0) noteHellos(g, EP_LL_COMBINE, op, lag);
     }
   }

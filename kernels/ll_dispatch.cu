@@ -1,7 +1,7 @@
 // Low-latency dispatch: one copy per (token, rank) on the wire; the receiver makes its experts' copies.
 //
 //   sending warps     rows, step by step, to every rank that needs them, each rank starting elsewhere
-//   receiving warps   send the hello and the routing words (they have nothing else to do yet), read
+//   receiving warps   send the routing words (they have nothing else to do yet), read
 //                     everybody's, derive the slots (slots.cuh), then take rows as they arrive
 //
 // A routing word says which of the destination's experts a token uses; it goes to every rank ahead of
@@ -111,7 +111,7 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
   __syncwarp();
 #pragma unroll 1
   for (int k = lane; k < K; k += 32) {
-    const int e = k == lane ? firstId : expertAt(a.op.handle, t, k), r = e < 0 ? 0xffff : rankOf(g, e);
+    const int e = k == lane ? firstId : t < a.op.numTokens ? expertAt(a.op.handle, t, k) : -1, r = e < 0 ? 0xffff : rankOf(g, e);
     mine[k] = (unsigned)r << 16 | (e < 0 ? 0 : e - r * g.numLocal);
   }
   __syncwarp();
@@ -125,12 +125,13 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
       w[q] = ~0u;
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        const int k = (v * 3 + q) * perWord + j;
-        if (j < perWord && k < K && mine[k] >> 16 == d) {
+        const int k = (v * 3 + q - 1) * perWord + j;
+        if (j < perWord && k >= 0 && k < K && mine[k] >> 16 == d) {
           w[q] ^= ((mine[k] ^ ~0u) & ((1u << bits) - 1)) << (j * bits);
         }
       }
     }
+    if (v == 0) w[0] = (unsigned)a.op.numTokens | op.lag << 21;
     storeSys(routingAt(a, d, g.rank, t, op.buf) + v * 16, make_uint4(w[0], w[1], w[2], op.mark));
   }
   if (g.bytes) {
@@ -142,19 +143,16 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
   }
 }
 
-// Hello and routing words of this block's tokens, by the first warps of a role.
+// Routing words of this block's tokens, by the first warps of a role.
 EP_DEV void announce(const DispatchArgs &a, const Op &op, unsigned long long active, int warp,
                      int numWarps, unsigned *mine, int lane) {
   const bool has = lane < a.op.handle.numTopk;
   int t = blockIdx.x + gridDim.x * warp;
   int id = has && t < a.op.numTokens ? expertAt(a.op.handle, t, lane) : -1;  // before the first wait
   awaitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
-  if (blockIdx.x == 0 && warp == 0) {
-    sendHello(a.op.group, EP_LL_DISPATCH, op, active, a.op.numTokens, lane);
-    if (lane == 0) headOf(a.op.handle).reached = active;
-  }
+  if (blockIdx.x == 0 && warp == 0 && lane == 0) headOf(a.op.handle).reached = active;
 #pragma unroll 1
-  while (t < a.op.numTokens) {
+  while (t < max(1, a.op.numTokens)) {
     sendRouting(a, op, active, t, id, mine, lane);
     t += gridDim.x * numWarps;
     id = has && t < a.op.numTokens ? expertAt(a.op.handle, t, lane) : -1;
@@ -228,7 +226,7 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
   const Op op;
   const unsigned long long active;
   const int warp, numWarps, lane;
-  volatile int *counts; // [R] tokens of each source, -1 until its hello is here
+  volatile int *counts; // [R] tokens of each source, -1 until a word of it is here; [R] the greatest lag
   int *rows;         // the warp's: slot of (source of the group, k) or -1
   unsigned *rowBits; // the warp's: the same as bits
   SlotMap map;
@@ -241,8 +239,8 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
 
   EP_DEV unsigned localId(int src, int t, int k) const {
     const unsigned *r = routeOf(src, t);
-    if (a.idBytes == 2) return r[k >> 1] >> (k & 1) * 16 & 0xffffu;
-    const unsigned id = r[k >> 2] >> (k & 3) * 8 & 0xffu;
+    if (a.idBytes == 2) return r[1 + (k >> 1)] >> (k & 1) * 16 & 0xffffu;
+    const unsigned id = r[1 + (k >> 2)] >> (k & 3) * 8 & 0xffu;
     return id == 0xff ? NO_EXPERT : id;
   }
 
@@ -259,7 +257,7 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
 #pragma unroll 1
     for (int i = i0; i < g.maxTokens * a.groups; i += di) owed[i] = 0;
 #pragma unroll 1
-    for (int i = i0; i < g.numRanks; i += di) counts[i] = active >> i & 1 ? -1 : 0;
+    for (int i = i0; i <= g.numRanks; i += di) counts[i] = i < g.numRanks && active >> i & 1 ? -1 : 0;
   }
 
   // One thread: the ids in one vector of a routing word; unused entries read as no expert.
@@ -268,6 +266,10 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     r[0] = q.x;
     r[1] = q.y;
     r[2] = q.z;
+    if (v == 0) {
+      counts[src] = min((int)(q.x & 0x1fffff), g.maxTokens);
+      if (t == 0) atomicMax((int *)&counts[g.numRanks], (int)(q.x >> 21));
+    }
     const unsigned w[3] = {q.x, q.y, q.z};
     const unsigned none = a.idBytes == 2 ? NO_EXPERT : 0xffu, width = 8 * a.idBytes;
     const unsigned bit = map.bitOf(src, t), mask = 1u << (bit & 31);
@@ -275,7 +277,7 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     int n = 0;
 #pragma unroll
     for (int i = 0; i < 3; i++) {
-      unsigned rest = w[i];
+      unsigned rest = v == 0 && i == 0 ? ~0u : w[i];
 #pragma unroll 1
       for (; rest != ~0u; rest = width == 16 ? rest >> 16 | 0xffff0000u : rest >> 8 | 0xff000000u) {
         const unsigned id = rest & none;
@@ -287,8 +289,8 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     return n;
   }
 
-  // One thread: waits for one token's routing word, or until the source says it has no such token. Only
-  // one warp of the block polls the hellos: many pollers of a line slow its writer down.
+  // One thread: waits for one token's routing word, or until another word of the source has told that it
+  // has no such token. The word of token 0 always comes.
   EP_DEV void readToken(int src, int t) {
     int n = 0;
 #pragma unroll 1
@@ -530,33 +532,28 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     }
   }
 
-  // The last warp reads the hellos and, as it has the least of the rest to do, writes the notes.
+  // The last warp, which has the least of the rest to do, writes the notes.
   EP_DEV void run() {
-    const int threads = numWarps * 32, steps = a.wire.steps;
+    const int threads = numWarps * 32, thread = warp * 32 + lane, steps = a.wire.steps;
     const bool isLast = warp == numWarps - 1;
     clear();
     syncWarps(1, threads);
-    // Guess that the others have as many tokens as this rank, so that words and hellos are read at once.
-    const int guess = a.op.numTokens;
-    const bool guessed = (int)blockIdx.x < guess * a.groups * steps;
-    unsigned lag = 0;
-    int have = 0, most = guess;
+    // Guess that the others have as many tokens as this rank, to read all their words at once.
+    const bool guessed = (int)blockIdx.x < a.op.numTokens * a.groups * steps;
+    const int have = guessed ? a.op.numTokens : 1;
+    int most = 0;
 #pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) {
-      if (pass == 0 && isLast) lag = awaitHellos(g, EP_LL_DISPATCH, op, active, counts, lane);
-      if (pass == 1 || guessed) {
-        const int readers = pass == 0 ? max(1, numWarps - 1) : numWarps;
-        if (warp < readers) readRouting(have, most, warp * 32 + lane, readers * 32);
-        have = most;
-      }
+    for (int from = 0, to = have; from < to; from = to, to = most) {
+      readRouting(from, to, thread, threads);
       syncWarps(1, threads);
-      if (pass == 1) break;
-      most = 0;
+      if (from > 0) break;
 #pragma unroll 1
       for (int r = lane; r < g.numRanks; r += 32) most = max(most, counts[r]);
       most = __reduce_max_sync(FULL_WARP, most);
-      if (blockIdx.x == 0 && isLast && lane == 0) noteHellos(g, EP_LL_DISPATCH, op, lag);
-      if (have >= most || (blockIdx.x > 0 && (int)blockIdx.x >= most * a.groups * steps)) break;
+      if (blockIdx.x > 0 && (int)blockIdx.x >= most * a.groups * steps) break;
+    }
+    if (blockIdx.x == 0 && thread == 0) {
+      noteHellos(g, EP_LL_DISPATCH, op, (unsigned)counts[g.numRanks]);
     }
     const int units = most * a.groups * steps, numBlocks = max(1, min((int)gridDim.x, units));
     if ((int)blockIdx.x >= numBlocks) return;

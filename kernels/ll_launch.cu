@@ -27,7 +27,7 @@ Roles rolesOf(int kind, int tokens, bool quantises, bool partial, unsigned parts
       recv = tokens >= 32 ? 15 : 4;
     } else {
       send = 2;
-      recv = tokens >= 32 ? 15 : tokens > 8 ? 6 : 2;
+      recv = tokens >= 32 ? 15 : tokens > 8 ? 8 : 4;
     }
   } else {
     send = tokens >= 32 ? 13 : 4;
@@ -43,7 +43,7 @@ void shareSharedMemory(DispatchArgs &a) {
   const ep_ll_handle_t &h = a.op.handle;
   const size_t R = g.numRanks, N = g.maxTokens, K = h.numTopk, rows = h.rankMajor ? 1 : g.numLocal;
   const size_t entries = SOURCES * (size_t)a.copies;
-  a.warpAt = (int)roundUp(R * 4, 16);
+  a.warpAt = (int)roundUp((R + 1) * 4, 16);
   a.warpBytes =
       (int)roundUp((entries + entries / 32 + 2 > K ? entries + entries / 32 + 2 : K) * 4, 16);
   a.rowAt = a.warpAt + a.warpBytes * (a.roles.numSend + a.roles.numRecv);
@@ -67,7 +67,7 @@ DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned parts) {
   a.roles = rolesOf(EP_LL_DISPATCH, op.numTokens, op.quant != EP_LL_QUANT_NONE, false, parts);
   if (parts == EP_LL_BOTH && op.sendWarps > 0) a.roles = Roles{op.sendWarps, op.recvWarps, parts};
   a.idBytes = g.numLocal < 0xff ? 1 : 2;
-  a.idVectors = (K * a.idBytes + 11) / 12;
+  a.idVectors = (4 + K * a.idBytes + 11) / 12;
   a.copies = op.handle.rankMajor ? 1 : K;
   a.groups = (g.numRanks + SOURCES - 1) / SOURCES;
   a.perSource = (g.maxTokens + 31) / 32 * 32;
@@ -175,6 +175,9 @@ extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned part
   if (parts == EP_LL_BOTH && op->sendWarps > 0)
     a.roles = Roles{op->sendWarps, op->recvWarps, parts};
   a.weightVectors = (op->handle.numTopk + 2) / 3;
+  const long long perBlock = (long long)op->numTokens * a.wire.steps / op->group.numSms;
+  a.chunk = partial ? a.roles.numSend + a.roles.numRecv : a.roles.numRecv;
+  if (a.chunk < 1 || perBlock <= a.chunk || perBlock > 4ll * a.chunk) a.chunk = a.wire.steps;
   EP_CHECK(op->rowBytes >= 16 && op->rowBytes % 16 == 0, TREFOIL_INVALID_ARGUMENT,
            "rows of %d bytes: must be a multiple of 16", op->rowBytes);
   EP_CHECK((size_t)a.wire.lines * 128 <= op->group.at.rowStride[1], TREFOIL_INVALID_ARGUMENT,

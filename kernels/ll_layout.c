@@ -47,7 +47,7 @@ trefoil_result_t epLlLayout(const ep_ll_config_t *c, ep_ll_layout_t *out) {
   EP_CHECK(c && out, TREFOIL_INVALID_ARGUMENT, "config or out is NULL");
   EP_TRY(checkConfig(c));
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens, K = (size_t)c->maxTopk;
-  size_t idVectors = (K * (numLocal(c) < 0xff ? 1 : 2) + 11) / 12;
+  size_t idVectors = (4 + K * (numLocal(c) < 0xff ? 1 : 2) + 11) / 12;
   ep_ll_layout_t at = {0};
   size_t next = 0;
   for (int kind = 0; kind < 2; kind++) {

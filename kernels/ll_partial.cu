@@ -108,9 +108,9 @@ template <Elem T> struct Sender {
 
   // All warps of the block: pairs [pair0, ...) of units [u0, end). The first rows of every warp are on
   // their way while a warp a pair waits for the weights.
-  EP_DEV void sendPairs(const Owed *list, int pair0, int u0, int end) {
+  EP_DEV void sendPairs(const Owed *list, int s0, int steps, int u0, int end) {
     const ep_ll_group_t &g = a.op.group;
-    const int steps = a.wire.steps, numPairs = (end - 1) / steps - pair0 + 1;
+    const int pair0 = u0 / steps, numPairs = (end - 1) / steps - pair0 + 1;
     __syncthreads();
 #pragma unroll 1
     for (int i = warp; i < numPairs; i += numWarps) findRows(a, list[pair0 + i], pairs[i], lane);
@@ -118,7 +118,7 @@ template <Elem T> struct Sender {
     bool ready = false;
 #pragma unroll 1
     for (int u = u0 + warp; u < end || !ready; u += numWarps) {
-      const int at = min(u, end - 1) / steps, s = u - at * steps;
+      const int at = min(u, end - 1) / steps, s = s0 + u - at * steps;
       const Pair &pair = pairs[at - pair0];
       const Owed e = list[at];
       const Piece p = pieceOf(a.wire, s, lane);
@@ -152,13 +152,17 @@ template <Elem T> struct Sender {
   }
 
   EP_DEV void run() {
-    const int steps = a.wire.steps;
-    const Share share = shareOf(headOf(a.op.handle).numOwed * steps, blockIdx.x, gridDim.x);
+    const int numOwed = headOf(a.op.handle).numOwed;
 #pragma unroll 1
-    for (int u = share.first; u < share.end;) {
-      const int pair0 = u / steps, end = min(share.end, (pair0 + PAIRS) * steps);
-      sendPairs(owedOf(a.op.handle), pair0, u, end);
-      u = end;
+    for (int s0 = 0; s0 < a.wire.steps; s0 += a.chunk) {
+      const int len = min(a.chunk, a.wire.steps - s0);
+      const Share share = shareOf(numOwed * len, blockIdx.x, gridDim.x);
+#pragma unroll 1
+      for (int u = share.first; u < share.end;) {
+        const int end = min(share.end, (u / len + PAIRS) * len);
+        sendPairs(owedOf(a.op.handle), s0, len, u, end);
+        u = end;
+      }
     }
   }
 };
@@ -181,7 +185,7 @@ __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
       sendWeights(a, op, live, t, lane);
     }
     if (blockIdx.x == 0 && warp == 0) {
-      sendHello(g, EP_LL_COMBINE, op, active, a.op.numTokens, lane);
+      sendHello(g, EP_LL_COMBINE, op, active, lane);
     }
     Sender<T>{a, op, active, warp, numWarps, lane, pairs}.run();
   }
@@ -189,7 +193,7 @@ __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
     Term *terms = (Term *)(shared + a.warpAt) + warp * a.op.handle.numTopk;
     TermSum<T, EP_LL_SUM_PARTIAL>{a, g, op, live, lane, terms}.run(warp, numWarps);
     if (blockIdx.x == 0 && warp == 0) {
-      const unsigned lag = awaitHellos(g, EP_LL_COMBINE, op, active, nullptr, lane);
+      const unsigned lag = awaitHellos(g, EP_LL_COMBINE, op, active, lane);
       if (lane == 0) noteHellos(g, EP_LL_COMBINE, op, lag);
     }
   }

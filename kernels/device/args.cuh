@@ -34,6 +34,8 @@ struct CombineArgs {
   ep_ll_combine_t op;
   Wire wire;
   Roles roles;
+  int chunk; // steps that all rows send before any sends the next ones: the receivers' first round is
+             // then done in the first half of the time
   int weightVectors; // of a token: 3 weights each
   int warpAt;        // shared memory of receiving warps: terms
 };

@@ -51,8 +51,10 @@ struct Op {
   unsigned long long number;
   unsigned mark;
   int buf;
-  bool isFree;  // every peer is known to have received operation number - 2
+  bool isFree;   // every peer is known to have received operation number - 2
+  unsigned lag;  // how far behind this rank's last receive out of the other buffer is, at most MAX_LAG
 };
+constexpr unsigned MAX_LAG = 2047;
 
 EP_DEV Control &controlOf(const ep_ll_group_t &g) {
   return *(Control *)g.control;
@@ -72,8 +74,10 @@ EP_DEV Op currentOp(const ep_ll_group_t &g, const ep_ll_handle_t &h, int kind, u
   const bool sends = parts & EP_LL_SEND;
   const unsigned long long e = sends ? loadVolatile(&c.clock) : headOf(h).sent[kind];
   const unsigned long long known0 = c.known[0], known1 = c.known[1];
-  const unsigned long long n = sends ? (e >> 16) + 1 : e;
-  return Op{n, markOf(n), (int)(n & 1), (n & 1 ? known1 : known0) + 2 >= n};
+  const unsigned long long done0 = c.done[0], done1 = c.done[1];
+  const unsigned long long n = sends ? (e >> 16) + 1 : e, lag = n - (n & 1 ? done0 : done1);
+  return Op{n, markOf(n), (int)(n & 1), (n & 1 ? known1 : known0) + 2 >= n,
+            (unsigned)min(lag, (unsigned long long)MAX_LAG)};
 }
 
 // All lanes of a warp: ranks that this rank regards as active.
@@ -93,13 +97,13 @@ EP_DEV char *freeAt(const ep_ll_group_t &g, int kind, int at, int from, int buf)
   return g.peers[at] + g.at.free[kind] + (size_t)(buf * g.numRanks + from) * 16;
 }
 
-// One warp of the launch: the word to everybody. `count` is the number of tokens of a dispatch.
+// One warp of a combine: the word to everybody. (In a dispatch the routing words do the same.)
 EP_DEV void sendHello(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
-                      int count, int lane) {
-  const unsigned long long lag = op.number - controlOf(g).kind[kind].done[op.buf ^ 1];
-  const uint4 word = make_uint4((unsigned)count, (unsigned)min(lag, 0xFFFFFFFFull), 0, op.mark);
+                      int lane) {
   for (int r = lane; r < g.numRanks; r += 32) {
-    if (active >> r & 1) storeSys(helloAt(g, kind, r, g.rank, op.buf), word);
+    if (active >> r & 1) {
+      storeSys(helloAt(g, kind, r, g.rank, op.buf), make_uint4(op.lag, 0, 0, op.mark));
+    }
   }
 }
 

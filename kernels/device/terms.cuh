@@ -138,15 +138,19 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
   }
 
   EP_DEV void run(int warp, int numWarps) {
-    const Share share = shareOf(a.op.numTokens * a.wire.steps, blockIdx.x, gridDim.x);
     int last = -1, n = 0;
 #pragma unroll 1
-    for (int u = share.first + warp; u < share.end; u += numWarps) {
-      const int t = u / a.wire.steps, s = u - t * a.wire.steps;
-      if (t != last) n = list(t);
-      last = t;
-      if (s == 0) countOwn(n);
-      step(t, n, s);
+    for (int s0 = 0; s0 < a.wire.steps; s0 += a.chunk) {
+      const int len = min(a.chunk, a.wire.steps - s0);
+      const Share share = shareOf(a.op.numTokens * len, blockIdx.x, gridDim.x);
+#pragma unroll 1
+      for (int u = share.first + warp; u < share.end; u += numWarps) {
+        const int t = u / len, s = s0 + u - t * len;
+        if (t != last) n = list(t);
+        last = t;
+        if (s == 0) countOwn(n);
+        step(t, n, s);
+      }
     }
   }
 };

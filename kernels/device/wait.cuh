@@ -106,11 +106,9 @@ EP_DEV void awaitFree(const ep_ll_group_t &g, int kind, const Op &op, unsigned l
   if (!op.isFree) pollFree(g, kind, op, active, lane);
 }
 
-// All lanes of a warp: the hello of every active rank; counts, if not NULL, gets their numbers of tokens.
-// Returns the greatest lag that peers reported.
+// All lanes of a warp: the hello of every active rank; returns the greatest lag that peers reported.
 EP_DEV unsigned awaitHellos(const ep_ll_group_t &g, int kind, const Op &op,
-                            unsigned long long active, volatile int *counts,
-                            int lane) {
+                            unsigned long long active, int lane) {
   unsigned lag = 0;
   for (int r = lane; r < g.numRanks; r += 32) {
     if (!(active >> r & 1)) continue;
@@ -118,8 +116,7 @@ EP_DEV unsigned awaitHellos(const ep_ll_group_t &g, int kind, const Op &op,
     for (;;) {
       const uint4 v = loadSys(helloAt(g, kind, g.rank, r, op.buf));
       if (v.w == op.mark) {
-        lag = max(lag, v.y);
-        if (counts) counts[r] = min((int)v.x, g.maxTokens);
+        lag = max(lag, v.x);
         break;
       }
       const Awaited w = {(ep_ll_kind_t)kind, EP_LL_PHASE_HELLO, r, v.w, -1};
@@ -133,7 +130,7 @@ EP_DEV unsigned awaitHellos(const ep_ll_group_t &g, int kind, const Op &op,
 EP_DEV void noteHellos(const ep_ll_group_t &g, int kind, const Op &op, unsigned lag) {
   KindControl &c = controlOf(g).kind[kind];
   c.done[op.buf] = op.number;
-  c.known[op.buf ^ 1] = op.number - lag;
+  c.known[op.buf ^ 1] = lag < MAX_LAG ? op.number - lag : 0;
 }
 
 // One block: zeroes what peers have written into one buffer of a kind.
