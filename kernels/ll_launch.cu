@@ -19,7 +19,7 @@ size_t roundUp(size_t n, size_t to) {
 
 // Measured (docs/kernels.md): few senders in dispatch, as many as fit in combine, small blocks for few
 // tokens because large ones start slowly.
-Roles rolesOf(int kind, int tokens, bool quantises, bool partial, unsigned parts) {
+Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned parts) {
   int send, recv;
   if (kind == EP_LL_DISPATCH) {
     if (quantises) {
@@ -30,10 +30,10 @@ Roles rolesOf(int kind, int tokens, bool quantises, bool partial, unsigned parts
       recv = tokens >= 32 ? 15 : tokens > 8 ? 8 : 4;
     }
   } else {
-    send = tokens >= 32 ? 13 : 4;
-    recv = tokens >= 32 ? 15 : 4;
+    send = tokens < 32 ? 4 : sum == EP_LL_SUM_RANKS ? 9 : 13;
+    recv = tokens < 32 ? 4 : 15;
   }
-  if (parts == EP_LL_SEND) return Roles{partial ? send + recv : send + recv, 0, parts};
+  if (parts == EP_LL_SEND) return Roles{send + recv, 0, parts};
   if (parts == EP_LL_RECV) return Roles{0, send + recv, parts};
   return Roles{send, recv, parts};
 }
@@ -64,7 +64,7 @@ DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned parts) {
   const int K = op.handle.numTopk;
   a.wire =
       wireOf(op.tokenBytes + op.scaleBytes + (op.handle.rankMajor ? (K * 4 + 15) / 16 * 16 : 0));
-  a.roles = rolesOf(EP_LL_DISPATCH, op.numTokens, op.quant != EP_LL_QUANT_NONE, false, parts);
+  a.roles = rolesOf(EP_LL_DISPATCH, op.numTokens, op.quant != EP_LL_QUANT_NONE, op.handle.sum, parts);
   if (parts == EP_LL_BOTH && op.sendWarps > 0) a.roles = Roles{op.sendWarps, op.recvWarps, parts};
   a.idBytes = g.numLocal < 0xff ? 1 : 2;
   a.idVectors = (4 + K * a.idBytes + 11) / 12;
@@ -171,7 +171,7 @@ extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned part
   CombineArgs a = {};
   a.op = *op;
   a.wire = wireOf(op->rowBytes);
-  a.roles = rolesOf(EP_LL_COMBINE, op->numTokens, false, partial, parts);
+  a.roles = rolesOf(EP_LL_COMBINE, op->numTokens, false, op->handle.sum, parts);
   if (parts == EP_LL_BOTH && op->sendWarps > 0)
     a.roles = Roles{op->sendWarps, op->recvWarps, parts};
   a.weightVectors = (op->handle.numTopk + 2) / 3;
