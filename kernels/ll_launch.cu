@@ -30,7 +30,7 @@ Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned pa
       recv = tokens >= 32 ? 15 : tokens > 8 ? 8 : 4;
     }
   } else {
-    send = tokens < 32 ? 4 : sum == EP_LL_SUM_RANKS ? 9 : 13;
+    send = tokens < 32 ? 4 : sum == EP_LL_SUM_RANKS ? 10 : 13;
     recv = tokens < 32 ? 4 : 15;
   }
   if (parts == EP_LL_SEND) return Roles{send + recv, 0, parts};
