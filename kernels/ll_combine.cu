@@ -12,8 +12,8 @@ namespace {
 
 // Steps [s0, s0 + len) of all rows. A warp's units are known ahead: lane i holds the list entry of its
 // i-th unit.
-EP_DEV void sendChunk(const CombineArgs &a, const Op &op, unsigned long long active, int s0, int len,
-                      int warp, int lane) {
+EP_DEV void sendChunk(const CombineArgs &a, const Op &op, unsigned long long active, int s0,
+                      int len, int warp, int lane) {
   const ep_ll_group_t &g = a.op.group;
   const int numWarps = a.roles.numSend;
   const Share share = shareOf(headOf(a.op.handle).numOwed * len, blockIdx.x, gridDim.x);

@@ -111,7 +111,10 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
   __syncwarp();
 #pragma unroll 1
   for (int k = lane; k < K; k += 32) {
-    const int e = k == lane ? firstId : t < a.op.numTokens ? expertAt(a.op.handle, t, k) : -1, r = e < 0 ? 0xffff : rankOf(g, e);
+    const int e = k == lane            ? firstId
+                  : t < a.op.numTokens ? expertAt(a.op.handle, t, k)
+                                       : -1,
+              r = e < 0 ? 0xffff : rankOf(g, e);
     mine[k] = (unsigned)r << 16 | (e < 0 ? 0 : e - r * g.numLocal);
   }
   __syncwarp();
@@ -148,7 +151,7 @@ EP_DEV void announce(const DispatchArgs &a, const Op &op, unsigned long long act
                      int numWarps, unsigned *mine, int lane) {
   const bool has = lane < a.op.handle.numTopk;
   int t = blockIdx.x + gridDim.x * warp;
-  int id = has && t < a.op.numTokens ? expertAt(a.op.handle, t, lane) : -1;  // before the first wait
+  int id = has && t < a.op.numTokens ? expertAt(a.op.handle, t, lane) : -1; // before the first wait
   awaitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
   if (blockIdx.x == 0 && warp == 0 && lane == 0) headOf(a.op.handle).reached = active;
 #pragma unroll 1
@@ -181,7 +184,8 @@ EP_DEV void sendRows(const DispatchArgs &a, const Op &op, unsigned long long act
 #pragma unroll 1
   for (int u = share.first + warp; u < share.end; u += numWarps) {
     const int t = u / steps, s = u - t * steps;
-    const uint4 v = readRow<SEGMENTS, false>(a, inputRow(a, t), pieceOf(a.wire, s, lane), lane, op.mark);
+    const uint4 v =
+        readRow<SEGMENTS, false>(a, inputRow(a, t), pieceOf(a.wire, s, lane), lane, op.mark);
     if (t != last) to = ranksOfToken(g, a.op.handle, t, lane) & active & ~(1ull << g.rank);
     if (last < 0) awaitFree(g, EP_LL_DISPATCH, op, active, lane);
     last = t;
@@ -226,12 +230,13 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
   const Op op;
   const unsigned long long active;
   const int warp, numWarps, lane;
-  volatile int *counts; // [R] tokens of each source, -1 until a word of it is here; [R] the greatest lag
-  int *rows;         // the warp's: slot of (source of the group, k) or -1
+  volatile int
+      *counts; // [R] tokens of each source, -1 until a word of it is here; [R] the greatest lag
+  int *rows;   // the warp's: slot of (source of the group, k) or -1
   unsigned *rowBits; // the warp's: the same as bits
   SlotMap map;
   unsigned *route; // [R, N, idVectors * 3] local ids as they travelled
-  unsigned *owed; // [N, groups] rows owed
+  unsigned *owed;  // [N, groups] rows owed
 
   EP_DEV unsigned *routeOf(int src, int t) const {
     return route + (src * g.maxTokens + t) * a.idVectors * 3;
@@ -257,7 +262,8 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
 #pragma unroll 1
     for (int i = i0; i < g.maxTokens * a.groups; i += di) owed[i] = 0;
 #pragma unroll 1
-    for (int i = i0; i <= g.numRanks; i += di) counts[i] = i < g.numRanks && active >> i & 1 ? -1 : 0;
+    for (int i = i0; i <= g.numRanks; i += di)
+      counts[i] = i < g.numRanks && active >> i & 1 ? -1 : 0;
   }
 
   // One thread: the ids in one vector of a routing word; unused entries read as no expert.
@@ -384,7 +390,8 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
   EP_DEV unsigned present() const {
     unsigned set = 0;
     if (SOURCES * a.copies <= 32) {
-      const unsigned bits = rowBits[0], mask = SOURCES * a.copies == 32 ? 0xffu : (1u << a.copies) - 1;
+      const unsigned bits = rowBits[0],
+                     mask = SOURCES * a.copies == 32 ? 0xffu : (1u << a.copies) - 1;
 #pragma unroll
       for (int q = 0; q < SOURCES; q++) set |= bits >> (q * a.copies) & mask ? 1u << q : 0u;
       return set;
@@ -415,7 +422,7 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     const Piece p = pieceOf(a.wire, s, lane);
     const char *slot = dispatchSlot(g, g.rank, group * SOURCES, t, op.buf);
     const size_t stride = g.maxTokens * g.at.rowStride[0];
-    const int own = g.rank - group * SOURCES;  // in place, unless rows are quantised
+    const int own = g.rank - group * SOURCES; // in place, unless rows are quantised
     uint4 v[SOURCES];
     unsigned there = 0;
     if (!QUANT && own >= 0 && own < SOURCES && waiting >> own & 1) there = 1u << own;
@@ -434,7 +441,8 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
       }
 #pragma unroll
       for (int q = 0; q < SOURCES; q++) {
-        if ((waiting & ~there) >> q & 1 && !__any_sync(FULL_WARP, isMissing(v[q], p, lane, op.mark))) {
+        if ((waiting & ~there) >> q & 1 &&
+            !__any_sync(FULL_WARP, isMissing(v[q], p, lane, op.mark))) {
           there |= 1u << q;
         }
       }
@@ -442,7 +450,8 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
 #pragma unroll 1
       for (; there; there &= there - 1) deliver(__ffs(there) - 1, p, pick(v, __ffs(there) - 1));
       if (!waiting) break;
-      const Awaited w = {EP_LL_DISPATCH, EP_LL_PHASE_ROWS, group * SOURCES + __ffs(waiting) - 1, 0u, t};
+      const Awaited w = {EP_LL_DISPATCH, EP_LL_PHASE_ROWS, group * SOURCES + __ffs(waiting) - 1, 0u,
+                         t};
       if (!keepWarpWaiting(g, op, w, spin, lane)) waiting &= waiting - 1;
     }
   }
@@ -564,7 +573,7 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     const Share share = shareOf(units, blockIdx.x, gridDim.x);
     int last = -1, u = share.first + warp, noted = isLast ? blockIdx.x : most * a.groups;
     unsigned sources = 0;
-    for (;;) {  // notes first, then steps
+    for (;;) { // notes first, then steps
       const bool notes = noted < most * a.groups;
       if (!notes && u >= share.end) break;
       const int i = notes ? noted : u / steps, t = i / a.groups, group = i - t * a.groups;
@@ -615,18 +624,18 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
         a.chunks,        SlotMap::strideOf(a.chunks),    a.perSource};
     int *rows = (int *)mine;
     Receiver<QUANT, SEGMENTS> receiver = {a,
-                         g,
-                         op,
-                         active,
-                         w,
-                         a.roles.numRecv,
-                         lane,
-                         (int *)shared,
-                         rows,
-                         (unsigned *)(rows + SOURCES * a.copies),
-                         map,
-                         (unsigned *)(big + a.routeAt),
-                         (unsigned *)(big + a.owedAt)};
+                                          g,
+                                          op,
+                                          active,
+                                          w,
+                                          a.roles.numRecv,
+                                          lane,
+                                          (int *)shared,
+                                          rows,
+                                          (unsigned *)(rows + SOURCES * a.copies),
+                                          map,
+                                          (unsigned *)(big + a.routeAt),
+                                          (unsigned *)(big + a.owedAt)};
     receiver.run();
   }
   finishLaunch(g, a.op.handle, EP_LL_DISPATCH, op, a.roles.parts, began);

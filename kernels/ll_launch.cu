@@ -64,7 +64,8 @@ DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned parts) {
   const int K = op.handle.numTopk;
   a.wire =
       wireOf(op.tokenBytes + op.scaleBytes + (op.handle.rankMajor ? (K * 4 + 15) / 16 * 16 : 0));
-  a.roles = rolesOf(EP_LL_DISPATCH, op.numTokens, op.quant != EP_LL_QUANT_NONE, op.handle.sum, parts);
+  a.roles =
+      rolesOf(EP_LL_DISPATCH, op.numTokens, op.quant != EP_LL_QUANT_NONE, op.handle.sum, parts);
   if (parts == EP_LL_BOTH && op.sendWarps > 0) a.roles = Roles{op.sendWarps, op.recvWarps, parts};
   a.idBytes = g.numLocal < 0xff ? 1 : 2;
   a.idVectors = (4 + K * a.idBytes + 11) / 12;
@@ -160,8 +161,8 @@ extern "C" trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned pa
   EP_TRY(checkDispatch(*op, a, parts));
   const size_t shared = a.bigAt + (a.op.scratch ? 0 : (size_t)a.bigBytes);
   return launch(epLlDispatchKernel(op->quant != EP_LL_QUANT_NONE, a.wire.rowBytes != op->tokenBytes,
-                                   op->scratch != nullptr), op->group.numSms,
-                a.roles.numSend + a.roles.numRecv, shared, &a, stream);
+                                   op->scratch != nullptr),
+                op->group.numSms, a.roles.numSend + a.roles.numRecv, shared, &a, stream);
 }
 
 extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *stream) {

@@ -75,8 +75,7 @@ EP_DEV char *combineSlot(const ep_ll_group_t &g, int numTopk, int at, int t, int
 }
 
 // Calls f(rank) for every rank in the set, starting at `first` and going round.
-template <typename F>
-EP_DEV void forRanks(unsigned long long set, int first, int numRanks, F f) {
+template <typename F> EP_DEV void forRanks(unsigned long long set, int first, int numRanks, F f) {
   unsigned long long m = set >> first | (first ? set << (numRanks - first) : 0);
   if (numRanks < 64) m &= (1ull << numRanks) - 1;
 #pragma unroll 1

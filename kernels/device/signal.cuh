@@ -51,8 +51,9 @@ struct Op {
   unsigned long long number;
   unsigned mark;
   int buf;
-  bool isFree;   // every peer is known to have received operation number - 2
-  unsigned lag;  // how far behind this rank's last receive out of the other buffer is, at most MAX_LAG
+  bool isFree; // every peer is known to have received operation number - 2
+  unsigned
+      lag; // how far behind this rank's last receive out of the other buffer is, at most MAX_LAG
 };
 constexpr unsigned MAX_LAG = 2047;
 

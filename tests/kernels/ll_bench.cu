@@ -49,7 +49,8 @@ __global__ void allToAllKernel(const __grid_constant__ Barrier b, size_t bytesEa
   const size_t n = bytesEach / 16;
   for (int d = 1; d < b.numRanks; d++) {
     uint4 *to = (uint4 *)(b.words[(b.rank + d) % b.numRanks] + 1024) + b.rank * n;
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
       to[i] = make_uint4(i, d, b.rank, 7);
     }
   }
@@ -72,7 +73,7 @@ struct Bench {
   std::vector<Barrier> barriers;
   std::vector<unsigned long long *> stamps;
   std::vector<cudaEvent_t> begin, end;
-  double copyRate = 0;  // bytes / ns of one port
+  double copyRate = 0; // bytes / ns of one port
   FILE *json = nullptr;
   bool firstRow = true, failed = false;
 
@@ -181,8 +182,10 @@ struct Bench {
           lockstepKernel<<<1, 32, 0, s>>>(barriers[r], 100000);
           CU(cudaEventRecord(begin[r], s));
           for (int i = 0; i < n; i++) {
-            if (kind == 0) allToAllKernel<<<GRID, 1024, 0, s>>>(barriers[r], each3);
-            else spreadCopyKernel<<<GRID, 1024, 0, s>>>(barriers[r], each3);
+            if (kind == 0)
+              allToAllKernel<<<GRID, 1024, 0, s>>>(barriers[r], each3);
+            else
+              spreadCopyKernel<<<GRID, 1024, 0, s>>>(barriers[r], each3);
           }
           CU(cudaEventRecord(end[r], s));
         });
@@ -195,27 +198,32 @@ struct Bench {
         slowest = std::max(slowest, (double)ms * 1e6 / n);
       });
       const double rate = (double)each3 * (R - 1) / slowest;
-      printf("plain all-to-all, %s: %.1f GB/s a port\n", kind ? "all peers at once" : "peer after peer", rate);
+      printf("plain all-to-all, %s: %.1f GB/s a port\n",
+             kind ? "all peers at once" : "peer after peer", rate);
       copyRate = std::max(copyRate, rate);
     }
   }
 
-  void row(const char *name, int tokens, const Shape &s, bool combine, double portBytes, bool ok, const Times &t,
-           int send, int recv) {
+  void row(const char *name, int tokens, const Shape &s, bool combine, double portBytes, bool ok,
+           const Times &t, int send, int recv) {
     const double floor = portBytes / copyRate * 1e-3 + 3.4;
-    printf("%-30s B %3d  check %s  lockstep %6.2f us p99 %6.2f  back to back %6.2f  port %6.2f MB  ratio %.3f", name,
-           tokens, ok ? "ok" : "FAILED", t.median, t.p99, t.backToBack, portBytes * 1e-6, t.median / floor);
+    printf("%-30s B %3d  check %s  lockstep %6.2f us p99 %6.2f  back to back %6.2f  port %6.2f MB  "
+           "ratio %.3f",
+           name, tokens, ok ? "ok" : "FAILED", t.median, t.p99, t.backToBack, portBytes * 1e-6,
+           t.median / floor);
     if (send) printf("  %d+%d warps", send, recv);
     printf("\n");
     fflush(stdout);
     failed |= !ok;
     if (!json || !ok) return;
     fprintf(json,
-            "%s\n    {\"operation\": \"%s\", \"tokens\": %d, \"ranks\": %d, \"experts\": %d, \"topk\": %d, "
-            "\"hidden\": %d, \"check\": \"ok\", \"lockstep_us\": %.3f, \"p99_us\": %.3f, \"back_to_back_us\": %.3f, "
+            "%s\n    {\"operation\": \"%s\", \"tokens\": %d, \"ranks\": %d, \"experts\": %d, "
+            "\"topk\": %d, "
+            "\"hidden\": %d, \"check\": \"ok\", \"lockstep_us\": %.3f, \"p99_us\": %.3f, "
+            "\"back_to_back_us\": %.3f, "
             "\"busiest_port_bytes\": %.0f, \"ratio\": %.4f}",
-            firstRow ? "" : ",", name, tokens, R, s.E, s.K, combine ? s.combineWidth : s.tokenWidth, t.median, t.p99,
-            t.backToBack, portBytes, t.median / floor);
+            firstRow ? "" : ",", name, tokens, R, s.E, s.K, combine ? s.combineWidth : s.tokenWidth,
+            t.median, t.p99, t.backToBack, portBytes, t.median / floor);
     firstRow = false;
   }
 };
@@ -273,11 +281,11 @@ double busiestPort(const Shape &s, const std::vector<std::vector<StepRank>> &set
 }
 
 struct Data {
-  std::vector<std::vector<char>> y, x;  // a rank
+  std::vector<std::vector<char>> y, x; // a rank
 };
 
-void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t quant, ep_ll_sum_t sum,
-              bool tune, bool dispatchToo) {
+void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t quant,
+              ep_ll_sum_t sum, bool tune, bool dispatchToo) {
   World &w = b.w;
   const Shape s = benchShape(b.R, rankMajor, quant, sum);
   w.reset(s.config, 0);
@@ -296,8 +304,12 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
       k.weights.resize(B * s.K);
       for (float &f : k.weights) f = (rng.below(100000) + 1) * 1e-5f;
       std::vector<int64_t> topk64(k.topk.begin(), k.topk.end());
-      ep_ll_handle_t h = {w.upload(r, topk64), w.filled<char>(r, epLlHandleBytes(&s.config, s.K), 0), s.K, 1,
-                          rankMajor, sum};
+      ep_ll_handle_t h = {w.upload(r, topk64),
+                          w.filled<char>(r, epLlHandleBytes(&s.config, s.K), 0),
+                          s.K,
+                          1,
+                          rankMajor,
+                          sum};
       k.dispatch = ep_ll_dispatch_t{};
       ep_ll_dispatch_t &d = k.dispatch;
       d.group = g;
@@ -316,9 +328,16 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
       d.scaleBytes = s.scaleBytesOut;
       d.quant = quant;
       ep_ll_combine_t &c = k.combine;
-      c = ep_ll_combine_t{g, h, y, rankMajor ? nullptr : d.weights,
-                          w.filled<char>(r, B * s.combineBytes() + 64, POISON), TREFOIL_BF16, B,
-                          (int)s.combineBytes(), 0, 0};
+      c = ep_ll_combine_t{g,
+                          h,
+                          y,
+                          rankMajor ? nullptr : d.weights,
+                          w.filled<char>(r, B * s.combineBytes() + 64, POISON),
+                          TREFOIL_BF16,
+                          B,
+                          (int)s.combineBytes(),
+                          0,
+                          0};
     }
   });
   w.sync();
@@ -349,14 +368,20 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
   auto warps = [&](bool combine) {
     std::vector<std::pair<int, int>> v = {{0, 0}};
     if (!tune) return v;
-    if (combine && sum == EP_LL_SUM_PARTIAL) v = {{14, 14}, {4, 4}, {8, 8}, {6, 6}};
-    else if (combine) v = {{14, 14}, {13, 15}, {12, 15}, {10, 15}, {8, 15}, {8, 8}, {4, 4}};
-    else if (quant) v = {{4, 15}, {2, 15}, {5, 15}, {3, 15}, {8, 8}, {8, 4}};
-    else v = {{2, 15}, {3, 15}, {4, 15}, {5, 15}, {2, 8}, {2, 4}, {2, 2}};
+    if (combine && sum == EP_LL_SUM_PARTIAL)
+      v = {{14, 14}, {4, 4}, {8, 8}, {6, 6}};
+    else if (combine)
+      v = {{14, 14}, {13, 15}, {12, 15}, {10, 15}, {8, 15}, {8, 8}, {4, 4}};
+    else if (quant)
+      v = {{4, 15}, {2, 15}, {5, 15}, {3, 15}, {8, 8}, {8, 4}};
+    else
+      v = {{2, 15}, {3, 15}, {4, 15}, {5, 15}, {2, 8}, {2, 4}, {2, 2}};
     return v;
   };
   if (dispatchToo) {
-    const char *name = quant ? "dispatch expert-major e4m3" : rankMajor ? "dispatch rank-major" : "dispatch expert-major";
+    const char *name = quant       ? "dispatch expert-major e4m3"
+                       : rankMajor ? "dispatch rank-major"
+                                   : "dispatch expert-major";
     for (auto p : warps(false)) {
       const auto t = okD ? b.time([&](int r, int i, unsigned long long *stamps) {
         ep_ll_dispatch_t d = sets[i % SETS][r].dispatch;
@@ -364,12 +389,14 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
         d.sendWarps = p.first;
         d.recvWarps = p.second;
         OK(epLlDispatch(&d, EP_LL_BOTH, w.ranks[r].stream));
-      }) : Bench::Times{};
+      })
+                         : Bench::Times{};
       b.row(name, B, s, false, busiestPort(s, sets, false), okD, t, p.first, p.second);
     }
   }
-  const char *name = sum == EP_LL_SUM_EXACT ? "combine expert-major exact"
-                     : sum == EP_LL_SUM_PARTIAL ? "combine expert-major partial" : "combine rank-major";
+  const char *name = sum == EP_LL_SUM_EXACT     ? "combine expert-major exact"
+                     : sum == EP_LL_SUM_PARTIAL ? "combine expert-major partial"
+                                                : "combine rank-major";
   if (!quant) {
     for (auto p : warps(true)) {
       const auto t = okC ? b.time([&](int r, int i, unsigned long long *stamps) {
@@ -378,26 +405,32 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
         c.sendWarps = p.first;
         c.recvWarps = p.second;
         OK(epLlCombine(&c, EP_LL_BOTH, w.ranks[r].stream));
-      }) : Bench::Times{};
+      })
+                         : Bench::Times{};
       b.row(name, B, s, true, busiestPort(s, sets, true), okC, t, p.first, p.second);
     }
   }
   for (int r = 0; r < b.R; r++) {
-    if (w.ranks[r].record->failed) printf("rank %d gave up while being timed\n", r), b.failed = true;
+    if (w.ranks[r].record->failed)
+      printf("rank %d gave up while being timed\n", r), b.failed = true;
   }
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char **argv) {
   int R = 4, only = 0;
   bool tune = false;
   const char *out = nullptr;
   for (int i = 1; i < argc; i++) {
-    if (!strcmp(argv[i], "--ranks") && i + 1 < argc) R = atoi(argv[++i]);
-    else if (!strcmp(argv[i], "--out") && i + 1 < argc) out = argv[++i];
-    else if (!strcmp(argv[i], "--tokens") && i + 1 < argc) only = atoi(argv[++i]);
-    else if (!strcmp(argv[i], "--tune")) tune = true;
+    if (!strcmp(argv[i], "--ranks") && i + 1 < argc)
+      R = atoi(argv[++i]);
+    else if (!strcmp(argv[i], "--out") && i + 1 < argc)
+      out = argv[++i];
+    else if (!strcmp(argv[i], "--tokens") && i + 1 < argc)
+      only = atoi(argv[++i]);
+    else if (!strcmp(argv[i], "--tune"))
+      tune = true;
     else {
       fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;
@@ -426,8 +459,9 @@ int main(int argc, char **argv) {
   if (b.json) {
     cudaDeviceProp p;
     CU(cudaGetDeviceProperties(&p, 0));
-    fprintf(b.json, "{\"device\": \"%d x %s\", \"copy_rate_GBps\": %.1f, \"iterations\": %d, \"rows\": [", R, p.name,
-            b.copyRate, ITERATIONS);
+    fprintf(b.json,
+            "{\"device\": \"%d x %s\", \"copy_rate_GBps\": %.1f, \"iterations\": %d, \"rows\": [",
+            R, p.name, b.copyRate, ITERATIONS);
   }
   for (int B : {1, 8, 32, 64, 128}) {
     if (only && B != only) continue;

@@ -25,7 +25,7 @@ struct Shape {
   bool rankMajor, idx64, globalIds, finite, delays;
   int holes;
   uint64_t first;
-  size_t tokenBytes() const {  // of an output row
+  size_t tokenBytes() const { // of an output row
     return quant ? (size_t)tokenWidth : (size_t)tokenWidth * trefoilDtypeBytes(dtype);
   }
   size_t inputBytes() const { return (size_t)tokenWidth * trefoilDtypeBytes(dtype); }
@@ -38,7 +38,7 @@ struct StepRank {
   int64_t B;
   std::vector<int32_t> topk;
   std::vector<char> tokens, scales, y;
-  const char *yBytes;  // y, or another buffer of the same shape
+  const char *yBytes; // y, or another buffer of the same shape
   std::vector<float> weights;
   ep_ll_dispatch_t dispatch;
   ep_ll_combine_t combine;
@@ -51,17 +51,20 @@ bool equal(const char *what, int r, int step, const void *got, const void *want,
   size_t i = 0, n = 0;
   while (a[i] == b[i]) i++;
   for (size_t j = i; j < bytes; j++) n += a[j] != b[j];
-  printf("  step %d rank %d %s: %zu of %zu bytes differ, first in row %zu at byte %zu: got", step, r, what,
-         n, bytes, i / rowBytes, i % rowBytes);
-  for (size_t j = i & ~(size_t)3; j < (i & ~(size_t)3) + 16 && j < bytes; j++) printf(" %02x", a[j]);
+  printf("  step %d rank %d %s: %zu of %zu bytes differ, first in row %zu at byte %zu: got", step,
+         r, what, n, bytes, i / rowBytes, i % rowBytes);
+  for (size_t j = i & ~(size_t)3; j < (i & ~(size_t)3) + 16 && j < bytes; j++)
+    printf(" %02x", a[j]);
   printf(" want");
-  for (size_t j = i & ~(size_t)3; j < (i & ~(size_t)3) + 16 && j < bytes; j++) printf(" %02x", b[j]);
+  for (size_t j = i & ~(size_t)3; j < (i & ~(size_t)3) + 16 && j < bytes; j++)
+    printf(" %02x", b[j]);
   printf("\n");
   return false;
 }
 
-trefoil_case_t caseOf(const Shape &s, const std::vector<StepRank> &step, std::vector<int64_t> &tokens,
-                      std::vector<const int32_t *> &topk, bool combine) {
+trefoil_case_t caseOf(const Shape &s, const std::vector<StepRank> &step,
+                      std::vector<int64_t> &tokens, std::vector<const int32_t *> &topk,
+                      bool combine) {
   tokens.clear();
   topk.clear();
   for (const StepRank &k : step) {
@@ -75,9 +78,10 @@ trefoil_case_t caseOf(const Shape &s, const std::vector<StepRank> &step, std::ve
   c.mode = s.rankMajor ? TREFOIL_LL_RANK_MAJOR : TREFOIL_LL_EXPERT_MAJOR;
   c.width = combine ? s.combineWidth : s.tokenWidth;
   c.dtype = combine ? s.combineDtype : s.dtype;
-  c.quant = combine ? TREFOIL_QUANT_NONE
-            : s.quant ? TREFOIL_QUANT_E4M3
-            : s.scaleBytes ? TREFOIL_QUANT_CALLER : TREFOIL_QUANT_NONE;
+  c.quant = combine        ? TREFOIL_QUANT_NONE
+            : s.quant      ? TREFOIL_QUANT_E4M3
+            : s.scaleBytes ? TREFOIL_QUANT_CALLER
+                           : TREFOIL_QUANT_NONE;
   c.roundScales = s.quant == EP_LL_QUANT_E4M3_POW2;
   c.scaleBytes = s.scaleBytes;
   c.globalIds = s.globalIds;
@@ -87,7 +91,7 @@ trefoil_case_t caseOf(const Shape &s, const std::vector<StepRank> &step, std::ve
 
 // Compares the dispatch of one step of one rank with the reference; active is the R x R mask or NULL.
 bool checkDispatch(World &w, const Shape &s, const std::vector<StepRank> &step, int at, int r,
-               const uint8_t *active) {
+                   const uint8_t *active) {
   std::vector<int64_t> tokens;
   std::vector<const int32_t *> topk;
   trefoil_case_t c = caseOf(s, step, tokens, topk, false);
@@ -99,7 +103,8 @@ bool checkDispatch(World &w, const Shape &s, const std::vector<StepRank> &step, 
   }
   const size_t slots = s.slots(), tb = s.tokenBytes(), sb = s.scaleBytesOut;
   std::vector<char> wantTokens(slots * tb, (char)POISON), wantScales(slots * sb, (char)POISON);
-  std::vector<char> wantWeights(s.rankMajor ? slots * s.K * 4 : 0, (char)POISON), wantIdx = wantWeights;
+  std::vector<char> wantWeights(s.rankMajor ? slots * s.K * 4 : 0, (char)POISON),
+      wantIdx = wantWeights;
   trefoil_received_t want = {};
   want.tokens = wantTokens.data();
   want.scales = sb ? wantScales.data() : nullptr;
@@ -113,15 +118,15 @@ bool checkDispatch(World &w, const Shape &s, const std::vector<StepRank> &step, 
   OK(trefoilRefCounters(&c, r, &counters));
   const std::vector<int32_t> wantCounts(counts.begin(), counts.end());
   const ep_ll_dispatch_t &d = step[r].dispatch;
-  bool ok = equal("counters", r, at, w.download(r, d.counters, counts.size()).data(), wantCounts.data(),
-                  counts.size() * 4, 4);
-  ok &= equal("tokens", r, at, w.download(r, (char *)d.outTokens, slots * tb).data(), wantTokens.data(),
-              slots * tb, tb);
-  ok &= equal("scales", r, at, w.download(r, (char *)d.outScales, slots * sb).data(), wantScales.data(),
-              slots * sb, sb);
+  bool ok = equal("counters", r, at, w.download(r, d.counters, counts.size()).data(),
+                  wantCounts.data(), counts.size() * 4, 4);
+  ok &= equal("tokens", r, at, w.download(r, (char *)d.outTokens, slots * tb).data(),
+              wantTokens.data(), slots * tb, tb);
+  ok &= equal("scales", r, at, w.download(r, (char *)d.outScales, slots * sb).data(),
+              wantScales.data(), slots * sb, sb);
   if (s.rankMajor) {
-    ok &= equal("weights", r, at, w.download(r, d.outWeights, slots * s.K).data(), wantWeights.data(),
-                slots * s.K * 4, s.K * 4);
+    ok &= equal("weights", r, at, w.download(r, d.outWeights, slots * s.K).data(),
+                wantWeights.data(), slots * s.K * 4, s.K * 4);
     ok &= equal("idx", r, at, w.download(r, d.outIdx, slots * s.K).data(), wantIdx.data(),
                 slots * s.K * 4, s.K * 4);
   }
@@ -140,10 +145,10 @@ bool checkCombine(World &w, const Shape &s, const std::vector<StepRank> &step, i
   }
   const size_t bytes = step[r].B * s.combineBytes();
   std::vector<char> out(bytes + 64, (char)POISON);
-  OK(trefoilRefCombine(&c, r, experts.data(), s.rankMajor ? nullptr : step[r].weights.data(), out.data(),
-                       nullptr));
-  return equal("combine", r, at, w.download(r, (char *)step[r].combine.out, bytes + 64).data(), out.data(),
-              bytes + 64, s.combineBytes());
+  OK(trefoilRefCombine(&c, r, experts.data(), s.rankMajor ? nullptr : step[r].weights.data(),
+                       out.data(), nullptr));
+  return equal("combine", r, at, w.download(r, (char *)step[r].combine.out, bytes + 64).data(),
+               out.data(), bytes + 64, s.combineBytes());
 }
 
 bool checkStep(World &w, const Shape &s, const std::vector<StepRank> &step, int at, int r,
@@ -151,6 +156,6 @@ bool checkStep(World &w, const Shape &s, const std::vector<StepRank> &step, int 
   return checkDispatch(w, s, step, at, r, active) & checkCombine(w, s, step, at, r, active);
 }
 
-}  // namespace
+} // namespace
 
 #endif

@@ -41,7 +41,8 @@ Shape randomShape(Rng &rng, int R, int maxBlocks) {
     s.tokenWidth = 512 * (1 + rng.below(5));
     s.scaleBytesOut = s.tokenWidth / 32;
   }
-  s.combineWidth = 16 / (int)trefoilDtypeBytes(s.combineDtype) * (1 + rng.below(rng.one(4) ? 600 : 40));
+  s.combineWidth =
+      16 / (int)trefoilDtypeBytes(s.combineDtype) * (1 + rng.below(rng.one(4) ? 600 : 40));
   while (s.slots() * std::max(s.tokenBytes(), s.combineBytes()) > 6u << 20 && s.N > 1) s.N /= 2;
   s.steps = 2 + rng.below(5);
   s.style = (Style)rng.below(NUM_STYLES);
@@ -51,24 +52,34 @@ Shape randomShape(Rng &rng, int R, int maxBlocks) {
   s.finite = rng.one(2);
   s.delays = rng.one(2);
   s.holes = rng.one(2) ? 2 + rng.below(6) : 0;
-  static const uint64_t starts[] = {0, 1, (1ull << 30) - 3, 0xFFFFFFFEull - 3, (1ull << 32) - 2, 1ull << 40};
+  static const uint64_t starts[] = {
+      0, 1, (1ull << 30) - 3, 0xFFFFFFFEull - 3, (1ull << 32) - 2, 1ull << 40};
   s.first = starts[rng.below(6)] + rng.below(3);
-  s.config = ep_ll_config_t{R, s.E, s.K + (s.K < 60 ? rng.below(4) : 0), s.N,
-                            std::max(s.tokenBytes() + s.scaleBytesOut, s.combineBytes()) + 16 * rng.below(3),
+  s.config = ep_ll_config_t{R,
+                            s.E,
+                            s.K + (s.K < 60 ? rng.below(4) : 0),
+                            s.N,
+                            std::max(s.tokenBytes() + s.scaleBytesOut, s.combineBytes()) +
+                                16 * rng.below(3),
                             s.sum == EP_LL_SUM_PARTIAL};
   return s;
 }
 
 // Random bits with words that equal marks of these operations; or finite small values.
-std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_t bytes, bool finite) {
+std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_t bytes,
+                          bool finite) {
   std::vector<char> v(bytes);
   uint32_t *w = (uint32_t *)v.data();
   for (size_t i = 0; i < bytes / 4; i++) {
     uint32_t x = rng.next();
-    if (finite && dtype == TREFOIL_F32) x = (x & 0x80FFFFFFu) | 0x3E000000u;
-    else if (finite) x = (x & 0x83FF83FFu) | (dtype == TREFOIL_F16 ? 0x30003000u : 0x3C003C00u);
-    else if (x % 17 == 0) x = (uint32_t)(s.first % 0xFFFFFFFEull) + 2 + rng.below(2 * s.steps + 2);
-    else if (x % 19 == 0) x = rng.one(2) ? 0 : 0xFFFFFFFFu;
+    if (finite && dtype == TREFOIL_F32)
+      x = (x & 0x80FFFFFFu) | 0x3E000000u;
+    else if (finite)
+      x = (x & 0x83FF83FFu) | (dtype == TREFOIL_F16 ? 0x30003000u : 0x3C003C00u);
+    else if (x % 17 == 0)
+      x = (uint32_t)(s.first % 0xFFFFFFFEull) + 2 + rng.below(2 * s.steps + 2);
+    else if (x % 19 == 0)
+      x = rng.one(2) ? 0 : 0xFFFFFFFFu;
     w[i] = x;
   }
   return v;
@@ -123,16 +134,19 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     c.dtype = s.combineDtype;
     c.numTokens = (int)k.B;
     c.rowBytes = (int)s.combineBytes();
-    if (const size_t n = epLlDispatchScratch(&d.group, &h, d.tokenBytes)) d.scratch = w.take<char>(r, n);
+    if (const size_t n = epLlDispatchScratch(&d.group, &h, d.tokenBytes))
+      d.scratch = w.take<char>(r, n);
   }
 }
 
 void maybeDelay(const Shape &s, Rng &rng, cudaStream_t stream) {
-  if (s.delays && rng.one(2)) delayKernel<<<1, 1, 0, stream>>>(rng.one(40) ? 3000000 : rng.below(60000));
+  if (s.delays && rng.one(2))
+    delayKernel<<<1, 1, 0, stream>>>(rng.one(40) ? 3000000 : rng.below(60000));
 }
 
 // Enqueues all steps of one rank.
-void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, cudaStream_t stream, Rng rng) {
+void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, cudaStream_t stream,
+             Rng rng) {
   const int n = s.steps;
   for (int i = 0; i < n; i++) {
     StepRank &k = steps[i][r];
@@ -175,7 +189,8 @@ std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s,
     for (auto &h : handles) h.push_back(w.filled<char>(r, epLlHandleBytes(&s.config, s.K), 0));
   }
   std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
-  for (int i = 0; i < s.steps; i++) makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data());
+  for (int i = 0; i < s.steps; i++)
+    makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data());
   w.sync();
   return steps;
 }
@@ -193,7 +208,7 @@ void launchAll(World &w, const Shape &s, std::vector<std::vector<StepRank>> &ste
     CU(cudaGraphInstantiate(&graphs[r], graph, 0));
     CU(cudaGraphDestroy(graph));
   }
-  if (s.style == GRAPH) {  // replayed: operations are counted on the device
+  if (s.style == GRAPH) { // replayed: operations are counted on the device
     for (int replay = 0; replay < 2; replay++) {
       for (int r = 0; r < s.R; r++) {
         CU(cudaSetDevice(w.ranks[r].device));
@@ -208,11 +223,13 @@ void launchAll(World &w, const Shape &s, std::vector<std::vector<StepRank>> &ste
 }
 
 void printShape(const Shape &s) {
-  printf("  R %d E %d K %d N %d %s sum %d dtype %s width %d scales %d quant %d combine %s width %d steps %d"
+  printf("  R %d E %d K %d N %d %s sum %d dtype %s width %d scales %d quant %d combine %s width %d "
+         "steps %d"
          " %s blocks %d first %llu\n",
-         s.R, s.E, s.K, s.N, s.rankMajor ? "rank-major" : "expert-major", s.sum, trefoilDtypeName(s.dtype),
-         s.tokenWidth, s.scaleBytes, s.quant, trefoilDtypeName(s.combineDtype), s.combineWidth, s.steps,
-         STYLES[s.style], s.blocks, (unsigned long long)s.first);
+         s.R, s.E, s.K, s.N, s.rankMajor ? "rank-major" : "expert-major", s.sum,
+         trefoilDtypeName(s.dtype), s.tokenWidth, s.scaleBytes, s.quant,
+         trefoilDtypeName(s.combineDtype), s.combineWidth, s.steps, STYLES[s.style], s.blocks,
+         (unsigned long long)s.first);
   fflush(stdout);
 }
 
@@ -227,9 +244,10 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
   for (int r = 0; r < s.R; r++) {
     const ep_ll_record_t *q = w.ranks[r].record;
     if (q->failed) {
-      printf("  rank %d gave up: kind %u phase %u on rank %d, operation %llu, mark %u not %u, item %lld\n", r,
-             q->kind, q->phase, q->rank, (unsigned long long)q->operation, q->received, q->expected,
-             (long long)q->item);
+      printf("  rank %d gave up: kind %u phase %u on rank %d, operation %llu, mark %u not %u, item "
+             "%lld\n",
+             r, q->kind, q->phase, q->rank, (unsigned long long)q->operation, q->received,
+             q->expected, (long long)q->item);
       ok = false;
     }
   }
@@ -262,11 +280,14 @@ bool runFault(World &w, uint64_t seed, const Options &o) {
   for (int r = 0; r < R; r++) {
     if (r == dead) continue;
     const ep_ll_record_t *q = w.ranks[r].record;
-    const bool named = q->failed && q->state == 2 && q->rank == dead && q->phase == EP_LL_PHASE_HELLO &&
-                       q->kind == EP_LL_DISPATCH && q->operation == s.first + 1 && q->numGaveUp == 1;
+    const bool named = q->failed && q->state == 2 && q->rank == dead &&
+                       q->phase == EP_LL_PHASE_HELLO && q->kind == EP_LL_DISPATCH &&
+                       q->operation == s.first + 1 && q->numGaveUp == 1;
     if (!named) {
-      printf("  rank %d: dead rank %d not named: failed %u state %u rank %d phase %u kind %u operation %llu\n",
-             r, dead, q->failed, q->state, q->rank, q->phase, q->kind, (unsigned long long)q->operation);
+      printf("  rank %d: dead rank %d not named: failed %u state %u rank %d phase %u kind %u "
+             "operation %llu\n",
+             r, dead, q->failed, q->state, q->rank, q->phase, q->kind,
+             (unsigned long long)q->operation);
     }
     ok &= named;
     if (!masks) continue;
@@ -275,7 +296,7 @@ bool runFault(World &w, uint64_t seed, const Options &o) {
   return ok;
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char **argv) {
   int R = 4, cases = 200, only = -1;
@@ -284,15 +305,24 @@ int main(int argc, char **argv) {
   Options o = {0, -1, false};
   for (int i = 1; i < argc; i++) {
     auto value = [&] { return i + 1 < argc ? strtoull(argv[++i], nullptr, 0) : 0ull; };
-    if (!strcmp(argv[i], "--ranks")) R = (int)value();
-    else if (!strcmp(argv[i], "--gpus")) gpus = true;
-    else if (!strcmp(argv[i], "--cases")) cases = (int)value();
-    else if (!strcmp(argv[i], "--seed")) seed = value();
-    else if (!strcmp(argv[i], "--case")) only = (int)value();
-    else if (!strcmp(argv[i], "--blocks")) o.maxBlocks = (int)value();
-    else if (!strcmp(argv[i], "--style")) o.style = (int)value();
-    else if (!strcmp(argv[i], "--faults")) faults = true;
-    else if (!strcmp(argv[i], "--verbose")) o.verbose = true;
+    if (!strcmp(argv[i], "--ranks"))
+      R = (int)value();
+    else if (!strcmp(argv[i], "--gpus"))
+      gpus = true;
+    else if (!strcmp(argv[i], "--cases"))
+      cases = (int)value();
+    else if (!strcmp(argv[i], "--seed"))
+      seed = value();
+    else if (!strcmp(argv[i], "--case"))
+      only = (int)value();
+    else if (!strcmp(argv[i], "--blocks"))
+      o.maxBlocks = (int)value();
+    else if (!strcmp(argv[i], "--style"))
+      o.style = (int)value();
+    else if (!strcmp(argv[i], "--faults"))
+      faults = true;
+    else if (!strcmp(argv[i], "--verbose"))
+      o.verbose = true;
     else {
       fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;
@@ -317,7 +347,8 @@ int main(int argc, char **argv) {
     if (ok) continue;
     failed++;
     printf("FAILED: ll_device --ranks %d%s%s --blocks %d --seed %llu --case %d --verbose\n", R,
-           gpus ? " --gpus" : "", faults ? " --faults" : "", o.maxBlocks, (unsigned long long)seed, i);
+           gpus ? " --gpus" : "", faults ? " --faults" : "", o.maxBlocks, (unsigned long long)seed,
+           i);
     fflush(stdout);
     if (failed == 5) break;
   }

@@ -36,16 +36,19 @@ __global__ void readLines(const char *lines, unsigned rounds, unsigned long long
   }
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char **argv) {
   int R = 2;
   unsigned rounds = 200000;
   bool gpus = false;
   for (int i = 1; i < argc; i++) {
-    if (!strcmp(argv[i], "--ranks") && i + 1 < argc) R = atoi(argv[++i]);
-    else if (!strcmp(argv[i], "--gpus")) gpus = true;
-    else if (!strcmp(argv[i], "--rounds") && i + 1 < argc) rounds = (unsigned)atoi(argv[++i]);
+    if (!strcmp(argv[i], "--ranks") && i + 1 < argc)
+      R = atoi(argv[++i]);
+    else if (!strcmp(argv[i], "--gpus"))
+      gpus = true;
+    else if (!strcmp(argv[i], "--rounds") && i + 1 < argc)
+      rounds = (unsigned)atoi(argv[++i]);
   }
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
@@ -79,8 +82,8 @@ int main(int argc, char **argv) {
   unsigned long long bad = 0;
   for (int r = 0; r < R; r++) {
     const auto n = w.download(r, torn[r], 3);
-    printf("reader %d: %llu steps of 4 lines read, torn words %llu, steps with torn lines %llu\n", r, n[2],
-           n[0], n[1]);
+    printf("reader %d: %llu steps of 4 lines read, torn words %llu, steps with torn lines %llu\n",
+           r, n[2], n[0], n[1]);
     bad += n[0] + n[1];
   }
   return bad != 0;
