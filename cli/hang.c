@@ -24,6 +24,13 @@ typedef struct records {
   int count;
 } records_t;
 
+/* Text of a file, as it may be shown: it ends, and is printable. */
+static void cleanText(char *text, size_t bytes) {
+  text[bytes - 1] = 0;
+  for (; *text; text++)
+    if (*text < ' ' || *text > '~') *text = '?';
+}
+
 /* One file; 0 and a sentence if it is none. */
 static int readRecord(const char *path, ep_hang_record_t *record, char *why, size_t whyBytes) {
   FILE *f = fopen(path, "rb");
@@ -35,13 +42,14 @@ static int readRecord(const char *path, ep_hang_record_t *record, char *why, siz
   fclose(f);
   int ok = n == sizeof *record && record->magic == EP_HANG_MAGIC &&
            record->version == EP_HANG_VERSION && record->bytes == sizeof *record &&
-           record->numRanks >= 1 && record->rank >= 0 && record->rank < record->numRanks;
+           record->numRanks >= 1 && record->rank >= 0 && record->rank < record->numRanks &&
+           record->pid > 0;
   for (int k = 0; ok && k < EP_HANG_KINDS; k++) {
     ok = record->kinds[k].state <= EP_HANG_WAITING && record->kinds[k].peer >= -1 &&
          record->kinds[k].peer < record->numRanks;
-    record->kinds[k].what[sizeof record->kinds[k].what - 1] = 0;
+    cleanText(record->kinds[k].what, sizeof record->kinds[k].what);
   }
-  record->host[sizeof record->host - 1] = 0;
+  cleanText(record->host, sizeof record->host);
   if (!ok) snprintf(why, whyBytes, "%s is not a progress record of this version", path);
   return ok;
 }
@@ -117,7 +125,7 @@ static verdict_t judge(const records_t *all) {
   }
   const ep_hang_record_t *at = v.group;
   const ep_hang_kind_t *kind = v.kind;
-  for (int steps = 0; steps <= v.group->numRanks; steps++) {
+  for (int steps = 0; steps <= all->count; steps++) { /* more: it goes round */
     v.culprit = peerOf(all, at, kind);
     const ep_hang_record_t *next = findRank(all, at, v.culprit);
     v.why = "missing";

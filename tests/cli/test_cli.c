@@ -301,6 +301,13 @@ static void doctorHang(int n, int code, const char *words) {
   CHECK(strstr(o.out, words), "'%s' is not in '%s'", words, o.out);
 }
 
+static void doctorHangRefuses(const char *file) {
+  char arguments[256];
+  snprintf(arguments, sizeof arguments, "doctor --hang %s", file);
+  run(arguments);
+  CHECK(o.code == 1 && strstr(o.err, "not a progress record"), "%d %s", o.code, o.err);
+}
+
 TEST(hang_names_the_culprit) {
   int me = (int)getpid();
   /* 0 waits for 1, 1 for 2, which has not come. */
@@ -329,12 +336,16 @@ TEST(hang_names_the_culprit) {
   writeRecord(0, 3, 5, EP_HANG_IDLE, -1, me);
   writeRecord(1, 3, 5, EP_HANG_IDLE, -1, me);
   doctorHang(3, 0, "nobody waits");
+  /* A ring in a group that claims a great many ranks: as quick as any. */
+  writeRecord(0, 2000000000, 5, EP_HANG_WAITING, 1, me);
+  writeRecord(1, 2000000000, 5, EP_HANG_WAITING, 0, me);
+  doctorHang(2, 1, "wait for one another");
+  /* A process id that would mean a group of processes. */
+  writeRecord(0, 3, 5, EP_HANG_WAITING, 1, -1);
+  doctorHangRefuses(files[0]);
   /* A truncated file. */
   CHECK(truncate(files[1], 100) == 0, "truncate");
-  char arguments[256];
-  snprintf(arguments, sizeof arguments, "doctor --hang %s", files[1]);
-  run(arguments);
-  CHECK(o.code == 1 && strstr(o.err, "not a progress record"), "%d %s", o.code, o.err);
+  doctorHangRefuses(files[1]);
   for (int i = 0; i < 3; i++) unlink(files[i]);
 }
 

@@ -15,12 +15,16 @@ flags="-g -O1 -std=gnu11 -D_GNU_SOURCE -DTREFOIL_HAVE_TRACE_FILES -DTREFOIL_HAVE
 sanitize="-fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
 echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 9 ? 0 : 0; }' > probe.c
 $clang $sanitize probe.c -o probe 2> probe.err || skip "clang has no libFuzzer runtime (libclang-rt-dev)"
-libs=$(pkg-config --cflags --libs libzip jansson) || skip "libzip or jansson is missing"
+libs=$(pkg-config --cflags --libs libzip jansson popt) || skip "libzip, jansson or popt is missing"
 
 cmake -DOUT="$work/presets_embedded.c" -DDIR="$source/models" -P "$source/models/embed.cmake"
 plan="error shape routing npy trace trace_generate trace_describe trace_import trace_file trace_save"
 files="$source/tests/fuzz/fuzz_$target.c $source/models/preset.c presets_embedded.c"
 for f in $plan; do files="$files $source/plan/$f.c"; done
+if [ "$target" = hang ]; then
+  flags="$flags -DTREFOIL_VERSION=\"fuzz\""
+  for f in hang cli_args cli_output; do files="$files $source/cli/$f.c"; done
+fi
 # shellcheck disable=SC2086
 $clang $flags $sanitize -I"$source" -I"$source/include" $files -o "fuzz_$target" $libs -lm
 

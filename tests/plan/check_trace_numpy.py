@@ -111,6 +111,24 @@ def main() -> int:
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as z:
             z.writestr("topk_idx.npy", bytes(200_000_000))
         (folder / "bomb.npz").write_bytes(buffer.getvalue())
+        bare = folder / "bare.npz"  # the arrays alone: the number of experts must be said
+        np.savez(bare, topk_idx=idx, offsets=offsets)
+        done = run("trace", "describe", bare)
+        check(done.returncode == 1 and "--experts" in done.stderr, f"bare: {done.stderr}")
+        done = run("plan", "--closed-form", "--trace", bare)
+        check(done.returncode == 1 and "--physical-experts" in done.stderr, f"bare: {done.stderr}")
+        said = ("--experts", 10, "--ranks-per-node", 2, "--row-bytes", 100)
+        done = run("trace", "describe", "--json", *said, bare)
+        links = np.array(json.loads(done.stdout)["dispatch_bytes_ll"]["links"])
+        owner = np.where(idx < 0, -1, idx // 3)  # 10 experts on 4 ranks: 3, 3, 3, 1
+        expected = np.zeros((4, 4), dtype=int)
+        for step in range(5):
+            for rank in range(4):
+                for row in owner[offsets[step, rank] : offsets[step, rank + 1]]:
+                    for target in {int(t) for t in row if t >= 0}:
+                        expected[rank, target] += 100
+        check(np.array_equal(links, expected), f"bytes per pair: {links} {expected}")
+
         done = run("trace", "describe", folder / "bomb.npz")
         check(done.returncode == 1 and "not an .npy" in done.stderr, f"a bomb: {done.stderr}")
         (folder / "cut.npz").write_bytes(raw[: len(raw) // 2])
