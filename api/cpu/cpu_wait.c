@@ -201,6 +201,7 @@ static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience
   } else if (now >= p->nextLookNs) {
     p->nextLookNs = now + LOOK_NS;
     if (peer >= 0 && trefoilHostPeerAlive(op->g->group->comm, peer) == 0) {
+      if (!masks && hearOfFailure(op)) return 0; /* it may have said why before it left */
       epGiveUp(op, peer, "is gone", what);
       return 0;
     }
