@@ -84,7 +84,12 @@ void cliProgressEnd(void);
 /* The path of a shared library ("libnccl_ep_cpu.so.0"): beside the program as built or installed,
  * else the bare name, which leaves it to the dynamic loader. Returns path. */
 const char *cliFindLibrary(const char *name, char *path, size_t pathBytes);
-/* The Python interpreter that `trefoil report` uses (cmd_report.c). Returns path. */
+
+/* ---- Verbs in Python (cli_python.c) ---- */
+
+/* The interpreter that they use. Returns path. */
 const char *cliPython(char *path, size_t pathBytes);
+/* Becomes `python -m module` with argv[1] and on; returns only if that fails: CLI_FAILED. */
+int cliRunPython(const char *verb, const char *module, int argc, char **argv);
 
 #endif

@@ -1,62 +1,6 @@
-/* trefoil report: hands its arguments to the Python package, which makes the page.
- *
- * The package lies beside the program: in share/trefoil/python of an installation, in python/ of the
- * source tree that the build folder is in. The interpreter is $TREFOIL_PYTHON, else the private
- * environment that tools/tour makes in the source tree, else python3. */
+/* trefoil report: the Python package makes the page. */
 #include "cli/cli.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-enum { maxPath = 4096 };
-
-/* path = the folder of the running program + suffix; whether that exists. */
-static int besideProgram(const char *suffix, char path[maxPath]) {
-  char self[maxPath];
-  ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-  if (n <= 0) return 0;
-  self[n] = 0;
-  char *slash = strrchr(self, '/');
-  if (slash) *slash = 0;
-  int len = snprintf(path, maxPath, "%s%s", self, suffix);
-  return len > 0 && len < maxPath && access(path, R_OK) == 0;
-}
-
-static int prependPythonPath(const char *folder) {
-  const char *old = getenv("PYTHONPATH");
-  char value[2 * maxPath];
-  int len = snprintf(value, sizeof value, "%s%s%s", folder, old && *old ? ":" : "", old ? old : "");
-  if (len < 0 || (size_t)len >= sizeof value) return 0;
-  return setenv("PYTHONPATH", value, 1) == 0;
-}
-
-const char *cliPython(char *path, size_t pathBytes) {
-  const char *said = getenv("TREFOIL_PYTHON");
-  char own[maxPath];
-  if (!said || !*said) said = besideProgram("/../../../.venv/bin/python3", own) ? own : "python3";
-  snprintf(path, pathBytes, "%s", said);
-  return path;
-}
-
 int cmdReport(int argc, char **argv) {
-  char path[maxPath];
-  if (besideProgram("/../share/trefoil/python", path) || besideProgram("/../../../python", path))
-    if (!prependPythonPath(path)) return cliFail("report", "PYTHONPATH cannot be set");
-  char interpreter[maxPath];
-  const char *python = cliPython(interpreter, sizeof interpreter);
-
-  char **arguments = calloc((size_t)argc + 3, sizeof *arguments);
-  if (!arguments) return cliFail("report", "out of memory");
-  arguments[0] = (char *)python;
-  arguments[1] = "-m";
-  arguments[2] = "trefoil.report";
-  for (int i = 1; i < argc; i++) arguments[i + 2] = argv[i];
-  execvp(python, arguments);
-  int code = cliFail("report", "%s cannot be run: %s (TREFOIL_PYTHON names another interpreter)",
-                     python, strerror(errno));
-  free(arguments);
-  return code;
+  return cliRunPython("report", "trefoil.report", argc, argv);
 }
