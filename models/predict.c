@@ -1,9 +1,5 @@
 /* Predictions: routing -> plan -> port loads -> closed form, for dispatch and combine. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "plan/error.h"
-#include "plan/philox.h"
 #include "trefoil/models.h"
 #include "trefoil/trace.h"
 
@@ -40,43 +36,22 @@ trefoil_result_t trefoilPredictRouting(const trefoil_predict_spec_t *spec,
   return TREFOIL_OK;
 }
 
-/* Copies of expert e among physical experts: e, e + E, ... below physical. */
-static void chooseCopies(const trefoil_trace_t *trace, int physical, uint64_t seed, int32_t *out) {
-  int E = trace->shape.numExperts, K = trace->shape.topk;
-  for (int64_t i = 0; i < trace->numTokens * K; i++) {
-    int32_t e = trace->topkIdx[i];
-    int copies = (physical - e + E - 1) / E;
-    ep_philox_t p = epPhilox(seed, (uint32_t)i, (uint32_t)((uint64_t)i >> 32), 0, UINT32_MAX);
-    out[i] = e < 0 ? -1 : e + E * (int32_t)((uint64_t)p.word[0] * (uint32_t)copies >> 32);
-  }
+static trefoil_result_t predictStep(const trefoil_predict_spec_t *spec,
+                                    const trefoil_trace_t *trace,
+                                    trefoil_prediction_t *prediction) {
+  trefoil_routing_t routing;
+  EP_TRY(trefoilTraceRouting(trace, 0, &routing));
+  return trefoilPredictRouting(spec, &routing, prediction);
 }
 
 static trefoil_result_t predictCopies(const trefoil_predict_spec_t *spec,
-                                      const trefoil_trace_t *trace,
-                                      const trefoil_predict_load_t *load,
+                                      const trefoil_trace_t *trace, int physical, uint64_t seed,
                                       trefoil_prediction_t *prediction) {
-  trefoil_routing_t routing;
-  EP_TRY(trefoilTraceRouting(trace, 0, &routing));
-  if (load->physicalExperts <= trace->shape.numExperts) {
-    return trefoilPredictRouting(spec, &routing, prediction);
-  }
-  size_t entries = (size_t)(trace->numTokens * trace->shape.topk);
-  int32_t *idx = malloc(entries * sizeof *idx);
-  const int32_t **rows = malloc((size_t)load->epSize * sizeof *rows);
-  trefoil_result_t result = TREFOIL_SYSTEM_ERROR;
-  if (idx && rows) {
-    chooseCopies(trace, load->physicalExperts, load->seed, idx);
-    for (int r = 0; r < load->epSize; r++) {
-      rows[r] = idx + trace->offsets[r] * trace->shape.topk;
-    }
-    routing.shape.numExperts = load->physicalExperts;
-    routing.topkIdx = rows;
-    result = trefoilPredictRouting(spec, &routing, prediction);
-  } else {
-    epFail(result, "out of memory for %zu entries", entries);
-  }
-  free(idx);
-  free(rows);
+  if (physical <= trace->shape.numExperts) return predictStep(spec, trace, prediction);
+  const trefoil_trace_t *copied;
+  EP_TRY(trefoilTraceCopies(&copied, trace, physical, seed));
+  trefoil_result_t result = predictStep(spec, copied, prediction);
+  trefoilTraceDestroy(copied);
   return result;
 }
 
@@ -97,9 +72,7 @@ trefoil_result_t trefoilPredictUniform(const trefoil_predict_spec_t *spec, const
                         moe->numExperts, moe->topk, load->tokens};
   const trefoil_trace_t *trace;
   EP_TRY(trefoilTraceGenerate(&trace, &t));
-  trefoil_predict_load_t whole = *load;
-  whole.physicalExperts = physical;
-  trefoil_result_t result = predictCopies(spec, trace, &whole, prediction);
+  trefoil_result_t result = predictCopies(spec, trace, physical, load->seed, prediction);
   trefoilTraceDestroy(trace);
   return result;
 }

@@ -68,6 +68,13 @@ typedef struct trefoil_trace_spec {
 TREFOIL_API trefoil_result_t trefoilTraceGenerate(const trefoil_trace_t **trace,
                                                   const trefoil_trace_spec_t *spec);
 
+/* The same steps with redundant experts: expert e has the copies e, e + E, ... below
+ * physicalExperts, and each entry takes one of them at random, each alike (entry and seed alone fix
+ * which). The new trace has physicalExperts experts. */
+TREFOIL_API trefoil_result_t trefoilTraceCopies(const trefoil_trace_t **trace,
+                                                const trefoil_trace_t *from, int physicalExperts,
+                                                uint64_t seed);
+
 /* ---- Files ---------------------------------------------------------------------------------- */
 
 /* What a file may leave open. Zero: take it from the file. A value that the file states otherwise

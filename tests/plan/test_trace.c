@@ -133,6 +133,41 @@ TEST(extreme_weights) {
         (long long)d.numTokens);
 }
 
+/* 64 experts, 160 physical: experts below 32 have three copies, the others two. Every entry stays an
+ * entry of its expert, and the copies of an expert get alike: n entries on c copies have a standard
+ * deviation of sqrt(n / c (1 - 1/c)), and 6 of them are never reached by chance. */
+TEST(redundant_copies) {
+  trefoil_trace_spec_t spec = baseSpec();
+  spec.unusedFraction = 0.1;
+  spec.withWeights = 1;
+  const trefoil_trace_t *from = make(&spec), *to = NULL;
+  REQUIRE(from, "no trace");
+  CHECK(trefoilTraceCopies(&to, from, 160, 9) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(to, "no copies");
+  CHECK(to->shape.numExperts == 160 && to->numTokens == from->numTokens, "another shape");
+  int64_t seen[160] = {0}, entries = from->numTokens * 6;
+  for (int64_t i = 0; i < entries; i++) {
+    int32_t e = from->topkIdx[i], c = to->topkIdx[i];
+    CHECK(e < 0 ? c == -1 : c >= 0 && c < 160 && c % 64 == e, "entry %d: %d to %d", (int)i, e, c);
+    if (c >= 0 && c < 160) seen[c]++;
+  }
+  for (int e = 0; e < 64; e++) {
+    int copies = e < 32 ? 3 : 2;
+    double all = 0;
+    for (int j = 0; j < copies; j++) all += (double)seen[e + 64 * j];
+    double share = all / copies, most = 6 * sqrt(share * (1 - 1.0 / copies));
+    for (int j = 0; j < copies; j++)
+      CHECK(fabs((double)seen[e + 64 * j] - share) < most, "expert %d copy %d: %lld of %g", e, j,
+            (long long)seen[e + 64 * j], all);
+  }
+  CHECK(!memcmp(from->topkWeights, to->topkWeights, (size_t)entries * 4), "weights");
+  const trefoil_trace_t *none = NULL;
+  CHECK(trefoilTraceCopies(&none, from, 63, 9) == TREFOIL_INVALID_ARGUMENT && !none, "63 of 64");
+  CHECK(strstr(trefoilLastError(), "63 physical experts"), "%s", trefoilLastError());
+  trefoilTraceDestroy(from);
+  trefoilTraceDestroy(to);
+}
+
 TEST(token_counts) {
   trefoil_trace_spec_t s = baseSpec();
   s.numSteps = 40;
