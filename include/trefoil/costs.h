@@ -1,0 +1,52 @@
+/* Trefoil: what an operation costs beside its bytes over ports: SMs, messages, flags, launch. C99 and
+ * C++.
+ *
+ * A cost record is fitted to measured times of one library's kernels on one platform, LL and HT
+ * apart; the simulator (trefoil/sim.h) reads it. docs/sim.md has the equations. */
+#ifndef TREFOIL_COSTS_H
+#define TREFOIL_COSTS_H
+
+#include "trefoil/models.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Of one operation. SM times are of one SM; numSms of them work side by side. */
+typedef struct trefoil_op_costs {
+  double launchUs;           /* an operation without rows, start to end, without latency */
+  double tokenNs;            /* SM time of each token before its rows: reading, quantising */
+  double sendRowNs;          /* SM time of each row sent, besides its bytes */
+  double sendGbPerSPerSm;    /* 10^9 bytes a second that one SM sends; 0 = SMs do not limit */
+  double receiveRowNs;       /* SM time of each row received: finding it, its share of the sum */
+  double receiveGbPerSPerSm; /* bytes that one SM copies or sums at the receiver; 0 = no limit */
+  double signalNs;           /* time of a rank for the flag to each other rank, after its rows */
+} trefoil_op_costs_t;
+
+/* All zero but numSms is legal: then only bytes over ports take time. */
+typedef struct trefoil_costs {
+  char name[TREFOIL_MODEL_NAME_BYTES];
+  int numSms;          /* that work on an operation; >= 1 */
+  double forwardShare; /* HT: share of the SMs that forward and sum for the node, [0, 1); 0 = 0.5 */
+  double nvlinkGbPerS; /* of one port, one way; 0 = the cluster's */
+  double nicGbPerS;    /* the same of one network port */
+  double nvlinkLatencyNs;   /* one way, from the last byte sent to visible */
+  double netLatencyNs;      /* the same; negative = the cluster's */
+  double nvlinkRowNs;       /* NVLink port time of each row besides its bytes */
+  double netMessageNs;      /* network port time of each message besides its bytes */
+  double rowsPerMessage;    /* rows of a network message; 0 = 1 */
+  trefoil_op_costs_t op[2]; /* by trefoil_op_t */
+} trefoil_costs_t;
+
+/* The costs that leave out everything but the ports, the cluster's latency and its fixed time: what
+ * the closed form knows. */
+TREFOIL_API trefoil_result_t trefoilCostsIdeal(trefoil_costs_t *costs,
+                                               const trefoil_cluster_t *cluster,
+                                               trefoil_mode_t mode);
+/* Numbers must be finite and, netLatencyNs apart, not negative; numSms >= 1, forwardShare < 1. */
+TREFOIL_API trefoil_result_t trefoilCostsCheck(const trefoil_costs_t *costs);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
