@@ -151,12 +151,28 @@ static void replayCommand(const cli_check_t *v, char *text, size_t bytes) {
   if (v->timeoutMs && n < bytes)
     n += (size_t)snprintf(text + n, bytes - n, " --timeout-ms %lld", v->timeoutMs);
   if (n < bytes)
-    snprintf(text + n, bytes - n, "%s%s", v->processes ? " --processes" : "",
-             v->library.gpu ? " --gpu" : "");
+    snprintf(text + n, bytes - n, "%s%s%s", v->processes ? " --processes" : "",
+             v->gpuCases ? " --gpu-cases" : "", v->library.gpu ? " --gpu" : "");
+}
+
+/* Ranks that mpirun or torchrun started; *launch numRanks 1: none. -1, or an exit code. */
+static int openLaunch(const cli_check_t *v, int minRanks, int maxRanks, ep_launch_t *launch) {
+  if (epLaunchFind(launch) != TREFOIL_OK) return cliUsage("check", "%s", trefoilLastError());
+  if (launch->numRanks == 1) return -1;
+  if (v->ranks && (minRanks != launch->numRanks || maxRanks != launch->numRanks))
+    return cliUsage("check", "--ranks %s in a launch of %d processes: each process is a rank",
+                    v->ranks, launch->numRanks);
+  if (v->processes || v->jobs > 1)
+    return cliUsage("check", "--%s in a launch of %d processes: the launcher says how many",
+                    v->processes ? "processes" : "jobs", launch->numRanks);
+  if (epLaunchOpen(launch) != TREFOIL_OK) return cliFail("check", "%s", trefoilLastError());
+  return -1;
 }
 
 int cliCheckRandom(const cli_check_t *v) {
-  char paths[3][4096], replay[4096];
+  char paths[3][4096], replay[4096], ranks[16];
+  cli_check_t said = *v;
+  ep_launch_t launch;
   ep_check_options_t o = {.firstCase = (uint64_t)v->firstCase,
                           .numCases = (uint64_t)v->numCases,
                           .seconds = v->seconds,
@@ -178,9 +194,23 @@ int cliCheckRandom(const cli_check_t *v) {
   if (v->level && strcmp(v->level, "strict") && strcmp(v->level, "order-free"))
     return cliUsage("check", "--level %s: expected strict or order-free", v->level);
   o.choice.orderFree = v->level && !strcmp(v->level, "order-free");
+  o.choice.gpuSubset = v->gpuCases || v->library.gpu;
   int rc = cliLibraries("check", &v->library, paths, &o.paths);
+  if (rc < 0) rc = openLaunch(v, o.choice.minRanks, o.choice.maxRanks, &launch);
   if (rc >= 0) return rc;
-  replayCommand(v, replay, sizeof replay);
+  if (launch.numRanks > 1) {
+    o.launch = &launch;
+    snprintf(ranks, sizeof ranks, "%d", launch.numRanks);
+    said.ranks = ranks;
+  } else if (v->library.gpu && !v->ranks) { /* as many ranks as GPUs; the replay says how many */
+    if (epLibraryProbe(&o.paths, &o.numDevices) != TREFOIL_OK)
+      return cliFail("check", "%s", trefoilLastError());
+    o.choice.maxRanks = o.numDevices < 8 ? o.numDevices : 8;
+    o.choice.minRanks = 1;
+    snprintf(ranks, sizeof ranks, "1-%d", o.choice.maxRanks);
+    said.ranks = ranks;
+  }
+  replayCommand(&said, replay, sizeof replay);
   o.replay = replay;
   progress_t progress = {o.numCases, o.seconds};
   o.context = &progress;
@@ -188,12 +218,17 @@ int cliCheckRandom(const cli_check_t *v) {
   if (!outcome) return cliFail("check", "out of memory");
   trefoil_result_t result = epCheckRun(&o, outcome);
   cliProgressEnd();
+  if (launch.numRanks > 1) epLaunchClose(&launch);
+  if (result == TREFOIL_OK && launch.numRanks > 1 && launch.rank > 0) {
+    free(outcome); /* rank 0 tells for all */
+    return CLI_OK;
+  }
   if (result != TREFOIL_OK) {
     free(outcome);
     return result == TREFOIL_INVALID_ARGUMENT ? cliUsage("check", "%s", trefoilLastError())
                                               : cliFail("check", "%s", trefoilLastError());
   }
-  if (outcome->failed && o.numCases != 1) confirm(&o, outcome);
+  if (outcome->failed && o.numCases != 1 && launch.numRanks == 1) confirm(&o, outcome);
   rc = printOutcome(&o, outcome, v->json);
   free(outcome);
   return rc;
@@ -220,6 +255,8 @@ int cmdCheck(int argc, char **argv) {
        "strict (default), or order-free: LL slot order and rounding open", "LEVEL"},
       {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, CLI_POSITIVE,
        "of the groups (default 20000)", "MS"},
+      {"gpu-cases", 0, POPT_ARG_NONE, &v.gpuCases, 0,
+       "only cases that GPUs of one NVLink domain run, as with --gpu", NULL},
       CLI_LIBRARY_OPTIONS(&v.library),
       {"moe", 0, POPT_ARG_STRING, &v.moe, 0, "one real shape: a model's layer", "NAME"},
       {"hidden", 0, POPT_ARG_LONGLONG, &v.hidden, CLI_POSITIVE, "or by hand: hidden size", "H"},

@@ -204,7 +204,7 @@ static void addLibraries(facts_t *f) {
   ep_library_paths_t found;
   cli_library_t none = {0};
   (void)cliLibraries("doctor", &none, paths, &found);
-  if (epLibraryProbe(&found) == TREFOIL_OK) {
+  if (epLibraryProbe(&found, NULL) == TREFOIL_OK) {
     char text[200];
     snprintf(text, sizeof text, "%.190s", found.library);
     add(f, "nccl ep without a gpu", FACT_FINE, text, "");

@@ -36,6 +36,8 @@ typedef struct ep_check_choice {
   unsigned modes; /* bit per trefoil_mode_t */
   int minRanks, maxRanks;
   int orderFree; /* only what can be compared with slot order and rounding open */
+  int gpuSubset; /* only what runs on GPUs of one NVLink domain: no pretended nodes, tokens and scales in
+                    whole and aligned 16 bytes, no FP4; larger top-k and more experts instead */
 } ep_check_choice_t;
 
 typedef struct ep_check_handle {
@@ -51,7 +53,7 @@ typedef struct ep_check_group {
   uint64_t seed, batch;
   trefoil_shape_t shape; /* topk: the largest of the handles */
   int highThroughput;
-  int orderFree;
+  int orderFree, gpuSubset;
   int64_t maxRecv; /* 0 = eager */
   int drop;
   size_t maxTokenBytes;

@@ -52,6 +52,11 @@ static int64_t pickWidth(ep_rng_t *rng, size_t limit, size_t elementBytes, int64
   return epRange(rng, 1, most) * unit;
 }
 
+/* Elements in which a plain row grows. */
+static int64_t plainUnit(const ep_check_group_t *g, trefoil_dtype_t dtype) {
+  return g->gpuSubset ? (int64_t)(16 / trefoilDtypeBytes(dtype)) : 1;
+}
+
 static void pickDispatchTypes(script_t *s, ep_check_op_t *op) {
   static const trefoil_dtype_t quantised[] = {TREFOIL_E4M3, TREFOIL_E5M2, TREFOIL_FP4X2,
                                               TREFOIL_BF16, TREFOIL_F16,  TREFOIL_F32};
@@ -82,7 +87,7 @@ static void pickDispatchTypes(script_t *s, ep_check_op_t *op) {
     return;
   }
   op->dtype = plainType(s->rng);
-  op->width = pickWidth(s->rng, limit, trefoilDtypeBytes(op->dtype), 1);
+  op->width = pickWidth(s->rng, limit, trefoilDtypeBytes(op->dtype), plainUnit(g, op->dtype));
 }
 
 static void pickCombineTypes(script_t *s, ep_check_op_t *op, int lastDispatch) {
@@ -95,7 +100,8 @@ static void pickCombineTypes(script_t *s, ep_check_op_t *op, int lastDispatch) {
     op->width = last->width;
     return;
   }
-  if (!g->highThroughput && g->maxTokenBytes >= 32 && epOneIn(s->rng, 6) && !g->partial) {
+  if (!g->highThroughput && g->maxTokenBytes >= 32 && epOneIn(s->rng, 6) && !g->partial &&
+      !g->gpuSubset) {
     op->quant = TREFOIL_QUANT_NVFP4;
     op->dtype = TREFOIL_BF16;
     op->width = pickWidth(s->rng, g->maxTokenBytes, 2, 16);
@@ -103,7 +109,8 @@ static void pickCombineTypes(script_t *s, ep_check_op_t *op, int lastDispatch) {
     return;
   }
   op->dtype = plainType(s->rng);
-  op->width = pickWidth(s->rng, g->maxTokenBytes, trefoilDtypeBytes(op->dtype), 1);
+  op->width =
+      pickWidth(s->rng, g->maxTokenBytes, trefoilDtypeBytes(op->dtype), plainUnit(g, op->dtype));
 }
 
 static void addUpdate(script_t *s, int handle) {

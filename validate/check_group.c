@@ -65,6 +65,20 @@ static void makeLimits(ep_check_group_t *g, ep_rng_t *rng) {
   g->numTopk = g->maxRecv == 0 || epOneIn(rng, 2) ? K : 0;
 }
 
+/* One NVLink domain. What takes threads long is nothing to a GPU: one group in four has many experts and
+ * a large top-k, one in four many tokens. */
+static void forGpus(ep_check_group_t *g, ep_rng_t *rng) {
+  int R = g->shape.numRanks;
+  g->gpuSubset = 1;
+  g->shape.ranksPerNode = R;
+  if (epOneIn(rng, 4)) {
+    g->shape.numExperts = (int)epRange(rng, 4 * R, 256);
+    g->shape.topk = (int)epRange(rng, 1, g->shape.numExperts < 64 ? g->shape.numExperts : 64);
+  } else if (epOneIn(rng, 3)) {
+    g->shape.maxTokens = epRange(rng, 12, 256);
+  }
+}
+
 void epMakeGroup(ep_check_group_t *g, const ep_check_choice_t *choice, uint64_t batch) {
   ep_rng_t rng = epRng(choice->seed, 1, batch);
   unsigned modes = choice->modes ? choice->modes : 15u;
@@ -100,6 +114,7 @@ void epMakeGroup(ep_check_group_t *g, const ep_check_choice_t *choice, uint64_t 
     g->shape.numExperts = R * trefoilExpertsPerRank(&g->shape);
     g->shape.ranksPerNode = R;
   }
+  if (choice->gpuSubset) forGpus(g, &rng);
   if (g->zeroCopy == NCCL_EP_ZERO_COPY_ON && !g->highThroughput &&
       (!(modes & (1u << TREFOIL_LL_RANK_MAJOR)) || g->shape.ranksPerNode != R))
     g->zeroCopy = NCCL_EP_ZERO_COPY_AUTO;

@@ -216,9 +216,15 @@ static unsigned tensorsOf(const ep_check_case_t *c, const ep_check_op_t *op) {
 }
 
 /* Alignment of a tensor's data: 16 where the meaning asks for it, else sometimes just its element. */
-static size_t pickAlignment(const ep_check_op_t *op, trefoil_dtype_t dtype, ep_rng_t *rng) {
+static size_t pickAlignment(const ep_check_case_t *c, const ep_check_op_t *op,
+                            ep_tensor_id_t tensor, ep_rng_t *rng) {
+  ep_check_dims_t d;
+  epTensorDims(c, op, tensor, 0, &d);
+  int isRow = tensor == EP_T_IN_TOKENS || tensor == EP_T_OUT_TOKENS || tensor == EP_T_IN_SCALES ||
+              tensor == EP_T_OUT_SCALES;
+  if (c->group->gpuSubset && isRow) return 16;
   if (op->quant == TREFOIL_QUANT_CALLER || epOneIn(rng, 2)) return 16;
-  return trefoilDtypeBytes(dtype);
+  return trefoilDtypeBytes(d.dtype);
 }
 
 static int placeOne(ep_check_case_t *c, int opIdx, ep_tensor_id_t tensor, ep_rng_t *rng) {
@@ -230,7 +236,7 @@ static int placeOne(ep_check_case_t *c, int opIdx, ep_tensor_id_t tensor, ep_rng
     epTensorDims(c, op, tensor, r, &d);
     if (d.bytes > most) most = d.bytes;
   }
-  size_t align = pickAlignment(op, d.dtype, rng);
+  size_t align = pickAlignment(c, op, tensor, rng);
   size_t guard = (size_t)epRange(rng, 16, 64);
   size_t offset = (c->usedBytes + guard + 15) & ~(size_t)15;
   if (align < 16) offset += align * (size_t)epBelow(rng, (int64_t)(16 / align));

@@ -80,19 +80,21 @@ static trefoil_result_t openHandle(ep_check_rank_t *rank, int i) {
 trefoil_result_t epRankOpen(ep_check_rank_t *rank, const ncclUniqueId *id) {
   const ep_library_t *lib = rank->lib;
   const ep_check_group_t *g = rank->group;
-  int devices = 1;
   rank->doing = "cudaSetDevice";
-  EP_TRY_CUDA(rank, lib->cudaGetDeviceCount(&devices));
-  EP_TRY_CUDA(rank, lib->cudaSetDevice(rank->rank % (devices > 0 ? devices : 1)));
-  rank->doing = "ncclCommInitRank";
-  EP_TRY_NCCL(rank, lib->ncclCommInitRank(&rank->comm, g->shape.numRanks, *id, rank->rank));
+  EP_TRY_CUDA(rank, lib->cudaSetDevice(rank->device));
+  rank->comm = rank->kept ? *rank->kept : NULL;
+  if (!rank->comm) {
+    rank->doing = "ncclCommInitRank";
+    EP_TRY_NCCL(rank, lib->ncclCommInitRank(&rank->comm, g->shape.numRanks, *id, rank->rank));
+    if (rank->kept) *rank->kept = rank->comm;
+  }
   rank->doing = "cudaStreamCreateWithFlags";
   EP_TRY_CUDA(rank, lib->cudaStreamCreateWithFlags(&rank->stream, cudaStreamNonBlocking));
   if (g->useWindow) {
     rank->doing = "ncclCommWindowRegister";
     EP_TRY_NCCL(rank, lib->ncclMemAlloc(&rank->image, g->imageBytes));
     EP_TRY_NCCL(rank, lib->ncclCommWindowRegister(rank->comm, rank->image, g->imageBytes,
-                                                  &rank->window, NCCL_WIN_COLL_SYMMETRIC));
+                                                  &rank->window, lib->windowFlags));
   } else {
     rank->doing = "cudaMalloc";
     EP_TRY_CUDA(rank, lib->cudaMalloc(&rank->image, g->imageBytes));
@@ -125,7 +127,7 @@ trefoil_result_t epRankClose(ep_check_rank_t *rank) {
   rank->doing = "cudaStreamDestroy";
   EP_TRY_CUDA(rank, lib->cudaStreamDestroy(rank->stream));
   rank->doing = "ncclCommDestroy";
-  EP_TRY_NCCL(rank, lib->ncclCommDestroy(rank->comm));
+  if (!rank->kept) EP_TRY_NCCL(rank, lib->ncclCommDestroy(rank->comm));
   return TREFOIL_OK;
 }
 

@@ -9,7 +9,9 @@ typedef struct ep_check_rank {
   const ep_library_t *lib;
   const ep_check_group_t *group;
   int rank;
+  int device; /* this rank's GPU */
   uint64_t timeoutNs;
+  ncclComm_t *kept; /* NULL, or where the communicator stays from batch to batch */
   ncclComm_t comm;
   ncclEpGroup_t epGroup;
   ncclEpHandle_t handles[EP_MAX_HANDLES];

@@ -209,8 +209,15 @@ static void openFailed(ep_check_team_t *team, int rank, const char *when) {
 }
 
 static ep_check_rank_t newRank(ep_check_team_t *team, int rank) {
-  return (ep_check_rank_t){
-      .lib = team->lib, .group = &team->group, .rank = rank, .timeoutNs = team->options->timeoutNs};
+  const ep_check_options_t *o = team->options;
+  int local = o->launch ? o->launch->localRank : rank;
+  return (ep_check_rank_t){.lib = team->lib,
+                           .group = &team->group,
+                           .rank = rank,
+                           .device = local % (o->numDevices > 0 ? o->numDevices : 1),
+                           .timeoutNs = o->timeoutNs,
+                           .kept = team->comms ? &team->comms->of[team->group.shape.numRanks][rank]
+                                               : NULL};
 }
 
 static void *rankMain(void *argument) {
@@ -341,6 +348,10 @@ int epTeamThreads(ep_check_team_t *team) {
 static void meetAgain(ep_check_team_t *team, uint64_t numMeetings) {
   ep_check_job_t *job = team->job;
   struct timespec pause = {0, 50000};
+  if (team->options->launch) {
+    epLaunchedMeet(team);
+    return;
+  }
   atomic_fetch_add(&job->numArrived, 1);
   while (atomic_load(&job->numArrived) < numMeetings * (uint64_t)team->group.shape.numRanks &&
          !atomic_load(&job->stop))
@@ -355,7 +366,7 @@ int epTeamProcess(ep_check_team_t *team, int rankIdx) {
   rank_task_t task = {.ring = &ring, .rank = rankIdx, .buffers = results};
   ep_check_rank_t rank = newRank(team, rankIdx);
   slot_t *slot = calloc(1, sizeof *slot);
-  if (rankIdx == 0) {
+  if (rankIdx == 0 && !team->options->launch) {
     if (team->lib->ncclGetUniqueId(&team->job->id) != ncclSuccess)
       epTeamFail(team, NULL, team->firstCase, "ncclGetUniqueId failed");
     atomic_store(&team->job->idReady, 1);
@@ -370,7 +381,7 @@ int epTeamProcess(ep_check_team_t *team, int rankIdx) {
   }
   slot->buffers = images;
   int bad = 0;
-  for (uint64_t i = 0; i < team->numCases && !bad && !atomic_load(&team->job->failed); i++) {
+  for (uint64_t i = 0; i < team->numCases && !bad && !atomic_load(&team->job->stop); i++) {
     uint64_t index = team->firstCase + i;
     if (makeSlot(slot, &team->group, index) != TREFOIL_OK) {
       epTeamFail(team, &slot->c, index, trefoilLastError());
@@ -381,7 +392,7 @@ int epTeamProcess(ep_check_team_t *team, int rankIdx) {
       if (!bad && slot->c.numMasks) meetAgain(team, ++numMeetings);
     }
   }
-  if (!bad && !atomic_load(&team->job->failed) && epRankClose(&rank) != TREFOIL_OK) {
+  if (!bad && !atomic_load(&team->job->stop) && epRankClose(&rank) != TREFOIL_OK) {
     openFailed(team, rankIdx, "closing");
     bad = 1;
   }

@@ -30,7 +30,7 @@ void epBatchEnvironment(const ep_check_group_t *g) {
 }
 
 /* The part of a batch that was asked for; 0: none of it. */
-static int cutBatch(ep_check_team_t *team, uint64_t batch) {
+int epTeamCut(ep_check_team_t *team, uint64_t batch) {
   const ep_check_options_t *o = team->options;
   uint64_t first = batch * EP_BATCH_CASES, end = first + EP_BATCH_CASES;
   uint64_t lastEnd = o->numCases ? o->firstCase + o->numCases : UINT64_MAX;
@@ -102,18 +102,16 @@ static int runProcesses(ep_check_team_t *team) {
 static int runJob(const ep_check_options_t *o, ep_check_job_t *job, int jobIdx, int numJobs,
                   double deadline) {
   ep_library_t lib;
+  static ep_check_comms_t comms;
   ep_check_team_t team = {.options = o, .job = job, .deadline = deadline};
   team.firstCase = o->firstCase;
-  /* a device a rank: who frees memory waits for all work on its device, another rank's too */
-  char devices[16];
-  snprintf(devices, sizeof devices, "%d", EP_MAX_RANKS);
-  setenv("TREFOIL_HOST_DEVICES", devices, 0);
+  if (o->choice.gpuSubset) team.comms = &comms;
   if (!o->processes && loadLibrary(&team, &lib)) return 1;
   uint64_t batch = o->firstCase / EP_BATCH_CASES + (uint64_t)jobIdx;
   int failed = 0;
   for (; !failed; batch += (uint64_t)numJobs) {
     if (atomic_load(&job->stop) || (deadline > 0 && epNow() > deadline)) break;
-    if (!cutBatch(&team, batch)) break;
+    if (!epTeamCut(&team, batch)) break;
     epMakeGroup(&team.group, &o->choice, batch);
     epBatchEnvironment(&team.group);
     failed = o->processes ? runProcesses(&team) : epTeamThreads(&team);
@@ -171,8 +169,17 @@ trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_
            o.choice.maxRanks, EP_MAX_RANKS);
   EP_CHECK(o.numCases || o.seconds > 0, TREFOIL_INVALID_ARGUMENT,
            "neither a number of cases nor a time is given");
-  EP_TRY(epLibraryProbe(&o.paths));
   if (!o.timeoutNs) o.timeoutNs = 20000000000u;
+  /* a device a rank: who frees memory waits for all work on its device, another rank's too */
+  epLibraryHostDevices(EP_MAX_RANKS);
+  if (o.launch) return epCheckLaunched(&o, outcome);
+  int devices = 0;
+  EP_TRY(epLibraryProbe(&o.paths, &devices));
+  if (!o.numDevices) o.numDevices = devices;
+  if (!o.choice.maxRanks) o.choice.maxRanks = o.numDevices < 8 ? o.numDevices : 8;
+  EP_CHECK(o.choice.maxRanks <= o.numDevices, TREFOIL_INVALID_ARGUMENT,
+           "%d ranks on %d GPUs: every rank needs a GPU of its own", o.choice.maxRanks,
+           o.numDevices);
   size_t bytes = sizeof(ep_check_job_t) * (size_t)numJobs;
   ep_check_job_t *jobs =
       mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -2,13 +2,15 @@
  *
  * Work is cut into batches of 64 cases that share a group; jobs take batches in turn, each job a
  * process of its own (a crash is a finding, and the environment that a group reads is the job's),
- * its ranks threads or processes. */
+ * its ranks threads or processes. Started by a launcher (validate/launch.h), each process is one rank
+ * and takes all batches. Every rank has a device of its own. */
 #ifndef TREFOIL_VALIDATE_CHECKER_H
 #define TREFOIL_VALIDATE_CHECKER_H
 
 #include <stdatomic.h>
 
 #include "validate/check_case.h"
+#include "validate/launch.h"
 #include "validate/library.h"
 
 enum { EP_CHECK_TEXT = 8192, EP_MAX_JOBS = 64 };
@@ -26,6 +28,8 @@ typedef struct ep_check_options {
   int jobs;                     /* 0 = 1 */
   int processes;                /* ranks are processes, else threads */
   uint64_t timeoutNs;           /* of the groups; 0 = 20 s */
+  int numDevices;               /* devices here; 0: ask */
+  ep_launch_t *launch;          /* NULL, or open: this process is one of its ranks */
   const char *replay;           /* start of the replay command: "trefoil check --seed 1" */
   void (*progress)(void *context, const ep_check_status_t *status);
   void *context;
@@ -38,8 +42,8 @@ typedef struct ep_check_outcome {
   char text[EP_CHECK_TEXT]; /* what differs, the script, the replay command */
 } ep_check_outcome_t;
 
-/* TREFOIL_OK: the run took place, outcome->failed says how it ended. Forks: call it from a process
- * without other threads. */
+/* TREFOIL_OK: the run took place, outcome->failed says how it ended (with a launch: the same on all
+ * ranks). Forks, unless launched: call it from a process without other threads. */
 trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_t *outcome);
 
 /* ---- between checker.c and check_team.c: what a job tells its parent (shared memory) ---- */
@@ -63,7 +67,15 @@ typedef struct ep_check_team {
   uint64_t firstCase, numCases;     /* within the batch */
   double deadline;                  /* CLOCK_MONOTONIC seconds, or 0 */
   struct ep_check_buffers *buffers; /* of epTeamThreads, from batch to batch; NULL at first */
+  struct ep_check_comms
+      *comms; /* NULL, or communicators that serve all batches: making one on GPUs takes
+                                   longer than a batch */
+  uint64_t casesDone, bytesOfAll; /* launched: so far, at the last meeting */
 } ep_check_team_t;
+
+typedef struct ep_check_comms {
+  ncclComm_t of[EP_MAX_RANKS + 1][EP_MAX_RANKS]; /* [ranks][rank] */
+} ep_check_comms_t;
 
 /* Runs a part of a batch with threads; nonzero after a failure, when the process should end. */
 int epTeamThreads(ep_check_team_t *team);
@@ -74,6 +86,12 @@ int epTeamProcess(ep_check_team_t *team, int rank);
 void epTeamFail(ep_check_team_t *team, const ep_check_case_t *c, uint64_t index, const char *what);
 /* Sets what a group reads from the environment. */
 void epBatchEnvironment(const ep_check_group_t *g);
+/* Which cases of a batch were asked for, into the team; 0: none of it. */
+int epTeamCut(ep_check_team_t *team, uint64_t batch);
+/* epCheckRun where options->launch is given. */
+trefoil_result_t epCheckLaunched(const ep_check_options_t *options, ep_check_outcome_t *outcome);
+/* All ranks of the launch meet: who failed first is known to all, and whether to stop. */
+void epLaunchedMeet(ep_check_team_t *team);
 double epNow(void);
 
 #endif

@@ -4,6 +4,8 @@
 #include "plan/error.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -38,29 +40,56 @@ trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *path
   EP_LIBRARY_CUDA(EP_FIND_CUDA)
   void *lastError = dlsym(l.handles[2], "ncclEpGetLastError");
   memcpy(&l.ncclEpGetLastError, &lastError, sizeof lastError);
+  l.isHost = dlsym(l.handles[0], "trefoilHostLastError") != NULL;
+  l.windowFlags = l.isHost ? NCCL_WIN_COLL_SYMMETRIC : 0;
   *lib = l;
   return TREFOIL_OK;
 }
 
-trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths) {
+void epLibraryHostDevices(int numDevices) {
+  char number[16];
+  snprintf(number, sizeof number, "%d", numDevices);
+  setenv("TREFOIL_HOST_DEVICES", number, 0);
+}
+
+/* What the child of a probe says. */
+typedef struct probe {
+  int numDevices;
+  char sentence[512];
+} probe_t;
+
+static int probeHere(const ep_library_paths_t *paths, probe_t *p) {
+  ep_library_t lib;
+  if (epLibraryLoad(&lib, paths) != TREFOIL_OK) {
+    snprintf(p->sentence, sizeof p->sentence, "%s", trefoilLastError());
+    return 1;
+  }
+  cudaError_t rc = lib.cudaGetDeviceCount(&p->numDevices);
+  if (rc == cudaSuccess && p->numDevices > 0) return 0;
+  snprintf(p->sentence, sizeof p->sentence, "%s finds no GPU here: %s", paths->cuda,
+           lib.cudaGetErrorString(rc));
+  return 1;
+}
+
+trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices) {
   int ends[2], status = 1;
-  char sentence[512] = "";
+  probe_t p = {0};
   EP_CHECK(pipe(ends) == 0, TREFOIL_SYSTEM_ERROR, "no pipe could be made");
   pid_t pid = fork();
   if (pid == 0) {
-    ep_library_t lib;
-    if (epLibraryLoad(&lib, paths) == TREFOIL_OK) _exit(0);
-    const char *why = trefoilLastError();
-    if (write(ends[1], why, strlen(why)) < 0) _exit(2);
-    _exit(1);
+    int bad = probeHere(paths, &p);
+    if (write(ends[1], &p, sizeof p) < 0) _exit(2);
+    _exit(bad);
   }
   close(ends[1]);
-  ssize_t n = pid > 0 ? read(ends[0], sentence, sizeof sentence - 1) : -1;
+  ssize_t n = pid > 0 ? read(ends[0], &p, sizeof p) : -1;
   close(ends[0]);
   if (pid > 0) waitpid(pid, &status, 0);
   EP_CHECK(!WIFSIGNALED(status), TREFOIL_SYSTEM_ERROR, "loading %s ended with signal %d",
            paths->library, WTERMSIG(status));
-  EP_CHECK(status == 0, TREFOIL_SYSTEM_ERROR, "%s", n > 0 ? sentence : "a process failed to start");
+  EP_CHECK(status == 0, TREFOIL_SYSTEM_ERROR, "%s",
+           n == sizeof p ? p.sentence : "a process failed to start");
+  if (numDevices) *numDevices = p.numDevices;
   return TREFOIL_OK;
 }
 

@@ -68,6 +68,13 @@
   X(cudaGraphLaunch, cudaError_t, (cudaGraphExec_t, cudaStream_t))                                 \
   X(cudaGraphExecDestroy, cudaError_t, (cudaGraphExec_t))                                          \
   X(cudaGraphDestroy, cudaError_t, (cudaGraph_t))                                                  \
+  X(cudaEventCreateWithFlags, cudaError_t, (cudaEvent_t *, unsigned))                              \
+  X(cudaEventRecord, cudaError_t, (cudaEvent_t, cudaStream_t))                                     \
+  X(cudaEventSynchronize, cudaError_t, (cudaEvent_t))                                              \
+  X(cudaEventElapsedTime, cudaError_t, (float *, cudaEvent_t, cudaEvent_t))                        \
+  X(cudaEventDestroy, cudaError_t, (cudaEvent_t))                                                  \
+  X(cudaStreamWaitEvent, cudaError_t, (cudaStream_t, cudaEvent_t, unsigned))                       \
+  X(cudaLaunchHostFunc, cudaError_t, (cudaStream_t, cudaHostFn_t, void *))                         \
   X(cudaGetErrorString, const char *, (cudaError_t))
 
 typedef struct ep_library {
@@ -77,7 +84,10 @@ typedef struct ep_library {
   EP_LIBRARY_CUDA(EP_MEMBER)
 #undef EP_MEMBER
   const char *(*ncclEpGetLastError)(void); /* ours alone: NULL elsewhere */
-  void *handles[3];
+  void *handles[3];                        /* CUDA, NCCL, the library */
+  int isHost;                              /* CUDA is the host runtime: no GPU */
+  int windowFlags; /* for windows that hold tensors; on GPUs 0: peers can map the memory just so, and no
+                      multicast object is made */
 } ep_library_t;
 
 /* Paths or bare names, all required. TREFOIL_SYSTEM_ERROR with a sentence: a file or a function is
@@ -89,8 +99,12 @@ typedef struct ep_library_paths {
 } ep_library_paths_t;
 trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *paths);
 
-/* The same in a child process, to see whether it can be done. */
-trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths);
+/* The same in a child process, to see whether it can be done; *numDevices (NULL: not wanted) GPUs, or
+ * devices of the host runtime. TREFOIL_SYSTEM_ERROR also if there is none. */
+trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices);
+
+/* Asks the host runtime, if it is what will be loaded, for at least so many devices. Before loading. */
+void epLibraryHostDevices(int numDevices);
 
 /* The sentence of the last failing call on this thread, or the result's name. */
 const char *epLibraryError(const ep_library_t *lib, ncclResult_t result);
