@@ -55,12 +55,16 @@ trefoil_result_t trefoilMoeParse(trefoil_moe_t *moe, const char *name, const cha
 
 #include <jansson.h>
 
-/* Where a key's value goes: an int or a double at an offset, in [low, high]. */
+#include "models/hf_config.h"
+
+/* Where a key's value goes: an int or a double at an offset, in [low, high]. An optional one that is
+ * not there stays 0. */
 typedef struct field {
   const char *key;
   size_t offset;
   int isInt;
   double low, high;
+  int isOptional;
 } field_t;
 
 /* A kind of file: numbers are plain, or objects {"value", "source"}. */
@@ -74,25 +78,28 @@ typedef struct kind {
 } kind_t;
 
 static const field_t clusterFields[] = {
-    {"gpus_per_node", offsetof(trefoil_cluster_t, gpusPerNode), 1, 1, TREFOIL_MAX_RANKS},
-    {"max_gpus", offsetof(trefoil_cluster_t, maxGpus), 1, 1, TREFOIL_MAX_RANKS},
-    {"gpus_per_nic", offsetof(trefoil_cluster_t, gpusPerNic), 1, 1, TREFOIL_MAX_RANKS},
-    {"nvlink_gb_per_s", offsetof(trefoil_cluster_t, nvlinkGbPerS), 0, 1e-3, 1e9},
-    {"nic_gb_per_s", offsetof(trefoil_cluster_t, nicGbPerS), 0, 0, 1e9},
-    {"net_latency_us", offsetof(trefoil_cluster_t, netLatencyUs), 0, 0, 1e9},
-    {"ll_fixed_us", offsetof(trefoil_cluster_t, llFixedUs), 0, 0, 1e9},
-    {"ht_fixed_us", offsetof(trefoil_cluster_t, htFixedUs), 0, 0, 1e9},
+    {"gpus_per_node", offsetof(trefoil_cluster_t, gpusPerNode), 1, 1, TREFOIL_MAX_RANKS, 0},
+    {"max_gpus", offsetof(trefoil_cluster_t, maxGpus), 1, 1, TREFOIL_MAX_RANKS, 0},
+    {"gpus_per_nic", offsetof(trefoil_cluster_t, gpusPerNic), 1, 1, TREFOIL_MAX_RANKS, 0},
+    {"nvlink_gb_per_s", offsetof(trefoil_cluster_t, nvlinkGbPerS), 0, 1e-3, 1e9, 0},
+    {"nic_gb_per_s", offsetof(trefoil_cluster_t, nicGbPerS), 0, 0, 1e9, 0},
+    {"net_latency_us", offsetof(trefoil_cluster_t, netLatencyUs), 0, 0, 1e9, 0},
+    {"ll_fixed_us", offsetof(trefoil_cluster_t, llFixedUs), 0, 0, 1e9, 0},
+    {"ht_fixed_us", offsetof(trefoil_cluster_t, htFixedUs), 0, 0, 1e9, 0},
+    {"nodes_per_leaf", offsetof(trefoil_cluster_t, nodesPerLeaf), 1, 1, TREFOIL_MAX_RANKS, 1},
+    {"rail_leaves", offsetof(trefoil_cluster_t, railLeaves), 1, 0, 1, 1},
+    {"leaf_oversubscription", offsetof(trefoil_cluster_t, leafOversubscription), 0, 1, 1e6, 1},
 };
 static const field_t moeFields[] = {
-    {"hidden_elements", offsetof(trefoil_moe_t, hidden), 1, 1, 1 << 24},
-    {"num_experts", offsetof(trefoil_moe_t, numExperts), 1, 1, TREFOIL_MAX_EXPERTS},
-    {"topk", offsetof(trefoil_moe_t, topk), 1, 1, TREFOIL_MAX_TOPK},
-    {"num_moe_layers", offsetof(trefoil_moe_t, numMoeLayers), 1, 1, 1 << 20},
-    {"expert_hidden_elements", offsetof(trefoil_moe_t, expertHidden), 1, 1, 1 << 24},
-    {"num_shared_experts", offsetof(trefoil_moe_t, numShared), 1, 0, 1 << 20},
+    {"hidden_elements", offsetof(trefoil_moe_t, hidden), 1, 1, 1 << 24, 0},
+    {"num_experts", offsetof(trefoil_moe_t, numExperts), 1, 1, TREFOIL_MAX_EXPERTS, 0},
+    {"topk", offsetof(trefoil_moe_t, topk), 1, 1, TREFOIL_MAX_TOPK, 0},
+    {"num_moe_layers", offsetof(trefoil_moe_t, numMoeLayers), 1, 1, 1 << 20, 0},
+    {"expert_hidden_elements", offsetof(trefoil_moe_t, expertHidden), 1, 1, 1 << 24, 0},
+    {"num_shared_experts", offsetof(trefoil_moe_t, numShared), 1, 0, 1 << 20, 0},
 };
 static const kind_t clusterKind = {"cluster",     epClusters, 1,
-                                   clusterFields, 8,          offsetof(trefoil_cluster_t, name)};
+                                   clusterFields, 11,         offsetof(trefoil_cluster_t, name)};
 static const kind_t moeKind = {"model", epMoe, 0, moeFields, 6, offsetof(trefoil_moe_t, name)};
 
 static trefoil_result_t takeText(const json_t *root, const char *file, const char *key,
@@ -123,6 +130,7 @@ static trefoil_result_t takeField(const kind_t *kind, const json_t *root, const 
                                   int fieldIdx, char *object) {
   const field_t *f = &kind->fields[fieldIdx];
   const json_t *value = json_object_get(root, f->key);
+  if (!value && f->isOptional) return TREFOIL_OK;
   EP_CHECK(value, TREFOIL_INVALID_ARGUMENT, "%s: %s is missing", file, f->key);
   if (!kind->sourceEach) return takeNumber(value, file, f, object);
   const char *source = json_string_value(json_object_get(value, "source"));
@@ -163,7 +171,9 @@ static trefoil_result_t parse(const kind_t *kind, const char *file, const char *
   json_error_t error;
   json_t *root = json_loadb(text, numBytes, JSON_REJECT_DUPLICATES, &error);
   EP_CHECK(root, TREFOIL_INVALID_ARGUMENT, "%s, line %d: %s", file, error.line, error.text);
-  trefoil_result_t result = takeAll(kind, root, file, object);
+  int isHf = kind == &moeKind && epIsHfConfig(root);
+  trefoil_result_t result = isHf ? epHfMoe(root, file, (trefoil_moe_t *)(void *)object)
+                                 : takeAll(kind, root, file, object);
   json_decref(root);
   return result;
 }

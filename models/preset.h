@@ -6,6 +6,6 @@ typedef struct ep_preset {
   const char *name, *text;
 } ep_preset_t;
 
-extern const ep_preset_t epClusters[], epMoe[];
+extern const ep_preset_t epClusters[], epMoe[], epCosts[];
 
 #endif

@@ -21,6 +21,9 @@ typedef struct trefoil_op_costs {
   double receiveRowNs;       /* SM time of each row received: finding it, its share of the sum */
   double receiveGbPerSPerSm; /* bytes that one SM copies or sums at the receiver; 0 = no limit */
   double signalNs;           /* time of a rank for the flag to each other rank, after its rows */
+  double netSignalNs;        /* the same to a rank of another node; 0 = signalNs */
+  double nodeRoundUs; /* what the operation waits for each doubling of the nodes: the rounds of
+                                a barrier over the network */
 } trefoil_op_costs_t;
 
 /* All zero but numSms is legal: then only bytes over ports take time. */
@@ -35,6 +38,7 @@ typedef struct trefoil_costs {
   double nvlinkRowNs;       /* NVLink port time of each row besides its bytes */
   double netMessageNs;      /* network port time of each message besides its bytes */
   double rowsPerMessage;    /* rows of a network message; 0 = 1 */
+  int signalsPerExpert;     /* 1: a flag for each expert of the other rank, not one a rank */
   trefoil_op_costs_t op[2]; /* by trefoil_op_t */
 } trefoil_costs_t;
 
@@ -43,6 +47,10 @@ typedef struct trefoil_costs {
 TREFOIL_API trefoil_result_t trefoilCostsIdeal(trefoil_costs_t *costs,
                                                const trefoil_cluster_t *cluster,
                                                trefoil_mode_t mode);
+/* The part of an operation's time that no row takes: launchUs, nodeRoundUs * log2(nodes), and the
+ * flags of a rank to all others. Every engine adds it to the time of the rows. */
+TREFOIL_API double trefoilCostsFixedUs(const trefoil_costs_t *costs, trefoil_op_t op,
+                                       const trefoil_shape_t *shape);
 /* Numbers must be finite and, netLatencyNs apart, not negative; numSms >= 1, forwardShare < 1. */
 TREFOIL_API trefoil_result_t trefoilCostsCheck(const trefoil_costs_t *costs);
 

@@ -26,6 +26,11 @@ typedef struct trefoil_cluster {
   double netLatencyUs; /* one way */
   double llFixedUs;    /* an LL operation with no bytes */
   double htFixedUs;    /* an HT operation with no bytes */
+  /* The fabric between network ports: a leaf switch joins nodesPerLeaf nodes (with railLeaves: one
+   * port of each of them), all leaves join in one spine that does not block. */
+  int nodesPerLeaf;            /* 0: one switch joins all ports, nothing below matters */
+  int railLeaves;              /* 1: a leaf a rail */
+  double leafOversubscription; /* rate of a leaf's ports to nodes / to the spine; 0 counts as 1 */
 } trefoil_cluster_t;
 
 typedef struct trefoil_moe {
@@ -39,7 +44,8 @@ typedef struct trefoil_moe {
 } trefoil_moe_t;
 
 /* nameOrPath: a preset's name, or a path (it has a '/' or ends in ".json"). Sentences name the file
- * and the key; an unknown name lists the known ones. */
+ * and the key; an unknown name lists the known ones. A model's file may also be the config.json of
+ * Hugging Face (the families that docs/models.md names); its name is then that of its folder. */
 TREFOIL_API trefoil_result_t trefoilClusterLoad(trefoil_cluster_t *cluster, const char *nameOrPath);
 TREFOIL_API trefoil_result_t trefoilMoeLoad(trefoil_moe_t *moe, const char *nameOrPath);
 /* The same from JSON text in memory; `name` stands for the file in sentences. */

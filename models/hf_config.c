@@ -1,0 +1,155 @@
+/* MoE shapes from the config.json of Hugging Face. Every family has its own names for the same six
+ * numbers; one list a number says which names are tried, in this order. Models that also see keep
+ * the language model's numbers in an object of their own ("text_config").
+ *
+ *   experts   n_routed_experts: DeepSeek, Kimi, GLM. num_experts: Qwen. num_local_experts: Mixtral,
+ *             gpt-oss, Llama 4, MiniMax
+ *   layers    all from first_k_dense_replace on (DeepSeek, Kimi, GLM); every decoder_sparse_step-th
+ *             except mlp_only_layers (Qwen); every interleave_moe_layer_step-th, or those in
+ *             moe_layers (Llama 4)
+ *   shared    n_shared_experts; Llama 4 has one that its file does not mention
+ *
+ * What a file does not say is not guessed. */
+#ifdef TREFOIL_HAVE_JSON
+
+#include "models/hf_config.h"
+
+#include <string.h>
+
+#include "plan/error.h"
+
+enum { maxNames = 4, maxLayers = 4096 };
+
+typedef const char *names_t[maxNames];
+static const names_t hiddenNames = {"hidden_size"};
+static const names_t expertsNames = {"n_routed_experts", "num_experts", "num_local_experts"};
+static const names_t topkNames = {"num_experts_per_tok", "experts_per_token"};
+static const names_t widthNames = {"moe_intermediate_size", "intermediate_size"};
+static const names_t sharedNames = {"n_shared_experts", "num_shared_experts"};
+
+int epIsHfConfig(const json_t *root) {
+  return json_is_object(root) && !json_object_get(root, "hidden_elements") &&
+         (json_object_get(root, "model_type") || json_object_get(root, "architectures"));
+}
+
+/* The first of the names that is there and not null. */
+static const json_t *find(const json_t *config, const names_t names, const char **name) {
+  for (int i = 0; i < maxNames && names[i]; i++) {
+    const json_t *value = json_object_get(config, names[i]);
+    if (!value || json_is_null(value)) continue;
+    *name = names[i];
+    return value;
+  }
+  return NULL;
+}
+
+/* An integer in [low, high] under one of the names, or `missing` if that is >= 0. */
+typedef struct range {
+  json_int_t low, high, missing;
+} range_t;
+
+static trefoil_result_t take(const json_t *config, const char *file, const names_t names,
+                             range_t range, int *value) {
+  const char *name = names[0];
+  const json_t *found = find(config, names, &name);
+  if (!found && range.missing >= 0) {
+    *value = (int)range.missing;
+    return TREFOIL_OK;
+  }
+  EP_CHECK(found, TREFOIL_INVALID_ARGUMENT, "%s: %s is missing", file, name);
+  EP_CHECK(json_is_integer(found), TREFOIL_INVALID_ARGUMENT, "%s: %s must be an integer", file,
+           name);
+  json_int_t number = json_integer_value(found);
+  EP_CHECK(number >= range.low && number <= range.high, TREFOIL_INVALID_ARGUMENT,
+           "%s: %s is %lld: must be in [%lld, %lld]", file, name, (long long)number,
+           (long long)range.low, (long long)range.high);
+  *value = (int)number;
+  return TREFOIL_OK;
+}
+
+/* Marks the layers that the list names; what is no layer is passed over. */
+static void mark(const json_t *list, int layers, char *marks) {
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    json_int_t layer = json_integer_value(json_array_get(list, i));
+    if (layer >= 0 && layer < layers) marks[layer] = 1;
+  }
+}
+
+/* Layers with experts: those of moe_layers; else those from first_k_dense_replace on that the
+ * steps hit and mlp_only_layers does not name. */
+static trefoil_result_t countMoeLayers(const json_t *config, const char *file, int *count) {
+  int layers, dense, sparseStep, interleave, freq, found = 0;
+  EP_TRY(take(config, file, (names_t){"num_hidden_layers"}, (range_t){1, maxLayers, -1}, &layers));
+  const range_t step = {1, maxLayers, 1};
+  EP_TRY(take(config, file, (names_t){"first_k_dense_replace"}, (range_t){0, layers, 0}, &dense));
+  EP_TRY(take(config, file, (names_t){"decoder_sparse_step"}, step, &sparseStep));
+  EP_TRY(take(config, file, (names_t){"interleave_moe_layer_step"}, step, &interleave));
+  EP_TRY(take(config, file, (names_t){"moe_layer_freq"}, step, &freq));
+  char named[maxLayers] = {0}, only[maxLayers] = {0};
+  const json_t *list = json_object_get(config, "moe_layers");
+  mark(list, layers, named);
+  mark(json_object_get(config, "mlp_only_layers"), layers, only);
+  for (int i = 0; i < layers; i++) {
+    int hit = (i + 1) % sparseStep == 0 && (i + 1) % interleave == 0 && i % freq == 0;
+    found += json_array_size(list) > 0 ? named[i] : i >= dense && hit && !only[i];
+  }
+  EP_CHECK(found >= 1, TREFOIL_INVALID_ARGUMENT,
+           "%s: of %d layers none has experts by first_k_dense_replace, decoder_sparse_step, "
+           "interleave_moe_layer_step, moe_layer_freq, moe_layers and mlp_only_layers",
+           file, layers);
+  *count = found;
+  return TREFOIL_OK;
+}
+
+/* .../deepseek-v3/config.json is called deepseek-v3, .../mine.json is called mine. */
+static void nameAfter(const char *file, char name[TREFOIL_MODEL_NAME_BYTES]) {
+  const char *slash = strrchr(file, '/');
+  const char *start = slash ? slash + 1 : file, *end = start + strlen(start);
+  if (!strcmp(start, "config.json") && slash && slash > file) {
+    end = slash;
+    for (start = slash; start > file && start[-1] != '/';) start--;
+  } else if (end - start > 5 && !strcmp(end - 5, ".json")) {
+    end -= 5;
+  }
+  size_t length = (size_t)(end - start);
+  if (length >= TREFOIL_MODEL_NAME_BYTES) length = TREFOIL_MODEL_NAME_BYTES - 1;
+  memcpy(name, start, length);
+  name[length] = 0;
+  if (!length || !strcmp(name, ".") || !strcmp(name, "..")) strcpy(name, "config");
+}
+
+static int isLlama4(const json_t *config) {
+  const char *type = json_string_value(json_object_get(config, "model_type"));
+  return type && !strncmp(type, "llama4", 6);
+}
+
+trefoil_result_t epHfMoe(const json_t *root, const char *file, trefoil_moe_t *moe) {
+  const json_t *text = json_object_get(root, "text_config");
+  const json_t *config = json_is_object(text) ? text : root;
+  const char *name;
+  EP_CHECK(
+      find(config, expertsNames, &name), TREFOIL_INVALID_ARGUMENT,
+      "%s: is not of an MoE model: none of n_routed_experts, num_experts, num_local_experts is "
+      "there",
+      file);
+  trefoil_moe_t found = {.topk = 0};
+  range_t width = {1, 1 << 24, -1};
+  EP_TRY(take(config, file, hiddenNames, width, &found.hidden));
+  EP_TRY(
+      take(config, file, expertsNames, (range_t){1, TREFOIL_MAX_EXPERTS, -1}, &found.numExperts));
+  range_t most = {1, found.numExperts < TREFOIL_MAX_TOPK ? found.numExperts : TREFOIL_MAX_TOPK, -1};
+  EP_TRY(take(config, file, topkNames, most, &found.topk));
+  EP_TRY(take(config, file, widthNames, width, &found.expertHidden));
+  EP_TRY(countMoeLayers(config, file, &found.numMoeLayers));
+  range_t shared = {0, 1 << 20, isLlama4(config) ? 1 : 0};
+  EP_TRY(take(config, file, sharedNames, shared, &found.numShared));
+  nameAfter(file, found.name);
+  *moe = found;
+  return TREFOIL_OK;
+}
+
+#else
+/* ISO C has no empty files. */
+extern const int epNoHfConfig;
+const int epNoHfConfig = 0;
+#endif

@@ -1,0 +1,138 @@
+/* MoE shapes from Hugging Face's config.json: what each family writes, shortened to the keys that
+ * matter and some that must be passed over, and what a reader must refuse. */
+#include "trefoil/models.h"
+
+#include "test.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const struct {
+  const char *preset, *text;
+} families[] = {
+    {"deepseek-v3",
+     "{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"model_type\": \"deepseek_v3\", "
+     "\"hidden_size\": 7168, \"intermediate_size\": 18432, \"moe_intermediate_size\": 2048, "
+     "\"first_k_dense_replace\": 3, \"moe_layer_freq\": 1, \"n_routed_experts\": 256, "
+     "\"n_shared_experts\": 1, \"num_experts_per_tok\": 8, \"num_hidden_layers\": 61, "
+     "\"n_group\": 8, \"topk_group\": 4, \"tie_word_embeddings\": false}"},
+    {"kimi-k2",
+     "{\"model_type\": \"kimi_k2\", \"hidden_size\": 7168, \"intermediate_size\": 18432, "
+     "\"moe_intermediate_size\": 2048, \"first_k_dense_replace\": 1, \"moe_layer_freq\": 1, "
+     "\"n_routed_experts\": 384, \"n_shared_experts\": 1, \"num_experts_per_tok\": 8, "
+     "\"num_hidden_layers\": 61}"},
+    {"glm-4.5",
+     "{\"model_type\": \"glm4_moe\", \"hidden_size\": 5120, \"intermediate_size\": 12288, "
+     "\"moe_intermediate_size\": 1536, \"first_k_dense_replace\": 3, "
+     "\"n_routed_experts\": 160, \"n_shared_experts\": 1, \"num_experts_per_tok\": 8, "
+     "\"num_hidden_layers\": 92}"},
+    {"qwen3-235b-a22b",
+     "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 4096, \"intermediate_size\": 12288, "
+     "\"moe_intermediate_size\": 1536, \"decoder_sparse_step\": 1, \"mlp_only_layers\": [], "
+     "\"num_experts\": 128, \"num_experts_per_tok\": 8, \"num_hidden_layers\": 94}"},
+    {"mixtral-8x7b", "{\"model_type\": \"mixtral\", \"hidden_size\": 4096, \"intermediate_size\": "
+                     "14336, \"num_local_experts\": 8, \"num_experts_per_tok\": 2, "
+                     "\"num_hidden_layers\": 32, \"sliding_window\": null}"},
+    {"gpt-oss-120b", "{\"model_type\": \"gpt_oss\", \"hidden_size\": 2880, \"intermediate_size\": "
+                     "2880, \"num_local_experts\": 128, \"experts_per_token\": 4, "
+                     "\"num_experts_per_tok\": 4, \"num_hidden_layers\": 36}"},
+    {"minimax-m2", "{\"model_type\": \"minimax_m2\", \"hidden_size\": 3072, \"intermediate_size\": "
+                   "1536, \"num_local_experts\": 256, \"num_experts_per_tok\": 8, "
+                   "\"num_hidden_layers\": 62, \"shared_intermediate_size\": 0}"},
+    {"llama4-maverick",
+     "{\"model_type\": \"llama4\", \"text_config\": {\"model_type\": \"llama4_text\", "
+     "\"hidden_size\": 5120, \"intermediate_size\": 8192, \"intermediate_size_mlp\": 16384, "
+     "\"interleave_moe_layer_step\": 2, \"moe_layers\": null, \"num_local_experts\": 128, "
+     "\"num_experts_per_tok\": 1, \"num_hidden_layers\": 48}, \"vision_config\": "
+     "{\"hidden_size\": 1408, \"num_hidden_layers\": 34}}"},
+};
+
+static trefoil_result_t parse(trefoil_moe_t *m, const char *text) {
+  return trefoilMoeParse(m, "models/some-model/config.json", text, strlen(text));
+}
+
+TEST(each_family_equals_its_preset) {
+  trefoil_moe_t preset, m;
+  if (trefoilMoeLoad(&preset, "deepseek-v3") == TREFOIL_INVALID_USAGE) {
+    SKIP("built without jansson");
+  }
+  for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+    const char *name = families[i].preset;
+    REQUIRE(trefoilMoeLoad(&preset, name) == TREFOIL_OK, "%s", trefoilLastError());
+    REQUIRE(parse(&m, families[i].text) == TREFOIL_OK, "%s: %s", name, trefoilLastError());
+    CHECK(m.hidden == preset.hidden && m.expertHidden == preset.expertHidden, "%s: %d, %d", name,
+          m.hidden, m.expertHidden);
+    CHECK(m.numExperts == preset.numExperts && m.topk == preset.topk, "%s: top-%d of %d", name,
+          m.topk, m.numExperts);
+    CHECK(m.numMoeLayers == preset.numMoeLayers && m.numShared == preset.numShared,
+          "%s: %d layers, %d shared", name, m.numMoeLayers, m.numShared);
+    CHECK(!strcmp(m.name, "some-model"), "%s is called %s", name, m.name);
+  }
+}
+
+#define SMALL(more)                                                                                \
+  "{\"model_type\": \"x\", \"hidden_size\": 64, \"intermediate_size\": 32, \"num_experts\": 8, "   \
+  "\"num_experts_per_tok\": 2, \"num_hidden_layers\": 10" more "}"
+
+/* 10 layers. step 3 hits layers 2, 5, 8 (counted from 0), of which 5 is named dense; a list of three
+ * layers, one of them past the last; the first 4 dense and then every second: 4, 6, 8. */
+TEST(layers_with_experts) {
+  trefoil_moe_t m;
+  if (trefoilMoeLoad(&m, "deepseek-v3") == TREFOIL_INVALID_USAGE) SKIP("built without jansson");
+  static const struct {
+    const char *text;
+    int layers;
+  } cases[] = {
+      {SMALL(""), 10},
+      {SMALL(", \"decoder_sparse_step\": 3, \"mlp_only_layers\": [5, 6]"), 2},
+      {SMALL(", \"moe_layers\": [1, 4, 10]"), 2},
+      {SMALL(", \"first_k_dense_replace\": 4, \"moe_layer_freq\": 2"), 3},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    REQUIRE(parse(&m, cases[i].text) == TREFOIL_OK, "%s", trefoilLastError());
+    CHECK(m.numMoeLayers == cases[i].layers, "case %zu: %d layers", i, m.numMoeLayers);
+  }
+}
+
+static void expectRefused(const char *text, const char *sentence) {
+  trefoil_moe_t m = {.topk = -7};
+  CHECK(parse(&m, text) == TREFOIL_INVALID_ARGUMENT, "taken: %s", text);
+  CHECK(strstr(trefoilLastError(), sentence), "\"%s\" lacks \"%s\"", trefoilLastError(), sentence);
+  CHECK(m.topk == -7, "a failure wrote its out-parameter");
+}
+
+TEST(refused_with_a_sentence) {
+  trefoil_moe_t m;
+  if (trefoilMoeLoad(&m, "deepseek-v3") == TREFOIL_INVALID_USAGE) SKIP("built without jansson");
+  expectRefused("{\"model_type\": \"llama\", \"hidden_size\": 4096}", "not of an MoE model");
+  expectRefused("{\"model_type\": \"x\", \"num_experts\": 8}", "hidden_size is missing");
+  expectRefused("{\"model_type\": \"x\", \"num_experts\": \"8\", \"hidden_size\": 4}",
+                "num_experts must be an integer");
+  expectRefused("{\"model_type\": \"x\", \"num_experts\": 8, \"hidden_size\": 4, "
+                "\"num_experts_per_tok\": 9}",
+                "num_experts_per_tok is 9: must be in [1, 8]");
+  expectRefused(SMALL(", \"mlp_only_layers\": [0,1,2,3,4,5,6,7,8,9]"), "none has experts");
+  expectRefused(SMALL(", \"first_k_dense_replace\": 11"), "first_k_dense_replace is 11");
+  expectRefused(SMALL(", \"hidden_size\": 3"), "line 1");
+  expectRefused("{\"hidden_size\": 4}", "not known");
+}
+
+TEST(named_after_folder_or_file) {
+  trefoil_moe_t m;
+  if (trefoilMoeLoad(&m, "deepseek-v3") == TREFOIL_INVALID_USAGE) SKIP("built without jansson");
+  char folder[] = "/tmp/trefoil_hf_XXXXXX", path[64];
+  REQUIRE(mkdtemp(folder), "no temporary folder");
+  static const char *const names[] = {"config.json", "mine.json"};
+  for (int i = 0; i < 2; i++) {
+    snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+    FILE *file = fopen(path, "w");
+    REQUIRE(file && fputs(families[0].text, file) >= 0 && !fclose(file), "%s", path);
+    REQUIRE(trefoilMoeLoad(&m, path) == TREFOIL_OK, "%s", trefoilLastError());
+    CHECK(!strcmp(m.name, i ? "mine" : folder + 5), "%s is called %s", path, m.name);
+    unlink(path);
+  }
+  rmdir(folder);
+}
+
+TEST_MAIN()
