@@ -10,7 +10,8 @@
 
 #include "nccl_ep.h"
 
-#include "trefoil/shape.h"
+#include "plan/sizing.h"
+#include "trefoil/device.h"
 
 /* A tensor as the backend needs it. */
 typedef struct ep_view {
@@ -102,6 +103,7 @@ typedef struct ep_backend {
   int kind; /* ep_backend_kind_t */
   const char *name;
   int combineNvfp4; /* NVFP4 combine is there */
+  trefoil_result_t (*sizing)(const ep_sizing_config_t *config, ep_sizing_t *out);
   trefoil_result_t (*topology)(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode);
   /* Around a collective call (group, handle): it begins on this rank; it has failed, so that ranks
    * that wait for this one in the same call hear why. Of no consequence if comm is not live. */
@@ -133,6 +135,16 @@ typedef struct ep_backend {
   trefoil_result_t (*maskQuery)(ncclEpGroup_t group, int *deviceMask, cudaStream_t stream);
   trefoil_result_t (*maskUpdate)(ncclEpGroup_t group, const int *hostMask, cudaStream_t stream);
   trefoil_result_t (*maskClean)(ncclEpGroup_t group, cudaStream_t stream);
+  /* May be NULL. Looks for failures that no epReport has told yet; ErrorClear was called. */
+  void (*poll)(ncclEpGroup_t group);
+  void (*errorCleared)(ncclEpGroup_t group);
+  /* trefoil/device.h; NULL: not in this library. */
+  trefoil_result_t (*countBytes)(ncclEpGroup_t group, int on);
+  trefoil_result_t (*readBytes)(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,
+                                cudaStream_t stream);
+  trefoil_result_t (*keepTimes)(ncclEpGroup_t group, unsigned maxLaunches);
+  trefoil_result_t (*readTimes)(ncclEpGroup_t group, ncclEpKernelTime_t *times, unsigned *count,
+                                cudaStream_t stream);
 } ep_backend_t;
 
 /* The library's one backend: defined once per library. */

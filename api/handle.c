@@ -21,7 +21,7 @@ static trefoil_result_t limitsOf(const char *function, ncclEpGroup_t g, ncclEpLa
 static trefoil_result_t sizingOf(ncclEpGroup_t g, const ep_handle_limits_t *limits,
                                  ep_sizing_t *out) {
   ep_sizing_config_t config = epSizingConfig(&g->limits, limits, g->numRanks, g->ranksPerNode);
-  return epSizing(&config, out);
+  return epBackend.sizing(&config, out);
 }
 
 static trefoil_result_t handleMemSize(ncclEpGroup_t g, ncclEpLayout_t layout,

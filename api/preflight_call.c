@@ -6,6 +6,7 @@
 void epLimitsOf(const ncclEpGroupConfig_t *c, ep_group_limits_t *out) {
   *out = (ep_group_limits_t){
       .backend = (ep_backend_kind_t)epBackend.kind,
+      .sizing = epBackend.sizing,
       .algorithm = (unsigned)c->algorithm,
       .numExperts = c->num_experts,
       .maxTokens = c->max_dispatch_tokens_per_rank,
@@ -20,8 +21,9 @@ void epLimitsOf(const ncclEpGroupConfig_t *c, ep_group_limits_t *out) {
 }
 
 static size_t roundingOf(const ep_sizing_t *s) {
-  /* ncclMemAlloc rounds to 2 MiB granules; a group asks for two blocks */
-  size_t control = s->buffers[EP_BUFFER_CONTROL].bytes;
+  /* ncclMemAlloc rounds to 2 MiB granules; a group asks for one block, on the CPU for two */
+  const ep_buffer_t *b = &s->buffers[EP_BUFFER_CONTROL];
+  size_t control = b->memory == EP_MEMORY_SHARED ? b->bytes : 0;
   size_t arena = s->totals[0][EP_MEMORY_SHARED] - control;
   size_t granule = (size_t)2 << 20;
   return (granule - control % granule) % granule + (granule - arena % granule) % granule;

@@ -40,8 +40,13 @@ void epClearTrouble(ncclEpGroup_t g) {
   unlockTrouble(g);
 }
 
+static void poll(ncclEpGroup_t g) {
+  if (epBackend.poll) epBackend.poll(g);
+}
+
 trefoil_result_t epCheckTrouble(ncclEpGroup_t g) {
   EP_TRY(epBackend.checkComm(g));
+  poll(g);
   if (atomic_load_explicit(&g->trouble, memory_order_acquire) < EP_TROUBLE_STICKY) {
     return TREFOIL_OK;
   }
@@ -64,6 +69,7 @@ static trefoil_result_t checkErrorCall(ncclEpGroup_t g, const char *function) {
 static trefoil_result_t getAsyncError(ncclEpGroup_t g, int *error) {
   EP_TRY(checkErrorCall(g, "ncclEpGetAsyncError"));
   EP_CHECK(error, TREFOIL_INVALID_ARGUMENT, "ncclEpGetAsyncError: error is NULL");
+  poll(g);
   *error = atomic_load(&g->asyncError);
   return TREFOIL_OK;
 }
@@ -74,6 +80,10 @@ ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t group, int *error) {
 
 ncclResult_t ncclEpErrorClear(ncclEpGroup_t group) {
   trefoil_result_t result = checkErrorCall(group, "ncclEpErrorClear");
-  if (result == TREFOIL_OK) epClearTrouble(group);
+  if (result == TREFOIL_OK) {
+    poll(group);
+    epClearTrouble(group);
+    if (epBackend.errorCleared) epBackend.errorCleared(group);
+  }
   return (ncclResult_t)result;
 }

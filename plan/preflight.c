@@ -68,6 +68,31 @@ static int checkHtLimits(const ep_group_limits_t *g, ep_verdict_t *out) {
   return inRange(out, "num_topk", g->numTopk, 0, EP_MAX_TOPK);
 }
 
+/* What the low-latency kernels take (kernels/ll.h). */
+static int checkGpuLimits(const ep_group_limits_t *g, int numRanks, int ranksPerNode,
+                          ep_verdict_t *out) {
+  if (g->algorithm == 1) {
+    return refuse(out, TREFOIL_INVALID_USAGE, "algorithm", 0,
+                  "algorithm is HIGH_THROUGHPUT: high-throughput mode is not in this build of "
+                  "libnccl_ep; LOW_LATENCY (0) is");
+  }
+  if (!inRange(out, "num_ranks", (unsigned)numRanks, 1, EP_GPU_MAX_RANKS)) return 0;
+  if (numRanks != ranksPerNode) {
+    return refuse(out, TREFOIL_INVALID_USAGE, "ranks_per_node", (unsigned)numRanks,
+                  "ranks_per_node is %d of %d ranks: low latency on GPUs needs all ranks in one "
+                  "NVLink domain (one LSA team of NCCL)",
+                  ranksPerNode, numRanks);
+  }
+  if (!inRange(out, "max_dispatch_tokens_per_rank", g->maxTokens, 1, EP_GPU_MAX_TOKENS)) return 0;
+  if (!inRange(out, "max_token_bytes", g->maxTokenBytes, 1, EP_GPU_MAX_TOKEN_BYTES)) return 0;
+  unsigned long long R = (unsigned)numRanks, L = (g->numExperts + R - 1) / R;
+  if (!inRange(out, "num_experts", g->numExperts, 1, EP_GPU_MAX_LOCAL * R)) return 0;
+  if (L * R * g->maxTokens <= INT32_MAX) return 1;
+  return refuse(out, TREFOIL_INVALID_ARGUMENT, "max_dispatch_tokens_per_rank", INT32_MAX / (L * R),
+                "%llu local experts x %d ranks x %u tokens are 2^31 slots or more", L, numRanks,
+                g->maxTokens);
+}
+
 int epCheckGroupLimits(const ep_group_limits_t *g, int numRanks, int ranksPerNode,
                        ep_verdict_t *out) {
   memset(out, 0, sizeof *out);
@@ -82,6 +107,7 @@ int epCheckGroupLimits(const ep_group_limits_t *g, int numRanks, int ranksPerNod
   }
   if (!inRange(out, "zero_copy", g->zeroCopy, 0, 2)) return 0;
   if (!inRange(out, "overflow_policy", g->overflowPolicy, 0, 2)) return 0;
+  if (g->backend == EP_BACKEND_GPU) return checkGpuLimits(g, numRanks, ranksPerNode, out);
   return g->algorithm == 0 || checkHtLimits(g, out);
 }
 
@@ -109,6 +135,9 @@ int epCheckHandleLimits(const ep_group_limits_t *g, const ep_handle_limits_t *h,
                   a);
   }
   int ht = g->algorithm == 1;
+  if (g->backend == EP_BACKEND_GPU && h->topk > EP_GPU_MAX_TOPK) {
+    return inRange(out, "num_topk", (unsigned)h->topk, 1, EP_GPU_MAX_TOPK);
+  }
   if (h->topk > EP_MAX_TOPK || (h->topk < 1 && !(ht && h->topk == -1))) {
     return refuse(out, TREFOIL_INVALID_ARGUMENT, "num_topk", h->topk < 1 ? 1 : EP_MAX_TOPK,
                   "num_topk is %d; must be 1 to %d%s", h->topk, EP_MAX_TOPK,
@@ -160,7 +189,7 @@ void epPreflight(const ep_group_limits_t *g, const ep_handle_limits_t *h, int nu
   if (!epCheckGroupLimits(g, numRanks, ranksPerNode, verdict)) return;
   if (!epCheckHandleLimits(g, h, numRanks, verdict)) return;
   ep_sizing_config_t config = epSizingConfig(g, h, numRanks, ranksPerNode);
-  trefoil_result_t code = epSizing(&config, sizing);
+  trefoil_result_t code = g->sizing(&config, sizing);
   if (code == TREFOIL_OK) return;
   refuse(verdict, code, "max_dispatch_tokens_per_rank", 0, "%.200s", trefoilLastError());
 }

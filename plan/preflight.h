@@ -9,7 +9,8 @@
 /* The group configuration without its ABI. */
 typedef struct ep_group_limits {
   ep_backend_kind_t backend;
-  unsigned algorithm; /* 0 LL, 1 HT */
+  ep_sizing_fn_t sizing; /* the backend's column of the table */
+  unsigned algorithm;    /* 0 LL, 1 HT */
   unsigned numExperts, maxTokens, maxRecv, maxTokenBytes;
   int halfAllocator; /* one of the two functions only */
   unsigned enableMask, zeroCopy, overflowPolicy, numTopk;

@@ -31,7 +31,7 @@ static size_t layoutBytes(const trefoil_shape_t *s) {
   return add(bytes, align(mul(entries, 8), 16));
 }
 
-static void setBuffer(ep_sizing_t *t, ep_buffer_id_t id, ep_buffer_t buffer) {
+void epSizingAdd(ep_sizing_t *t, ep_buffer_id_t id, ep_buffer_t buffer) {
   buffer.offset = buffer.memory == EP_MEMORY_SHARED ? t->totals[0][EP_MEMORY_SHARED] : 0;
   buffer.bytes = align(buffer.bytes, buffer.memory == EP_MEMORY_SHARED ? 256 : 1);
   t->buffers[id] = buffer;
@@ -58,55 +58,66 @@ static void sizeGroupWindow(ep_sizing_t *t, int ht, size_t nodes) {
   const trefoil_shape_t *s = &t->config.shape;
   size_t R = (size_t)s->numRanks, N = (size_t)s->maxTokens, S = (size_t)t->dispatchSlots;
   size_t control = add(EP_CONTROL_HEAD_BYTES, mul(256, R));
-  setBuffer(t, EP_BUFFER_CONTROL,
-            (ep_buffer_t){"control", "1024 + 256 R", EP_MEMORY_SHARED, 0, control, 0});
-  setBuffer(t, EP_BUFFER_ROUTING,
-            (ep_buffer_t){"routing", "(LL 3, HT 1) * 4 N K", EP_MEMORY_SHARED, 0,
-                          mul(ht ? 1 : 3, t->routingBytes), 0});
-  setBuffer(t, EP_BUFFER_DISPATCH_HEAD,
-            (ep_buffer_t){"dispatch head", "S * (64 + R)", EP_MEMORY_SHARED, 0,
-                          mul(S, t->dispatchHeadBytes), 0});
-  setBuffer(t, EP_BUFFER_DISPATCH_ROWS,
-            (ep_buffer_t){"dispatch rows", "S * N * stride", EP_MEMORY_SHARED, 0,
-                          mul(S, mul(N, t->rowStride)), 0});
+  epSizingAdd(t, EP_BUFFER_CONTROL,
+              (ep_buffer_t){"control", "1024 + 256 R", EP_MEMORY_SHARED, 0, control, 0});
+  epSizingAdd(t, EP_BUFFER_ROUTING,
+              (ep_buffer_t){"routing", "(LL 3, HT 1) * 4 N K", EP_MEMORY_SHARED, 0,
+                            mul(ht ? 1 : 3, t->routingBytes), 0});
+  epSizingAdd(t, EP_BUFFER_DISPATCH_HEAD,
+              (ep_buffer_t){"dispatch head", "S * (64 + R)", EP_MEMORY_SHARED, 0,
+                            mul(S, t->dispatchHeadBytes), 0});
+  epSizingAdd(t, EP_BUFFER_DISPATCH_ROWS,
+              (ep_buffer_t){"dispatch rows", "S * N * stride", EP_MEMORY_SHARED, 0,
+                            mul(S, mul(N, t->rowStride)), 0});
   int weights = t->config.mode != TREFOIL_LL_EXPERT_MAJOR;
-  setBuffer(t, EP_BUFFER_DISPATCH_WEIGHTS,
-            (ep_buffer_t){"dispatch weights", "S * 4 N K, not LL expert-major", EP_MEMORY_SHARED, 0,
-                          weights ? mul(S, t->weightBytes) : 0, 0});
-  setBuffer(t, EP_BUFFER_FORWARD_ROWS,
-            (ep_buffer_t){"forward rows", "HT: (M - 1) * N * stride", EP_MEMORY_SHARED, 0,
-                          ht ? mul(nodes - 1, mul(N, t->rowStride)) : 0, 0});
-  setBuffer(t, EP_BUFFER_COMBINE_WEIGHTS,
-            (ep_buffer_t){"combine weights", "LL expert-major: S * 4 N K", EP_MEMORY_SHARED, 0,
-                          weights ? 0 : mul(2, t->weightBytes), 0});
-  setBuffer(t, EP_BUFFER_COMBINE_RINGS,
-            (ep_buffer_t){"combine rings",
-                          "(R + HT: M - 1) * S * C * rows per token * (stride + 8 + "
-                          "HT: 4 K)",
-                          EP_MEMORY_SHARED, 0, mul((size_t)t->numRings, mul(2, t->ringSlotBytes)),
-                          0});
+  epSizingAdd(t, EP_BUFFER_DISPATCH_WEIGHTS,
+              (ep_buffer_t){"dispatch weights", "S * 4 N K, not LL expert-major", EP_MEMORY_SHARED,
+                            0, weights ? mul(S, t->weightBytes) : 0, 0});
+  epSizingAdd(t, EP_BUFFER_FORWARD_ROWS,
+              (ep_buffer_t){"forward rows", "HT: (M - 1) * N * stride", EP_MEMORY_SHARED, 0,
+                            ht ? mul(nodes - 1, mul(N, t->rowStride)) : 0, 0});
+  epSizingAdd(t, EP_BUFFER_COMBINE_WEIGHTS,
+              (ep_buffer_t){"combine weights", "LL expert-major: S * 4 N K", EP_MEMORY_SHARED, 0,
+                            weights ? 0 : mul(2, t->weightBytes), 0});
+  epSizingAdd(t, EP_BUFFER_COMBINE_RINGS,
+              (ep_buffer_t){"combine rings",
+                            "(R + HT: M - 1) * S * C * rows per token * (stride + 8 + "
+                            "HT: 4 K)",
+                            EP_MEMORY_SHARED, 0, mul((size_t)t->numRings, mul(2, t->ringSlotBytes)),
+                            0});
 }
 
 static void sizeRest(ep_sizing_t *t, int ht) {
   const trefoil_shape_t *s = &t->config.shape;
   size_t R = (size_t)s->numRanks;
-  setBuffer(t, EP_BUFFER_SCRATCH,
-            (ep_buffer_t){"scratch", "8 * stride", EP_MEMORY_DEVICE, 0, mul(8, t->rowStride), 0});
-  setBuffer(t, EP_BUFFER_GROUP_OBJECT,
-            (ep_buffer_t){"group object", "fixed", EP_MEMORY_HOST, 0, EP_GROUP_OBJECT_BYTES, 0});
-  setBuffer(t, EP_BUFFER_PEER_TABLES,
-            (ep_buffer_t){"peer tables", "256 R", EP_MEMORY_HOST, 0, mul(256, R), 0});
+  epSizingAdd(t, EP_BUFFER_SCRATCH,
+              (ep_buffer_t){"scratch", "8 * stride", EP_MEMORY_DEVICE, 0, mul(8, t->rowStride), 0});
+  epSizingAdd(t, EP_BUFFER_GROUP_OBJECT,
+              (ep_buffer_t){"group object", "fixed", EP_MEMORY_HOST, 0, EP_GROUP_OBJECT_BYTES, 0});
+  epSizingAdd(t, EP_BUFFER_PEER_TABLES,
+              (ep_buffer_t){"peer tables", "256 R", EP_MEMORY_HOST, 0, mul(256, R), 0});
   size_t mem = add(256, align(mul(R, 8), 16));
   mem = add(mem, align(ht ? 0 : mul(R, R), 16));
   mem = add(mem, mul(R, t->routingBytes));
-  setBuffer(t, EP_BUFFER_HANDLE_MEM,
-            (ep_buffer_t){"handle memory", "256 + 8 R + LL: R R + R * 4 N K", EP_MEMORY_DEVICE, 1,
-                          mem, 0});
-  setBuffer(t, EP_BUFFER_HANDLE_OBJECT,
-            (ep_buffer_t){"handle object", "fixed", EP_MEMORY_HOST, 1, EP_HANDLE_OBJECT_BYTES, 0});
-  setBuffer(t, EP_BUFFER_LAYOUT,
-            (ep_buffer_t){"layout", "8 R + 48 R + 48 R L + 16 R R + 4 E + R + 8 R N K",
-                          EP_MEMORY_HOST, 1, add(align(mul(R, 8), 16), layoutBytes(s)), 0});
+  epSizingAdd(t, EP_BUFFER_HANDLE_MEM,
+              (ep_buffer_t){"handle memory", "256 + 8 R + LL: R R + R * 4 N K", EP_MEMORY_DEVICE, 1,
+                            mem, 0});
+  epSizingAdd(
+      t, EP_BUFFER_HANDLE_OBJECT,
+      (ep_buffer_t){"handle object", "fixed", EP_MEMORY_HOST, 1, EP_HANDLE_OBJECT_BYTES, 0});
+  epSizingAdd(t, EP_BUFFER_LAYOUT,
+              (ep_buffer_t){"layout", "8 R + 48 R + 48 R L + 16 R R + 4 E + R + 8 R N K",
+                            EP_MEMORY_HOST, 1, add(align(mul(R, 8), 16), layoutBytes(s)), 0});
+}
+
+trefoil_result_t epSizingCheck(const ep_sizing_t *t) {
+  const trefoil_shape_t *s = &t->config.shape;
+  for (int i = 0; i < 6; i++) {
+    EP_CHECK(t->totals[i / 3][i % 3] < (size_t)1 << 62, TREFOIL_INVALID_ARGUMENT,
+             "%d ranks of %lld tokens of %zu bytes, top-%d: the buffers would exceed 2^62 bytes",
+             s->numRanks, (long long)s->maxTokens, t->config.maxTokenBytes, s->topk);
+  }
+  return TREFOIL_OK;
 }
 
 trefoil_result_t epSizing(const ep_sizing_config_t *config, ep_sizing_t *out) {
@@ -125,11 +136,7 @@ trefoil_result_t epSizing(const ep_sizing_config_t *config, ep_sizing_t *out) {
   sizeRings(&t, ht, nodes);
   sizeGroupWindow(&t, ht, nodes);
   sizeRest(&t, ht);
-  for (int i = 0; i < 6; i++) {
-    EP_CHECK(t.totals[i / 3][i % 3] < (size_t)1 << 62, TREFOIL_INVALID_ARGUMENT,
-             "%d ranks of %lld tokens of %zu bytes, top-%d: the buffers would exceed 2^62 bytes",
-             s->numRanks, (long long)s->maxTokens, config->maxTokenBytes, s->topk);
-  }
+  EP_TRY(epSizingCheck(&t));
   *out = t;
   return TREFOIL_OK;
 }

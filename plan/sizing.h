@@ -1,4 +1,5 @@
-/* The sizing table: every buffer that a group and a handle ask for, with its formula.
+/* The sizing table: every buffer that a group and a handle ask for, with its formula. This file has
+ * the CPU library's column; the GPU library's is in api/gpu/gpu_sizing.c, where kernels/ is in reach.
  *
  * One table serves the allocators (they allocate what it says, at the offsets it says) and the
  * preflight (it sums it), so the two cannot differ. Pure: no communicator, no allocation. Letters
@@ -22,7 +23,14 @@
 #define EP_UNNAMED_TOPK    32 /* HT handle made with num_topk -1 in a group that names no bound */
 #define EP_HT_CHUNK_TOKENS 64
 
-typedef enum ep_backend_kind { EP_BACKEND_CPU = 0 } ep_backend_kind_t;
+/* Narrower on GPUs: asserted against kernels/ll.h in api/gpu. */
+#define EP_GPU_MAX_RANKS       64
+#define EP_GPU_MAX_LOCAL       65534u /* local experts */
+#define EP_GPU_MAX_TOKENS      (1u << 20)
+#define EP_GPU_MAX_TOPK        64
+#define EP_GPU_MAX_TOKEN_BYTES ((1u << 26) - 16)
+
+typedef enum ep_backend_kind { EP_BACKEND_CPU = 0, EP_BACKEND_GPU = 1 } ep_backend_kind_t;
 
 typedef struct ep_sizing_config {
   ep_backend_kind_t backend;
@@ -55,6 +63,9 @@ typedef enum ep_buffer_id {
   EP_BUFFER_HANDLE_MEM,    /* routing of all ranks as copied */
   EP_BUFFER_HANDLE_OBJECT, /* */
   EP_BUFFER_LAYOUT,        /* slots of every routed row (trefoil_layout_t) */
+  /* GPU only */
+  EP_BUFFER_EXCHANGE, /* group, shared: what peers store into (kernels/ll.h) */
+  EP_BUFFER_RECORD,   /* group, host: what waits tell, mapped to the device */
   EP_NUM_BUFFERS
 } ep_buffer_id_t;
 
@@ -85,7 +96,13 @@ typedef struct ep_sizing {
   size_t totals[2][3];      /* [of handle][memory] */
 } ep_sizing_t;
 
-/* Fills the table. TREFOIL_INVALID_ARGUMENT with a sentence if the bytes do not fit 63 bits. */
+/* A column: fills the table. epSizing: of the CPU library. TREFOIL_INVALID_ARGUMENT with a sentence if the bytes do not fit 63 bits. */
 trefoil_result_t epSizing(const ep_sizing_config_t *config, ep_sizing_t *out);
+typedef trefoil_result_t (*ep_sizing_fn_t)(const ep_sizing_config_t *config, ep_sizing_t *out);
+
+/* For columns: adds a buffer and its bytes to the totals; shared buffers get the next offset, rounded
+ * up to 256 bytes. Refuses totals of 2^62 bytes and more. Arithmetic saturates. */
+void epSizingAdd(ep_sizing_t *table, ep_buffer_id_t id, ep_buffer_t buffer);
+trefoil_result_t epSizingCheck(const ep_sizing_t *table);
 
 #endif

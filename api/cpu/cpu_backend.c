@@ -18,6 +18,7 @@ const ep_backend_t epBackend = {
     .kind = EP_BACKEND_CPU,
     .name = "CPU",
     .combineNvfp4 = 1,
+    .sizing = epSizing,
     .topology = epCpuTopology,
     .callBegin = epCpuCallBegin,
     .callFail = epCpuCallFail,
