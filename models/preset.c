@@ -3,25 +3,16 @@
 #include "models/preset.h"
 
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "plan/error.h"
 #include "trefoil/models.h"
 
-static int count(const ep_preset_t *presets) {
-  int n = 0;
-  while (presets[n].name) n++;
-  return n;
-}
-static const char *nameAt(const ep_preset_t *presets, int i) {
-  return i >= 0 && i < count(presets) ? presets[i].name : NULL;
-}
 const char *trefoilClusterName(int i) {
-  return nameAt(epClusters, i);
+  return epPresetName(epClusters, i);
 }
 const char *trefoilMoeName(int i) {
-  return nameAt(epMoe, i);
+  return epPresetName(epMoe, i);
 }
 
 #ifndef TREFOIL_HAVE_JSON
@@ -50,7 +41,6 @@ trefoil_result_t trefoilMoeParse(trefoil_moe_t *moe, const char *name, const cha
 
 #else
 
-#include <errno.h>
 #include <stdlib.h>
 
 #include <jansson.h>
@@ -178,47 +168,12 @@ static trefoil_result_t parse(const kind_t *kind, const char *file, const char *
   return result;
 }
 
-static trefoil_result_t loadFile(const kind_t *kind, const char *path, char *object) {
-  enum { MAX_BYTES = 1 << 20 };
-  FILE *file = fopen(path, "rb");
-  EP_CHECK(file, TREFOIL_SYSTEM_ERROR, "%s: cannot be opened: %s", path, strerror(errno));
-  char *text = malloc(MAX_BYTES);
-  size_t size = text ? fread(text, 1, MAX_BYTES, file) : 0;
-  int failed = ferror(file);
-  fclose(file);
-  trefoil_result_t result = TREFOIL_OK;
-  if (!text || failed) {
-    result = epFail(TREFOIL_SYSTEM_ERROR, "%s: %s", path, text ? "cannot be read" : "no memory");
-  } else if (size == MAX_BYTES) {
-    result = epFail(TREFOIL_INVALID_ARGUMENT, "%s: larger than 1 MiB", path);
-  } else {
-    result = parse(kind, path, text, size, object);
-  }
-  free(text);
-  return result;
-}
-
-static trefoil_result_t failUnknown(const kind_t *kind, const char *name) {
-  char known[360] = "";
-  for (int i = 0; kind->presets[i].name; i++) {
-    size_t used = strlen(known);
-    snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", kind->presets[i].name);
-  }
-  return epFail(TREFOIL_INVALID_ARGUMENT, "no %s is called %.40s; known are %s, or a path",
-                kind->what, name, known);
-}
-
 static trefoil_result_t load(const kind_t *kind, const char *nameOrPath, char *object) {
-  EP_CHECK(nameOrPath, TREFOIL_INVALID_ARGUMENT, "the %s's name is NULL", kind->what);
-  size_t length = strlen(nameOrPath);
-  int isPath = strchr(nameOrPath, '/') || (length > 5 && !strcmp(nameOrPath + length - 5, ".json"));
-  if (isPath) return loadFile(kind, nameOrPath, object);
-  for (int i = 0; kind->presets[i].name; i++) {
-    const char *text = kind->presets[i].text;
-    if (strcmp(kind->presets[i].name, nameOrPath)) continue;
-    return parse(kind, nameOrPath, text, strlen(text), object);
-  }
-  return failUnknown(kind, nameOrPath);
+  ep_text_t text;
+  EP_TRY(epPresetRead(kind->what, kind->presets, nameOrPath, &text));
+  trefoil_result_t result = parse(kind, nameOrPath, text.chars, text.numBytes, object);
+  free(text.owned);
+  return result;
 }
 
 /* Each reads into an object of its own, so that a failure leaves the caller's as it was. */

@@ -1,0 +1,77 @@
+/* Trefoil: cost records: fitted costs with what they were fitted to, and how far to trust them. C99
+ * and C++.
+ *
+ * A record speaks for the kernels of one library on one platform, in LL or in HT. The records in
+ * models/costs are part of the library; a path reads a file of the same form. `trefoil fit` makes
+ * them (docs/fit.md). Without jansson the load functions exist and fail with a sentence. */
+#ifndef TREFOIL_COST_RECORD_H
+#define TREFOIL_COST_RECORD_H
+
+#include "trefoil/costs.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Of measured time / predicted time over n rows: [low, high] held about 90 % of them. */
+typedef struct trefoil_residuals {
+  int n;          /* 0: none were measured */
+  double low;     /* 5 % quantile */
+  double high;    /* 95 % quantile */
+  double mapePct; /* mean absolute error, percent of the measured time */
+} trefoil_residuals_t;
+
+/* What was measured where the costs were fitted; each from least to most. */
+typedef struct trefoil_fit_range {
+  int nodes[2], ranks[2], hidden[2], experts[2], topk[2];
+  int64_t tokens[2]; /* of a rank */
+} trefoil_fit_range_t;
+
+typedef struct trefoil_cost_record {
+  trefoil_costs_t costs;
+  int isHt;                  /* 0: LL */
+  trefoil_variant_t variant; /* of dispatch, in the kernels that were measured */
+  trefoil_fit_range_t range;
+  trefoil_residuals_t inside[2];  /* by trefoil_op_t: the rows that were fitted */
+  trefoil_residuals_t outside[2]; /* the rows of the split that were held out, outside the range */
+} trefoil_cost_record_t;
+
+/* nameOrPath as in trefoilClusterLoad. Each value must lie within the physical bounds that the
+ * record itself states. */
+TREFOIL_API trefoil_result_t trefoilCostRecordLoad(trefoil_cost_record_t *record,
+                                                   const char *nameOrPath);
+TREFOIL_API trefoil_result_t trefoilCostRecordParse(trefoil_cost_record_t *record, const char *name,
+                                                    const char *text, size_t numBytes);
+/* Names in alphabetical order; NULL past the last. */
+TREFOIL_API const char *trefoilCostRecordName(int i);
+/* The name of the record that speaks for a mode and variant where the caller says nothing else:
+ * measured on H100 or H200, whatever the cluster is. */
+TREFOIL_API const char *trefoilCostRecordDefault(trefoil_mode_t mode, trefoil_variant_t variant);
+
+/* ---- Intervals -------------------------------------------------------------------------------- */
+
+/* The case that is predicted. */
+typedef struct trefoil_fit_point {
+  int nodes, ranks, hidden, experts, topk;
+  int64_t tokens; /* of a rank */
+} trefoil_fit_point_t;
+
+typedef struct trefoil_interval {
+  double lowUs, highUs; /* about 90 %; lowUs <= us <= highUs */
+  int isExtrapolated;   /* the point lies outside the record's range */
+  int n;                /* rows that the interval comes from */
+  char outside[96];     /* "4 nodes (fitted: 1 to 2), 512 tokens (1 to 256)", or "" */
+} trefoil_interval_t;
+
+/* The interval round a predicted time `us`: inside the range from the fitted rows' residuals,
+ * outside from the wider of these and the held-out rows'. Nothing is known about how errors grow
+ * further out: an extrapolated interval says how far off the rows outside were, no more. */
+TREFOIL_API trefoil_result_t trefoilCostRecordInterval(const trefoil_cost_record_t *record,
+                                                       trefoil_op_t op,
+                                                       const trefoil_fit_point_t *point, double us,
+                                                       trefoil_interval_t *interval);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
