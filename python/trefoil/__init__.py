@@ -1,1 +1,5 @@
 """Trefoil from Python."""
+
+from trefoil.sweeping import Outcome, SweepError, sweep
+
+__all__ = ["Outcome", "SweepError", "sweep"]
