@@ -50,4 +50,14 @@ int cliLibraries(const char *verb, const cli_library_t *l, char paths[3][4096],
 void cliLibrariesJson(json_t *into, const ep_library_paths_t *paths);
 void cliLibrariesText(const ep_library_paths_t *paths);
 
+/* trefoil bench on GPUs (bench_gpu.c): every variant at every number of tokens. */
+typedef struct cli_gpu_bench {
+  ep_real_options_t base; /* shape, libraries, seed */
+  unsigned modes;
+  const char *variants; /* "plain,e4m3,partial", or NULL: all */
+  const char *tokens;   /* "1,8,32", or NULL */
+  int json;
+} cli_gpu_bench_t;
+int cliBenchGpu(const cli_gpu_bench_t *b);
+
 #endif

@@ -104,6 +104,7 @@ static int benchCases(const ep_real_options_t *real, double seconds, json_t *int
 
 int cmdBench(int argc, char **argv) {
   cli_check_t v = {.seed = 1, .tokens = -1};
+  char *tokens = NULL, *variants = NULL, ranks[16];
   int repeats = 10;
   double seconds = 2;
   const struct poptOption options[] = {
@@ -113,9 +114,12 @@ int cmdBench(int argc, char **argv) {
       {"hidden", 0, POPT_ARG_LONGLONG, &v.hidden, CLI_POSITIVE, "hidden size (default 7168)", "H"},
       {"experts", 0, POPT_ARG_INT, &v.experts, CLI_POSITIVE, "experts (default 256)", "E"},
       {"topk", 0, POPT_ARG_INT, &v.topk, CLI_POSITIVE, "top-k (default 8)", "K"},
-      {"tokens", 0, POPT_ARG_LONGLONG, &v.tokens, CLI_POSITIVE,
-       "tokens a rank (default: 128 in LL, 4096 in HT)", "N"},
-      {"ranks", 'r', POPT_ARG_STRING, &v.ranks, 0, "ranks (default 8)", "R"},
+      {"tokens", 0, POPT_ARG_STRING, &tokens, 0,
+       "tokens a rank (default: 128 in LL, 4096 in HT); on GPUs a list, 1,8,32,64,128 in LL", "N"},
+      {"variant", 0, POPT_ARG_STRING, &variants, 0,
+       "GPUs: plain, e4m3 (the dispatch quantises), partial (the combine sums at the experts)",
+       "LIST"},
+      {"ranks", 'r', POPT_ARG_STRING, &v.ranks, 0, "ranks (default 8; on GPUs all of them)", "R"},
       {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, CLI_POSITIVE, "pretended nodes", "G"},
       {"repeats", 0, POPT_ARG_INT, &repeats, CLI_POSITIVE,
        "timed operations in HT (default 10); ten times as many in LL", "N"},
@@ -131,7 +135,10 @@ int cmdBench(int argc, char **argv) {
       "slowest rank; bytes as the plan counts them; beside them the rate at which all ranks at "
       "once\n"
       "copy memory in the same run. A mode whose check fails is not timed. And random cases a "
-      "second."};
+      "second.\n"
+      "With --gpu: low latency (--mode ht for the rest) on GPUs in lockstep, kernel, event and "
+      "host time,\n"
+      "called and replayed from graphs; 200 of each."};
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
   if (repeats > EP_REAL_MAX_REPEATS / 10)
@@ -144,9 +151,27 @@ int cmdBench(int argc, char **argv) {
   char paths[3][4096];
   unsigned modes;
   ep_real_options_t o;
+  if (v.library.gpu) {
+    ep_library_paths_t found;
+    int devices;
+    if ((rc = cliLibraries("bench", &v.library, paths, &found)) >= 0) return rc;
+    if (epLibraryProbe(&found, &devices) != TREFOIL_OK)
+      return cliFail("bench", "%s", trefoilLastError());
+    snprintf(ranks, sizeof ranks, "%d", devices);
+    if (!v.ranks) v.ranks = ranks;
+    if (!v.modes) v.modes = "ll";
+  } else if (variants) {
+    return cliUsage("bench", "--variant goes with --gpu");
+  } else if (tokens) {
+    char *end;
+    v.tokens = strtoll(tokens, &end, 10);
+    if (*end || end == tokens || v.tokens < 1)
+      return cliUsage("bench", "--tokens %s: expected a whole number, 1 or more", tokens);
+  }
   if ((rc = cliRealOptions("bench", &v, &modes, &o)) >= 0) return rc;
   if ((rc = cliLibraries("bench", &v.library, paths, &o.paths)) >= 0) return rc;
   o.progress = showStep;
+  if (v.library.gpu) return cliBenchGpu(&(cli_gpu_bench_t){o, modes, variants, tokens, v.json});
   ep_real_result_t *r = malloc(sizeof *r);
   json_t *list = json_array(), *all = json_object();
   if (!r) return cliFail("bench", "out of memory");

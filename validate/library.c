@@ -38,8 +38,11 @@ trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *path
   EP_LIBRARY_EP(EP_FIND_EP)
   EP_LIBRARY_NCCL(EP_FIND_NCCL)
   EP_LIBRARY_CUDA(EP_FIND_CUDA)
-  void *lastError = dlsym(l.handles[2], "ncclEpGetLastError");
-  memcpy(&l.ncclEpGetLastError, &lastError, sizeof lastError);
+#define EP_FIND_OURS(name, type, parameters)                                                       \
+  symbol = dlsym(l.handles[2], #name);                                                             \
+  memcpy(&l.name, &symbol, sizeof symbol);
+  void *symbol;
+  EP_LIBRARY_OURS(EP_FIND_OURS)
   l.isHost = dlsym(l.handles[0], "trefoilHostLastError") != NULL;
   l.windowFlags = l.isHost ? NCCL_WIN_COLL_SYMMETRIC : 0;
   *lib = l;

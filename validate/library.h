@@ -8,6 +8,7 @@
 #include <nccl_ep.h>
 
 #include "trefoil/base.h"
+#include "trefoil/device.h"
 
 /* name, result type, parameters: one list for the table and the loader. */
 #define EP_LIBRARY_EP(X)                                                                           \
@@ -70,6 +71,7 @@
   X(cudaGraphDestroy, cudaError_t, (cudaGraph_t))                                                  \
   X(cudaEventCreateWithFlags, cudaError_t, (cudaEvent_t *, unsigned))                              \
   X(cudaEventRecord, cudaError_t, (cudaEvent_t, cudaStream_t))                                     \
+  X(cudaEventRecordWithFlags, cudaError_t, (cudaEvent_t, cudaStream_t, unsigned))                  \
   X(cudaEventSynchronize, cudaError_t, (cudaEvent_t))                                              \
   X(cudaEventElapsedTime, cudaError_t, (float *, cudaEvent_t, cudaEvent_t))                        \
   X(cudaEventDestroy, cudaError_t, (cudaEvent_t))                                                  \
@@ -77,15 +79,28 @@
   X(cudaLaunchHostFunc, cudaError_t, (cudaStream_t, cudaHostFn_t, void *))                         \
   X(cudaGetErrorString, const char *, (cudaError_t))
 
+/* Ours alone (trefoil/device.h and ncclEpGetLastError): NULL in other libraries. */
+#define EP_LIBRARY_OURS(X)                                                                         \
+  X(ncclEpGetLastError, const char *, (void))                                                      \
+  X(ncclEpCountBytes, ncclResult_t, (ncclEpGroup_t, int))                                          \
+  X(ncclEpReadBytes, ncclResult_t, (ncclEpGroup_t, int, uint64_t *, int *, int, cudaStream_t))     \
+  X(ncclEpKeepTimes, ncclResult_t, (ncclEpGroup_t, unsigned))                                      \
+  X(ncclEpReadTimes, ncclResult_t,                                                                 \
+    (ncclEpGroup_t, ncclEpKernelTime_t *, unsigned *, cudaStream_t))                               \
+  X(ncclEpMemoryInUse, ncclResult_t, (ncclEpGroup_t, ncclEpPreflight_t *))                         \
+  X(ncclEpPreflight, ncclResult_t,                                                                 \
+    (const ncclEpGroupConfig_t *, ncclEpLayout_t, const ncclEpHandleConfig_t *, int, int, int,     \
+     ncclEpPreflight_t *))
+
 typedef struct ep_library {
 #define EP_MEMBER(name, type, parameters) type(*name) parameters;
   EP_LIBRARY_EP(EP_MEMBER)
   EP_LIBRARY_NCCL(EP_MEMBER)
   EP_LIBRARY_CUDA(EP_MEMBER)
+  EP_LIBRARY_OURS(EP_MEMBER)
 #undef EP_MEMBER
-  const char *(*ncclEpGetLastError)(void); /* ours alone: NULL elsewhere */
-  void *handles[3];                        /* CUDA, NCCL, the library */
-  int isHost;                              /* CUDA is the host runtime: no GPU */
+  void *handles[3]; /* CUDA, NCCL, the library */
+  int isHost;       /* CUDA is the host runtime: no GPU */
   int windowFlags; /* for windows that hold tensors; on GPUs 0: peers can map the memory just so, and no
                       multicast object is made */
 } ep_library_t;

@@ -9,6 +9,7 @@
 
 #include "trefoil/plan.h"
 #include "trefoil/ref.h"
+#include "validate/gpu_times.h"
 #include "validate/library.h"
 
 enum { EP_REAL_MAX_RANKS = 64, EP_REAL_MAX_REPEATS = 1000 };
@@ -18,6 +19,8 @@ typedef struct ep_real_options {
   trefoil_mode_t mode;
   trefoil_shape_t shape; /* maxTokens: tokens of every rank */
   int64_t hidden;        /* bf16 */
+  int toE4m3;            /* LL: the dispatch quantises; there is no combine then */
+  int partial;           /* LL expert-major: NCCL_EP_LL_COMBINE=partial */
   uint64_t seed, timeoutNs;
   int repeats; /* timed dispatches and combines after the check; 0: only the check's own */
   void (*progress)(void *context, const char *what, uint64_t done, uint64_t total);
@@ -34,11 +37,16 @@ typedef struct ep_real_result {
   uint64_t combineBytes[EP_REAL_MAX_RANKS * EP_REAL_MAX_RANKS];
   int numRepeats; /* done; only of what passed its check */
   double dispatchTimes[EP_REAL_MAX_REPEATS], combineTimes[EP_REAL_MAX_REPEATS];
-  double copyRate; /* bytes a second of all ranks copying at once; with repeats */
+  double copyRate;    /* bytes a second of all ranks copying at once; with repeats */
+  ep_gpu_times_t gpu; /* with repeats, on GPUs, in place of the times above */
 } ep_real_result_t;
 
 /* Runs in a process of its own. TREFOIL_OK: it took place, result->ok says how it ended. */
 trefoil_result_t epRealRun(const ep_real_options_t *options, ep_real_result_t *result);
+/* The same for several shapes of the same ranks and libraries (options[0]'s), one after another in one
+ * process; after one that could not be done, or differs, the rest is not run: *numDone. */
+trefoil_result_t epRealRunAll(const ep_real_options_t *options, int numRuns,
+                              ep_real_result_t *results, int *numDone);
 
 /* Tier of a pair of ranks. */
 trefoil_tier_t epTierOf(const trefoil_shape_t *shape, int src, int dst);

@@ -1,4 +1,4 @@
-/* Inside of real_shape.c and real_compare.c. */
+/* Inside of real_shape.c, real_run.c, real_compare.c and gpu_times.c. */
 #ifndef TREFOIL_VALIDATE_REAL_WORK_H
 #define TREFOIL_VALIDATE_REAL_WORK_H
 
@@ -23,6 +23,7 @@ typedef struct real_rank {
   cudaStream_t stream;
   real_tensor_t ids, tokens, weights;                   /* at the source */
   real_tensor_t received, receivedWeights, receivedIds; /* at the experts */
+  real_tensor_t receivedScales;
   real_tensor_t combined, counters;
   const char *doing;
 } real_rank_t;
@@ -44,7 +45,11 @@ typedef struct real {
   int numComparing, maxComparing;
   _Atomic int failed;
   _Atomic uint64_t compared;
-  _Atomic uint64_t numDone; /* steps, for the progress display */
+  _Atomic uint64_t *numDone;    /* steps, for the progress display */
+  ncclComm_t *comms;            /* [R], kept from run to run; NULL before the first */
+  int isLast;                   /* no run after it needs them */
+  ep_gpu_peers_t *peers;        /* [R], to measure with; on GPUs */
+  struct ep_gpu_rank *gpuRanks; /* [R], gpu_times.c */
   double started[EP_REAL_MAX_RANKS], ended[EP_REAL_MAX_RANKS];
 } real_t;
 
@@ -55,6 +60,41 @@ void epRealFail(real_t *run, const char *format, ...) __attribute__((format(prin
 trefoil_result_t epRealCompareDispatch(real_rank_t *rank);
 trefoil_result_t epRealCompareCombine(real_rank_t *rank);
 
+/* What all ranks know: routing and inputs; rows and bytes, by the plan and by the reference. */
+trefoil_result_t epRealRouting(real_t *run);
+trefoil_result_t epRealTraffic(real_t *run);
+
+/* A rank: communicator, group, handle, tensors; then its calls, of which Dispatch and Combine are only
+ * queued on its stream. */
+trefoil_result_t epRealOpen(real_rank_t *rank);
+trefoil_result_t epRealClose(real_rank_t *rank);
+trefoil_result_t epRealSync(real_rank_t *rank);
+trefoil_result_t epRealUpdate(real_rank_t *rank);
+trefoil_result_t epRealDispatch(real_rank_t *rank);
+trefoil_result_t epRealCombine(real_rank_t *rank);
+
+/* Runs a phase on all ranks between barriers; on every rank the seconds of the slowest. */
+typedef trefoil_result_t (*real_phase_t)(real_rank_t *rank);
+double epRealPhase(real_rank_t *rank, real_phase_t phase, const char *name);
+
+/* gpu_times.c: measures what has passed its check. Called by every rank's thread. */
+void epGpuMeasure(real_rank_t *rank);
+
 enum { EP_REAL_NOISE = 0xa5 };
+
+#define EP_REAL_EP(rank, call)                                                                     \
+  do {                                                                                             \
+    ncclResult_t epRc_ = (call);                                                                   \
+    if (epRc_ != ncclSuccess)                                                                      \
+      return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
+                    epLibraryError(&(rank)->run->lib, epRc_));                                     \
+  } while (0)
+#define EP_REAL_CUDA(rank, call)                                                                   \
+  do {                                                                                             \
+    cudaError_t epRc_ = (call);                                                                    \
+    if (epRc_ != cudaSuccess)                                                                      \
+      return epFail(TREFOIL_SYSTEM_ERROR, "%s: %s", (rank)->doing,                                 \
+                    (rank)->run->lib.cudaGetErrorString(epRc_));                                   \
+  } while (0)
 
 #endif

@@ -1,0 +1,50 @@
+/* The few kernels that measuring and testing on GPUs need, behind C: they are compiled with the component
+ * KERNELS; without it (gpu_tools_none.c) every function is TREFOIL_INVALID_USAGE with a sentence.
+ *
+ * Ranks are threads of one process, a GPU each, that can store to one another's memory. Streams are
+ * the caller's; launches are stream-ordered and may be captured. */
+#ifndef TREFOIL_VALIDATE_GPU_TOOLS_H
+#define TREFOIL_VALIDATE_GPU_TOOLS_H
+
+#include "trefoil/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { EP_GPU_MAX_RANKS = 16, EP_GPU_NAME_BYTES = 128 };
+
+/* What kernels of one rank know of the others: made by epGpuTeam. */
+typedef struct ep_gpu_peers {
+  unsigned *words[EP_GPU_MAX_RANKS]; /* a page each, then EP_GPU_COPY_BYTES for each source */
+  unsigned *epoch;
+  int rank, numRanks, numSms;
+} ep_gpu_peers_t;
+
+#define EP_GPU_COPY_BYTES ((size_t)24 << 20)
+
+typedef struct ep_gpu_facts {
+  char name[EP_GPU_NAME_BYTES];
+  int driver, runtime, numSms; /* versions as CUDA numbers them */
+} ep_gpu_facts_t;
+
+/* 1: built with kernels. */
+int epGpuToolsBuilt(void);
+trefoil_result_t epGpuFacts(int device, ep_gpu_facts_t *out);
+/* Memory of all ranks, mapped between the GPUs 0 .. numRanks - 1. Called by one thread. */
+trefoil_result_t epGpuTeam(int numRanks, ep_gpu_peers_t *out);
+void epGpuTeamFree(ep_gpu_peers_t *team);
+
+/* All ranks leave it within about a microsecond; pauseNs: all wait so long first, so that what follows
+ * is queued everywhere. */
+trefoil_result_t epGpuLockstep(const ep_gpu_peers_t *p, unsigned pauseNs, void *stream);
+/* Every rank stores EP_GPU_COPY_BYTES to every other: kind 0 peer after peer, 1 all peers at once. */
+trefoil_result_t epGpuCopy(const ep_gpu_peers_t *p, int kind, void *stream);
+trefoil_result_t epGpuEmpty(void *stream);
+/* Occupies the stream for so long. */
+trefoil_result_t epGpuDelay(uint64_t ns, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

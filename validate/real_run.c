@@ -1,0 +1,275 @@
+/* A real shape at work: the ranks' life, phase by phase, with a barrier between phases. A rank that fails
+ * says so and goes on to the barriers; the others' calls time out. All of it in a child process, whose
+ * results lie in shared memory; several shapes of the same ranks share their communicator. */
+#include "validate/real_work.h"
+
+#include "plan/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static trefoil_result_t dispatchRank(real_rank_t *rank) {
+  EP_TRY(epRealDispatch(rank));
+  return epRealSync(rank);
+}
+
+static trefoil_result_t combineRank(real_rank_t *rank) {
+  EP_TRY(epRealCombine(rank));
+  return epRealSync(rank);
+}
+
+/* Plain copies by all ranks at once: what memory here can do. */
+static trefoil_result_t copyRank(real_rank_t *rank) {
+  const ep_library_t *lib = &rank->run->lib;
+  size_t bytes = rank->tokens.bytes;
+  rank->doing = "cudaMemcpyAsync";
+  for (size_t at = 0; at + bytes <= rank->received.bytes && at < 8 * bytes; at += bytes)
+    EP_REAL_CUDA(rank, lib->cudaMemcpyAsync((uint8_t *)rank->received.data + at, rank->tokens.data,
+                                            bytes, cudaMemcpyDeviceToDevice, rank->stream));
+  return epRealSync(rank);
+}
+
+static uint64_t copyBytes(const real_rank_t *rank) {
+  size_t n = rank->received.bytes / rank->tokens.bytes;
+  return (uint64_t)rank->tokens.bytes * (n > 8 ? 8 : n);
+}
+
+double epRealPhase(real_rank_t *rank, real_phase_t phase, const char *name) {
+  real_t *run = rank->run;
+  int R = run->options->shape.numRanks;
+  pthread_barrier_wait(&run->barrier);
+  run->started[rank->rank] = now();
+  if (!atomic_load(&run->failed) && phase(rank) != TREFOIL_OK)
+    epRealFail(run, "rank %d, %s: %s", rank->rank, name, trefoilLastError());
+  run->ended[rank->rank] = now();
+  atomic_fetch_add(run->numDone, 1);
+  pthread_barrier_wait(&run->barrier);
+  double first = run->started[0], last = run->ended[0];
+  for (int r = 1; r < R; r++) {
+    if (run->started[r] < first) first = run->started[r];
+    if (run->ended[r] > last) last = run->ended[r];
+  }
+  pthread_barrier_wait(&run->barrier);
+  return last - first;
+}
+
+static void timeAgain(real_rank_t *rank) {
+  real_t *run = rank->run;
+  ep_real_result_t *result = run->result;
+  int first = rank->rank == 0;
+  double best = 0;
+  for (int i = 0; i < 5; i++) {
+    double s = epRealPhase(rank, copyRank, "copy");
+    double rate = s > 0 ? (double)copyBytes(rank) * run->options->shape.numRanks / s : 0;
+    if (rate > best) best = rate;
+  }
+  if (first) result->copyRate = best;
+  for (int i = 0; i < run->options->repeats && i < EP_REAL_MAX_REPEATS; i++) {
+    double d = epRealPhase(rank, dispatchRank, "dispatch");
+    double c = epRealPhase(rank, combineRank, "combine");
+    if (atomic_load(&run->failed)) return;
+    if (!first) continue;
+    result->dispatchTimes[i] = d;
+    result->combineTimes[i] = c;
+    result->numRepeats = i + 1;
+  }
+}
+
+static void *rankMain(void *argument) {
+  real_rank_t *rank = argument;
+  ep_real_result_t *result = rank->run->result;
+  double s[6];
+  epRealPhase(rank, epRealOpen, "set-up");
+  s[0] = epRealPhase(rank, epRealUpdate, "Update");
+  s[1] = epRealPhase(rank, dispatchRank, "Dispatch");
+  s[2] = epRealPhase(rank, epRealCompareDispatch, "comparing the dispatch");
+  s[3] = s[4] = 0;
+  if (!rank->run->options->toE4m3) {
+    s[3] = epRealPhase(rank, combineRank, "Combine");
+    s[4] = epRealPhase(rank, epRealCompareCombine, "comparing the combine");
+  }
+  if (rank->rank == 0) {
+    result->updateS = s[0];
+    result->dispatchS = s[1];
+    result->combineS = s[3];
+    result->referenceS = s[2] + s[4];
+  }
+  if (rank->run->options->repeats > 0 && !atomic_load(&rank->run->failed)) {
+    if (rank->run->lib.isHost)
+      timeAgain(rank);
+    else
+      epGpuMeasure(rank);
+  }
+  epRealPhase(rank, epRealClose, "closing");
+  return NULL;
+}
+
+/* What a process keeps from run to run. */
+typedef struct keep {
+  ep_library_t lib;
+  ncclUniqueId id;
+  ncclComm_t comms[EP_REAL_MAX_RANKS];
+  ep_gpu_peers_t peers[EP_GPU_MAX_RANKS];
+} keep_t;
+
+static trefoil_result_t openProcess(keep_t *keep, const ep_real_options_t *o) {
+  int R = o->shape.numRanks, devices = 0;
+  EP_TRY(epLibraryLoad(&keep->lib, &o->paths));
+  EP_CHECK(keep->lib.cudaGetDeviceCount(&devices) == cudaSuccess && devices >= R,
+           TREFOIL_INVALID_ARGUMENT, "%d ranks on %d GPUs: every rank needs a GPU of its own", R,
+           devices);
+  EP_CHECK(keep->lib.ncclGetUniqueId(&keep->id) == ncclSuccess, TREFOIL_SYSTEM_ERROR,
+           "ncclGetUniqueId failed");
+  if (!keep->lib.isHost && o->repeats > 0) EP_TRY(epGpuTeam(R, keep->peers));
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t runRanks(real_t *run) {
+  int R = run->options->shape.numRanks;
+  EP_TRY(epRealRouting(run));
+  EP_TRY(epRealTraffic(run));
+  real_rank_t *ranks = calloc((size_t)R, sizeof *ranks);
+  pthread_t threads[EP_REAL_MAX_RANKS];
+  EP_CHECK(ranks, TREFOIL_SYSTEM_ERROR, "out of memory for the ranks");
+  pthread_barrier_init(&run->barrier, NULL, (unsigned)R);
+  pthread_mutex_init(&run->mutex, NULL);
+  pthread_cond_init(&run->turn, NULL);
+  for (int r = 0; r < R; r++) {
+    ranks[r] = (real_rank_t){.run = run, .rank = r};
+    EP_CHECK(!pthread_create(&threads[r], NULL, rankMain, &ranks[r]), TREFOIL_SYSTEM_ERROR,
+             "a thread could not be started");
+  }
+  for (int r = 0; r < R; r++) pthread_join(threads[r], NULL);
+  for (int r = 0; r < R; r++) {
+    free(run->ids[r]);
+    free(run->weights[r]);
+    free(run->tokens[r]);
+  }
+  free(ranks);
+  run->result->ok = !atomic_load(&run->failed);
+  run->result->bytesCompared = atomic_load(&run->compared);
+  return TREFOIL_OK;
+}
+
+/* What the child shares with its parent. */
+typedef struct shared {
+  _Atomic uint64_t numSteps;
+  _Atomic int numDone; /* runs that took place */
+  char failure[1024];
+  ep_real_result_t results[];
+} shared_t;
+
+/* What a group reads from the environment. */
+static void setEnvironment(const ep_real_options_t *o) {
+  char number[16];
+  snprintf(number, sizeof number, "%d", o->shape.ranksPerNode);
+  if (o->shape.ranksPerNode < o->shape.numRanks)
+    setenv("NCCL_LSA_TEAM_SIZE", number, 1);
+  else
+    unsetenv("NCCL_LSA_TEAM_SIZE");
+  if (o->partial)
+    setenv("NCCL_EP_LL_COMBINE", "partial", 1);
+  else
+    unsetenv("NCCL_EP_LL_COMBINE");
+}
+
+static trefoil_result_t runAll(const ep_real_options_t *options, int numRuns, shared_t *shared) {
+  keep_t *keep = calloc(1, sizeof *keep);
+  EP_CHECK(keep, TREFOIL_SYSTEM_ERROR, "out of memory");
+  epLibraryHostDevices(options->shape.numRanks);
+  setEnvironment(options);
+  EP_TRY(openProcess(keep, options));
+  for (int i = 0; i < numRuns; i++) {
+    real_t *run = calloc(1, sizeof *run);
+    EP_CHECK(run, TREFOIL_SYSTEM_ERROR, "out of memory");
+    run->options = &options[i];
+    run->result = &shared->results[i];
+    run->lib = keep->lib;
+    run->id = keep->id;
+    run->comms = keep->comms;
+    run->peers = keep->peers;
+    run->isLast = i + 1 == numRuns;
+    run->numDone = &shared->numSteps;
+    /* two ranks' references at a time fit a small machine; GPUs come with larger ones */
+    run->maxComparing = keep->lib.isHost ? 2 : options->shape.numRanks;
+    setEnvironment(run->options);
+    EP_TRY(runRanks(run));
+    free(run);
+    atomic_fetch_add(&shared->numDone, 1);
+    if (!shared->results[i].ok) break;
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t checkOptions(const ep_real_options_t *o) {
+  int R = o->shape.numRanks;
+  EP_CHECK(R <= EP_REAL_MAX_RANKS, TREFOIL_INVALID_ARGUMENT, "%d ranks: at most %d in one process",
+           R, EP_REAL_MAX_RANKS);
+  EP_CHECK(o->repeats <= EP_REAL_MAX_REPEATS, TREFOIL_INVALID_ARGUMENT, "%d repeats: at most %d",
+           o->repeats, EP_REAL_MAX_REPEATS);
+  EP_CHECK(o->shape.topk <= o->shape.numExperts, TREFOIL_INVALID_ARGUMENT,
+           "top-%d of %d experts: an expert can be used once a token", o->shape.topk,
+           o->shape.numExperts);
+  EP_CHECK(!(o->toE4m3 || o->partial) || o->mode < TREFOIL_HT_FLAT, TREFOIL_INVALID_ARGUMENT,
+           "quantising in the dispatch, and partial combine, are low latency's alone");
+  return trefoilShapeCheck(&o->shape);
+}
+
+/* Steps of all runs, for the progress display. */
+static uint64_t countSteps(const ep_real_options_t *options, int numRuns) {
+  uint64_t total = 0;
+  for (int i = 0; i < numRuns; i++)
+    total += (uint64_t)options[i].shape.numRanks *
+             (7 + (options[i].repeats ? 5 + 2 * (uint64_t)options[i].repeats : 0));
+  return total;
+}
+
+trefoil_result_t epRealRunAll(const ep_real_options_t *options, int numRuns,
+                              ep_real_result_t *results, int *numDone) {
+  for (int i = 0; i < numRuns; i++) EP_TRY(checkOptions(&options[i]));
+  size_t bytes = sizeof(shared_t) + sizeof *results * (size_t)numRuns;
+  shared_t *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  EP_CHECK(shared != MAP_FAILED, TREFOIL_SYSTEM_ERROR, "out of memory");
+  pid_t pid = fork();
+  if (pid == 0) {
+    if (runAll(options, numRuns, shared) == TREFOIL_OK) _exit(0);
+    snprintf(shared->failure, sizeof shared->failure, "%s", trefoilLastError());
+    _exit(1);
+  }
+  int status = 1;
+  uint64_t total = countSteps(options, numRuns);
+  while (pid > 0 && waitpid(pid, &status, WNOHANG) == 0) {
+    struct timespec pause = {0, 20000000};
+    nanosleep(&pause, NULL);
+    int at = atomic_load(&shared->numDone);
+    if (options->progress && at < numRuns)
+      options->progress(options->context, trefoilModeName(options[at].mode),
+                        atomic_load(&shared->numSteps), total);
+  }
+  *numDone = atomic_load(&shared->numDone);
+  memcpy(results, shared->results, sizeof *results * (size_t)numRuns);
+  char failure[1024];
+  memcpy(failure, shared->failure, sizeof failure);
+  munmap(shared, bytes);
+  EP_CHECK(pid > 0, TREFOIL_SYSTEM_ERROR, "a process could not be started");
+  EP_CHECK(!WIFSIGNALED(status), TREFOIL_SYSTEM_ERROR, "the run was ended by signal %d (%s)",
+           WTERMSIG(status), strsignal(WTERMSIG(status)));
+  EP_CHECK(WEXITSTATUS(status) == 0, TREFOIL_SYSTEM_ERROR, "%s", failure);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epRealRun(const ep_real_options_t *options, ep_real_result_t *result) {
+  int numDone;
+  return epRealRunAll(options, 1, result, &numDone);
+}
