@@ -1,0 +1,352 @@
+"""Plans capacity: `trefoil plan`.
+
+Asks `trefoil simulate` for each mode and EP size, in parallel, and answers with times and their
+intervals, bytes, SMs, memory, where HT overtakes LL, what failures would cost, and the cheapest
+configuration that meets the limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trefoil.capacity import (
+    LOADS,
+    WEIGHT_BYTES,
+    CapacityPlan,
+    PlanError,
+    Question,
+    WhatIf,
+    configuration_of,
+    crossover_of,
+    judge,
+    sample_of,
+    to_json,
+)
+from trefoil.capacity_text import as_csv, as_markdown, as_text
+from trefoil.sweeping import Outcome, Point, SweepError, find_program, link_loads, run_point, sweep
+
+# Options of simulate that are passed on as they are, and those that are what-ifs.
+PASSED = ("dispatch_dtype", "combine", "variant", "seed", "physical_experts", "engine", "sms")
+WHAT_IFS = (
+    ("rail_fail", "I,...", "these rails are down on every node"),
+    ("slow_rail", "I[:F],...", "rail I at F times its rate (default 0.5)"),
+    ("nic_fail", "I,...", "network port I is down"),
+    ("slow_nic", "I[:F],...", "network port I at F times its rate"),
+    ("slow_nvlink", "I[:F],...", "NVLink of rank I at F times its rate"),
+    ("straggler", "I[:F],...", "SMs of rank I at F times their rate"),
+    ("late", "I[:US],...", "rank I starts US microseconds late"),
+    ("skew_us", "X", "each rank starts within X microseconds"),
+    ("oversubscribe", "X", "leaf switches have X times less to the spines"),
+    ("zipf", "S", "experts popular by Zipf's law with exponent S"),
+    ("trace", "FILE", "routing of a file, where its ranks are the EP group"),
+)
+CROSSOVER_TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Complains in one sentence, as the other verbs do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    p = _Parser(
+        prog="trefoil plan",
+        description="Plans capacity for a model's MoE layers on a cluster that need not be at "
+        "hand: for each mode and EP size the time of dispatch and combine with its interval, "
+        "bytes, SMs, memory and share of a step; where HT overtakes LL; what failures would "
+        "cost; and the cheapest configuration that meets the limits, and why the others do not.",
+        epilog="trefoil plan --closed-form takes port loads alone, without Python and without a "
+        "simulation: see trefoil plan --closed-form --help. docs/capacity.md explains the table.",
+    )
+    p.add_argument("--cluster", default="dgx-h100", metavar="NAME", help="preset or file")
+    p.add_argument("--moe", default="deepseek-v3", metavar="NAME", help="preset or file")
+    p.add_argument(
+        "--load", choices=LOADS, default="decode", help="what a step does (default decode)"
+    )
+    p.add_argument("--tokens", type=_positive, metavar="N", help="of a GPU (default: the load's)")
+    p.add_argument("--gpus", metavar="G", help="that there are (default: as many as experts)")
+    p.add_argument("--ep", metavar="LIST", help="EP sizes: A..B doubles from A to B, or a list A,B")
+    p.add_argument(
+        "--mode", default="ll,ht", metavar="LIST", help="ll, ht, or with layouts (default ll,ht)"
+    )
+    need = p.add_argument_group("limits and what the caller knows")
+    need.add_argument("--max-us", type=_number, metavar="US", help="most that a layer may take")
+    need.add_argument("--max-memory-gb", type=_number, metavar="GB", help="of a GPU")
+    need.add_argument(
+        "--compute-us", type=_number, metavar="US", help="a layer's other work in one pass"
+    )
+    need.add_argument(
+        "--weight-dtype", choices=WEIGHT_BYTES, default="bf16", help="of the experts' weights"
+    )
+    need.add_argument(
+        "--other-gb", type=_number, default=0.0, metavar="GB", help="what else a GPU holds"
+    )
+    what = p.add_argument_group("what if (each is tried alone, beside the plan)")
+    for name, metavar, text in WHAT_IFS:
+        what.add_argument("--" + name.replace("_", "-"), metavar=metavar, help=text)
+    how = p.add_argument_group("how")
+    how.add_argument("--dispatch-dtype", metavar="T", help="bf16 (default) or fp8")
+    how.add_argument("--combine", metavar="HOW", help="ll: exact (default) or partial")
+    how.add_argument("--variant", metavar="V", help="ours (default) or per-expert")
+    how.add_argument("--physical-experts", type=_positive, metavar="E", help="redundant copies")
+    how.add_argument("--seed", type=int, metavar="S", help="of the generated routing")
+    how.add_argument("--sms", type=_positive, metavar="N", help="of an operation")
+    how.add_argument("--engine", metavar="NAME", help="auto, simgrid, queues or closed-form")
+    how.add_argument("--costs-ll", metavar="NAME", help="cost record of LL")
+    how.add_argument("--costs-ht", metavar="NAME", help="cost record of HT")
+    how.add_argument("--no-crossover", action="store_true", help="leave out LL against HT")
+    how.add_argument("--jobs", type=_positive, metavar="J", help="at once (default: the cores)")
+    how.add_argument("--resume", type=Path, metavar="FILE", help="keep points here, go on from it")
+    how.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="plan.{json,csv,md} and pictures"
+    )
+    how.add_argument("--closed-form", action="store_true", help="see below")
+    how.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    return p
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 1 or more")
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: expected a number, 0 or more")
+    return value
+
+
+def parse_sizes(text: str) -> list[int]:
+    """ "8..64" doubles from 8 to 64; "8,24" is itself."""
+    first, dots, last = text.partition("..")
+    try:
+        if not dots:
+            sizes = [int(word) for word in text.split(",")]
+        else:
+            sizes, size = [], int(first)
+            while 0 < size <= int(last):
+                sizes.append(size)
+                size *= 2
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise PlanError(f"--ep {text} is not like 8..64 or 8,24")
+    return list(dict.fromkeys(sizes))
+
+
+class Planner:
+    """One run: the question, and the points that it asks simulate about."""
+
+    def __init__(self, options: argparse.Namespace, program: str) -> None:
+        self.options = options
+        self.program = program
+        self.base: dict[str, Any] = {"cluster": options.cluster, "moe": options.moe}
+        for name in PASSED:
+            value = getattr(options, name)
+            if value is not None:
+                self.base[name] = value
+        self.costs = {"ll": options.costs_ll, "ht": options.costs_ht}
+        self.question = self._question()
+
+    def _probe(self) -> dict[str, Any]:
+        """What the presets say: one tiny point in closed form."""
+        point = {**self.base, "gpus": 1, "tokens": 1, "engine": "closed-form"}
+        text, refusal = run_point(self.program, point)
+        if refusal:
+            raise PlanError(refusal)
+        return json.loads(text)
+
+    def _question(self) -> Question:
+        o, facts = self.options, self._probe()
+        most = min(facts["physical_experts"], facts["max_gpus"])
+        try:
+            gpus = int(o.gpus) if o.gpus else most
+        except ValueError:
+            raise PlanError(
+                f"--gpus {o.gpus}: expected one number, the GPUs that there are; "
+                "EP sizes go to --ep"
+            ) from None
+        if not 1 <= gpus <= facts["max_gpus"]:
+            raise PlanError(
+                f"--gpus {gpus}: cluster {facts['cluster']} speaks for 1 to {facts['max_gpus']}"
+            )
+        modes = o.mode.split(",")
+        details = [f"{k.replace('_', '-')} {v}" for k, v in self.base.items() if k in PASSED]
+        return Question(
+            cluster=facts["cluster"],
+            moe=facts["moe"],
+            load=o.load,
+            tokens=o.tokens or LOADS[o.load][0],
+            gpus=gpus,
+            modes=modes,
+            ep_sizes=self._ep_sizes(gpus, min(most, gpus), facts),
+            moe_layers=facts["moe_layers"],
+            compute_us=o.compute_us,
+            max_us=o.max_us,
+            max_memory_gb=o.max_memory_gb,
+            weight_dtype=o.weight_dtype,
+            other_gb=o.other_gb,
+            details=", ".join(details),
+        )
+
+    def _ep_sizes(self, gpus: int, most: int, facts: dict[str, Any]) -> list[int]:
+        if self.options.ep:
+            sizes = parse_sizes(self.options.ep)
+            for size in sizes:
+                if size > most or gpus % size:
+                    raise PlanError(
+                        f"--ep {size}: an EP size must divide the {gpus} GPUs and be at most the "
+                        f"{facts['physical_experts']} experts (--physical-experts)"
+                    )
+            return sizes
+        # From a node up, as far as experts and GPUs go.
+        size = min(facts["gpus_per_node"], most)
+        sizes = []
+        while size <= most:
+            if gpus % size == 0:
+                sizes.append(size)
+            size *= 2
+        return sizes or [max(d for d in range(1, most + 1) if gpus % d == 0)]
+
+    def point(self, mode: str, ep: int, tokens: int, **more: Any) -> Point:
+        costs = self.costs["ht" if mode.startswith("ht") else "ll"]
+        point = {**self.base, "mode": mode, "gpus": ep, "ep": ep, "tokens": tokens, **more}
+        if costs:
+            point["costs"] = costs
+        if "trace" in point:
+            del point["tokens"]
+        return point
+
+    def sweep(self, points: Iterable[Point], label: str) -> list[Outcome]:
+        return sweep(
+            points,
+            results=self.options.resume,
+            program=self.program,
+            jobs=self.options.jobs,
+            label=label,
+        )
+
+    # ---- The parts of a plan ----
+
+    def plan(self) -> CapacityPlan:
+        q = self.question
+        pairs = [(mode, ep) for mode in q.modes for ep in q.ep_sizes]
+        outcomes = self.sweep([self.point(m, e, q.tokens) for m, e in pairs], "configurations")
+        for o in outcomes:
+            if o.refusal:
+                raise PlanError(o.refusal)
+        plan = CapacityPlan(q, [configuration_of(o.answer, q) for o in outcomes])
+        self._what_if(plan, pairs)
+        judge(plan)
+        if not self.options.no_crossover:
+            self._crossovers(plan)
+        if plan.pictured is not None and self.options.engine != "closed-form":
+            mode, ep = pairs[plan.pictured]
+            plan.links = link_loads(self.point(mode, ep, q.tokens), self.program)
+        return plan
+
+    def _what_if(self, plan: CapacityPlan, pairs: Sequence[tuple[str, int]]) -> None:
+        given = [(n, getattr(self.options, n)) for n, _, _ in WHAT_IFS if getattr(self.options, n)]
+        tokens = self.question.tokens
+        cases = [
+            (c, name, value, self.point(mode, ep, tokens, **{name: value}))
+            for c, (mode, ep) in zip(plan.configurations, pairs, strict=True)
+            for name, value in given
+        ]
+        outcomes = self.sweep([case[3] for case in cases], "what if")
+        for (c, name, value, _), outcome in zip(cases, outcomes, strict=True):
+            shown = f"{name.replace('_', '-')} {Path(value).name if name == 'trace' else value}"
+            answer = outcome.answer
+            if answer is None:
+                c.what_if.append(WhatIf(shown, None, None, f"EP {c.ep}: {outcome.refusal}"))
+            else:
+                seconds = answer["seconds"]
+                c.what_if.append(WhatIf(shown, seconds, seconds / c.layer))
+
+    def _crossovers(self, plan: CapacityPlan) -> None:
+        """LL and HT at more and more tokens: for the pictured EP size all of them, for the others
+        until HT is faster."""
+        q = plan.question
+        ll = next((m for m in q.modes if m.startswith("ll")), None)
+        ht = next((m for m in q.modes if m.startswith("ht")), None)
+        if not ll or not ht or plan.pictured is None:
+            return
+        shown = plan.configurations[plan.pictured].ep
+        open_sizes = list(q.ep_sizes)
+        for tokens in sorted({*CROSSOVER_TOKENS, q.tokens}):
+            points = [self.point(m, ep, tokens) for ep in open_sizes for m in (ll, ht)]
+            outcomes = self.sweep(points, f"LL or HT at {tokens} tokens")
+            plan.samples += [sample_of(o.answer) for o in outcomes if o.answer]
+            open_sizes = [ep for ep in open_sizes if ep == shown or not self._crossed(plan, ep)]
+        found = (crossover_of(plan.samples, ep) for ep in q.ep_sizes)
+        plan.crossovers = [x for x in found if x is not None]
+
+    @staticmethod
+    def _crossed(plan: CapacityPlan, ep: int) -> bool:
+        x = crossover_of(plan.samples, ep)
+        return x is not None and (x.tokens is not None or x.faster == "ht")
+
+
+def write_files(plan: CapacityPlan, folder: Path) -> list[Path]:
+    """plan.json, plan.csv, plan.md, and the pictures as SVG and PNG where matplotlib is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "plan.json": json.dumps(to_json(plan), indent=1) + "\n",
+        "plan.csv": as_csv(plan),
+        "plan.md": as_markdown(plan),
+    }
+    written = []
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        written.append(folder / name)
+    try:
+        from trefoil import capacity_plots
+    except ModuleNotFoundError as missing:
+        print(f"trefoil plan: no pictures: Python lacks the module {missing.name}", file=sys.stderr)
+        return written
+    return written + capacity_plots.save_all(plan, folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    p = parser()
+    options = p.parse_args(arguments)
+    try:
+        plan = Planner(options, find_program()).plan()
+        written = write_files(plan, options.output) if options.output else []
+    except PlanError as error:
+        p.error(str(error))
+    except (SweepError, OSError) as error:
+        print(f"trefoil plan: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        kept = f"; {options.resume} keeps what is done" if options.resume else ""
+        print(f"\ntrefoil plan: interrupted{kept}", file=sys.stderr)
+        return 1
+    try:
+        if options.json:
+            print(json.dumps(to_json(plan), indent=1))
+        else:
+            print(as_text(plan), end="")
+            for path in written:
+                print(path)
+        sys.stdout.flush()
+    except OSError as error:
+        print(f"trefoil plan: the output could not be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes nowhere
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
