@@ -145,10 +145,10 @@ TREFOIL_API trefoil_result_t trefoilSimTraffic(const trefoil_sim_t *sim, trefoil
 /* ---- Platform files ---------------------------------------------------------------------------- */
 
 /* Writes the platform that SimGrid replays an operation on, as XML that any SimGrid program loads:
- * hosts gR (NVLink side) and nR (network side) of each rank R, switches as routers, links without
- * latency. shape: ranks and ranks per node. Does not need SimGrid. */
-TREFOIL_API trefoil_result_t trefoilSimWritePlatform(const trefoil_sim_run_t *run,
-                                                     const trefoil_shape_t *shape,
+ * hosts gR (NVLink side) and nR (network side) of each rank R, switches as routers, links with what
+ * they carry of this operation's rows and without latency (docs/sim.md). Needs no SimGrid. */
+TREFOIL_API trefoil_result_t trefoilSimWritePlatform(const trefoil_sim_t *sim,
+                                                     const trefoil_sim_run_t *run, trefoil_op_t op,
                                                      const char *path);
 
 #ifdef __cplusplus

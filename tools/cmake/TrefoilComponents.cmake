@@ -11,7 +11,7 @@ function(trefoil_left_out component needs)
   set_property(GLOBAL APPEND PROPERTY TREFOIL_LEFT_OUT "${component} (needs ${needs})")
 endfunction()
 
-foreach(component CLI JSON TRACE_FILES MPI_TESTS)
+foreach(component CLI JSON TRACE_FILES SIMGRID MPI_TESTS)
   set(TREFOIL_WITH_${component} AUTO CACHE STRING "AUTO, ON or OFF")
   set_property(CACHE TREFOIL_WITH_${component} PROPERTY STRINGS AUTO ON OFF)
 endforeach()
@@ -40,6 +40,19 @@ if(NOT TREFOIL_WITH_TRACE_FILES STREQUAL "OFF" AND PKG_CONFIG_FOUND)
 endif()
 if(NOT TREFOIL_TRACE_FILES AND NOT TREFOIL_WITH_TRACE_FILES STREQUAL "OFF")
   trefoil_left_out(TRACE_FILES "libzip-dev")
+endif()
+
+# The simulator's engine for flows: SimGrid. Without it the simulator has its port queues.
+set(TREFOIL_SIMGRID OFF)
+if(NOT TREFOIL_WITH_SIMGRID STREQUAL "OFF" AND PKG_CONFIG_FOUND)
+  pkg_check_modules(SIMGRID IMPORTED_TARGET simgrid)
+  if(SIMGRID_FOUND AND SIMGRID_VERSION VERSION_LESS 4)
+    set(TREFOIL_SIMGRID ON)
+    set(TREFOIL_SIMGRID_LIBS PkgConfig::SIMGRID)
+  endif()
+endif()
+if(NOT TREFOIL_SIMGRID AND NOT TREFOIL_WITH_SIMGRID STREQUAL "OFF")
+  trefoil_left_out(SIMGRID "libsimgrid-dev, version 3")
 endif()
 
 # The command `trefoil`: popt for arguments, plus JSON.

@@ -39,7 +39,7 @@ install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # What a static link of libtrefoil.a needs besides.
 set(TREFOIL_STATIC_LIBS "-lm -pthread")
 set(TREFOIL_STATIC_REQUIRES "")
-foreach(pair JSON:jansson TRACE_FILES:libzip)
+foreach(pair JSON:jansson TRACE_FILES:libzip SIMGRID:simgrid)
   string(REPLACE ":" ";" pair ${pair})
   list(GET pair 0 component)
   list(GET pair 1 module)

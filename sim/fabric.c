@@ -1,0 +1,290 @@
+/* Ports, leaves and the time of a row on each, from cluster, costs and what differs from them.
+ *
+ * All rows of an operation have the same bytes, so whatever a resource takes for a row (bytes at its
+ * rate, a message's gap, an SM's work) is one number for each of its instances. */
+#include "sim/fabric.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/error.h"
+#include "plan/philox.h"
+
+typedef struct work {
+  ep_fabric_t *f;
+  const trefoil_sim_t *sim;
+  const trefoil_shape_t *shape;
+  const trefoil_sim_run_t *run;
+  const trefoil_costs_t *costs;
+  const trefoil_op_costs_t *op;
+  const ep_replay_t *replay;
+  int numNodes, portsOfNode;
+  double *portFactor, *nvlinkFactor, *smFactor, *lateUs; /* [ports], then [R] each */
+  char *isDown;                                          /* [ports] */
+} work_t;
+
+static ep_fs_t toFs(double ns) {
+  return (ep_fs_t)llround(ns * EP_FS_PER_NS);
+}
+
+/* ---- What differs ------------------------------------------------------------------------------ */
+
+typedef struct change_rule {
+  const char *what;
+  int isTime, isDown;
+} change_rule_t;
+static const change_rule_t rules[TREFOIL_NUM_CHANGES] = {
+    {"network port", 0, 0}, {"rail", 0, 0},         {"rank", 0, 0}, {"rank", 0, 0},
+    {"rank", 1, 0},         {"network port", 0, 1}, {"rail", 0, 1}};
+
+static int indicesOf(const work_t *w, trefoil_change_kind_t kind) {
+  if (kind == TREFOIL_CHANGE_NIC_RATE || kind == TREFOIL_CHANGE_NIC_FAIL) return w->f->numPorts;
+  if (kind == TREFOIL_CHANGE_RAIL_RATE || kind == TREFOIL_CHANGE_RAIL_FAIL) {
+    return w->shape->ranksPerNode;
+  }
+  return w->f->numRanks;
+}
+
+static void applyAt(const work_t *w, const trefoil_change_t *c, int i) {
+  switch (c->kind) {
+  case TREFOIL_CHANGE_NIC_RATE:
+    w->portFactor[i] *= c->factor;
+    break;
+  case TREFOIL_CHANGE_NVLINK_RATE:
+    w->nvlinkFactor[i] *= c->factor;
+    break;
+  case TREFOIL_CHANGE_SM_RATE:
+    w->smFactor[i] *= c->factor;
+    break;
+  case TREFOIL_CHANGE_START_US:
+    w->lateUs[i] += c->factor;
+    break;
+  case TREFOIL_CHANGE_NIC_FAIL:
+    w->isDown[i] = 1;
+    break;
+  default: /* a rail: its port of every node */
+    for (int node = 0; node < w->numNodes; node++) {
+      int port = node * w->portsOfNode + i / w->run->cluster->gpusPerNic;
+      if (c->kind == TREFOIL_CHANGE_RAIL_FAIL) {
+        w->isDown[port] = 1;
+      } else {
+        w->portFactor[port] *= c->factor;
+      }
+    }
+  }
+}
+
+static trefoil_result_t applyChange(const work_t *w, const trefoil_change_t *c) {
+  EP_CHECK((unsigned)c->kind < TREFOIL_NUM_CHANGES, TREFOIL_INVALID_ARGUMENT,
+           "change %d is not one of the %d kinds", (int)c->kind, TREFOIL_NUM_CHANGES);
+  const change_rule_t *rule = &rules[c->kind];
+  int n = indicesOf(w, c->kind);
+  EP_CHECK(c->index >= -1 && c->index < n, TREFOIL_INVALID_ARGUMENT,
+           "%s %d: must be in [0, %d), or -1 for all", rule->what, c->index, n);
+  if (rule->isTime) {
+    EP_CHECK(c->factor >= 0 && c->factor <= 1e9, TREFOIL_INVALID_ARGUMENT,
+             "rank %d is late by %.10g us: must be in [0, 1e9]", c->index, c->factor);
+  } else if (!rule->isDown) {
+    EP_CHECK(c->factor >= 1e-6 && c->factor <= 1e6, TREFOIL_INVALID_ARGUMENT,
+             "the rate of %s %d times %.10g: must be in [1e-6, 1e6]", rule->what, c->index,
+             c->factor);
+  }
+  int first = c->index < 0 ? 0 : c->index, end = c->index < 0 ? n : c->index + 1;
+  for (int i = first; i < end; i++) applyAt(w, c, i);
+  return TREFOIL_OK;
+}
+
+/* A rank whose port is down uses the next port of its node that is not. */
+static trefoil_result_t choosePorts(const work_t *w) {
+  for (int r = 0; r < w->f->numRanks; r++) {
+    int node = trefoilNodeOf(w->shape, r), n = w->portsOfNode;
+    int own = trefoilRailOf(w->shape, r) / w->run->cluster->gpusPerNic, tries = 0;
+    while (tries < n && w->isDown[node * n + (own + tries) % n]) tries++;
+    EP_CHECK(tries < n || w->numNodes == 1, TREFOIL_INVALID_ARGUMENT,
+             "every network port of node %d is down: one must be left", node);
+    w->f->portOf[r] = node * n + (own + tries) % n;
+  }
+  return TREFOIL_OK;
+}
+
+/* ---- Times of a row ---------------------------------------------------------------------------- */
+
+static void setPorts(const work_t *w) {
+  const trefoil_cluster_t *cl = w->run->cluster;
+  double bytes = (double)w->replay->rowBytes;
+  double nvlink = w->costs->nvlinkGbPerS > 0 ? w->costs->nvlinkGbPerS : cl->nvlinkGbPerS;
+  double nic = w->costs->nicGbPerS > 0 ? w->costs->nicGbPerS : cl->nicGbPerS;
+  double rows = w->costs->rowsPerMessage > 0 ? w->costs->rowsPerMessage : 1;
+  for (int r = 0; r < w->f->numRanks; r++) {
+    ep_fs_t t = toFs(bytes / (nvlink * w->nvlinkFactor[r]) + w->costs->nvlinkRowNs);
+    w->f->row[TREFOIL_RESOURCE_NVLINK_OUT][r] = w->f->row[TREFOIL_RESOURCE_NVLINK_IN][r] = t;
+  }
+  for (int p = 0; p < w->f->numPorts && w->numNodes > 1; p++) {
+    ep_fs_t t = toFs(bytes / (nic * w->portFactor[p]) + w->costs->netMessageNs / rows);
+    w->f->row[TREFOIL_RESOURCE_NIC_OUT][p] = w->f->row[TREFOIL_RESOURCE_NIC_IN][p] = t;
+  }
+}
+
+/* What a row takes of some SMs that share its work: ns, or 0. */
+static double smRowNs(double rowNs, double gbPerS, const work_t *w) {
+  return rowNs + (gbPerS > 0 ? (double)w->replay->rowBytes / gbPerS : 0);
+}
+
+static void setSms(const work_t *w) {
+  const ep_replay_t *replay = w->replay;
+  int isDispatch = replay->op == TREFOIL_OP_DISPATCH;
+  double share = w->costs->forwardShare > 0 ? w->costs->forwardShare : 0.5;
+  double sms = w->run->numSms > 0 ? w->run->numSms : w->costs->numSms;
+  double forwardSms = sms * share;
+  if (replay->hasNetPhases) sms -= forwardSms;
+  double send = smRowNs(w->op->sendRowNs, w->op->sendGbPerSPerSm, w);
+  double take = smRowNs(w->op->receiveRowNs, w->op->receiveGbPerSPerSm, w);
+  for (int r = 0; r < w->f->numRanks; r++) {
+    double token = (double)w->sim->numTokens[r] * w->op->tokenNs;
+    int64_t rows = isDispatch ? replay->sentRows[r] : replay->takenRows[r];
+    double each = rows > 0 ? token / (double)rows : 0; /* the tokens' time, spread over the rows */
+    double speed = w->smFactor[r];
+    w->f->row[TREFOIL_RESOURCE_SEND][r] = toFs((send + (isDispatch ? each : 0)) / (sms * speed));
+    w->f->row[TREFOIL_RESOURCE_RECEIVE][r] = toFs((take + (isDispatch ? 0 : each)) / (sms * speed));
+    w->f->row[TREFOIL_RESOURCE_FORWARD][r] =
+        toFs((isDispatch ? send : take) / (forwardSms * speed));
+  }
+}
+
+/* Leaves: ports of a leaf share an uplink of their sum over the oversubscription. Ports that are not
+ * in the group have their own part of it. */
+static trefoil_result_t setLeaves(const work_t *w) {
+  const trefoil_cluster_t *cl = w->run->cluster;
+  ep_fabric_t *f = w->f;
+  double over = w->run->oversubscription;
+  EP_CHECK(over >= 0 && over <= 1e3, TREFOIL_INVALID_ARGUMENT,
+           "oversubscription %.10g: must be in (0, 1000], or 0 for the cluster's", over);
+  EP_CHECK(over <= 1 || cl->nodesPerLeaf > 0, TREFOIL_INVALID_ARGUMENT,
+           "cluster %s has one switch and no leaves: it cannot be oversubscribed", cl->name);
+  if (over == 0) over = cl->leafOversubscription;
+  int ofNode = cl->railLeaves ? w->portsOfNode : 1;
+  for (int p = 0; p < f->numPorts && cl->nodesPerLeaf > 0; p++) {
+    int unit = p / w->portsOfNode / cl->nodesPerLeaf;
+    f->leafOf[p] = unit * ofNode + (cl->railLeaves ? p % w->portsOfNode : 0);
+    if (f->leafOf[p] >= f->numLeaves) f->numLeaves = f->leafOf[p] + 1;
+  }
+  if (over <= 1 || w->numNodes == 1) f->numLeaves = 0;
+  f->count[TREFOIL_RESOURCE_LEAF_UP] = f->count[TREFOIL_RESOURCE_LEAF_DOWN] = f->numLeaves;
+  double nic = w->costs->nicGbPerS > 0 ? w->costs->nicGbPerS : cl->nicGbPerS;
+  for (int leaf = 0; leaf < f->numLeaves; leaf++) {
+    int ports = 0;
+    for (int p = 0; p < f->numPorts; p++) ports += f->leafOf[p] == leaf && !w->isDown[p];
+    if (ports == 0) continue;
+    ep_fs_t t = toFs((double)w->replay->rowBytes * over / (nic * ports));
+    f->row[TREFOIL_RESOURCE_LEAF_UP][leaf] = f->row[TREFOIL_RESOURCE_LEAF_DOWN][leaf] = t;
+  }
+  return TREFOIL_OK;
+}
+
+static void setStarts(const work_t *w) {
+  double fixed = trefoilCostsFixedUs(w->costs, w->replay->op, w->shape);
+  w->f->fixed = (ep_fs_t)llround(fixed * EP_FS_PER_US);
+  for (int r = 0; r < w->f->numRanks; r++) {
+    ep_philox_t p = epPhilox(w->run->seed, (uint32_t)r, 0, 0, (uint32_t)w->replay->op);
+    double skew = w->run->startSkewUs * p.word[0] * 0x1p-32;
+    w->f->start[r] = w->f->fixed + (ep_fs_t)llround((w->lateUs[r] + skew) * EP_FS_PER_US);
+  }
+}
+
+/* ---- Together ---------------------------------------------------------------------------------- */
+
+static trefoil_result_t checkRun(const trefoil_sim_run_t *run, const trefoil_costs_t *costs,
+                                 const trefoil_shape_t *s) {
+  const trefoil_cluster_t *cl = run->cluster;
+  EP_TRY(trefoilCostsCheck(costs));
+  EP_CHECK(cl->gpusPerNode >= 1 && cl->gpusPerNic >= 1 && cl->nvlinkGbPerS > 0,
+           TREFOIL_INVALID_ARGUMENT,
+           "cluster %s: GPUs a node, GPUs a network port and the NVLink rate must be positive",
+           cl->name);
+  EP_CHECK(s->ranksPerNode <= cl->gpusPerNode, TREFOIL_INVALID_ARGUMENT,
+           "%d ranks a node do not fit cluster %s with %d GPUs a node", s->ranksPerNode, cl->name,
+           cl->gpusPerNode);
+  EP_CHECK(s->numRanks == s->ranksPerNode || cl->nicGbPerS > 0, TREFOIL_INVALID_ARGUMENT,
+           "cluster %s has no network, but %d ranks with %d a node need one", cl->name, s->numRanks,
+           s->ranksPerNode);
+  EP_CHECK(run->numSms >= 0 && run->numSms <= 4096, TREFOIL_INVALID_ARGUMENT,
+           "%d SMs: must be in [1, 4096], or 0 for the costs'", run->numSms);
+  EP_CHECK(run->startSkewUs >= 0 && run->startSkewUs <= 1e9, TREFOIL_INVALID_ARGUMENT,
+           "a skew of %.10g us: must be in [0, 1e9]", run->startSkewUs);
+  EP_CHECK(run->numChanges >= 0 && (run->numChanges == 0 || run->changes), TREFOIL_INVALID_ARGUMENT,
+           "%d changes%s", run->numChanges,
+           run->numChanges < 0 ? ": must not be negative" : ", but the list is NULL");
+  return TREFOIL_OK;
+}
+
+/* One block of memory behind all arrays, zeroed. */
+static trefoil_result_t allocate(work_t *w) {
+  ep_fabric_t *f = w->f;
+  size_t R = (size_t)f->numRanks, P = (size_t)f->numPorts;
+  size_t times = 6 * R + 4 * P; /* 5 kinds of a rank, start; 2 of a port, 2 of a leaf <= ports */
+  size_t doubles = 3 * R + P;
+  size_t bytes = times * sizeof(ep_fs_t) + doubles * sizeof(double) + (R + P) * sizeof(int32_t) + P;
+  f->memory = calloc(1, bytes);
+  EP_CHECK(f->memory, TREFOIL_SYSTEM_ERROR, "out of memory: %zu bytes for a fabric", bytes);
+  ep_fs_t *next = f->memory;
+  for (int k = 0; k < TREFOIL_NUM_RESOURCES; k++) {
+    f->row[k] = next;
+    int isPort = k >= TREFOIL_RESOURCE_NIC_OUT && k <= TREFOIL_RESOURCE_NIC_IN;
+    f->count[k] = isPort ? f->numPorts : f->numRanks;
+    next += f->count[k];
+  }
+  f->start = next;
+  w->portFactor = (double *)(next + R);
+  w->nvlinkFactor = w->portFactor + P;
+  w->smFactor = w->nvlinkFactor + R;
+  w->lateUs = w->smFactor + R;
+  f->portOf = (int32_t *)(w->lateUs + R);
+  f->leafOf = f->portOf + R;
+  w->isDown = (char *)(f->leafOf + P);
+  for (size_t i = 0; i < P + 2 * R; i++) w->portFactor[i] = 1;
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t fill(work_t *w) {
+  for (int i = 0; i < w->run->numChanges; i++) EP_TRY(applyChange(w, &w->run->changes[i]));
+  EP_TRY(choosePorts(w));
+  setPorts(w);
+  setSms(w);
+  EP_TRY(setLeaves(w));
+  setStarts(w);
+  const trefoil_cluster_t *cl = w->run->cluster;
+  double net = w->costs->netLatencyNs;
+  w->f->latency[TREFOIL_TIER_NVLINK] = toFs(w->costs->nvlinkLatencyNs);
+  w->f->latency[TREFOIL_TIER_NET] = toFs(net < 0 ? cl->netLatencyUs * 1e3 : net);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epFabricBuild(ep_fabric_t *fabric, const trefoil_sim_t *sim,
+                               const trefoil_sim_run_t *run, trefoil_op_t op) {
+  const trefoil_shape_t *s = &sim->shape;
+  EP_CHECK(run->cluster, TREFOIL_INVALID_ARGUMENT, "the cluster is NULL");
+  trefoil_costs_t ideal;
+  EP_TRY(trefoilCostsIdeal(&ideal, run->cluster, sim->workload.mode));
+  ep_fabric_t made = {.numRanks = s->numRanks};
+  work_t w = {.f = &made, .sim = sim, .shape = s, .run = run, .replay = &sim->replay[op]};
+  w.costs = run->costs ? run->costs : &ideal;
+  w.op = &w.costs->op[op];
+  EP_TRY(checkRun(run, w.costs, s));
+  w.numNodes = s->numRanks / s->ranksPerNode;
+  w.portsOfNode = (s->ranksPerNode + run->cluster->gpusPerNic - 1) / run->cluster->gpusPerNic;
+  made.numPorts = w.numNodes * w.portsOfNode;
+  EP_TRY(allocate(&w));
+  trefoil_result_t result = fill(&w);
+  if (result != TREFOIL_OK) {
+    epFabricFree(&made);
+    return result;
+  }
+  *fabric = made;
+  return TREFOIL_OK;
+}
+
+void epFabricFree(ep_fabric_t *fabric) {
+  free(fabric->memory);
+  memset(fabric, 0, sizeof *fabric);
+}

@@ -1,0 +1,56 @@
+/* The fabric of one run: which ports and leaves a rank uses, and what a row takes of each. */
+#ifndef TREFOIL_SIM_FABRIC_H
+#define TREFOIL_SIM_FABRIC_H
+
+#include "sim/replay.h"
+
+typedef struct ep_fabric {
+  int numRanks, numPorts, numLeaves;   /* numLeaves 0: no leaf blocks */
+  int count[TREFOIL_NUM_RESOURCES];    /* of each kind */
+  ep_fs_t *row[TREFOIL_NUM_RESOURCES]; /* [count] time of a row on it; 0 = it does not limit */
+  ep_fs_t *start;  /* [R] when a rank's first row may leave: late start, fixed */
+  ep_fs_t fixed;   /* the part of start that no row takes */
+  int32_t *portOf; /* [R] network port of a rank, after failures */
+  int32_t *leafOf; /* [ports] */
+  ep_fs_t latency[TREFOIL_NUM_TIERS];
+  void *memory;
+} ep_fabric_t;
+
+/* Checks the run as far as it concerns the fabric. */
+trefoil_result_t epFabricBuild(ep_fabric_t *fabric, const trefoil_sim_t *sim,
+                               const trefoil_sim_run_t *run, trefoil_op_t op);
+void epFabricFree(ep_fabric_t *fabric);
+
+/* Whether a move goes through the leaves' uplinks. */
+static inline int epCrossesLeaves(const ep_fabric_t *f, const ep_move_t *m) {
+  return f->numLeaves > 0 && m->tier == TREFOIL_TIER_NET &&
+         f->leafOf[f->portOf[m->src]] != f->leafOf[f->portOf[m->dst]];
+}
+
+/* The resource of a kind that a move crosses, or -1. */
+static inline int epResourceOf(const ep_fabric_t *f, const ep_move_t *m, trefoil_resource_t kind) {
+  switch (kind) {
+  case TREFOIL_RESOURCE_SEND:
+    return epCrossesSend(m) ? m->src : -1;
+  case TREFOIL_RESOURCE_FORWARD:
+    return epCrossesForward(m) ? epForwarder(m) : -1;
+  case TREFOIL_RESOURCE_NVLINK_OUT:
+    return m->tier == TREFOIL_TIER_NVLINK ? m->src : -1;
+  case TREFOIL_RESOURCE_NVLINK_IN:
+    return m->tier == TREFOIL_TIER_NVLINK ? m->dst : -1;
+  case TREFOIL_RESOURCE_NIC_OUT:
+    return m->tier == TREFOIL_TIER_NET ? f->portOf[m->src] : -1;
+  case TREFOIL_RESOURCE_NIC_IN:
+    return m->tier == TREFOIL_TIER_NET ? f->portOf[m->dst] : -1;
+  case TREFOIL_RESOURCE_LEAF_UP:
+    return epCrossesLeaves(f, m) ? f->leafOf[f->portOf[m->src]] : -1;
+  case TREFOIL_RESOURCE_LEAF_DOWN:
+    return epCrossesLeaves(f, m) ? f->leafOf[f->portOf[m->dst]] : -1;
+  case TREFOIL_RESOURCE_RECEIVE:
+    return epCrossesReceive(m) ? m->dst : -1;
+  default:
+    return -1;
+  }
+}
+
+#endif

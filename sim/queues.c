@@ -1,0 +1,232 @@
+/* The engine of port queues.
+ *
+ * Every resource serves what comes to it first come, first served; equal times in an order that is
+ * the same from every rank's point of view. A piece's head goes on as soon as its service begins and
+ * its tail follows, so a piece occupies several resources at the same time (cut-through):
+ *
+ *   begin = max(head + latency, when the resource is free)      free = begin + rows * time of a row
+ *   head' = begin                                               tail' = max(free, tail + latency)
+ *
+ * Buffers in the fabric do not fill up, so nothing ever pushes back, and the kinds of resources can be
+ * put in an order in which each is fed by earlier ones only:
+ *
+ *   dispatch  send, nic-out, leaf-up, leaf-down, nic-in, forward, nvlink-out, nvlink-in, receive
+ *   combine   send, nvlink-out, nvlink-in, forward, nic-out, leaf-up, leaf-down, nic-in, receive
+ *
+ * That is why there is no event loop: kind by kind, the arrivals at each resource are sorted and
+ * served in one go, with the same result as an event loop would have. FORWARD waits for the tail of
+ * its chunk's NET_OUT, NET_BACK for the tails of all RETURNs that are summed into it. */
+#include <stdlib.h>
+
+#include "plan/error.h"
+#include "sim/engine.h"
+#include "sim/key_sort.h"
+
+typedef struct queues {
+  const ep_replay_t *replay;
+  const ep_fabric_t *fabric;
+  ep_timing_t *timing;
+  ep_fs_t *head, *tail;        /* [pieces] */
+  int64_t *first;              /* [most of a kind + 1] */
+  int32_t *ids;                /* [pieces] grouped by resource */
+  ep_keyed_t *keyed, *scratch; /* of one resource */
+  int64_t roomKeyed;
+} queues_t;
+
+static const trefoil_resource_t orders[2][TREFOIL_NUM_RESOURCES - 1] = {
+    {TREFOIL_RESOURCE_NIC_OUT, TREFOIL_RESOURCE_LEAF_UP, TREFOIL_RESOURCE_LEAF_DOWN,
+     TREFOIL_RESOURCE_NIC_IN, TREFOIL_RESOURCE_FORWARD, TREFOIL_RESOURCE_NVLINK_OUT,
+     TREFOIL_RESOURCE_NVLINK_IN, TREFOIL_RESOURCE_RECEIVE},
+    {TREFOIL_RESOURCE_NVLINK_OUT, TREFOIL_RESOURCE_NVLINK_IN, TREFOIL_RESOURCE_FORWARD,
+     TREFOIL_RESOURCE_NIC_OUT, TREFOIL_RESOURCE_LEAF_UP, TREFOIL_RESOURCE_LEAF_DOWN,
+     TREFOIL_RESOURCE_NIC_IN, TREFOIL_RESOURCE_RECEIVE}};
+
+static ep_fs_t later(ep_fs_t a, ep_fs_t b) {
+  return a > b ? a : b;
+}
+
+/* ---- The first kind: SMs that send, in the order of issue --------------------------------------- */
+
+static void issue(queues_t *q) {
+  const ep_replay_t *r = q->replay;
+  for (int rank = 0; rank < q->fabric->numRanks; rank++) {
+    ep_fs_t now = q->fabric->start[rank], row = q->fabric->row[TREFOIL_RESOURCE_SEND][rank];
+    for (int64_t i = r->firstOf[rank]; i < r->firstOf[rank + 1]; i++) {
+      int32_t id = r->issued[i];
+      q->head[id] = now;
+      now += epRowsOf(r, id) * row;
+      q->tail[id] = now;
+    }
+  }
+}
+
+/* ---- The others: gather, sort, serve ------------------------------------------------------------ */
+
+/* Groups the pieces that cross a kind, each group in the order of r->issued. */
+static void gather(queues_t *q, trefoil_resource_t kind) {
+  const ep_replay_t *r = q->replay;
+  int n = q->fabric->count[kind];
+  for (int i = 0; i <= n; i++) q->first[i] = 0;
+  for (int64_t i = 0; i < r->numPieces; i++) {
+    int at = epResourceOf(q->fabric, epMoveOf(r, i), kind);
+    if (at >= 0) q->first[at + 1]++;
+  }
+  for (int i = 0; i < n; i++) q->first[i + 1] += q->first[i];
+  for (int64_t i = 0; i < r->numPieces; i++) {
+    int32_t id = r->issued[i];
+    int at = epResourceOf(q->fabric, epMoveOf(r, id), kind);
+    if (at >= 0) q->ids[q->first[at]++] = id;
+  }
+  for (int i = n; i > 0; i--) q->first[i] = q->first[i - 1];
+  q->first[0] = 0;
+}
+
+static trefoil_result_t makeRoom(queues_t *q, int64_t n) {
+  if (n <= q->roomKeyed) return TREFOIL_OK;
+  free(q->keyed);
+  q->roomKeyed = 0;
+  q->keyed = malloc(2 * (size_t)n * sizeof *q->keyed);
+  EP_CHECK(q->keyed, TREFOIL_SYSTEM_ERROR, "out of memory for a queue of %lld", (long long)n);
+  q->scratch = q->keyed + n;
+  q->roomKeyed = n;
+  return TREFOIL_OK;
+}
+
+static int isInward(trefoil_resource_t kind) {
+  return kind == TREFOIL_RESOURCE_NVLINK_IN || kind == TREFOIL_RESOURCE_NIC_IN ||
+         kind == TREFOIL_RESOURCE_RECEIVE;
+}
+
+static ep_fs_t latencyOf(const ep_fabric_t *f, trefoil_resource_t kind) {
+  if (kind == TREFOIL_RESOURCE_NVLINK_IN) return f->latency[TREFOIL_TIER_NVLINK];
+  return kind == TREFOIL_RESOURCE_NIC_IN ? f->latency[TREFOIL_TIER_NET] : 0;
+}
+
+/* Arrivals in the order of service. Equal times: the source next round the ring comes first. */
+static void sortArrivals(queues_t *q, trefoil_resource_t kind, const int32_t *ids, int64_t n) {
+  int64_t turn = 0;
+  if (isInward(kind)) {
+    while (turn < n && epMoveOf(q->replay, ids[turn])->src < epMoveOf(q->replay, ids[turn])->dst &&
+           epCrossesSend(epMoveOf(q->replay, ids[turn]))) {
+      turn++;
+    }
+  }
+  for (int64_t i = 0; i < n; i++) {
+    int32_t id = ids[i + turn < n ? i + turn : i + turn - n];
+    q->keyed[i] = (ep_keyed_t){(uint64_t)q->head[id], id};
+  }
+  epSortKeyed(q->keyed, q->scratch, (size_t)n);
+}
+
+static void serve(queues_t *q, trefoil_resource_t kind, int at, int64_t n) {
+  const ep_fabric_t *f = q->fabric;
+  ep_fs_t row = f->row[kind][at], latency = latencyOf(f, kind), isFree = 0;
+  if (kind == TREFOIL_RESOURCE_FORWARD || kind == TREFOIL_RESOURCE_RECEIVE) isFree = f->start[at];
+  for (int64_t i = 0; i < n; i++) {
+    int32_t id = q->keyed[i].id;
+    q->head[id] = later(q->head[id] + latency, isFree);
+    isFree = q->head[id] + epRowsOf(q->replay, id) * row;
+    q->tail[id] = later(isFree, q->tail[id] + latency);
+    if (kind == TREFOIL_RESOURCE_RECEIVE || kind == TREFOIL_RESOURCE_FORWARD) {
+      q->timing->finish[at] = later(q->timing->finish[at], q->tail[id]);
+    }
+  }
+}
+
+static trefoil_result_t sweep(queues_t *q, trefoil_resource_t kind) {
+  gather(q, kind);
+  for (int at = 0; at < q->fabric->count[kind]; at++) {
+    int64_t n = q->first[at + 1] - q->first[at];
+    if (n == 0) continue;
+    EP_TRY(makeRoom(q, n));
+    sortArrivals(q, kind, q->ids + q->first[at], n);
+    serve(q, kind, at, n);
+  }
+  return TREFOIL_OK;
+}
+
+/* ---- What waits --------------------------------------------------------------------------------- */
+
+/* Dispatch: a chunk is forwarded when all its rows have come. */
+static void releaseForwards(queues_t *q) {
+  const ep_replay_t *r = q->replay;
+  for (int64_t i = 0; i < r->numMoves; i++) {
+    if (r->moves[i].phase == TREFOIL_PHASE_FORWARD) {
+      q->head[i] = q->tail[i] = q->tail[r->partner[i]];
+    }
+  }
+}
+
+/* Combine: a chunk's partial sums go back when all its rows are summed. */
+static void releaseReturns(queues_t *q) {
+  const ep_replay_t *r = q->replay;
+  for (int64_t i = 0; i < r->numMoves; i++) {
+    if (r->moves[i].phase != TREFOIL_PHASE_RETURN || r->partner[i] < 0) continue;
+    int32_t back = r->partner[i];
+    q->head[back] = q->tail[back] = later(q->tail[back], q->tail[i]);
+  }
+}
+
+/* ---- Timeline ----------------------------------------------------------------------------------- */
+
+typedef enum mark { MARK_START, MARK_SENT, MARK_END } mark_t;
+
+static void markMoves(queues_t *q, mark_t mark, int onlyWaiting) {
+  const ep_replay_t *r = q->replay;
+  if (!q->timing->moves) return;
+  for (int64_t i = 0; i < r->numPieces; i++) {
+    const ep_move_t *m = epMoveOf(r, i);
+    int64_t at = m - r->moves;
+    if (at >= q->timing->numTimes || (onlyWaiting && epCrossesSend(m))) continue;
+    ep_move_times_t *t = &q->timing->moves[at];
+    if (mark == MARK_START && q->head[i] < t->start) t->start = q->head[i];
+    if (mark == MARK_SENT) t->sent = later(t->sent, q->tail[i]);
+    if (mark == MARK_END) t->end = later(t->end, q->tail[i]);
+  }
+}
+
+/* ---- Together ----------------------------------------------------------------------------------- */
+
+static trefoil_result_t runAll(queues_t *q) {
+  const ep_replay_t *r = q->replay;
+  issue(q);
+  markMoves(q, MARK_START, 0);
+  for (int i = 0; i < TREFOIL_NUM_RESOURCES - 1; i++) {
+    trefoil_resource_t kind = orders[r->op][i];
+    if (kind == TREFOIL_RESOURCE_FORWARD && !r->hasNetPhases) continue;
+    int isDispatch = r->op == TREFOIL_OP_DISPATCH;
+    if (kind == TREFOIL_RESOURCE_FORWARD && isDispatch) releaseForwards(q);
+    EP_TRY(sweep(q, kind));
+    if (kind == TREFOIL_RESOURCE_FORWARD && !isDispatch) releaseReturns(q);
+    if (kind == TREFOIL_RESOURCE_FORWARD) markMoves(q, MARK_START, 1);
+    if (kind == TREFOIL_RESOURCE_NVLINK_OUT || kind == TREFOIL_RESOURCE_NIC_OUT) {
+      markMoves(q, MARK_SENT, 0);
+    }
+  }
+  markMoves(q, MARK_END, 0);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epQueuesRun(const ep_replay_t *replay, const ep_fabric_t *fabric,
+                             ep_timing_t *timing) {
+  size_t n = (size_t)replay->numPieces + 1, most = 1;
+  for (int k = 0; k < TREFOIL_NUM_RESOURCES; k++) {
+    if ((size_t)fabric->count[k] > most) most = (size_t)fabric->count[k];
+  }
+  queues_t q = {.replay = replay, .fabric = fabric, .timing = timing};
+  q.head = calloc(2 * n, sizeof *q.head);
+  q.tail = q.head + n;
+  q.first = calloc(most + 1, sizeof *q.first);
+  q.ids = malloc(n * sizeof *q.ids);
+  trefoil_result_t result = TREFOIL_SYSTEM_ERROR;
+  if (q.head && q.first && q.ids) {
+    result = runAll(&q);
+  } else {
+    epFail(result, "out of memory for %zu transfers", n);
+  }
+  free(q.head);
+  free(q.first);
+  free(q.ids);
+  free(q.keyed);
+  return result;
+}

@@ -1,0 +1,193 @@
+/* From a plan to transfers.
+ *
+ * One walk of the plan's iterator copies its transfers. LL transfers are then cut into pieces of a
+ * token each (of a few, where that would be more than MAX_PIECES), because an LL sender goes through
+ * its tokens, not through its peers. In HT the walk also finds what waits for what: of one (origin,
+ * chunk) it yields NET_OUT before FORWARD, and RETURN, node by node, before NET_BACK. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/error.h"
+#include "sim/replay.h"
+
+enum { FIRST_ROOM = 1 << 12 };
+#define MAX_PIECES ((int64_t)1 << 24)
+
+typedef struct build {
+  ep_replay_t *replay;
+  const trefoil_routing_t *routing;
+  trefoil_plan_t *plan;
+  int32_t *slotOfNode; /* the NET_OUT to a node, or its first RETURN */
+  trefoil_row_t *rows; /* LL: of one transfer */
+  int64_t roomRows;
+  int64_t tokensOfPiece;
+} build_t;
+
+/* Grows an array of numUsed entries, so that one more fits. */
+static trefoil_result_t makeRoom(void **array, int64_t numUsed, int64_t *max, size_t size) {
+  if (numUsed < *max) return TREFOIL_OK;
+  EP_CHECK(numUsed < INT32_MAX / 2, TREFOIL_INVALID_ARGUMENT,
+           "more than %d transfers of one operation cannot be replayed", INT32_MAX / 2);
+  int64_t room = *max ? *max * 2 : FIRST_ROOM;
+  void *grown = realloc(*array, (size_t)room * size);
+  EP_CHECK(grown, TREFOIL_SYSTEM_ERROR, "out of memory for %lld transfers", (long long)room);
+  *array = grown;
+  *max = room;
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t addMove(ep_replay_t *r, const trefoil_transfer_t *x) {
+  EP_CHECK(x->rows <= INT32_MAX, TREFOIL_INVALID_ARGUMENT,
+           "%lld rows from rank %d to rank %d: at most %d can be replayed", (long long)x->rows,
+           x->src, x->dst, INT32_MAX);
+  int64_t room = r->maxMoves;
+  EP_TRY(makeRoom((void **)&r->moves, r->numMoves, &r->maxMoves, sizeof *r->moves));
+  if (r->hasNetPhases && r->maxMoves != room) {
+    int32_t *grown = realloc(r->partner, (size_t)r->maxMoves * sizeof *grown);
+    EP_CHECK(grown, TREFOIL_SYSTEM_ERROR, "out of memory for %lld transfers",
+             (long long)r->maxMoves);
+    r->partner = grown;
+  }
+  r->moves[r->numMoves++] = (ep_move_t){.origin = x->origin,
+                                        .src = x->src,
+                                        .dst = x->dst,
+                                        .rows = (int32_t)x->rows,
+                                        .chunk = x->chunk,
+                                        .phase = (uint8_t)x->phase,
+                                        .tier = (uint8_t)x->tier};
+  return TREFOIL_OK;
+}
+
+/* Cuts the transfer that was added last; rows ascend by token. */
+static trefoil_result_t addPieces(build_t *b, int64_t numRows, int64_t **blocks,
+                                  int64_t *maxBlocks) {
+  ep_replay_t *r = b->replay;
+  if (numRows > b->roomRows) {
+    trefoil_row_t *grown = realloc(b->rows, (size_t)numRows * sizeof *grown);
+    EP_CHECK(grown, TREFOIL_SYSTEM_ERROR, "out of memory for %lld rows", (long long)numRows);
+    b->rows = grown;
+    b->roomRows = numRows;
+  }
+  trefoilPlanRows(b->plan, b->rows);
+  int64_t block = -1;
+  for (int64_t i = 0; i < numRows; i++) {
+    int64_t next = b->rows[i].token / b->tokensOfPiece;
+    if (next == block) {
+      r->pieces[r->numPieces - 1].rows++;
+      continue;
+    }
+    block = next;
+    EP_TRY(makeRoom((void **)&r->pieces, r->numPieces, &r->maxPieces, sizeof *r->pieces));
+    EP_TRY(makeRoom((void **)blocks, r->numPieces, maxBlocks, sizeof **blocks));
+    (*blocks)[r->numPieces] = block;
+    r->pieces[r->numPieces++] = (ep_piece_t){(int32_t)(r->numMoves - 1), 1};
+  }
+  return TREFOIL_OK;
+}
+
+/* Who waits for whom, for the transfer that was added last. */
+static void addPartner(build_t *b) {
+  ep_replay_t *r = b->replay;
+  const trefoil_shape_t *s = &b->routing->shape;
+  int32_t at = (int32_t)(r->numMoves - 1);
+  const ep_move_t *m = &r->moves[at];
+  r->partner[at] = -1;
+  if (m->phase == TREFOIL_PHASE_NET_OUT) {
+    b->slotOfNode[trefoilNodeOf(s, m->dst)] = at;
+  } else if (m->phase == TREFOIL_PHASE_FORWARD) {
+    r->partner[at] = b->slotOfNode[trefoilNodeOf(s, m->src)];
+  } else if (m->phase == TREFOIL_PHASE_RETURN) {
+    const ep_move_t *before = at > 0 ? m - 1 : NULL;
+    int same = before && before->phase == m->phase && before->dst == m->dst &&
+               before->origin == m->origin && before->chunk == m->chunk;
+    if (!same) b->slotOfNode[trefoilNodeOf(s, m->dst)] = at;
+  } else if (m->phase == TREFOIL_PHASE_NET_BACK) {
+    int32_t i = b->slotOfNode[trefoilNodeOf(s, m->src)];
+    for (; r->moves[i].phase == TREFOIL_PHASE_RETURN && r->moves[i].dst == m->src; i++) {
+      r->partner[i] = at;
+    }
+  }
+}
+
+static trefoil_result_t countRows(ep_replay_t *r, int numRanks) {
+  r->sentRows = calloc((size_t)numRanks, sizeof *r->sentRows);
+  r->takenRows = calloc((size_t)numRanks, sizeof *r->takenRows);
+  r->firstOf = calloc((size_t)numRanks + 1, sizeof *r->firstOf);
+  EP_CHECK(r->sentRows && r->takenRows && r->firstOf, TREFOIL_SYSTEM_ERROR,
+           "out of memory for %d ranks", numRanks);
+  for (int64_t i = 0; i < r->numMoves; i++) {
+    const ep_move_t *m = &r->moves[i];
+    if (epCrossesSend(m)) r->sentRows[m->src] += m->rows;
+    if (epCrossesReceive(m)) r->takenRows[m->dst] += m->rows;
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t walk(build_t *b, int64_t **blocks) {
+  ep_replay_t *r = b->replay;
+  int64_t maxBlocks = 0;
+  trefoil_transfer_t x;
+  while (trefoilPlanNext(b->plan, &x)) {
+    EP_TRY(addMove(r, &x));
+    if (r->hasNetPhases) addPartner(b);
+    if (!r->ht) EP_TRY(addPieces(b, x.rows, blocks, &maxBlocks));
+  }
+  if (r->ht) r->numPieces = r->numMoves;
+  EP_TRY(countRows(r, b->routing->shape.numRanks));
+  return epReplayOrder(r, &b->routing->shape, *blocks);
+}
+
+static int64_t tokensOfPiece(const trefoil_routing_t *routing) {
+  int64_t entries = 0;
+  for (int i = 0; i < routing->shape.numRanks; i++) {
+    entries += routing->numTokens[i] * routing->shape.topk;
+  }
+  return 1 + entries / MAX_PIECES;
+}
+
+trefoil_result_t epReplayBuild(ep_replay_t *replay, const trefoil_sim_workload_t *w,
+                               trefoil_op_t op, int chunkTokens) {
+  const trefoil_shape_t *s = &w->routing->shape;
+  int numNodes = s->numRanks / s->ranksPerNode;
+  trefoil_plan_config_t config = {.mode = w->mode,
+                                  .op = op,
+                                  .variant = w->variant,
+                                  .combinePartial = w->combinePartial,
+                                  .chunkTokens = chunkTokens};
+  config.rowBytes = op == TREFOIL_OP_DISPATCH ? w->dispatchRowBytes : w->combineRowBytes;
+  ep_replay_t made = {.op = op, .rowBytes = config.rowBytes, .chunkTokens = chunkTokens};
+  made.ht = w->mode == TREFOIL_HT_FLAT || w->mode == TREFOIL_HT_EXPERT_MAJOR;
+  made.hasNetPhases = made.ht && numNodes > 1;
+  build_t b = {.replay = &made, .routing = w->routing};
+  b.tokensOfPiece = tokensOfPiece(w->routing);
+  int64_t *blocks = NULL;
+  EP_TRY(trefoilPlanCreate(&b.plan, w->routing, &config));
+  b.slotOfNode = calloc((size_t)numNodes, sizeof *b.slotOfNode);
+  trefoil_result_t result = TREFOIL_SYSTEM_ERROR;
+  if (b.slotOfNode) {
+    result = walk(&b, &blocks);
+  } else {
+    epFail(result, "out of memory for %d nodes", numNodes);
+  }
+  trefoilPlanDestroy(b.plan);
+  free(b.slotOfNode);
+  free(b.rows);
+  free(blocks);
+  if (result != TREFOIL_OK) {
+    epReplayFree(&made);
+    return result;
+  }
+  *replay = made;
+  return TREFOIL_OK;
+}
+
+void epReplayFree(ep_replay_t *r) {
+  free(r->moves);
+  free(r->pieces);
+  free(r->partner);
+  free(r->issued);
+  free(r->firstOf);
+  free(r->sentRows);
+  free(r->takenRows);
+  memset(r, 0, sizeof *r);
+}
