@@ -70,6 +70,7 @@ static const cost_field_t opFields[] = {
     OP_COST("send_row_ns", sendRowNs),       OP_COST("send_gb_per_s_per_sm", sendGbPerSPerSm),
     OP_COST("receive_row_ns", receiveRowNs), OP_COST("receive_gb_per_s_per_sm", receiveGbPerSPerSm),
     OP_COST("signal_ns", signalNs),          OP_COST("net_signal_ns", netSignalNs),
+    OP_COST("net_start_us", netStartUs),
     OP_COST("node_round_us", nodeRoundUs),
 };
 enum {

@@ -15,5 +15,6 @@ double trefoilCostsFixedUs(const trefoil_costs_t *costs, trefoil_op_t op,
   }
   double netSignalNs = c->netSignalNs > 0 ? c->netSignalNs : c->signalNs;
   double signalsNs = near * c->signalNs + far * netSignalNs;
-  return c->launchUs + c->nodeRoundUs * log2(nodes) + 1e-3 * signalsNs;
+  double netUs = nodes > 1 ? c->netStartUs + c->nodeRoundUs * log2(nodes) : 0;
+  return c->launchUs + netUs + 1e-3 * signalsNs;
 }

@@ -22,6 +22,8 @@ typedef struct trefoil_op_costs {
   double receiveGbPerSPerSm; /* bytes that one SM copies or sums at the receiver; 0 = no limit */
   double signalNs;           /* time of a rank for the flag to each other rank, after its rows */
   double netSignalNs;        /* the same to a rank of another node; 0 = signalNs */
+  double netStartUs;  /* what an operation takes once more if it has several nodes: filling buffers
+                         and work requests of the network */
   double nodeRoundUs; /* what the operation waits for each doubling of the nodes: the rounds of
                                 a barrier over the network */
 } trefoil_op_costs_t;
@@ -47,8 +49,9 @@ typedef struct trefoil_costs {
 TREFOIL_API trefoil_result_t trefoilCostsIdeal(trefoil_costs_t *costs,
                                                const trefoil_cluster_t *cluster,
                                                trefoil_mode_t mode);
-/* The part of an operation's time that no row takes: launchUs, nodeRoundUs * log2(nodes), and the
- * flags of a rank to all others. Every engine adds it to the time of the rows. */
+/* The part of an operation's time that no row takes: launchUs, with several nodes netStartUs and
+ * nodeRoundUs * log2(nodes), and the flags of a rank to all others. Every engine adds it to the time
+ * of the rows. */
 TREFOIL_API double trefoilCostsFixedUs(const trefoil_costs_t *costs, trefoil_op_t op,
                                        const trefoil_shape_t *shape);
 /* Numbers must be finite and, netLatencyNs apart, not negative; numSms >= 1, forwardShare < 1. */

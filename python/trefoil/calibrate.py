@@ -1,0 +1,320 @@
+"""Two models of the same costs, and the fit of either to measured times.
+
+ClosedForm sums the costs over exact loads; Replay runs the plan through an engine of the simulator.
+Both predict the times of the same cases from the same cost record, so that one fit serves both and
+their errors can be set side by side.
+
+The closed form of one operation:
+
+    fixed + latency + max(busy) + (sum(busy) - max(busy)) * min(1, chunk / tokens)
+
+where busy is what the rows of the busiest instance of each resource need (SMs that send, forward
+and receive, NVLink and network ports), and the last term, only with several nodes in HT, is the
+time that the first chunk needs to get through the stages of the pipeline before they all work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trefoil.measured import OPS, Case
+from trefoil.simulator import Cluster, Costs, Simulation, Workload
+
+Array = npt.NDArray[np.float64]
+ROW_KINDS = ("send", "forward", "nvlink-out", "nvlink-in", "nic-out", "nic-in", "receive")
+DEFAULT_CHUNK = 64
+
+
+def row_bytes(kind: str, hidden: int) -> int:
+    """Bytes of a row: 2 an element, or 1 and a 4-byte scale for every 128."""
+    return 2 * hidden if kind == "bf16" else hidden + 4 * -(-hidden // 128)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the cases of a table have in common."""
+
+    mode: str
+    variant: str
+    cluster: str
+    gpus_per_node: int = 8
+    dispatch_row: str = "fp8-128"
+    combine_row: str = "bf16"
+    combine_partial: bool = False
+
+    def workload(self, case: Case) -> Workload:
+        return Workload(
+            ranks=case.ranks,
+            tokens=case.tokens,
+            mode=self.mode,
+            ranks_per_node=min(self.gpus_per_node, case.ranks),
+            experts=case.experts,
+            topk=case.topk,
+            dispatch_row_bytes=row_bytes(self.dispatch_row, case.hidden),
+            combine_row_bytes=row_bytes(self.combine_row, case.hidden),
+            variant=self.variant,
+            combine_partial=self.combine_partial,
+        )
+
+
+class Plans:
+    """Simulations of a setting's cases, each workload's made once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.cluster = Cluster(setting.cluster)
+        self._made: dict[Workload, Simulation] = {}
+
+    def of(self, case: Case) -> Simulation:
+        workload = self.setting.workload(case)
+        if workload not in self._made:
+            self._made[workload] = Simulation(workload)
+        return self._made[workload]
+
+
+class Replay:
+    """Times by an engine of the simulator."""
+
+    def __init__(self, plans: Plans, cases: Sequence[Case], engine: str = "queues") -> None:
+        self.plans, self.cases, self.engine = plans, list(cases), engine
+        self._runs: dict[tuple[int, int], list[int]] = {}  # both operations come from one run
+        for i, case in enumerate(self.cases):
+            self._runs.setdefault((id(plans.of(case)), case.sms), []).append(i)
+
+    def predict(self, costs: Costs) -> Array:
+        times = np.empty(len(self.cases))
+        for (_, sms), indices in self._runs.items():
+            simulation = self.plans.of(self.cases[indices[0]])
+            result = simulation.run(self.plans.cluster, costs, self.engine, num_sms=sms)
+            for i in indices:
+                times[i] = result[self.cases[i].op].us
+        return times
+
+
+class ClosedForm:
+    """Times by the formula above. Loads are counted once, from the same transfers."""
+
+    def __init__(self, plans: Plans, cases: Sequence[Case]) -> None:
+        self.cases, cluster = list(cases), plans.cluster
+        self.cluster_rates = (cluster.fields.nvlink_gb_per_s, cluster.fields.nic_gb_per_s)
+        self.net_latency_ns = 1e3 * cluster.fields.net_latency_us
+        counting = Costs({"num_sms": 1, "nvlink_gb_per_s": 1, "nic_gb_per_s": 1})
+        for op in OPS:  # every resource must limit, or its rows are not counted
+            counting.set({f"{op}.send_row_ns": 1, f"{op}.receive_row_ns": 1})
+        self.rows = np.zeros((len(self.cases), len(ROW_KINDS)))
+        self.row_bytes = np.empty(len(self.cases))
+        for i, case in enumerate(self.cases):
+            simulation = plans.of(case)
+            loads = simulation.run(cluster, counting)[case.op].max_bytes
+            workload = simulation.workload
+            size = workload.dispatch_row_bytes
+            if case.op == "combine":
+                size = workload.combine_row_bytes
+            self.row_bytes[i] = size
+            self.rows[i] = [loads.get(kind, 0) / size for kind in ROW_KINDS]
+        self.shapes = [plans.setting.workload(case).shape for case in self.cases]
+        self.is_dispatch = np.array([case.op == "dispatch" for case in self.cases])
+        self.tokens = np.array([case.tokens for case in self.cases], dtype=float)
+        self.sms = np.array([case.sms for case in self.cases], dtype=float)
+        self.has_net = self.rows[:, ROW_KINDS.index("nic-out")] > 0
+        several = np.array([case.nodes > 1 for case in self.cases])
+        self.is_staged = several & (plans.setting.mode in ("ht", "ht-expert-major"))
+
+    def _of_op(self, costs: Costs, name: str) -> Array:
+        return np.where(
+            self.is_dispatch, costs.get(f"dispatch.{name}"), costs.get(f"combine.{name}")
+        )
+
+    def _busy_us(self, costs: Costs) -> Array:
+        size, rows = self.row_bytes, dict(zip(ROW_KINDS, self.rows.T, strict=True))
+        nvlink, nic = self.cluster_rates
+        nvlink, nic = costs.get("nvlink_gb_per_s") or nvlink, costs.get("nic_gb_per_s") or nic
+        sms = np.where(self.sms > 0, self.sms, costs.get("num_sms"))
+        share = costs.get("forward_share") or 0.5
+        ends = np.where(self.is_staged, sms * (1 - share), sms)
+        send = self._of_op(costs, "send_row_ns") + _time(
+            size, self._of_op(costs, "send_gb_per_s_per_sm")
+        )
+        take = self._of_op(costs, "receive_row_ns") + _time(
+            size, self._of_op(costs, "receive_gb_per_s_per_sm")
+        )
+        token = self.tokens * self._of_op(costs, "token_ns")
+        messages = costs.get("net_message_ns") / (costs.get("rows_per_message") or 1)
+        busy_ns = {
+            "send": (rows["send"] * send + np.where(self.is_dispatch, token, 0)) / ends,
+            "receive": (rows["receive"] * take + np.where(self.is_dispatch, 0, token)) / ends,
+            "forward": rows["forward"] * np.where(self.is_dispatch, send, take) / (sms * share),
+        }
+        for kind in ("nvlink-out", "nvlink-in"):
+            busy_ns[kind] = rows[kind] * (size / nvlink + costs.get("nvlink_row_ns"))
+        if nic > 0:
+            for kind in ("nic-out", "nic-in"):
+                busy_ns[kind] = rows[kind] * (size / nic + messages)
+        return np.array(list(busy_ns.values())) * 1e-3
+
+    def predict(self, costs: Costs) -> Array:
+        busy = self._busy_us(costs)
+        longest = busy.max(axis=0)
+        # Out and in of a link are the two ends of one stage.
+        stages = busy[:3].sum(axis=0) + busy[3:5].max(axis=0)
+        if len(busy) > 5:
+            stages += busy[5:7].max(axis=0)
+        filling = np.where(self.is_staged, np.minimum(1, DEFAULT_CHUNK / self.tokens), 0.0)
+        net = costs.get("net_latency_ns")
+        net = self.net_latency_ns if net < 0 else net
+        latency = np.where(self.has_net, net, 0.0)
+        near = costs.get("nvlink_latency_ns")
+        latency = np.where(self.is_staged, latency + near, np.maximum(latency, near))
+        fixed = [
+            costs.fixed_us(case.op, shape)
+            for case, shape in zip(self.cases, self.shapes, strict=True)
+        ]
+        return np.array(fixed) + 1e-3 * latency + longest + (stages - longest) * filling
+
+
+def _time(size: Array, gb_per_s: Array) -> Array:
+    """ns of so many bytes; a rate of 0 does not limit."""
+    return np.divide(size, gb_per_s, out=np.zeros_like(size), where=gb_per_s > 0)
+
+
+# ---- Fitting -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Range:
+    """A parameter: where the search starts, and the physical bounds that it must keep."""
+
+    start: float
+    low: float
+    high: float
+
+
+@dataclass
+class Fitted:
+    values: dict[str, float]
+    states: dict[str, str]  # "fitted", "at-low", "at-high", "unidentified"
+    deviations: dict[str, float]  # one standard deviation, from the curvature at the optimum
+    evaluations: int
+
+
+Predict = Callable[[Costs], Array]
+
+
+def fit(
+    predict: Predict,
+    measured: Array,
+    costs: Costs,
+    ranges: Mapping[str, Range],
+    *,
+    starts: int = 1,
+    seed: int = 1,
+    step: float = 1e-3,
+    report: Callable[[int], None] = lambda evaluations: None,
+) -> Fitted:
+    """Least squares of log(predicted / measured), robust against outliers, within the bounds.
+
+    The search runs from the given start and from starts - 1 seeded random points. step: relative
+    width of finite differences; engines count in femtoseconds, so it must not be tiny. Afterwards a
+    parameter is "at-low" or "at-high" if it lies within 0.1 % of the range's width of that bound,
+    and "unidentified" if the data leave it a standard deviation of more than half that width.
+    """
+    from scipy.optimize import least_squares
+
+    names = list(ranges)
+    low = np.array([ranges[n].low for n in names])
+    width = np.array([ranges[n].high for n in names]) - low
+    count = 0
+
+    def residuals(unit: Array) -> Array:
+        nonlocal count
+        count += 1
+        report(count)
+        costs.set(dict(zip(names, low + width * unit, strict=True)))
+        return np.log(predict(costs) / measured)
+
+    rng = np.random.default_rng(seed)
+    first = (np.array([ranges[n].start for n in names]) - low) / width
+    points = [first, *rng.random((starts - 1, len(names)))]
+    best = None
+    for point in points:
+        found = least_squares(
+            residuals,
+            np.clip(point, 1e-6, 1 - 1e-6),
+            bounds=(0, 1),
+            loss="soft_l1",
+            f_scale=0.05,
+            diff_step=step,
+            xtol=1e-7,
+            ftol=1e-7,
+            max_nfev=60,
+        )
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    unit = np.where(best.x < 1e-3, 0.0, np.where(best.x > 1 - 1e-3, 1.0, best.x))
+    deviation = _deviations(best.jac, best.fun)
+    values = dict(zip(names, (low + width * unit).tolist(), strict=True))
+    costs.set(values)
+    states = {n: _state(u, s) for n, u, s in zip(names, unit, deviation, strict=True)}
+    deviations = dict(zip(names, (width * deviation).tolist(), strict=True))
+    return Fitted(values, states, deviations, count)
+
+
+def _state(unit: float, deviation: float) -> str:
+    if deviation > 0.5:
+        return "unidentified"
+    return "at-low" if unit == 0 else "at-high" if unit == 1 else "fitted"
+
+
+def _deviations(jacobian: Array, residual: Array) -> Array:
+    """Standard deviations in units of the ranges, inf where nothing depends on a parameter."""
+    rows, columns = jacobian.shape
+    _, singular, v = np.linalg.svd(jacobian, full_matrices=False)
+    variance = float(residual @ residual) / max(1, rows - columns)
+    weak = singular < 1e-9 * max(1.0, singular[0])
+    inverse = np.where(weak, 0, 1 / np.where(weak, 1, singular) ** 2)
+    deviations = np.sqrt(variance * (v.T**2 @ inverse))
+    loose = (v.T**2)[:, weak].sum(axis=1) > 1e-6 if weak.any() else np.zeros(columns, bool)
+    return np.where(loose, np.inf, deviations)
+
+
+# ---- Scoring -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Score:
+    n: int
+    mape_percent: float
+    p90_percent: float
+    worst_percent: float
+    low: float  # 5 and 95 % quantiles of measured / predicted
+    high: float
+
+    @classmethod
+    def of(cls, predicted: Array, measured: Array) -> Score:
+        if len(measured) == 0:
+            return cls(0, 0.0, 0.0, 0.0, 1.0, 1.0)
+        error = 100 * np.abs(predicted / measured - 1)
+        ratio = measured / predicted
+        return cls(
+            len(measured),
+            float(error.mean()),
+            float(np.quantile(error, 0.9)),
+            float(error.max()),
+            float(np.quantile(ratio, 0.05, method="lower")),
+            float(np.quantile(ratio, 0.95, method="higher")),
+        )
+
+
+def scores(cases: Sequence[Case], predicted: Array) -> dict[str, Score]:
+    """By operation, and "both"."""
+    measured = np.array([case.us for case in cases])
+    found = {"both": Score.of(predicted, measured)}
+    for op in OPS:
+        chosen = np.array([case.op == op for case in cases], dtype=bool)
+        found[op] = Score.of(predicted[chosen], measured[chosen])
+    return found

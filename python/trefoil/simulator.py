@@ -1,0 +1,315 @@
+"""The simulator from Python: presets, cost records, and the replay of a plan in time.
+
+    from trefoil.simulator import Cluster, Costs, Simulation, Workload
+    sim = Simulation(Workload(ranks=16, tokens=128, mode="ll"))
+    sim.run(Cluster("dgx-h100"), Costs.record("deepep-ll-h100")).dispatch.us
+
+The structs are those of include/trefoil/{models,costs,cost_record,sim}.h, field by field. Whatever
+the library refuses raises TrefoilError with its sentence.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes as ct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from trefoil.reference import TrefoilError, _check, _index, _Routing, _Shape, library
+from trefoil.simulator_structs import (
+    Change,
+    ClusterFields,
+    CostFields,
+    IntervalFields,
+    MoeFields,
+    OpCosts,
+    Point,
+    Record,
+    SimOp,
+    SimResult,
+    SimRun,
+    SimWorkload,
+    TraceSpec,
+)
+
+MODES = {"ll": 0, "ll-rank-major": 1, "ht": 2, "ht-expert-major": 3}
+OPS = ("dispatch", "combine")
+VARIANTS = ("ours", "per-expert")
+ENGINES = ("auto", "simgrid", "queues")
+RESOURCES = (
+    "send",
+    "forward",
+    "nvlink-out",
+    "nvlink-in",
+    "nic-out",
+    "leaf-up",
+    "leaf-down",
+    "nic-in",
+    "receive",
+)
+CHANGES = (
+    "nic-rate",
+    "rail-rate",
+    "nvlink-rate",
+    "sm-rate",
+    "start-us",
+    "nic-fail",
+    "rail-fail",
+)
+
+
+class Cluster:
+    """A cluster preset by name or path; its fields can be changed."""
+
+    def __init__(self, name_or_path: str) -> None:
+        self.fields = ClusterFields()
+        _check(library().trefoilClusterLoad(ct.byref(self.fields), name_or_path.encode()))
+
+    @property
+    def name(self) -> str:
+        return bytes(self.fields.name).decode()
+
+
+class Moe:
+    """A model's MoE shape by name or path (a preset, or Hugging Face's config.json)."""
+
+    def __init__(self, name_or_path: str) -> None:
+        self.fields = MoeFields()
+        _check(library().trefoilMoeLoad(ct.byref(self.fields), name_or_path.encode()))
+
+
+class Costs:
+    """trefoil_costs_t by names: "nic_gb_per_s", "dispatch.launch_us", ..."""
+
+    def __init__(self, values: Mapping[str, float] | None = None) -> None:
+        self.fields = CostFields()
+        self.fields.num_sms = 1
+        self.set(values or {})
+
+    @classmethod
+    def record(cls, name_or_path: str) -> Costs:
+        return cls.of(CostRecord(name_or_path))
+
+    @classmethod
+    def of(cls, record: CostRecord) -> Costs:
+        costs = cls()
+        costs.fields = copy.copy(record.fields.costs)
+        return costs
+
+    @staticmethod
+    def names() -> list[str]:
+        common = [n for n, *_ in CostFields._fields_ if n not in ("name", "op")]
+        per_op = [n for n, *_ in OpCosts._fields_]
+        return common + [f"{op}.{name}" for op in OPS for name in per_op]
+
+    def _place(self, name: str) -> tuple[ct.Structure, str]:
+        if name not in self.names():
+            raise TrefoilError(f"{name!r} is not a cost; costs are {', '.join(self.names())}")
+        op, _, key = name.rpartition(".")
+        return (self.fields.op[OPS.index(op)], key) if op else (self.fields, key)
+
+    def set(self, values: Mapping[str, float]) -> Costs:
+        for name, value in values.items():
+            struct, key = self._place(name)
+            is_int = key in ("num_sms", "signals_per_expert")
+            setattr(struct, key, round(value) if is_int else float(value))
+        return self
+
+    def get(self, name: str) -> float:
+        struct, key = self._place(name)
+        return float(getattr(struct, key))
+
+    def fixed_us(self, op: str, shape: _Shape) -> float:
+        """What no row takes (trefoilCostsFixedUs)."""
+        function = library().trefoilCostsFixedUs
+        function.restype = ct.c_double
+        return float(function(ct.byref(self.fields), _index(OPS, op, "op"), ct.byref(shape)))
+
+
+@dataclass
+class Interval:
+    low_us: float
+    high_us: float
+    extrapolated: bool
+    n: int
+    outside: str
+
+
+class CostRecord:
+    """A cost record by name or path, or from JSON text: costs, fitted range, residuals."""
+
+    def __init__(self, name_or_path: str, text: str | None = None) -> None:
+        self.fields = Record()
+        if text is None:
+            code = library().trefoilCostRecordLoad(ct.byref(self.fields), name_or_path.encode())
+        else:
+            data = text.encode()
+            code = library().trefoilCostRecordParse(
+                ct.byref(self.fields), name_or_path.encode(), data, ct.c_size_t(len(data))
+            )
+        _check(code)
+
+    def interval(self, op: str, point: Mapping[str, int], us: float) -> Interval:
+        """point: nodes, ranks, hidden, experts, topk, tokens."""
+        where, found = Point(**point), IntervalFields()
+        _check(
+            library().trefoilCostRecordInterval(
+                ct.byref(self.fields),
+                _index(OPS, op, "op"),
+                ct.byref(where),
+                ct.c_double(us),
+                ct.byref(found),
+            )
+        )
+        return Interval(
+            found.low_us,
+            found.high_us,
+            bool(found.is_extrapolated),
+            found.n,
+            bytes(found.outside).decode(),
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One step of one EP group with seeded routing, uniform unless popularity says otherwise."""
+
+    ranks: int
+    tokens: int
+    mode: str = "ll"
+    ranks_per_node: int = 8
+    experts: int = 256
+    topk: int = 8
+    dispatch_row_bytes: int = 14336
+    combine_row_bytes: int = 14336
+    variant: str = "ours"
+    combine_partial: bool = False
+    chunk_tokens: int = 0
+    seed: int = 1
+    popularity: str = "uniform"  # "zipf", "hot-expert", "hot-rank"
+    skew: float = 0.0
+    hot: int = 0
+
+    @property
+    def shape(self) -> _Shape:
+        return _Shape(self.ranks, self.ranks_per_node, self.experts, self.topk, self.tokens)
+
+
+@dataclass
+class OpResult:
+    us: float
+    bound_us: float
+    closed_form_us: float
+    engine: str
+    bound_kind: str
+    chunk_tokens: int
+    finish_us: npt.NDArray[np.float64]
+    max_bytes: dict[str, int] = field(default_factory=dict)  # of the busiest link, by kind
+    max_busy_us: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    dispatch: OpResult
+    combine: OpResult
+
+    def __getitem__(self, op: str) -> OpResult:
+        return self.dispatch if op == "dispatch" else self.combine
+
+
+class Simulation:
+    """The plans of both operations of a workload, ready to be replayed again and again.
+
+    topk_idx: one [tokens, K] int32 array a rank instead of the seeded routing.
+    """
+
+    def __init__(
+        self, workload: Workload, topk_idx: list[npt.NDArray[np.int32]] | None = None
+    ) -> None:
+        self.workload = workload
+        self._sim, self._trace = ct.c_void_p(), ct.c_void_p()
+        self._routing = _Routing()
+        lib = library()
+        if topk_idx is None:
+            w = workload
+            popularity = _index(
+                ("uniform", "zipf", "hot-expert", "hot-rank"), w.popularity, "popularity"
+            )
+            spec = TraceSpec(w.shape, 1, w.seed, popularity, w.skew, w.hot)
+            _check(lib.trefoilTraceGenerate(ct.byref(self._trace), ct.byref(spec)))
+            _check(lib.trefoilTraceRouting(self._trace, 0, ct.byref(self._routing)))
+        else:
+            self._idx = [np.ascontiguousarray(a, dtype=np.int32) for a in topk_idx]
+            self._tokens = np.array([len(a) for a in self._idx], dtype=np.int64)
+            self._rows = (ct.c_void_p * len(self._idx))(*(a.ctypes.data for a in self._idx))
+            self._routing = _Routing(
+                workload.shape, self._tokens.ctypes.data, ct.addressof(self._rows)
+            )
+        given = SimWorkload(
+            ct.pointer(self._routing),
+            MODES[workload.mode],
+            _index(VARIANTS, workload.variant, "variant"),
+            int(workload.combine_partial),
+            workload.chunk_tokens,
+            workload.dispatch_row_bytes,
+            workload.combine_row_bytes,
+        )
+        _check(lib.trefoilSimCreate(ct.byref(self._sim), ct.byref(given)))
+
+    def __del__(self) -> None:
+        if getattr(self, "_sim", None):
+            library().trefoilSimDestroy(self._sim)
+        if getattr(self, "_trace", None):
+            library().trefoilTraceDestroy(self._trace)
+
+    def run(
+        self,
+        cluster: Cluster,
+        costs: Costs | None = None,
+        engine: str = "queues",
+        *,
+        num_sms: int = 0,
+        oversubscription: float = 0.0,
+        start_skew_us: float = 0.0,
+        seed: int = 1,
+        changes: list[tuple[str, int, float]] | None = None,
+    ) -> Result:
+        """changes: (kind, index, factor), see CHANGES and trefoil_change_t."""
+        listed = [Change(_index(CHANGES, k, "change"), i, f) for k, i, f in changes or []]
+        array = (Change * len(listed))(*listed)
+        run = SimRun(
+            ct.pointer(cluster.fields),
+            ct.pointer(costs.fields) if costs else None,
+            _index(ENGINES, engine, "engine"),
+            num_sms,
+            oversubscription,
+            start_skew_us,
+            seed,
+            array,
+            len(listed),
+        )
+        raw = SimResult()
+        _check(library().trefoilSimRun(self._sim, ct.byref(run), ct.byref(raw)))
+        return Result(*(_read(raw.op[op]) for op in range(2)))
+
+
+def _read(op: SimOp) -> OpResult:
+    finish = np.ctypeslib.as_array(op.finish_us, shape=(op.num_ranks,)).copy()
+    result = OpResult(
+        op.us,
+        op.bound_us,
+        op.closed_form.us,
+        ENGINES[op.engine],
+        RESOURCES[op.bound_kind],
+        op.chunk_tokens,
+        finish,
+    )
+    for i in range(op.num_links):
+        link = op.links[i]
+        kind = RESOURCES[link.kind]
+        result.max_bytes[kind] = max(result.max_bytes.get(kind, 0), link.bytes)
+        result.max_busy_us[kind] = max(result.max_busy_us.get(kind, 0.0), link.busy_us)
+    return result

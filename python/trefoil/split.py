@@ -1,0 +1,119 @@
+"""Splits: all that is fixed about a fit before it runs (validate/data/public/split.schema.json)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trefoil.calibrate import Range, Setting
+from trefoil.measured import Case
+from trefoil.simulator import Costs
+
+ROW_COLUMNS = ("nodes", "hidden", "experts", "topk", "sms", "tokens")
+
+
+class SplitError(ValueError):
+    """A split that cannot be used; the text is one sentence."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split file, checked."""
+
+    path: Path
+    text: dict[str, Any]
+
+    @property
+    def table(self) -> Path:
+        return self.path.parent / str(self.text["table"])
+
+    @property
+    def setting(self) -> Setting:
+        t = self.text
+        return Setting(
+            t["mode"],
+            t["variant"],
+            t["cluster"],
+            t.get("gpus_per_node", 8),
+            t.get("dispatch_row", "fp8-128"),
+            t.get("combine_row", "bf16"),
+            t.get("combine_partial", False),
+        )
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        return {
+            name: Range(p["start"], p["low"], p["high"]) for name, p in self.text["fitted"].items()
+        }
+
+    def given(self) -> Costs:
+        return Costs({name: p["value"] for name, p in self.text["given"].items()})
+
+    def choose(self, part: str, cases: Sequence[Case]) -> list[Case]:
+        return [case for case in cases if _is_in(self.text[part], case)]
+
+
+def _is_in(rows: dict[str, list[int]], case: Case) -> bool:
+    least, most = rows.get("tokens_from_to", (0, 1 << 62))
+    listed = (c for c in ROW_COLUMNS if c in rows)
+    return least <= case.tokens <= most and all(getattr(case, c) in rows[c] for c in listed)
+
+
+def public_data() -> Path:
+    """The folder of public tables: of the source tree or of the installation."""
+    here = Path(__file__).resolve()
+    for folder in (here.parents[2] / "validate/data/public", here.parents[2] / "public"):
+        if folder.is_dir():
+            return folder
+    return here.parents[2] / "validate/data/public"
+
+
+def load_split(name_or_path: str) -> Split:
+    """By the name of a committed split, or by path."""
+    is_path = "/" in name_or_path or name_or_path.endswith(".json")
+    path = Path(name_or_path) if is_path else public_data() / f"{name_or_path}.split.json"
+    if not path.is_file() and not is_path:
+        known = sorted(
+            p.name.removesuffix(".split.json") for p in public_data().glob("*.split.json")
+        )
+        raise SplitError(
+            f"no split is called {name_or_path}; known are {', '.join(known)}, or a path"
+        )
+    try:
+        text = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SplitError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SplitError(f"{path}: {error}") from None
+    _check_split(path, text)
+    return Split(path, text)
+
+
+def _check_split(path: Path, text: Any) -> None:
+    if not isinstance(text, dict):
+        raise SplitError(f"{path}: must be a JSON object")
+    for key in ("name", "table", "mode", "variant", "cluster", "fit", "score", "given", "fitted"):
+        if key not in text:
+            raise SplitError(f"{path}: {key} is missing")
+    if text["mode"] not in ("ll", "ht"):
+        raise SplitError(f'{path}: mode must be "ll" or "ht"')
+    if text["variant"] not in ("ours", "per-expert"):
+        raise SplitError(f'{path}: variant must be "ours" or "per-expert"')
+    for part in ("fit", "score"):
+        unknown = set(text[part]) - {*ROW_COLUMNS, "tokens_from_to"}
+        if unknown:
+            raise SplitError(f"{path}: {part} names {sorted(unknown)[0]}, which is no column")
+    for part, key in (("given", "value"), ("fitted", "start")):
+        for name, entry in text[part].items():
+            if name not in Costs.names():
+                raise SplitError(f"{path}: {name} in {part} is not a cost")
+            missing = {key, "low", "high", "source"} - set(entry)
+            if missing:
+                raise SplitError(f"{path}: {name} in {part} has no {sorted(missing)[0]}")
+            if not entry["low"] <= entry[key] <= entry["high"]:
+                raise SplitError(f"{path}: {name} in {part} lies outside its own bounds")
+            if part == "fitted" and entry["low"] == entry["high"]:
+                raise SplitError(f"{path}: {name} is to be fitted between equal bounds")
