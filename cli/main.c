@@ -13,6 +13,7 @@ static const struct {
     {"check", cmdCheck, "does a library do what the reference says, byte for byte"},
     {"bench", cmdBench, "times of what passes its check, beside the rate of a plain copy"},
     {"trace", cmdTrace, "routing as files: generate, import, describe"},
+    {"simulate", cmdSimulate, "dispatch and combine on a cluster, replayed in time"},
     {"plan", cmdPlan, "what a cluster would take, from 8 to 1024 GPUs"},
     {"report", cmdReport, "one HTML page from the results of check and plan"},
     {"doctor", cmdDoctor, "what is on this machine, what is missing; who hangs"},
@@ -34,7 +35,7 @@ const char *__lsan_default_options(void) {
 
 static void printHelp(FILE *to) {
   fputs("usage: trefoil VERB [OPTIONS]\n\n", to);
-  for (int i = 0; i < numVerbs; i++) fprintf(to, "  %-8s %s\n", verbs[i].name, verbs[i].about);
+  for (int i = 0; i < numVerbs; i++) fprintf(to, "  %-9s %s\n", verbs[i].name, verbs[i].about);
   fputs("\nEvery verb takes --help and --json. Exit codes: 0 fine, 1 a disagreement or failure,\n"
         "2 a wrong command line.\n",
         to);

@@ -1,0 +1,256 @@
+/* trefoil simulate: dispatch and combine of one step on a cluster, replayed in time. */
+#include "cli/cli.h"
+#include "cli/simulate.h"
+
+#include "plan/error.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+static const char verb[] = "simulate";
+
+typedef struct request {
+  char *engine, *costs, *timeline, *links, *platform;
+  int json;
+  double timeoutS;
+} request_t;
+
+static double nowSeconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The engine's number; -1 for the closed form; -2: no such engine. */
+static int parseEngine(const char *text) {
+  if (!strcmp(text, "auto")) return TREFOIL_ENGINE_AUTO;
+  if (!strcmp(text, "closed-form")) return -1;
+  for (int e = TREFOIL_ENGINE_SIMGRID; e <= TREFOIL_ENGINE_QUEUES; e++)
+    if (!strcmp(text, trefoilEngineName((trefoil_engine_t)e))) return e;
+  return -2;
+}
+
+static int checkRequest(const request_t *q, simulated_t *s) {
+  int engine = parseEngine(q->engine);
+  if (engine == -2) {
+    return cliUsage(verb, "--engine %s: expected auto, simgrid, queues or closed-form", q->engine);
+  }
+  s->closedForm = engine == -1;
+  s->run.engine = engine < 0 ? TREFOIL_ENGINE_AUTO : (trefoil_engine_t)engine;
+  if (s->closedForm && whatIfNeedsEngine(&s->whatIf)) {
+    return cliUsage(verb, "the closed form knows neither failures, stragglers nor switches: leave "
+                          "out --engine closed-form");
+  }
+  if (s->closedForm && (q->timeline || q->links || q->platform)) {
+    return cliUsage(verb, "the closed form has no %s: leave out --engine closed-form",
+                    q->timeline ? "timeline" : "links");
+  }
+  if (s->args.trace && s->whatIf.zipf > 0) {
+    return cliUsage(verb, "--zipf and --trace both say what the routing is: give one");
+  }
+  if (s->stepIdx && !s->args.trace) {
+    return cliUsage(verb, "--step %d is a step of a trace: give --trace", s->stepIdx);
+  }
+  return -1;
+}
+
+/* The record that was asked for, or the one that speaks for the mode; "ideal" is none. */
+static int loadCosts(const request_t *q, simulated_t *s) {
+  const char *name = q->costs;
+  if (!name) name = trefoilCostRecordDefault(s->of.spec.mode, s->of.spec.variant);
+  s->hasRecord = !s->closedForm && name && strcmp(name, "ideal");
+  if (!s->hasRecord) {
+    trefoil_result_t result = trefoilCostsIdeal(&s->record.costs, &s->of.cluster, s->of.spec.mode);
+    snprintf(s->record.costs.name, sizeof s->record.costs.name, "ideal");
+    return result == TREFOIL_OK ? -1 : cliFail(verb, "%s", trefoilLastError());
+  }
+  if (trefoilCostRecordLoad(&s->record, name)) return cliUsage(verb, "%s", trefoilLastError());
+  if (s->record.isHt == s->of.isLl) {
+    return cliUsage(verb, "--costs %s: they are of %s, the mode is %s", name,
+                    s->record.isHt ? "ht" : "ll", s->of.isLl ? "ll" : "ht");
+  }
+  return -1;
+}
+
+/* How far to trust the times. */
+static trefoil_result_t findIntervals(simulated_t *s) {
+  if (!s->hasRecord) return TREFOIL_OK;
+  const trefoil_shape_t *shape = &s->step.routing.shape;
+  const trefoil_fit_point_t point = {.nodes = shape->numRanks / shape->ranksPerNode,
+                                     .ranks = shape->numRanks,
+                                     .hidden = s->of.moe.hidden,
+                                     .experts = shape->numExperts,
+                                     .topk = shape->topk,
+                                     .tokens = shape->maxTokens};
+  for (int op = 0; op < 2; op++) {
+    EP_TRY(trefoilCostRecordInterval(&s->record, (trefoil_op_t)op, &point, s->result.op[op].us,
+                                     &s->interval[op]));
+  }
+  return TREFOIL_OK;
+}
+
+/* The cluster, the model, the costs, and one step of routing. */
+static int load(const request_t *q, simulated_t *s) {
+  int rc = scenarioLoad(verb, &s->args, &s->of);
+  if (rc < 0) rc = loadCosts(q, s);
+  if (rc >= 0) return rc;
+  if (s->args.trace) {
+    rc = scenarioReadTrace(verb, &s->args, &s->of, s->stepIdx, &s->step);
+    if (rc >= 0) return rc;
+    s->ep = s->step.routing.shape.numRanks;
+    s->args.tokens = s->step.routing.shape.maxTokens;
+    if (!s->gpus) s->gpus = s->ep;
+    if (s->gpus % s->ep || s->gpus > s->of.cluster.maxGpus) {
+      return cliUsage(verb, "--gpus %d: the trace has %d ranks, so a multiple of that, at most %d",
+                      s->gpus, s->ep, s->of.cluster.maxGpus);
+    }
+    return -1;
+  }
+  int physical = s->args.physicalExperts ? s->args.physicalExperts : s->of.moe.numExperts;
+  if (!s->gpus) s->gpus = s->args.ep ? s->args.ep : s->of.cluster.gpusPerNode;
+  if (s->args.ep > s->gpus) {
+    return cliUsage(verb, "--ep %d: an EP group cannot have more than the %d GPUs of --gpus",
+                    s->args.ep, s->gpus);
+  }
+  if (s->args.ep > physical) {
+    return cliUsage(verb,
+                    "--ep %d: an EP group has at most as many GPUs as there are experts, %d; "
+                    "--physical-experts %d would do",
+                    s->args.ep, physical, s->args.ep);
+  }
+  rc = scenarioEpSize(verb, &s->args, &s->of, s->gpus, &s->ep);
+  if (rc >= 0) return rc;
+  return scenarioGenerate(verb, &s->args, &s->of, s->ep, s->whatIf.zipf, &s->step);
+}
+
+static void sizeMemory(simulated_t *s) {
+  const trefoil_shape_t *shape = &s->step.routing.shape;
+  size_t rowBytes = s->of.spec.dispatchRowBytes > s->of.spec.combineRowBytes
+                        ? s->of.spec.dispatchRowBytes
+                        : s->of.spec.combineRowBytes;
+  ep_sizing_config_t config = {.backend = EP_BACKEND_CPU,
+                               .mode = s->of.spec.mode,
+                               .shape = *shape,
+                               .maxTokenBytes = rowBytes};
+  memory_need_t *m = &s->memory;
+  m->known = epSizing(&config, &m->table) == TREFOIL_OK;
+  if (!m->known) snprintf(m->why, sizeof m->why, "%s", trefoilLastError());
+  uint64_t R = (uint64_t)shape->numRanks, N = (uint64_t)shape->maxTokens;
+  uint64_t rows = R * N;
+  if (s->of.spec.mode == TREFOIL_LL_EXPERT_MAJOR) rows *= (uint64_t)trefoilExpertsPerRank(shape);
+  if (!s->of.isLl) rows = (uint64_t)s->step.maxReceived;
+  m->outputBytes = rows * s->of.spec.dispatchRowBytes;
+}
+
+/* The closed form alone, in the shape of a simulation's answer. */
+static trefoil_result_t closedForm(simulated_t *s) {
+  trefoil_prediction_t p;
+  EP_TRY(trefoilPredictRouting(&s->of.spec, &s->step.routing, &p));
+  for (int op = 0; op < 2; op++) {
+    s->result.op[op] = (trefoil_sim_op_t){.us = p.bound[op].us,
+                                          .firstUs = p.bound[op].us,
+                                          .boundUs = p.bound[op].us,
+                                          .closedForm = p.bound[op],
+                                          .loads = p.loads[op],
+                                          .numRanks = s->ep};
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t replay(const request_t *q, simulated_t *s, trefoil_sim_t **sim) {
+  const trefoil_sim_workload_t workload = {.routing = &s->step.routing,
+                                           .mode = s->of.spec.mode,
+                                           .variant = s->of.spec.variant,
+                                           .combinePartial = s->of.spec.combinePartial,
+                                           .dispatchRowBytes = s->of.spec.dispatchRowBytes,
+                                           .combineRowBytes = s->of.spec.combineRowBytes};
+  s->run.cluster = &s->of.cluster;
+  s->run.costs = &s->record.costs;
+  s->run.numSms = s->sms;
+  s->run.oversubscription = s->whatIf.oversubscription;
+  s->run.startSkewUs = s->whatIf.skewUs;
+  s->run.seed = (uint64_t)s->args.seed;
+  s->run.changes = s->whatIf.changes;
+  s->run.numChanges = s->whatIf.numChanges;
+  s->run.maxSpans = q->timeline ? s->maxSpans : 0;
+  s->run.timeoutS = q->timeoutS;
+  EP_TRY(trefoilSimCreate(sim, &workload));
+  if (q->platform) {
+    EP_TRY(trefoilSimWritePlatform(*sim, &s->run, TREFOIL_OP_DISPATCH, q->platform));
+  }
+  return trefoilSimRun(*sim, &s->run, &s->result);
+}
+
+static int answer(const request_t *q, const simulated_t *s) {
+  if (q->links) {
+    int rc = simulatedLinks(s, q->links);
+    if (rc >= 0) return rc;
+  }
+  if (q->timeline) {
+    int rc = timelineWrite(s, q->timeline);
+    if (rc >= 0) return rc;
+  }
+  if (q->json) return cliPrintJson(simulatedJson(s));
+  simulatedText(s);
+  return CLI_OK;
+}
+
+static int simulate(const request_t *q, simulated_t *s) {
+  double start = nowSeconds();
+  int rc = load(q, s);
+  if (rc < 0) rc = whatIfParse(verb, &s->whatIf, &s->of.cluster, &s->step.routing.shape);
+  if (rc < 0) {
+    sizeMemory(s);
+    trefoil_sim_t *sim = NULL;
+    trefoil_result_t result = s->closedForm ? closedForm(s) : replay(q, s, &sim);
+    s->wallS = nowSeconds() - start;
+    if (result == TREFOIL_OK) result = findIntervals(s);
+    rc = result == TREFOIL_OK                 ? answer(q, s)
+         : result == TREFOIL_INVALID_ARGUMENT ? cliUsage(verb, "%s", trefoilLastError())
+                                              : cliFail(verb, "%s", trefoilLastError());
+    trefoilSimDestroy(sim);
+  }
+  scenarioReleaseRouting(&s->step);
+  return rc;
+}
+
+int cmdSimulate(int argc, char **argv) {
+  static simulated_t s = {.args = SCENARIO_DEFAULTS, .maxSpans = 200000};
+  request_t q = {.engine = "auto"};
+  long long spans = s.maxSpans;
+  const struct poptOption options[] = {
+      {"gpus", 0, POPT_ARG_INT, &s.gpus, CLI_POSITIVE,
+       "GPUs: EP groups of them, as large as can be (default: --ep, or one node)", "G"},
+      SCENARIO_OPTIONS(&s.args),
+      {"step", 0, POPT_ARG_INT, &s.stepIdx, CLI_NOT_NEGATIVE, "of the trace (default 0)", "I"},
+      {"costs", 0, POPT_ARG_STRING, &q.costs, 0,
+       "cost record of the kernels: preset, file, or ideal: ports and latency alone (default: the "
+       "mode's preset)",
+       "NAME"},
+      {"sms", 0, POPT_ARG_INT, &s.sms, CLI_POSITIVE, "SMs of an operation (default: the costs')",
+       "N"},
+      {"engine", 0, POPT_ARG_STRING, &q.engine, 0,
+       "auto (default), simgrid, queues, or closed-form: a lower bound without replay", "NAME"},
+      WHAT_IF_OPTIONS(&s.whatIf),
+      {"timeline", 0, POPT_ARG_STRING, &q.timeline, 0,
+       "write what every rank and link does when, for ui.perfetto.dev", "FILE"},
+      {"timeline-spans", 0, POPT_ARG_LONGLONG, &spans, CLI_POSITIVE,
+       "most transfers that it keeps (default 200000)", "N"},
+      {"links", 0, POPT_ARG_STRING, &q.links, 0, "write the load of every link as CSV", "FILE"},
+      {"platform", 0, POPT_ARG_STRING, &q.platform, 0,
+       "write the platform of dispatch, as SimGrid's XML", "FILE"},
+      {"timeout", 0, POPT_ARG_DOUBLE, &q.timeoutS, CLI_POSITIVE,
+       "SimGrid's wall clock (default 600)", "SECONDS"},
+      CLI_COMMON_OPTIONS(&q.json)};
+  const cli_args_t args = {
+      verb, NULL,
+      "Replays the plan of one dispatch and one combine in time, on a cluster that need not be at\n"
+      "hand: SimGrid's fair flows, or port queues where there are too many. docs/simulate.md says\n"
+      "what the answer means and what it leaves out."};
+  int rc = cliParse(&args, options, argc, argv, NULL);
+  if (rc >= 0) return rc;
+  s.maxSpans = spans;
+  rc = checkRequest(&q, &s);
+  return rc >= 0 ? rc : simulate(&q, &s);
+}

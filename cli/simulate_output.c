@@ -1,0 +1,226 @@
+/* What simulate found out: as text, as JSON (docs/simulate.md), and every link's load as CSV. */
+#include "cli/cli.h"
+#include "cli/simulate.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *const opNames[2] = {"dispatch", "combine"};
+static const char *const tierNames[TREFOIL_NUM_TIERS] = {"self", "nvlink", "net"};
+
+static const char *engineName(const simulated_t *s, int op) {
+  return s->closedForm ? "closed-form" : trefoilEngineName(s->result.op[op].engine);
+}
+
+static uint64_t larger(const trefoil_port_loads_t *l, trefoil_port_t a, trefoil_port_t b) {
+  return l->maxBytes[a] > l->maxBytes[b] ? l->maxBytes[a] : l->maxBytes[b];
+}
+
+static const char *limitName(const trefoil_bound_t *b) {
+  return b->limit == TREFOIL_PORT_NONE ? "latency" : trefoilPortName(b->limit);
+}
+
+/* ---- JSON ---- */
+
+/* Links of one kind together: how many carry bytes, the busiest, and the mean. */
+static json_t *linkKindJson(const trefoil_sim_op_t *o, int kind) {
+  const trefoil_sim_link_t *busiest = NULL;
+  int n = 0;
+  double share = 0, bytes = 0;
+  for (int i = 0; i < o->numLinks; i++) {
+    const trefoil_sim_link_t *l = &o->links[i];
+    if ((int)l->kind != kind) continue;
+    n++;
+    share += l->share;
+    bytes += (double)l->bytes;
+    if (!busiest || l->busyUs > busiest->busyUs) busiest = l;
+  }
+  if (!busiest) return NULL;
+  return json_pack("{s:i, s:i, s:I, s:f, s:f, s:f}", "links", n, "busiest", busiest->index,
+                   "busiest_bytes", (json_int_t)busiest->bytes, "mean_bytes", bytes / n,
+                   "busiest_share", busiest->share, "mean_share", share / n);
+}
+
+static json_t *intervalJson(const simulated_t *s, int op) {
+  if (!s->hasRecord) return json_null();
+  const trefoil_interval_t *i = &s->interval[op];
+  return json_pack("{s:f, s:f, s:s, s:i, s:s}", "low_seconds", i->lowUs * 1e-6, "high_seconds",
+                   i->highUs * 1e-6, "kind", i->isExtrapolated ? "extrapolated" : "interpolated",
+                   "n", i->n, "outside", i->outside);
+}
+
+static json_t *opJson(const simulated_t *s, int op) {
+  const trefoil_sim_op_t *o = &s->result.op[op];
+  const trefoil_port_loads_t *l = &o->loads;
+  json_t *bytes = json_object();
+  for (int tier = 0; tier < TREFOIL_NUM_TIERS; tier++)
+    json_object_set_new(bytes, tierNames[tier], json_integer((json_int_t)l->totalBytes[tier]));
+  json_t *j =
+      json_pack("{s:s, s:f, s:f, s:f, s:f, s:s, s:o, s:I, s:I}", "engine", engineName(s, op),
+                "seconds", o->us * 1e-6, "first_rank_seconds", o->firstUs * 1e-6, "bound_seconds",
+                o->boundUs * 1e-6, "closed_form_seconds", o->closedForm.us * 1e-6, "limit",
+                limitName(&o->closedForm), "bytes", bytes, "nvlink_port_bytes",
+                (json_int_t)larger(l, TREFOIL_PORT_NVLINK_OUT, TREFOIL_PORT_NVLINK_IN),
+                "nic_port_bytes", (json_int_t)larger(l, TREFOIL_PORT_NIC_OUT, TREFOIL_PORT_NIC_IN));
+  json_object_set_new(j, "interval", intervalJson(s, op));
+  if (s->closedForm) return j;
+  json_t *links = json_object();
+  for (int kind = 0; kind < TREFOIL_NUM_RESOURCES; kind++) {
+    json_t *of = linkKindJson(o, kind);
+    if (of) json_object_set_new(links, trefoilResourceName((trefoil_resource_t)kind), of);
+  }
+  json_object_set_new(j, "links", links);
+  json_object_set_new(j, "bound_by",
+                      json_pack("{s:s, s:i}", "resource", trefoilResourceName(o->boundKind),
+                                "index", o->boundIndex));
+  json_object_set_new(j, "transfers", json_integer((json_int_t)o->numTransfers));
+  json_object_set_new(j, "chunk_tokens", json_integer(o->chunkTokens));
+  return j;
+}
+
+static json_t *memoryJson(const memory_need_t *m) {
+  if (!m->known) {
+    return json_pack("{s:s, s:I}", "refused", m->why, "output_bytes", (json_int_t)m->outputBytes);
+  }
+  static const char *const keys[2][3] = {
+      {"group_device_bytes", "group_shared_bytes", "group_host_bytes"},
+      {"handle_device_bytes", "handle_shared_bytes", "handle_host_bytes"}};
+  json_t *j = json_pack("{s:I}", "output_bytes", (json_int_t)m->outputBytes);
+  for (int i = 0; i < 6; i++)
+    json_object_set_new(j, keys[i / 3][i % 3],
+                        json_integer((json_int_t)m->table.totals[i / 3][i % 3]));
+  return j;
+}
+
+static json_t *routingJson(const simulated_t *s) {
+  if (s->args.trace) {
+    return json_pack("{s:s, s:s, s:i}", "kind", "trace", "file", s->args.trace, "step", s->stepIdx);
+  }
+  json_t *j = json_pack("{s:s, s:I}", "kind", s->whatIf.zipf > 0 ? "zipf" : "uniform", "seed",
+                        (json_int_t)s->args.seed);
+  if (s->whatIf.zipf > 0) json_object_set_new(j, "skew", json_real(s->whatIf.zipf));
+  return j;
+}
+
+json_t *simulatedJson(const simulated_t *s) {
+  const trefoil_shape_t *shape = &s->step.routing.shape;
+  json_t *j = json_pack("{s:s, s:i, s:s, s:s, s:s, s:s}", "format", "trefoil-simulate", "version",
+                        1, "cluster", s->of.cluster.name, "moe", s->of.moe.name, "mode",
+                        s->of.isLl ? "ll" : "ht", "layout", trefoilModeName(s->of.spec.mode));
+  json_t *shapes =
+      json_pack("{s:i, s:i, s:i, s:i, s:I, s:i, s:i, s:i, s:i, s:i}", "gpus", s->gpus, "ep", s->ep,
+                "replicas", s->gpus / s->ep, "ranks_per_node", shape->ranksPerNode, "tokens",
+                (json_int_t)s->args.tokens, "hidden", s->of.moe.hidden, "experts",
+                s->of.moe.numExperts, "physical_experts", shape->numExperts, "topk", shape->topk,
+                "moe_layers", s->of.moe.numMoeLayers);
+  json_object_update_new(
+      shapes, json_pack("{s:i, s:i, s:i}", "expert_hidden", s->of.moe.expertHidden, "gpus_per_node",
+                        s->of.cluster.gpusPerNode, "max_gpus", s->of.cluster.maxGpus));
+  json_object_update_new(j, shapes);
+  json_t *how =
+      json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:i, s:o, s:o}", "dispatch_dtype",
+                s->args.dispatchDtype, "combine_kind", s->args.combine, "variant", s->args.variant,
+                "dispatch_row_bytes", (json_int_t)s->of.spec.dispatchRowBytes, "combine_row_bytes",
+                (json_int_t)s->of.spec.combineRowBytes, "costs", s->record.costs.name, "sms",
+                s->sms ? s->sms : s->record.costs.numSms, "routing", routingJson(s), "what_if",
+                whatIfJson(&s->whatIf));
+  json_object_update_new(j, how);
+  for (int op = 0; op < 2; op++) json_object_set_new(j, opNames[op], opJson(s, op));
+  json_object_set_new(j, "seconds", json_real((s->result.op[0].us + s->result.op[1].us) * 1e-6));
+  json_object_set_new(j, "memory", memoryJson(&s->memory));
+  json_object_set_new(j, "wall_seconds", json_real(s->wallS));
+  return j;
+}
+
+/* ---- Text ---- */
+
+static void printWhat(const simulated_t *s) {
+  const scenario_t *of = &s->of;
+  printf("%s on %d GPU%s of %s: %s (hidden %d, top-%d of %d), %lld tokens a GPU\n",
+         trefoilModeName(of->spec.mode), s->gpus, s->gpus == 1 ? "" : "s", of->cluster.name,
+         of->moe.name, of->moe.hidden, of->moe.topk, of->moe.numExperts, s->args.tokens);
+  printf("EP %d", s->ep);
+  if (s->gpus > s->ep) printf(" (%d replicas)", s->gpus / s->ep);
+  printf(", %d ranks a node", s->step.routing.shape.ranksPerNode);
+  if (s->step.routing.shape.numExperts > of->moe.numExperts)
+    printf(", %d physical experts", s->step.routing.shape.numExperts);
+  if (s->args.trace) {
+    printf(", step %d of %s", s->stepIdx, s->args.trace);
+  } else if (s->whatIf.zipf > 0) {
+    printf(", Zipf routing of exponent %g, seed %lld", s->whatIf.zipf, s->args.seed);
+  } else {
+    printf(", uniform routing of seed %lld", s->args.seed);
+  }
+  printf("; dispatch %s, combine bf16", s->args.dispatchDtype);
+  if (of->isLl) printf(" (%s)", s->args.combine);
+  if (strcmp(s->args.variant, "ours")) printf(", rows %s", s->args.variant);
+  if (!s->closedForm) printf("; costs %s", s->record.costs.name);
+  if (s->hasRecord) printf(", %d SMs", s->sms ? s->sms : s->record.costs.numSms);
+  putchar('\n');
+  char *changes = json_dumps(whatIfJson(&s->whatIf), JSON_COMPACT);
+  if (changes && strcmp(changes, "{}")) printf("what if: %s\n", changes);
+  free(changes);
+}
+
+static void printOp(const simulated_t *s, int op) {
+  const trefoil_sim_op_t *o = &s->result.op[op];
+  char text[6][CLI_NUMBER_BYTES];
+  printf("%-9s %10s", opNames[op], cliSeconds(text[0], o->us * 1e-6));
+  if (s->hasRecord) {
+    char low[CLI_NUMBER_BYTES], high[CLI_NUMBER_BYTES], both[2 * CLI_NUMBER_BYTES + 4];
+    snprintf(both, sizeof both, "%s - %s", cliSeconds(low, s->interval[op].lowUs * 1e-6),
+             cliSeconds(high, s->interval[op].highUs * 1e-6));
+    printf("  %-19s", both);
+  }
+  printf(" %10s %11s", cliSeconds(text[1], o->boundUs * 1e-6),
+         cliSeconds(text[2], o->closedForm.us * 1e-6));
+  printf("  %-10s", limitName(&o->closedForm));
+  for (int tier = 0; tier < TREFOIL_NUM_TIERS; tier++)
+    printf(" %9s", cliBytes(text[3 + tier], (double)o->loads.totalBytes[tier]));
+  printf("  %s\n", engineName(s, op));
+}
+
+static void printMemory(const memory_need_t *m) {
+  char text[4][CLI_NUMBER_BYTES];
+  if (!m->known) {
+    printf("\nmemory: the sizing table refuses this shape: %s\n", m->why);
+    return;
+  }
+  const size_t(*t)[3] = m->table.totals;
+  printf("\nmemory of a GPU: group %s, handle %s, outputs of a dispatch %s\n",
+         cliBytes(text[0], (double)(t[0][EP_MEMORY_DEVICE] + t[0][EP_MEMORY_SHARED])),
+         cliBytes(text[1], (double)(t[1][EP_MEMORY_DEVICE] + t[1][EP_MEMORY_SHARED])),
+         cliBytes(text[2], (double)m->outputBytes));
+}
+
+void simulatedText(const simulated_t *s) {
+  printWhat(s);
+  printf("\n%-9s %10s%s %10s %11s  %-10s %9s %9s %9s  %s\n", "", "time",
+         s->hasRecord ? "  90 % interval      " : "", "bound", "closed form", "limit", "in rank",
+         "NVLink", "network", "engine");
+  for (int op = 0; op < 2; op++) printOp(s, op);
+  if (s->hasRecord && s->interval[0].isExtrapolated) {
+    printf("extrapolated: %s\n", s->interval[0].outside);
+  }
+  printMemory(&s->memory);
+}
+
+/* ---- CSV ---- */
+
+int simulatedLinks(const simulated_t *s, const char *path) {
+  FILE *f = fopen(path, "w");
+  if (!f) return cliFail("simulate", "%s: %s", path, strerror(errno));
+  fputs("op,kind,index,bytes,busy_seconds,share\n", f);
+  for (int op = 0; op < 2; op++) {
+    const trefoil_sim_op_t *o = &s->result.op[op];
+    for (int i = 0; i < o->numLinks; i++) {
+      const trefoil_sim_link_t *l = &o->links[i];
+      fprintf(f, "%s,%s,%d,%llu,%.9g,%.6g\n", opNames[op], trefoilResourceName(l->kind), l->index,
+              (unsigned long long)l->bytes, l->busyUs * 1e-6, l->share);
+    }
+  }
+  int bad = ferror(f);
+  if (fclose(f) || bad) return cliFail("simulate", "%s: %s", path, strerror(errno));
+  return -1;
+}
