@@ -1,0 +1,134 @@
+// High throughput: what the kernels of a rank share in control memory, the tables that an Update leaves
+// in a handle, and waiting for peers.
+//
+// Every wait for a peer is made by a thread that may give up: after the time limit the first to notice
+// writes the record and sets `failed`; the others see it at their next look. A group that failed is lost:
+// its later launches return at once.
+#ifndef TREFOIL_KERNELS_DEVICE_HT_CONTROL_CUH
+#define TREFOIL_KERNELS_DEVICE_HT_CONTROL_CUH
+
+#include "kernels/device/ptx.cuh"
+#include "kernels/ht.h"
+
+// Pieces sent to and received from each rank since the group began; a piece's place in a ring and its
+// generation follow from its number, so nothing is reset between operations.
+struct HtRings {
+  unsigned long long sent[EP_HT_MAX_RANKS], received[EP_HT_MAX_RANKS];
+};
+struct HtControl {
+  unsigned failed;
+  unsigned meetCount, meetTurn;  // blocks of an Update
+  unsigned arrived[2];           // blocks at the end of a dispatch, a combine
+  unsigned work[2][2];           // next candidate: [kind][feeders, followers]
+  unsigned badIds;               // of the running Update
+  unsigned long long recorded;   // device clock of the last record written
+  unsigned long long numbers[3]; // operations finished: dispatch, combine, Update
+  HtRings rings[2];
+};
+static_assert(sizeof(HtControl) <= EP_HT_CONTROL_BYTES, "control memory");
+
+EP_DEV HtControl &htControl(const ep_ht_group_t &g) {
+  return *(HtControl *)g.control;
+}
+
+template <typename T> EP_DEV T htVolatile(const T *p) {
+  return *(const volatile T *)p;
+}
+
+// The tables behind the head of a handle's memory (ht_layout.c has the sizes). W = min(R, K).
+//   dests    [N, W] own token: {rank, how many-th own token to that rank}, ranks ascending; rank -1 ends
+//   ids      [N, K] own token: experts, -1 = none
+//   index    [R, N] received token: how many-th of its source; -1 = does not come here
+//   entries  [R, N, K] received token: expert-major the slot, flat the local expert; -1 = none
+//   zones    [L] {first slot, rows in use}; pads [L + 1] rows to be zeroed before each zone's
+struct HtTables {
+  ep_ht_head_t *head;
+  int2 *dests;
+  int *ids, *index, *entries;
+  int2 *zones;
+  int *pads;
+  int width; // W
+};
+
+__host__ __device__ inline size_t htAlign(size_t n) {
+  return (n + 255) & ~(size_t)255;
+}
+
+EP_DEV HtTables htTables(const ep_ht_group_t &g, const ep_ht_handle_t &h) {
+  const size_t N = g.maxTokens, R = g.numRanks, K = h.numTopk;
+  HtTables t;
+  char *p = (char *)h.memory;
+  t.width = min(g.numRanks, h.numTopk);
+  t.head = (ep_ht_head_t *)p;
+  p += htAlign(sizeof(ep_ht_head_t));
+  t.dests = (int2 *)p;
+  p += htAlign(N * t.width * 8);
+  t.ids = (int *)p;
+  p += htAlign(N * K * 4);
+  t.index = (int *)p;
+  p += htAlign(R * N * 4);
+  t.entries = (int *)p;
+  p += htAlign(R * N * K * 4);
+  t.zones = (int2 *)p;
+  p += htAlign((size_t)g.numLocal * 8);
+  t.pads = (int *)p;
+  return t;
+}
+
+struct HtAwaited {
+  unsigned kind; // EP_HT_KIND_*
+  ep_ll_phase_t phase;
+  int rank;
+  unsigned expected, received;
+  long long item;
+};
+
+struct HtSpin {
+  unsigned polls = 0;
+  unsigned long long since = 0;
+};
+
+static __device__ __noinline__ bool htLookAround(const ep_ht_group_t &g, HtAwaited w,
+                                                 HtSpin &spin) {
+  HtControl &c = htControl(g);
+  if (htVolatile(&c.failed)) return false;
+  const unsigned long long now = clockNs();
+  if (!spin.since) spin.since = now;
+  const unsigned long long waited = now - spin.since;
+  const bool over = waited >= g.timeoutNs;
+  if (!over) {
+    unsigned long long last = htVolatile(&c.recorded);
+    const bool writes =
+        waited > 1000000 && now - last > 10000000 && atomicCAS(&c.recorded, last, now) == last;
+    if (!writes) return true;
+  } else if (atomicCAS(&c.failed, 0u, 1u) != 0) {
+    return false;
+  }
+  if (over) atomicExch(&c.recorded, ~0ull >> 1); // the final record stays
+  if (ep_ll_record_t *r = g.record) {
+    r->kind = w.kind;
+    r->phase = w.phase;
+    r->rank = w.rank;
+    r->operation = htVolatile(&c.numbers[w.kind - EP_HT_KIND_DISPATCH]) + 1;
+    r->expected = w.expected;
+    r->received = w.received;
+    r->item = w.item;
+    r->sinceNs = spin.since;
+    r->nowNs = now;
+    if (over) {
+      r->failed = 1;
+      r->numGaveUp++;
+    }
+    __threadfence_system();
+    r->state = over ? 2 : 1;
+  }
+  return !over;
+}
+
+// One thread: true to poll again.
+EP_DEV bool htKeepWaiting(const ep_ht_group_t &g, const HtAwaited &w, HtSpin &s) {
+  if (++s.polls & 255) return true;
+  return htLookAround(g, w, s);
+}
+
+#endif

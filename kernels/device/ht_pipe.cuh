@@ -1,0 +1,406 @@
+// A block of dispatch or combine: a ring of row pieces in shared memory, and one warp a role around it.
+//
+//   scatter  1 piece -> n places   scout -> loader -> storer -> clerk               copies
+//   gather   n pieces -> 1 place   scout -> loader -> reducers -> storer -> clerk   sums
+//
+//   scout    takes candidates off the operation's counter, waits for their flags or credits, describes them
+//   loader   bulk loads into the ring; a lane a piece
+//   storer   bulk stores out of it, and gives the slots back once they have been read
+//   clerk    of a feeder: for what has been written, one system fence, then the flags on the peers
+//            of a follower: for what has been loaded, the credits on the peers, weights and ids
+//
+// Feeders send to the peers' rings, followers empty the own ring; a feeder that has run dry becomes a
+// follower. Candidates are taken off one counter a role, because SMs get unequal shares of the link, and
+// in the order of tokens on all ranks, which is why rings that are full cannot deadlock: the piece that the
+// oldest token waits for never waits for a younger one. Queues are short for the same reason. At least one
+// block must follow from the start.
+//
+// A slot of the ring (piece number c, slot c mod S): `empty` counts its readers, `full` its bytes. A barrier's
+// parity lies to whoever is two phases behind, so nobody looks at `full` of c before `issued` > c.
+//
+// Only the scout waits for peers. When it gives up it describes the end, and the pipeline drains.
+// Techniques and figures: notes on bulk copies in docs/kernels_ht.md.
+#ifndef TREFOIL_KERNELS_DEVICE_HT_PIPE_CUH
+#define TREFOIL_KERNELS_DEVICE_HT_PIPE_CUH
+
+#include "kernels/device/bulk.cuh"
+#include "kernels/device/ht_control.cuh"
+#include "kernels/ht_kernels.cuh"
+
+// Work item k as its block's warps see it, in desc[k mod D]. Entry: {code, generation}; the code is a place
+// that the policy understands (ring unit: rank << 24 | unit).
+struct HtItem {
+  int n;     // entries; -1: there are no more items
+  int code;  // the one side
+  int gen;   // of the one side, if it is a ring unit
+  int piece; // of the row
+  int token, source;
+  int pad[2];
+};
+static_assert(sizeof(HtItem) == HT_DESC_HEAD * 4, "description");
+
+constexpr int HT_LOCAL = 63 << 24; // an entry that is no ring unit
+
+struct HtProgress {
+  uint32_t head;          // items described
+  uint32_t loaded;        // items whose loads are out
+  uint32_t issued;        // pieces whose loads are out
+  uint32_t complete;      // items written for good (feeders)
+  uint32_t ended;         // no more will be
+  uint32_t stored, noted; // items that the storer, the clerk is through with
+  uint32_t pad;
+};
+
+struct HtBlock {
+  char *ring;
+  uint64_t *full, *empty, *done;
+  HtProgress *at;
+  int *desc;
+  int S, D, room, descInts, pieceStride; // room: slots that there is memory for, >= S
+
+  EP_DEV HtItem &item(int k) const {
+    return *(HtItem *)(desc + (unsigned)k % (unsigned)D * descInts);
+  }
+  EP_DEV int2 *entries(int k) const { return (int2 *)(&item(k) + 1); }
+  EP_DEV int slot(int c) const { return (int)((unsigned)c % (unsigned)S); }
+  EP_DEV uint32_t phase(int c) const { return (unsigned)c / (unsigned)S & 1; }
+  EP_DEV char *place(int c) const { return ring + slot(c) * pieceStride; }
+};
+
+// A wait inside the block: others of its warps will make it come true. The limit is for errors in here.
+struct HtPatience {
+  unsigned polls = 0;
+  unsigned long long since = 0;
+  EP_DEV void operator()() {
+    if (++polls & 0xfff) return;
+    const unsigned long long t = clockNs();
+    if (!since) since = t;
+    if (t - since > 400000000000ull) __trap();
+  }
+};
+
+EP_DEV void waitPhase(uint64_t *b, uint32_t parity) {
+  HtPatience p;
+  while (!barrierTry(b, parity)) p();
+}
+// Waits until the counter is past k; returns by how much.
+EP_DEV int waitPast(const uint32_t *counter, int k) {
+  HtPatience p;
+  int n;
+  while ((n = (int)(told(counter) - (uint32_t)k)) <= 0) p();
+  return n;
+}
+
+// All threads. `again`: for a second pipeline in the same block.
+EP_DEV void arm(const HtBlock &b, int readers, int reducers, bool again) {
+  const int i = threadIdx.x;
+  if (again) {
+    __syncthreads();
+    if (i < b.room) {
+      barrierDrop(&b.full[i]);
+      barrierDrop(&b.empty[i]);
+      barrierDrop(&b.done[i]);
+    }
+    __syncthreads();
+  }
+  if (i < b.room) {
+    barrierInit(&b.full[i], 1);
+    barrierInit(&b.empty[i], readers);
+    barrierInit(&b.done[i], reducers);
+  }
+  if (i == 0) *b.at = HtProgress{};
+  barrierInitFence();
+  __syncthreads();
+}
+
+// Where the block's shared memory holds what. The ring comes first: bulk copies want 128-byte alignment.
+EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int pieceStride) {
+  HtBlock b;
+  b.ring = shared;
+  b.full = (uint64_t *)(shared + (size_t)room * pieceStride);
+  b.empty = b.full + room;
+  b.done = b.empty + room;
+  b.at = (HtProgress *)(b.done + room);
+  b.desc = (int *)(b.at + 1);
+  b.S = shape.slots;
+  b.D = shape.descs;
+  b.room = room;
+  b.descInts = shape.descInts;
+  b.pieceStride = pieceStride;
+  return b;
+}
+
+// All threads of a block, last. The last block of the launch counts its pieces and makes ready for the next.
+// `self`: pieces to the own rank went through a ring too. COMBINE: rows go where they came from.
+template <bool COMBINE>
+EP_DEV void leave(const ep_ht_group_t &g, const HtTables &t, int numPieces, bool self,
+                  uint64_t began) {
+  HtControl &c = htControl(g);
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(&c.arrived[COMBINE], 1u) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  if (last) {
+    HtRings &rings = c.rings[COMBINE];
+    for (int r = threadIdx.x; r < g.numRanks; r += blockDim.x) {
+      if (r == g.rank && !self) continue;
+      const unsigned long long to = COMBINE ? t.head->recvCount[r] : t.head->sendCount[r];
+      const unsigned long long from = COMBINE ? t.head->sendCount[r] : t.head->recvCount[r];
+      rings.sent[r] += to * numPieces;
+      rings.received[r] += from * numPieces;
+    }
+    if (threadIdx.x == 0) {
+      c.work[COMBINE][0] = c.work[COMBINE][1] = 0;
+      c.arrived[COMBINE] = 0;
+      c.numbers[COMBINE]++;
+    }
+  }
+  if (g.stamps && threadIdx.x == 0) {
+    g.stamps[blockIdx.x * 2] = began;
+    g.stamps[blockIdx.x * 2 + 1] = clockNs();
+  }
+}
+
+// ------------------------------------------------------------------------------------------- rows
+
+struct HtSegment {
+  const char *at;    // in the caller's tensor
+  int offset, bytes; // in the piece
+};
+
+// The part of a piece that lies in the tokens (which 0) or the scales (1); bytes 0: none.
+EP_DEV HtSegment segmentOf(const HtRow &r, int which, long long row, int piece, const void *tokens,
+                           const void *scales) {
+  const int from = piece * r.pieceBytes, to = min(r.rowBytes, from + r.pieceBytes);
+  const int lo = which ? max(from, r.tokenBytes) : from, hi = which ? to : min(to, r.tokenBytes);
+  HtSegment s;
+  s.bytes = max(hi - lo, 0);
+  s.offset = lo - from;
+  s.at = which ? (const char *)scales + row * r.scaleBytes + (lo - r.tokenBytes)
+               : (const char *)tokens + row * r.tokenBytes + lo;
+  return s;
+}
+
+EP_DEV int pieceBytes(const HtRow &r, int piece) {
+  return min(r.rowBytes - piece * r.pieceBytes, r.pieceBytes);
+}
+
+// One thread: a piece of a row of the caller's into a slot.
+EP_DEV void loadRow(const HtRow &r, long long row, int piece, const void *tokens,
+                    const void *scales, uint32_t slot, uint64_t *full) {
+  barrierExpect(full, pieceBytes(r, piece));
+  const HtSegment t = segmentOf(r, 0, row, piece, tokens, scales);
+  if (t.bytes) bulkLoad(slot, t.at, t.bytes, full);
+  if (r.scaleBytes) {
+    const HtSegment s = segmentOf(r, 1, row, piece, tokens, scales);
+    if (s.bytes) bulkLoad(slot + s.offset, s.at, s.bytes, full);
+  }
+}
+EP_DEV void storeRow(const HtRow &r, long long row, int piece, void *tokens, void *scales,
+                     uint32_t slot) {
+  const HtSegment t = segmentOf(r, 0, row, piece, tokens, scales);
+  if (t.bytes) bulkStore((char *)t.at, slot, t.bytes);
+  if (r.scaleBytes) {
+    const HtSegment s = segmentOf(r, 1, row, piece, tokens, scales);
+    if (s.bytes) bulkStore((char *)s.at, slot + s.offset, s.bytes);
+  }
+}
+
+// ------------------------------------------------------------------------------------------- rings
+
+// Piece number q of a stream from one rank to another: its unit and generation. Words say gen << 1, and
+// | 1 for a piece that stands for nothing.
+struct HtUnit {
+  int code, gen;
+};
+EP_DEV HtUnit unitOf(int rank, unsigned long long q, int ringBits) {
+  return HtUnit{rank << 24 | (int)(q & ((1u << ringBits) - 1)),
+                (int)((q >> ringBits) + 1 & 0x7fffffff)};
+}
+EP_DEV int unitRank(int code) {
+  return code >> 24;
+}
+// The unit `code` of rank `from`'s stream to rank `at`; code's rank is the other end.
+EP_DEV size_t unitIndex(const ep_ht_group_t &g, int rank, int code) {
+  return (size_t)rank * g.at.ringUnits + (code & 0xffffff);
+}
+EP_DEV char *unitAt(const ep_ht_group_t &g, int kind, int at, int from, int code) {
+  return g.peers[at] + g.at.rings[kind] + unitIndex(g, from, code) * g.at.unitStride;
+}
+EP_DEV uint32_t *flagAt(const ep_ht_group_t &g, int kind, int at, int from, int code) {
+  return (uint32_t *)(g.peers[at] + g.at.flags[kind]) + unitIndex(g, from, code);
+}
+// Kept by the sender `at`, written by the receiver `by`.
+EP_DEV uint32_t *creditAt(const ep_ht_group_t &g, int kind, int at, int by, int code) {
+  return (uint32_t *)(g.peers[at] + g.at.credits[kind]) + unitIndex(g, by, code);
+}
+EP_DEV float *unitWeights(const ep_ht_group_t &g, char *unit) {
+  return (float *)(unit + ((g.at.unitBytes + 15) & ~(size_t)15));
+}
+EP_DEV void giveCredit(const ep_ht_group_t &g, int kind, int code, int gen) {
+  storeRelaxed(creditAt(g, kind, unitRank(code), g.rank, code), (uint32_t)gen << 1);
+}
+
+// What an entry, or the one side, waits for before its item may run.
+struct HtWatch {
+  const uint32_t *word; // NULL: nothing
+  int want;             // generation
+  int rank;
+};
+struct HtEntry {
+  HtWatch watch;
+  HtUnit unit;
+  bool is;
+};
+
+// ------------------------------------------------------------------------------------------- scout
+
+EP_DEV void finish(const HtBlock &b, int k, int lane) {
+  HtPatience p;
+  while ((int)(k + 1 - min((int)told(&b.at->stored), (int)told(&b.at->noted))) > b.D) p();
+  if (lane == 0) {
+    b.item(k).n = -1;
+    tell(&b.at->head, k + 1);
+  }
+}
+
+// Describes items [k, k + m), m <= 4, eight lanes an item; candidate c is the group's. False: gave up; the
+// items before `k` as it then is are described.
+template <class P>
+EP_DEV bool describe(const HtBlock &b, const P &p, int &k, int m, int c, int lane) {
+  const int group = lane >> 3, l = lane & 7;
+  const bool mine = group < m;
+  HtItem item = {};
+  int bound = 0, i0 = 0, n = 0, shown = 0;
+  if (mine) bound = p.begin(c, item);
+  HtEntry e = {};
+  bool fin = false, have = false, waiting = false;
+  HtSpin spin;
+  for (;;) {
+    bool alive = true;
+    if (mine && !fin) {
+      if (!have) {
+        e = HtEntry{};
+        if (i0 + l < bound) e = p.entry(item, i0 + l);
+        if (i0 == 0 && l == 0 && P::WATCH_ONE) e.watch = p.watchOne(item);
+        waiting = e.watch.word != nullptr;
+        have = true;
+      }
+      if (waiting) {
+        const uint32_t v = loadAcquire(e.watch.word);
+        if ((int)(v >> 1) == e.watch.want) {
+          waiting = false;
+          if ((v & 1) && e.is) {
+            e.is = false;
+            p.isVoid(e.unit);
+          }
+        } else {
+          const HtAwaited w = {P::KIND, P::PHASE,  e.watch.rank, (unsigned)e.watch.want,
+                               v >> 1,  item.token};
+          alive = htKeepWaiting(p.group(), w, spin);
+        }
+      }
+    }
+    if (__any_sync(FULL_WARP, !alive)) return false;
+    const unsigned open = __ballot_sync(FULL_WARP, mine && !fin && waiting) >> (group * 8) & 0xff;
+    const bool ready = mine && !fin && !open;
+    const unsigned all = __ballot_sync(FULL_WARP, ready && e.is) >> (group * 8) & 0xff;
+    if (ready) {
+      if (e.is) {
+        b.entries(k + group)[n + __popc(all & ((1u << l) - 1))] =
+            make_int2(e.unit.code, e.unit.gen);
+      }
+      n += __popc(all);
+      i0 += 8;
+      have = false;
+      if (i0 >= bound) {
+        fin = true;
+        if (l == 0) {
+          if (n == 0) p.isEmpty(item);
+          item.n = n;
+          b.item(k + group) = item;
+        }
+      }
+    }
+    const unsigned pending = ~__ballot_sync(FULL_WARP, fin || !mine);
+    const int now = pending ? min(m, (__ffs(pending) - 1) >> 3) : m;
+    __syncwarp();
+    if (now > shown && lane == 0) tell(&b.at->head, k + now);
+    shown = now;
+    if (now == m) break;
+  }
+  k += m;
+  return true;
+}
+
+template <class P>
+EP_DEV void scout(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work, int lane) {
+  const long long total = p.candidates();
+  unsigned taken = 0;
+  int k = 0;
+  if (lane == 0) taken = atomicAdd(work, (unsigned)shape.take);
+  for (;;) {
+    const long long base = __shfl_sync(FULL_WARP, taken, 0);
+    if (base >= total) break;
+    if (lane == 0) taken = atomicAdd(work, (unsigned)shape.take);
+    const bool is = lane < shape.take && base + lane < total && p.valid((int)(base + lane));
+    unsigned mask = __ballot_sync(FULL_WARP, is);
+    while (mask) {
+      const int m = min(4, __popc(mask));
+      int c = 0;
+      for (int i = 0; i < m; i++, mask &= mask - 1) {
+        if (i == lane >> 3) c = (int)base + __ffs(mask) - 1;
+      }
+      HtPatience patience;
+      while ((int)(k + m - min((int)told(&b.at->stored), (int)told(&b.at->noted))) > b.D ||
+             (int)(k + m - told(&b.at->loaded)) > 8) {
+        patience();
+      }
+      __syncwarp();
+      if (!describe(b, p, k, m, c, lane)) {
+        k = (int)told(&b.at->head);
+        finish(b, k, lane);
+        return;
+      }
+    }
+  }
+  finish(b, k, lane);
+}
+
+// ------------------------------------------------------------------------------------------- clerks
+
+// A feeder's: flags for what has been written, behind one fence for all that is.
+template <class P> EP_DEV void flagger(const HtBlock &b, const P &p, int lane) {
+  HtPatience patience;
+  for (int raised = 0;;) {
+    const bool last = __shfl_sync(FULL_WARP, told(&b.at->ended), 0);
+    int c = __shfl_sync(FULL_WARP, (int)told(&b.at->complete), 0);
+    if (c == raised) {
+      if (last) return;
+      patience();
+      __nanosleep(100);
+      continue;
+    }
+    for (int i = raised + (lane >> 3); i < c; i += 4) {
+      if (b.item(i).n > 0) p.sendWeights(b.item(i), b.entries(i), lane & 7);
+    }
+    __syncwarp();
+    __threadfence_system();
+    for (int i = raised + (lane >> 3); i < c; i += 4) {
+      p.raise(b.item(i), b.entries(i), lane & 7);
+    }
+    __syncwarp();
+    if (lane == 0) {
+      tell(&b.at->stored, c);
+      tell(&b.at->noted, c);
+    }
+    raised = c;
+    patience = HtPatience();
+  }
+}
+
+#endif

@@ -1,0 +1,146 @@
+// The scatter pipeline: one piece in, n copies out. Slot of item k is k mod S.
+#ifndef TREFOIL_KERNELS_DEVICE_HT_SCATTER_CUH
+#define TREFOIL_KERNELS_DEVICE_HT_SCATTER_CUH
+
+#include "kernels/device/ht_pipe.cuh"
+
+// Up to four items at a time, a lane an item. Items without entries take a slot and load nothing.
+template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int lane) {
+  for (int k = 0;;) {
+    const int m = __shfl_sync(FULL_WARP, min(4, waitPast(&b.at->head, k)), 0);
+    const int i = k + lane;
+    int n = 0;
+    if (lane < m) {
+      const HtItem &item = b.item(i);
+      n = item.n;
+      if (n >= 0) {
+        waitPhase(&b.empty[b.slot(i)], b.phase(i) ^ 1);
+        if (P::FENCE) proxyFence();
+        if (n > 0)
+          p.load(item, sharedAddress(b.place(i)), &b.full[b.slot(i)]);
+        else
+          barrierArrive(&b.full[b.slot(i)], 1);
+      }
+    }
+    const bool over = __any_sync(FULL_WARP, n < 0);
+    k += m - (over ? 1 : 0);
+    if (lane == 0) {
+      tell(&b.at->loaded, k);
+      tell(&b.at->issued, k);
+    }
+    if (over) return;
+  }
+}
+
+// Up to four items at a time, eight lanes an item; one group of bulk stores a step. A slot is given back
+// one step later, when its group has been read; with nothing to do at once, since items to come may need it.
+template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int lane) {
+  const int i = lane >> 3;
+  int k = 0, held = 0, end1 = 0, end2 = 0, end3 = 0;
+  for (;;) {
+    // The description of k must be there before its slot's phase may be asked for.
+    HtPatience patience;
+    int there = 0;
+    bool over = false;
+    for (;;) {
+      const int head = (int)told(&b.at->head), issued = (int)told(&b.at->issued);
+      const int u = k + i;
+      const bool isEnd = u < head && b.item(u).n < 0;
+      const bool ready =
+          u < issued && u < head && !isEnd && barrierTest(&b.full[b.slot(u)], b.phase(u));
+      const unsigned notReady = ~__ballot_sync(FULL_WARP, ready);
+      there = notReady ? (__ffs(notReady) - 1) >> 3 : 4;
+      over = __shfl_sync(FULL_WARP, isEnd, 0);
+      if (there || over) break;
+      if (held) {
+        bulkRead<0>();
+        __syncwarp();
+        if (lane < held) barrierArrive(&b.empty[b.slot(k - held + lane)], 1);
+        held = 0;
+      }
+      patience();
+    }
+    if (over && !there) break;
+    const int u = k + i;
+    if (i < there) {
+      const HtItem &item = b.item(u);
+      for (int j = lane & 7; j < item.n; j += 8) {
+        p.store(item, b.entries(u)[j], sharedAddress(b.place(u)));
+      }
+    }
+    bulkCommit();
+    __syncwarp();
+    bulkRead<1>();
+    __syncwarp();
+    if (lane < held) barrierArrive(&b.empty[b.slot(k - held + lane)], 1);
+    held = there;
+    k += there;
+    if (P::FEEDS) {
+      bulkDone<3>();
+      __syncwarp();
+      if (lane == 0) tell(&b.at->complete, end3);
+      end3 = end2;
+      end2 = end1;
+      end1 = k;
+    } else if (lane == 0) {
+      tell(&b.at->stored, k);
+    }
+  }
+  bulkDone<0>();
+  __syncwarp();
+  if (lane == 0) {
+    tell(&b.at->complete, k);
+    tell(&b.at->ended, 1);
+  }
+}
+
+// A follower's: once an item's piece is loaded its ring unit is free, weights and ids are written.
+template <class P> EP_DEV void scatterClerk(const HtBlock &b, const P &p, int lane) {
+  HtPatience patience;
+  for (int k = 0;;) {
+    const int head = (int)told(&b.at->head), issued = (int)told(&b.at->issued), i = k + lane;
+    const bool known = lane < b.S && lane < b.D && i < head;
+    const int n = known ? b.item(i).n : 0;
+    const bool ready = known && n >= 0 && i < issued && barrierTest(&b.full[b.slot(i)], b.phase(i));
+    const unsigned notReady = ~__ballot_sync(FULL_WARP, ready);
+    const int m = notReady ? __ffs(notReady) - 1 : 32;
+    if (m == 0) {
+      if (__shfl_sync(FULL_WARP, n, 0) < 0) return;
+      patience();
+      __nanosleep(20);
+      continue;
+    }
+    for (int j = lane >> 3; j < m; j += 4) {
+      if (b.item(k + j).n > 0) p.note(b.item(k + j), b.entries(k + j), lane & 7);
+    }
+    __syncwarp();
+    if (lane < m) {
+      if (n > 0) p.release(b.item(i));
+      barrierArrive(&b.empty[b.slot(i)], 1);
+    }
+    __syncwarp();
+    k += m;
+    if (lane == 0) tell(&b.at->noted, k);
+    patience = HtPatience();
+  }
+}
+
+// All threads: roles 0 to 3.
+template <class P>
+EP_DEV void scatterPipe(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work) {
+  const int lane = threadIdx.x & 31, role = threadIdx.x >> 5;
+  if (role == 0) scout(b, p, shape, work, lane);
+  if (role == 1) scatterLoader(b, p, lane);
+  if (role == 2) scatterStorer(b, p, lane);
+  if (role == 3) {
+    if constexpr (P::FEEDS)
+      flagger(b, p, lane);
+    else
+      scatterClerk(b, p, lane);
+  }
+}
+__host__ __device__ constexpr int scatterReaders(bool feeds) {
+  return feeds ? 1 : 2;
+}
+
+#endif

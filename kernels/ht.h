@@ -1,0 +1,149 @@
+/* High-throughput Update, dispatch and combine on NVIDIA GPUs of one NVLink domain: what launches them.
+ * C and C++.
+ *
+ * The caller (api/gpu, or a test) owns all memory. Per rank of a group it provides
+ *   - exchange memory of ep_ht_layout_t.bytes, zeroed before the first operation of any rank, at an
+ *     address that every rank can store to (peers[]);
+ *   - control memory of EP_HT_CONTROL_BYTES on the device, filled by epHtControlInit;
+ *   - scratch of epHtScratchBytes on the device, zeroed, for Update and padding;
+ *   - per handle, memory of epHtHandleBytes on the device; an Update fills it.
+ * The kernels take one operation struct by value and nothing else: no communicator, so that R virtual
+ * ranks can run on one GPU (numSms blocks each). The protocol is written down in docs/kernels_ht.md.
+ *
+ * Letters as in trefoil/shape.h. Every rank of the group launches the same operations in the same
+ * order. Launches are stream-ordered, never synchronise with the host, and may be captured. Operations
+ * of one kind must not overlap on a rank; a dispatch and a combine may, if both fit on the GPU. */
+#ifndef TREFOIL_KERNELS_HT_H
+#define TREFOIL_KERNELS_HT_H
+
+#include "kernels/ll.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EP_HT_MAX_RANKS     64
+#define EP_HT_MAX_TOPK      64
+#define EP_HT_MAX_TOKENS    (1 << 20)
+#define EP_HT_CONTROL_BYTES 4096
+#define EP_HT_PIECE_BYTES   14336 /* rows travel in pieces of at most this */
+
+/* Kinds of operation in the record (ep_ll_record_t.kind), after those of low latency. */
+#define EP_HT_KIND_DISPATCH 2u
+#define EP_HT_KIND_COMBINE  3u
+#define EP_HT_KIND_UPDATE   4u
+
+typedef struct ep_ht_config {
+  int numRanks, numExperts, maxTopk;
+  int64_t maxTokens;
+  size_t maxTokenBytes; /* of one token's row, scales included */
+  int ringUnits;        /* pieces of each ring, a power of two; 0 = chosen from maxTokens */
+} ep_ht_config_t;
+
+/* Where things lie in the exchange memory; equal on all ranks. Kinds: 0 dispatch, 1 combine. */
+typedef struct ep_ht_layout {
+  size_t header;     /* [2][R] words of 16 bytes: tokens of each source */
+  size_t routing;    /* [2][R][N][idVectors] words */
+  size_t flags[2];   /* [R][ringUnits] u32, by source: the piece is here */
+  size_t credits[2]; /* [R][ringUnits] u32, by destination: the piece has been read there */
+  size_t rings[2];   /* [R][ringUnits] units of unitStride bytes, by source */
+  size_t unitBytes;  /* payload of a unit; the token's weights follow it */
+  size_t unitStride;
+  int ringUnits, idVectors;
+  size_t bytes;
+} ep_ht_layout_t;
+
+/* TREFOIL_INVALID_ARGUMENT with a sentence: past the limits above, or no multiple of 16 bytes. */
+trefoil_result_t epHtLayout(const ep_ht_config_t *config, ep_ht_layout_t *out);
+size_t epHtHandleBytes(const ep_ht_config_t *config, int numTopk);
+size_t epHtScratchBytes(const ep_ht_config_t *config);
+/* Host bytes to copy into control memory. */
+void epHtControlInit(void *bytes);
+
+typedef struct ep_ht_group {
+  char *peers[EP_HT_MAX_RANKS]; /* every rank's exchange memory */
+  ep_ht_layout_t at;
+  void *control, *scratch;
+  ep_ll_record_t *record; /* device address of mapped host memory, or NULL */
+  uint64_t *bytes;        /* NULL, or [2][R]: bytes sent to each rank, per kind, added up */
+  uint64_t *stamps;       /* NULL, or [grid][2]: device clock at start and end of each block */
+  uint64_t timeoutNs;
+  int rank, numRanks, numExperts, numLocal; /* numLocal = ceil(E / R) */
+  int maxTokens;
+} ep_ht_group_t;
+
+typedef struct ep_ht_handle {
+  void *memory; /* epHtHandleBytes, 256-byte aligned */
+  int numTopk, expertMajor, drop, zeroCopyOn;
+  int64_t alignment; /* expert-major: of zones, a power of two; 0 and 1 = none */
+  int64_t maxRecv;   /* slots; 0 = unbounded */
+} ep_ht_handle_t;
+
+/* A counter of the caller, int32 or int64; NULL = not wanted. */
+typedef struct ep_ht_counter {
+  void *data;
+  int is64;
+} ep_ht_counter_t;
+
+typedef struct ep_ht_update {
+  ep_ht_group_t group;
+  ep_ht_handle_t handle;
+  const void *topkIdx; /* [B, K] int32 or int64 */
+  int idx64, numTokens;
+  ep_ht_counter_t expertCounters, expertOffsets, total; /* [L], [L], [1] */
+  int numSms; /* blocks; all must fit on the GPU at once */
+} ep_ht_update_t;
+
+typedef struct ep_ht_dispatch {
+  ep_ht_group_t group;
+  ep_ht_handle_t handle;
+  const void *tokens, *scales; /* rows 16-byte aligned */
+  const float *weights;        /* [B, K], or NULL: tokens only (backward) */
+  void *outTokens, *outScales; /* [rows, .] */
+  float *outWeights;           /* flat [topkRows, K], expert-major [topkRows] */
+  int64_t *outIdx;             /* flat [topkRows, K] */
+  int64_t topkRows;
+  int tokenBytes, scaleBytes; /* of a row, multiples of 16 */
+  int globalIds;
+  int numSms, numFeeders; /* blocks, and how many of them send first; 0 = chosen */
+} ep_ht_dispatch_t;
+
+typedef struct ep_ht_combine {
+  ep_ht_group_t group;
+  ep_ht_handle_t handle;
+  const void *tokens;       /* the dispatch output's slots */
+  const float *slotWeights; /* backward: as dispatch's outWeights; else NULL */
+  void *out;                /* [B, H] */
+  float *outWeights;        /* backward: [B, K] */
+  trefoil_dtype_t dtype;
+  int rowBytes;
+  int numSms, numFeeders;
+} ep_ht_combine_t;
+
+/* TREFOIL_SYSTEM_ERROR: the launch failed. Nothing is compiled or allocated here. */
+trefoil_result_t epHtUpdate(const ep_ht_update_t *op, void *cudaStream);
+trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *cudaStream);
+trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *cudaStream);
+/* Loads all kernels on the current device, so that no later launch waits for that. */
+trefoil_result_t epHtLoad(void);
+
+/* Where a handle's memory tells the host or other kernels what an Update found (device memory). */
+typedef struct ep_ht_head {
+  int64_t flatTotal;  /* tokens received, each counted once */
+  int64_t slotTotal;  /* slots, padding included: flatTotal when flat */
+  int64_t numRows;    /* rows of the output that dispatch writes: slotTotal, or as far as maxRecv */
+  int32_t trapped;    /* slotTotal > maxRecv and no drop: nothing is written, nothing is added */
+  int32_t badIds;     /* entries that are no expert and not -1 */
+  int32_t numTokens;  /* B */
+  int32_t mostTokens; /* the greatest B of all ranks */
+  int32_t numTopk, expertMajor;
+  int32_t numPads;                    /* rows to be zeroed */
+  int32_t sendCount[EP_HT_MAX_RANKS]; /* own tokens that go to a rank, itself included */
+  int32_t recvCount[EP_HT_MAX_RANKS]; /* tokens of a rank that come here */
+  int64_t recvBase[EP_HT_MAX_RANKS];  /* flat slot of the first of them */
+} ep_ht_head_t;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,251 @@
+// High-throughput combine, flat and expert-major, forward and backward: one launch, two pipelines.
+//
+//   feeders    flat: a slot -> the ring of the token's rank; expert-major: the sum of a token's slots here,
+//              by ascending k, rounded, the same way, the own rank's tokens included
+//   followers  own token: the sum over its ranks, ascending, rounded; flat reads the own rank's row in place
+//
+// What a rank has dropped, or all of it if it was trapped, travels as flags alone and adds nothing.
+#include "kernels/device/ht_gather.cuh"
+#include "kernels/device/ht_scatter.cuh"
+
+namespace {
+
+template <bool EXPERT_MAJOR> struct Feed {
+  static constexpr bool FEEDS = true, WATCH_ONE = EXPERT_MAJOR, FENCE = false, ZERO_ROW = false;
+  static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
+  static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_BUFFER;
+  const HtCombineArgs &a;
+  const HtTables &t;
+  const unsigned long long *sent;
+
+  EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
+  EP_DEV const HtRow &row() const { return a.row; }
+  EP_DEV int owners() const { return group().numRanks - (EXPERT_MAJOR ? 0 : 1); }
+  EP_DEV long long candidates() const {
+    return (long long)t.head->mostTokens * owners() * a.row.numPieces;
+  }
+  EP_DEV void which(int c, HtItem &item) const {
+    const int i = c / a.row.numPieces, turns = owners();
+    item.piece = c - i * a.row.numPieces;
+    item.token = i / turns;
+    const int o = group().rank + 1 + i - item.token * turns;
+    item.source = o < group().numRanks ? o : o - group().numRanks;
+  }
+  EP_DEV int index(const HtItem &item) const {
+    return t.index[(size_t)item.source * group().maxTokens + item.token];
+  }
+  EP_DEV bool valid(int c) const {
+    HtItem item;
+    which(c, item);
+    return index(item) >= 0;
+  }
+  EP_DEV HtUnit unit(const HtItem &item) const {
+    return unitOf(item.source,
+                  sent[item.source] + (unsigned long long)index(item) * a.row.numPieces +
+                      item.piece,
+                  a.ringBits);
+  }
+  EP_DEV int begin(int c, HtItem &item) const {
+    which(c, item);
+    const HtUnit u = unit(item);
+    item.code = u.code;
+    item.gen = u.gen;
+    return EXPERT_MAJOR ? a.op.handle.numTopk : 1;
+  }
+  EP_DEV HtWatch watchOne(const HtItem &item) const {
+    return HtWatch{creditAt(group(), 1, group().rank, item.source, item.code),
+                   (item.gen - 1) & 0x7fffffff, item.source};
+  }
+  // Expert-major: a slot to add. Flat: the slot to copy, which waits for the unit's credit.
+  EP_DEV HtEntry entry(const HtItem &item, int i) const {
+    HtEntry e = {};
+    if (EXPERT_MAJOR) {
+      e.unit.code =
+          t.entries[((size_t)item.source * group().maxTokens + item.token) * a.op.handle.numTopk +
+                    i];
+      e.is = e.unit.code >= 0 && !t.head->trapped;
+    } else {
+      e.unit.code = (int)t.head->recvBase[item.source] + index(item);
+      e.is = e.unit.code < t.head->numRows;
+      e.watch = watchOne(item);
+    }
+    return e;
+  }
+  EP_DEV void isVoid(const HtUnit &) const {}
+  EP_DEV void isEmpty(const HtItem &item) const {
+    storeRelaxed(flagAt(group(), 1, item.source, group().rank, item.code),
+                 (uint32_t)item.gen << 1 | 1);
+  }
+
+  EP_DEV void loadSlot(int slot, const HtItem &item, uint32_t to, uint64_t *full) const {
+    loadRow(a.row, slot, item.piece, a.op.tokens, nullptr, to, full);
+  }
+  EP_DEV void load(const HtItem &item, uint32_t to, uint64_t *full) const { // scatter
+    loadSlot(((const int2 *)(&item + 1))[0].x, item, to, full);
+  }
+  EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const { // gather
+    loadSlot(e.x, item, to, full);
+  }
+  EP_DEV void store(const HtItem &item, uint32_t from) const { // gather
+    bulkStore(unitAt(group(), 1, item.source, group().rank, item.code), from,
+              pieceBytes(a.row, item.piece));
+  }
+  EP_DEV void store(const HtItem &item, int2, uint32_t from) const { store(item, from); }
+
+  // Eight lanes, backward: the gradient of each of the token's weights that is known here, at its k.
+  EP_DEV void sendWeights(const HtItem &item, const int2 *entries, int l) const {
+    if (!a.op.slotWeights || item.piece) return;
+    const int K = a.op.handle.numTopk;
+    const int *here = t.entries + ((size_t)item.source * group().maxTokens + item.token) * K;
+    float *to = unitWeights(group(), unitAt(group(), 1, item.source, group().rank, item.code));
+    for (int k = l; k < K; k += 8) {
+      to[k] = slotWeight(a, here, k, EXPERT_MAJOR ? -1 : entries[0].x);
+    }
+  }
+  // flatSlot -1: expert-major.
+  static EP_DEV float slotWeight(const HtCombineArgs &a, const int *here, int k,
+                                 long long flatSlot) {
+    const int id = here[k], K = a.op.handle.numTopk;
+    if (id < 0) return 0.0f;
+    if (flatSlot < 0) return a.op.slotWeights[id];
+    int at = 0;
+    for (int j = 0; j < K; j++) at += here[j] >= 0 && here[j] < id;
+    return a.op.slotWeights[flatSlot * K + at];
+  }
+  EP_DEV void raise(const HtItem &item, const int2 *, int l) const {
+    if (l || item.n <= 0) return;
+    storeRelaxed(flagAt(group(), 1, item.source, group().rank, item.code), (uint32_t)item.gen << 1);
+    if (group().bytes) {
+      atomicAdd((unsigned long long *)&group().bytes[group().numRanks + item.source],
+                (unsigned long long)pieceBytes(a.row, item.piece));
+    }
+  }
+};
+
+template <bool EXPERT_MAJOR> struct Follow {
+  static constexpr bool FEEDS = false, WATCH_ONE = false, FENCE = true, ZERO_ROW = true;
+  static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
+  static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_ROWS;
+  const HtCombineArgs &a;
+  const HtTables &t;
+  const unsigned long long *received;
+
+  EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
+  EP_DEV const HtRow &row() const { return a.row; }
+  EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numPieces; }
+  EP_DEV bool valid(int) const { return true; }
+  EP_DEV int begin(int c, HtItem &item) const {
+    item.token = c / a.row.numPieces;
+    item.piece = c - item.token * a.row.numPieces;
+    return t.width;
+  }
+  EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
+  EP_DEV HtEntry entry(const HtItem &item, int i) const {
+    HtEntry e = {};
+    const int2 *dests = t.dests + (size_t)item.token * t.width;
+    const int2 d = dests[i];
+    if (d.x < 0) return e;
+    for (int j = i - 1; j >= 0; j--) {
+      if (dests[j].x < 0) return e;
+    }
+    if (!EXPERT_MAJOR && d.x == group().rank) {
+      const int slot = (int)t.head->recvBase[d.x] + d.y;
+      e.is = slot < t.head->numRows;
+      e.unit = HtUnit{HT_LOCAL, slot};
+      return e;
+    }
+    e.is = true;
+    e.unit = unitOf(d.x, received[d.x] + (unsigned long long)d.y * a.row.numPieces + item.piece,
+                    a.ringBits);
+    e.watch = HtWatch{flagAt(group(), 1, group().rank, d.x, e.unit.code), e.unit.gen, d.x};
+    return e;
+  }
+  EP_DEV void isVoid(const HtUnit &u) const { giveCredit(group(), 1, u.code, u.gen); }
+  EP_DEV void isEmpty(const HtItem &) const {}
+
+  EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
+    if (e.x == HT_LOCAL) {
+      loadRow(a.row, e.y, item.piece, a.op.tokens, nullptr, to, full);
+      return;
+    }
+    const int bytes = pieceBytes(a.row, item.piece);
+    barrierExpect(full, bytes);
+    bulkLoad(to, unitAt(group(), 1, group().rank, unitRank(e.x), e.x), bytes, full);
+  }
+  EP_DEV void store(const HtItem &item, uint32_t from) const {
+    storeRow(a.row, item.token, item.piece, a.op.out, nullptr, from);
+  }
+  EP_DEV void release(int2 e) const {
+    if (e.x != HT_LOCAL) giveCredit(group(), 1, e.x, e.y);
+  }
+  // All lanes, backward: the gradient of each of the token's weights, from the rank of its expert.
+  EP_DEV void note(const HtItem &item, const int2 *entries, int n, int lane) const {
+    if (group().bytes && lane == 0 && !EXPERT_MAJOR) {
+      for (int i = 0; i < n; i++) {
+        if (entries[i].x != HT_LOCAL) continue;
+        atomicAdd((unsigned long long *)&group().bytes[group().numRanks + group().rank],
+                  (unsigned long long)pieceBytes(a.row, item.piece));
+      }
+    }
+    if (!a.op.outWeights || item.piece) return;
+    const int K = a.op.handle.numTopk;
+    for (int k = lane; k < K; k += 32) {
+      const int e = t.ids[(size_t)item.token * K + k];
+      const int rank = e < 0 ? -1 : e / group().numLocal;
+      float w = 0.0f;
+      for (int i = 0; i < n; i++) {
+        const int2 entry = entries[i];
+        if (entry.x == HT_LOCAL) {
+          if (rank == group().rank) w = own(item, k, entry.y);
+        } else if (unitRank(entry.x) == rank) {
+          w = __ldcv(unitWeights(group(), unitAt(group(), 1, group().rank, rank, entry.x)) + k);
+        }
+      }
+      a.op.outWeights[(size_t)item.token * K + k] = w;
+    }
+    __syncwarp();
+  }
+  EP_DEV float own(const HtItem &item, int k, long long slot) const {
+    const int K = a.op.handle.numTopk;
+    const int *here = t.entries + ((size_t)group().rank * group().maxTokens + item.token) * K;
+    return Feed<false>::slotWeight(a, here, k, slot);
+  }
+};
+
+template <Elem T, bool EXPERT_MAJOR>
+__global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
+    combineKernel(const __grid_constant__ HtCombineArgs a) {
+  static_assert(!Feed<EXPERT_MAJOR>::ZERO_ROW, "a feeder sends no row for nothing");
+  extern __shared__ __align__(128) char shared[];
+  const ep_ht_group_t &g = a.op.group;
+  HtControl &c = htControl(g);
+  const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
+  const HtTables t = htTables(g, a.op.handle);
+  if (htVolatile(&c.failed)) return;
+  const bool feeds = (int)blockIdx.x < a.split;
+  if (feeds) {
+    const HtBlock b = blockOf(shared, a.feed, a.room, a.slotStride);
+    const Feed<EXPERT_MAJOR> feed{a, t, c.rings[1].sent};
+    arm(b, EXPERT_MAJOR ? gatherReaders(true) : scatterReaders(true), HT_REDUCE_WARPS, false);
+    if constexpr (EXPERT_MAJOR)
+      gatherPipe<T>(b, feed, a.feed, &c.work[1][0]);
+    else
+      scatterPipe(b, feed, a.feed, &c.work[1][0]);
+  }
+  const HtBlock b = blockOf(shared, a.follow, a.room, a.slotStride);
+  arm(b, gatherReaders(false), HT_REDUCE_WARPS, feeds);
+  gatherPipe<T>(b, Follow<EXPERT_MAJOR>{a, t, c.rings[1].received}, a.follow, &c.work[1][1]);
+  leave<true>(g, t, a.row.numPieces, EXPERT_MAJOR, began);
+}
+
+template <Elem T> const void *kernelOf(bool expertMajor) {
+  return expertMajor ? (const void *)combineKernel<T, true> : (const void *)combineKernel<T, false>;
+}
+
+} // namespace
+
+const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor) {
+  return dtype == TREFOIL_F32   ? kernelOf<Elem::F32>(expertMajor)
+         : dtype == TREFOIL_F16 ? kernelOf<Elem::F16>(expertMajor)
+                                : kernelOf<Elem::BF16>(expertMajor);
+}

@@ -1,0 +1,58 @@
+// What the launch code of high throughput hands to its kernels, and the kernels by name.
+#ifndef TREFOIL_KERNELS_HT_KERNELS_CUH
+#define TREFOIL_KERNELS_HT_KERNELS_CUH
+
+#include "kernels/ht.h"
+
+struct UpdateArgs {
+  ep_ht_update_t op;
+  int *counts;           // [rows][chunks]
+  int *keptOf;           // [L]
+  int rows;              // L + 1 + R
+  int perSource, chunks; // chunks of 256 tokens: of a source, of all
+  int idBits, perWord;   // 16 and 4, or 32 and 2
+};
+
+// How rows lie in the caller's tensors and travel: bytes [0, tokenBytes) from the tokens, the rest from the
+// scales, in numPieces pieces of pieceBytes (the last one shorter).
+struct HtRow {
+  int tokenBytes, scaleBytes, rowBytes, pieceBytes, numPieces;
+};
+
+// Shared memory of a block with one of the pipelines (device/ht_pipe.cuh).
+struct HtShape {
+  int slots;    // pieces in the ring
+  int descs;    // work items described at a time
+  int descInts; // of one
+  int take;     // candidates taken at a time
+};
+
+struct HtDispatchArgs {
+  ep_ht_dispatch_t op;
+  HtRow row;
+  HtShape feed, follow;
+  const char *zeros; // a piece of zeros
+  int split;         // blocks below it feed first
+  int ringBits;      // log2 of ringUnits
+  int room;          // slots that a block has memory for
+  int slotStride;    // bytes of one
+};
+
+struct HtCombineArgs {
+  ep_ht_combine_t op;
+  HtRow row;
+  HtShape feed, follow;
+  int split, ringBits, room, slotStride;
+};
+
+const void *epHtUpdateKernel();
+size_t epHtUpdateShared(int rows, int numLocal);
+const void *epHtDispatchKernel();
+const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor);
+
+constexpr int HT_SCATTER_THREADS = 128; // a block of two scatter pipelines
+constexpr int HT_REDUCE_WARPS = 7, HT_REDUCE_GROUPS = 2;
+constexpr int HT_GATHER_THREADS = 128 + HT_REDUCE_WARPS * HT_REDUCE_GROUPS * 32;
+constexpr int HT_DESC_HEAD = 8; // ints in front of a description's entries
+
+#endif

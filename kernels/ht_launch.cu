@@ -1,0 +1,193 @@
+// High throughput: from an operation to a launch. Checks what the kernels rely on, cuts rows into pieces,
+// deals shared memory out, and chooses how many blocks feed and how many follow.
+#include "kernels/ht_kernels.cuh"
+
+#include "kernels/device/ht_pipe.cuh"
+
+extern "C" {
+#include "plan/error.h"
+}
+
+#include <cuda_runtime.h>
+
+namespace {
+
+constexpr int MAX_SHARED = 232448; // of a block on sm_90
+constexpr int FEED_SLOTS = 8;      // a feeder's queue is short on purpose
+
+int roundUp(int n, int to) {
+  return (n + to - 1) / to * to;
+}
+
+int log2Of(int n) {
+  int b = 0;
+  while (1 << b < n) b++;
+  return b;
+}
+
+HtRow rowOf(int tokenBytes, int scaleBytes, const ep_ht_layout_t &at) {
+  HtRow r = {tokenBytes, scaleBytes, tokenBytes + scaleBytes, 0, 0};
+  r.numPieces = (r.rowBytes + (int)at.unitBytes - 1) / (int)at.unitBytes;
+  r.pieceBytes = roundUp((r.rowBytes + r.numPieces - 1) / r.numPieces, 16);
+  return r;
+}
+
+// Slots as shared memory allows; more than 60 bring nothing.
+void shapesOf(const HtRow &row, int feedEntries, int followEntries, HtShape &feed, HtShape &follow,
+              int &room, int &slotStride) {
+  slotStride = roundUp(row.pieceBytes, 128);
+  feed.descInts = HT_DESC_HEAD + 2 * feedEntries;
+  follow.descInts = HT_DESC_HEAD + 2 * followEntries;
+  feed.descs = follow.descs = 32;
+  const int most = feed.descInts > follow.descInts ? feed.descInts : follow.descInts;
+  const int fixed = (int)sizeof(HtProgress) + 32 * most * 4;
+  room = (MAX_SHARED - fixed) / (slotStride + 3 * 8);
+  if (room > 60) room = 60;
+  follow.slots = room;
+  feed.slots = room;
+}
+
+size_t sharedBytes(const HtShape &feed, const HtShape &follow, int room, int slotStride) {
+  const int most = feed.descInts > follow.descInts ? feed.descInts : follow.descInts;
+  return (size_t)room * (slotStride + 24) + sizeof(HtProgress) + (size_t)feed.descs * most * 4;
+}
+
+// Candidates taken at a time: about four that are real.
+int takeOf(int ranks, int topk) {
+  const int real = ranks < topk ? ranks : topk, n = (4 * ranks + real - 1) / real;
+  return n > 32 ? 32 : n;
+}
+
+bool aligned(const void *p) {
+  return ((uintptr_t)p & 15) == 0;
+}
+
+trefoil_result_t checkGroup(const ep_ht_group_t &g, const ep_ht_handle_t &h, int numSms) {
+  EP_CHECK(h.numTopk >= 1 && h.numTopk <= EP_HT_MAX_TOPK, TREFOIL_INVALID_ARGUMENT,
+           "top-k is %d, must be 1 to %d", h.numTopk, EP_HT_MAX_TOPK);
+  EP_CHECK(((uintptr_t)h.memory & 255) == 0 && h.memory, TREFOIL_INVALID_ARGUMENT,
+           "a handle's memory must be 256-byte aligned");
+  EP_CHECK(numSms >= 1, TREFOIL_INVALID_ARGUMENT, "numSms is %d", numSms);
+  EP_CHECK(g.control && g.scratch, TREFOIL_INVALID_ARGUMENT, "control or scratch is NULL");
+  EP_CHECK(h.maxRecv >= 0 && h.maxRecv < INT32_MAX, TREFOIL_INVALID_ARGUMENT,
+           "maxRecv is %lld, must be below 2^31", (long long)h.maxRecv);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t checkRow(const HtRow &row, const ep_ht_group_t &g) {
+  EP_CHECK(row.tokenBytes >= 16 && row.tokenBytes % 16 == 0 && row.scaleBytes >= 0 &&
+               row.scaleBytes % 16 == 0,
+           TREFOIL_INVALID_ARGUMENT,
+           "rows of %d token and %d scale bytes: both must be multiples of 16", row.tokenBytes,
+           row.scaleBytes);
+  EP_CHECK(row.pieceBytes <= (int)g.at.unitBytes, TREFOIL_INVALID_ARGUMENT,
+           "rows of %d bytes do not fit the group's max_token_bytes", row.rowBytes);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shared, void *args,
+                        void *stream) {
+  void *params[] = {args};
+  const cudaError_t e =
+      cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), params, shared, (cudaStream_t)stream);
+  EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the launch failed: %s", cudaGetErrorString(e));
+  return TREFOIL_OK;
+}
+
+// Somebody must follow from the start, or full rings would stop all feeders.
+int splitOf(int blocks, int feeders, int chosen) {
+  const int n = feeders > 0 ? feeders : chosen;
+  return n > blocks - 1 ? blocks - 1 : n;
+}
+
+} // namespace
+
+extern "C" trefoil_result_t epHtUpdate(const ep_ht_update_t *op, void *stream) {
+  EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
+  const ep_ht_group_t &g = op->group;
+  EP_TRY(checkGroup(g, op->handle, op->numSms));
+  EP_CHECK(op->numTokens >= 0 && op->numTokens <= g.maxTokens, TREFOIL_INVALID_ARGUMENT,
+           "%d tokens, at most %d were announced", op->numTokens, g.maxTokens);
+  UpdateArgs a = {};
+  a.op = *op;
+  a.rows = g.numLocal + 1 + g.numRanks;
+  a.perSource = (g.maxTokens + 255) / 256;
+  a.chunks = a.perSource * g.numRanks;
+  a.perWord = g.numExperts < 0xffff ? 4 : 2;
+  a.idBits = 64 / a.perWord;
+  char *scratch = (char *)g.scratch + EP_HT_PIECE_BYTES;
+  a.keptOf = (int *)scratch;
+  a.counts = (int *)(scratch + roundUp(g.numLocal * 4, 256));
+  const int blocks = a.chunks < op->numSms ? a.chunks : op->numSms;
+  return launch(epHtUpdateKernel(), blocks, 256, epHtUpdateShared(a.rows, g.numLocal), &a, stream);
+}
+
+extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *stream) {
+  EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
+  const ep_ht_group_t &g = op->group;
+  const int R = g.numRanks, K = op->handle.numTopk;
+  EP_TRY(checkGroup(g, op->handle, op->numSms));
+  HtDispatchArgs a = {};
+  a.op = *op;
+  a.row = rowOf(op->tokenBytes, op->scaleBytes, g.at);
+  EP_TRY(checkRow(a.row, g));
+  EP_CHECK(aligned(op->tokens) && aligned(op->outTokens) && aligned(op->scales) &&
+               aligned(op->outScales),
+           TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
+  shapesOf(a.row, R < K ? R : K, K > 8 ? K : 8, a.feed, a.follow, a.room, a.slotStride);
+  if (a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
+  a.feed.take = 4;
+  a.follow.take = takeOf(R, K);
+  a.zeros = (const char *)g.scratch;
+  a.ringBits = log2Of(g.at.ringUnits);
+  const int blocks = op->numSms < 2 ? 2 : op->numSms;
+  a.split = splitOf(blocks, op->numFeeders, op->handle.expertMajor ? 10 : 10);
+  return launch(epHtDispatchKernel(), blocks, HT_SCATTER_THREADS,
+                sharedBytes(a.feed, a.follow, a.room, a.slotStride), &a, stream);
+}
+
+extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream) {
+  EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
+  const ep_ht_group_t &g = op->group;
+  const int R = g.numRanks, K = op->handle.numTopk;
+  const bool expertMajor = op->handle.expertMajor;
+  EP_TRY(checkGroup(g, op->handle, op->numSms));
+  EP_CHECK(op->dtype == TREFOIL_F32 || op->dtype == TREFOIL_F16 || op->dtype == TREFOIL_BF16,
+           TREFOIL_INVALID_ARGUMENT, "combine sums f32, f16 and bf16, not %d", (int)op->dtype);
+  HtCombineArgs a = {};
+  a.op = *op;
+  a.row = rowOf(op->rowBytes, 0, g.at);
+  EP_TRY(checkRow(a.row, g));
+  EP_CHECK(aligned(op->tokens) && aligned(op->out), TREFOIL_INVALID_ARGUMENT,
+           "tokens must be 16-byte aligned");
+  shapesOf(a.row, expertMajor ? K : 1, R < K ? R : K, a.feed, a.follow, a.room, a.slotStride);
+  if (!expertMajor && a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
+  a.feed.take = takeOf(R, K);
+  a.follow.take = 4;
+  a.ringBits = log2Of(g.at.ringUnits);
+  const int blocks = op->numSms < 2 ? 2 : op->numSms;
+  a.split = splitOf(blocks, op->numFeeders, expertMajor ? 20 : 10);
+  return launch(epHtCombineKernel(op->dtype, expertMajor), blocks, HT_GATHER_THREADS,
+                sharedBytes(a.feed, a.follow, a.room, a.slotStride), &a, stream);
+}
+
+extern "C" trefoil_result_t epHtLoad(void) {
+  const void *kernels[8];
+  int n = 0;
+  kernels[n++] = epHtUpdateKernel();
+  kernels[n++] = epHtDispatchKernel();
+  for (trefoil_dtype_t t : {TREFOIL_F32, TREFOIL_F16, TREFOIL_BF16}) {
+    kernels[n++] = epHtCombineKernel(t, false);
+    kernels[n++] = epHtCombineKernel(t, true);
+  }
+  for (int i = 0; i < n; i++) {
+    cudaFuncAttributes attributes;
+    cudaError_t e = cudaFuncGetAttributes(&attributes, kernels[i]);
+    if (e == cudaSuccess) {
+      e = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               MAX_SHARED - (int)attributes.sharedSizeBytes);
+    }
+    EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
+  }
+  return TREFOIL_OK;
+}
