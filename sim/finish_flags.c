@@ -37,6 +37,7 @@ trefoil_result_t epFinishFlags(const ep_replay_t *replay, const ep_fabric_t *f,
   for (int r = 0; r < s->numRanks; r++) {
     ep_fs_t done = f->start[r] + replay->sentRows[r] * f->row[TREFOIL_RESOURCE_SEND][r];
     raiseTo(&finish[r], done);
+    raiseTo(&finish[r], f->start[r] + replay->takenRows[r] * f->row[TREFOIL_RESOURCE_RECEIVE][r]);
     offer(&nodes[trefoilNodeOf(s, r)], done, r);
   }
   for (int m = 0; m < numNodes; m++) offer(&all, nodes[m].best, m);

@@ -42,8 +42,7 @@ static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
       {"sendRowNs", c->sendRowNs},       {"sendGbPerSPerSm", c->sendGbPerSPerSm},
       {"receiveRowNs", c->receiveRowNs}, {"receiveGbPerSPerSm", c->receiveGbPerSPerSm},
       {"signalNs", c->signalNs},         {"netSignalNs", c->netSignalNs},
-      {"netStartUs", c->netStartUs},
-      {"nodeRoundUs", c->nodeRoundUs},
+      {"netStartUs", c->netStartUs},     {"nodeRoundUs", c->nodeRoundUs},
   };
   return checkNumbers(numbers, sizeof numbers / sizeof *numbers, of);
 }

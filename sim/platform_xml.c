@@ -42,10 +42,15 @@ typedef struct crossing {
   int index; /* -1: none */
 } crossing_t;
 
+static int limits(const xml_t *x, crossing_t by) {
+  return by.index >= 0 && x->f->row[by.kind][by.index] > 0;
+}
+
 static void writeEdge(const xml_t *x, const char *from, const char *to, const crossing_t *by) {
+  if (!limits(x, by[0]) && !limits(x, by[1])) return; /* SimGrid takes no route without links */
   fprintf(x->file, "    <route src=\"%s\" dst=\"%s\" symmetrical=\"NO\">", from, to);
   for (int i = 0; i < 2; i++) {
-    if (by[i].index < 0 || x->f->row[by[i].kind][by[i].index] == 0) continue;
+    if (!limits(x, by[i])) continue;
     fprintf(x->file, "<link_ctn id=\"%s-%d\"/>", linkNames[by[i].kind], by[i].index);
   }
   fputs("</route>\n", x->file);
