@@ -1,0 +1,123 @@
+#include "gpu_team.h"
+
+#include "plan/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static ep_library_t lib;
+static ncclUniqueId ids[EP_MAX_RANKS + 1];
+static ncclComm_t comms[EP_MAX_RANKS + 1][EP_MAX_RANKS]; /* [ranks][rank], kept from test to test */
+
+/* Once: what the environment names. 0, or why not. */
+static const char *load(void) {
+  static int isDone;
+  static char why[600];
+  if (isDone) return *why ? why : NULL;
+  isDone = 1;
+  ep_library_paths_t paths = {getenv("TREFOIL_LIBRARY"), getenv("TREFOIL_NCCL"),
+                              getenv("TREFOIL_CUDA")};
+  if (!paths.library) {
+    snprintf(why, sizeof why, "TREFOIL_LIBRARY does not say what to test");
+    return why;
+  }
+  if (!paths.nccl) paths.nccl = "libnccl.so.2";
+  if (!paths.cuda) paths.cuda = "libcudart.so";
+  epLibraryHostDevices(EP_MAX_RANKS);
+  if (epLibraryProbe(&paths, NULL) != TREFOIL_OK || epLibraryLoad(&lib, &paths) != TREFOIL_OK)
+    snprintf(why, sizeof why, "%s", trefoilLastError());
+  return *why ? why : NULL;
+}
+
+int gpuTeam(char *why, size_t whyBytes) {
+  const char *reason = load();
+  if (reason) {
+    snprintf(why, whyBytes, "%s", reason);
+    return -1;
+  }
+  int devices = 0;
+  if (lib.cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+  const char *wanted = getenv("TREFOIL_TEST_RANKS");
+  int most = wanted ? atoi(wanted) : lib.isHost ? 3 : 4;
+  return devices < most ? devices : most;
+}
+
+const ep_library_t *gpuLibrary(void) {
+  return &lib;
+}
+
+int gpuIsHost(void) {
+  return lib.isHost;
+}
+
+void gpuBarrier(gpu_rank_t *rank) {
+  pthread_barrier_wait(&rank->run->barrier);
+}
+
+static void fail(gpu_rank_t *rank, const char *when) {
+  gpu_run_t *run = rank->run;
+  pthread_mutex_lock(&run->mutex);
+  if (!*run->failure)
+    snprintf(run->failure, sizeof run->failure, "rank %d, %s: %.2400s", rank->rank.rank, when,
+             trefoilLastError());
+  pthread_mutex_unlock(&run->mutex);
+}
+
+static void *rankMain(void *argument) {
+  gpu_rank_t *rank = argument;
+  gpu_run_t *run = rank->run;
+  int isOpen = epRankOpen(&rank->rank, &ids[run->group->shape.numRanks]) == TREFOIL_OK;
+  if (!isOpen) fail(rank, "opening");
+  gpuBarrier(rank);
+  if (isOpen && !*run->failure && run->work(rank) != TREFOIL_OK) fail(rank, "at work");
+  gpuBarrier(rank);
+  if (isOpen && epRankClose(&rank->rank) != TREFOIL_OK && !run->isLossy) fail(rank, "closing");
+  return NULL;
+}
+
+void gpuRun(gpu_run_t *run, int numRanks) {
+  static int hasId[EP_MAX_RANKS + 1];
+  gpu_rank_t ranks[EP_MAX_RANKS];
+  pthread_t threads[EP_MAX_RANKS];
+  if (!hasId[numRanks] && lib.ncclGetUniqueId(&ids[numRanks]) != ncclSuccess) {
+    snprintf(run->failure, sizeof run->failure, "ncclGetUniqueId failed");
+    return;
+  }
+  hasId[numRanks] = 1;
+  pthread_barrier_init(&run->barrier, NULL, (unsigned)numRanks);
+  pthread_mutex_init(&run->mutex, NULL);
+  *run->failure = 0;
+  for (int r = 0; r < numRanks; r++) {
+    ranks[r] = (gpu_rank_t){.run = run,
+                            .rank = {.lib = &lib,
+                                     .group = run->group,
+                                     .rank = r,
+                                     .device = r,
+                                     .timeoutNs = run->timeoutNs ? run->timeoutNs : 10000000000u,
+                                     .kept = &comms[numRanks][r]}};
+    if (pthread_create(&threads[r], NULL, rankMain, &ranks[r]) != 0) abort();
+  }
+  for (int r = 0; r < numRanks; r++) pthread_join(threads[r], NULL);
+  pthread_barrier_destroy(&run->barrier);
+}
+
+ep_check_group_t gpuGroup(int numRanks, int64_t maxTokens, size_t maxTokenBytes) {
+  ep_check_group_t g = {
+      .shape = {.numRanks = numRanks,
+                .ranksPerNode = numRanks,
+                .numExperts = 4 * numRanks,
+                .topk = 4,
+                .maxTokens = maxTokens},
+      .gpuSubset = 1,
+      .maxTokenBytes = maxTokenBytes,
+      .imageBytes = (size_t)8 << 20,
+      .numHandles = 3,
+  };
+  const trefoil_mode_t modes[] = {TREFOIL_LL_EXPERT_MAJOR, TREFOIL_LL_RANK_MAJOR,
+                                  TREFOIL_LL_EXPERT_MAJOR};
+  for (int i = 0; i < g.numHandles; i++)
+    g.handles[i] = (ep_check_handle_t){
+        .mode = modes[i], .topk = i == 2 ? 2 : 4, .initTopk = i == 2 ? 2 : 4, .shareWith = -1};
+  return g;
+}

@@ -1,0 +1,48 @@
+/* Ranks for the tests that run a library through the C API: threads of this process, a device each, on
+ * real GPUs or on the host runtime. TREFOIL_LIBRARY, TREFOIL_NCCL and TREFOIL_CUDA say what is loaded;
+ * TREFOIL_TEST_RANKS how many ranks (default: one a GPU, at most 4). */
+#ifndef TREFOIL_TESTS_GPU_TEAM_H
+#define TREFOIL_TESTS_GPU_TEAM_H
+
+#include "validate/check_rank.h"
+
+#include <pthread.h>
+
+typedef struct gpu_run gpu_run_t;
+
+/* A rank at work. */
+typedef struct gpu_rank {
+  ep_check_rank_t rank; /* opened: communicator, group, handles */
+  gpu_run_t *run;
+} gpu_rank_t;
+
+/* The life of one group: every rank opens, works, closes. */
+struct gpu_run {
+  const ep_check_group_t *group;
+  trefoil_result_t (*work)(gpu_rank_t *rank);
+  void *context;
+  uint64_t timeoutNs; /* 0: 10 s */
+  int isLossy;        /* the group may be lost by the end: then closing may fail */
+  pthread_barrier_t barrier;
+  pthread_mutex_t mutex;
+  char failure[2600]; /* of the first rank that failed; "" if none did */
+};
+
+/* Loads the libraries; -1 and the reason in why where that cannot be done here, else the number of ranks. */
+int gpuTeam(char *why, size_t whyBytes);
+const ep_library_t *gpuLibrary(void);
+int gpuIsHost(void);
+/* Runs the group on so many ranks; failure is empty if all went well. */
+void gpuRun(gpu_run_t *run, int numRanks);
+void gpuBarrier(gpu_rank_t *rank);
+/* A group of LL with three handles (expert-major top-k, rank-major top-k, expert-major half of it). */
+ep_check_group_t gpuGroup(int numRanks, int64_t maxTokens, size_t maxTokenBytes);
+
+/* A test on as many ranks as there are: skips with the reason where there is no library for it. */
+#define GPU_RANKS(numRanks, least)                                                                 \
+  char gpuWhy[600];                                                                                \
+  int numRanks = gpuTeam(gpuWhy, sizeof gpuWhy);                                                   \
+  if (numRanks < 0) SKIP("%s", gpuWhy);                                                            \
+  if (numRanks < (least)) SKIP("%d GPUs here, %d needed", numRanks, least);
+
+#endif
