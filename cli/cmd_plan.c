@@ -1,4 +1,5 @@
-/* trefoil plan: the closed form over numbers of GPUs, or over the steps of a trace. */
+/* trefoil plan: the Python package plans; --closed-form is here: port loads over numbers of GPUs, or
+ * over the steps of a trace, without Python and without a simulation. */
 #include "cli/cli.h"
 
 #include "cli/scenario.h"
@@ -184,7 +185,7 @@ static int planGpus(const request_t *q, const scenario_t *s) {
   return rc;
 }
 
-int cmdPlan(int argc, char **argv) {
+static int planClosedForm(int argc, char **argv) {
   request_t q = {.of = SCENARIO_DEFAULTS};
   const struct poptOption options[] = {
       {"closed-form", 0, POPT_ARG_NONE, &q.closedForm, 0, "from exact port loads (docs/models.md)",
@@ -202,9 +203,6 @@ int cmdPlan(int argc, char **argv) {
       "as many GPUs as there are experts; more GPUs are replicas."};
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
-  if (!q.closedForm) {
-    return cliUsage("plan", "say --closed-form: it is the one way of planning so far");
-  }
   scenario_t s;
   rc = scenarioLoad("plan", &q.of, &s);
   if (rc >= 0) return rc;
@@ -214,4 +212,10 @@ int cmdPlan(int argc, char **argv) {
            s.cluster.maxGpus < 1024 ? s.cluster.maxGpus : 1024);
   if (!q.gpus) q.gpus = range;
   return planGpus(&q, &s);
+}
+
+int cmdPlan(int argc, char **argv) {
+  for (int i = 1; i < argc; i++)
+    if (!strcmp(argv[i], "--closed-form")) return planClosedForm(argc, argv);
+  return cliRunPython("plan", "trefoil.planner", argc, argv);
 }

@@ -118,13 +118,13 @@ json_t *simulatedJson(const simulated_t *s) {
       shapes, json_pack("{s:i, s:i, s:i}", "expert_hidden", s->of.moe.expertHidden, "gpus_per_node",
                         s->of.cluster.gpusPerNode, "max_gpus", s->of.cluster.maxGpus));
   json_object_update_new(j, shapes);
+  json_t *sms = s->hasRecord ? json_integer(s->sms ? s->sms : s->record.costs.numSms) : json_null();
   json_t *how =
-      json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:i, s:o, s:o}", "dispatch_dtype",
+      json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:o, s:o, s:o}", "dispatch_dtype",
                 s->args.dispatchDtype, "combine_kind", s->args.combine, "variant", s->args.variant,
                 "dispatch_row_bytes", (json_int_t)s->of.spec.dispatchRowBytes, "combine_row_bytes",
-                (json_int_t)s->of.spec.combineRowBytes, "costs", s->record.costs.name, "sms",
-                s->sms ? s->sms : s->record.costs.numSms, "routing", routingJson(s), "what_if",
-                whatIfJson(&s->whatIf));
+                (json_int_t)s->of.spec.combineRowBytes, "costs", s->record.costs.name, "sms", sms,
+                "routing", routingJson(s), "what_if", whatIfJson(&s->whatIf));
   json_object_update_new(j, how);
   for (int op = 0; op < 2; op++) json_object_set_new(j, opNames[op], opJson(s, op));
   json_object_set_new(j, "seconds", json_real((s->result.op[0].us + s->result.op[1].us) * 1e-6));

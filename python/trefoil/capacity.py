@@ -96,7 +96,7 @@ class Configuration:
     ep: int
     nodes: int
     replicas: int
-    sms: int
+    sms: int | None  # None: the costs do not know SMs
     costs: str
     dispatch: Operation
     combine: Operation
@@ -272,15 +272,15 @@ def _misses(c: Configuration, q: Question) -> list[str]:
 
 def _price(c: Configuration) -> tuple[float, ...]:
     """Cheapest first: GPUs of a group, then SMs taken from compute, then time."""
-    return c.ep, c.sms, c.layer
+    return c.ep, c.sms or 0, c.layer
 
 
 def _dearer(c: Configuration, best: Configuration) -> str:
     if c.ep > best.ep:
         return f"takes groups of {c.ep} GPUs where {best.ep} do"
-    if c.sms > best.sms:
+    if (c.sms or 0) > (best.sms or 0):
         return f"takes {c.sms} SMs where {best.sms} do"
-    return f"{c.layer / best.layer:.2g} times as long on as many GPUs and SMs"
+    return f"takes {c.layer / best.layer:.2f} times as long on as many GPUs"
 
 
 def judge(plan: CapacityPlan) -> None:

@@ -23,7 +23,7 @@ HEADINGS = (
     "NVLink port",
     "NIC port",
     "SMs",
-    "EP memory",
+    "buffers",
     "memory",
     "",
 )
@@ -71,7 +71,7 @@ def row_of(c: Configuration, q: Question) -> list[str]:
         "-" if share is None else f"{100 * share:.0f} %",
         format_bytes(sum(o.nvlink_port_bytes for o in both)),
         format_bytes(sum(o.nic_port_bytes for o in both)),
-        str(c.sms),
+        "-" if c.sms is None else str(c.sms),
         "refused" if c.memory.refused else format_bytes(c.memory.buffers + c.memory.outputs),
         format_bytes(c.memory.total),
         MARKS.get(c.verdict, "") if limits_of(q) or c.verdict != "meets" else "",
@@ -131,7 +131,8 @@ def verdict_sentences(plan: CapacityPlan) -> list[str]:
     else:
         lines = [
             f"The cheapest configuration{within}: {chosen.mode.upper()} in groups of {chosen.ep} "
-            f"GPUs, {format_seconds(chosen.layer)} a layer, {chosen.sms} SMs, "
+            f"GPUs, {format_seconds(chosen.layer)} a layer, "
+            f"{f'{chosen.sms} SMs, ' if chosen.sms else ''}"
             f"{format_bytes(chosen.memory.total)} a GPU."
         ]
     return lines + [

@@ -83,7 +83,6 @@ def main() -> int:
         check(len(traced["points"]) == 2 and traced["points"][1]["step"] == 1, "steps of a trace")
         check(traced["points"][0]["dispatch"] == first, "step 0 is the same routing")
     for wrong in (
-        ["plan"],
         ["plan", "--closed-form", "--mode", "fast"],
         ["plan", "--closed-form", "--cluster", "laptop"],
         ["plan", "--closed-form", "--gpus", "16..8"],
