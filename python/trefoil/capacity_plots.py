@@ -300,7 +300,7 @@ def link_maps(plan: CapacityPlan, op: str) -> Figure | None:
     if not maps:
         return None
     nodes, per_node = c.nodes, c.ep // c.nodes
-    height = max(2.0, min(0.55 + 0.16 * nodes, 6.5))
+    height = min(1.1 + 0.17 * nodes, 6.5)
     figure, panels = _figure(1.55 * len(maps) + 0.7, height + 0.5, len(maps))
     image, colours = None, colormaps["YlGnBu"].resampled(25)
     for axes, (name, links) in zip(panels, maps, strict=True):

@@ -27,7 +27,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import (
+    CancelledError,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+    as_completed,
+)
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -187,16 +193,25 @@ def _bar(total: int, label: str, shown: bool | None) -> Any:
 
 
 def _collect(futures: dict[Future[Any], tuple[str, Point]], file: ResultsFile, bar: Any) -> None:
+    """Keeps what comes in. After a failure nothing new is started, but what runs is kept too."""
+    failure: Exception | None = None
     for future in as_completed(futures):
         key, point = futures[future]
-        text, refusal = future.result()
         try:
+            text, refusal = future.result()
             answer = json.loads(text) if text else None
-        except ValueError as error:
-            raise SweepError(f"{arguments_of(point)}: the answer is not JSON") from error
+        except CancelledError:
+            continue
+        except Exception as error:
+            failure = failure or error
+            for other in futures:
+                other.cancel()
+            continue
         file.add(key, point, answer, refusal)
         if bar is not None:
             bar.update()
+    if failure is not None:
+        raise failure
 
 
 def sweep(
