@@ -255,6 +255,7 @@ int epSimGridReplay(const ep_flows_t *flows) {
                        "--cfg=network/crosstraffic:0",
                        "--cfg=network/TCP-gamma:0",
                        "--cfg=surf/precision:1e-12",
+                       "--cfg=network/optim:Full",
                        "--cfg=contexts/stack-size:64",
                        "--log=root.thres:error",
                        NULL};

@@ -10,7 +10,7 @@
 #include "sim/resource_loads.h"
 
 #define MAX_MOVES     ((int64_t)1 << 23) /* of one operation, before chunks are doubled */
-#define SIMGRID_FLOWS 4096               /* about a second of SimGrid; AUTO takes queues above */
+#define SIMGRID_MOVES ((int64_t)1 << 11) /* under a second of SimGrid; AUTO takes queues above */
 #define LONGEST_FS    ((ep_fs_t)1 << 61) /* over half an hour */
 enum { DEFAULT_CHUNK_TOKENS = 64, DEFAULT_TIMEOUT_S = 600 };
 
@@ -141,7 +141,7 @@ static double wallSeconds(void) {
 
 static trefoil_engine_t chooseEngine(const one_t *o) {
   if (o->run->engine != TREFOIL_ENGINE_AUTO) return o->run->engine;
-  int isQuick = trefoilSimHasSimGrid() && o->replay->numMoves <= SIMGRID_FLOWS;
+  int isQuick = trefoilSimHasSimGrid() && o->replay->numMoves <= SIMGRID_MOVES;
   return isQuick ? TREFOIL_ENGINE_SIMGRID : TREFOIL_ENGINE_QUEUES;
 }
 
