@@ -4,8 +4,9 @@
  * one for what it sends in each phase and one for what it receives: the stretch from the first
  * transfer's start to the last one's end. Where at most maxLanes transfers of a (rank, phase) overlap,
  * each is shown too, in as many threads as that takes. A link is a counter: its rate over time, from
- * the transfers that cross it, each spread evenly between its first row's start and its last byte's.
- * Combine starts where dispatch ends. Times are microseconds. */
+ * the transfers that cross it, each spread evenly between its first row's start and its last byte's;
+ * what would exceed the link's rate moves to when it is free. Combine starts where dispatch ends.
+ * Times are microseconds. */
 #include "cli/cli.h"
 #include "cli/simulate.h"
 
@@ -204,13 +205,37 @@ static void spread(double *bins, double binUs, const trefoil_sim_span_t *p) {
   }
 }
 
+/* Nothing above `most` a bin: what is over goes to later bins, and from the last one back. */
+static void cap(double *bins, double most) {
+  double over = 0;
+  for (int pass = 0; pass < 2; pass++) {
+    for (int i = 0; i < numBins; i++) {
+      double *bin = &bins[pass ? numBins - 1 - i : i];
+      over += *bin;
+      *bin = fmin(over, most);
+      over -= *bin;
+    }
+  }
+  bins[0] += over;
+}
+
+/* Bytes a microsecond of a link, from what it had to do; 0: not known. */
+static double rateOf(const trefoil_sim_op_t *o, trefoil_resource_t kind, int index) {
+  for (int i = 0; i < o->numLinks; i++) {
+    const trefoil_sim_link_t *l = &o->links[i];
+    if (l->kind == kind && l->index == index && l->busyUs > 0) return (double)l->bytes / l->busyUs;
+  }
+  return 0;
+}
+
 /* One of the four kinds of ports: a counter for each that carried something. */
-static void writePorts(writer_t *w, trefoil_resource_t kind, const double *bins, double binUs) {
+static void writePorts(writer_t *w, trefoil_resource_t kind, double *bins, double binUs) {
   for (int i = 0; i < w->o->numRanks; i++) {
-    const double *mine = bins + (size_t)i * numBins;
-    double last = 0, sum = 0;
+    double *mine = bins + (size_t)i * numBins, last = 0, sum = 0;
     for (int b = 0; b < numBins; b++) sum += mine[b];
     if (sum <= 0) continue;
+    double most = rateOf(w->o, kind, i);
+    if (most > 0) cap(mine, most * binUs);
     for (int b = 0; b <= numBins; b++) {
       double rate = b < numBins ? mine[b] / binUs * 1e-3 : 0; /* bytes a microsecond to GB/s */
       if (b > 0 && b < numBins && fabs(rate - last) <= 1e-3 * fmax(rate, last)) continue;
