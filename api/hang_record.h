@@ -5,15 +5,22 @@
  * and its operations keep it current: a file stays readable when its process is killed. A file of a
  * group that was destroyed in good order is removed. `trefoil doctor --hang FILES` merges them.
  *
+ * On GPUs the waits are in kernels, which write their part (ep_hang_device_t) themselves: the file's page is
+ * mapped to the device where the file system allows that (tmpfs: /dev/shm, /tmp of most containers), so it is
+ * true whenever the process ends; elsewhere a thread copies it every 20 ms. epHangMerge makes `kinds` of it.
+ *
  * Native byte order, written in place by one process without a lock: `sequence` of a kind is odd
  * while its fields change. Times are CLOCK_REALTIME nanoseconds. */
 #ifndef TREFOIL_API_HANG_RECORD_H
 #define TREFOIL_API_HANG_RECORD_H
 
 #include <stdint.h>
+#include <stdio.h>
+
+#include "kernels/ll.h"
 
 #define EP_HANG_MAGIC   0x474E4148464F5254ull /* "TROFHANG" */
-#define EP_HANG_VERSION 1u
+#define EP_HANG_VERSION 2u
 #define EP_HANG_KINDS   3
 
 typedef enum ep_hang_state {
@@ -32,6 +39,14 @@ typedef struct ep_hang_kind {
   char what[40];    /* "rows", "routing", ... */
 } ep_hang_kind_t;
 
+typedef struct ep_hang_device {
+  int32_t used;          /* 0: a group of the CPU library */
+  int32_t masks;         /* enable_mask */
+  int64_t clockOffsetNs; /* CLOCK_REALTIME minus the device clock */
+  uint64_t finished[2];  /* operations of each ep_ll_kind_t that this rank has finished */
+  ep_ll_record_t wait;   /* the last long wait */
+} ep_hang_device_t;
+
 typedef struct ep_hang_record {
   uint64_t magic;
   uint32_t version, bytes; /* bytes = sizeof(ep_hang_record_t) */
@@ -45,6 +60,47 @@ typedef struct ep_hang_record {
   int32_t culprit; /* on this rank; -1: none */
   char host[64];
   ep_hang_kind_t kinds[EP_HANG_KINDS]; /* update, dispatch, combine */
+  ep_hang_device_t device;
 } ep_hang_record_t;
+
+static inline const char *epHangPhase(uint32_t phase) {
+  switch (phase) {
+  case EP_LL_PHASE_HELLO:
+    return "sign that it is there";
+  case EP_LL_PHASE_ROUTING:
+    return "routing";
+  case EP_LL_PHASE_ROWS:
+    return "rows";
+  case EP_LL_PHASE_WEIGHTS:
+    return "weights";
+  case EP_LL_PHASE_BUFFER:
+    return "receive of the last operation but one";
+  default:
+    return "answer";
+  }
+}
+
+/* A reader's: turns what kernels wrote into what the rest of the record says. */
+static inline void epHangMerge(ep_hang_record_t *r) {
+  const ep_hang_device_t *d = &r->device;
+  if (!d->used) return;
+  for (unsigned k = 0; k < 2; k++) {
+    ep_hang_kind_t *kind = &r->kinds[k + 1];
+    int own = d->wait.state && d->wait.kind == k;
+    int stays = own && d->wait.state == 2 && !d->masks; /* it gave up: so it stays */
+    kind->state = EP_HANG_IDLE;
+    kind->number = d->finished[k];
+    kind->peer = -1;
+    if (!stays && !(own && d->wait.operation > d->finished[k])) continue;
+    kind->state = EP_HANG_WAITING;
+    kind->number = d->wait.operation;
+    kind->sinceNs = d->wait.sinceNs + (uint64_t)d->clockOffsetNs;
+    kind->peer = d->wait.rank >= 0 && d->wait.rank < r->numRanks ? d->wait.rank : -1;
+    snprintf(kind->what, sizeof kind->what, "%s", epHangPhase(d->wait.phase));
+  }
+  if (!d->wait.failed) return;
+  r->failed = !d->masks;
+  r->culprit = d->wait.rank >= 0 && d->wait.rank < r->numRanks ? d->wait.rank : -1;
+}
 
 #endif

@@ -50,7 +50,10 @@ static int readRecord(const char *path, ep_hang_record_t *record, char *why, siz
     cleanText(record->kinds[k].what, sizeof record->kinds[k].what);
   }
   cleanText(record->host, sizeof record->host);
-  if (!ok) snprintf(why, whyBytes, "%s is not a progress record of this version", path);
+  if (ok)
+    epHangMerge(record);
+  else
+    snprintf(why, whyBytes, "%s is not a progress record of this version", path);
   return ok;
 }
 

@@ -76,17 +76,18 @@ static int checkGpuLimits(const ep_group_limits_t *g, int numRanks, int ranksPer
                   "algorithm is HIGH_THROUGHPUT: high-throughput mode is not in this build of "
                   "libnccl_ep; LOW_LATENCY (0) is");
   }
-  if (!inRange(out, "num_ranks", (unsigned)numRanks, 1, EP_GPU_MAX_RANKS)) return 0;
+  if (!inRange(out, "num_ranks", (unsigned)numRanks, 1, EP_LL_GPU_MAX_RANKS)) return 0;
   if (numRanks != ranksPerNode) {
     return refuse(out, TREFOIL_INVALID_USAGE, "ranks_per_node", (unsigned)numRanks,
                   "ranks_per_node is %d of %d ranks: low latency on GPUs needs all ranks in one "
                   "NVLink domain (one LSA team of NCCL)",
                   ranksPerNode, numRanks);
   }
-  if (!inRange(out, "max_dispatch_tokens_per_rank", g->maxTokens, 1, EP_GPU_MAX_TOKENS)) return 0;
-  if (!inRange(out, "max_token_bytes", g->maxTokenBytes, 1, EP_GPU_MAX_TOKEN_BYTES)) return 0;
+  if (!inRange(out, "max_dispatch_tokens_per_rank", g->maxTokens, 1, EP_LL_GPU_MAX_TOKENS))
+    return 0;
+  if (!inRange(out, "max_token_bytes", g->maxTokenBytes, 1, EP_LL_GPU_MAX_TOKEN_BYTES)) return 0;
   unsigned long long R = (unsigned)numRanks, L = (g->numExperts + R - 1) / R;
-  if (!inRange(out, "num_experts", g->numExperts, 1, EP_GPU_MAX_LOCAL * R)) return 0;
+  if (!inRange(out, "num_experts", g->numExperts, 1, EP_LL_GPU_MAX_LOCAL * R)) return 0;
   if (L * R * g->maxTokens <= INT32_MAX) return 1;
   return refuse(out, TREFOIL_INVALID_ARGUMENT, "max_dispatch_tokens_per_rank", INT32_MAX / (L * R),
                 "%llu local experts x %d ranks x %u tokens are 2^31 slots or more", L, numRanks,
@@ -135,8 +136,8 @@ int epCheckHandleLimits(const ep_group_limits_t *g, const ep_handle_limits_t *h,
                   a);
   }
   int ht = g->algorithm == 1;
-  if (g->backend == EP_BACKEND_GPU && h->topk > EP_GPU_MAX_TOPK) {
-    return inRange(out, "num_topk", (unsigned)h->topk, 1, EP_GPU_MAX_TOPK);
+  if (g->backend == EP_BACKEND_GPU && h->topk > EP_LL_GPU_MAX_TOPK) {
+    return inRange(out, "num_topk", (unsigned)h->topk, 1, EP_LL_GPU_MAX_TOPK);
   }
   if (h->topk > EP_MAX_TOPK || (h->topk < 1 && !(ht && h->topk == -1))) {
     return refuse(out, TREFOIL_INVALID_ARGUMENT, "num_topk", h->topk < 1 ? 1 : EP_MAX_TOPK,

@@ -24,11 +24,11 @@
 #define EP_HT_CHUNK_TOKENS 64
 
 /* Narrower on GPUs: asserted against kernels/ll.h in api/gpu. */
-#define EP_GPU_MAX_RANKS       64
-#define EP_GPU_MAX_LOCAL       65534u /* local experts */
-#define EP_GPU_MAX_TOKENS      (1u << 20)
-#define EP_GPU_MAX_TOPK        64
-#define EP_GPU_MAX_TOKEN_BYTES ((1u << 26) - 16)
+#define EP_LL_GPU_MAX_RANKS       64
+#define EP_LL_GPU_MAX_LOCAL       65534u /* local experts */
+#define EP_LL_GPU_MAX_TOKENS      (1u << 20)
+#define EP_LL_GPU_MAX_TOPK        64
+#define EP_LL_GPU_MAX_TOKEN_BYTES ((1u << 26) - 16)
 
 typedef enum ep_backend_kind { EP_BACKEND_CPU = 0, EP_BACKEND_GPU = 1 } ep_backend_kind_t;
 
@@ -96,7 +96,8 @@ typedef struct ep_sizing {
   size_t totals[2][3];      /* [of handle][memory] */
 } ep_sizing_t;
 
-/* A column: fills the table. epSizing: of the CPU library. TREFOIL_INVALID_ARGUMENT with a sentence if the bytes do not fit 63 bits. */
+/* A column: fills the table. epSizing: of the CPU library. TREFOIL_INVALID_ARGUMENT with a sentence if
+ * the bytes do not fit 63 bits. */
 trefoil_result_t epSizing(const ep_sizing_config_t *config, ep_sizing_t *out);
 typedef trefoil_result_t (*ep_sizing_fn_t)(const ep_sizing_config_t *config, ep_sizing_t *out);
 

@@ -1,0 +1,374 @@
+/* A board in shared memory: ranks of one NVLink domain are processes or threads of one machine.
+ *
+ * NCCL's own collective calls (window registration among them) wait for ever for a rank that does not
+ * come, and cannot say which. So ranks first meet here, with a time limit, and go on to NCCL only when
+ * everybody has come with the same call. One file a communicator in /dev/shm, named after its hash,
+ * removed as soon as all have it mapped. Everything is decided under one robust lock, so a meeting
+ * succeeds for all of its ranks or for none: who gives up takes itself off the list of those present,
+ * unless the last one has come meanwhile.
+ *
+ * A rank whose call fails before it comes leaves a note; who waits for it takes the note over after a
+ * second, if it was left at about the time that the wait began. */
+#include "api/gpu/board.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "api/gpu/gpu.h"
+
+#define BOARD_MAGIC 0x3144524f42504531ull
+#define SECOND      1000000000ull
+
+typedef struct seat {
+  ep_board_word_t words[2]; /* of even and odd meetings: a slow rank still reads the last one's */
+  int32_t pid;
+  int32_t failCode;
+  uint64_t pidSpace; /* where that pid means something */
+  uint64_t failNs;   /* 0: no note */
+  char failText[400];
+} seat_t;
+
+typedef struct shared_board {
+  uint64_t magic;
+  pthread_mutex_t lock;
+  uint64_t meetings; /* that took place */
+  uint64_t present;  /* ranks that have come to the next one */
+  seat_t seats[EP_LL_MAX_RANKS];
+} shared_board_t;
+
+struct ep_board {
+  struct ep_board *next;
+  ncclComm_t comm;
+  uint64_t hash;
+  int rank, numRanks, users;
+  shared_board_t *shared;
+};
+
+/* This process's boards, and the files that it may have left. */
+static pthread_mutex_t listLock = PTHREAD_MUTEX_INITIALIZER;
+static struct ep_board *boards;
+static struct left_file {
+  struct left_file *next;
+  uint64_t hash;
+} * leftFiles;
+
+static uint64_t nowNs(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t pidSpace(void) {
+  struct stat s;
+  return stat("/proc/self/ns/pid", &s) == 0 ? (uint64_t)s.st_ino : 0;
+}
+
+static void sitDown(seat_t *seat) {
+  seat->pid = (int32_t)getpid();
+  seat->pidSpace = pidSpace();
+}
+
+static int isGone(const seat_t *seat) {
+  return seat->pid && seat->pidSpace == pidSpace() && kill(seat->pid, 0) != 0 && errno == ESRCH;
+}
+
+static void nameOf(uint64_t hash, char name[64]) {
+  snprintf(name, 64, "/nccl_ep.%u.%016llx", (unsigned)geteuid(), (unsigned long long)hash);
+}
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+static void forgetFile(uint64_t hash) {
+  for (struct left_file **link = &leftFiles, *f; (f = *link);) {
+    if (f->hash == hash) {
+      *link = f->next;
+      free(f);
+    } else {
+      link = &f->next;
+    }
+  }
+}
+
+__attribute__((destructor)) static void removeLeftFiles(void) {
+  char name[64];
+  for (struct left_file *f = leftFiles; f; f = f->next) {
+    nameOf(f->hash, name);
+    shm_unlink(name);
+  }
+}
+
+static trefoil_result_t initShared(shared_board_t *b) {
+  pthread_mutexattr_t a;
+  pthread_mutexattr_init(&a);
+  pthread_mutexattr_setpshared(&a, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
+  int error = pthread_mutex_init(&b->lock, &a);
+  pthread_mutexattr_destroy(&a);
+  EP_CHECK(!error, TREFOIL_SYSTEM_ERROR, "a lock in shared memory: %s", strerror(error));
+  __atomic_store_n(&b->magic, BOARD_MAGIC, __ATOMIC_RELEASE);
+  return TREFOIL_OK;
+}
+
+/* Whoever makes the file prepares it; the others wait for that. */
+static trefoil_result_t mapShared(int fd, int made, shared_board_t **out) {
+  if (made) {
+    EP_CHECK(ftruncate(fd, sizeof(shared_board_t)) == 0, TREFOIL_SYSTEM_ERROR,
+             "/dev/shm: %zu bytes: %s", sizeof(shared_board_t), strerror(errno));
+  }
+  for (uint64_t since = nowNs();; usleep(200)) {
+    if (lseek(fd, 0, SEEK_END) >= (off_t)sizeof(shared_board_t)) break;
+    EP_CHECK(nowNs() - since < 5 * SECOND, TREFOIL_SYSTEM_ERROR,
+             "a file of another run in /dev/shm is not ready; remove /dev/shm/nccl_ep.*");
+  }
+  void *p = mmap(NULL, sizeof(shared_board_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  EP_CHECK(p != MAP_FAILED, TREFOIL_SYSTEM_ERROR, "/dev/shm: cannot map: %s", strerror(errno));
+  shared_board_t *b = p;
+  trefoil_result_t result = made ? initShared(b) : TREFOIL_OK;
+  for (uint64_t since = nowNs(); result == TREFOIL_OK; usleep(200)) {
+    if (__atomic_load_n(&b->magic, __ATOMIC_ACQUIRE) == BOARD_MAGIC) break;
+    if (nowNs() - since > 5 * SECOND) {
+      result = epFail(TREFOIL_SYSTEM_ERROR, "a file of another run in /dev/shm is not ready; "
+                                            "remove /dev/shm/nccl_ep.*");
+    }
+  }
+  if (result != TREFOIL_OK) {
+    munmap(p, sizeof(shared_board_t));
+    return result;
+  }
+  *out = b;
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t openShared(uint64_t hash, shared_board_t **out) {
+  char name[64];
+  nameOf(hash, name);
+  struct left_file *left = malloc(sizeof *left);
+  EP_CHECK(left, TREFOIL_SYSTEM_ERROR, "out of memory");
+  int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600), made = fd >= 0;
+  if (!made && errno == EEXIST) fd = shm_open(name, O_RDWR | O_CLOEXEC, 0600);
+  if (fd < 0 && errno == ENOENT) { /* removed between the two */
+    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    made = fd >= 0;
+  }
+  if (fd < 0) {
+    free(left);
+    return epFail(TREFOIL_SYSTEM_ERROR, "/dev/shm%s: %s", name, strerror(errno));
+  }
+  trefoil_result_t result = mapShared(fd, made, out);
+  close(fd);
+  if (result != TREFOIL_OK) {
+    if (made) shm_unlink(name);
+    free(left);
+    return result;
+  }
+  left->hash = hash;
+  left->next = leftFiles;
+  leftFiles = left;
+  return TREFOIL_OK;
+}
+
+void epBoardUnlink(struct ep_board *board) {
+  char name[64];
+  nameOf(board->hash, name);
+  shm_unlink(name);
+  pthread_mutex_lock(&listLock);
+  forgetFile(board->hash);
+  pthread_mutex_unlock(&listLock);
+}
+
+/* ---- this process's boards ------------------------------------------------------------------- */
+
+static void drop(struct ep_board *b) {
+  for (struct ep_board **link = &boards; *link; link = &(*link)->next) {
+    if (*link != b) continue;
+    *link = b->next;
+    munmap(b->shared, sizeof *b->shared);
+    free(b);
+    return;
+  }
+}
+
+/* Under listLock. A board of a former communicator at the same address goes, if nobody uses it. */
+static struct ep_board *find(ncclComm_t comm, uint64_t hash) {
+  for (struct ep_board *b = boards, *next; b; b = next) {
+    next = b->next;
+    if (b->comm != comm) continue;
+    if (b->hash == hash) return b;
+    if (!b->users) drop(b);
+  }
+  return NULL;
+}
+
+static trefoil_result_t openLocked(ncclComm_t comm, uint64_t hash, int rank, int numRanks,
+                                   struct ep_board **out) {
+  struct ep_board *b = find(comm, hash);
+  if (!b) {
+    b = calloc(1, sizeof *b);
+    EP_CHECK(b, TREFOIL_SYSTEM_ERROR, "out of memory");
+    *b = (struct ep_board){.comm = comm, .hash = hash, .rank = rank, .numRanks = numRanks};
+    trefoil_result_t result = openShared(hash, &b->shared);
+    if (result != TREFOIL_OK) {
+      free(b);
+      return result;
+    }
+    b->next = boards;
+    boards = b;
+  }
+  b->users++;
+  *out = b;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epBoardOpen(ncclComm_t comm, int rank, int numRanks, struct ep_board **out) {
+  uint64_t hash = epGpuCommHash(comm);
+  EP_CHECK(hash && numRanks <= EP_LL_MAX_RANKS, TREFOIL_INVALID_ARGUMENT,
+           "ncclEpCreateGroup: comm is not usable");
+  pthread_mutex_lock(&listLock);
+  trefoil_result_t result = openLocked(comm, hash, rank, numRanks, out);
+  pthread_mutex_unlock(&listLock);
+  return result;
+}
+
+void epBoardClose(struct ep_board *board) {
+  if (!board) return;
+  pthread_mutex_lock(&listLock);
+  if (--board->users == 0) drop(board);
+  pthread_mutex_unlock(&listLock);
+}
+
+/* ---- meeting --------------------------------------------------------------------------------- */
+
+static void lockBoard(shared_board_t *b) {
+  if (pthread_mutex_lock(&b->lock) == EOWNERDEAD) pthread_mutex_consistent(&b->lock);
+}
+
+static const char *const callNames[] = {"",
+                                        "ncclEpCreateGroup",
+                                        "ncclEpCreateGroup",
+                                        "ncclEpInitHandle",
+                                        "ncclEpInitHandle",
+                                        "ncclEpGroupDestroy"};
+
+static trefoil_result_t checkSameCall(const ep_board_word_t *all, int numRanks) {
+  for (int r = 1; r < numRanks; r++) {
+    EP_CHECK(all[0].call == all[r].call, TREFOIL_INVALID_USAGE,
+             "rank 0 calls %s, rank %d %s; all ranks make collective calls in the same order",
+             callNames[all[0].call], r, callNames[all[r].call]);
+  }
+  return TREFOIL_OK;
+}
+
+/* Under the lock: why this rank must not go on waiting; TREFOIL_OK: it may. */
+static trefoil_result_t lookForTrouble(const struct ep_board *b, const ep_board_word_t *mine,
+                                       uint64_t since, uint64_t timeoutNs) {
+  const shared_board_t *s = b->shared;
+  uint64_t now = nowNs();
+  char missing[200] = "";
+  size_t used = 0;
+  int last = -1;
+  for (int r = 0; r < b->numRanks; r++) {
+    if (s->present >> r & 1) continue;
+    const seat_t *seat = &s->seats[r];
+    uint64_t noted = seat->failNs > since ? seat->failNs : since;
+    if (seat->failNs && seat->failNs + SECOND > since && now > noted + SECOND) {
+      return epFail((trefoil_result_t)seat->failCode, "%s: it failed on rank %d: %.300s",
+                    callNames[mine->call], r, seat->failText);
+    }
+    EP_CHECK(!isGone(seat), TREFOIL_REMOTE_ERROR, "%s: rank %d is gone (process %d)",
+             callNames[mine->call], r, seat->pid);
+    if (used < sizeof missing - 12) {
+      used += (size_t)snprintf(missing + used, sizeof missing - used, used ? ", %d" : "%d", r);
+    }
+    last = r;
+  }
+  if (now - since < timeoutNs || last < 0) return TREFOIL_OK;
+  return epFail(TREFOIL_REMOTE_ERROR,
+                "%s: rank %s did not come within %.1f s (ranks meet in /dev/shm)",
+                callNames[mine->call], missing, (double)timeoutNs * 1e-9);
+}
+
+static trefoil_result_t await(struct ep_board *b, const ep_board_word_t *mine, uint64_t meeting,
+                              uint64_t timeoutNs) {
+  shared_board_t *s = b->shared;
+  for (uint64_t since = nowNs();; usleep(nowNs() - since < SECOND / 20 ? 20 : 1000)) {
+    if (__atomic_load_n(&s->meetings, __ATOMIC_ACQUIRE) > meeting) return TREFOIL_OK;
+    lockBoard(s);
+    trefoil_result_t result = TREFOIL_OK;
+    if (s->meetings == meeting) {
+      result = lookForTrouble(b, mine, since, timeoutNs);
+      if (result != TREFOIL_OK) s->present &= ~(1ull << b->rank);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (result != TREFOIL_OK) return result;
+  }
+}
+
+trefoil_result_t epBoardMeet(struct ep_board *b, const ep_board_word_t *mine, uint64_t timeoutNs,
+                             ep_board_word_t *all) {
+  shared_board_t *s = b->shared;
+  seat_t *seat = &s->seats[b->rank];
+  uint64_t everybody = b->numRanks == 64 ? ~0ull : (1ull << b->numRanks) - 1;
+  lockBoard(s);
+  uint64_t meeting = s->meetings;
+  seat->words[meeting & 1] = *mine;
+  sitDown(seat);
+  seat->failNs = 0;
+  s->present |= 1ull << b->rank;
+  if (s->present == everybody) {
+    s->present = 0;
+    __atomic_store_n(&s->meetings, meeting + 1, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&s->lock);
+  EP_TRY(await(b, mine, meeting, timeoutNs));
+  for (int r = 0; r < b->numRanks; r++) all[r] = s->seats[r].words[meeting & 1];
+  return checkSameCall(all, b->numRanks);
+}
+
+/* ---- around a call --------------------------------------------------------------------------- */
+
+void epBoardCallBegin(ncclComm_t comm) {
+  uint64_t hash = epGpuCommHash(comm);
+  pthread_mutex_lock(&listLock);
+  struct ep_board *b = hash ? find(comm, hash) : NULL;
+  if (b) {
+    lockBoard(b->shared);
+    b->shared->seats[b->rank].failNs = 0;
+    pthread_mutex_unlock(&b->shared->lock);
+  }
+  pthread_mutex_unlock(&listLock);
+}
+
+/* The board stays open on this rank, for its next try. */
+void epBoardCallFail(ncclComm_t comm, trefoil_result_t code, const char *why) {
+  uint64_t hash = epGpuCommHash(comm);
+  int rank = 0, numRanks = 0;
+  if (!hash || ncclCommUserRank(comm, &rank) != ncclSuccess ||
+      ncclCommCount(comm, &numRanks) != ncclSuccess || numRanks < 2 || numRanks > EP_LL_MAX_RANKS) {
+    return;
+  }
+  char text[400];
+  snprintf(text, sizeof text, "%s", why);
+  struct ep_board *b = NULL;
+  pthread_mutex_lock(&listLock);
+  if (openLocked(comm, hash, rank, numRanks, &b) == TREFOIL_OK) {
+    b->users--;
+    lockBoard(b->shared);
+    seat_t *seat = &b->shared->seats[rank];
+    memcpy(seat->failText, text, sizeof text);
+    seat->failCode = (int32_t)code;
+    sitDown(seat);
+    seat->failNs = nowNs();
+    pthread_mutex_unlock(&b->shared->lock);
+  }
+  pthread_mutex_unlock(&listLock);
+  epFail(code, "%s", text); /* opening may have recorded another sentence */
+}

@@ -1,0 +1,178 @@
+/* The GPU library: NCCL gives ranks and windows, kernels/ll.h carries the bytes.
+ *
+ * Memory. A group's exchange memory is one window (ncclMemAlloc, ncclCommWindowRegister with flag 0), made
+ * together with the first handle, because top-k decides its size, and made anew if a later handle needs
+ * more. Peers' addresses come from ncclGetLsaDevicePointer. Control memory is this rank's own. Both
+ * layouts of low latency share all of it: operations are numbered per kind, not per layout.
+ *
+ * Launches. An operation's parameter struct is the group's (ep_ll_group_t, kept ready), the handle's and
+ * the call's. Nothing is allocated, copied or waited for at a call.
+ *
+ * Two launches that wait must not keep each other off the GPU: a dispatch takes all SMs, and a combine on
+ * another stream would wait for them while the peer has it the other way round. So launches of a group run
+ * in the order of the calls, also across streams (gpu_launch.c), unless max_num_sms leaves room for two.
+ *
+ * Failures. What waits find goes to a record in host memory; calls look at it (gpu_watch.c). */
+#ifndef TREFOIL_API_GPU_GPU_H
+#define TREFOIL_API_GPU_GPU_H
+
+#include "api/hang_record.h"
+#include "api/object.h"
+#include "kernels/ll.h"
+
+#define EP_GPU_MAX_SMS             132 /* blocks of a launch: all SMs of an H100 or H200 */
+#define EP_GPU_RECORD_BYTES        4096
+#define EP_GPU_HANDLE_OBJECT_BYTES 4096
+
+/* Control memory: kernels' part, mask, byte counters. */
+#define EP_GPU_MASK_AT       EP_LL_CONTROL_BYTES
+#define EP_GPU_BYTES_AT      (EP_GPU_MASK_AT + 4 * EP_LL_MAX_RANKS)
+#define EP_GPU_CONTROL_BYTES (EP_GPU_BYTES_AT + 2 * 8 * EP_LL_MAX_RANKS)
+
+/* The window of one size; older ones stay while captured launches may use them. */
+typedef struct ep_gpu_arena {
+  ep_sizing_t sizing;
+  ep_ll_layout_t at;
+  char *memory;
+  ncclWindow_t window;
+  void *scratch;
+} ep_gpu_arena_t;
+#define EP_GPU_MAX_ARENAS 4
+
+typedef struct ep_gpu_launch_note {
+  int kind, parts;
+} ep_gpu_launch_note_t;
+
+/* Kernel times that are kept (gpu_count.c). */
+typedef struct ep_gpu_times {
+  uint64_t *stamps; /* on the device: [maxLaunches][numSms][2] */
+  ep_gpu_launch_note_t *notes;
+  unsigned maxLaunches;
+  uint64_t numLaunches, numRead;
+} ep_gpu_times_t;
+
+struct ep_board;
+struct ep_gpu_hang;
+
+typedef struct ep_gpu_group {
+  struct ncclEpGroup *group;
+  int device, R, me;
+  int multiProcessors;
+  ep_ll_group_t ll; /* as launches get it; stamps are set per launch */
+  struct ep_board *board;
+  char *control; /* EP_GPU_CONTROL_BYTES */
+  ep_ll_record_t *record;
+  struct ep_gpu_hang *hang; /* NULL: no file */
+  uint32_t gaveUpSeen;
+  ep_gpu_arena_t arenas[EP_GPU_MAX_ARENAS];
+  int numArenas; /* the last one is in use */
+  int captured;  /* a launch was captured */
+  int counted;   /* bytes were counted at some time */
+  ep_gpu_times_t times;
+  /* order of launches across streams */
+  int fitsTwice; /* two launches fit on the GPU together */
+  int hasLast, manyStreams;
+  cudaStream_t lastStream;
+  unsigned long long lastCapture;
+  cudaEvent_t tail[2]; /* of launches outside and in captures */
+  uint64_t numSends;
+} ep_gpu_group_t;
+_Static_assert(sizeof(struct ncclEpGroup) + 64 + sizeof(ep_gpu_group_t) <= EP_GROUP_OBJECT_BYTES,
+               "EP_GROUP_OBJECT_BYTES");
+
+typedef struct ep_gpu_handle {
+  struct ncclEpHandle *handle;
+  ep_gpu_group_t *g;
+  ep_ll_handle_t ll;
+  uint64_t notedNo, dispatchedNo; /* of Updates: the last one, and that of the last Dispatch */
+  union {
+    ep_ll_dispatch_t dispatch;
+    ep_ll_combine_t combine;
+  } pendingOp;
+  int pendingKind; /* ep_ll_kind_t of a send without its receive, -1: none */
+  uint64_t pendingNo;
+  unsigned long long pendingCapture;
+  int receivedEarly; /* by a younger operation of its kind */
+} ep_gpu_handle_t;
+_Static_assert(sizeof(struct ncclEpHandle) + 64 + sizeof(ep_gpu_handle_t) <=
+                   EP_GPU_HANDLE_OBJECT_BYTES,
+               "EP_GPU_HANDLE_OBJECT_BYTES");
+
+static inline ep_gpu_group_t *epGpu(struct ncclEpGroup *g) {
+  return g->state;
+}
+
+/* TREFOIL_SYSTEM_ERROR with the call's name. */
+#define EP_CUDA(call)                                                                              \
+  do {                                                                                             \
+    cudaError_t epCudaError = (call);                                                              \
+    EP_CHECK(epCudaError == cudaSuccess, TREFOIL_SYSTEM_ERROR, "%s: %s", #call,                    \
+             cudaGetErrorString(epCudaError));                                                     \
+  } while (0)
+
+/* ---- gpu_sizing.c ---- */
+ep_ll_config_t epGpuConfig(const ep_sizing_config_t *config);
+trefoil_result_t epGpuSizing(const ep_sizing_config_t *config, ep_sizing_t *out);
+
+/* ---- gpu_comm.c ---- */
+trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode);
+/* 0: the communicator does not tell. */
+uint64_t epGpuCommHash(ncclComm_t comm);
+trefoil_result_t epGpuFindWindow(ncclEpGroup_t group, ncclWindow_t window, ep_window_t *out);
+/* Every rank's address of the start of a window of ours. */
+trefoil_result_t epGpuPeers(ncclEpGroup_t group, ncclWindow_t window, int numRanks, char **peers);
+trefoil_result_t epGpuNccl(ncclComm_t comm, ncclResult_t result, const char *what);
+
+/* ---- gpu_group.c ---- */
+trefoil_result_t epGpuGroupCreate(ncclEpGroup_t group);
+trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group);
+trefoil_result_t epGpuCheckComm(ncclEpGroup_t group);
+/* Makes the group's GPU the current one, and back: pass what the first returned. */
+trefoil_result_t epGpuEnter(const ep_gpu_group_t *g, int *before);
+void epGpuLeave(const ep_gpu_group_t *g, int before);
+
+/* ---- gpu_arena.c ---- */
+/* Collective if the window has to be made. */
+trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing);
+void epGpuArenaFree(ep_gpu_group_t *g, ep_gpu_arena_t *a);
+
+/* ---- gpu_handle.c ---- */
+trefoil_result_t epGpuHandleCreate(ncclEpHandle_t handle);
+trefoil_result_t epGpuHandleDestroy(ncclEpHandle_t handle);
+trefoil_result_t epGpuUpdate(ncclEpHandle_t handle, const ep_update_call_t *call,
+                             cudaStream_t stream);
+trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *call,
+                               cudaStream_t stream);
+trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *call,
+                              cudaStream_t stream);
+trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream);
+
+/* ---- gpu_launch.c ---- */
+/* 0: not capturing. */
+trefoil_result_t epGpuCapture(cudaStream_t stream, unsigned long long *capture);
+/* Launches h's operation, which lies at op, after the group's launches before it. */
+trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, unsigned parts,
+                             cudaStream_t stream);
+
+/* ---- gpu_watch.c ---- */
+trefoil_result_t epGpuWatchOpen(ep_gpu_group_t *g);
+void epGpuWatchClose(ep_gpu_group_t *g);
+void epGpuPoll(ncclEpGroup_t group);
+void epGpuErrorCleared(ncclEpGroup_t group);
+
+/* ---- gpu_mask.c ---- */
+trefoil_result_t epGpuMaskQuery(ncclEpGroup_t group, int *deviceMask, cudaStream_t stream);
+trefoil_result_t epGpuMaskUpdate(ncclEpGroup_t group, const int *hostMask, cudaStream_t stream);
+trefoil_result_t epGpuMaskClean(ncclEpGroup_t group, cudaStream_t stream);
+
+/* ---- gpu_count.c ---- */
+trefoil_result_t epGpuCountBytes(ncclEpGroup_t group, int on);
+trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,
+                                cudaStream_t stream);
+trefoil_result_t epGpuKeepTimes(ncclEpGroup_t group, unsigned maxLaunches);
+trefoil_result_t epGpuReadTimes(ncclEpGroup_t group, ncclEpKernelTime_t *times, unsigned *count,
+                                cudaStream_t stream);
+/* Where this launch's blocks leave their times; NULL: not kept. */
+uint64_t *epGpuStampsFor(ep_gpu_group_t *g, int kind, unsigned parts);
+
+#endif

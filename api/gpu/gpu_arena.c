@@ -1,0 +1,111 @@
+/* Exchange memory: one window a group, made anew when a handle needs a larger top-k.
+ *
+ * Two meetings frame it: before NCCL's collective registration, because that waits for ever for a rank
+ * that failed; and after the memory is zeroed, because a peer may store as soon as it returns. Launches
+ * that were captured have the old addresses in them; so in a group that captured something an old
+ * window stays as long as the group. Operation numbers are the group's, so its marks stay valid. */
+#include "api/gpu/board.h"
+#include "api/gpu/gpu.h"
+
+void epGpuArenaFree(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
+  ncclEpGroup_t group = g->group;
+  if (a->window) ncclCommWindowDeregister(group->comm, a->window);
+  if (a->memory) {
+    ncclMemFree(a->memory);
+    group->allocated[0][EP_MEMORY_SHARED] -= a->sizing.buffers[EP_BUFFER_EXCHANGE].bytes;
+  }
+  if (a->scratch) {
+    epFreeBuffer(group, &a->sizing.buffers[EP_BUFFER_SCRATCH], a->scratch);
+  }
+  *a = (ep_gpu_arena_t){0};
+}
+
+static trefoil_result_t allocAlone(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
+  const ep_buffer_t *b = a->sizing.buffers;
+  ep_ll_config_t config = epGpuConfig(&a->sizing.config);
+  void *p = NULL;
+  EP_TRY(epLlLayout(&config, &a->at));
+  if (b[EP_BUFFER_SCRATCH].bytes) {
+    EP_TRY(epAllocBuffer(g->group, &b[EP_BUFFER_SCRATCH], &a->scratch));
+  }
+  size_t bytes = b[EP_BUFFER_EXCHANGE].bytes;
+  EP_TRY(epGpuNccl(NULL, ncclMemAlloc(&p, bytes), "ncclEpInitHandle: ncclMemAlloc"));
+  a->memory = p;
+  g->group->allocated[0][EP_MEMORY_SHARED] += bytes;
+  EP_CUDA(cudaMemset(p, 0, bytes));
+  EP_CUDA(cudaDeviceSynchronize());
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t openTogether(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
+  ncclComm_t comm = g->group->comm;
+  size_t bytes = a->sizing.buffers[EP_BUFFER_EXCHANGE].bytes;
+  EP_TRY(epGpuNccl(comm, ncclCommWindowRegister(comm, a->memory, bytes, &a->window, 0),
+                   "ncclEpInitHandle: ncclCommWindowRegister"));
+  EP_CHECK(a->window, TREFOIL_INVALID_USAGE,
+           "ncclEpInitHandle: NCCL gave no window: its memory is not peer-accessible "
+           "(NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE)");
+  return epGpuPeers(g->group, a->window, g->R, g->ll.peers);
+}
+
+static int needsNew(const ep_gpu_group_t *g, const ep_sizing_t *sizing) {
+  if (!g->numArenas) return 1;
+  const ep_gpu_arena_t *a = &g->arenas[g->numArenas - 1];
+  return sizing->config.shape.topk > a->sizing.config.shape.topk ||
+         sizing->buffers[EP_BUFFER_SCRATCH].bytes > a->sizing.buffers[EP_BUFFER_SCRATCH].bytes;
+}
+
+static trefoil_result_t meet(ep_gpu_group_t *g, ep_board_call_t call, int topk) {
+  ep_board_word_t all[EP_LL_MAX_RANKS], mine = {.call = call, .topk = (uint32_t)topk};
+  mine.groupId = (uint64_t)g->numArenas;
+  EP_TRY(epBoardMeet(g->board, &mine, g->group->timeoutNs, all));
+  for (int r = 1; r < g->R; r++) {
+    EP_CHECK(all[0].topk == all[r].topk, TREFOIL_INVALID_ARGUMENT,
+             "ncclEpInitHandle: num_topk differs: buffers for %u on rank 0, %u on rank %d; must be "
+             "equal",
+             all[0].topk, all[r].topk, r);
+    EP_CHECK(all[0].groupId == all[r].groupId, TREFOIL_INVALID_USAGE,
+             "ncclEpInitHandle: rank 0 and rank %d name different groups; all ranks make "
+             "collective calls in the same order",
+             r);
+  }
+  return TREFOIL_OK;
+}
+
+/* The last window may go if no captured launch knows it. */
+static void dropOld(ep_gpu_group_t *g) {
+  if (!g->numArenas || g->captured) return;
+  epGpuArenaFree(g, &g->arenas[--g->numArenas]);
+}
+
+trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) {
+  if (!needsNew(g, sizing)) return TREFOIL_OK;
+  EP_CHECK(g->group->numPending == 0, TREFOIL_INVALID_USAGE,
+           "ncclEpInitHandle: a send_only operation is pending and the buffers must grow; call "
+           "ncclEpComplete first");
+  EP_CHECK(g->numArenas < EP_GPU_MAX_ARENAS, TREFOIL_INVALID_USAGE,
+           "ncclEpInitHandle: captured operations use %d buffers of smaller top-k; make the handle "
+           "with the largest num_topk first",
+           g->numArenas);
+  ep_gpu_arena_t a = {.sizing = *sizing};
+  EP_CUDA(cudaDeviceSynchronize());
+  trefoil_result_t result = allocAlone(g, &a);
+  if (result == TREFOIL_OK) {
+    result = meet(g, EP_BOARD_INIT_HANDLE, sizing->config.shape.topk);
+  }
+  char *before[EP_LL_MAX_RANKS];
+  for (int r = 0; r < g->R; r++) before[r] = g->ll.peers[r];
+  if (result == TREFOIL_OK) result = openTogether(g, &a);
+  if (result == TREFOIL_OK) {
+    result = meet(g, EP_BOARD_HANDLE_READY, sizing->config.shape.topk);
+  }
+  if (result != TREFOIL_OK) {
+    for (int r = 0; r < g->R; r++) g->ll.peers[r] = before[r];
+    epGpuArenaFree(g, &a);
+    return result;
+  }
+  dropOld(g);
+  g->arenas[g->numArenas++] = a;
+  g->ll.at = a.at;
+  return TREFOIL_OK;
+}

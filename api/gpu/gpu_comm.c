@@ -1,0 +1,82 @@
+/* What NCCL tells about a communicator and its windows. The only file that includes nccl_device.h. */
+#include <nccl.h>
+#include <nccl_device.h>
+#include <string.h>
+
+#include "api/gpu/gpu.h"
+
+#define OLDEST_NCCL 23007 /* 2.30.7 */
+
+trefoil_result_t epGpuNccl(ncclComm_t comm, ncclResult_t result, const char *what) {
+  if (result == ncclSuccess) return TREFOIL_OK;
+  const char *why = ncclGetLastError(comm);
+  trefoil_result_t code = result == ncclInvalidArgument ? TREFOIL_INVALID_ARGUMENT
+                          : result == ncclInvalidUsage  ? TREFOIL_INVALID_USAGE
+                          : result == ncclRemoteError   ? TREFOIL_REMOTE_ERROR
+                                                        : TREFOIL_SYSTEM_ERROR;
+  return epFail(code, "%s: %s%s%.200s", what, ncclGetErrorString(result), why && *why ? ": " : "",
+                why && *why ? why : "");
+}
+
+static void startQuery(ncclCommProperties_t *p) {
+  memset(p, 0, sizeof *p);
+  p->size = sizeof *p;
+  p->magic = NCCL_API_MAGIC;
+  p->version = NCCL_VERSION_CODE;
+}
+
+static trefoil_result_t query(ncclComm_t comm, ncclCommProperties_t *p) {
+  int version = 0;
+  ncclGetVersion(&version);
+  EP_CHECK(version >= OLDEST_NCCL, TREFOIL_INVALID_USAGE,
+           "ncclEpCreateGroup: the process has NCCL %d.%d.%d; libnccl_ep needs 2.30.7 or newer (an "
+           "older library may come first in LD_LIBRARY_PATH or from another package)",
+           version / 10000, version / 100 % 100, version % 100);
+  startQuery(p);
+  return epGpuNccl(comm, ncclCommQueryProperties(comm, p), "ncclEpCreateGroup: comm");
+}
+
+trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode) {
+  ncclCommProperties_t p;
+  EP_TRY(query(comm, &p));
+  EP_CHECK(p.deviceApiSupport, TREFOIL_INVALID_USAGE,
+           "ncclEpCreateGroup: NCCL has no device API on this communicator: some pair of its GPUs "
+           "has no peer access (nvidia-smi topo -p2p r), or cuMem is off (NCCL_CUMEM_ENABLE)");
+  int teams = p.nLsaTeams > 0 ? p.nLsaTeams : 1;
+  EP_CHECK(p.nRanks % teams == 0, TREFOIL_INVALID_ARGUMENT,
+           "ncclEpCreateGroup: %d ranks in %d LSA teams; must divide evenly", p.nRanks, teams);
+  *rank = p.rank;
+  *numRanks = p.nRanks;
+  *ranksPerNode = p.nRanks / teams;
+  return TREFOIL_OK;
+}
+
+uint64_t epGpuCommHash(ncclComm_t comm) {
+  ncclCommProperties_t p;
+  startQuery(&p);
+  return ncclCommQueryProperties(comm, &p) == ncclSuccess ? p.commHash : 0;
+}
+
+/* NCCL tells a window's address, not its length nor its flags: what lies past its end is the caller's. */
+trefoil_result_t epGpuFindWindow(ncclEpGroup_t group, ncclWindow_t window, ep_window_t *out) {
+  void *base = NULL;
+  ncclResult_t result = ncclWinGetUserPtr(group->comm, window, &base);
+  EP_CHECK(result == ncclSuccess && base, TREFOIL_INVALID_ARGUMENT,
+           "win_hdl %p is not a window of the group's communicator", (void *)window);
+  *out = (ep_window_t){.base = base, .bytes = SIZE_MAX, .symmetric = 1};
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuPeers(ncclEpGroup_t group, ncclWindow_t window, int numRanks, char **peers) {
+  for (int r = 0; r < numRanks; r++) {
+    void *p = NULL;
+    EP_TRY(epGpuNccl(group->comm, ncclGetPeerDevicePointer(window, 0, r, &p),
+                     "ncclEpInitHandle: ncclGetPeerDevicePointer"));
+    EP_CHECK(p, TREFOIL_INVALID_USAGE,
+             "ncclEpInitHandle: rank %d's memory cannot be reached from rank %d; low latency needs "
+             "all ranks in one NVLink domain",
+             r, group->rank);
+    peers[r] = p;
+  }
+  return TREFOIL_OK;
+}

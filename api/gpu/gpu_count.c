@@ -1,0 +1,123 @@
+/* Byte counters and kernel times: off until asked for (trefoil/device.h). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/gpu/gpu.h"
+
+trefoil_result_t epGpuCountBytes(ncclEpGroup_t group, int on) {
+  ep_gpu_group_t *g = epGpu(group);
+  g->ll.bytes = on ? (uint64_t *)(g->control + EP_GPU_BYTES_AT) : NULL;
+  if (on) g->counted = 1;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,
+                                cudaStream_t stream) {
+  ep_gpu_group_t *g = epGpu(group);
+  EP_CHECK(g->counted, TREFOIL_INVALID_USAGE,
+           "ncclEpReadBytes: this group never counted; call ncclEpCountBytes(group, 1) first, or "
+           "set NCCL_EP_COUNT_BYTES=1");
+  size_t size = (size_t)g->R * sizeof(uint64_t);
+  uint64_t *counts = (uint64_t *)(g->control + EP_GPU_BYTES_AT) + kind * g->R,
+           copy[EP_LL_MAX_RANKS];
+  EP_CUDA(cudaMemcpyAsync(copy, counts, size, cudaMemcpyDeviceToHost, stream));
+  EP_CUDA(cudaStreamSynchronize(stream));
+  if (reset) {
+    EP_CUDA(cudaMemsetAsync(counts, 0, size, stream));
+    EP_CUDA(cudaStreamSynchronize(stream));
+  }
+  memcpy(bytes, copy, size);
+  return TREFOIL_OK;
+}
+
+/* ---- times ----------------------------------------------------------------------------------- */
+
+static size_t stampsOf(const ep_gpu_group_t *g) {
+  return (size_t)g->ll.numSms * 2;
+}
+
+static void forget(ep_gpu_times_t *t) {
+  if (t->stamps) cudaFree(t->stamps);
+  free(t->notes);
+  *t = (ep_gpu_times_t){0};
+}
+
+static trefoil_result_t keep(ep_gpu_group_t *g, unsigned maxLaunches) {
+  ep_gpu_times_t t = {.maxLaunches = maxLaunches};
+  size_t bytes = maxLaunches * stampsOf(g) * sizeof(uint64_t);
+  EP_CUDA(cudaDeviceSynchronize());
+  if (maxLaunches) {
+    void *p = NULL;
+    EP_CUDA(cudaMalloc(&p, bytes));
+    t.stamps = p;
+    t.notes = calloc(maxLaunches, sizeof *t.notes);
+    if (!t.notes || cudaMemset(p, 0, bytes) != cudaSuccess) {
+      forget(&t);
+      return epFail(TREFOIL_SYSTEM_ERROR, "ncclEpKeepTimes: out of memory");
+    }
+  }
+  forget(&g->times);
+  g->times = t;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuKeepTimes(ncclEpGroup_t group, unsigned maxLaunches) {
+  ep_gpu_group_t *g = epGpu(group);
+  if (!maxLaunches && !g->times.stamps) return TREFOIL_OK;
+  int before;
+  EP_TRY(epGpuEnter(g, &before));
+  trefoil_result_t result = keep(g, maxLaunches);
+  epGpuLeave(g, before);
+  return result;
+}
+
+uint64_t *epGpuStampsFor(ep_gpu_group_t *g, int kind, unsigned parts) {
+  ep_gpu_times_t *t = &g->times;
+  if (!t->stamps) return NULL;
+  uint64_t idx = t->numLaunches++ % t->maxLaunches;
+  t->notes[idx] = (ep_gpu_launch_note_t){kind, (int)parts};
+  return t->stamps + idx * stampsOf(g);
+}
+
+static ncclEpKernelTime_t timeOf(const ep_gpu_group_t *g, const uint64_t *stamps,
+                                 ep_gpu_launch_note_t note) {
+  ncclEpKernelTime_t t = {.kind = note.kind, .parts = note.parts, .numBlocks = g->ll.numSms};
+  uint64_t first = stamps[0];
+  if (!first) return t; /* it has not run */
+  t.startNs = first;
+  t.numBlocks = 0;
+  for (int b = 0; b < g->ll.numSms; b++) {
+    if (stamps[2 * b + 1] < first)
+      continue; /* no block of this launch: zero, or left by an older one */
+    if (stamps[2 * b] < t.startNs) t.startNs = stamps[2 * b];
+    if (stamps[2 * b + 1] > t.endNs) t.endNs = stamps[2 * b + 1];
+    t.numBlocks++;
+  }
+  return t;
+}
+
+trefoil_result_t epGpuReadTimes(ncclEpGroup_t group, ncclEpKernelTime_t *times, unsigned *count,
+                                cudaStream_t stream) {
+  ep_gpu_group_t *g = epGpu(group);
+  ep_gpu_times_t *t = &g->times;
+  EP_CHECK(t->stamps, TREFOIL_INVALID_USAGE,
+           "ncclEpReadTimes: no times are kept; call ncclEpKeepTimes first");
+  uint64_t last = t->numLaunches, first = t->numRead;
+  if (last - first > t->maxLaunches) first = last - t->maxLaunches;
+  if (last - first > *count) first = last - *count;
+  size_t perLaunch = stampsOf(g), bytes = t->maxLaunches * perLaunch * sizeof(uint64_t);
+  uint64_t *copy = malloc(bytes);
+  EP_CHECK(copy, TREFOIL_SYSTEM_ERROR, "ncclEpReadTimes: out of memory");
+  cudaError_t error = cudaMemcpyAsync(copy, t->stamps, bytes, cudaMemcpyDeviceToHost, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  for (uint64_t i = first; error == cudaSuccess && i < last; i++) {
+    uint64_t idx = i % t->maxLaunches;
+    times[i - first] = timeOf(g, copy + idx * perLaunch, t->notes[idx]);
+  }
+  free(copy);
+  EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "ncclEpReadTimes: %s",
+           cudaGetErrorString(error));
+  *count = (unsigned)(last - first);
+  t->numRead = last;
+  return TREFOIL_OK;
+}

@@ -1,0 +1,23 @@
+/* Small kernels of the GPU library itself. C and C++. */
+#ifndef TREFOIL_API_GPU_GPU_DEVICE_H
+#define TREFOIL_API_GPU_GPU_DEVICE_H
+
+#include <stdint.h>
+
+#include "trefoil/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* mask[r] = bit r of active, r < numRanks; stream-ordered. */
+trefoil_result_t epGpuSetMask(int *mask, uint64_t active, int numRanks, void *stream);
+/* CLOCK_REALTIME minus the device clock (%globaltimer), nanoseconds; waits. */
+trefoil_result_t epGpuClockOffset(int64_t *offsetNs);
+/* Loads these kernels, so that no later call does. */
+trefoil_result_t epGpuLoadSmall(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

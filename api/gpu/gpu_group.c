@@ -1,0 +1,163 @@
+/* Groups: what every rank has alone, then all together. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/gpu/board.h"
+#include "api/gpu/gpu.h"
+#include "api/gpu/gpu_device.h"
+
+static ep_gpu_group_t *stateOf(ncclEpGroup_t group) {
+  uintptr_t end = (uintptr_t)(group + 1);
+  return (ep_gpu_group_t *)((end + 63) / 64 * 64);
+}
+
+trefoil_result_t epGpuEnter(const ep_gpu_group_t *g, int *before) {
+  EP_CUDA(cudaGetDevice(before));
+  if (*before != g->device) EP_CUDA(cudaSetDevice(g->device));
+  return TREFOIL_OK;
+}
+
+void epGpuLeave(const ep_gpu_group_t *g, int before) {
+  if (before != g->device) cudaSetDevice(before);
+}
+
+/* NCCL has no way to tell a live communicator from a destroyed one. */
+trefoil_result_t epGpuCheckComm(ncclEpGroup_t group) {
+  (void)group;
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t findDevice(ep_gpu_group_t *g) {
+  int major = 0;
+  EP_TRY(epGpuNccl(g->group->comm, ncclCommCuDevice(g->group->comm, &g->device),
+                   "ncclEpCreateGroup: comm"));
+  EP_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, g->device));
+  EP_CHECK(major >= 9, TREFOIL_INVALID_USAGE,
+           "ncclEpCreateGroup: GPU %d has compute capability %d.x; libnccl_ep needs 9.0 (H100) or "
+           "newer",
+           g->device, major);
+  EP_CUDA(cudaDeviceGetAttribute(&g->multiProcessors, cudaDevAttrMultiProcessorCount, g->device));
+  return TREFOIL_OK;
+}
+
+static void chooseSms(ep_gpu_group_t *g) {
+  unsigned most = g->group->config.max_num_sms;
+  int sms = g->multiProcessors < EP_GPU_MAX_SMS ? g->multiProcessors : EP_GPU_MAX_SMS;
+  if (most && (int)most < sms) sms = (int)most;
+  g->ll.numSms = sms;
+  g->fitsTwice = 2 * sms <= g->multiProcessors;
+}
+
+/* Control memory, kernels, events: everything that one rank can fail at alone. */
+static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
+  ncclEpGroup_t group = g->group;
+  chooseSms(g);
+  EP_TRY(epLlLoad());
+  EP_TRY(epGpuLoadSmall());
+  void *p;
+  EP_TRY(epAllocBuffer(group, control, &p));
+  g->control = p;
+  char image[EP_GPU_CONTROL_BYTES] = {0};
+  epLlControlInit(image, 0);
+  int *mask = (int *)(image + EP_GPU_MASK_AT);
+  for (int r = 0; r < EP_LL_MAX_RANKS; r++) mask[r] = 1;
+  EP_CUDA(cudaMemcpy(g->control, image, sizeof image, cudaMemcpyHostToDevice));
+  for (int i = 0; i < 2; i++) {
+    EP_CUDA(cudaEventCreateWithFlags(&g->tail[i], cudaEventDisableTiming));
+  }
+  EP_TRY(epGpuWatchOpen(g));
+  ep_ll_group_t *ll = &g->ll;
+  ll->control = g->control;
+  ll->mask = (int *)(g->control + EP_GPU_MASK_AT);
+  ll->timeoutNs = group->timeoutNs;
+  ll->rank = g->me;
+  ll->numRanks = g->R;
+  ll->numExperts = (int)group->limits.numExperts;
+  ll->numLocal = (ll->numExperts + g->R - 1) / g->R;
+  ll->maxTokens = (int)group->limits.maxTokens;
+  ll->enableMask = group->limits.enableMask != 0;
+  const char *count = getenv("NCCL_EP_COUNT_BYTES");
+  if (count && *count && strcmp(count, "0") != 0) return epGpuCountBytes(group, 1);
+  return TREFOIL_OK;
+}
+
+static void release(ep_gpu_group_t *g, const ep_buffer_t *control) {
+  epGpuWatchClose(g);
+  epGpuKeepTimes(g->group, 0);
+  for (int i = 0; i < 2; i++) {
+    if (g->tail[i]) cudaEventDestroy(g->tail[i]);
+  }
+  if (g->control) epFreeBuffer(g->group, control, g->control);
+}
+
+/* Settings are compared before anything is made, and nobody goes on if one rank could not. */
+static trefoil_result_t join(ep_gpu_group_t *g, const ep_buffer_t *control) {
+  ep_board_word_t all[EP_LL_MAX_RANKS], mine = {.call = EP_BOARD_CREATE_GROUP};
+  ep_settings_t settings[EP_LL_MAX_RANKS];
+  epSettingsOf(g->group, &mine.settings);
+  EP_TRY(epBoardMeet(g->board, &mine, g->group->timeoutNs, all));
+  for (int r = 0; r < g->R; r++) settings[r] = all[r].settings;
+  EP_TRY(epSettingsCompare(settings, g->R));
+  EP_TRY(prepare(g, control));
+  mine.call = EP_BOARD_GROUP_READY;
+  return epBoardMeet(g->board, &mine, g->group->timeoutNs, all);
+}
+
+static trefoil_result_t create(ep_gpu_group_t *g) {
+  ncclEpGroup_t group = g->group;
+  ep_sizing_t sizing;
+  ep_handle_limits_t any = {.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR, .topk = 1};
+  ep_sizing_config_t config = epSizingConfig(&group->limits, &any, g->R, group->ranksPerNode);
+  EP_TRY(epGpuSizing(&config, &sizing));
+  EP_TRY(epBoardOpen(group->comm, g->me, g->R, &g->board));
+  trefoil_result_t result = join(g, &sizing.buffers[EP_BUFFER_CONTROL]);
+  if (result == TREFOIL_OK) {
+    epBoardUnlink(g->board);
+    return TREFOIL_OK;
+  }
+  release(g, &sizing.buffers[EP_BUFFER_CONTROL]);
+  epBoardClose(g->board);
+  return result;
+}
+
+trefoil_result_t epGpuGroupCreate(ncclEpGroup_t group) {
+  ep_gpu_group_t *g = stateOf(group);
+  memset(g, 0, sizeof *g);
+  group->state = g;
+  g->group = group;
+  g->me = group->rank;
+  g->R = group->numRanks;
+  int before;
+  EP_TRY(findDevice(g));
+  EP_TRY(epGpuEnter(g, &before));
+  trefoil_result_t result = create(g);
+  epGpuLeave(g, before);
+  return result;
+}
+
+/* A rank of a lost group may still store into this rank's window: then it stays, until the process
+ * ends. */
+static int everybodyLeft(ep_gpu_group_t *g) {
+  ep_board_word_t all[EP_LL_MAX_RANKS], mine = {.call = EP_BOARD_DESTROY_GROUP};
+  uint64_t second = 1000000000u, timeout = g->group->timeoutNs;
+  if (g->gaveUpSeen && timeout > second) timeout = second;
+  return epBoardMeet(g->board, &mine, timeout, all) == TREFOIL_OK;
+}
+
+trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group) {
+  ep_gpu_group_t *g = epGpu(group);
+  int before;
+  EP_TRY(epGpuEnter(g, &before));
+  cudaError_t error = cudaDeviceSynchronize();
+  epGpuPoll(group);
+  if (everybodyLeft(g)) {
+    for (int i = 0; i < g->numArenas; i++) epGpuArenaFree(g, &g->arenas[i]);
+  }
+  ep_buffer_t control = {
+      .name = "control", .memory = EP_MEMORY_DEVICE, .bytes = EP_GPU_CONTROL_BYTES};
+  release(g, &control);
+  epBoardClose(g->board);
+  epGpuLeave(g, before);
+  if (error != cudaSuccess) cudaGetLastError();
+  return TREFOIL_OK;
+}

@@ -1,0 +1,167 @@
+/* Handles: calls become the kernels' parameter structs.
+ *
+ * An Update only notes the routing's address. Dispatch leaves in the handle's memory what combine needs
+ * (which rows are owed to whom), so a Combine wants a Dispatch since the last Update. */
+#include <string.h>
+
+#include "api/gpu/gpu.h"
+
+static ep_gpu_handle_t *stateOf(ncclEpHandle_t handle) {
+  uintptr_t end = (uintptr_t)(handle + 1);
+  return (ep_gpu_handle_t *)((end + 63) / 64 * 64);
+}
+
+static trefoil_result_t makeMemory(ncclEpHandle_t handle) {
+  EP_CUDA(cudaMemset(handle->handleMem, 0, handle->sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes));
+  EP_CUDA(cudaDeviceSynchronize());
+  return epGpuArenaEnsure(epGpu(handle->group), &handle->sizing);
+}
+
+trefoil_result_t epGpuHandleCreate(ncclEpHandle_t handle) {
+  ep_gpu_handle_t *h = stateOf(handle);
+  memset(h, 0, sizeof *h);
+  handle->state = h;
+  h->handle = handle;
+  h->g = epGpu(handle->group);
+  h->pendingKind = -1;
+  int rankMajor = handle->mode == TREFOIL_LL_RANK_MAJOR;
+  h->ll = (ep_ll_handle_t){
+      .memory = handle->handleMem,
+      .numTopk = handle->topk,
+      .rankMajor = rankMajor,
+      .sum = rankMajor                  ? EP_LL_SUM_RANKS
+             : handle->group->llPartial ? EP_LL_SUM_PARTIAL
+                                        : EP_LL_SUM_EXACT,
+  };
+  int before;
+  EP_TRY(epGpuEnter(h->g, &before));
+  trefoil_result_t result = makeMemory(handle);
+  epGpuLeave(h->g, before);
+  return result;
+}
+
+trefoil_result_t epGpuHandleDestroy(ncclEpHandle_t handle) {
+  ep_gpu_handle_t *h = handle->state;
+  int before;
+  EP_TRY(epGpuEnter(h->g, &before));
+  cudaError_t error = cudaDeviceSynchronize();
+  epGpuLeave(h->g, before);
+  EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "ncclEpHandleDestroy: %s",
+           cudaGetErrorString(error));
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuUpdate(ncclEpHandle_t handle, const ep_update_call_t *call,
+                             cudaStream_t stream) {
+  (void)stream;
+  ep_gpu_handle_t *h = handle->state;
+  h->ll.topkIdx = call->topkIdx;
+  h->ll.idx64 = call->is64;
+  h->notedNo++;
+  return TREFOIL_OK;
+}
+
+/* ---- halves ---------------------------------------------------------------------------------- */
+
+static trefoil_result_t receive(ep_gpu_handle_t *h, cudaStream_t stream) {
+  return epGpuLaunch(h, (ep_ll_kind_t)h->pendingKind, &h->pendingOp, EP_LL_RECV, stream);
+}
+
+/* Receives run in the order of the sends, and before a whole operation that follows them: two numbers
+ * of a kind share a buffer. An older pending operation of this kind than send `no` is received first; its
+ * outputs are the library's until its own Complete. */
+static trefoil_result_t receiveOlder(ep_gpu_handle_t *h, ep_ll_kind_t kind, uint64_t no,
+                                     cudaStream_t stream) {
+  if (!h->handle->group->numPending) return TREFOIL_OK;
+  unsigned long long capture;
+  EP_TRY(epGpuCapture(stream, &capture));
+  for (struct ncclEpHandle *other = h->handle->group->handles; other; other = other->next) {
+    ep_gpu_handle_t *o = other->state;
+    if (o->pendingKind != (int)kind || o->receivedEarly || o->pendingNo >= no) continue;
+    EP_CHECK(capture == o->pendingCapture, TREFOIL_INVALID_USAGE,
+             "an earlier send_only operation of this kind is pending, %s a graph, and would be "
+             "received %s; call ncclEpComplete on its handle first",
+             capture ? "sent outside" : "captured in", capture ? "in one" : "outside");
+    EP_TRY(receive(o, stream));
+    o->receivedEarly = 1;
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t run(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, size_t bytes,
+                            int sendOnly, cudaStream_t stream) {
+  if (!sendOnly) {
+    EP_TRY(receiveOlder(h, kind, UINT64_MAX, stream));
+    return epGpuLaunch(h, kind, op, EP_LL_BOTH, stream);
+  }
+  unsigned long long capture;
+  EP_TRY(epGpuCapture(stream, &capture));
+  EP_TRY(epGpuLaunch(h, kind, op, EP_LL_SEND, stream));
+  memcpy(&h->pendingOp, op, bytes);
+  h->pendingKind = (int)kind;
+  h->pendingNo = ++h->g->numSends;
+  h->pendingCapture = capture;
+  h->receivedEarly = 0;
+  return TREFOIL_OK;
+}
+
+/* An operation that another one received early is done for this stream too: launches of a group are
+ * ordered, and this call is one. */
+trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
+  ep_gpu_handle_t *h = handle->state;
+  ep_ll_kind_t kind = (ep_ll_kind_t)h->pendingKind;
+  if (h->receivedEarly) {
+    EP_TRY(epGpuLaunch(h, kind, NULL, 0, stream));
+  } else {
+    EP_TRY(receiveOlder(h, kind, h->pendingNo, stream));
+    EP_TRY(receive(h, stream));
+  }
+  h->pendingKind = -1;
+  h->receivedEarly = 0;
+  return TREFOIL_OK;
+}
+
+/* ---- operations ------------------------------------------------------------------------------ */
+
+trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *call,
+                               cudaStream_t stream) {
+  ep_gpu_handle_t *h = handle->state;
+  ep_gpu_group_t *g = h->g;
+  int e4m3 = call->quant == EP_QUANT_E4M3;
+  ep_ll_dispatch_t op = {.group = g->ll, .handle = h->ll};
+  op.tokens = call->tokens;
+  op.scales = call->scales;
+  op.weights = call->weights;
+  op.outTokens = call->out.tokens;
+  op.outScales = call->out.scales;
+  op.outWeights = call->out.weights;
+  op.outIdx = call->out.idx;
+  op.counters = h->ll.rankMajor ? call->srcRankCounters.data : call->expertCounters.data;
+  op.scratch = g->arenas[g->numArenas - 1].scratch;
+  op.numTokens = (int)call->numTokens;
+  op.tokenBytes = (int)call->tokenBytes;
+  op.scaleBytes = (int)call->scaleBytes;
+  op.quant = !e4m3               ? EP_LL_QUANT_NONE
+             : call->roundScales ? EP_LL_QUANT_E4M3_POW2
+                                 : EP_LL_QUANT_E4M3;
+  op.globalIds = call->globalIds;
+  EP_TRY(run(h, EP_LL_DISPATCH, &op, sizeof op, call->sendOnly, stream));
+  h->dispatchedNo = h->notedNo;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *call,
+                              cudaStream_t stream) {
+  ep_gpu_handle_t *h = handle->state;
+  EP_CHECK(h->dispatchedNo == h->notedNo, TREFOIL_INVALID_USAGE,
+           "ncclEpCombine: no ncclEpDispatch on this handle since its ncclEpUpdateHandle; low "
+           "latency on GPUs learns there which rows are owed to whom");
+  ep_ll_combine_t op = {.group = h->g->ll, .handle = h->ll};
+  op.tokens = call->tokens;
+  op.weights = call->weights;
+  op.out = call->out;
+  op.dtype = call->dtype;
+  op.numTokens = (int)call->numTokens;
+  op.rowBytes = (int)((size_t)call->width * trefoilDtypeBytes(call->dtype));
+  return run(h, EP_LL_COMBINE, &op, sizeof op, call->sendOnly, stream);
+}

@@ -1,0 +1,69 @@
+/* Launches of a group in the order of its calls.
+ *
+ * A stream orders its own launches. When a call comes on another stream than the last one, that stream
+ * first waits for the launches before: otherwise a dispatch and a combine could keep each other off the
+ * SMs, on one rank this way round and on another that way, and all would wait. All ranks call in
+ * the same order, so this order cannot lock. A program that uses one stream pays nothing: only from the
+ * first change on does a launch record an event. If two launches fit on the GPU together (max_num_sms
+ * at most half of its SMs) nothing is ordered, except receives after their sends, which is the
+ * caller's own order.
+ *
+ * In captures the same, among launches of one capture; a launch outside and one inside cannot be
+ * ordered, and a program that replays a graph beside other launches orders them itself. */
+#include "api/gpu/gpu.h"
+
+trefoil_result_t epGpuCapture(cudaStream_t stream, unsigned long long *capture) {
+  enum cudaStreamCaptureStatus status;
+  unsigned long long id = 0;
+  cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &id, NULL, NULL, NULL, NULL);
+  EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the stream: %s", cudaGetErrorString(error));
+  EP_CHECK(status != cudaStreamCaptureStatusInvalidated, TREFOIL_INVALID_USAGE,
+           "the stream's capture has failed before");
+  *capture = status == cudaStreamCaptureStatusActive ? id : 0;
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t waitForLast(ep_gpu_group_t *g, cudaStream_t stream,
+                                    unsigned long long capture) {
+  if (!g->hasLast || g->lastStream == stream || g->fitsTwice || g->lastCapture != capture) {
+    return TREFOIL_OK;
+  }
+  cudaEvent_t tail = g->tail[capture != 0];
+  if (!g->manyStreams || capture) EP_CUDA(cudaEventRecord(tail, g->lastStream));
+  EP_CUDA(cudaStreamWaitEvent(stream, tail, 0));
+  if (!capture) g->manyStreams = 1;
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t launch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, unsigned parts,
+                               cudaStream_t stream) {
+  ep_gpu_group_t *g = h->g;
+  unsigned long long capture;
+  EP_TRY(epGpuCapture(stream, &capture));
+  EP_TRY(waitForLast(g, stream, capture));
+  uint64_t *stamps = parts ? epGpuStampsFor(g, (int)kind, parts) : NULL;
+  if (parts && kind == EP_LL_DISPATCH) {
+    ep_ll_dispatch_t *d = op;
+    d->group.stamps = stamps;
+    EP_TRY(epLlDispatch(d, parts, stream));
+  } else if (parts) {
+    ep_ll_combine_t *c = op;
+    c->group.stamps = stamps;
+    EP_TRY(epLlCombine(c, parts, stream));
+  }
+  if (g->manyStreams && !capture) EP_CUDA(cudaEventRecord(g->tail[0], stream));
+  g->hasLast = 1;
+  g->lastStream = stream;
+  g->lastCapture = capture;
+  if (capture) g->captured = 1;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, unsigned parts,
+                             cudaStream_t stream) {
+  int before;
+  EP_TRY(epGpuEnter(h->g, &before));
+  trefoil_result_t result = launch(h, kind, op, parts, stream);
+  epGpuLeave(h->g, before);
+  return result;
+}

@@ -1,0 +1,66 @@
+/* The GPU column of the sizing table: what a low-latency group and handle ask for. Pure, no CUDA call. */
+#include <string.h>
+
+#include "api/gpu/gpu.h"
+
+_Static_assert(EP_LL_GPU_MAX_RANKS == EP_LL_MAX_RANKS, "plan/sizing.h");
+_Static_assert(EP_LL_GPU_MAX_TOPK == EP_LL_MAX_TOPK, "plan/sizing.h");
+_Static_assert(EP_LL_GPU_MAX_TOKENS == EP_LL_MAX_TOKENS, "plan/sizing.h");
+
+ep_ll_config_t epGpuConfig(const ep_sizing_config_t *config) {
+  const trefoil_shape_t *s = &config->shape;
+  return (ep_ll_config_t){
+      .numRanks = s->numRanks,
+      .numExperts = s->numExperts,
+      .maxTopk = s->topk,
+      .maxTokens = s->maxTokens,
+      .maxTokenBytes = (config->maxTokenBytes + 15) / 16 * 16,
+      .partial = 1, /* room for weights always: so little that it need not depend on a variable */
+  };
+}
+
+/* Of the largest row that the group allows; 0 for all but very large E * N. */
+static size_t scratchBytes(const ep_sizing_config_t *config) {
+  const trefoil_shape_t *s = &config->shape;
+  int rankMajor = config->mode == TREFOIL_LL_RANK_MAJOR;
+  ep_ll_group_t group = {.numRanks = s->numRanks,
+                         .numExperts = s->numExperts,
+                         .numLocal = trefoilExpertsPerRank(s),
+                         .maxTokens = (int)s->maxTokens,
+                         .numSms = EP_GPU_MAX_SMS};
+  ep_ll_handle_t handle = {.numTopk = s->topk,
+                           .rankMajor = rankMajor,
+                           .sum = rankMajor ? EP_LL_SUM_RANKS : EP_LL_SUM_EXACT};
+  return epLlDispatchScratch(&group, &handle, config->maxTokenBytes);
+}
+
+trefoil_result_t epGpuSizing(const ep_sizing_config_t *config, ep_sizing_t *out) {
+  EP_TRY(trefoilShapeCheck(&config->shape));
+  ep_ll_config_t ll = epGpuConfig(config);
+  ep_ll_layout_t at;
+  EP_TRY(epLlLayout(&ll, &at));
+  ep_sizing_t t;
+  memset(&t, 0, sizeof t);
+  t.config = *config;
+  epSizingAdd(&t, EP_BUFFER_EXCHANGE,
+              (ep_buffer_t){"exchange", "2 * (R N + N K) * lines of a row, and words",
+                            EP_MEMORY_SHARED, 0, at.bytes, 0});
+  epSizingAdd(&t, EP_BUFFER_CONTROL,
+              (ep_buffer_t){"control", "fixed", EP_MEMORY_DEVICE, 0, EP_GPU_CONTROL_BYTES, 0});
+  epSizingAdd(&t, EP_BUFFER_SCRATCH,
+              (ep_buffer_t){"scratch", "0, or slot tables of 132 blocks", EP_MEMORY_DEVICE, 0,
+                            scratchBytes(config), 0});
+  epSizingAdd(&t, EP_BUFFER_GROUP_OBJECT,
+              (ep_buffer_t){"group object", "fixed", EP_MEMORY_HOST, 0, EP_GROUP_OBJECT_BYTES, 0});
+  epSizingAdd(&t, EP_BUFFER_RECORD,
+              (ep_buffer_t){"record", "a page", EP_MEMORY_HOST, 0, EP_GPU_RECORD_BYTES, 0});
+  epSizingAdd(&t, EP_BUFFER_HANDLE_MEM,
+              (ep_buffer_t){"handle memory", "64 + 12 R N K", EP_MEMORY_DEVICE, 1,
+                            (epLlHandleBytes(&ll, ll.maxTopk) + 15) / 16 * 16, 0});
+  epSizingAdd(
+      &t, EP_BUFFER_HANDLE_OBJECT,
+      (ep_buffer_t){"handle object", "fixed", EP_MEMORY_HOST, 1, EP_GPU_HANDLE_OBJECT_BYTES, 0});
+  EP_TRY(epSizingCheck(&t));
+  *out = t;
+  return TREFOIL_OK;
+}

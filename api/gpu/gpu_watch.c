@@ -1,0 +1,128 @@
+/* What the kernels' waits tell, and who hears of it.
+ *
+ * A page of host memory, mapped to the device: the page of the progress file where there is one and the
+ * file system lets it be pinned, else a page of its own, which a thread copies into the file. Calls look
+ * at it: a wait that gave up becomes the group's trouble. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/gpu/gpu.h"
+#include "api/gpu/gpu_device.h"
+#include "api/hang_file.h"
+
+struct ep_gpu_hang {
+  ep_hang_file_t file;
+  void *page;     /* pinned: the file's, or an own one */
+  int registered; /* the file's */
+  pthread_t copier;
+  int copies;
+  _Atomic int stop;
+  ep_hang_device_t *device; /* in the page */
+};
+
+static void *copyForEver(void *arg) {
+  struct ep_gpu_hang *h = arg;
+  for (int last = 0; !last; usleep(20000)) {
+    last = atomic_load(&h->stop);
+    memcpy(&h->file.record->device, h->device, sizeof *h->device);
+    if (last) break;
+  }
+  return NULL;
+}
+
+/* The file's page, if it can be pinned. */
+static int pinFile(struct ep_gpu_hang *h) {
+  if (!h->file.record) return 0;
+  if (cudaHostRegister(h->file.record, EP_HANG_FILE_BYTES,
+                       cudaHostRegisterMapped | cudaHostRegisterPortable) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  h->page = h->file.record;
+  h->registered = 1;
+  h->device = &h->file.record->device;
+  return 1;
+}
+
+static trefoil_result_t pinOwn(struct ep_gpu_hang *h) {
+  EP_CUDA(
+      cudaHostAlloc(&h->page, EP_GPU_RECORD_BYTES, cudaHostAllocMapped | cudaHostAllocPortable));
+  memset(h->page, 0, EP_GPU_RECORD_BYTES);
+  h->device = h->page;
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t start(ep_gpu_group_t *g, struct ep_gpu_hang *h) {
+  int pinned = pinFile(h);
+  if (!pinned) EP_TRY(pinOwn(h));
+  ep_hang_device_t *d = h->device;
+  d->masks = g->group->limits.enableMask != 0;
+  if (h->file.record) EP_TRY(epGpuClockOffset(&d->clockOffsetNs));
+  d->used = 1;
+  void *onDevice = NULL;
+  EP_CUDA(cudaHostGetDevicePointer(&onDevice, d, 0));
+  ep_hang_device_t *dev = onDevice;
+  g->record = &d->wait;
+  g->ll.record = &dev->wait;
+  if (h->file.record && !pinned) {
+    epLog(g->group, "NCCL_EP_HANG_DIR: %s cannot be mapped to the GPU; copied every 20 ms",
+          h->file.path);
+    h->copies = pthread_create(&h->copier, NULL, copyForEver, h) == 0;
+  }
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuWatchOpen(ep_gpu_group_t *g) {
+  struct ep_gpu_hang *h = calloc(1, sizeof *h);
+  EP_CHECK(h, TREFOIL_SYSTEM_ERROR, "ncclEpCreateGroup: out of memory");
+  g->hang = h;
+  g->group->allocated[0][EP_MEMORY_HOST] += EP_GPU_RECORD_BYTES;
+  epHangFileOpen(&h->file, g->group, epGpuCommHash(g->group->comm));
+  return start(g, h);
+}
+
+void epGpuWatchClose(ep_gpu_group_t *g) {
+  struct ep_gpu_hang *h = g->hang;
+  if (!h) return;
+  int failed = g->record && g->record->failed;
+  if (h->copies) {
+    atomic_store(&h->stop, 1);
+    pthread_join(h->copier, NULL);
+  }
+  if (h->registered) {
+    cudaHostUnregister(h->page);
+  } else if (h->page) {
+    cudaFreeHost(h->page);
+  }
+  epHangFileClose(&h->file, failed);
+  g->group->allocated[0][EP_MEMORY_HOST] -= EP_GPU_RECORD_BYTES;
+  free(h);
+  g->hang = NULL;
+  g->record = NULL;
+}
+
+/* ---- calls look ------------------------------------------------------------------------------ */
+
+static const char *const kindNames[2] = {"Dispatch", "Combine"};
+
+void epGpuPoll(ncclEpGroup_t group) {
+  ep_gpu_group_t *g = epGpu(group);
+  const volatile ep_ll_record_t *r = g->record;
+  uint32_t gaveUp = r->numGaveUp;
+  if (gaveUp == g->gaveUpSeen || r->state != 2) return;
+  g->gaveUpSeen = gaveUp;
+  int masks = group->limits.enableMask != 0;
+  epReport(group, masks ? EP_TROUBLE_FLAG : EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+           "rank %d did not answer within %.3g s: rank %d waited in %s %llu for its %s (mark "
+           "expected %u, found %u)%s",
+           r->rank, (double)(r->nowNs - r->sinceNs) * 1e-9, group->rank, kindNames[r->kind & 1],
+           (unsigned long long)r->operation, epHangPhase(r->phase), r->expected, r->received,
+           masks ? "; it is masked now"
+                 : "; destroy the group (with enable_mask the others would go on without it)");
+}
+
+void epGpuErrorCleared(ncclEpGroup_t group) {
+  (void)group;
+}

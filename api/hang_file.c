@@ -1,0 +1,75 @@
+/* Progress records: one page a rank in NCCL_EP_HANG_DIR, mapped, so that it outlives the process. */
+#include "api/hang_file.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+_Static_assert(sizeof(ep_hang_record_t) <= EP_HANG_FILE_BYTES, "EP_HANG_FILE_BYTES");
+
+static _Atomic uint32_t numGroups;
+
+static uint64_t realNs(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static ep_hang_record_t *mapFile(const char *path) {
+  int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return NULL;
+  void *p = MAP_FAILED;
+  if (ftruncate(fd, EP_HANG_FILE_BYTES) == 0) {
+    p = mmap(NULL, EP_HANG_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  close(fd);
+  return p == MAP_FAILED ? NULL : p;
+}
+
+static void fillRecord(ep_hang_record_t *r, const struct ncclEpGroup *g, uint64_t groupId,
+                       uint32_t groupNo) {
+  r->groupId = groupId;
+  r->version = EP_HANG_VERSION;
+  r->bytes = sizeof *r;
+  r->rank = g->rank;
+  r->numRanks = g->numRanks;
+  r->ranksPerNode = g->ranksPerNode;
+  r->pid = (int32_t)getpid();
+  r->groupNo = groupNo;
+  r->algorithm = g->limits.algorithm;
+  r->startNs = realNs();
+  r->timeoutNs = g->timeoutNs;
+  r->culprit = -1;
+  gethostname(r->host, sizeof r->host - 1);
+  for (int k = 0; k < EP_HANG_KINDS; k++) r->kinds[k].peer = -1;
+  r->magic = EP_HANG_MAGIC;
+}
+
+void epHangFileOpen(ep_hang_file_t *file, const struct ncclEpGroup *g, uint64_t groupId) {
+  const char *dir = getenv("NCCL_EP_HANG_DIR");
+  file->record = NULL;
+  if (!dir || !*dir) return;
+  char host[64] = "host";
+  gethostname(host, sizeof host - 1);
+  uint32_t no = atomic_fetch_add(&numGroups, 1);
+  int n = snprintf(file->path, sizeof file->path, "%s/nccl_ep.%s.%d.%u.%d.hang", dir, host,
+                   (int)getpid(), no, g->rank);
+  file->record = n < (int)sizeof file->path ? mapFile(file->path) : NULL;
+  if (!file->record) {
+    epLog((ncclEpGroup_t)(uintptr_t)g, "NCCL_EP_HANG_DIR: cannot write %s; no record is kept",
+          file->path);
+    return;
+  }
+  fillRecord(file->record, g, groupId, no);
+}
+
+void epHangFileClose(ep_hang_file_t *file, int keep) {
+  if (!file->record) return;
+  if (!keep) unlink(file->path);
+  munmap(file->record, EP_HANG_FILE_BYTES);
+  file->record = NULL;
+}

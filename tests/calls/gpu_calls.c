@@ -1,0 +1,477 @@
+/* The C API on GPUs, call by call: every mode against the reference, two operations in flight, graphs,
+ * masks, late ranks, memory by the preflight, counters and times. Ranks are threads, and processes. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "step.h"
+#include "test.h"
+#include "trefoil/device.h"
+
+/* Without touching CUDA: the tests with processes fork first. */
+static int numGpus(void) {
+  char path[32];
+  int n = 0;
+  for (int i = 0; i < 16; i++) {
+    snprintf(path, sizeof path, "/dev/nvidia%d", i);
+    n += access(path, F_OK) == 0;
+  }
+  const char *most = getenv("GPU_CALLS_RANKS");
+  return most && atoi(most) < n ? atoi(most) : n < 4 ? n : 4;
+}
+
+static step_case_t smallCase(trefoil_mode_t mode, uint64_t seed) {
+  step_case_t c = {.mode = mode, .topk = 3, .numExperts = 8, .maxTokens = 7, .width = 16};
+  c.seed = seed;
+  return c;
+}
+
+/* One of many shapes, recipes and ways, by seed. */
+static step_case_t anyCase(uint64_t seed) {
+  uint64_t s = seed * 0x9E3779B97F4A7C15ull >> 8;
+  step_case_t c = smallCase((trefoil_mode_t)(seed & 1), seed);
+  c.topk = 1 + (int)(s % 8);
+  c.numExperts = 8 + (int)(s / 8 % 40);
+  c.maxTokens = 1 + (int64_t)(s / 320 % 70);
+  c.width = 8 * (1 + (int64_t)(s / 22400 % 90));
+  c.quant = (trefoil_quant_t)(seed / 2 % 3);
+  if (c.quant == TREFOIL_QUANT_E4M3) c.width = 512 * (1 + (int64_t)(s % 3));
+  c.roundScales = c.quant == TREFOIL_QUANT_E4M3 && s & 64;
+  c.sendOnly = s & 128 ? 1 : 0;
+  c.wideIds = s & 256 ? 1 : 0;
+  c.globalIds = s & 512 ? 1 : 0;
+  return c;
+}
+
+typedef struct job {
+  uint64_t first;
+  int count, partial;
+} job_t;
+
+static void runOne(team_rank_t *r, const step_case_t *c) {
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t handle;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&handle, group, stepLayout(c), NULL, c->topk, NULL));
+  teamCheck(r, stepUpdate(d, handle, r->stream), "update: %s", ncclEpGetLastError());
+  for (int i = 0; i < 3; i++) {
+    if (i == 2) {
+      cudaStreamSynchronize(r->stream);
+      stepPoison(d);
+    }
+    teamCheck(r, stepDispatch(d, handle, r->stream), "dispatch: %s", ncclEpGetLastError());
+    teamOk(r, ncclEpComplete(handle, NULL, r->stream));
+    teamCheck(r, stepCombine(d, handle, r->stream), "combine: %s", ncclEpGetLastError());
+    teamOk(r, ncclEpComplete(handle, NULL, r->stream));
+  }
+  cudaError_t error = cudaStreamSynchronize(r->stream);
+  teamCheck(r, error == cudaSuccess, "stream: %s", cudaGetErrorString(error));
+  teamCheck(r, !*stepCompareDispatch(d), "dispatch: %s", stepCompareDispatch(d));
+  teamCheck(r, !*stepCompareCombine(d), "combine: %s", stepCompareCombine(d));
+  teamOk(r, ncclEpHandleDestroy(handle));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+static void runJob(team_rank_t *r) {
+  const job_t *job = r->user;
+  for (int i = 0; i < job->count && !r->error[0]; i++) {
+    step_case_t c = anyCase(job->first + (uint64_t)i);
+    c.partial = job->partial && c.mode == TREFOIL_LL_EXPERT_MAJOR;
+    runOne(r, &c);
+    if (r->error[0]) fprintf(stderr, "case %llu\n", (unsigned long long)job->first + (uint64_t)i);
+  }
+}
+
+TEST(processes) {
+  int n = numGpus();
+  if (n < 2) SKIP("needs two GPUs");
+  job_t job = {1000, 8, 0};
+  const char *error = teamProcesses(n, runJob, &job, 0);
+  CHECK(!*error, "%s", error);
+}
+
+TEST(threads) {
+  if (!numGpus()) SKIP("needs a GPU");
+  for (int n = 1; n <= numGpus(); n++) {
+    job_t job = {2000 + 100 * (uint64_t)n, n == numGpus() ? 40 : 10, 0};
+    const char *error = teamThreads(n, runJob, &job);
+    CHECK(!*error, "%d ranks: %s", n, error);
+  }
+}
+
+TEST(partial_sums) {
+  if (!numGpus()) SKIP("needs a GPU");
+  job_t job = {3000, 12, 1};
+  setenv("NCCL_EP_LL_COMBINE", "partial", 1);
+  const char *error = teamThreads(numGpus(), runJob, &job);
+  unsetenv("NCCL_EP_LL_COMBINE");
+  CHECK(!*error, "%s", error);
+}
+
+/* ---- two in flight, two streams -------------------------------------------------------------- */
+
+typedef struct pair {
+  step_case_t c[2];
+  int lifo, streams;
+} pair_t;
+
+static void runPair(team_rank_t *r) {
+  const pair_t *pair = r->user;
+  step_data_t *d[2];
+  ncclEpHandle_t h[2];
+  ncclEpGroup_t group;
+  cudaStream_t s[2] = {r->stream, r->stream};
+  if (pair->streams)
+    teamCheck(r, !cudaStreamCreateWithFlags(&s[1], cudaStreamNonBlocking), "stream");
+  ncclEpGroupConfig_t config = stepGroupConfig(&pair->c[0], r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  for (int i = 0; i < 2; i++) {
+    d[i] = stepMake(&pair->c[i], r->rank, r->numRanks, r->numRanks);
+    teamOk(r, ncclEpInitHandle(&h[i], group, stepLayout(&pair->c[i]), NULL, 3, NULL));
+    teamCheck(r, stepUpdate(d[i], h[i], s[i]), "update");
+  }
+  int first = pair->lifo ? 1 : 0, sendOnly = pair->c[0].sendOnly;
+  for (int round = 0; round < 20; round++) {
+    for (int i = 0; i < 2; i++) {
+      teamCheck(r, stepDispatch(d[i], h[i], s[i]), "dispatch: %s", ncclEpGetLastError());
+    }
+    if (sendOnly) {
+      teamCheck(r, !stepDispatch(d[0], h[0], s[0]), "a third operation was taken");
+      teamCheck(r, strstr(ncclEpGetLastError(), "pending"), "%s", ncclEpGetLastError());
+    }
+    teamOk(r, ncclEpComplete(h[first], NULL, s[first]));
+    teamOk(r, ncclEpComplete(h[!first], NULL, s[!first]));
+    for (int i = 0; i < 2; i++) {
+      teamCheck(r, stepCombine(d[i], h[i], s[i]), "combine: %s", ncclEpGetLastError());
+    }
+    teamOk(r, ncclEpComplete(h[first], NULL, s[first]));
+    teamOk(r, ncclEpComplete(h[!first], NULL, s[!first]));
+  }
+  for (int i = 0; i < 2; i++) cudaStreamSynchronize(s[i]);
+  for (int i = 0; i < 2; i++) {
+    teamCheck(r, !*stepCompareDispatch(d[i]), "handle %d: %s", i, stepCompareDispatch(d[i]));
+    teamCheck(r, !*stepCompareCombine(d[i]), "handle %d: %s", i, stepCompareCombine(d[i]));
+  }
+  teamCheck(r, ncclEpGroupDestroy(group) == ncclInvalidUsage, "destroyed with live handles");
+  for (int i = 0; i < 2; i++) teamOk(r, ncclEpHandleDestroy(h[i]));
+  teamOk(r, ncclEpGroupDestroy(group));
+  for (int i = 0; i < 2; i++) stepFree(d[i]);
+  if (pair->streams) cudaStreamDestroy(s[1]);
+}
+
+TEST(double_buffering) {
+  if (!numGpus()) SKIP("needs a GPU");
+  for (int way = 0; way < 16; way++) {
+    pair_t pair = {.lifo = way >> 1 & 1, .streams = way >> 2 & 1};
+    for (int i = 0; i < 2; i++) {
+      pair.c[i] = smallCase((trefoil_mode_t)(way & 1), (uint64_t)(300 + i));
+      pair.c[i].sendOnly = way >> 3 & 1;
+    }
+    const char *error = teamThreads(numGpus(), runPair, &pair);
+    CHECK(!*error, "way %d: %s", way, error);
+  }
+}
+
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+static void runGraph(team_rank_t *r) {
+  pair_t *pair = r->user;
+  step_data_t *a = stepMake(&pair->c[0], r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(&pair->c[0], r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(&pair->c[0]), NULL, 3, NULL));
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  teamCheck(r, !cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeRelaxed), "begin");
+  teamCheck(r, stepUpdate(a, h, r->stream), "update: %s", ncclEpGetLastError());
+  teamCheck(r, stepDispatch(a, h, r->stream), "dispatch: %s", ncclEpGetLastError());
+  teamOk(r, ncclEpComplete(h, NULL, r->stream));
+  teamCheck(r, stepCombine(a, h, r->stream), "combine: %s", ncclEpGetLastError());
+  teamOk(r, ncclEpComplete(h, NULL, r->stream));
+  teamCheck(r, !cudaStreamEndCapture(r->stream, &graph), "end");
+  teamCheck(r, !cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+  for (int replay = 0; replay < 30; replay++) {
+    cudaGraphLaunch(exec, r->stream);
+    if (replay % 3) continue;
+    cudaStreamSynchronize(r->stream);
+    teamCheck(r, !*stepCompareDispatch(a), "replay %d: %s", replay, stepCompareDispatch(a));
+    teamCheck(r, !*stepCompareCombine(a), "replay %d: %s", replay, stepCompareCombine(a));
+    stepPoison(a);
+  }
+  /* the same addresses, each token's experts changed: the dispatch is another one */
+  cudaStreamSynchronize(r->stream);
+  for (int64_t i = 0; i < a->numTokens[r->rank] * 3; i++) {
+    int32_t *e = &a->idx[r->rank][i];
+    if (*e >= 0) *e = (*e + 1) % pair->c[0].numExperts;
+  }
+  if (a->wide) {
+    for (int64_t i = 0; i < a->numTokens[r->rank] * 3; i++) a->wide[i] = a->idx[r->rank][i];
+  }
+  cudaGraphLaunch(exec, r->stream);
+  cudaStreamSynchronize(r->stream);
+  int changed = *stepCompareDispatch(a) != 0;
+  teamCheck(r, r->numRanks < 2 || changed, "the replay did not see the new routing");
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(a);
+}
+
+TEST(capture_and_replay) {
+  if (!numGpus()) SKIP("needs a GPU");
+  for (int way = 0; way < 4; way++) {
+    pair_t pair = {.lifo = 0};
+    pair.c[0] = smallCase((trefoil_mode_t)(way & 1), 400);
+    pair.c[0].sendOnly = way >> 1;
+    const char *error = teamThreads(numGpus(), runGraph, &pair);
+    CHECK(!*error, "way %d: %s", way, error);
+  }
+}
+
+/* ---- who is late ----------------------------------------------------------------------------- */
+
+static void runLate(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  config.timeout_ns = 300000000u;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream), "update");
+  for (int i = 0; i < 2; i++) {
+    teamCheck(r, stepDispatch(d, h, r->stream), "%s", ncclEpGetLastError());
+    teamCheck(r, stepCombine(d, h, r->stream), "%s", ncclEpGetLastError());
+  }
+  cudaStreamSynchronize(r->stream);
+  teamBarrier(r);
+  if (r->rank != 1) {
+    teamCheck(r, stepDispatch(d, h, r->stream), "%s", ncclEpGetLastError());
+    cudaError_t error = cudaStreamSynchronize(r->stream);
+    teamCheck(r, error == cudaSuccess, "stream: %s", cudaGetErrorString(error));
+    teamCheck(r, stepCombine(d, h, r->stream) == 0, "a call after the timeout was taken");
+    const char *why = ncclEpGetLastError();
+    teamCheck(r, strstr(why, "rank 1 ") && strstr(why, "Dispatch 3"), "sentence: %s", why);
+    if (r->rank == 0) printf("late: %s\n", why);
+  }
+  teamBarrier(r);
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(late_rank_is_named) {
+  if (numGpus() < 2) SKIP("needs two GPUs");
+  for (int mode = 0; mode < 2; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 600);
+    const char *error = teamThreads(numGpus(), runLate, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
+static void runMasked(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  config.enable_mask = 1;
+  config.timeout_ns = 200000000u;
+  int error = 9, *mask, ok = 1;
+  teamCheck(r, !cudaHostAlloc((void **)&mask, 64, cudaHostAllocPortable), "alloc");
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream), "update");
+  if (r->rank != 1) {
+    teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+    teamOk(r, ncclEpMaskQuery(group, mask, r->stream));
+    cudaStreamSynchronize(r->stream);
+    teamOk(r, ncclEpGetAsyncError(group, &error));
+    for (int i = 0; i < r->numRanks; i++) ok &= mask[i] == (i != 1);
+    teamCheck(r, error == 1 && ok, "not masked: %d", error);
+    teamOk(r, ncclEpErrorClear(group));
+  }
+  teamBarrier(r);
+  if (r->rank == 1) { /* makes up for the dispatch it missed, in its own view alone */
+    int alone[16] = {0, 1};
+    teamOk(r, ncclEpMaskUpdate(group, alone, r->stream));
+    teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+    cudaStreamSynchronize(r->stream);
+  }
+  teamBarrier(r);
+  teamOk(r, ncclEpMaskClean(group, r->stream));
+  cudaStreamSynchronize(r->stream);
+  teamBarrier(r);
+  stepPoison(d);
+  teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+  teamCheck(r, stepCombine(d, h, r->stream), "combine");
+  teamOk(r, ncclEpMaskQuery(group, mask, r->stream));
+  cudaStreamSynchronize(r->stream);
+  teamOk(r, ncclEpGetAsyncError(group, &error));
+  for (int i = 0; i < r->numRanks; i++) ok &= mask[i] == 1;
+  teamCheck(r, error == 0 && ok, "not clean: %d", error);
+  teamCheck(r, !*stepCompareDispatch(d), "%s", stepCompareDispatch(d));
+  teamCheck(r, !*stepCompareCombine(d), "%s", stepCompareCombine(d));
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  cudaFreeHost(mask);
+  stepFree(d);
+}
+
+TEST(masked_rank_comes_back) {
+  if (numGpus() < 2) SKIP("needs two GPUs");
+  for (int mode = 0; mode < 2; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 610);
+    const char *error = teamThreads(numGpus(), runMasked, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
+/* Group creation: a rank that is refused, and one that does not come. */
+static void runRefused(team_rank_t *r) {
+  step_case_t c = smallCase(TREFOIL_LL_EXPERT_MAJOR, 620);
+  ncclEpGroupConfig_t config = stepGroupConfig(&c, r->numRanks);
+  config.timeout_ns = 2500000000u;
+  ncclEpGroup_t group = NULL;
+  if (r->rank == 1) config.num_experts = 0;
+  ncclResult_t result = ncclEpCreateGroup(&group, r->comm, &config);
+  const char *why = ncclEpGetLastError();
+  teamCheck(r, result == ncclInvalidArgument && strstr(why, "num_experts"), "refused: %s", why);
+  teamCheck(r, r->rank == 1 || strstr(why, "rank 1"), "refused: %s", why);
+  teamBarrier(r);
+  config.num_experts = r->rank == 1 ? 16 : 8;
+  result = ncclEpCreateGroup(&group, r->comm, &config);
+  why = ncclEpGetLastError();
+  teamCheck(r, result == ncclInvalidArgument && strstr(why, "num_experts differs"), "differs: %s",
+            why);
+  teamBarrier(r);
+  if (r->rank != 1) {
+    result = ncclEpCreateGroup(&group, r->comm, &config);
+    why = ncclEpGetLastError();
+    teamCheck(r, result == ncclRemoteError && strstr(why, "rank 1 did not come"), "absent: %s",
+              why);
+  }
+  teamBarrier(r);
+  config.num_experts = 8;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(group_creation_names_whom_it_misses) {
+  if (numGpus() < 2) SKIP("needs two GPUs");
+  const char *error = teamThreads(numGpus(), runRefused, NULL);
+  CHECK(!*error, "%s", error);
+}
+
+/* ---- memory, counters, times ----------------------------------------------------------------- */
+
+static void runMemory(team_rank_t *r) {
+  ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
+  config.num_experts = 256;
+  config.max_dispatch_tokens_per_rank = 128;
+  config.max_token_bytes = 7168 * 2;
+  ncclEpPreflight_t says = NCCL_EP_PREFLIGHT_INIT, is = NCCL_EP_PREFLIGHT_INIT;
+  teamOk(r, ncclEpPreflight(&config, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, 8, r->numRanks, r->numRanks,
+                            &says));
+  size_t before = 0, after = 0, total;
+  teamBarrier(r);
+  cudaMemGetInfo(&before, &total);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, 8, NULL));
+  cudaMemGetInfo(&after, &total);
+  teamOk(r, ncclEpMemoryInUse(group, &is));
+  teamCheck(r,
+            is.group_device_bytes == says.group_device_bytes &&
+                is.group_shared_bytes == says.group_shared_bytes &&
+                is.group_host_bytes == says.group_host_bytes &&
+                is.handle_device_bytes == says.handle_device_bytes &&
+                is.handle_host_bytes == says.handle_host_bytes,
+            "device %zu %zu, shared %zu %zu, host %zu %zu, handle %zu %zu", is.group_device_bytes,
+            says.group_device_bytes, is.group_shared_bytes, says.group_shared_bytes,
+            is.group_host_bytes, says.group_host_bytes, is.handle_device_bytes,
+            says.handle_device_bytes);
+  size_t sum = is.group_device_bytes + is.group_shared_bytes + is.handle_device_bytes;
+  teamCheck(r, sum <= (size_t)64 << 20, "%zu bytes of device memory", sum);
+  if (r->rank == 0) {
+    printf(
+        "memory, %d ranks, 128 tokens, hidden 7168, top-8 of 256: %zu bytes on the device (group "
+        "%zu, shared %zu, handle %zu); free memory fell by %zu\n",
+        r->numRanks, sum, is.group_device_bytes, is.group_shared_bytes, is.handle_device_bytes,
+        before - after);
+  }
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(memory_is_what_the_preflight_says) {
+  if (!numGpus()) SKIP("needs a GPU");
+  const char *error = teamThreads(numGpus(), runMemory, NULL);
+  CHECK(!*error, "%s", error);
+}
+
+static void runCounted(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, c->topk, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream), "update");
+  uint64_t bytes[64];
+  int64_t rows[64 * 64];
+  teamCheck(r, ncclEpReadBytes(group, 0, bytes, NULL, 0, r->stream) == ncclInvalidUsage, "read");
+  teamOk(r, ncclEpCountBytes(group, 1));
+  teamOk(r, ncclEpKeepTimes(group, 3));
+  for (int i = 0; i < 2; i++) {
+    teamCheck(r, stepDispatch(d, h, r->stream), "dispatch: %s", ncclEpGetLastError());
+    teamCheck(r, stepCombine(d, h, r->stream), "combine: %s", ncclEpGetLastError());
+  }
+  for (int op = 0; op < 2; op++) {
+    teamCheck(r, trefoilRefTraffic(&d->ref, op, rows) == TREFOIL_OK, "%s", trefoilLastError());
+    teamOk(r, ncclEpReadBytes(group, op, bytes, NULL, 1, r->stream));
+    for (int dst = 0; dst < r->numRanks; dst++) {
+      unsigned long long want =
+          2ull * (unsigned long long)rows[r->rank * r->numRanks + dst] * (unsigned)c->width * 2;
+      teamCheck(r, bytes[dst] == want, "%s to rank %d: %llu bytes, the routing says %llu",
+                op ? "combine" : "dispatch", dst, (unsigned long long)bytes[dst], want);
+    }
+    teamOk(r, ncclEpReadBytes(group, op, bytes, NULL, 0, r->stream));
+    for (int dst = 0; dst < r->numRanks; dst++) teamCheck(r, !bytes[dst], "not reset");
+  }
+  ncclEpKernelTime_t t[4];
+  unsigned count = 4;
+  teamOk(r, ncclEpReadTimes(group, t, &count, r->stream));
+  teamCheck(r, count == 3 && t[0].kind == 1 && t[1].kind == 0 && t[2].kind == 1, "%u times", count);
+  for (int i = 0; i < 3; i++) {
+    teamCheck(r,
+              t[i].startNs && t[i].endNs > t[i].startNs && t[i].numBlocks >= 1 &&
+                  t[i].endNs - t[i].startNs < 1000000000u && t[i].parts == 3,
+              "time %d: %llu to %llu, %d blocks", i, (unsigned long long)t[i].startNs,
+              (unsigned long long)t[i].endNs, t[i].numBlocks);
+    teamCheck(r, !i || t[i].startNs >= t[i - 1].endNs, "launch %d overlaps the one before", i);
+  }
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(bytes_and_times) {
+  if (!numGpus()) SKIP("needs a GPU");
+  for (int mode = 0; mode < 2; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 630);
+    c.maxTokens = 40;
+    const char *error = teamThreads(numGpus(), runCounted, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
+TEST_MAIN()

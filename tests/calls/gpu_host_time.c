@@ -1,0 +1,162 @@
+/* Host time of each call of a low-latency step: what the calling thread spends in it. Prints one JSON line.
+ *
+ * Ranks are threads of one process, a GPU each. Calls are timed one by one, with the queue short (the
+ * stream is waited for every tenth step), on one stream and on two by turns (which makes the library
+ * order its launches). GPU_CALLS_RANKS limits the ranks; argv: tokens a rank. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "team.h"
+
+enum { STEPS = 400, WARM = 40, KINDS = 4, H = 7168, K = 8, E = 256 };
+static const char *const names[KINDS] = {"update", "dispatch", "combine", "complete"};
+static int tokens = 128;
+static double took[2][KINDS][STEPS];
+static double mean[2];
+
+static double nowUs(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+typedef struct tensors {
+  ncclEpTensor_t in, out, back, idx, weights, counters;
+  size_t sizes[6][3];
+} tensors_t;
+
+static ncclEpTensor_t make(size_t *sizes, ncclDataType_t type, unsigned ndim, size_t a, size_t b,
+                           size_t c) {
+  size_t bytes = (a * b * (ndim == 3 ? c : 1)) * 8;
+  ncclEpTensor_t t = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = ndim, .datatype = type, .sizes = sizes};
+  sizes[0] = a;
+  sizes[1] = b;
+  sizes[2] = c;
+  if (ndim == 1) bytes = a * 8;
+  if (cudaMalloc(&t.data, bytes) || cudaMemset(t.data, 0, bytes)) t.data = NULL;
+  return t;
+}
+
+static int makeAll(tensors_t *t, int rank, int R) {
+  size_t B = (size_t)tokens, N = B, L = (size_t)(E / R);
+  int32_t *ids = malloc(B * K * sizeof *ids);
+  t->in = make(t->sizes[0], ncclBfloat16, 2, B, H, 0);
+  t->out = make(t->sizes[1], ncclBfloat16, 3, L, (size_t)R * N, H / 4);
+  t->sizes[1][2] = H;
+  t->back = make(t->sizes[2], ncclBfloat16, 2, B, H, 0);
+  t->idx = make(t->sizes[3], ncclInt32, 2, B, K, 0);
+  t->weights = make(t->sizes[4], ncclFloat32, 2, B, K, 0);
+  t->counters = make(t->sizes[5], ncclInt32, 1, L, 0, 0);
+  for (size_t i = 0; i < B * K; i++) {
+    ids[i] = (int32_t)((i % K * (E / K) + i / K * 7 + (size_t)rank * 3) % E);
+  }
+  int ok = t->in.data && t->out.data && t->back.data && t->idx.data && t->weights.data &&
+           t->counters.data &&
+           !cudaMemcpy(t->idx.data, ids, B * K * sizeof *ids, cudaMemcpyHostToDevice);
+  free(ids);
+  return ok;
+}
+
+static void freeAll(tensors_t *t) {
+  cudaFree(t->in.data);
+  cudaFree(t->out.data);
+  cudaFree(t->back.data);
+  cudaFree(t->idx.data);
+  cudaFree(t->weights.data);
+  cudaFree(t->counters.data);
+}
+
+static void runSteps(team_rank_t *r, ncclEpHandle_t h, tensors_t *t, int way, cudaStream_t *s) {
+  ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+  ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+  ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+  ncclEpCombineInputs_t from = NCCL_EP_COMBINE_INPUTS_INIT;
+  ncclEpCombineOutputs_t to = NCCL_EP_COMBINE_OUTPUTS_INIT;
+  in.tokens = &t->in;
+  out.tokens = from.tokens = &t->out;
+  info.expert_counters = &t->counters;
+  to.tokens = &t->back;
+  to.topk_weights = &t->weights;
+  double begin = 0;
+  for (int i = -WARM; i < STEPS; i++) {
+    if (i == 0) begin = nowUs();
+    double at[KINDS + 1];
+    at[0] = nowUs();
+    teamOk(r, ncclEpUpdateHandle(h, &t->idx, NULL, s[0]));
+    at[1] = nowUs();
+    teamOk(r, ncclEpDispatch(h, &in, &out, &info, NULL, s[0]));
+    at[2] = nowUs();
+    teamOk(r, ncclEpCombine(h, &from, &to, NULL, s[way]));
+    at[3] = nowUs();
+    teamOk(r, ncclEpComplete(h, NULL, s[way]));
+    at[4] = nowUs();
+    for (int k = 0; k < KINDS && i >= 0 && r->rank == 0; k++) took[way][k][i] = at[k + 1] - at[k];
+    if (i % 10 == 9) cudaStreamSynchronize(s[way]);
+  }
+  cudaStreamSynchronize(s[way]);
+  if (r->rank == 0) mean[way] = (nowUs() - begin) / STEPS;
+}
+
+static void run(team_rank_t *r) {
+  ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
+  config.num_experts = E;
+  config.max_dispatch_tokens_per_rank = (unsigned)tokens;
+  config.max_token_bytes = H * 2;
+  config.timeout_ns = 10000000000u;
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  tensors_t t;
+  cudaStream_t s[2];
+  for (int i = 0; i < 2; i++) {
+    teamCheck(r, !cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking), "stream");
+  }
+  teamCheck(r, makeAll(&t, r->rank, r->numRanks), "device memory");
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, K, NULL));
+  for (int way = 0; way < 2 && !r->error[0]; way++) {
+    teamBarrier(r);
+    runSteps(r, h, &t, way, s);
+  }
+  if (r->error[0]) return;
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  freeAll(&t);
+  for (int i = 0; i < 2; i++) cudaStreamDestroy(s[i]);
+}
+
+static int compare(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+int main(int argc, char **argv) {
+  const char *most = getenv("GPU_CALLS_RANKS");
+  int n = 0;
+  if (argc > 1) tokens = atoi(argv[1]);
+  if (cudaGetDeviceCount(&n) != cudaSuccess || !n) {
+    printf("skipped: needs a GPU\n");
+    return 77;
+  }
+  if (n > 4) n = 4;
+  if (most && atoi(most) < n) n = atoi(most);
+  const char *error = teamThreads(n, run, NULL);
+  if (*error) {
+    fprintf(stderr, "%s\n", error);
+    return 1;
+  }
+  printf("{\"ranks\": %d, \"tokens\": %d, \"unit\": \"us\"", n, tokens);
+  for (int way = 0; way < 2; way++) {
+    printf(", \"%s\": {\"step\": %.2f", way ? "two_streams" : "one_stream", mean[way]);
+    for (int k = 0; k < KINDS; k++) {
+      double *v = took[way][k];
+      qsort(v, STEPS, sizeof *v, compare);
+      printf(", \"%s\": [%.2f, %.2f, %.2f]", names[k], v[STEPS / 10], v[STEPS / 2],
+             v[STEPS * 99 / 100]);
+    }
+    printf("}");
+  }
+  printf("}\n");
+  return 0;
+}
