@@ -100,13 +100,18 @@ static int checkTrace(const char *verb, const scenario_args_t *args, const scena
 int scenarioOpenTrace(const char *verb, const scenario_args_t *args, const scenario_t *s,
                       const trefoil_trace_t **trace) {
   const trefoil_trace_hints_t hints = {.numExperts = args->physicalExperts};
-  if (trefoilTraceLoad(trace, args->trace, &hints)) {
+  const trefoil_trace_t *read;
+  if (trefoilTraceLoad(&read, args->trace, &hints)) {
     const char *sentence = trefoilLastError();
     return cliFail(verb, "%s%s", sentence,
                    strstr(sentence, "experts: say") ? " with --physical-experts" : "");
   }
-  int rc = checkTrace(verb, args, s, *trace);
-  if (rc >= 0) trefoilTraceDestroy(*trace);
+  int rc = checkTrace(verb, args, s, read);
+  if (rc >= 0) {
+    trefoilTraceDestroy(read);
+  } else {
+    *trace = read;
+  }
   return rc;
 }
 
