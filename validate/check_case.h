@@ -60,6 +60,7 @@ typedef struct ep_check_group {
   int numTopk; /* the group's bound, or 0 */
   int enableMask, customAlloc, partial, useWindow;
   ncclEpZeroCopyMode_t zeroCopy;
+  unsigned maxSms;   /* max_num_sms; 0 = AUTO */
   size_t imageBytes; /* capacity of a rank's image */
   int numHandles;
   ep_check_handle_t handles[EP_MAX_HANDLES];

@@ -42,6 +42,7 @@ static trefoil_result_t openGroup(ep_check_rank_t *rank) {
                            : g->batch % 2 ? NCCL_EP_OVERFLOW_TRAP
                                           : NCCL_EP_OVERFLOW_AUTO;
   config.num_topk = (unsigned)g->numTopk;
+  config.max_num_sms = g->maxSms;
   if (g->customAlloc) config.alloc = (ncclEpAllocConfig_t){countedAlloc, countedFree, rank};
   rank->doing = "ncclEpCreateGroup";
   EP_TRY_EP(rank, rank->lib->ncclEpCreateGroup(&rank->epGroup, rank->comm, &config));
