@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "api/object.h"
+#include "api/range.h"
 
 typedef struct combine_args {
   ncclEpHandle_t h;
@@ -185,6 +186,7 @@ static trefoil_result_t combine(combine_args_t *a) {
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *inputs,
                            const ncclEpCombineOutputs_t *outputs,
                            const ncclEpCombineConfig_t *config, cudaStream_t stream) {
+  EP_RANGE();
   combine_args_t a;
   memset(&a, 0, sizeof a);
   a.h = handle;

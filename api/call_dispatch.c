@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "api/object.h"
+#include "api/range.h"
 
 typedef struct dispatch_args {
   ncclEpHandle_t h;
@@ -307,6 +308,7 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t 
                             const ncclEpDispatchOutputs_t *outputs,
                             const ncclEpLayoutInfo_t *layout_info,
                             const ncclEpDispatchConfig_t *config, cudaStream_t stream) {
+  EP_RANGE();
   dispatch_args_t a;
   memset(&a, 0, sizeof a);
   a.h = handle;

@@ -1,5 +1,6 @@
 /* Masks of low-latency groups. */
 #include "api/object.h"
+#include "api/range.h"
 
 static trefoil_result_t checkMaskCall(ncclEpGroup_t g, const char *function) {
   EP_TRY(epCheckGroup(g, function));
@@ -33,13 +34,16 @@ static trefoil_result_t maskClean(ncclEpGroup_t g, cudaStream_t stream) {
 }
 
 ncclResult_t ncclEpMaskQuery(ncclEpGroup_t group, int *device_mask, cudaStream_t stream) {
+  EP_RANGE();
   return (ncclResult_t)maskQuery(group, device_mask, stream);
 }
 
 ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t group, const int *host_mask, cudaStream_t stream) {
+  EP_RANGE();
   return (ncclResult_t)maskUpdate(group, host_mask, stream);
 }
 
 ncclResult_t ncclEpMaskClean(ncclEpGroup_t group, cudaStream_t stream) {
+  EP_RANGE();
   return (ncclResult_t)maskClean(group, stream);
 }

@@ -7,6 +7,7 @@
 
 #include "api/object.h"
 #include "api/preflight_call.h"
+#include "api/range.h"
 
 int epIsHt(const struct ncclEpGroup *g) {
   return g->limits.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
@@ -103,6 +104,7 @@ static trefoil_result_t createGroup(ncclEpGroup_t *out, ncclComm_t comm,
 
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *group, ncclComm_t comm,
                                const ncclEpGroupConfig_t *config) {
+  EP_RANGE();
   if (comm) epBackend.callBegin(comm);
   trefoil_result_t result = createGroup(group, comm, config);
   if (comm && result != TREFOIL_OK) epBackend.callFail(comm, result, trefoilLastError());
@@ -122,5 +124,6 @@ static trefoil_result_t destroyGroup(ncclEpGroup_t g) {
 }
 
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t group) {
+  EP_RANGE();
   return group ? (ncclResult_t)destroyGroup(group) : ncclSuccess;
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "api/object.h"
+#include "api/range.h"
 
 static trefoil_result_t limitsOf(const char *function, ncclEpGroup_t g, ncclEpLayout_t layout,
                                  const ncclEpHandleConfig_t *config, int topk,
@@ -153,6 +154,7 @@ static trefoil_result_t initHandle(ncclEpHandle_t *out, ncclEpGroup_t g, ncclEpL
 ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
                               const ncclEpHandleConfig_t *config, int num_topk,
                               const ncclEpTensor_t *handle_mem) {
+  EP_RANGE();
   trefoil_result_t result = epCheckGroup(group, "ncclEpInitHandle");
   if (result != TREFOIL_OK) return (ncclResult_t)result;
   epBackend.callBegin(group->comm);
@@ -241,6 +243,7 @@ static trefoil_result_t updateChecked(ncclEpHandle_t h, const ncclEpTensor_t *to
 
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx,
                                 const ncclEpLayoutInfo_t *layout_info, cudaStream_t stream) {
+  EP_RANGE();
   trefoil_result_t result = epCheckHandle(handle, "ncclEpUpdateHandle");
   if (result == TREFOIL_OK) result = updateChecked(handle, topk_idx, layout_info, stream);
   return (ncclResult_t)result;
@@ -267,6 +270,7 @@ static trefoil_result_t destroyHandle(ncclEpHandle_t h) {
 }
 
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle) {
+  EP_RANGE();
   return handle ? (ncclResult_t)destroyHandle(handle) : ncclSuccess;
 }
 
@@ -307,6 +311,7 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncc
                                 const ncclEpTensor_t *topk_idx,
                                 const ncclEpLayoutInfo_t *layout_info,
                                 const ncclEpHandleConfig_t *config, cudaStream_t stream) {
+  EP_RANGE();
   trefoil_result_t result = epCheckGroup(group, "ncclEpCreateHandle");
   if (result != TREFOIL_OK) return (ncclResult_t)result;
   epBackend.callBegin(group->comm);
@@ -332,5 +337,6 @@ static trefoil_result_t complete(ncclEpHandle_t h, const ncclEpCompleteConfig_t 
 
 ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t *config,
                             cudaStream_t stream) {
+  EP_RANGE();
   return (ncclResult_t)complete(handle, config, stream);
 }

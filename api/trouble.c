@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "api/object.h"
+#include "api/range.h"
 
 static void lockTrouble(ncclEpGroup_t g) {
   while (atomic_exchange_explicit(&g->troubleLock, 1, memory_order_acquire)) sched_yield();
@@ -79,6 +80,7 @@ ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t group, int *error) {
 }
 
 ncclResult_t ncclEpErrorClear(ncclEpGroup_t group) {
+  EP_RANGE();
   trefoil_result_t result = checkErrorCall(group, "ncclEpErrorClear");
   if (result == TREFOIL_OK) {
     poll(group);

@@ -63,6 +63,7 @@ typedef struct ep_gpu_group {
   char *control; /* EP_GPU_CONTROL_BYTES */
   ep_ll_record_t *record;
   struct ep_gpu_hang *hang; /* NULL: no file */
+  uint64_t *finished;       /* with a file: on the device, [kind] operations finished */
   uint32_t gaveUpSeen;
   ep_gpu_arena_t arenas[EP_GPU_MAX_ARENAS];
   int numArenas; /* the last one is in use */

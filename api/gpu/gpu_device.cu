@@ -4,6 +4,7 @@
 extern "C" {
 #include "plan/error.h"
 }
+#include "kernels/device/signal.cuh"
 
 #include <cuda_runtime.h>
 #include <time.h>
@@ -24,6 +25,11 @@ __global__ void readClock(volatile unsigned long long *out) {
   unsigned long long t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   *out = t;
+}
+
+__global__ void noteFinished(const HandleHead *head, int kind, volatile uint64_t *finished) {
+  const uint64_t number = head->sent[kind];
+  if (number > *finished) *finished = number;
 }
 
 int64_t realNs() {
@@ -54,6 +60,13 @@ extern "C" trefoil_result_t epGpuSetMask(int *mask, uint64_t active, int numRank
   return TREFOIL_OK;
 }
 
+extern "C" trefoil_result_t epGpuNoteFinished(const void *handleMem, int kind, uint64_t *finished,
+                                              void *stream) {
+  noteFinished<<<1, 1, 0, (cudaStream_t)stream>>>((const HandleHead *)handleMem, kind, finished);
+  TRY_CUDA(cudaGetLastError());
+  return TREFOIL_OK;
+}
+
 extern "C" trefoil_result_t epGpuClockOffset(int64_t *offsetNs) {
   unsigned long long *word = nullptr;
   cudaStream_t stream = nullptr;
@@ -74,5 +87,6 @@ extern "C" trefoil_result_t epGpuLoadSmall(void) {
   cudaFuncAttributes a;
   TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)setMask));
   TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)readClock));
+  TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)noteFinished));
   return TREFOIL_OK;
 }

@@ -14,6 +14,10 @@ extern "C" {
 trefoil_result_t epGpuSetMask(int *mask, uint64_t active, int numRanks, void *stream);
 /* CLOCK_REALTIME minus the device clock (%globaltimer), nanoseconds; waits. */
 trefoil_result_t epGpuClockOffset(int64_t *offsetNs);
+/* *finished = the number of the operation of that kind that the handle sent last, if that is more: queued
+ * after a launch that received it. `finished` is a device address. */
+trefoil_result_t epGpuNoteFinished(const void *handleMem, int kind, uint64_t *finished,
+                                   void *stream);
 /* Loads these kernels, so that no later call does. */
 trefoil_result_t epGpuLoadSmall(void);
 

@@ -11,6 +11,7 @@
  * In captures the same, among launches of one capture; a launch outside and one inside cannot be
  * ordered, and a program that replays a graph beside other launches orders them itself. */
 #include "api/gpu/gpu.h"
+#include "api/gpu/gpu_device.h"
 
 trefoil_result_t epGpuCapture(cudaStream_t stream, unsigned long long *capture) {
   enum cudaStreamCaptureStatus status;
@@ -50,6 +51,9 @@ static trefoil_result_t launch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, 
     ep_ll_combine_t *c = op;
     c->group.stamps = stamps;
     EP_TRY(epLlCombine(c, parts, stream));
+  }
+  if (g->finished && parts & EP_LL_RECV) {
+    EP_TRY(epGpuNoteFinished(h->ll.memory, (int)kind, g->finished + kind, stream));
   }
   if (g->manyStreams && !capture) EP_CUDA(cudaEventRecord(g->tail[0], stream));
   g->hasLast = 1;

@@ -2,7 +2,8 @@
  *
  * A page of host memory, mapped to the device: the page of the progress file where there is one and the
  * file system lets it be pinned, else a page of its own, which a thread copies into the file. Calls look
- * at it: a wait that gave up becomes the group's trouble. */
+ * at it: a wait that gave up becomes the group's trouble. Only with a file a small kernel follows each
+ * operation and notes that it is finished. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,7 @@ static trefoil_result_t start(ep_gpu_group_t *g, struct ep_gpu_hang *h) {
   ep_hang_device_t *dev = onDevice;
   g->record = &d->wait;
   g->ll.record = &dev->wait;
+  if (h->file.record) g->finished = dev->finished;
   if (h->file.record && !pinned) {
     epLog(g->group, "NCCL_EP_HANG_DIR: %s cannot be mapped to the GPU; copied every 20 ms",
           h->file.path);
