@@ -1,8 +1,8 @@
 """Turns results into one HTML file that needs nothing else: `python -m trefoil.report --help`.
 
-The page shows what agrees, what went where (bytes per rank pair and tier), times, and the
-closed-form prediction. Pictures are inline SVG; there is no script and no external resource, so the
-file can be mailed, printed and kept.
+The page shows what agrees, what went where (bytes per rank pair and tier), times, the closed-form
+prediction, and capacity plans. Pictures are inline SVG; there is no script and no external
+resource, so the file can be mailed, printed and kept.
 """
 
 from __future__ import annotations
@@ -12,28 +12,35 @@ import itertools
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 try:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from trefoil import plots
+    from trefoil import capacity_plots, plots
 except ModuleNotFoundError as missing:
     sys.exit(
         f"trefoil report: Python lacks the module {missing.name}; tools/tour installs it into "
         ".venv, or: pip install matplotlib jinja2"
     )
 
+from trefoil import capacity_text
+from trefoil.capacity import CapacityPlan, PlanError, load_capacity
 from trefoil.results import Cases, CheckFile, Plan, ResultError, Run, load_check, load_plan
 from trefoil.units import format_bytes, format_seconds
 
 OPS = ("dispatch", "combine")
 
 
-def render(checks: Sequence[CheckFile], plans: Sequence[Plan], commands: Sequence[str] = ()) -> str:
-    """The page as text. Needs at least one check or plan."""
+def render(
+    checks: Sequence[CheckFile],
+    plans: Sequence[Plan],
+    commands: Sequence[str] = (),
+    capacities: Sequence[CapacityPlan] = (),
+) -> str:
+    """The page as text. Needs at least one check, plan or capacity plan."""
     runs = [run for check in checks for run in check.runs]
     cases = [check.cases for check in checks if check.cases]
     environment = _environment(checks)
@@ -55,7 +62,7 @@ def render(checks: Sequence[CheckFile], plans: Sequence[Plan], commands: Sequenc
         subtitle=_subtitle(runs, environment),
         verdict=_verdict(runs, cases),
         verdict_ok=ok,
-        facts=_facts(runs, cases, plans),
+        facts=_facts(runs, cases, plans) + _capacity_facts(capacities),
         runs=runs,
         cases=cases,
         tier_rows=[_tier_row(run, op) for run in runs for op in OPS],
@@ -68,6 +75,7 @@ def render(checks: Sequence[CheckFile], plans: Sequence[Plan], commands: Sequenc
         rates=[_rates(plan) for plan in plans],
         plan_title=_plan_title(plans),
         curves=[own(plots.prediction_curves(plan)) for plan in plans],
+        capacities=[_capacity(plan, own) for plan in capacities],
         environment=list(environment.items()),
         commands=commands,
     )
@@ -143,6 +151,36 @@ def _rates(plan: Plan) -> str:
     return ", ".join(text(r[name]) for name, text in known.items() if r.get(name))
 
 
+def _capacity_facts(plans: Sequence[CapacityPlan]) -> list[tuple[str, str]]:
+    facts = []
+    for plan in plans:
+        if (c := plan.chosen) is not None:
+            q = plan.question
+            where = f"{c.mode.upper()}, EP {c.ep}, {q.moe}, {q.tokens:,} tokens a GPU"
+            facts.append(
+                (format_seconds(c.layer), f"a layer's dispatch + combine planned: {where}")
+            )
+    return facts
+
+
+def _capacity(plan: CapacityPlan, own: Callable[[str], str]) -> dict[str, object]:
+    """A capacity plan as the template takes it: texts, tables and pictures."""
+    q = plan.question
+    verdict, *reasons = capacity_text.verdict_sentences(plan)
+    return {
+        "title": capacity_text.title_of(q),
+        "explanation": capacity_text.explanation_of(q),
+        "verdict": verdict,
+        "reasons": reasons,
+        "headings": capacity_text.HEADINGS,
+        "rows": [capacity_text.row_of(c, q) for c in plan.configurations],
+        "what_if": capacity_text.what_if_rows(plan),
+        "crossovers": [capacity_text.crossover_sentence(x) for x in plan.crossovers],
+        "notes": capacity_text.notes_of(plan),
+        "svgs": [own(svg) for svg in capacity_plots.as_svgs(plan).values()],
+    }
+
+
 def _tier_row(run: Run, op: str) -> dict[str, object]:
     matrix = run.dispatch_bytes if op == "dispatch" else run.combine_bytes
     pairs = [
@@ -197,6 +235,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="from trefoil plan --closed-form --json",
     )
     parser.add_argument(
+        "--capacity",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="JSON",
+        help="from trefoil plan --json",
+    )
+    parser.add_argument(
         "--command", action="append", default=[], metavar="TEXT", help="a command line to show"
     )
     parser.add_argument(
@@ -204,15 +250,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the path as a JSON object")
     options = parser.parse_args(arguments)
-    if not options.check and not options.plan:
-        parser.error("give --check or --plan files")
+    if not options.check and not options.plan and not options.capacity:
+        parser.error("give --check, --plan or --capacity files")
     try:
         checks = [load_check(path) for path in options.check]
         plans = [load_plan(path) for path in options.plan]
-        text = render(checks, plans, options.command)
+        capacities = [load_capacity(path) for path in options.capacity]
+        text = render(checks, plans, options.command, capacities)
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text, encoding="utf-8")
-    except (ResultError, OSError) as error:
+    except (ResultError, PlanError, OSError) as error:
         print(f"trefoil report: {error}", file=sys.stderr)
         return 1
     print(json.dumps({"report": str(options.output)}) if options.json else options.output)

@@ -1,0 +1,205 @@
+"""Capacity plans from made-up answers: verdicts, crossovers, sums, files, pictures, the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sample_capacity as sample
+from trefoil import capacity, capacity_plots, capacity_text, report
+from trefoil.capacity import PlanError, crossover_of, from_json, judge, to_json
+
+
+def judged(**changes: object) -> capacity.CapacityPlan:
+    plan = sample.plan(**changes)
+    judge(plan)
+    plan.crossovers = [
+        x for ep in plan.question.ep_sizes if (x := crossover_of(plan.samples, ep)) is not None
+    ]
+    plan.links = sample.links(plan.configurations[plan.pictured or 0].nodes, 0.9)
+    return plan
+
+
+def find(plan: capacity.CapacityPlan, mode: str, ep: int) -> capacity.Configuration:
+    return next(c for c in plan.configurations if (c.mode, c.ep) == (mode, ep))
+
+
+def test_sums_by_hand() -> None:
+    q = sample.question(compute_us=100.0, load="training", other_gb=2.0, weight_dtype="fp8")
+    c = capacity.configuration_of(sample.answer("ht", 16), q)
+    # 50 + 128 = 178 us, times 1.25; dispatch and combine half each.
+    assert c.layer == pytest.approx(222.5e-6)
+    assert c.interval == pytest.approx((222.5e-6 * 0.9, 222.5e-6 * 1.1))
+    assert c.bound == pytest.approx(222.5e-6 * 0.8)
+    assert c.step(q) == pytest.approx(222.5e-6 * 2 * 58), "forward and backward, 58 layers"
+    assert c.share(q) == pytest.approx(222.5 / 322.5)
+    assert c.exposed(q) == pytest.approx(122.5e-6)
+    assert c.nodes == 2 and c.replicas == 4
+    # 16 experts a GPU, three matrices of 7168 x 2048, a byte an element, 58 layers.
+    assert c.memory.weights == 16 * 3 * 7168 * 2048 * 58
+    assert c.memory.buffers == 10**6 + 256 * 10**6 + 10**5, "host memory is not the GPU's"
+    assert c.memory.total == c.memory.weights + c.memory.buffers + 10**6 + 2 * 10**9
+
+
+def test_cheapest_and_why_the_others_are_not() -> None:
+    # LL EP 8: 266 us * 1.125; HT EP 8: 178 us * 1.125 = 200 us, 220 us at its upper end.
+    plan = judged(max_us=250.0, max_memory_gb=100.0, weight_dtype="fp8")
+    assert plan.chosen is find(plan, "ht", 8)
+    assert plan.pictured == plan.configurations.index(plan.chosen)
+    reasons = {(c.mode, c.ep): c.reasons for c in plan.configurations}
+    assert reasons["ht", 8] == []
+    assert reasons["ll", 8] == ["takes 299 us, over the limit of 250 us"]
+    assert reasons["ht", 16] == ["takes groups of 16 GPUs where 8 do"]
+    # 178 * 1.25 = 222.5, 245 at most: fits. 178 * 1.5 = 267: does not.
+    assert find(plan, "ht", 16).verdict == "meets"
+    assert find(plan, "ht", 32).verdict == "misses"
+    closer = judged(max_us=240.0)
+    assert find(closer, "ht", 16).reasons == [
+        "takes 222 us, but its interval reaches 245 us, over the limit of 240 us"
+    ]
+    small = judged(max_memory_gb=50.0, weight_dtype="fp8")
+    assert small.chosen is find(small, "ll", 16), "as many GPUs as HT, fewer SMs"
+    assert "81.7 weights" in find(small, "ht", 8).reasons[0]
+    assert find(small, "ht", 16).reasons == ["takes 20 SMs where 8 do"]
+    training = judged(load="training")
+    assert find(training, "ll", 8).reasons == ["LL has no backward pass"]
+    assert training.chosen is find(training, "ht", 8)
+    none = judged(max_us=1.0)
+    assert none.chosen is None
+    assert none.pictured == none.configurations.index(find(none, "ht", 8)), "the fastest is shown"
+
+
+def test_refused_memory_is_a_reason() -> None:
+    q = sample.question()
+    answer = sample.answer("ll", 8)
+    answer["memory"] = {"output_bytes": 5, "refused": "2^62 bytes"}
+    plan = capacity.CapacityPlan(q, [capacity.configuration_of(answer, q)])
+    judge(plan)
+    assert plan.configurations[0].reasons == ["the sizing table refuses it: 2^62 bytes"]
+
+
+def test_crossover_by_hand() -> None:
+    samples = [
+        capacity.sample_of(sample.answer(m, 8, t)) for m in ("ll", "ht") for t in (32, 40, 48)
+    ]
+    assert crossover_of(samples, 8).tokens == pytest.approx(40, rel=1e-6)
+    samples = [
+        capacity.sample_of(sample.answer(m, 8, t)) for m in ("ll", "ht") for t in (16, 64, 256)
+    ]
+    # Between 16 tokens, 42 to 66 us, and 64 tokens, 138 to 114 us:
+    # 16 * 4 ^ (ln(66/42) / (ln(66/42) + ln(138/114))) = 42.39, where the curves cross at 40.
+    assert crossover_of(samples, 8).tokens == pytest.approx(42.3936, rel=1e-5)
+    above = [s for s in samples if s.tokens > 40]
+    x = crossover_of(above, 8)
+    assert (x.tokens, x.faster, x.least, x.most) == (None, "ht", 64, 256)
+    below = [s for s in samples if s.tokens < 40]
+    assert crossover_of(below, 8).faster == "ll"
+    assert crossover_of(samples, 16) is None
+    assert "from about 42 tokens" in capacity_text.crossover_sentence(crossover_of(samples, 8))
+
+
+def test_files_come_back() -> None:
+    plan = judged(max_us=250.0, compute_us=100.0)
+    text = json.dumps(to_json(plan))
+    assert from_json(json.loads(text)) == plan
+    data = to_json(plan)
+    for change, words in (
+        ({"format": "other"}, "not a plan"),
+        ({"version": 2}, "reads version 1"),
+        ({"samples": [{}]}, "missing"),
+        ({"question": {**data["question"], "load": "sleeping"}}, "sleeping"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            from_json({**data, **change})
+    del data["links"]
+    with pytest.raises(PlanError, match="'links' is missing"):
+        from_json(data)
+
+
+def test_json_fits_its_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema checks schemas")
+    folder = Path(capacity.__file__).parent
+    schema = json.loads((folder / "plan.schema.json").read_text())
+    for plan in (judged(), judged(max_us=1.0, compute_us=5.0), judged(load="training")):
+        jsonschema.Draft202012Validator(schema).validate(to_json(plan))
+
+
+def test_tables() -> None:
+    plan = judged(max_us=250.0, compute_us=100.0)
+    rows = list(csv.DictReader(io.StringIO(capacity_text.as_csv(plan))))
+    assert len(rows) == 8
+    for row, c in zip(rows, plan.configurations, strict=True):
+        assert float(row["layer_seconds"]) == c.layer
+        assert float(row["dispatch_seconds"]) + float(row["combine_seconds"]) == c.layer
+        assert row["verdict"] == c.verdict
+    text = capacity_text.as_text(plan)
+    markdown = capacity_text.as_markdown(plan)
+    for words in ("<- cheapest", "HT EP 32: takes 267 us", "x 1.50", "extrapolated beyond"):
+        assert words in text
+        assert words in markdown
+    table = [line for line in markdown.split("\n") if line.startswith("| ")]
+    assert len({line.count("|") for line in table if "dispatch" in line or "µs" in line}) <= 2
+    widths = {len(capacity_text.row_of(c, plan.question)) for c in plan.configurations}
+    assert widths == {len(capacity_text.HEADINGS)}
+
+
+def test_pictures_say_what_they_show(tmp_path: Path) -> None:
+    plan = judged(max_us=250.0, max_memory_gb=200.0)
+    written = capacity_plots.save_all(plan, tmp_path)
+    names = [name for name, _, _ in capacity_plots.PICTURES]
+    assert sorted(p.name for p in written) == sorted(
+        f"{n}.{s}" for n in names for s in ("svg", "png")
+    )
+    for path in written:
+        if path.suffix == ".svg":
+            words = " ".join(ElementTree.parse(path).getroot().itertext())
+            for expected in {
+                "scaling": ("EP size", "µs", "LL", "HT", "lower bound", "about 90 %", "limit 250"),
+                "crossover": ("tokens a GPU", "HT faster from", "µs"),
+                "what-if": ("rail-fail 0, LL", "zipf 1, HT", "×"),
+                "memory": ("GB of a GPU", "LL EP 64", "limit 200 GB", "cheapest"),
+                "links-dispatch": ("NVLink out", "network in", "node", "% of the time"),
+                "links-combine": ("HT combine, EP 8", "GPU"),
+            }[path.stem]:
+                assert expected in words, (path.name, expected, words)
+        else:
+            matplotlib = pytest.importorskip("matplotlib.image")
+            pixels = matplotlib.imread(path)
+            assert min(pixels.shape[:2]) > 150, path
+            assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 50, path
+
+
+def test_lines_hold_the_numbers() -> None:
+    plan = judged()
+    (axes,) = capacity_plots.scaling(plan).axes
+    drawn = [line.get_ydata() for line in axes.lines if len(line.get_ydata()) == 4]
+    for mode in ("ll", "ht"):
+        of = [c for c in plan.configurations if c.mode == mode]
+        assert any(np.allclose(y, [c.layer for c in of]) for y in drawn)
+        assert any(np.allclose(y, [c.bound for c in of]) for y in drawn)
+    maps = capacity_plots.link_maps(plan, "dispatch")
+    mesh = maps.axes[0].collections[0]
+    assert np.allclose(mesh.get_array(), 90), "a node, 90 % of the time"
+
+
+def test_page_holds_the_plan(tmp_path: Path) -> None:
+    plan = judged(max_us=250.0, compute_us=100.0)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(to_json(plan)))
+    output = tmp_path / "page.html"
+    assert report.main(["--capacity", str(path), "-o", str(output)]) == 0
+    text = output.read_text()
+    assert text.count("<svg ") == len(capacity_plots.PICTURES)
+    for words in ('id="capacity"', "deepseek-v3, decode", "HT in groups of 8", "over the limit"):
+        assert words in text
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    path.write_text("{}")
+    assert report.main(["--capacity", str(path), "-o", str(output)]) == 1
