@@ -24,8 +24,10 @@ typedef struct work {
   char *isDown;                                          /* [ports] */
 } work_t;
 
+/* Cut off where the run is refused anyway, so that nothing overflows before. */
 static ep_fs_t toFs(double ns) {
-  return (ep_fs_t)llround(ns * EP_FS_PER_NS);
+  double fs = ns * EP_FS_PER_NS;
+  return fs < EP_LONGEST_FS ? (ep_fs_t)llround(fs) : (ep_fs_t)EP_LONGEST_FS;
 }
 
 /* ---- What differs ------------------------------------------------------------------------------ */
@@ -184,11 +186,11 @@ static trefoil_result_t setLeaves(const work_t *w) {
 
 static void setStarts(const work_t *w) {
   double fixed = trefoilCostsFixedUs(w->costs, w->replay->op, w->shape);
-  w->f->fixed = (ep_fs_t)llround(fixed * EP_FS_PER_US);
+  w->f->fixed = toFs(fixed * 1e3);
   for (int r = 0; r < w->f->numRanks; r++) {
     ep_philox_t p = epPhilox(w->run->seed, (uint32_t)r, 0, 0, (uint32_t)w->replay->op);
     double skew = w->run->startSkewUs * p.word[0] * 0x1p-32;
-    w->f->start[r] = w->f->fixed + (ep_fs_t)llround((w->lateUs[r] + skew) * EP_FS_PER_US);
+    w->f->start[r] = w->f->fixed + toFs((w->lateUs[r] + skew) * 1e3);
   }
 }
 

@@ -6,8 +6,9 @@
 
 /* Times are whole femtoseconds: sums of them do not depend on their order, and 2^63 are 2.5 hours. */
 typedef int64_t ep_fs_t;
-#define EP_FS_PER_US 1e9
-#define EP_FS_PER_NS 1e6
+#define EP_FS_PER_US  1e9
+#define EP_FS_PER_NS  1e6
+#define EP_LONGEST_FS 0x1p60 /* 19 minutes: no operation may take longer */
 
 /* ---- Transfers: of one operation, in the plan's order ------------------------------------------ */
 

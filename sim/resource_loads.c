@@ -60,8 +60,11 @@ ep_lower_bound_t epLowerBound(const ep_loads_t *loads, const ep_fabric_t *f,
                  k != TREFOIL_RESOURCE_NVLINK_IN;
     for (int i = 0; i < f->count[k]; i++) {
       if (loads->rows[k][i] == 0 || f->row[k][i] == 0) continue;
-      ep_fs_t begin = ofRank ? f->start[i] : earliest;
-      ep_fs_t end = begin + loads->rows[k][i] * f->row[k][i] + latencyAfter(f, k);
+      ep_fs_t begin = ofRank ? f->start[i] : earliest, busy;
+      if (__builtin_mul_overflow(loads->rows[k][i], f->row[k][i], &busy) || busy > EP_LONGEST_FS) {
+        busy = (ep_fs_t)EP_LONGEST_FS;
+      }
+      ep_fs_t end = begin + busy + latencyAfter(f, k);
       if (end > bound.time) bound = (ep_lower_bound_t){end, (trefoil_resource_t)k, i};
     }
   }

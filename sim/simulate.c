@@ -11,7 +11,6 @@
 
 #define MAX_MOVES     ((int64_t)1 << 23) /* of one operation, before chunks are doubled */
 #define SIMGRID_MOVES ((int64_t)1 << 11) /* under a second of SimGrid; AUTO takes queues above */
-#define LONGEST_FS    ((ep_fs_t)1 << 61) /* over half an hour */
 enum { DEFAULT_CHUNK_TOKENS = 64, DEFAULT_TIMEOUT_S = 600 };
 
 const char *trefoilEngineName(trefoil_engine_t engine) {
@@ -177,8 +176,8 @@ static trefoil_result_t fillBounds(one_t *o) {
   const trefoil_sim_t *sim = o->sim;
   trefoil_sim_op_t *out = o->out;
   ep_lower_bound_t bound = epLowerBound(&o->loads, &o->fabric, &sim->shape);
-  EP_CHECK(bound.time < LONGEST_FS, TREFOIL_INVALID_ARGUMENT,
-           "the operation would take over %.0f minutes", (double)LONGEST_FS / EP_FS_PER_US / 6e7);
+  EP_CHECK((double)bound.time < EP_LONGEST_FS, TREFOIL_INVALID_ARGUMENT,
+           "the operation would take over %.0f minutes", EP_LONGEST_FS / EP_FS_PER_US / 6e7);
   out->boundUs = toUs(o, bound.time);
   out->boundKind = bound.kind;
   out->boundIndex = bound.index;
