@@ -300,8 +300,11 @@ def link_maps(plan: CapacityPlan, op: str) -> Figure | None:
     if not maps:
         return None
     nodes, per_node = c.nodes, c.ep // c.nodes
-    height = min(1.1 + 0.17 * nodes, 6.5)
-    figure, panels = _figure(1.55 * len(maps) + 0.7, height + 0.5, len(maps))
+    across = min(2, len(maps))  # NVLink above the network, out beside in
+    down = len(maps) // across
+    height = min(0.75 + 0.17 * nodes, 3.4)
+    figure = Figure(figsize=(4.7, height * down + 0.6), layout="constrained")
+    panels = list(np.atleast_1d(figure.subplots(down, across, squeeze=False).flat))
     image, colours = None, colormaps["YlGnBu"].resampled(25)
     for axes, (name, links) in zip(panels, maps, strict=True):
         columns = _columns(links, nodes, per_node)
@@ -330,14 +333,15 @@ def link_maps(plan: CapacityPlan, op: str) -> Figure | None:
         axes.set_xticks(range(columns) if columns <= 8 else range(0, columns, 8))
         axes.set_yticks(range(nodes) if nodes <= 16 else range(0, nodes, max(1, nodes // 16)))
         busiest = max(links, key=lambda link: link["bytes"])
-        axes.set_title(f"{name}\nmost {format_bytes(busiest['bytes'])}", fontsize=8)
+        axes.set_title(f"{name}: at most {format_bytes(busiest['bytes'])}", fontsize=8)
         axes.set_xlabel("GPU" if "NVLink" in name else "port", fontsize=8)
-        if axes is not panels[0]:
+        if axes in panels[::across]:
+            axes.set_ylabel("node", fontsize=8)
+        else:
             axes.set_yticklabels([])
-    panels[0].set_ylabel("node")
     bar = figure.colorbar(image, ax=panels, fraction=0.05, pad=0.02)
     bar.outline.set_visible(False)
-    bar.set_label("% of the time that it works", fontsize=8)
+    bar.set_label("busy, % of the time", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     seconds = getattr(c, op).seconds
     figure.suptitle(f"{c.mode.upper()} {op}, EP {c.ep}: {format_seconds(seconds)}", fontsize=9)

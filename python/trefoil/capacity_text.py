@@ -12,12 +12,12 @@ from trefoil.units import format_bytes, format_seconds
 HEADINGS = (
     "mode",
     "EP",
-    "nodes",
-    "dispatch",
-    "combine",
+    "",
     "layer",
     "90 % interval",
     "bound",
+    "dispatch",
+    "combine",
     "step",
     "share",
     "NVLink port",
@@ -25,9 +25,8 @@ HEADINGS = (
     "SMs",
     "buffers",
     "memory",
-    "",
 )
-MARKS = {"cheapest": "<- cheapest", "meets": "meets", "misses": "misses"}
+MARKS = {"cheapest": "cheapest", "meets": "meets", "misses": "misses"}
 
 
 def limits_of(q: Question) -> list[str]:
@@ -56,17 +55,18 @@ def row_of(c: Configuration, q: Question) -> list[str]:
     """The cells under HEADINGS."""
     interval, share = c.interval, c.share(q)
     both = (c.dispatch, c.combine)
+    within = "-"
+    if interval:
+        within = " - ".join(map(format_seconds, interval)) + "*" * bool(c.dispatch.extrapolated)
     return [
         c.mode.upper(),
         str(c.ep),
-        str(c.nodes),
+        MARKS.get(c.verdict, "") if limits_of(q) or c.verdict != "meets" else "",
+        format_seconds(c.layer),
+        within,
+        format_seconds(c.bound),
         format_seconds(c.dispatch.seconds),
         format_seconds(c.combine.seconds),
-        format_seconds(c.layer),
-        " - ".join(map(format_seconds, interval)) + ("*" if c.dispatch.extrapolated else "")
-        if interval
-        else "-",
-        format_seconds(c.bound),
         format_seconds(c.step(q)),
         "-" if share is None else f"{100 * share:.0f} %",
         format_bytes(sum(o.nvlink_port_bytes for o in both)),
@@ -74,7 +74,6 @@ def row_of(c: Configuration, q: Question) -> list[str]:
         "-" if c.sms is None else str(c.sms),
         "refused" if c.memory.refused else format_bytes(c.memory.buffers + c.memory.outputs),
         format_bytes(c.memory.total),
-        MARKS.get(c.verdict, "") if limits_of(q) or c.verdict != "meets" else "",
     ]
 
 

@@ -141,7 +141,7 @@ def test_tables() -> None:
         assert row["verdict"] == c.verdict
     text = capacity_text.as_text(plan)
     markdown = capacity_text.as_markdown(plan)
-    for words in ("<- cheapest", "HT EP 32: takes 267 us", "x 1.50", "extrapolated beyond"):
+    for words in ("cheapest", "HT EP 32: takes 267 us", "x 1.50", "extrapolated beyond"):
         assert words in text
         assert words in markdown
     table = [line for line in markdown.split("\n") if line.startswith("| ")]
@@ -165,7 +165,7 @@ def test_pictures_say_what_they_show(tmp_path: Path) -> None:
                 "crossover": ("tokens a GPU", "HT faster from", "µs"),
                 "what-if": ("rail-fail 0, LL", "zipf 1, HT", "×"),
                 "memory": ("GB of a GPU", "LL EP 64", "limit 200 GB", "cheapest"),
-                "links-dispatch": ("NVLink out", "network in", "node", "% of the time"),
+                "links-dispatch": ("NVLink out", "network in", "node", "busy, %"),
                 "links-combine": ("HT combine, EP 8", "GPU"),
             }[path.stem]:
                 assert expected in words, (path.name, expected, words)
