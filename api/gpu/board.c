@@ -7,8 +7,9 @@
  * succeeds for all of its ranks or for none: who gives up takes itself off the list of those present,
  * unless the last one has come meanwhile.
  *
- * A rank whose call fails before it comes leaves a note; who waits for it takes the note over after a
- * second, if it was left at about the time that the wait began. */
+ * A rank whose call fails on its own leaves a note; who waits for it takes the note over after a second,
+ * if it was left at about the time that the wait began. A failure that all ranks share (they met and
+ * differ, somebody is missing) leaves none: it would be taken for one of the next call. */
 #include "api/gpu/board.h"
 
 #include <errno.h>
@@ -50,6 +51,7 @@ struct ep_board {
   ncclComm_t comm;
   uint64_t hash;
   int rank, numRanks, users;
+  int commonFailure; /* of the call in progress: no note */
   shared_board_t *shared;
 };
 
@@ -328,9 +330,21 @@ trefoil_result_t epBoardMeet(struct ep_board *b, const ep_board_word_t *mine, ui
     __atomic_store_n(&s->meetings, meeting + 1, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&s->lock);
-  EP_TRY(await(b, mine, meeting, timeoutNs));
-  for (int r = 0; r < b->numRanks; r++) all[r] = s->seats[r].words[meeting & 1];
-  return checkSameCall(all, b->numRanks);
+  trefoil_result_t result = await(b, mine, meeting, timeoutNs);
+  if (result == TREFOIL_OK) {
+    for (int r = 0; r < b->numRanks; r++) all[r] = s->seats[r].words[meeting & 1];
+    result = checkSameCall(all, b->numRanks);
+  }
+  if (result != TREFOIL_OK) epBoardShareFailure(b);
+  return result;
+}
+
+uint64_t epBoardMeetings(const struct ep_board *b) {
+  return __atomic_load_n(&b->shared->meetings, __ATOMIC_ACQUIRE);
+}
+
+void epBoardShareFailure(struct ep_board *b) {
+  b->commonFailure = 1;
 }
 
 /* ---- around a call --------------------------------------------------------------------------- */
@@ -340,6 +354,7 @@ void epBoardCallBegin(ncclComm_t comm) {
   pthread_mutex_lock(&listLock);
   struct ep_board *b = hash ? find(comm, hash) : NULL;
   if (b) {
+    b->commonFailure = 0;
     lockBoard(b->shared);
     b->shared->seats[b->rank].failNs = 0;
     pthread_mutex_unlock(&b->shared->lock);
@@ -361,6 +376,11 @@ void epBoardCallFail(ncclComm_t comm, trefoil_result_t code, const char *why) {
   pthread_mutex_lock(&listLock);
   if (openLocked(comm, hash, rank, numRanks, &b) == TREFOIL_OK) {
     b->users--;
+    if (b->commonFailure) {
+      b->commonFailure = 0;
+      pthread_mutex_unlock(&listLock);
+      return;
+    }
     lockBoard(b->shared);
     seat_t *seat = &b->shared->seats[rank];
     memcpy(seat->failText, text, sizeof text);

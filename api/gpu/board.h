@@ -33,6 +33,11 @@ void epBoardClose(struct ep_board *board);
 trefoil_result_t epBoardMeet(struct ep_board *board, const ep_board_word_t *mine,
                              uint64_t timeoutNs, ep_board_word_t *all);
 
+/* Meetings that took place: the same on all ranks between two of them. */
+uint64_t epBoardMeetings(const struct ep_board *board);
+/* The call fails, and on all ranks alike: they hear of it by themselves. */
+void epBoardShareFailure(struct ep_board *board);
+
 /* All ranks have come: no file is needed any more, the board's memory stays. */
 void epBoardUnlink(struct ep_board *board);
 

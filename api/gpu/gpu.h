@@ -57,6 +57,7 @@ struct ep_gpu_hang;
 typedef struct ep_gpu_group {
   struct ncclEpGroup *group;
   int device, R, me;
+  uint64_t id; /* the same on all ranks, another for each group of the communicator */
   int multiProcessors;
   ep_ll_group_t ll; /* as launches get it; stamps are set per launch */
   struct ep_board *board;
@@ -75,7 +76,8 @@ typedef struct ep_gpu_group {
   int hasLast, manyStreams;
   cudaStream_t lastStream;
   unsigned long long lastCapture;
-  cudaEvent_t tail[2]; /* of launches outside and in captures */
+  cudaEvent_t tail[2];  /* of launches outside and in captures */
+  cudaEvent_t early[2]; /* likewise, for a Complete after an early receive */
   uint64_t numSends;
 } ep_gpu_group_t;
 _Static_assert(sizeof(struct ncclEpGroup) + 64 + sizeof(ep_gpu_group_t) <= EP_GROUP_OBJECT_BYTES,
@@ -93,7 +95,8 @@ typedef struct ep_gpu_handle {
   int pendingKind; /* ep_ll_kind_t of a send without its receive, -1: none */
   uint64_t pendingNo;
   unsigned long long pendingCapture;
-  int receivedEarly; /* by a younger operation of its kind */
+  int receivedEarly;        /* by a younger operation of its kind, */
+  cudaStream_t earlyStream; /* on this stream */
 } ep_gpu_handle_t;
 _Static_assert(sizeof(struct ncclEpHandle) + 64 + sizeof(ep_gpu_handle_t) <=
                    EP_GPU_HANDLE_OBJECT_BYTES,
@@ -154,6 +157,9 @@ trefoil_result_t epGpuCapture(cudaStream_t stream, unsigned long long *capture);
 /* Launches h's operation, which lies at op, after the group's launches before it. */
 trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, unsigned parts,
                              cudaStream_t stream);
+
+/* What is queued on `stream` from now on comes after what is queued on `before`. */
+trefoil_result_t epGpuAfter(ep_gpu_group_t *g, cudaStream_t before, cudaStream_t stream);
 
 /* ---- gpu_watch.c ---- */
 trefoil_result_t epGpuWatchOpen(ep_gpu_group_t *g);

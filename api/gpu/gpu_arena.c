@@ -55,11 +55,8 @@ static int needsNew(const ep_gpu_group_t *g, const ep_sizing_t *sizing) {
          sizing->buffers[EP_BUFFER_SCRATCH].bytes > a->sizing.buffers[EP_BUFFER_SCRATCH].bytes;
 }
 
-static trefoil_result_t meet(ep_gpu_group_t *g, ep_board_call_t call, int topk) {
-  ep_board_word_t all[EP_LL_MAX_RANKS], mine = {.call = call, .topk = (uint32_t)topk};
-  mine.groupId = (uint64_t)g->numArenas;
-  EP_TRY(epBoardMeet(g->board, &mine, g->group->timeoutNs, all));
-  for (int r = 1; r < g->R; r++) {
+static trefoil_result_t compare(const ep_board_word_t *all, int numRanks) {
+  for (int r = 1; r < numRanks; r++) {
     EP_CHECK(all[0].topk == all[r].topk, TREFOIL_INVALID_ARGUMENT,
              "ncclEpInitHandle: num_topk differs: buffers for %u on rank 0, %u on rank %d; must be "
              "equal",
@@ -70,6 +67,15 @@ static trefoil_result_t meet(ep_gpu_group_t *g, ep_board_call_t call, int topk) 
              r);
   }
   return TREFOIL_OK;
+}
+
+static trefoil_result_t meet(ep_gpu_group_t *g, ep_board_call_t call, int topk) {
+  ep_board_word_t all[EP_LL_MAX_RANKS], mine = {.call = call, .topk = (uint32_t)topk};
+  mine.groupId = g->id;
+  EP_TRY(epBoardMeet(g->board, &mine, g->group->timeoutNs, all));
+  trefoil_result_t result = compare(all, g->R);
+  if (result != TREFOIL_OK) epBoardShareFailure(g->board);
+  return result;
 }
 
 /* The last window may go if no captured launch knows it. */

@@ -64,6 +64,7 @@ static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
   EP_CUDA(cudaMemcpy(g->control, image, sizeof image, cudaMemcpyHostToDevice));
   for (int i = 0; i < 2; i++) {
     EP_CUDA(cudaEventCreateWithFlags(&g->tail[i], cudaEventDisableTiming));
+    EP_CUDA(cudaEventCreateWithFlags(&g->early[i], cudaEventDisableTiming));
   }
   EP_TRY(epGpuWatchOpen(g));
   ep_ll_group_t *ll = &g->ll;
@@ -86,6 +87,7 @@ static void release(ep_gpu_group_t *g, const ep_buffer_t *control) {
   epGpuKeepTimes(g->group, 0);
   for (int i = 0; i < 2; i++) {
     if (g->tail[i]) cudaEventDestroy(g->tail[i]);
+    if (g->early[i]) cudaEventDestroy(g->early[i]);
   }
   if (g->control) epFreeBuffer(g->group, control, g->control);
 }
@@ -97,8 +99,13 @@ static trefoil_result_t join(ep_gpu_group_t *g, const ep_buffer_t *control) {
   epSettingsOf(g->group, &mine.settings);
   EP_TRY(epBoardMeet(g->board, &mine, g->group->timeoutNs, all));
   for (int r = 0; r < g->R; r++) settings[r] = all[r].settings;
-  EP_TRY(epSettingsCompare(settings, g->R));
+  trefoil_result_t result = epSettingsCompare(settings, g->R);
+  if (result != TREFOIL_OK) {
+    epBoardShareFailure(g->board);
+    return result;
+  }
   EP_TRY(prepare(g, control));
+  g->id = epBoardMeetings(g->board);
   mine.call = EP_BOARD_GROUP_READY;
   return epBoardMeet(g->board, &mine, g->group->timeoutNs, all);
 }

@@ -84,6 +84,7 @@ static trefoil_result_t receiveOlder(ep_gpu_handle_t *h, ep_ll_kind_t kind, uint
              capture ? "sent outside" : "captured in", capture ? "in one" : "outside");
     EP_TRY(receive(o, stream));
     o->receivedEarly = 1;
+    o->earlyStream = stream;
   }
   return TREFOIL_OK;
 }
@@ -105,13 +106,11 @@ static trefoil_result_t run(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, siz
   return TREFOIL_OK;
 }
 
-/* An operation that another one received early is done for this stream too: launches of a group are
- * ordered, and this call is one. */
 trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
   ep_gpu_handle_t *h = handle->state;
   ep_ll_kind_t kind = (ep_ll_kind_t)h->pendingKind;
   if (h->receivedEarly) {
-    EP_TRY(epGpuLaunch(h, kind, NULL, 0, stream));
+    EP_TRY(epGpuAfter(h->g, h->earlyStream, stream));
   } else {
     EP_TRY(receiveOlder(h, kind, h->pendingNo, stream));
     EP_TRY(receive(h, stream));

@@ -36,18 +36,36 @@ static trefoil_result_t waitForLast(ep_gpu_group_t *g, cudaStream_t stream,
   return TREFOIL_OK;
 }
 
+static trefoil_result_t queueAfter(ep_gpu_group_t *g, cudaStream_t before, cudaStream_t stream) {
+  unsigned long long capture;
+  EP_TRY(epGpuCapture(stream, &capture));
+  cudaEvent_t event = g->early[capture != 0];
+  EP_CUDA(cudaEventRecord(event, before));
+  EP_CUDA(cudaStreamWaitEvent(stream, event, 0));
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuAfter(ep_gpu_group_t *g, cudaStream_t before, cudaStream_t stream) {
+  if (before == stream) return TREFOIL_OK;
+  int device;
+  EP_TRY(epGpuEnter(g, &device));
+  trefoil_result_t result = queueAfter(g, before, stream);
+  epGpuLeave(g, device);
+  return result;
+}
+
 static trefoil_result_t launch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, unsigned parts,
                                cudaStream_t stream) {
   ep_gpu_group_t *g = h->g;
   unsigned long long capture;
   EP_TRY(epGpuCapture(stream, &capture));
   EP_TRY(waitForLast(g, stream, capture));
-  uint64_t *stamps = parts ? epGpuStampsFor(g, (int)kind, parts) : NULL;
-  if (parts && kind == EP_LL_DISPATCH) {
+  uint64_t *stamps = epGpuStampsFor(g, (int)kind, parts);
+  if (kind == EP_LL_DISPATCH) {
     ep_ll_dispatch_t *d = op;
     d->group.stamps = stamps;
     EP_TRY(epLlDispatch(d, parts, stream));
-  } else if (parts) {
+  } else {
     ep_ll_combine_t *c = op;
     c->group.stamps = stamps;
     EP_TRY(epLlCombine(c, parts, stream));

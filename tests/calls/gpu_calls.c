@@ -80,8 +80,20 @@ static void runJob(team_rank_t *r) {
     step_case_t c = anyCase(job->first + (uint64_t)i);
     c.partial = job->partial && c.mode == TREFOIL_LL_EXPERT_MAJOR;
     runOne(r, &c);
-    if (r->error[0]) fprintf(stderr, "case %llu\n", (unsigned long long)job->first + (uint64_t)i);
+    if (r->error[0]) { /* at once: the other ranks may wait for this one */
+      fprintf(stderr, "case %llu, rank %d of %d: %s\n",
+              (unsigned long long)job->first + (uint64_t)i, r->rank, r->numRanks, r->error);
+    }
   }
+}
+
+/* GPU_CALLS_CASE=N runs that one. */
+TEST(one_case) {
+  const char *number = getenv("GPU_CALLS_CASE");
+  if (!number || !numGpus()) SKIP("needs a GPU and GPU_CALLS_CASE");
+  job_t job = {strtoull(number, NULL, 10), 1, getenv("NCCL_EP_LL_COMBINE") != NULL};
+  const char *error = teamThreads(numGpus(), runJob, &job);
+  CHECK(!*error, "%s", error);
 }
 
 TEST(processes) {
@@ -472,6 +484,41 @@ TEST(bytes_and_times) {
     const char *error = teamThreads(numGpus(), runCounted, &c);
     CHECK(!*error, "mode %d: %s", mode, error);
   }
+}
+
+/* ---- a stream that is gone ------------------------------------------------------------------- */
+
+static void runGone(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  cudaStream_t s[3];
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
+  for (int i = 0; i < 3; i++) {
+    teamCheck(r, !cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking), "stream");
+  }
+  for (int i = 0; i < 3; i++) {
+    teamCheck(r, stepUpdate(d, h, s[i]), "update");
+    teamCheck(r, stepDispatch(d, h, s[i]), "stream %d: %s", i, ncclEpGetLastError());
+    teamCheck(r, stepCombine(d, h, s[i]), "stream %d: %s", i, ncclEpGetLastError());
+    cudaStreamSynchronize(s[i]);
+    cudaStreamDestroy(s[i]);
+    teamCheck(r, !*stepCompareCombine(d), "stream %d: %s", i, stepCompareCombine(d));
+    stepPoison(d);
+  }
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(streams_may_go) {
+  if (!numGpus()) SKIP("needs a GPU");
+  step_case_t c = smallCase(TREFOIL_LL_EXPERT_MAJOR, 640);
+  const char *error = teamThreads(numGpus(), runGone, &c);
+  CHECK(!*error, "%s", error);
 }
 
 TEST_MAIN()
