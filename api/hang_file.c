@@ -2,6 +2,7 @@
 #include "api/hang_file.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,30 @@
 
 _Static_assert(sizeof(ep_hang_record_t) <= EP_HANG_FILE_BYTES, "EP_HANG_FILE_BYTES");
 
-static _Atomic uint32_t numGroups;
+static _Atomic uint32_t numFiles;
+
+/* Groups that this rank of this communicator has made before: the same number on all its ranks, also
+ * where several of them are threads of one process. 0 if it cannot be kept. */
+static uint32_t countGroup(uint64_t groupId, int rank) {
+  typedef struct seen {
+    uint64_t groupId;
+    int rank;
+    uint32_t count;
+    struct seen *next;
+  } seen_t;
+  static seen_t *first;
+  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&mutex);
+  seen_t *s = first;
+  while (s && (s->groupId != groupId || s->rank != rank)) s = s->next;
+  if (!s && (s = calloc(1, sizeof *s))) {
+    *s = (seen_t){groupId, rank, 0, first};
+    first = s;
+  }
+  uint32_t no = s ? s->count++ : 0;
+  pthread_mutex_unlock(&mutex);
+  return no;
+}
 
 static uint64_t realNs(void) {
   struct timespec t;
@@ -55,7 +79,7 @@ void epHangFileOpen(ep_hang_file_t *file, const struct ncclEpGroup *g, uint64_t 
   if (!dir || !*dir) return;
   char host[64] = "host";
   gethostname(host, sizeof host - 1);
-  uint32_t no = atomic_fetch_add(&numGroups, 1);
+  uint32_t no = atomic_fetch_add(&numFiles, 1);
   int n = snprintf(file->path, sizeof file->path, "%s/nccl_ep.%s.%d.%u.%d.hang", dir, host,
                    (int)getpid(), no, g->rank);
   file->record = n < (int)sizeof file->path ? mapFile(file->path) : NULL;
@@ -64,7 +88,7 @@ void epHangFileOpen(ep_hang_file_t *file, const struct ncclEpGroup *g, uint64_t 
           file->path);
     return;
   }
-  fillRecord(file->record, g, groupId, no);
+  fillRecord(file->record, g, groupId, countGroup(groupId, g->rank));
 }
 
 void epHangFileClose(ep_hang_file_t *file, int keep) {

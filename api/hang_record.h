@@ -1,7 +1,7 @@
 /* The progress record: what a rank was doing, readable after the fact.
  *
  * With NCCL_EP_HANG_DIR set, every group keeps one small mapped file a rank,
- *     <dir>/nccl_ep.<host>.<pid>.<group>.<rank>.hang      (group: counted per process and rank)
+ *     <dir>/nccl_ep.<host>.<pid>.<number>.<rank>.hang      (number: of the file, in its process)
  * and its operations keep it current: a file stays readable when its process is killed. A file of a
  * group that was destroyed in good order is removed. `trefoil doctor --hang FILES` merges them.
  *
@@ -53,7 +53,7 @@ typedef struct ep_hang_record {
   int32_t rank, numRanks, ranksPerNode;
   int32_t pid;
   uint64_t groupId;   /* the same on all ranks of a communicator */
-  uint32_t groupNo;   /* groups made on this rank before, in this process */
+  uint32_t groupNo;   /* groups made before on this rank of the communicator */
   uint32_t algorithm; /* 0 low latency, 1 high throughput */
   uint64_t startNs, timeoutNs;
   uint32_t failed; /* 1: the group gave up */

@@ -76,30 +76,39 @@ static void *rankMain(void *argument) {
   return NULL;
 }
 
-void gpuRun(gpu_run_t *run, int numRanks) {
+void gpuStart(gpu_run_t *run, int numRanks) {
   static int hasId[EP_MAX_RANKS + 1];
-  gpu_rank_t ranks[EP_MAX_RANKS];
-  pthread_t threads[EP_MAX_RANKS];
+  *run->failure = 0;
+  run->numRanks = 0;
   if (!hasId[numRanks] && lib.ncclGetUniqueId(&ids[numRanks]) != ncclSuccess) {
     snprintf(run->failure, sizeof run->failure, "ncclGetUniqueId failed");
     return;
   }
   hasId[numRanks] = 1;
+  run->numRanks = numRanks;
   pthread_barrier_init(&run->barrier, NULL, (unsigned)numRanks);
   pthread_mutex_init(&run->mutex, NULL);
-  *run->failure = 0;
   for (int r = 0; r < numRanks; r++) {
-    ranks[r] = (gpu_rank_t){.run = run,
-                            .rank = {.lib = &lib,
-                                     .group = run->group,
-                                     .rank = r,
-                                     .device = r,
-                                     .timeoutNs = run->timeoutNs ? run->timeoutNs : 10000000000u,
-                                     .kept = &comms[numRanks][r]}};
-    if (pthread_create(&threads[r], NULL, rankMain, &ranks[r]) != 0) abort();
+    run->ranks[r] =
+        (gpu_rank_t){.run = run,
+                     .rank = {.lib = &lib,
+                              .group = run->group,
+                              .rank = r,
+                              .device = r,
+                              .timeoutNs = run->timeoutNs ? run->timeoutNs : 10000000000u,
+                              .kept = &comms[numRanks][r]}};
+    if (pthread_create(&run->threads[r], NULL, rankMain, &run->ranks[r]) != 0) abort();
   }
-  for (int r = 0; r < numRanks; r++) pthread_join(threads[r], NULL);
-  pthread_barrier_destroy(&run->barrier);
+}
+
+void gpuJoin(gpu_run_t *run) {
+  for (int r = 0; r < run->numRanks; r++) pthread_join(run->threads[r], NULL);
+  if (run->numRanks) pthread_barrier_destroy(&run->barrier);
+}
+
+void gpuRun(gpu_run_t *run, int numRanks) {
+  gpuStart(run, numRanks);
+  gpuJoin(run);
 }
 
 ep_check_group_t gpuGroup(int numRanks, int64_t maxTokens, size_t maxTokenBytes) {

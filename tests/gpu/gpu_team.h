@@ -26,6 +26,9 @@ struct gpu_run {
   pthread_barrier_t barrier;
   pthread_mutex_t mutex;
   char failure[2600]; /* of the first rank that failed; "" if none did */
+  int numRanks;       /* gpuStart's */
+  gpu_rank_t ranks[EP_MAX_RANKS];
+  pthread_t threads[EP_MAX_RANKS];
 };
 
 /* Loads the libraries; -1 and the reason in why where that cannot be done here, else the number of ranks. */
@@ -34,6 +37,9 @@ const ep_library_t *gpuLibrary(void);
 int gpuIsHost(void);
 /* Runs the group on so many ranks; failure is empty if all went well. */
 void gpuRun(gpu_run_t *run, int numRanks);
+/* The same in two halves; *run stays where it is in between. */
+void gpuStart(gpu_run_t *run, int numRanks);
+void gpuJoin(gpu_run_t *run);
 void gpuBarrier(gpu_rank_t *rank);
 /* A group of LL with three handles (expert-major top-k, rank-major top-k, expert-major half of it). */
 ep_check_group_t gpuGroup(int numRanks, int64_t maxTokens, size_t maxTokenBytes);
