@@ -1,0 +1,189 @@
+/* The low-latency protocol as a model that can be explored state by state (docs/kernels.md, States).
+ *
+ * A rank is a list of launches in stream order; a launch is a few blocks; a block is two roles, one
+ * that sends and one that receives, as warps are. Roles advance by the steps below in any order, the
+ * control words are shared as on the device, and the arithmetic on them is the kernels' own
+ * (kernels/protocol.h). A store to exchange memory is first queued at its cell and arrives at any later
+ * time: stores to different cells in any order, stores of one rank to one cell in theirs.
+ *
+ * What a cell holds says more than on the device: beside the mark, which operation and source truly wrote
+ * it. A role that takes a cell by its mark and finds another operation or source has found a bug; so has
+ * an end of all steps with a launch left. */
+#ifndef TREFOIL_TESTS_PROTOCOL_H
+#define TREFOIL_TESTS_PROTOCOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+  MAX_RANKS = 3,
+  MAX_BLOCKS = 3,
+  MAX_TOKENS = 2,
+  NUM_K = 2,
+  MAX_LAUNCHES = 32,
+  NUM_HANDLES = 4
+};
+enum { MAX_CELLS = 2 * MAX_RANKS * (2 + 2 * MAX_TOKENS), MAX_ORDINAL = 30, MAX_STEPS = 12 };
+
+typedef enum kind { DISPATCH, COMBINE, PARTIAL } kind_t; /* COMBINE: exact and rank-major */
+enum { SEND = 1, RECV = 2, BOTH = 3 };
+
+/* Bugs that can be planted; 0 plants none. */
+typedef enum fault {
+  FAULT_NONE,
+  FAULT_NO_FREE_CHECK,    /* a send never waits for its buffer */
+  FAULT_ONE_BUFFER,       /* every operation uses buffer 0 */
+  FAULT_LAG_SHORT,        /* the lag told is one less than it is */
+  FAULT_LEAST_LAG,        /* the least lag heard counts, not the greatest */
+  FAULT_KNOWN_EARLY,      /* a peer that has sent counts as one that has received */
+  FAULT_DONE_AT_SEND,     /* a sent operation counts as received */
+  FAULT_FREE_BY_FIRST,    /* the first block that ends tells that the buffer is free */
+  FAULT_UNTOLD,           /* launches that send do not tell what they have received */
+  FAULT_WHOLE_UNTOLD,     /* launches that send and receive do not */
+  FAULT_CLOCK_BY_ONE,     /* block 0 counts the operation alone */
+  FAULT_CLOCK_AT_START,   /* blocks are counted when they start */
+  FAULT_NUMBER_BY_CLOCK,  /* a receive takes its number from the clock, not from its handle */
+  FAULT_NO_CLEAR,         /* buffers are never cleared */
+  FAULT_CLEAR_BY_FIRST,   /* the first block that ends clears */
+  FAULT_CLEAR_UNFENCED,   /* nobody waits for the clearing stores */
+  FAULT_CLEAR_OTHER,      /* the other buffer is cleared */
+  FAULT_SHORT_MARKS,      /* marks repeat after two operations */
+  FAULT_ARRIVALS_STAY,    /* the arrivals are not set back */
+  FAULT_NO_TIMEOUT_FREE,  /* the wait for a free buffer has no limit */
+  FAULT_NO_TIMEOUT_WORDS, /* the wait for words and hellos has no limit */
+  NUM_FAULTS
+} fault_t;
+const char *faultName(fault_t fault);
+
+/* What befalls the last rank: it stops at any moment, and waits for it end with a mask or with failure;
+ * or it is late, is masked although it lives, and goes on. */
+typedef enum dies { NOBODY, DIES, DIES_UNMASKED, LATE } dies_t;
+
+typedef struct setup {
+  kind_t kind;
+  int numRanks, numBlocks;
+  /* B a whole operation, S sends the next, R receives the oldest one sent, L the latest; NULL: rank 0's */
+  const char *program[MAX_RANKS];
+  int first;              /* operations before these */
+  int marks, clearPeriod; /* as EP_LL_MARKS and EP_LL_CLEAR_PERIOD */
+  int numTokens;          /* 0 to MAX_TOKENS a rank, uneven; or exactly -numTokens */
+  dies_t dies;
+  fault_t fault;
+  bool fine;          /* no reduction: every store, load and delivery is a step of its own */
+  uint64_t maxStates; /* gives up beyond; 0 = no limit */
+} setup_t;
+
+typedef enum step {
+  STEP_END,
+  STEP_READ, /* the control words */
+  STEP_TELL, /* post what has been received out of the other buffer */
+  STEP_FREE, /* wait until the buffer may be written */
+  STEP_PUT_WORDS,
+  STEP_PUT_ROWS,
+  STEP_PUT_HELLO,
+  STEP_GET_WORDS,
+  STEP_GET_ROWS,
+  STEP_GET_HELLO,
+  STEP_NOTE,
+  /* of a block, after both roles */
+  STEP_ARRIVE,
+  STEP_FENCE,
+  STEP_POST,
+  STEP_COUNT
+} step_t;
+
+/* What lies in a cell: mark, ordinal of the operation that wrote it, its source, the lag it carries. */
+typedef uint16_t word_t;
+enum { CLEARING = 0xffff, MAX_LAG_TOLD = 15 }; /* CLEARING: a store of zeros by the owner */
+static inline word_t wordOf(unsigned mark, unsigned ordinal, unsigned source, unsigned lag) {
+  return (word_t)(mark | ordinal << 5 | source << 10 | lag << 12);
+}
+static inline unsigned markIn(word_t w) {
+  return w & 31;
+}
+static inline unsigned ordinalIn(word_t w) {
+  return w >> 5 & 31;
+}
+static inline unsigned sourceIn(word_t w) {
+  return w >> 10 & 3;
+}
+static inline unsigned lagIn(word_t w) {
+  return w >> 12;
+}
+
+typedef struct cell {
+  word_t now, queue[2]; /* queue[0] is the older; another source's may overtake */
+} cell_t;
+
+typedef struct role {
+  uint8_t pc, number, lag, isFree, active,
+      heard;    /* what it read at its start; greatest lag heard */
+  uint16_t got; /* cells taken so far, if fine */
+} role_t;
+
+typedef struct block {
+  role_t role[2];
+  uint8_t finish, isLast;
+} block_t;
+
+typedef struct rank {
+  uint32_t clock;
+  uint8_t done[2], known[2], sent[NUM_HANDLES];
+  uint8_t launch, arrived, mask, failed, gone;
+  block_t block[MAX_BLOCKS];
+  cell_t cell[MAX_CELLS];
+} rank_t;
+
+typedef struct state {
+  rank_t rank[MAX_RANKS];
+} state_t;
+
+typedef struct launch {
+  uint8_t parts, ordinal;
+} launch_t;
+
+typedef struct model {
+  setup_t setup;
+  launch_t launch[MAX_RANKS][MAX_LAUNCHES];
+  int numLaunches[MAX_RANKS];
+  /* [parts][role][block 0 or another] */
+  uint8_t steps[4][2][2][MAX_STEPS];
+  int numCells;
+} model_t;
+
+/* One possible step of a state. */
+typedef enum move_kind {
+  MOVE_ROLE,
+  MOVE_FINISH,
+  MOVE_ARRIVES,
+  MOVE_DIES,
+  MOVE_GIVES_UP
+} move_kind_t;
+typedef struct move {
+  uint8_t kind, rank, block, role,
+      item; /* item: cell, or the rank given up, or a place in a list */
+} move_t;
+enum { MAX_MOVES = 256, ALL_ITEMS = 255 };
+
+void modelInit(model_t *m, const setup_t *setup);
+void modelStart(const model_t *m, state_t *s);
+/* Moves that are possible in s; if one of them alone is enough, only that. */
+int modelMoves(const model_t *m, const state_t *s, move_t moves[MAX_MOVES]);
+/* Makes a move. NULL, or what is wrong. */
+const char *modelMake(const model_t *m, state_t *s, move_t move);
+/* NULL, or which rank has not ended. For states without moves. */
+const char *modelUnfinished(const model_t *m, const state_t *s);
+void modelDescribe(const model_t *m, const state_t *s, move_t move, char *text, size_t size);
+
+typedef struct outcome {
+  uint64_t numStates, numMoves;
+  int depth;         /* of the longest path */
+  const char *wrong; /* NULL, or the first thing found wrong */
+  bool isComplete;   /* every reachable state was seen */
+} outcome_t;
+
+/* Depth first through every reachable state. With `trace`, prints the way to what is wrong. */
+outcome_t explore(const setup_t *setup, bool trace);
+
+#endif
