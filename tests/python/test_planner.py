@@ -1,0 +1,153 @@
+"""`trefoil plan` with the program as built ($TREFOIL_PROGRAM): answers, files, sentences."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trefoil
+from trefoil import planner, report
+from trefoil.capacity import from_json
+
+PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
+pytestmark = pytest.mark.skipif(not PROGRAM, reason="TREFOIL_PROGRAM does not name the program")
+SMALL = ("--gpus", "32", "--tokens", "16", "--costs-ll", "ideal", "--costs-ht", "ideal")
+QUEUES = ("--engine", "queues")
+
+
+def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PROGRAM, *args],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def plan(*args: str) -> dict[str, Any]:
+    done = run("plan", "--json", *args)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_plan_is_what_simulate_answers() -> None:
+    data = plan(*SMALL, *QUEUES, "--rail-fail", "0", "--zipf", "1.2", "--compute-us", "50")
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema checks schemas")
+    schema = Path(planner.__file__).with_name("plan.schema.json")
+    jsonschema.Draft202012Validator(json.loads(schema.read_text())).validate(data)
+    shapes = [(c["mode"], c["ep"]) for c in data["configurations"]]
+    assert shapes == [(mode, ep) for mode in ("ll", "ht") for ep in (8, 16, 32)]
+    points = [
+        {"mode": m, "gpus": ep, "tokens": 16, "costs": "ideal", "engine": "queues", **change}
+        for m, ep in shapes
+        for change in ({}, {"rail_fail": "0"}, {"zipf": 1.2})
+    ]
+    answers = iter(trefoil.sweep(points, program=PROGRAM))
+    for c in data["configurations"]:
+        plain, fail, zipf = (next(answers).answer for _ in range(3))
+        assert plain and fail and zipf
+        assert c["layer_seconds"] == pytest.approx(plain["seconds"], rel=1e-7)
+        assert c["layer_seconds"] >= c["layer_bound_seconds"] * (1 - 1e-9)
+        assert c["share_of_step"] == pytest.approx(
+            plain["seconds"] / (plain["seconds"] + 50e-6), rel=1e-7
+        )
+        assert [w["factor"] for w in c["what_if"]] == pytest.approx(
+            [w["seconds"] / plain["seconds"] for w in (fail, zipf)], rel=1e-7
+        )
+        if c["nodes"] > 1:
+            assert c["what_if"][0]["factor"] > 1.05, "a rail less costs nothing"
+    from_json(data)
+
+
+def test_closed_form_is_the_same_in_both_verbs() -> None:
+    data = plan(*SMALL, "--engine", "closed-form", "--no-crossover", "--mode", "ll")
+    done = run("plan", "--closed-form", "--json", "--gpus", "8..32", "--tokens", "16")
+    closed = {p["ep"]: p for p in json.loads(done.stdout)["points"]}
+    for c in data["configurations"]:
+        for op in ("dispatch", "combine"):
+            assert c[op]["seconds"] == pytest.approx(closed[c["ep"]][op]["seconds"], rel=1e-8)
+            assert c[op]["nic_port_bytes"] == closed[c["ep"]][op]["nic_bytes"]
+    assert data["links"] == []
+
+
+def test_files_and_resuming(tmp_path: Path) -> None:
+    folder, kept = tmp_path / "out", tmp_path / "points.jsonl"
+    command = ("plan", *SMALL, *QUEUES, "--ep", "8,32", "--resume", str(kept), "-o", str(folder))
+    first = run(*command)
+    assert first.returncode == 0, first.stderr
+    lines = kept.read_text()
+    second = run(*command)
+    assert second.stdout == first.stdout
+    assert kept.read_text() == lines, "a resumed plan computes nothing"
+    names = {path.name for path in folder.iterdir()}
+    assert {"plan.json", "plan.csv", "plan.md", "scaling.svg", "scaling.png"} <= names
+    assert {"crossover.svg", "memory.png", "links-dispatch.svg", "links-combine.png"} <= names
+    for name in names:
+        assert f"{folder}/{name}" in first.stdout
+    data = json.loads((folder / "plan.json").read_text())
+    assert {x["ep"] for x in data["crossovers"]} == {8, 32}
+    page = tmp_path / "page.html"
+    assert report.main(["--capacity", str(folder / "plan.json"), "-o", str(page)]) == 0
+    assert "32 GPUs of dgx-h100" in page.read_text()
+
+
+def test_without_matplotlib(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    absent.mkdir()
+    (absent / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')\n")
+    (absent / "tqdm.py").write_text("raise ModuleNotFoundError(name='tqdm')\n")
+    folder = tmp_path / "out"
+    command = ("plan", *SMALL, "--ep", "8", "--no-crossover", "-o", str(folder))
+    done = run(*command, PYTHONPATH=str(absent))
+    assert done.returncode == 0, done.stderr
+    assert "no pictures: Python lacks the module matplotlib" in done.stderr
+    assert {path.name for path in folder.iterdir()} == {"plan.json", "plan.csv", "plan.md"}
+
+
+def test_loads_and_traces(tmp_path: Path) -> None:
+    training = plan(*SMALL, "--load", "training", "--ep", "8", "--no-crossover")
+    verdicts = {c["mode"]: c["verdict"] for c in training["configurations"]}
+    assert verdicts == {"ll": "misses", "ht": "cheapest"}
+    ht = training["configurations"][1]
+    assert ht["step_seconds"] == pytest.approx(2 * 58 * ht["layer_seconds"])
+    trace = tmp_path / "t.npz"
+    command = ("trace", "generate", "--ranks", "16", "--tokens", "64", str(trace))
+    assert run(*command).returncode == 0
+    data = plan(*SMALL, "--trace", str(trace), "--mode", "ll", "--no-crossover")
+    for c in data["configurations"]:
+        (what,) = c["what_if"]
+        assert (what["factor"] is not None) == (c["ep"] == 16)
+        assert c["ep"] == 16 or "the trace has 16 ranks" in what["refusal"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--cluster", "laptop"], "known are"),
+        (["--moe", "no-such"], "known are"),
+        (["--gpus", "2048"], "speaks for 1 to 1024"),
+        (["--gpus", "8..64"], "EP sizes go to --ep"),
+        (["--ep", "24", "--gpus", "64"], "must divide the 64 GPUs"),
+        (["--ep", "512"], "--physical-experts"),
+        (["--ep", "64..8"], "not like 8..64"),
+        (["--mode", "warp"], "expected ll, ht"),
+        (["--load", "lunch"], "decode"),
+        (["--tokens", "0"], "1 or more"),
+        (["--max-us", "-1"], "0 or more"),
+        (["--max-memory-gb", "lots"], "lots"),
+        (["--costs-ll", "no-such-record"], "no-such-record"),
+        (["extra"], "extra"),
+    ],
+)
+def test_sentences(args: list[str], words: str) -> None:
+    done = run("plan", *args)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert words in done.stderr
+    assert done.stderr.startswith("trefoil plan: ") and done.stderr.count("\n") == 1
