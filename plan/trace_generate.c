@@ -18,7 +18,7 @@
 #include "plan/trace_object.h"
 
 enum { DRAW_EXPERT, DRAW_UNUSED, DRAW_WEIGHT, DRAW_COUNT, DRAW_ORDER, DRAW_EMPTY };
-enum { MAX_TRIES = 32 };
+enum { MAX_TRIES = 32, WEIGHT_BITS = 20 };
 
 typedef struct generator {
   const trefoil_trace_spec_t *spec;
@@ -66,11 +66,12 @@ static void weighExperts(generator_t *g) {
   }
   g->sums[0] = 0;
   for (int e = 0; e < E; e++) { /* in parts of 2^-20: E * 1e6 * 2^20 stays below 2^61 */
-    g->sums[e + 1] = g->sums[e] + (uint64_t)llround(g->weights[e] * 0x1p20);
+    g->sums[e + 1] = g->sums[e] + (uint64_t)llround(ldexp(g->weights[e], WEIGHT_BITS));
   }
 }
 
 static int findExpert(const generator_t *g, uint64_t point) {
+  if (g->spec->popularity == TREFOIL_POPULARITY_UNIFORM) return (int)(point >> WEIGHT_BITS);
   int low = 0, high = g->spec->shape.numExperts - 1; /* sums[e] <= point < sums[e + 1] */
   while (low < high) {
     int middle = low + (high - low) / 2;

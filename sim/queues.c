@@ -22,12 +22,17 @@
 #include "sim/engine.h"
 #include "sim/key_sort.h"
 
+typedef struct crossing {
+  int32_t id, at; /* piece, resource */
+} crossing_t;
+
 typedef struct queues {
   const ep_replay_t *replay;
   const ep_fabric_t *fabric;
   ep_timing_t *timing;
   ep_fs_t *head, *tail;        /* [pieces] */
   int64_t *first;              /* [most of a kind + 1] */
+  crossing_t *crossing;        /* [pieces] */
   int32_t *ids;                /* [pieces] grouped by resource */
   ep_keyed_t *keyed, *scratch; /* of one resource */
   int64_t roomKeyed;
@@ -66,16 +71,18 @@ static void issue(queues_t *q) {
 static void gather(queues_t *q, trefoil_resource_t kind) {
   const ep_replay_t *r = q->replay;
   int n = q->fabric->count[kind];
+  int64_t numCrossing = 0;
   for (int i = 0; i <= n; i++) q->first[i] = 0;
-  for (int64_t i = 0; i < r->numPieces; i++) {
-    int at = epResourceOf(q->fabric, epMoveOf(r, i), kind);
-    if (at >= 0) q->first[at + 1]++;
-  }
-  for (int i = 0; i < n; i++) q->first[i + 1] += q->first[i];
   for (int64_t i = 0; i < r->numPieces; i++) {
     int32_t id = r->issued[i];
     int at = epResourceOf(q->fabric, epMoveOf(r, id), kind);
-    if (at >= 0) q->ids[q->first[at]++] = id;
+    if (at < 0) continue;
+    q->first[at + 1]++;
+    q->crossing[numCrossing++] = (crossing_t){id, at};
+  }
+  for (int i = 0; i < n; i++) q->first[i + 1] += q->first[i];
+  for (int64_t i = 0; i < numCrossing; i++) {
+    q->ids[q->first[q->crossing[i].at]++] = q->crossing[i].id;
   }
   for (int i = n; i > 0; i--) q->first[i] = q->first[i - 1];
   q->first[0] = 0;
@@ -133,9 +140,30 @@ static void serve(queues_t *q, trefoil_resource_t kind, int at, int64_t n) {
   }
 }
 
+/* A kind that takes no time: nothing queues there, but SMs do not begin before their rank. */
+static void pass(queues_t *q, trefoil_resource_t kind) {
+  const ep_replay_t *r = q->replay;
+  int isSm = kind == TREFOIL_RESOURCE_FORWARD || kind == TREFOIL_RESOURCE_RECEIVE;
+  ep_fs_t latency = latencyOf(q->fabric, kind);
+  for (int64_t i = 0; i < r->numPieces; i++) {
+    int at = epResourceOf(q->fabric, epMoveOf(r, i), kind);
+    if (at < 0) continue;
+    q->head[i] = later(q->head[i] + latency, isSm ? q->fabric->start[at] : 0);
+    q->tail[i] = later(q->head[i], q->tail[i] + latency);
+    if (isSm) q->timing->finish[at] = later(q->timing->finish[at], q->tail[i]);
+  }
+}
+
 static trefoil_result_t sweep(queues_t *q, trefoil_resource_t kind) {
+  const ep_fabric_t *f = q->fabric;
+  int at = 0;
+  while (at < f->count[kind] && f->row[kind][at] == 0) at++;
+  if (at == f->count[kind]) {
+    if (at > 0) pass(q, kind);
+    return TREFOIL_OK;
+  }
   gather(q, kind);
-  for (int at = 0; at < q->fabric->count[kind]; at++) {
+  for (at = 0; at < f->count[kind]; at++) {
     int64_t n = q->first[at + 1] - q->first[at];
     if (n == 0) continue;
     EP_TRY(makeRoom(q, n));
@@ -218,8 +246,9 @@ trefoil_result_t epQueuesRun(const ep_replay_t *replay, const ep_fabric_t *fabri
   q.tail = q.head + n;
   q.first = calloc(most + 1, sizeof *q.first);
   q.ids = malloc(n * sizeof *q.ids);
+  q.crossing = malloc(n * sizeof *q.crossing);
   trefoil_result_t result = TREFOIL_SYSTEM_ERROR;
-  if (q.head && q.first && q.ids) {
+  if (q.head && q.first && q.ids && q.crossing) {
     result = runAll(&q);
   } else {
     epFail(result, "out of memory for %zu transfers", n);
@@ -227,6 +256,7 @@ trefoil_result_t epQueuesRun(const ep_replay_t *replay, const ep_fabric_t *fabri
   free(q.head);
   free(q.first);
   free(q.ids);
+  free(q.crossing);
   free(q.keyed);
   return result;
 }

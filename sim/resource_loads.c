@@ -20,6 +20,7 @@ trefoil_result_t epLoadsCount(ep_loads_t *loads, const ep_replay_t *replay,
   for (int64_t i = 0; i < replay->numMoves; i++) {
     const ep_move_t *m = &replay->moves[i];
     for (int k = 0; k < TREFOIL_NUM_RESOURCES; k++) {
+      if (fabric->count[k] == 0) continue;
       int at = epResourceOf(fabric, m, (trefoil_resource_t)k);
       if (at >= 0) loads->rows[k][at] += m->rows;
     }
