@@ -16,6 +16,7 @@ static const char *load(void) {
   static char why[600];
   if (isDone) return *why ? why : NULL;
   isDone = 1;
+  setvbuf(stdout, NULL, _IOLBF, 0); /* what was done is seen also if the rest hangs */
   ep_library_paths_t paths = {getenv("TREFOIL_LIBRARY"), getenv("TREFOIL_NCCL"),
                               getenv("TREFOIL_CUDA")};
   if (!paths.library) {
