@@ -73,7 +73,11 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--tokens", type=_positive, metavar="N", help="of a GPU (default: the load's)")
     p.add_argument("--gpus", metavar="G", help="that there are (default: as many as experts)")
-    p.add_argument("--ep", metavar="LIST", help="EP sizes: A..B doubles from A to B, or a list A,B")
+    p.add_argument(
+        "--ep",
+        metavar="LIST",
+        help="EP sizes: A..B doubles, or a list A,B; past the experts with redundant copies",
+    )
     p.add_argument(
         "--mode", default="ll,ht", metavar="LIST", help="ll, ht, or with layouts (default ll,ht)"
     )
@@ -169,7 +173,8 @@ class Planner:
 
     def _question(self) -> Question:
         o, facts = self.options, self._probe()
-        most = min(facts["physical_experts"], facts["max_gpus"])
+        self.physical = facts["physical_experts"]
+        most = min(self.physical, facts["max_gpus"])
         try:
             gpus = int(o.gpus) if o.gpus else most
         except ValueError:
@@ -190,7 +195,7 @@ class Planner:
             tokens=o.tokens or LOADS[o.load][0],
             gpus=gpus,
             modes=modes,
-            ep_sizes=self._ep_sizes(gpus, min(most, gpus), facts),
+            ep_sizes=self._ep_sizes(gpus, facts),
             moe_layers=facts["moe_layers"],
             compute_us=o.compute_us,
             max_us=o.max_us,
@@ -200,17 +205,21 @@ class Planner:
             details=", ".join(details),
         )
 
-    def _ep_sizes(self, gpus: int, most: int, facts: dict[str, Any]) -> list[int]:
+    def _ep_sizes(self, gpus: int, facts: dict[str, Any]) -> list[int]:
+        """As asked for; else doubling from a node up, as far as experts and GPUs go."""
+        said = "physical_experts" in self.base
+        most = min(self.physical, gpus)
         if self.options.ep:
             sizes = parse_sizes(self.options.ep)
             for size in sizes:
-                if size > most or gpus % size:
+                if gpus % size:
+                    raise PlanError(f"--ep {size}: an EP size must divide the {gpus} GPUs")
+                if size > self.physical and said:
                     raise PlanError(
-                        f"--ep {size}: an EP size must divide the {gpus} GPUs and be at most the "
-                        f"{facts['physical_experts']} experts (--physical-experts)"
+                        f"--ep {size}: an EP size is at most the {self.physical} physical experts; "
+                        "without --physical-experts there are as many as are needed"
                     )
             return sizes
-        # From a node up, as far as experts and GPUs go.
         size = min(facts["gpus_per_node"], most)
         sizes = []
         while size <= most:
@@ -224,6 +233,8 @@ class Planner:
         point = {**self.base, "mode": mode, "gpus": ep, "ep": ep, "tokens": tokens, **more}
         if costs:
             point["costs"] = costs
+        if ep > self.physical:
+            point["physical_experts"] = ep  # redundant copies, as few as will do
         if "trace" in point:
             del point["tokens"]
         return point

@@ -77,6 +77,14 @@ def test_closed_form_is_the_same_in_both_verbs() -> None:
     assert data["links"] == []
 
 
+def test_more_gpus_than_experts() -> None:
+    sizes = ("--ep", "256,512", "--tokens", "1", "--engine", "closed-form", "--no-crossover")
+    data = plan("--gpus", "512", "--mode", "ll", *sizes)
+    one, two = data["configurations"]
+    assert (one["ep"], two["ep"]) == (256, 512)
+    assert one["memory"]["weights"] == two["memory"]["weights"], "an expert a GPU, some twice"
+
+
 def test_files_and_resuming(tmp_path: Path) -> None:
     folder, kept = tmp_path / "out", tmp_path / "points.jsonl"
     command = ("plan", *SMALL, *QUEUES, "--ep", "8,32", "--resume", str(kept), "-o", str(folder))
@@ -135,7 +143,8 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (["--gpus", "2048"], "speaks for 1 to 1024"),
         (["--gpus", "8..64"], "EP sizes go to --ep"),
         (["--ep", "24", "--gpus", "64"], "must divide the 64 GPUs"),
-        (["--ep", "512"], "--physical-experts"),
+        (["--ep", "96", "--gpus", "96", "--physical-experts", "64"], "has 256 experts"),
+        (["--ep", "512", "--gpus", "512", "--physical-experts", "256"], "as many as are needed"),
         (["--ep", "64..8"], "not like 8..64"),
         (["--mode", "warp"], "expected ll, ht"),
         (["--load", "lunch"], "decode"),
