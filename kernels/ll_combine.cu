@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, 1)
   if (greets && (a.roles.parts & EP_LL_SEND)) {
     awaitFree(g, EP_LL_COMBINE, op, active, lane);
     sendHello(g, EP_LL_COMBINE, op, active, lane);
+    tellReceived(g, EP_LL_COMBINE, op, active, lane);
   }
   if (w < 0) {
 #pragma unroll 1

@@ -74,6 +74,9 @@ EP_DEV void announce(const DispatchArgs &a, const Op &op, unsigned long long act
     t += gridDim.x * numWarps;
     id = has && t < a.op.numTokens ? expertAt(a.op.handle, t, lane) : -1;
   }
+  if (blockIdx.x == 0 && warp == 0) {
+    tellReceived(a.op.group, EP_LL_DISPATCH, op, active, lane);
+  }
 }
 
 EP_DEV void sendStep(const DispatchArgs &a, const Op &op, unsigned long long to, int t, int s,

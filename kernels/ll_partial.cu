@@ -186,6 +186,7 @@ __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
     }
     if (blockIdx.x == 0 && warp == 0) {
       sendHello(g, EP_LL_COMBINE, op, active, lane);
+      tellReceived(g, EP_LL_COMBINE, op, active, lane);
     }
     Sender<T>{a, op, active, warp, numWarps, lane, pairs}.run();
   }

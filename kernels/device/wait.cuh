@@ -101,6 +101,18 @@ static __device__ __noinline__ void pollFree(const ep_ll_group_t &g, int kind, O
   __syncwarp();
 }
 
+// One warp of block 0 of a launch that sends e: tells the peers that this rank has received e - 1, if so.
+// A rank with two operations in flight relies on it.
+EP_DEV void tellReceived(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
+                         int lane) {
+  if (op.lag != 1) return;
+  const unsigned long long n = op.number - 1;
+  const uint4 word = make_uint4((unsigned)n, (unsigned)(n >> 32), markOf(n), 0);
+  for (int r = lane; r < g.numRanks; r += 32) {
+    if (active >> r & 1 && r != g.rank) storeSys(freeAt(g, kind, r, g.rank, op.buf ^ 1), word);
+  }
+}
+
 EP_DEV void awaitFree(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
                       int lane) {
   if (!op.isFree) pollFree(g, kind, op, active, lane);
