@@ -124,25 +124,6 @@ static int load(const request_t *q, simulated_t *s) {
   return scenarioGenerate(verb, &s->args, &s->of, s->ep, s->whatIf.zipf, &s->step);
 }
 
-static void sizeMemory(simulated_t *s) {
-  const trefoil_shape_t *shape = &s->step.routing.shape;
-  size_t rowBytes = s->of.spec.dispatchRowBytes > s->of.spec.combineRowBytes
-                        ? s->of.spec.dispatchRowBytes
-                        : s->of.spec.combineRowBytes;
-  ep_sizing_config_t config = {.backend = EP_BACKEND_CPU,
-                               .mode = s->of.spec.mode,
-                               .shape = *shape,
-                               .maxTokenBytes = rowBytes};
-  memory_need_t *m = &s->memory;
-  m->known = epSizing(&config, &m->table) == TREFOIL_OK;
-  if (!m->known) snprintf(m->why, sizeof m->why, "%s", trefoilLastError());
-  uint64_t R = (uint64_t)shape->numRanks, N = (uint64_t)shape->maxTokens;
-  uint64_t rows = R * N;
-  if (s->of.spec.mode == TREFOIL_LL_EXPERT_MAJOR) rows *= (uint64_t)trefoilExpertsPerRank(shape);
-  if (!s->of.isLl) rows = (uint64_t)s->step.maxReceived;
-  m->outputBytes = rows * s->of.spec.dispatchRowBytes;
-}
-
 /* The closed form alone, in the shape of a simulation's answer. */
 static trefoil_result_t closedForm(simulated_t *s) {
   trefoil_prediction_t p;
@@ -201,7 +182,7 @@ static int simulate(const request_t *q, simulated_t *s) {
   int rc = load(q, s);
   if (rc < 0) rc = whatIfParse(verb, &s->whatIf, &s->of.cluster, &s->step.routing.shape);
   if (rc < 0) {
-    sizeMemory(s);
+    memoryNeed(&s->of.spec, &s->step.routing.shape, s->step.maxReceived, &s->memory);
     trefoil_sim_t *sim = NULL;
     trefoil_result_t result = s->closedForm ? closedForm(s) : replay(q, s, &sim);
     s->wallS = nowSeconds() - start;

@@ -2,20 +2,12 @@
 #ifndef TREFOIL_CLI_SIMULATE_H
 #define TREFOIL_CLI_SIMULATE_H
 
+#include "cli/memory_need.h"
 #include "cli/scenario.h"
 #include "cli/what_if.h"
 
-#include "plan/sizing.h"
 #include "trefoil/cost_record.h"
 #include "trefoil/sim.h"
-
-/* Memory of one GPU for the operations, by the sizing table, and the outputs of a dispatch. */
-typedef struct memory_need {
-  int known; /* 0: the table refuses the shape; why says it */
-  char why[160];
-  ep_sizing_t table;
-  uint64_t outputBytes;
-} memory_need_t;
 
 typedef struct simulated {
   scenario_args_t args;

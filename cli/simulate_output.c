@@ -86,10 +86,10 @@ static json_t *memoryJson(const memory_need_t *m) {
   static const char *const keys[2][3] = {
       {"group_device_bytes", "group_shared_bytes", "group_host_bytes"},
       {"handle_device_bytes", "handle_shared_bytes", "handle_host_bytes"}};
-  json_t *j = json_pack("{s:I}", "output_bytes", (json_int_t)m->outputBytes);
+  json_t *j =
+      json_pack("{s:s, s:I}", "library", m->library, "output_bytes", (json_int_t)m->outputBytes);
   for (int i = 0; i < 6; i++)
-    json_object_set_new(j, keys[i / 3][i % 3],
-                        json_integer((json_int_t)m->table.totals[i / 3][i % 3]));
+    json_object_set_new(j, keys[i / 3][i % 3], json_integer((json_int_t)m->totals[i / 3][i % 3]));
   return j;
 }
 
@@ -187,11 +187,13 @@ static void printMemory(const memory_need_t *m) {
     printf("\nmemory: the sizing table refuses this shape: %s\n", m->why);
     return;
   }
-  const size_t(*t)[3] = m->table.totals;
-  printf("\nmemory of a GPU: group %s, handle %s, outputs of a dispatch %s\n",
+  const size_t(*t)[3] = m->totals;
+  printf("\nmemory of a GPU: group %s, handle %s, outputs of a dispatch %s",
          cliBytes(text[0], (double)(t[0][EP_MEMORY_DEVICE] + t[0][EP_MEMORY_SHARED])),
          cliBytes(text[1], (double)(t[1][EP_MEMORY_DEVICE] + t[1][EP_MEMORY_SHARED])),
          cliBytes(text[2], (double)m->outputBytes));
+  if (strcmp(m->library, "gpu")) printf(" (the CPU library's: %s)", m->why);
+  putchar('\n');
 }
 
 void simulatedText(const simulated_t *s) {

@@ -74,6 +74,7 @@ class Memory:
     weights: int  # of the experts of all layers
     other: int
     refused: str = ""  # why the sizing table has no answer
+    library: str = "gpu"  # whose buffers: the CPU library's where the GPU library lacks the shape
 
     @property
     def total(self) -> int:
@@ -211,6 +212,7 @@ def memory_of(answer: dict[str, Any], q: Question) -> Memory:
         weights=int(parameters * WEIGHT_BYTES[q.weight_dtype]),
         other=int(q.other_gb * 1e9),
         refused=table.get("refused", ""),
+        library=table.get("library", "cpu"),
     )
 
 

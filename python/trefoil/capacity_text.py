@@ -72,9 +72,16 @@ def row_of(c: Configuration, q: Question) -> list[str]:
         format_bytes(sum(o.nvlink_port_bytes for o in both)),
         format_bytes(sum(o.nic_port_bytes for o in both)),
         "-" if c.sms is None else str(c.sms),
-        "refused" if c.memory.refused else format_bytes(c.memory.buffers + c.memory.outputs),
+        _buffers(c),
         format_bytes(c.memory.total),
     ]
+
+
+def _buffers(c: Configuration) -> str:
+    if c.memory.refused:
+        return "refused"
+    mark = " c" if c.memory.library == "cpu" else ""
+    return format_bytes(c.memory.buffers + c.memory.outputs) + mark
 
 
 def crossover_sentence(x: Crossover) -> str:
@@ -115,6 +122,10 @@ def notes_of(plan: CapacityPlan) -> list[str]:
     )
     if outside:
         notes.append("* extrapolated beyond what the costs were fitted to: " + "; ".join(outside))
+    if any(c.memory.library == "cpu" for c in configurations):
+        notes.append(
+            "c: buffers of the CPU library; the GPU library's kernels do not take that shape yet"
+        )
     refusals = dict.fromkeys(w.refusal for c in configurations for w in c.what_if if w.refusal)
     notes += [f"a what-if that does not apply: {text}" for text in refusals]
     return notes

@@ -141,7 +141,13 @@ def test_tables() -> None:
         assert row["verdict"] == c.verdict
     text = capacity_text.as_text(plan)
     markdown = capacity_text.as_markdown(plan)
-    for words in ("cheapest", "HT EP 32: takes 267 us", "x 1.50", "extrapolated beyond"):
+    for words in (
+        "cheapest",
+        "HT EP 32: takes 267 us",
+        "x 1.50",
+        "extrapolated beyond",
+        "c: buffers of",
+    ):
         assert words in text
         assert words in markdown
     table = [line for line in markdown.split("\n") if line.startswith("| ")]
