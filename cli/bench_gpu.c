@@ -2,9 +2,12 @@
  * validate/gpu_times.h defines. */
 #include "cli/check_verb.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { MAX_RUNS = 256, MAX_TOKENS = 32 };
 enum { PLAIN = 1, TO_E4M3 = 2, PARTIAL = 4 };
@@ -153,29 +156,56 @@ static json_t *factsJson(const ep_gpu_facts_t *f, int ranks) {
                    "driver_cuda", f->driver, "runtime", f->runtime);
 }
 
-static int printAll(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
-                    const ep_real_result_t *r, int n) {
-  int failed = 0;
+static json_t *allJson(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
+                       const ep_real_result_t *r, int n) {
   json_t *list = json_array();
-  for (int i = 0; i < n; i++) {
-    failed |= !r[i].ok;
-    if (b->json)
-      json_array_append_new(list, runJson(&runs[i], &r[i]));
-    else
-      printRun(&runs[i], &r[i]);
-  }
-  if (!b->json) {
-    printf("%d x %s\n", b->base.shape.numRanks, n ? r[0].gpu.facts.name : "");
-    cliLibrariesText(&b->base.paths);
-    json_decref(list);
-    return failed ? CLI_FAILED : CLI_OK;
-  }
+  for (int i = 0; i < n; i++) json_array_append_new(list, runJson(&runs[i], &r[i]));
   json_t *j = json_pack("{s:o, s:o, s:o}", "gpu_benchmarks", list, "gpu",
                         factsJson(&r[0].gpu.facts, b->base.shape.numRanks), "environment",
                         cliEnvironment());
   cliLibrariesJson(j, &b->base.paths);
-  int rc = cliPrintJson(j);
-  return failed ? CLI_FAILED : rc;
+  return j;
+}
+
+/* The Python package draws; it reads what --json prints. */
+static int drawAll(const char *path, const json_t *all) {
+  int ends[2], status = 1;
+  if (pipe(ends) != 0) return cliFail("bench", "no pipe could be made");
+  fflush(stdout);
+  pid_t pid = fork();
+  if (pid == 0) {
+    char *arguments[] = {"bench_plot", (char *)path, NULL};
+    dup2(ends[0], 0);
+    close(ends[0]);
+    close(ends[1]);
+    _exit(cliRunPython("bench", "trefoil.bench_plot", 2, arguments));
+  }
+  close(ends[0]);
+  signal(SIGPIPE, SIG_IGN);
+  if (pid > 0) json_dumpfd(all, ends[1], 0);
+  close(ends[1]);
+  if (pid > 0) waitpid(pid, &status, 0);
+  return status == 0 ? CLI_OK : cliFail("bench", "%s was not drawn", path);
+}
+
+static int printAll(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
+                    const ep_real_result_t *r, int n) {
+  int failed = 0, code = CLI_OK;
+  for (int i = 0; i < n; i++) {
+    failed |= !r[i].ok;
+    if (!b->json) printRun(&runs[i], &r[i]);
+  }
+  json_t *all = allJson(b, runs, r, n);
+  if (!b->json) {
+    printf("%d x %s\n", b->base.shape.numRanks, n ? r[0].gpu.facts.name : "");
+    cliLibrariesText(&b->base.paths);
+  }
+  if (b->plot) code = drawAll(b->plot, all);
+  if (b->json)
+    code |= cliPrintJson(all);
+  else
+    json_decref(all);
+  return failed ? CLI_FAILED : code;
 }
 
 int cliBenchGpu(const cli_gpu_bench_t *b) {

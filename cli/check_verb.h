@@ -56,6 +56,7 @@ typedef struct cli_gpu_bench {
   unsigned modes;
   const char *variants; /* "plain,e4m3,partial", or NULL: all */
   const char *tokens;   /* "1,8,32", or NULL */
+  const char *plot;     /* a picture's file, or NULL */
   int json;
 } cli_gpu_bench_t;
 int cliBenchGpu(const cli_gpu_bench_t *b);

@@ -104,7 +104,7 @@ static int benchCases(const ep_real_options_t *real, double seconds, json_t *int
 
 int cmdBench(int argc, char **argv) {
   cli_check_t v = {.seed = 1, .tokens = -1};
-  char *tokens = NULL, *variants = NULL, ranks[16];
+  char *tokens = NULL, *variants = NULL, *plot = NULL, ranks[16];
   int repeats = 10;
   double seconds = 2;
   const struct poptOption options[] = {
@@ -119,6 +119,7 @@ int cmdBench(int argc, char **argv) {
       {"variant", 0, POPT_ARG_STRING, &variants, 0,
        "GPUs: plain, e4m3 (the dispatch quantises), partial (the combine sums at the experts)",
        "LIST"},
+      {"plot", 0, POPT_ARG_STRING, &plot, 0, "GPUs: also a picture, .svg, .png or .pdf", "FILE"},
       {"ranks", 'r', POPT_ARG_STRING, &v.ranks, 0, "ranks (default 8; on GPUs all of them)", "R"},
       {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, CLI_POSITIVE, "pretended nodes", "G"},
       {"repeats", 0, POPT_ARG_INT, &repeats, CLI_POSITIVE,
@@ -160,8 +161,8 @@ int cmdBench(int argc, char **argv) {
     snprintf(ranks, sizeof ranks, "%d", devices);
     if (!v.ranks) v.ranks = ranks;
     if (!v.modes) v.modes = "ll";
-  } else if (variants) {
-    return cliUsage("bench", "--variant goes with --gpu");
+  } else if (variants || plot) {
+    return cliUsage("bench", "--%s goes with --gpu", variants ? "variant" : "plot");
   } else if (tokens) {
     char *end;
     v.tokens = strtoll(tokens, &end, 10);
@@ -171,7 +172,8 @@ int cmdBench(int argc, char **argv) {
   if ((rc = cliRealOptions("bench", &v, &modes, &o)) >= 0) return rc;
   if ((rc = cliLibraries("bench", &v.library, paths, &o.paths)) >= 0) return rc;
   o.progress = showStep;
-  if (v.library.gpu) return cliBenchGpu(&(cli_gpu_bench_t){o, modes, variants, tokens, v.json});
+  if (v.library.gpu)
+    return cliBenchGpu(&(cli_gpu_bench_t){o, modes, variants, tokens, plot, v.json});
   ep_real_result_t *r = malloc(sizeof *r);
   json_t *list = json_array(), *all = json_object();
   if (!r) return cliFail("bench", "out of memory");
