@@ -3,6 +3,7 @@
 
 #include "validate/checker.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,22 +47,47 @@ int cliRange(const char *text, int *low, int *high) {
   return 1;
 }
 
-/* What was said, else what a GPU has (found by the loader), else what lies beside the program. */
-static void choosePath(char path[4096], const char *said, const char *onGpu, const char *onHost) {
+/* Where NCCL and the CUDA runtime were when this was built; other machines have them elsewhere. */
+#ifndef TREFOIL_NCCL_LIBRARY
+#define TREFOIL_NCCL_LIBRARY ""
+#endif
+#ifndef TREFOIL_CUDART_LIBRARY
+#define TREFOIL_CUDART_LIBRARY ""
+#endif
+static const char *const ncclNames[] = {"libnccl.so.2", TREFOIL_NCCL_LIBRARY, NULL};
+static const char *const cudaNames[] = {"libcudart.so.13", "libcudart.so", TREFOIL_CUDART_LIBRARY,
+                                        "/usr/local/cuda/lib64/libcudart.so.13", NULL};
+
+/* The first of the names that can be loaded, else the first. */
+static const char *firstLoadable(const char *const *names) {
+  for (int i = 0; names[i]; i++) {
+    void *handle = *names[i] ? dlopen(names[i], RTLD_LAZY | RTLD_LOCAL) : NULL;
+    if (!handle) continue;
+    dlclose(handle);
+    return names[i];
+  }
+  return names[0];
+}
+
+/* What was said, else what a GPU has, else what lies beside the program. */
+static void choosePath(char path[4096], const char *said, const char *const *onGpu,
+                       const char *beside) {
   if (said || onGpu)
-    snprintf(path, 4096, "%s", said ? said : onGpu);
+    snprintf(path, 4096, "%s", said ? said : firstLoadable(onGpu));
   else
-    cliFindLibrary(onHost, path, 4096);
+    cliFindLibrary(beside, path, 4096);
 }
 
 int cliLibraries(const char *verb, const cli_library_t *l, char paths[3][4096],
                  ep_library_paths_t *out) {
   const char *library = l->library ? l->library : getenv("TREFOIL_LIBRARY");
-  if (l->gpu && !library)
-    return cliUsage(verb, "--gpu: say which library for GPUs, with --library or TREFOIL_LIBRARY");
-  choosePath(paths[0], library, NULL, "libnccl_ep_cpu.so.0");
-  choosePath(paths[1], l->nccl, l->gpu ? "libnccl.so.2" : NULL, "libtrefoil_host.so.0");
-  choosePath(paths[2], l->cuda, l->gpu ? "libcudart.so" : NULL, "libtrefoil_host.so.0");
+  choosePath(paths[0], library, NULL, l->gpu ? "libnccl_ep.so.0" : "libnccl_ep_cpu.so.0");
+  choosePath(paths[1], l->nccl, l->gpu ? ncclNames : NULL, "libtrefoil_host.so.0");
+  choosePath(paths[2], l->cuda, l->gpu ? cudaNames : NULL, "libtrefoil_host.so.0");
+  if (l->gpu && !library && !strchr(paths[0], '/'))
+    return cliUsage(
+        verb, "--gpu: no libnccl_ep.so.0 lies beside this program (it is built where nvcc and NCCL "
+              "are): say which library with --library or TREFOIL_LIBRARY");
   *out = (ep_library_paths_t){paths[0], paths[1], paths[2]};
   return -1;
 }

@@ -41,7 +41,8 @@ trefoil_result_t epGpuLockstep(const ep_gpu_peers_t *p, unsigned pauseNs, void *
 /* Every rank stores EP_GPU_COPY_BYTES to every other: kind 0 peer after peer, 1 all peers at once. */
 trefoil_result_t epGpuCopy(const ep_gpu_peers_t *p, int kind, void *stream);
 trefoil_result_t epGpuEmpty(void *stream);
-/* Occupies the stream for so long. */
+/* Occupies the stream for so long. Before other kernels of the process wait for one another, launch it once
+ * on every GPU: its module must not be loaded then. */
 trefoil_result_t epGpuDelay(uint64_t ns, void *stream);
 
 #ifdef __cplusplus
