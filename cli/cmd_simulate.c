@@ -12,7 +12,7 @@ static const char verb[] = "simulate";
 
 typedef struct request {
   char *engine, *costs, *timeline, *links, *platform;
-  int json;
+  int json, compare;
   double timeoutS;
 } request_t;
 
@@ -45,6 +45,9 @@ static int checkRequest(const request_t *q, simulated_t *s) {
   if (s->closedForm && (q->timeline || q->links || q->platform)) {
     return cliUsage(verb, "the closed form has no %s: leave out --engine closed-form",
                     q->timeline ? "timeline" : "links");
+  }
+  if (s->closedForm && q->compare) {
+    return cliUsage(verb, "--compare runs both engines: leave out --engine closed-form");
   }
   if (s->args.trace && s->whatIf.zipf > 0) {
     return cliUsage(verb, "--zipf and --trace both say what the routing is: give one");
@@ -139,6 +142,24 @@ static trefoil_result_t closedForm(simulated_t *s) {
   return TREFOIL_OK;
 }
 
+/* The same on the engine that did not answer. */
+static trefoil_result_t compareEngines(simulated_t *s, const trefoil_sim_workload_t *workload) {
+  trefoil_sim_t *sim;
+  EP_TRY(trefoilSimCreate(&sim, workload));
+  trefoil_result_t result = TREFOIL_OK;
+  for (int op = 0; op < 2 && result == TREFOIL_OK; op++) {
+    trefoil_sim_run_t run = s->run;
+    trefoil_sim_result_t other;
+    int isQueues = s->result.op[op].engine == TREFOIL_ENGINE_QUEUES;
+    run.engine = isQueues ? TREFOIL_ENGINE_SIMGRID : TREFOIL_ENGINE_QUEUES;
+    run.maxSpans = 0;
+    result = trefoilSimRun(sim, &run, &other);
+    if (result == TREFOIL_OK) s->otherUs[op] = other.op[op].us;
+  }
+  trefoilSimDestroy(sim);
+  return result;
+}
+
 static trefoil_result_t replay(const request_t *q, simulated_t *s, trefoil_sim_t **sim) {
   const trefoil_sim_workload_t workload = {.routing = &s->step.routing,
                                            .mode = s->of.spec.mode,
@@ -160,7 +181,8 @@ static trefoil_result_t replay(const request_t *q, simulated_t *s, trefoil_sim_t
   if (q->platform) {
     EP_TRY(trefoilSimWritePlatform(*sim, &s->run, TREFOIL_OP_DISPATCH, q->platform));
   }
-  return trefoilSimRun(*sim, &s->run, &s->result);
+  EP_TRY(trefoilSimRun(*sim, &s->run, &s->result));
+  return q->compare ? compareEngines(s, &workload) : TREFOIL_OK;
 }
 
 static int answer(const request_t *q, const simulated_t *s) {
@@ -213,6 +235,10 @@ int cmdSimulate(int argc, char **argv) {
        "N"},
       {"engine", 0, POPT_ARG_STRING, &q.engine, 0,
        "auto (default), simgrid, queues, or closed-form: a lower bound without replay", "NAME"},
+      {"compare", 0, POPT_ARG_NONE, &q.compare, 0,
+       "replay on the other engine too, and say how far "
+       "apart they are",
+       NULL},
       WHAT_IF_OPTIONS(&s.whatIf),
       {"timeline", 0, POPT_ARG_STRING, &q.timeline, 0,
        "write what every rank and link does when, for ui.perfetto.dev", "FILE"},

@@ -21,6 +21,7 @@ typedef struct simulated {
   memory_need_t memory;
   trefoil_sim_run_t run;
   trefoil_sim_result_t result;
+  double otherUs[2];              /* of the engine that did not answer; 0: not asked */
   trefoil_interval_t interval[2]; /* by trefoil_op_t, where there is a record */
   double wallS;                   /* routing and replay together */
 } simulated_t;

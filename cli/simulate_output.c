@@ -13,6 +13,11 @@ static const char *engineName(const simulated_t *s, int op) {
   return s->closedForm ? "closed-form" : trefoilEngineName(s->result.op[op].engine);
 }
 
+static const char *otherName(const simulated_t *s, int op) {
+  int isQueues = s->result.op[op].engine == TREFOIL_ENGINE_QUEUES;
+  return trefoilEngineName(isQueues ? TREFOIL_ENGINE_SIMGRID : TREFOIL_ENGINE_QUEUES);
+}
+
 static uint64_t larger(const trefoil_port_loads_t *l, trefoil_port_t a, trefoil_port_t b) {
   return l->maxBytes[a] > l->maxBytes[b] ? l->maxBytes[a] : l->maxBytes[b];
 }
@@ -74,6 +79,11 @@ static json_t *opJson(const simulated_t *s, int op) {
   json_object_set_new(j, "bound_by",
                       json_pack("{s:s, s:i}", "resource", trefoilResourceName(o->boundKind),
                                 "index", o->boundIndex));
+  if (s->otherUs[op] > 0) {
+    json_object_set_new(
+        j, "other_engine",
+        json_pack("{s:s, s:f}", "engine", otherName(s, op), "seconds", s->otherUs[op] * 1e-6));
+  }
   json_object_set_new(j, "transfers", json_integer((json_int_t)o->numTransfers));
   json_object_set_new(j, "chunk_tokens", json_integer(o->chunkTokens));
   return j;
@@ -202,6 +212,13 @@ void simulatedText(const simulated_t *s) {
          s->hasRecord ? "  90 % interval      " : "", "bound", "closed form", "limit", "in rank",
          "NVLink", "network", "engine");
   for (int op = 0; op < 2; op++) printOp(s, op);
+  for (int op = 0; op < 2; op++) {
+    char text[CLI_NUMBER_BYTES];
+    if (s->otherUs[op] <= 0) continue;
+    printf("%s on %s: %s, %+.2f %%\n", opNames[op], otherName(s, op),
+           cliSeconds(text, s->otherUs[op] * 1e-6),
+           100 * (s->otherUs[op] / s->result.op[op].us - 1));
+  }
   if (s->hasRecord && s->interval[0].isExtrapolated) {
     printf("extrapolated: %s\n", s->interval[0].outside);
   }
