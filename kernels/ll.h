@@ -135,6 +135,7 @@ typedef struct ep_ll_dispatch {
   ep_ll_quant_t quant;
   int globalIds;
   int sendWarps, recvWarps; /* of a block; 0 = chosen from the number of tokens */
+  int general;              /* 1: never the short kernel (tests) */
 } ep_ll_dispatch_t;
 
 typedef struct ep_ll_combine {
@@ -157,6 +158,8 @@ size_t epLlDispatchScratch(const ep_ll_group_t *group, const ep_ll_handle_t *han
  * Nothing is compiled or allocated here. */
 trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned parts, void *cudaStream);
 trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *cudaStream);
+/* 1 if this dispatch runs on the short kernel, 0 if on the general one; the result is the same. */
+int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts);
 /* Loads all kernels on the current device, so that no later launch waits for that. */
 trefoil_result_t epLlLoad(void);
 

@@ -1,5 +1,6 @@
 // Low latency: from an operation to a launch. Checks what the kernels rely on, works out what all threads
 // would work out alike, and chooses the roles of the warps.
+#include "kernels/device/quick_host.cuh"
 #include "kernels/ll_kernels.cuh"
 
 extern "C" {
@@ -36,6 +37,12 @@ Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned pa
   if (parts == EP_LL_SEND) return Roles{send + recv, 0, parts};
   if (parts == EP_LL_RECV) return Roles{0, send + recv, parts};
   return Roles{send, recv, parts};
+}
+
+Roles quickRolesOf(int tokens, bool quantises) {
+  if (quantises)
+    return Roles{tokens > 64 ? 4 : 8, tokens > 64 ? 15 : tokens > 8 ? 8 : 4, EP_LL_BOTH};
+  return Roles{2, tokens > 32 ? 15 : tokens > 8 ? 8 : 4, EP_LL_BOTH};
 }
 
 void shareSharedMemory(DispatchArgs &a) {
@@ -112,8 +119,6 @@ trefoil_result_t checkDispatch(const ep_ll_dispatch_t &op, const DispatchArgs &a
            op.tokenBytes);
   EP_CHECK(op.scratch || a.bigAt + a.bigBytes <= MAX_SHARED, TREFOIL_INVALID_ARGUMENT,
            "this shape needs scratch memory (epLlDispatchScratch)");
-  EP_CHECK(a.roles.numSend + a.roles.numRecv <= DISPATCH_THREADS / 32, TREFOIL_INVALID_ARGUMENT,
-           "too many warps");
   return TREFOIL_OK;
 }
 
@@ -155,14 +160,42 @@ extern "C" size_t epLlDispatchScratch(const ep_ll_group_t *group, const ep_ll_ha
   return a.bigAt + a.bigBytes <= MAX_SHARED ? 0 : (size_t)a.bigBytes * group->numSms;
 }
 
+static trefoil_result_t launchQuick(QuickArgs &q, size_t shared, void *stream) {
+  const ep_ll_dispatch_t &op = q.op;
+  Roles roles = quickRolesOf(op.numTokens, op.quant != EP_LL_QUANT_NONE);
+  if (op.sendWarps > 0) roles = Roles{op.sendWarps, op.recvWarps, EP_LL_BOTH};
+  q.numSend = roles.numSend;
+  q.numRecv = roles.numRecv;
+  q.numWire = 3;
+  q.pace = 1;
+  EP_CHECK((q.numSend + q.numRecv) * 32 <= QUICK_THREADS, TREFOIL_INVALID_ARGUMENT,
+           "too many warps");
+  return launch(epLlQuickKernel(op.handle.rankMajor, op.quant != EP_LL_QUANT_NONE,
+                                q.wire.rowBytes != op.tokenBytes),
+                op.group.numSms, q.numSend + q.numRecv, shared, &q, stream);
+}
+
 extern "C" trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned parts, void *stream) {
   EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
   DispatchArgs a = dispatchArgs(*op, parts);
   EP_TRY(checkDispatch(*op, a, parts));
+  QuickArgs quick;
+  int quickBytes;
+  if (quickArgs(a, quick, quickBytes, (int)MAX_SHARED)) {
+    return launchQuick(quick, quickBytes, stream);
+  }
+  EP_CHECK(a.roles.numSend + a.roles.numRecv <= DISPATCH_THREADS / 32, TREFOIL_INVALID_ARGUMENT,
+           "too many warps");
   const size_t shared = a.bigAt + (a.op.scratch ? 0 : (size_t)a.bigBytes);
   return launch(epLlDispatchKernel(op->quant != EP_LL_QUANT_NONE, a.wire.rowBytes != op->tokenBytes,
                                    op->scratch != nullptr),
                 op->group.numSms, a.roles.numSend + a.roles.numRecv, shared, &a, stream);
+}
+
+extern "C" int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts) {
+  QuickArgs quick;
+  int bytes;
+  return quickArgs(dispatchArgs(*op, parts), quick, bytes, (int)MAX_SHARED);
 }
 
 extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *stream) {
@@ -198,10 +231,11 @@ extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned part
 }
 
 extern "C" trefoil_result_t epLlLoad(void) {
-  const void *kernels[15];
+  const void *kernels[20];
   int n = 0;
-  for (int q = 0; q < 6; q++) {
-    kernels[n++] = epLlDispatchKernel(q >= 4, q >= 2, q & 1);
+  for (int q = 0; q < 6; q++) kernels[n++] = epLlDispatchKernel(q >= 4, q >= 2, q & 1);
+  for (int q = 0; q < 5; q++) kernels[n++] = epLlQuickKernel(q & 1, q >= 3, q >= 1);
+  for (int q = 0; q < n; q++) {
     const cudaError_t e = cudaFuncSetAttribute(
         kernels[q], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
     EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));

@@ -38,6 +38,15 @@ EP_DEV uint4 loadStream(const void *p) {
   return v;
 }
 
+// A plain load that stays where it is written, in front of whatever uses it.
+EP_DEV uint4 loadEarly(const void *p) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
 EP_DEV void storeStream(void *p, uint4 v) {
   asm volatile("st.global.L1::no_allocate.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
@@ -55,6 +64,25 @@ EP_DEV uint64_t clockNs() {
 EP_DEV void syncWarps(int id, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// The same for warps that do not wait: what they wrote is seen by those that wait.
+EP_DEV void arriveWarps(int id, int threads) {
+  __syncwarp();
+  asm volatile("bar.arrive %0,%1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Sets bits of a word of shared memory, if so told: a branch would cost more.
+EP_DEV void orShared(bool is, unsigned *word, unsigned bits) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p,%0,0; @p red.shared.or.b32 [%1],%2;}" ::"r"((unsigned)is),
+      "r"((unsigned)__cvta_generic_to_shared(word)), "r"(bits)
+      : "memory");
+}
+
+// Waits until a word loaded before is here, and uses it for nothing.
+EP_DEV void settle(unsigned word) {
+  asm volatile("{.reg .pred p; setp.eq.u32 p,%0,0x80000001; @p nanosleep.u32 1;}" ::"r"(word));
 }
 
 // Rounds to nearest even; NaN becomes 0x7FFF in both types. lo is the element at the lower address.

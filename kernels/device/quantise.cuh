@@ -27,7 +27,7 @@ EP_DEV Scale scaleOf(unsigned magnitude, bool pow2) {
 }
 
 // One lane's 8 elements.
-EP_DEV void quantiseVector(uint4 v, int i, bool pow2, char *row, int hidden) {
+EP_DEV void quantiseVector(uint4 v, int i, bool keep, bool pow2, char *row, int hidden) {
   const unsigned q[4] = {v.x, v.y, v.z, v.w};
   unsigned m = 0;
 #pragma unroll
@@ -42,23 +42,27 @@ EP_DEV void quantiseVector(uint4 v, int i, bool pow2, char *row, int hidden) {
     f[2 * j + 1] = __fmul_rn(__uint_as_float(q[j] & 0xffff0000u), s.times);
   }
   const uint2 out = make_uint2(packE4m3(f[0], f[1], f[2], f[3]), packE4m3(f[4], f[5], f[6], f[7]));
-  *(uint2 *)(row + (size_t)i * 8) = out;
-  if (i % 16 == 0) *(float *)(row + hidden + i / 16 * 4) = s.scale;
+  if (keep) *(uint2 *)(row + (size_t)i * 8) = out;
+  if (keep && i % 16 == 0) *(float *)(row + hidden + i / 16 * 4) = s.scale;
 }
 
-// Threads 0 .. n-1, n a multiple of 32; hidden a multiple of 512, so warps stay whole.
+// Threads 0 .. n-1, n a multiple of 32; hidden a multiple of 512, so warps stay whole. Vectors past the
+// end are worked on like the last one and not stored: branches would keep the work of several from
+// overlapping.
+template <int AHEAD>
 EP_DEV void quantiseRow(const char *x, int hidden, bool pow2, char *row, int thread, int n) {
-  constexpr int AHEAD = 4;
   const int vectors = hidden / 8;
+#pragma unroll 1
   for (int i0 = thread; i0 < vectors; i0 += n * AHEAD) {
     uint4 v[AHEAD];
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
-      if (i0 + j * n < vectors) v[j] = loadStream(x + (size_t)(i0 + j * n) * 16);
+      const int i = i0 + j * n;
+      v[j] = loadStream(x + (size_t)(i < vectors ? i : i0) * 16);
     }
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
-      if (i0 + j * n < vectors) quantiseVector(v[j], i0 + j * n, pow2, row, hidden);
+      quantiseVector(v[j], i0 + j * n, i0 + j * n < vectors, pow2, row, hidden);
     }
   }
 }

@@ -18,13 +18,15 @@
 #include "kernels/device/ptx.cuh"
 #include "kernels/ll.h"
 
-struct KindControl {
-  unsigned long long clock;    // finished sends << 16 | arrivals
+struct alignas(16) KindControl {
+  unsigned long long clock; // finished sends << 16 | arrivals
+  unsigned arrived;         // blocks at the end of a launch that needs a last one
+  unsigned pad;
   unsigned long long done[2];  // by parity
   unsigned long long known[2]; // by parity
-  unsigned arrived;            // blocks at the end of a launch that needs a last one
-  unsigned pad[17];
+  unsigned long long more[10]; // a line of its own
 };
+static_assert(sizeof(KindControl) == 128, "loadControl reads whole vectors");
 struct Control {
   KindControl kind[2];
   unsigned failed; // a wait gave up and there is no mask: everybody leaves
@@ -35,8 +37,10 @@ static_assert(sizeof(Control) <= EP_LL_CONTROL_BYTES, "control memory");
 
 constexpr unsigned long long MARKS = 0xFFFFFFFEull, CLEAR_PERIOD = 1ull << 30;
 
+// e mod MARKS, + 2: 2^32 is 2 there, so the upper half counts twice.
 __host__ __device__ inline unsigned markOf(unsigned long long e) {
-  return (unsigned)(e < MARKS ? e : e % MARKS) + 2u;
+  while (e >= MARKS) e = e >> 32 ? (e >> 32) * 2 + (unsigned)e : e - MARKS;
+  return (unsigned)e + 2u;
 }
 
 // Head of a handle's memory; the tables follow (slots.cuh).
@@ -68,25 +72,44 @@ template <typename T> EP_DEV T loadVolatile(const T *p) {
   return *(const volatile T *)p;
 }
 
-// Any thread, any time before its block's finish. All words are loaded at once: the first loads are a
-// good part of the time of a small operation.
-EP_DEV Op currentOp(const ep_ll_group_t &g, const ep_ll_handle_t &h, int kind, unsigned parts) {
-  const KindControl &c = controlOf(g).kind[kind];
-  const bool sends = parts & EP_LL_SEND;
-  const unsigned long long e = sends ? loadVolatile(&c.clock) : headOf(h).sent[kind];
-  const unsigned long long known0 = c.known[0], known1 = c.known[1];
-  const unsigned long long done0 = c.done[0], done1 = c.done[1];
-  const unsigned long long n = sends ? (e >> 16) + 1 : e, lag = n - (n & 1 ? done0 : done1);
-  return Op{n, markOf(n), (int)(n & 1), (n & 1 ? known1 : known0) + 2 >= n,
+// The words of control memory that an operation begins with, loaded at once: the first loads are a good
+// part of the time of a small operation, so a caller has its own in flight before it looks at these. They
+// go through L1, since all warps read them and none changes before the launch ends: thousands of loads
+// past L1 would queue up at the one slice of L2 that has the line.
+struct ControlWords {
+  unsigned long long clock, known0, known1, done0, done1;
+};
+
+EP_DEV ControlWords loadControl(const KindControl &c) {
+  const uint4 clock = loadEarly(&c.clock), done = loadEarly(c.done), known = loadEarly(c.known);
+  return ControlWords{
+      clock.x | (unsigned long long)clock.y << 32, known.x | (unsigned long long)known.y << 32,
+      known.z | (unsigned long long)known.w << 32, done.x | (unsigned long long)done.y << 32,
+      done.z | (unsigned long long)done.w << 32};
+}
+
+EP_DEV Op opOf(const ControlWords &c, unsigned long long n) {
+  const unsigned long long lag = n - (n & 1 ? c.done0 : c.done1);
+  return Op{n, markOf(n), (int)(n & 1), (n & 1 ? c.known1 : c.known0) + 2 >= n,
             (unsigned)min(lag, (unsigned long long)MAX_LAG)};
+}
+
+EP_DEV Op nextOp(const ControlWords &c) {
+  return opOf(c, (c.clock >> 16) + 1);
+}
+
+// Any thread, any time before its block's finish.
+EP_DEV Op currentOp(const ep_ll_group_t &g, const ep_ll_handle_t &h, int kind, unsigned parts) {
+  const ControlWords c = loadControl(controlOf(g).kind[kind]);
+  return parts & EP_LL_SEND ? nextOp(c) : opOf(c, headOf(h).sent[kind]);
 }
 
 // All lanes of a warp: ranks that this rank regards as active.
 EP_DEV unsigned long long activeRanks(const ep_ll_group_t &g, int lane) {
   const unsigned long long all = g.numRanks == 64 ? ~0ull : (1ull << g.numRanks) - 1;
   if (!g.enableMask) return all;
-  const bool lo = lane < g.numRanks && loadVolatile(g.mask + lane) != 0;
-  const bool hi = lane + 32 < g.numRanks && loadVolatile(g.mask + lane + 32) != 0;
+  const bool lo = lane < g.numRanks && g.mask[lane] != 0;
+  const bool hi = lane + 32 < g.numRanks && g.mask[lane + 32] != 0;
   const unsigned a = __ballot_sync(FULL_WARP, lo), b = __ballot_sync(FULL_WARP, hi);
   return a | (unsigned long long)b << 32 | 1ull << g.rank;
 }

@@ -27,20 +27,21 @@ struct SlotMap {
     atomicOr(&bits[row * stride + (bit >> 5)], 1u << (bit & 31));
   }
 
+  // The lowest n bits, n of any size.
+  static EP_DEV int countLow(unsigned bits, int n) {
+    return __popc(__funnelshift_lc(0u, bits, max(32 - n, 0)));
+  }
+
   // Set bits of the row before this one.
   EP_DEV int countBefore(int row, int bit) const {
-    const int chunk = bit >> 9, last = bit >> 5 & 15;
+    const int chunk = bit >> 9;
     const uint4 *w = (const uint4 *)(bits + row * stride + chunk * 16);
     int n = chunks > 1 ? (int)before[row * chunks + chunk] : 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const uint4 q = w[i];
-      const unsigned v[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const int at = i * 4 + j;
-        n += __popc(at < last ? v[j] : at == last ? v[j] & ((1u << (bit & 31)) - 1) : 0u);
-      }
+#pragma unroll 1
+    for (int left = bit & 511; left > 0; left -= 128) {
+      const uint4 q = *w++;
+      n += countLow(q.x, left) + countLow(q.y, left - 32);
+      n += countLow(q.z, left - 64) + countLow(q.w, left - 96);
     }
     return n;
   }

@@ -164,6 +164,17 @@ static __device__ __noinline__ void clearBuffer(const ep_ll_group_t &g, int kind
   clearBytes(mine + from + buf * half, half);
 }
 
+// One thread of every block, at the end of a launch that sends.
+EP_DEV void countSend(KindControl &c) {
+  atomicAdd(&c.clock, blockIdx.x ? 1ull : 65536ull - (gridDim.x - 1));
+}
+
+EP_DEV void stampBlock(const ep_ll_group_t &g, uint64_t began) {
+  if (!g.stamps) return;
+  g.stamps[blockIdx.x * 2] = began;
+  g.stamps[blockIdx.x * 2 + 1] = clockNs();
+}
+
 // All threads of all blocks, at the end of a launch.
 EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int kind, const Op &op,
                          unsigned parts, uint64_t began) {
@@ -191,12 +202,9 @@ EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int ki
   if (threadIdx.x == 0) {
     if (parts & EP_LL_SEND) {
       if (blockIdx.x == 0) headOf(h).sent[kind] = op.number;
-      atomicAdd(&c.clock, blockIdx.x ? 1ull : 65536ull - (gridDim.x - 1));
+      countSend(c);
     }
-    if (g.stamps) {
-      g.stamps[blockIdx.x * 2] = began;
-      g.stamps[blockIdx.x * 2 + 1] = clockNs();
-    }
+    stampBlock(g, began);
   }
 }
 

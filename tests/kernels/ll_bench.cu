@@ -1,6 +1,6 @@
 // Kernel times of low-latency dispatch and combine on GPUs that share NVLink, one thread for all ranks.
 //
-//   ll_bench [--ranks R] [--out file.json] [--tokens B] [--tune]
+//   ll_bench [--ranks R] [--out file.json] [--tokens B] [--tune] [--dispatch] [--general]
 //
 // Lockstep time: ranks are aligned by a barrier kernel; device clock from the first block's start to the
 // last block's end, slowest rank, median and 99th percentile of 200 launches that go round three data sets.
@@ -284,8 +284,13 @@ struct Data {
   std::vector<std::vector<char>> y, x; // a rank
 };
 
+struct Choice {
+  bool tune, dispatchOnly, general;
+};
+
 void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t quant,
-              ep_ll_sum_t sum, bool tune, bool dispatchToo) {
+              ep_ll_sum_t sum, const Choice &choice, bool dispatchToo) {
+  if (choice.dispatchOnly && !dispatchToo) return;
   World &w = b.w;
   const Shape s = benchShape(b.R, rankMajor, quant, sum);
   w.reset(s.config, 0);
@@ -293,7 +298,7 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
   b.each([&](int r) {
     Rng rng = {(uint64_t)(B * 100 + r)};
     ep_ll_group_t g = w.group(r, s.config, GRID, 3000000000ull);
-    char *y = w.upload(r, data.y[r]);
+    char *y = choice.dispatchOnly ? nullptr : w.upload(r, data.y[r]);
     for (int i = 0; i < SETS; i++) {
       StepRank &k = sets[i][r];
       k.B = B;
@@ -327,6 +332,7 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
       d.tokenBytes = (int)s.tokenBytes();
       d.scaleBytes = s.scaleBytesOut;
       d.quant = quant;
+      d.general = choice.general;
       ep_ll_combine_t &c = k.combine;
       c = ep_ll_combine_t{g,
                           h,
@@ -344,19 +350,19 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
   b.each([&](int r) {
     for (auto &set : sets) {
       OK(epLlDispatch(&set[r].dispatch, EP_LL_BOTH, w.ranks[r].stream));
+      if (choice.dispatchOnly) continue;
       OK(epLlCombine(&set[r].combine, EP_LL_BOTH, w.ranks[r].stream));
     }
   });
   w.sync();
-  std::vector<char> okDispatch(b.R, 1), okCombine(b.R, 1);
+  std::vector<char> okDispatch(b.R * SETS, 1), okCombine(b.R * SETS, 1);
   std::vector<std::thread> threads;
-  for (int r = 0; r < b.R; r++) {
-    threads.emplace_back([&, r] {
+  for (int q = 0; q < b.R * SETS; q++) {
+    threads.emplace_back([&, q] {
+      const int r = q % b.R, i = q / b.R;
       CU(cudaSetDevice(w.ranks[r].device));
-      for (int i = 0; i < SETS; i++) {
-        if (dispatchToo) okDispatch[r] &= checkDispatch(w, s, sets[i], i, r, nullptr);
-        okCombine[r] &= checkCombine(w, s, sets[i], i, r, nullptr);
-      }
+      if (dispatchToo) okDispatch[q] = checkDispatch(w, s, sets[i], i, r, nullptr);
+      if (!choice.dispatchOnly) okCombine[q] = checkCombine(w, s, sets[i], i, r, nullptr);
     });
   }
   for (auto &t : threads) t.join();
@@ -367,15 +373,15 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
   }
   auto warps = [&](bool combine) {
     std::vector<std::pair<int, int>> v = {{0, 0}};
-    if (!tune) return v;
+    if (!choice.tune) return v;
     if (combine && sum == EP_LL_SUM_PARTIAL)
       v = {{14, 14}, {4, 4}, {8, 8}, {6, 6}};
     else if (combine)
       v = {{14, 14}, {13, 15}, {12, 15}, {10, 15}, {8, 15}, {8, 8}, {4, 4}};
     else if (quant)
-      v = {{4, 15}, {2, 15}, {5, 15}, {3, 15}, {8, 8}, {8, 4}};
+      v = {{4, 4}, {8, 4}, {8, 8}, {4, 15}, {8, 15}, {7, 8}, {15, 8}};
     else
-      v = {{2, 15}, {3, 15}, {4, 15}, {5, 15}, {2, 8}, {2, 4}, {2, 2}};
+      v = {{2, 15}, {3, 15}, {4, 15}, {2, 8}, {4, 8}, {2, 4}, {2, 2}};
     return v;
   };
   if (dispatchToo) {
@@ -397,7 +403,7 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
   const char *name = sum == EP_LL_SUM_EXACT     ? "combine expert-major exact"
                      : sum == EP_LL_SUM_PARTIAL ? "combine expert-major partial"
                                                 : "combine rank-major";
-  if (!quant) {
+  if (!quant && !choice.dispatchOnly) {
     for (auto p : warps(true)) {
       const auto t = okC ? b.time([&](int r, int i, unsigned long long *stamps) {
         ep_ll_combine_t c = sets[i % SETS][r].combine;
@@ -420,7 +426,7 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
 
 int main(int argc, char **argv) {
   int R = 4, only = 0;
-  bool tune = false;
+  Choice choice = {};
   const char *out = nullptr;
   for (int i = 1; i < argc; i++) {
     if (!strcmp(argv[i], "--ranks") && i + 1 < argc)
@@ -430,7 +436,11 @@ int main(int argc, char **argv) {
     else if (!strcmp(argv[i], "--tokens") && i + 1 < argc)
       only = atoi(argv[++i]);
     else if (!strcmp(argv[i], "--tune"))
-      tune = true;
+      choice.tune = true;
+    else if (!strcmp(argv[i], "--dispatch"))
+      choice.dispatchOnly = true;
+    else if (!strcmp(argv[i], "--general"))
+      choice.general = true;
     else {
       fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;
@@ -465,10 +475,10 @@ int main(int argc, char **argv) {
   }
   for (int B : {1, 8, 32, 64, 128}) {
     if (only && B != only) continue;
-    benchOne(b, data, B, false, EP_LL_QUANT_NONE, EP_LL_SUM_EXACT, tune, true);
-    benchOne(b, data, B, false, EP_LL_QUANT_NONE, EP_LL_SUM_PARTIAL, tune, false);
-    benchOne(b, data, B, true, EP_LL_QUANT_NONE, EP_LL_SUM_RANKS, tune, true);
-    benchOne(b, data, B, false, EP_LL_QUANT_E4M3, EP_LL_SUM_EXACT, tune, true);
+    benchOne(b, data, B, false, EP_LL_QUANT_NONE, EP_LL_SUM_EXACT, choice, true);
+    benchOne(b, data, B, false, EP_LL_QUANT_NONE, EP_LL_SUM_PARTIAL, choice, false);
+    benchOne(b, data, B, true, EP_LL_QUANT_NONE, EP_LL_SUM_RANKS, choice, true);
+    benchOne(b, data, B, false, EP_LL_QUANT_E4M3, EP_LL_SUM_EXACT, choice, true);
   }
   if (b.json) fprintf(b.json, "\n]}\n"), fclose(b.json);
   return b.failed;

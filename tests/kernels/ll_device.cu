@@ -1,18 +1,21 @@
 // The low-latency kernels against the reference, bit for bit, on random shapes.
 //
 //   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s] [--faults]
+//             [--general 1 | 2]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a mode and
 // a number of steps; each step has new routing and new data, all steps are launched back to back
 // without the host waiting in between, with ranks delayed at random, into poisoned outputs. Operation numbers
 // start near the places where marks wrap and buffers are cleared. Payloads are random bits in which words
-// that equal marks are sown. A failure prints the command that repeats it.
+// that equal marks are sown. Each rank draws whether it runs the short dispatch (--general 1: never, 2:
+// wherever it can). A failure prints the command that repeats it.
 #include "ll_check.cuh"
 
 namespace {
 
 struct Options {
-  int maxBlocks, style;
+  int maxBlocks, style,
+      general; // general: 0 each rank draws which dispatch it runs, 1 never the short one
   bool verbose;
 };
 
@@ -29,22 +32,38 @@ Shape randomShape(Rng &rng, int R, int maxBlocks) {
   s.dtype = wide[rng.below(3)];
   s.combineDtype = wide[rng.below(3)];
   s.tokenWidth = 16 / (int)trefoilDtypeBytes(s.dtype) * (1 + rng.below(rng.one(4) ? 600 : 40));
+  if (rng.one(2)) { // the usual: what the short dispatch takes
+    s.K = 1 + rng.below(8);
+    s.tokenWidth = 16 / (int)trefoilDtypeBytes(s.dtype) * (32 + rng.below(rng.one(3) ? 900 : 60));
+  }
   const int quant = rng.below(4);
   if (quant == 1) {
     static const trefoil_dtype_t any[] = {TREFOIL_E4M3, TREFOIL_E5M2, TREFOIL_FP4X2, TREFOIL_BF16};
     s.dtype = any[rng.below(4)];
-    s.tokenWidth = 16 * (1 + rng.below(100));
+    if (rng.one(2)) s.tokenWidth = 16 * (1 + rng.below(100));
+    s.tokenWidth = s.tokenWidth / 16 * 16;
     s.scaleBytes = s.scaleBytesOut = 16 * (1 + rng.below(8));
   } else if (quant == 2) {
     s.quant = rng.one(2) ? EP_LL_QUANT_E4M3 : EP_LL_QUANT_E4M3_POW2;
     s.dtype = TREFOIL_BF16;
-    s.tokenWidth = 512 * (1 + rng.below(5));
+    s.tokenWidth = 512 * (1 + rng.below(rng.one(4) ? 15 : 5));
     s.scaleBytesOut = s.tokenWidth / 32;
   }
   s.combineWidth =
       16 / (int)trefoilDtypeBytes(s.combineDtype) * (1 + rng.below(rng.one(4) ? 600 : 40));
-  while (s.slots() * std::max(s.tokenBytes(), s.combineBytes()) > 6u << 20 && s.N > 1) s.N /= 2;
   s.steps = 2 + rng.below(5);
+  const bool huge = rng.one(60);
+  if (huge) { // slot map and routing past shared memory
+    s.E = R * (8000 / R + rng.below(2000 / R + 1));
+    s.L = s.E / R;
+    s.N = 100 + rng.below(50);
+    s.tokenWidth = s.combineWidth = 16;
+    s.scaleBytes = s.scaleBytesOut = s.scaleBytes ? 16 : 0;
+    s.quant = EP_LL_QUANT_NONE;
+    s.steps = 2;
+  }
+  const size_t most = huge ? 400u << 20 : 6u << 20;
+  while (s.slots() * std::max(s.tokenBytes(), s.combineBytes()) > most && s.N > 1) s.N /= 2;
   s.style = (Style)rng.below(NUM_STYLES);
   s.blocks = 1 + rng.below(maxBlocks);
   s.idx64 = rng.one(2);
@@ -85,8 +104,10 @@ std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_
   return v;
 }
 
+long numDispatches, numShort; // launches of both parts, for the summary
+
 void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, void *const *handles,
-              const ep_ll_group_t *groups) {
+              const ep_ll_group_t *groups, int general) {
   for (int r = 0; r < s.R; r++) {
     StepRank &k = step[r];
     k.B = rng.one(5) ? 0 : rng.one(3) ? s.N : rng.below(s.N + 1);
@@ -124,6 +145,7 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     d.scaleBytes = s.scaleBytesOut;
     d.quant = s.quant;
     d.globalIds = s.globalIds;
+    d.general = general == 1 || (general == 0 && rng.one(3)); // ranks may differ in it
     ep_ll_combine_t &c = k.combine;
     c = ep_ll_combine_t{};
     c.group = groups[r];
@@ -136,6 +158,8 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     c.rowBytes = (int)s.combineBytes();
     if (const size_t n = epLlDispatchScratch(&d.group, &h, d.tokenBytes))
       d.scratch = w.take<char>(r, n);
+    numDispatches++;
+    numShort += s.style != STAGED && epLlDispatchIsShort(&d, EP_LL_BOTH);
   }
 }
 
@@ -144,14 +168,25 @@ void maybeDelay(const Shape &s, Rng &rng, cudaStream_t stream) {
     delayKernel<<<1, 1, 0, stream>>>(rng.one(40) ? 3000000 : rng.below(60000));
 }
 
-// Enqueues all steps of one rank.
+// Whether steps i and i + 1 are in flight together: equal on all ranks, as it is the order of operations.
+bool isPair(const Shape &s, int i) {
+  return s.style == TWO_IN_FLIGHT && i + 1 < s.steps && (i + s.N + s.E) % 3 != 0;
+}
+
+// Enqueues all steps of one rank. What it stages is its own affair.
 void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, cudaStream_t stream,
              Rng rng) {
   const int n = s.steps;
   for (int i = 0; i < n; i++) {
     StepRank &k = steps[i][r];
     maybeDelay(s, rng, stream);
-    if (s.style == TWO_IN_FLIGHT && i + 1 < n && i % 2 == 0) {
+    if (isPair(s, i) && rng.one(3)) {
+      for (int j = i; j < i + 2; j++) OK(epLlDispatch(&steps[j][r].dispatch, EP_LL_BOTH, stream));
+      for (int j = i; j < i + 2; j++) OK(epLlCombine(&steps[j][r].combine, EP_LL_BOTH, stream));
+      i++;
+      continue;
+    }
+    if (isPair(s, i)) {
       StepRank &next = steps[i + 1][r];
       for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_SEND, stream));
       maybeDelay(s, rng, stream);
@@ -162,7 +197,7 @@ void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, c
       i++;
       continue;
     }
-    const bool staged = s.style == STAGED || (s.style == TWO_IN_FLIGHT && i % 3 == 0);
+    const bool staged = s.style == STAGED || (s.style == TWO_IN_FLIGHT && rng.one(3));
     if (staged) {
       OK(epLlDispatch(&k.dispatch, EP_LL_SEND, stream));
       OK(epLlDispatch(&k.dispatch, EP_LL_RECV, stream));
@@ -178,7 +213,7 @@ void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, c
 }
 
 std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s, int enableMask,
-                                             uint64_t timeoutNs) {
+                                             uint64_t timeoutNs, int general) {
   w.reset(s.config, s.first);
   std::vector<ep_ll_group_t> groups;
   std::vector<void *> handles[2];
@@ -190,7 +225,7 @@ std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s,
   }
   std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
   for (int i = 0; i < s.steps; i++)
-    makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data());
+    makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data(), general);
   w.sync();
   return steps;
 }
@@ -238,7 +273,7 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
   Shape s = randomShape(rng, w.size(), o.maxBlocks);
   if (o.style >= 0) s.style = (Style)o.style;
   if (o.verbose) printShape(s);
-  auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull);
+  auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull, o.general);
   launchAll(w, s, steps, rng);
   bool ok = true;
   for (int r = 0; r < s.R; r++) {
@@ -267,7 +302,7 @@ bool runFault(World &w, uint64_t seed, const Options &o) {
   s.delays = false;
   const int R = s.R, dead = rng.below(R);
   const bool masks = rng.one(2);
-  auto steps = makeSteps(w, rng, s, masks, 20000000ull);
+  auto steps = makeSteps(w, rng, s, masks, 20000000ull, o.general);
   for (int r = 0; r < R; r++) {
     if (r == dead) continue;
     CU(cudaSetDevice(w.ranks[r].device));
@@ -302,7 +337,7 @@ int main(int argc, char **argv) {
   int R = 4, cases = 200, only = -1;
   uint64_t seed = 1;
   bool gpus = false, faults = false;
-  Options o = {0, -1, false};
+  Options o = {0, -1, 0, false};
   for (int i = 1; i < argc; i++) {
     auto value = [&] { return i + 1 < argc ? strtoull(argv[++i], nullptr, 0) : 0ull; };
     if (!strcmp(argv[i], "--ranks"))
@@ -321,6 +356,8 @@ int main(int argc, char **argv) {
       o.style = (int)value();
     else if (!strcmp(argv[i], "--faults"))
       faults = true;
+    else if (!strcmp(argv[i], "--general"))
+      o.general = (int)value();
     else if (!strcmp(argv[i], "--verbose"))
       o.verbose = true;
     else {
@@ -352,6 +389,7 @@ int main(int argc, char **argv) {
     fflush(stdout);
     if (failed == 5) break;
   }
-  printf("%d ranks on %s: %d cases, %d failed\n", R, gpus ? "GPUs" : "one GPU", ran, failed);
+  printf("%d ranks on %s: %d cases, %d failed; %ld of %ld dispatches were short\n", R,
+         gpus ? "GPUs" : "one GPU", ran, failed, numShort, numDispatches);
   return failed ? 1 : 0;
 }

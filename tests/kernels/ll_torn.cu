@@ -1,6 +1,6 @@
 // Are 16-byte words and 128-byte lines ever seen torn? The low-latency wire format needs that they are not.
 // One warp a block rewrites lines whose 32 words are all equal, as fast as it can, while others read them.
-//   ll_torn [--ranks R] [--gpus] [--rounds n]: writers on rank 0's GPU, readers on each rank's GPU
+//   ll_torn [--ranks R] [--gpus] [--rounds n] [--cold]: writers on rank 0's GPU, readers on each rank's GPU
 #include "ll_world.cuh"
 
 #include "kernels/device/ptx.cuh"
@@ -36,12 +36,107 @@ __global__ void readLines(const char *lines, unsigned rounds, unsigned long long
   }
 }
 
+// The same where it is hardest: each step of lines is loaded for the first time while it arrives. The
+// memory is too large for L2, so that the first load fetches from DRAM, and a word tells the writer when
+// to begin.
+struct Cold {
+  char *lines, *go; // with the reader; with the writer
+  unsigned rounds, base;
+};
+
+__device__ inline void pauseNs(unsigned ns) {
+  const uint64_t t0 = clockNs();
+  while (clockNs() - t0 < ns) {
+  }
+}
+__device__ inline unsigned mix(unsigned h) {
+  h ^= h >> 16;
+  h *= 0x7feb352du;
+  h ^= h >> 15;
+  h *= 0x846ca68bu;
+  return h ^ h >> 16;
+}
+
+__global__ void writeCold(Cold c) {
+  const int lane = threadIdx.x & 31;
+  for (unsigned n = 1; n <= c.rounds; n++) {
+    const uint64_t t0 = clockNs();
+    while (loadSys(c.go + blockIdx.x * 128).x != c.base + n && clockNs() - t0 < 1000000000ull) {
+    }
+    pauseNs(mix(n * 977 + blockIdx.x) % 1000);
+    __syncwarp();
+    const unsigned v = c.base + n;
+    storeSys(c.lines + ((size_t)(n - 1) * gridDim.x + blockIdx.x) * 512 + lane * 16,
+             make_uint4(v, v, v, v));
+  }
+}
+
+// torn: steps with a torn line in the load that saw the mark first; steps of which the first load saw it;
+// torn ones of those; steps still torn when loaded again
+__global__ void readCold(Cold c, unsigned long long *torn) {
+  const int lane = threadIdx.x & 31;
+  unsigned long long count[4] = {0, 0, 0, 0};
+  for (unsigned n = 1; n <= c.rounds; n++) {
+    const unsigned mark = c.base + n;
+    const char *line = c.lines + ((size_t)(n - 1) * gridDim.x + blockIdx.x) * 512 + lane * 16;
+    if (lane == 0) storeSys(c.go + blockIdx.x * 128, make_uint4(mark, 0, 0, 0));
+    pauseNs(mix(n * 31 + blockIdx.x) % 3500);
+    const uint64_t t0 = clockNs();
+    for (unsigned polls = 0; clockNs() - t0 < 1000000000ull; polls++) {
+      __syncwarp();
+      uint4 v = loadSys(line);
+      const bool here = __shfl_sync(FULL_WARP, v.w, lane | 7) == mark;
+      const bool isTorn = here && (v.x != mark || v.y != mark || v.z != mark || v.w != mark);
+      const bool any = __any_sync(FULL_WARP, isTorn), some = __any_sync(FULL_WARP, here);
+      if (any) {
+        count[0]++;
+        count[2] += polls == 0;
+        v = loadSys(line);
+        const bool still = here && (v.x != mark || v.y != mark || v.z != mark || v.w != mark);
+        count[3] += __any_sync(FULL_WARP, still);
+      }
+      if (polls == 0) count[1] += some;
+      if (__all_sync(FULL_WARP, here)) break;
+    }
+  }
+  for (int i = 0; i < 4; i++) {
+    if (lane == 0) atomicAdd(&torn[i], count[i]);
+  }
+}
+
+bool runCold(bool gpus) {
+  const int blocks = gpus ? 132 : 60;
+  const unsigned rounds = 4000;
+  World w;
+  w.open(2, !gpus, (size_t)blocks * rounds * 512, 1 << 20);
+  CU(cudaSetDevice(w.ranks[0].device));
+  char *go = w.filled<char>(0, blocks * 128, 0);
+  CU(cudaSetDevice(w.ranks[1].device));
+  CU(cudaMemset(w.ranks[1].exchange, 0, w.exchangeBytes));
+  unsigned long long *torn = w.filled<unsigned long long>(1, 4, 0);
+  w.sync();
+  for (unsigned pass = 0; pass < 3; pass++) {
+    const Cold c = {w.ranks[1].exchange, go, rounds, pass * rounds};
+    CU(cudaSetDevice(w.ranks[0].device));
+    writeCold<<<blocks, 32, 0, w.ranks[0].stream>>>(c);
+    CU(cudaSetDevice(w.ranks[1].device));
+    readCold<<<blocks, 32, 0, w.ranks[1].stream>>>(c, torn);
+    w.sync();
+  }
+  const auto n = w.download(1, torn, 4);
+  printf("cold lines: %u steps of 4 lines, torn where the mark was seen first %llu; first load saw "
+         "the mark "
+         "%llu, torn of those %llu; still torn when loaded again %llu\n",
+         3 * rounds * blocks, n[0], n[1], n[2], n[3]);
+  return n[0] != 0;
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
   int R = 2;
   unsigned rounds = 200000;
-  bool gpus = false;
+  bool gpus = false, cold = false;
   for (int i = 1; i < argc; i++) {
     if (!strcmp(argv[i], "--ranks") && i + 1 < argc)
       R = atoi(argv[++i]);
@@ -49,6 +144,8 @@ int main(int argc, char **argv) {
       gpus = true;
     else if (!strcmp(argv[i], "--rounds") && i + 1 < argc)
       rounds = (unsigned)atoi(argv[++i]);
+    else if (!strcmp(argv[i], "--cold"))
+      cold = true;
   }
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
@@ -57,6 +154,7 @@ int main(int argc, char **argv) {
     printf("skipped: %d GPUs here, %d needed\n", devices, gpus ? R : 1);
     return 77;
   }
+  if (cold) return runCold(gpus);
   World w;
   w.open(R, !gpus, 1 << 20, 1 << 20);
   // Lines lie with the last rank, as in a dispatch from rank 0; every rank reads them.
