@@ -104,7 +104,7 @@ def scaling(plan: CapacityPlan) -> Figure:
     """A layer's time over EP size: expected, interval, bound."""
     q = plan.question
     figure, (axes,) = _figure(4.7, 3.5)
-    values, ends, banded = [], {}, False
+    values, ends, banded, carried = [], {}, False, False
     for mode in _modes(plan):
         of = _of_mode(plan, mode)
         eps, times = [c.ep for c in of], [c.layer for c in of]
@@ -113,6 +113,17 @@ def scaling(plan: CapacityPlan) -> Figure:
             eps, [c.bound for c in of], color=MODE_COLOURS[mode], linestyle=":", linewidth=1.4
         )
         _mode_line(axes, mode, eps, times)
+        outside = [(c.ep, c.layer) for c in of if c.dispatch.extrapolated]
+        if outside:
+            carried = True
+            axes.plot(
+                *zip(*outside, strict=True),
+                color=MODE_COLOURS[mode],
+                marker=MODE_MARKERS[mode],
+                markerfacecolor="white",
+                markersize=5,
+                linestyle="none",
+            )
         values += times + [c.bound for c in of] + [c.high for c in of]
         ends[mode] = (eps[-1], times[-1])
     _name_lines(axes, ends)
@@ -134,6 +145,9 @@ def scaling(plan: CapacityPlan) -> Figure:
     axes.plot([], [], color=GREY, linestyle=":", linewidth=1.4, label="lower bound")
     if banded:
         axes.fill_between([], [], [], color=GREY, alpha=0.3, label="about 90 %")
+    if carried:
+        empty = {"marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+        axes.plot([], [], color=GREY, markersize=5, label="extrapolated", **empty)
     axes.legend(loc="lower right", frameon=False, fontsize=8)
     axes.set_title(f"{q.moe} on {q.cluster}, {q.tokens:,} tokens a GPU", fontsize=9)
     return figure

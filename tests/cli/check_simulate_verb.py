@@ -76,6 +76,15 @@ def check_answers(schema: dict[str, Any]) -> None:
         check(queues[op]["bytes"] == closed[op]["bytes"], f"{op}: bytes of both engines")
     exact = sum(queues["combine"]["bytes"].values())
     check(exact == 32 * 16 * 8 * 14336, f"exact combine sends every entry: {exact}")
+    if run("simulate", "--engine", "simgrid", "--costs", "ideal").returncode == 0:
+        both = simulate(*small, "--gpus", 16, "--compare")
+        for error in validator.iter_errors(both):
+            check(False, f"--compare: {error.json_path}: {error.message}")
+        for op in ("dispatch", "combine"):
+            other = both[op]["other_engine"]
+            check(other["engine"] != both[op]["engine"], f"--compare: {op}: the same engine")
+            apart = abs(other["seconds"] / both[op]["seconds"] - 1)
+            check(apart < 0.15, f"--compare: {op}: the engines are {100 * apart:.0f} % apart")
     first, second = (simulate(*small, "--gpus", 32, "--seed", 3) for _ in range(2))
     for answer in (first, second):
         del answer["wall_seconds"]

@@ -167,7 +167,16 @@ def test_pictures_say_what_they_show(tmp_path: Path) -> None:
         if path.suffix == ".svg":
             words = " ".join(ElementTree.parse(path).getroot().itertext())
             for expected in {
-                "scaling": ("EP size", "µs", "LL", "HT", "lower bound", "about 90 %", "limit 250"),
+                "scaling": (
+                    "EP size",
+                    "µs",
+                    "LL",
+                    "HT",
+                    "lower bound",
+                    "about 90 %",
+                    "extrapolated",
+                    "limit 250",
+                ),
                 "crossover": ("tokens a GPU", "HT faster from", "µs"),
                 "what-if": ("rail-fail 0, LL", "zipf 1, HT", "×"),
                 "memory": ("GB of a GPU", "LL EP 64", "limit 200 GB", "cheapest"),
