@@ -90,9 +90,10 @@ static trefoil_result_t findData(ncclEpGroup_t group, const ncclEpTensor_t *t,
            "%s: data is NULL and there is no window; only a tensor with a zero dimension may be so",
            rule->name);
   if (empty) return TREFOIL_OK;
-  EP_CHECK((uintptr_t)v->data % alignment == 0, TREFOIL_INVALID_ARGUMENT,
+  size_t below = alignment - 1; /* a power of two */
+  EP_CHECK(((uintptr_t)v->data & below) == 0, TREFOIL_INVALID_ARGUMENT,
            "%s: data is %p; must be a multiple of %zu bytes", rule->name, v->data, alignment);
-  EP_CHECK(!v->windowed || t->win_offset % alignment == 0, TREFOIL_INVALID_ARGUMENT,
+  EP_CHECK(!v->windowed || (t->win_offset & below) == 0, TREFOIL_INVALID_ARGUMENT,
            "%s: win_offset is %llu; must be a multiple of %zu bytes", rule->name,
            (unsigned long long)t->win_offset, alignment);
   return TREFOIL_OK;

@@ -243,7 +243,7 @@ trefoil_result_t epBoardOpen(ncclComm_t comm, int rank, int numRanks, struct ep_
 void epBoardClose(struct ep_board *board) {
   if (!board) return;
   pthread_mutex_lock(&listLock);
-  if (--board->users == 0) drop(board);
+  if (--board->users == 0 && !board->commonFailure) drop(board); /* else epBoardCallFail does */
   pthread_mutex_unlock(&listLock);
 }
 
@@ -378,7 +378,9 @@ void epBoardCallFail(ncclComm_t comm, trefoil_result_t code, const char *why) {
     b->users--;
     if (b->commonFailure) {
       b->commonFailure = 0;
+      if (!b->users) drop(b);
       pthread_mutex_unlock(&listLock);
+      epFail(code, "%s", text);
       return;
     }
     lockBoard(b->shared);

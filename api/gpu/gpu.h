@@ -73,7 +73,7 @@ typedef struct ep_gpu_group {
   ep_gpu_times_t times;
   /* order of launches across streams */
   int fitsTwice; /* two launches fit on the GPU together */
-  int hasLast, manyStreams;
+  int hasLast;
   cudaStream_t lastStream;
   unsigned long long lastCapture;
   cudaEvent_t tail[2];  /* of launches outside and in captures */

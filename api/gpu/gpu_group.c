@@ -104,8 +104,8 @@ static trefoil_result_t join(ep_gpu_group_t *g, const ep_buffer_t *control) {
     epBoardShareFailure(g->board);
     return result;
   }
-  EP_TRY(prepare(g, control));
   g->id = epBoardMeetings(g->board);
+  EP_TRY(prepare(g, control));
   mine.call = EP_BOARD_GROUP_READY;
   return epBoardMeet(g->board, &mine, g->group->timeoutNs, all);
 }

@@ -3,8 +3,8 @@
  * A stream orders its own launches. When a call comes on another stream than the last one, that stream
  * first waits for the launches before: otherwise a dispatch and a combine could keep each other off the
  * SMs, on one rank this way round and on another that way, and all would wait. All ranks call in
- * the same order, so this order cannot lock. A program that uses one stream pays nothing: only from the
- * first change on does a launch record an event. If two launches fit on the GPU together (max_num_sms
+ * the same order, so this order cannot lock. The event for that is recorded with every launch: a stream may
+ * be gone when the next one comes. If two launches fit on the GPU together (max_num_sms
  * at most half of its SMs) nothing is ordered, except receives after their sends, which is the
  * caller's own order.
  *
@@ -29,10 +29,7 @@ static trefoil_result_t waitForLast(ep_gpu_group_t *g, cudaStream_t stream,
   if (!g->hasLast || g->lastStream == stream || g->fitsTwice || g->lastCapture != capture) {
     return TREFOIL_OK;
   }
-  cudaEvent_t tail = g->tail[capture != 0];
-  if (!g->manyStreams || capture) EP_CUDA(cudaEventRecord(tail, g->lastStream));
-  EP_CUDA(cudaStreamWaitEvent(stream, tail, 0));
-  if (!capture) g->manyStreams = 1;
+  EP_CUDA(cudaStreamWaitEvent(stream, g->tail[capture != 0], 0));
   return TREFOIL_OK;
 }
 
@@ -73,7 +70,7 @@ static trefoil_result_t launch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, 
   if (g->finished && parts & EP_LL_RECV) {
     EP_TRY(epGpuNoteFinished(h->ll.memory, (int)kind, g->finished + kind, stream));
   }
-  if (g->manyStreams && !capture) EP_CUDA(cudaEventRecord(g->tail[0], stream));
+  if (!g->fitsTwice) EP_CUDA(cudaEventRecord(g->tail[capture != 0], stream));
   g->hasLast = 1;
   g->lastStream = stream;
   g->lastCapture = capture;
