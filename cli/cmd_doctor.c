@@ -215,6 +215,31 @@ static void addLibraries(facts_t *f) {
   }
 }
 
+/* The library for GPUs, with the NCCL and the CUDA runtime that trefoil check --gpu would take. */
+static void addGpuLibrary(facts_t *f) {
+  char paths[3][4096], text[200];
+  ep_library_paths_t found;
+  cli_library_t gpu = {.gpu = 1};
+  int devices = 0, isHere = 0;
+  if (!getenv("TREFOIL_LIBRARY")) {
+    cliFindLibrary("libnccl_ep.so.0", paths[0], sizeof paths[0]);
+    isHere = strchr(paths[0], '/') != NULL;
+  }
+  if (!isHere && !getenv("TREFOIL_LIBRARY")) {
+    add(f, "nccl ep on gpus", FACT_ABSENT, "libnccl_ep.so.0 is not beside this program",
+        countGpus() ? "build it where nvcc and NCCL are: tools/gpu" : "");
+    return;
+  }
+  if (cliLibraries("doctor", &gpu, paths, &found) >= 0) return;
+  if (epLibraryProbe(&found, &devices) == TREFOIL_OK) {
+    snprintf(text, sizeof text, "%.150s, %d GPU%s: trefoil check --gpu", found.library, devices,
+             devices == 1 ? "" : "s");
+    add(f, "nccl ep on gpus", FACT_FINE, text, "");
+  } else {
+    add(f, "nccl ep on gpus", FACT_ABSENT, trefoilLastError(), "");
+  }
+}
+
 /* The first needed thing. What is optional has its advice on its own line. */
 static const char *oneThing(const facts_t *f) {
   for (int i = 0; i < f->count; i++)
@@ -268,6 +293,7 @@ int cmdDoctor(int argc, char **argv) {
   addMemfd(&f);
   addLimits(&f);
   addLibraries(&f);
+  addGpuLibrary(&f);
   addGpus(&f);
   addCuda(&f);
   addPrograms(&f);
