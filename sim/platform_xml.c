@@ -9,6 +9,7 @@
 #include "sim/platform_xml.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <string.h>
 
 #include "plan/error.h"
@@ -21,6 +22,14 @@ typedef struct xml {
   int hasNet, hasForward;
 } xml_t;
 
+static void put(const xml_t *x, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(const xml_t *x, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vfprintf(x->file, format, arguments);
+  va_end(arguments);
+}
+
 static const char *const linkNames[TREFOIL_NUM_RESOURCES] = {"send",      "forward", "nvlink-out",
                                                              "nvlink-in", "nic-out", "leaf-up",
                                                              "leaf-down", "nic-in",  "receive"};
@@ -30,8 +39,8 @@ static void writeLinks(const xml_t *x) {
     for (int i = 0; i < x->f->count[k]; i++) {
       if (x->f->row[k][i] == 0) continue;
       double rate = (double)x->rowBytes * 1e15 / (double)x->f->row[k][i];
-      fprintf(x->file, "    <link id=\"%s-%d\" bandwidth=\"%.17gBps\" latency=\"0s\"/>\n",
-              linkNames[k], i, rate);
+      put(x, "    <link id=\"%s-%d\" bandwidth=\"%.17gBps\" latency=\"0s\"/>\n", linkNames[k], i,
+          rate);
     }
   }
 }
@@ -48,10 +57,10 @@ static int limits(const xml_t *x, crossing_t by) {
 
 static void writeEdge(const xml_t *x, const char *from, const char *to, const crossing_t *by) {
   if (!limits(x, by[0]) && !limits(x, by[1])) return; /* SimGrid takes no route without links */
-  fprintf(x->file, "    <route src=\"%s\" dst=\"%s\" symmetrical=\"NO\">", from, to);
+  put(x, "    <route src=\"%s\" dst=\"%s\" symmetrical=\"NO\">", from, to);
   for (int i = 0; i < 2; i++) {
     if (!limits(x, by[i])) continue;
-    fprintf(x->file, "<link_ctn id=\"%s-%d\"/>", linkNames[by[i].kind], by[i].index);
+    put(x, "<link_ctn id=\"%s-%d\"/>", linkNames[by[i].kind], by[i].index);
   }
   fputs("</route>\n", x->file);
 }
@@ -98,14 +107,14 @@ static void writeHosts(const xml_t *x) {
   int numKinds = x->hasForward ? 6 : x->hasNet ? 3 : 2;
   for (int r = 0; r < x->f->numRanks; r++) {
     for (int k = 0; k < numKinds; k++) {
-      fprintf(x->file, "    <host id=\"%s%d\" speed=\"1f\"/>\n", kinds[k], r);
+      put(x, "    <host id=\"%s%d\" speed=\"1f\"/>\n", kinds[k], r);
     }
   }
   for (int m = 0; m < x->s->numRanks / x->s->ranksPerNode; m++) {
-    fprintf(x->file, "    <router id=\"nvswitch%d\"/>\n", m);
+    put(x, "    <router id=\"nvswitch%d\"/>\n", m);
   }
   for (int l = 0; x->hasNet && l < (x->f->numLeaves ? x->f->numLeaves : 1); l++) {
-    fprintf(x->file, "    <router id=\"netswitch%d\"/>\n", l);
+    put(x, "    <router id=\"netswitch%d\"/>\n", l);
   }
   if (x->f->numLeaves) fputs("    <router id=\"spine0\"/>\n", x->file);
 }

@@ -1,6 +1,8 @@
 /* Both engines on the same transfers, at every size that SimGrid can do: the table of docs/sim.md.
  *
- *   compare_engines [MOST_RANKS [SETTING]]     LL with 128 tokens, HT with 512, DeepSeek-V3's rows, dgx-h100 */
+ *   compare_engines [MOST_RANKS [SETTING]]
+ *
+ * LL with 128 tokens, HT with 512, DeepSeek-V3's rows, dgx-h100. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
