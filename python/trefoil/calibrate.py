@@ -210,6 +210,7 @@ def fit(
     costs: Costs,
     ranges: Mapping[str, Range],
     *,
+    also: Sequence[Mapping[str, float]] = (),
     starts: int = 1,
     seed: int = 1,
     step: float = 1e-3,
@@ -217,10 +218,11 @@ def fit(
 ) -> Fitted:
     """Least squares of log(predicted / measured), robust against outliers, within the bounds.
 
-    The search runs from the given start and from starts - 1 seeded random points. step: relative
-    width of finite differences; engines count in femtoseconds, so it must not be tiny. Afterwards a
-    parameter is "at-low" or "at-high" if it lies within 0.1 % of the range's width of that bound,
-    and "unidentified" if the data leave it a standard deviation of more than half that width.
+    The search runs from the given start, from the points in `also`, and from starts - 1 seeded
+    random points; the best end counts. step: relative width of finite differences; engines count in
+    femtoseconds, so it must not be tiny. Afterwards a parameter is "at-low" or "at-high" if it lies
+    within 0.1 % of the range's width of that bound, else "unidentified" if the data leave it a
+    standard deviation of more than half that width.
     """
     from scipy.optimize import least_squares
 
@@ -237,8 +239,9 @@ def fit(
         return np.log(predict(costs) / measured)
 
     rng = np.random.default_rng(seed)
-    first = (np.array([ranges[n].start for n in names]) - low) / width
-    points = [first, *rng.random((starts - 1, len(names)))]
+    given = [{n: ranges[n].start for n in names}, *also]
+    points = [(np.array([p[n] for n in names]) - low) / width for p in given]
+    points += list(rng.random((starts - 1, len(names))))
     best = None
     for point in points:
         found = least_squares(
@@ -265,9 +268,9 @@ def fit(
 
 
 def _state(unit: float, deviation: float) -> str:
-    if deviation > 0.5:
-        return "unidentified"
-    return "at-low" if unit == 0 else "at-high" if unit == 1 else "fitted"
+    if unit in (0, 1):
+        return "at-high" if unit else "at-low"
+    return "unidentified" if deviation > 0.5 else "fitted"
 
 
 def _deviations(jacobian: Array, residual: Array) -> Array:

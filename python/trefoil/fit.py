@@ -52,8 +52,8 @@ def _run(arguments: argparse.Namespace) -> int:
     job = make_job(load_split(arguments.split), arguments.table)
     forms = FORMS if arguments.engine == "both" else (arguments.engine,)
     outcomes: list[Outcome] = []
-    for form in forms:  # the engine starts where the closed form ended
-        outcomes.append(run_form(job, form, outcomes[0].fitted.values if outcomes else None))
+    for form in forms:  # the engine also starts where the closed form ended
+        outcomes.append(run_form(job, form, [o.fitted.values for o in outcomes]))
     simgrid = None
     if arguments.simgrid > 0:
         simgrid = compare_with_simgrid(job, outcomes[-1], arguments.simgrid)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trefoil.calibrate import ClosedForm, Fitted, Plans, Range, Replay, Score, fit, scores
+from trefoil.calibrate import ClosedForm, Fitted, Plans, Replay, Score, fit, scores
 from trefoil.measured import Case, read_table
 from trefoil.reference import TrefoilError
 from trefoil.simulator import Costs
@@ -64,20 +65,19 @@ def _progress(label: str) -> Any:
     return report
 
 
-def run_form(job: Job, form: str, start: dict[str, float] | None = None) -> Outcome:
+def run_form(job: Job, form: str, also: Sequence[dict[str, float]] = ()) -> Outcome:
     def model(cases: list[Case]) -> Any:
         return ClosedForm(job.plans, cases) if form == "closed-form" else Replay(job.plans, cases)
 
-    costs, ranges = job.split.given(), dict(job.split.ranges)
-    for name, value in (start or {}).items():
-        ranges[name] = Range(value, ranges[name].low, ranges[name].high)
+    costs = job.split.given()
     measured = np.array([case.us for case in job.inside])
     predictor = model(job.inside)
     found = fit(
         predictor.predict,
         measured,
         costs,
-        ranges,
+        job.split.ranges,
+        also=also,
         starts=24 if form == "closed-form" else 1,
         report=_progress(form),
     )

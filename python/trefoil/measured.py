@@ -142,11 +142,14 @@ def read_table(
     return cases
 
 
-def write_table(path: Path, cases: Iterable[Case], labels: dict[str, str]) -> int:
+def write_table(
+    path: Path, cases: Iterable[Case], labels: dict[str, str], dispatch_is_fp8: bool = True
+) -> int:
     """Writes cases as a table that read_table and aiconfigurator read; returns the rows.
 
     labels: framework, version, device, kernel_source. Dispatch and combine of one shape make a row;
-    bandwidth (LL) is bytes of (token, expert) rows over the time, as that project counts it.
+    bandwidth (LL) is bytes of (token, expert) rows over the time, as that project counts it. Nodes
+    are those of the cases; a reader has to know how many GPUs a node has.
     """
     pairs: dict[tuple[object, ...], dict[str, Case]] = {}
     for c in cases:
@@ -168,11 +171,12 @@ def write_table(path: Path, cases: Iterable[Case], labels: dict[str, str]) -> in
         for pair in pairs.values():
             if set(pair) != set(OPS):
                 raise TableError(f"{path}: every shape needs both dispatch and combine")
-            writer.writerow(_row(pair, {"op_name": "ll" if mode == "ll" else "normal", **labels}))
+            name = {"op_name": "ll" if mode == "ll" else "normal"}
+            writer.writerow(_row(pair, {**name, **labels}, dispatch_is_fp8))
     return len(pairs)
 
 
-def _row(pair: dict[str, Case], labels: dict[str, str]) -> dict[str, object]:
+def _row(pair: dict[str, Case], labels: dict[str, str], fp8: bool) -> dict[str, object]:
     c = pair["dispatch"]
     row: dict[str, object] = {name: labels.get(name, "") for name in LABELS}
     row.update(
@@ -184,7 +188,8 @@ def _row(pair: dict[str, Case], labels: dict[str, str]) -> dict[str, object]:
     )
     for op, case in pair.items():
         if c.mode == "ll":
-            bytes_of_row = c.hidden * 2 if op == "combine" else c.hidden + c.hidden // 32
+            is_fp8 = fp8 and op == "dispatch"
+            bytes_of_row = c.hidden + c.hidden // 32 if is_fp8 else c.hidden * 2
             row[f"{op}_avg_t_us"] = repr(case.us)
             rate = c.tokens * c.topk * bytes_of_row / case.us / 1e3
             row[f"{op}_bandwidth_gbps"] = round(rate, 4)

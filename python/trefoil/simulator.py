@@ -14,6 +14,7 @@ import copy
 import ctypes as ct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -152,6 +153,13 @@ class CostRecord:
             )
         _check(code)
 
+    @staticmethod
+    def default(mode: str, variant: str) -> str:
+        """The name of the record that speaks for a mode and variant."""
+        function = library().trefoilCostRecordDefault
+        function.restype = ct.c_char_p
+        return bytes(function(MODES[mode], _index(VARIANTS, variant, "variant"))).decode()
+
     def interval(self, op: str, point: Mapping[str, int], us: float) -> Interval:
         """point: nodes, ranks, hidden, experts, topk, tokens."""
         where, found = Point(**point), IntervalFields()
@@ -258,6 +266,11 @@ class Simulation:
             workload.combine_row_bytes,
         )
         _check(lib.trefoilSimCreate(ct.byref(self._sim), ct.byref(given)))
+
+    @property
+    def routing_pointer(self) -> Any:
+        """trefoil_routing_t *, valid while this object lives."""
+        return ct.byref(self._routing)
 
     def __del__(self) -> None:
         if getattr(self, "_sim", None):

@@ -62,26 +62,22 @@ def _is_in(rows: dict[str, list[int]], case: Case) -> bool:
     return least <= case.tokens <= most and all(getattr(case, c) in rows[c] for c in listed)
 
 
-def public_data() -> Path:
-    """The folder of public tables: of the source tree or of the installation."""
-    here = Path(__file__).resolve()
-    for folder in (here.parents[2] / "validate/data/public", here.parents[2] / "public"):
-        if folder.is_dir():
-            return folder
-    return here.parents[2] / "validate/data/public"
+def split_files() -> dict[str, Path]:
+    """Committed splits by name: of the source tree, or of the installation."""
+    root = Path(__file__).resolve().parents[2]
+    folders = (root / "validate/data/public", root / "validate/data", root / "data")
+    found = (path for folder in folders for path in sorted(folder.glob("*.split.json")))
+    return {path.name.removesuffix(".split.json"): path for path in found}
 
 
 def load_split(name_or_path: str) -> Split:
     """By the name of a committed split, or by path."""
     is_path = "/" in name_or_path or name_or_path.endswith(".json")
-    path = Path(name_or_path) if is_path else public_data() / f"{name_or_path}.split.json"
-    if not path.is_file() and not is_path:
-        known = sorted(
-            p.name.removesuffix(".split.json") for p in public_data().glob("*.split.json")
-        )
-        raise SplitError(
-            f"no split is called {name_or_path}; known are {', '.join(known)}, or a path"
-        )
+    known = split_files()
+    if not is_path and name_or_path not in known:
+        names = ", ".join(sorted(known))
+        raise SplitError(f"no split is called {name_or_path}; known are {names}, or a path")
+    path = Path(name_or_path) if is_path else known[name_or_path]
     try:
         text = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,0 +1,178 @@
+"""Tables and schedules that other planners read, and measured figures of ours as such tables.
+
+    cases_of_bench   the JSON of `trefoil bench` or of the kernels' benchmark -> measured cases
+    predicted_cases  predictions over numbers of GPUs and tokens -> cases
+    write_goal       the plan of one operation as a GOAL schedule
+
+Cases become a table in the columns of aiconfigurator with trefoil.measured.write_table.
+
+GOAL ("group operation assembly language", read by LogGOPSim and ATLAHS) is text: a block for each
+rank with sends, receives and what they wait for, so unlike a collective's name it keeps the plan's
+bytes pair by pair. Rows that stay within a rank are left out: they cross nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from trefoil.calibrate import Plans, Setting
+from trefoil.measured import OPS, Case, TableError
+from trefoil.reference import _check, _PlanConfig, library
+from trefoil.simulator import MODES, VARIANTS, Costs, Moe, Simulation, Workload
+
+SELF_TIER = 0
+NET_OUT, FORWARD, RETURN, NET_BACK = 1, 2, 3, 4
+
+
+# ---- Measured figures of ours -------------------------------------------------------------------
+
+
+def cases_of_bench(
+    path: Path, operations: Sequence[str] = ("dispatch expert-major", "combine expert-major exact")
+) -> list[Case]:
+    """LL cases from the kernels' benchmark: rows whose check passed, lockstep times.
+
+    operations: the names of its dispatch and combine rows.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        rows = data["rows"]
+        cases = [
+            Case(
+                OPS[operations.index(row["operation"])],
+                "ll",
+                1,
+                int(row["ranks"]),
+                int(row["hidden"]),
+                int(row["tokens"]),
+                int(row["topk"]),
+                int(row["experts"]),
+                0,
+                float(row["lockstep_us"]),
+            )
+            for row in rows
+            if row["operation"] in operations and row["check"] == "ok"
+        ]
+    except OSError as error:
+        raise TableError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TableError(f"{path}: is no result of the kernels' benchmark: {error!r}") from None
+    if not cases:
+        raise TableError(f"{path}: has no checked rows of {' and '.join(operations)}")
+    return cases
+
+
+# ---- Predictions --------------------------------------------------------------------------------
+
+
+def predicted_cases(
+    setting: Setting,
+    costs: Costs,
+    moe: Moe,
+    gpus: Sequence[int],
+    tokens: Sequence[int],
+    sms: Sequence[int] = (0,),
+) -> Iterator[Case]:
+    """Both operations of every combination, by the engine of queues."""
+    for ranks in gpus:
+        for count in tokens:
+            nodes = max(1, ranks // setting.gpus_per_node)
+            shape = (moe.fields.hidden, count, moe.fields.topk, moe.fields.num_experts)
+            asked = Case("dispatch", setting.mode, nodes, ranks, *shape, 0, 0.0)
+            plans = Plans(setting)  # one combination at a time: plans of many ranks are large
+            simulation = plans.of(asked)
+            for number in sms:
+                result = simulation.run(plans.cluster, costs, num_sms=number)
+                for op in OPS:
+                    used = number or round(costs.get("num_sms"))
+                    yield Case(op, setting.mode, nodes, ranks, *shape, used, result[op].us)
+
+
+# ---- GOAL ---------------------------------------------------------------------------------------
+
+
+class _After(ct.Structure):
+    _fields_ = tuple((n, ct.c_int) for n in ("phase", "chunk", "origin", "src", "dst"))
+
+
+class _Transfer(ct.Structure):
+    _fields_ = (
+        ("phase", ct.c_int),
+        ("chunk", ct.c_int),
+        ("origin", ct.c_int),
+        ("src", ct.c_int),
+        ("dst", ct.c_int),
+        ("tier", ct.c_int),
+        ("rows", ct.c_int64),
+        ("row_bytes", ct.c_size_t),
+        ("num_after", ct.c_int),
+        ("after", _After * 1),
+    )
+
+
+@dataclass(frozen=True)
+class Transfer:
+    phase: int
+    chunk: int
+    origin: int
+    src: int
+    dst: int
+    tier: int
+    bytes: int
+
+
+def transfers(workload: Workload, op: str) -> list[Transfer]:
+    """The plan of one operation, in its own order."""
+    simulation = Simulation(workload)  # makes and checks the routing
+    size = workload.dispatch_row_bytes if op == "dispatch" else workload.combine_row_bytes
+    config = _PlanConfig(
+        MODES[workload.mode],
+        OPS.index(op),
+        VARIANTS.index(workload.variant),
+        int(workload.combine_partial),
+        workload.chunk_tokens,
+        size,
+    )
+    lib, plan, raw, found = library(), ct.c_void_p(), _Transfer(), []
+    _check(lib.trefoilPlanCreate(ct.byref(plan), simulation.routing_pointer, ct.byref(config)))
+    try:
+        while lib.trefoilPlanNext(plan, ct.byref(raw)):
+            key = (raw.phase, raw.chunk, raw.origin, raw.src, raw.dst, raw.tier)
+            found.append(Transfer(*key, raw.rows * raw.row_bytes))
+    finally:
+        lib.trefoilPlanDestroy(plan)
+    return found
+
+
+def write_goal(file: TextIO, num_ranks: int, plan: Sequence[Transfer]) -> int:
+    """Writes the schedule; returns the messages. Dispatch and combine are files of their own.
+
+    A message has the tag of its place in the plan. A FORWARD requires the receive of the NET_OUT of
+    its (origin, chunk); a NET_BACK requires the receives of the RETURNs of its own.
+    """
+    lines: list[list[str]] = [[] for _ in range(num_ranks)]
+    received: dict[tuple[int, int, int, int], list[str]] = {}  # (phase, origin, chunk, at)
+    count = 0
+    for tag, t in enumerate(plan):
+        if t.tier == SELF_TIER:
+            continue
+        count += 1
+        send, take = f"s{tag}", f"r{tag}"
+        lines[t.src].append(f"{send}: send {t.bytes}b to {t.dst} tag {tag}")
+        lines[t.dst].append(f"{take}: recv {t.bytes}b from {t.src} tag {tag}")
+        received.setdefault((t.phase, t.origin, t.chunk, t.dst), []).append(take)
+        before = {FORWARD: NET_OUT, NET_BACK: RETURN}.get(t.phase)
+        if before is not None:
+            waits = received.get((before, t.origin, t.chunk, t.src), [])
+            lines[t.src] += [f"{send} requires {label}" for label in waits]
+    file.write(f"num_ranks {num_ranks}\n")
+    for rank, block in enumerate(lines):
+        file.write(f"\nrank {rank} {{\n")
+        file.writelines(line + "\n" for line in block)
+        file.write("}\n")
+    return count
