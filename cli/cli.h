@@ -24,6 +24,8 @@ int cmdBench(int argc, char **argv);
 int cmdTrace(int argc, char **argv);
 int cmdSimulate(int argc, char **argv);
 int cmdPlan(int argc, char **argv);
+int cmdFit(int argc, char **argv);
+int cmdExport(int argc, char **argv);
 int cmdReport(int argc, char **argv);
 int cmdDoctor(int argc, char **argv);
 

@@ -15,6 +15,8 @@ static const struct {
     {"trace", cmdTrace, "routing as files: generate, import, describe"},
     {"simulate", cmdSimulate, "dispatch and combine on a cluster, replayed in time"},
     {"plan", cmdPlan, "what a cluster would take, from 8 to 1024 GPUs"},
+    {"fit", cmdFit, "costs from measured tables, scored on rows held out"},
+    {"export", cmdExport, "predictions, figures and plans in the forms of other tools"},
     {"report", cmdReport, "one HTML page from the results of check and plan"},
     {"doctor", cmdDoctor, "what is on this machine, what is missing; who hangs"},
 };
