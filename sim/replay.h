@@ -62,6 +62,9 @@ static inline int64_t epRowsOf(const ep_replay_t *r, int64_t piece) {
   return r->pieces ? r->pieces[piece].rows : r->moves[piece].rows;
 }
 
+/* Frees the arrays of an operation's result. */
+void epSimForget(trefoil_sim_op_t *op);
+
 /* Reads the plan of one operation. chunkTokens: HT, > 0. */
 trefoil_result_t epReplayBuild(ep_replay_t *replay, const trefoil_sim_workload_t *workload,
                                trefoil_op_t op, int chunkTokens);

@@ -32,6 +32,19 @@ TEST(rows_to_itself_cross_no_port) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5);
 }
 
+TEST(one_rank_alone) {
+  world_t w;
+  worldInit(&w, 1, 1, TREFOIL_LL_EXPERT_MAJOR);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3);
+  worldSend(&w, 0, 0, 10);
+  w.costs.op[0].sendRowNs = 100;
+  w.costs.op[0].receiveRowNs = 200; /* the slower half of the copy */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 10 * 0.2);
+  worldInit(&w, 1, 1, TREFOIL_HT_FLAT);
+  worldSend(&w, 0, 0, 10);
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 10);
+}
+
 TEST(incast) {
   world_t w;
   worldInit(&w, 5, 5, TREFOIL_LL_EXPERT_MAJOR);

@@ -1,6 +1,11 @@
 /* Input that makes no sense: a result code and a sentence that says what; and what becomes of a SimGrid
  * process that does not end well. */
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "sim_world.h"
+#include "trefoil/trace.h"
 
 #define CHECK_REFUSED(w, wanted)                                                                   \
   do {                                                                                             \
@@ -132,6 +137,40 @@ TEST(simgrid_in_too_little_time) {
   sim = worldRun(&w, TREFOIL_ENGINE_SIMGRID, &r);
   CHECK(sim && NEAR(r.op[0].us, 3 + 5 + 5 * 0.2), "%s", trefoilLastError());
   trefoilSimDestroy(sim);
+}
+
+/* A process that may use one second of processor time simulates; its SimGrid is killed for using more.
+ * Writes the sentence. */
+static void simulateWithinASecond(int fd) {
+  trefoil_trace_spec_t spec = {.numSteps = 1, .seed = 1};
+  spec.shape = (trefoil_shape_t){96, 8, 256, 8, 128};
+  const trefoil_trace_t *trace = NULL;
+  trefoil_routing_t routing;
+  world_t w;
+  worldInit(&w, 16, 8, TREFOIL_LL_EXPERT_MAJOR);
+  trefoil_sim_result_t r;
+  const struct rlimit second = {1, 1};
+  int isReady = setrlimit(RLIMIT_CPU, &second) == 0 &&
+                trefoilTraceGenerate(&trace, &spec) == TREFOIL_OK &&
+                trefoilTraceRouting(trace, 0, &routing) == TREFOIL_OK;
+  w.workload.routing = &routing;
+  trefoil_sim_t *sim = isReady ? worldRun(&w, TREFOIL_ENGINE_SIMGRID, &r) : NULL;
+  const char *said = sim ? "it was quick enough" : trefoilLastError();
+  _exit(write(fd, said, strlen(said)) < 0);
+}
+
+TEST(simgrid_that_dies) {
+  if (!trefoilSimHasSimGrid()) SKIP("no SimGrid in this build");
+  int fds[2];
+  char said[512] = "";
+  REQUIRE(pipe(fds) == 0, "no pipe");
+  pid_t pid = fork();
+  if (pid == 0) simulateWithinASecond(fds[1]);
+  close(fds[1]);
+  ssize_t n = read(fds[0], said, sizeof said - 1);
+  close(fds[0]);
+  waitpid(pid, NULL, 0);
+  CHECK(n > 0 && strstr(said, "SimGrid's process died of signal"), "it said: %s", said);
 }
 
 TEST_MAIN()
