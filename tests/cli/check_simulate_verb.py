@@ -194,7 +194,7 @@ def check_refusals() -> None:
         (["--engine", "warp"], "simgrid, queues or closed-form"),
         (["--tokens", "0"], "--tokens 0"),
         (["--tokens", "many"], "numeric"),
-        (["--gpus", "5000"], "at most 1024"),
+        (["--gpus", "5000"], "at most 4096"),
         (["--gpus", "8", "--ep", "16"], "more than the 8 GPUs"),
         (["--gpus", "64", "--ep", "24"], "must divide"),
         (["--gpus", "512", "--ep", "512"], "--physical-experts 512 would do"),

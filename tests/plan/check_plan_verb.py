@@ -87,7 +87,7 @@ def main() -> int:
         ["plan", "--closed-form", "--cluster", "laptop"],
         ["plan", "--closed-form", "--gpus", "16..8"],
         ["plan", "--closed-form", "--gpus", "8,"],
-        ["plan", "--closed-form", "--gpus", "2048"],
+        ["plan", "--closed-form", "--gpus", "8192"],
         ["plan", "--closed-form", "--ep", "512", "--gpus", "1024"],
         ["plan", "--closed-form", "extra"],
         ["trace", "shrink"],

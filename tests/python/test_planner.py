@@ -140,7 +140,7 @@ def test_loads_and_traces(tmp_path: Path) -> None:
     [
         (["--cluster", "laptop"], "known are"),
         (["--moe", "no-such"], "known are"),
-        (["--gpus", "2048"], "speaks for 1 to 1024"),
+        (["--gpus", "8192"], "speaks for 1 to 4096"),
         (["--gpus", "8..64"], "EP sizes go to --ep"),
         (["--ep", "24", "--gpus", "64"], "must divide the 64 GPUs"),
         (["--ep", "96", "--gpus", "96", "--physical-experts", "64"], "has 256 experts"),
