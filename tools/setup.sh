@@ -81,6 +81,30 @@ need_python() {
   touch ".venv/.has-$1-$stamp" ".venv/.has-requirements-report.txt-$stamp" # every list includes it
 }
 
+# need_nvcc: what compiles the kernels, no GPU needed: the system's CUDA toolkit and NCCL, else NVIDIA's wheels in .venv.
+# Without either the kernels are left out, and $results/kernels.skipped says why.
+need_nvcc() {
+  local want=. file=$root/tools/requirements-cuda.txt log=$results/pip-cuda.log wheel
+  if have cmd:nvcc || have file:/usr/local/cuda/bin/nvcc; then
+    have file:/usr/include/nccl_device.h && return 0
+    want=nccl
+  fi
+  if ! python -m pip freeze 2>/dev/null | grep -qF "$(grep "^nvidia.*$want" "$file" | tail -n 1)"; then
+    say "installing into .venv: $(grep "^nvidia.*$want" "$file" | cut -d= -f1 | tr '\n' ' ')"
+    mkdir -p "$results"
+    if ! grep "^nvidia.*$want" "$file" | python -m pip install --disable-pip-version-check \
+           -r /dev/stdin >"$log" 2>&1; then
+      echo "the kernels: no nvcc or NCCL here, and pip could not install them: $(tail -n 1 "$log")" \
+        >"$results/kernels.skipped"
+      return 0
+    fi
+  fi
+  # What compilers expect of a toolkit and the wheels lack.
+  wheel=$(python -c 'import nvidia.cu13 as n; print(list(n.__path__)[0])' 2>/dev/null) || return 0
+  [ -e "$wheel/lib64" ] || ln -s lib "$wheel/lib64"
+  [ -e "$wheel/lib/libcudart.so" ] || ln -s libcudart.so.13 "$wheel/lib/libcudart.so"
+}
+
 # The presets need CMake 3.25; Ubuntu 22.04 has 3.22: then CMake comes from PyPI.
 need_cmake() {
   local version

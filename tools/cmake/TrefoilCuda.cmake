@@ -1,5 +1,8 @@
 # The component KERNELS: nvcc, without needing a GPU. AUTO: left out, with a line in the closing summary, where
 # there is no nvcc. SASS for sm_90, and PTX for what comes after it.
+#
+# nvcc is that of -DCMAKE_CUDA_COMPILER or CUDACXX, else the system's, else the one of NVIDIA's wheels in the Python
+# that is found (tools/requirements-cuda.txt; tools/test installs them): enough to compile and link all kernels.
 set(TREFOIL_WITH_KERNELS AUTO CACHE STRING "AUTO, ON or OFF")
 set_property(CACHE TREFOIL_WITH_KERNELS PROPERTY STRINGS AUTO ON OFF)
 set(TREFOIL_KERNELS OFF)
@@ -7,6 +10,23 @@ if(NOT TREFOIL_WITH_KERNELS STREQUAL "OFF")
   include(CheckLanguage)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 90)
+  endif()
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(TREFOIL_NVCC nvcc PATHS /usr/local/cuda/bin)
+    if(NOT TREFOIL_NVCC)
+      find_package(Python3 QUIET COMPONENTS Interpreter)
+    endif()
+    if(NOT TREFOIL_NVCC AND Python3_FOUND)
+      execute_process(
+        COMMAND ${Python3_EXECUTABLE} -c "import nvidia.cu13 as n; print(list(n.__path__)[0])"
+        OUTPUT_VARIABLE TREFOIL_CUDA_WHEEL ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+      if(EXISTS "${TREFOIL_CUDA_WHEEL}/lib64/libcudart.so")
+        set(TREFOIL_NVCC ${TREFOIL_CUDA_WHEEL}/bin/nvcc CACHE FILEPATH "nvcc" FORCE)
+      endif()
+    endif()
+    if(TREFOIL_NVCC)
+      set(CMAKE_CUDA_COMPILER ${TREFOIL_NVCC})
+    endif()
   endif()
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
