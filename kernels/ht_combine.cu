@@ -25,47 +25,51 @@ template <bool EXPERT_MAJOR> struct Feed {
     return (long long)t.head->mostTokens * owners() * a.row.numPieces;
   }
   EP_DEV void which(int c, HtItem &item) const {
-    const int i = c / a.row.numPieces, turns = owners();
-    item.piece = c - i * a.row.numPieces;
-    item.token = i / turns;
-    const int o = group().rank + 1 + i - item.token * turns;
+    const int turns = owners(), i = c / turns;
+    item.token = i / a.row.numPieces;
+    item.piece = i - item.token * a.row.numPieces;
+    const int o = group().rank + 1 + c - i * turns;
     item.source = o < group().numRanks ? o : o - group().numRanks;
   }
-  EP_DEV int index(const HtItem &item) const {
-    return t.index[(size_t)item.source * group().maxTokens + item.token];
-  }
-  EP_DEV bool valid(int c) const {
+  EP_DEV int index(int c) const {
     HtItem item;
     which(c, item);
-    return index(item) >= 0;
+    return t.index[(size_t)item.source * group().maxTokens + item.token];
   }
-  EP_DEV HtUnit unit(const HtItem &item) const {
-    return unitOf(item.source,
-                  sent[item.source] + (unsigned long long)index(item) * a.row.numPieces +
-                      item.piece,
-                  a.ringBits);
-  }
-  EP_DEV int begin(int c, HtItem &item) const {
+  EP_DEV int bound() const { return EXPERT_MAJOR ? a.op.handle.numTopk : 1; }
+  EP_DEV HtAhead ahead(int c, int l) const {
+    HtItem item;
     which(c, item);
-    const HtUnit u = unit(item);
+    return HtAhead{index(c), l < bound() ? load(item, l) : make_int2(-1, 0)};
+  }
+  EP_DEV int begin(int c, int index, HtItem &item) const {
+    which(c, item);
+    item.pad[0] = index;
+    const HtUnit u = unitOf(
+        item.source, sent[item.source] + (unsigned long long)index * a.row.numPieces + item.piece,
+        a.ringBits);
     item.code = u.code;
     item.gen = u.gen;
-    return EXPERT_MAJOR ? a.op.handle.numTopk : 1;
+    return bound();
   }
   EP_DEV HtWatch watchOne(const HtItem &item) const {
     return HtWatch{creditAt(group(), 1, group().rank, item.source, item.code),
                    (item.gen - 1) & 0x7fffffff, item.source};
   }
   // Expert-major: a slot to add. Flat: the slot to copy, which waits for the unit's credit.
-  EP_DEV HtEntry entry(const HtItem &item, int i) const {
+  EP_DEV int2 load(const HtItem &item, int i) const {
+    if (!EXPERT_MAJOR) return make_int2(0, 0);
+    return make_int2(
+        t.entries[((size_t)item.source * group().maxTokens + item.token) * a.op.handle.numTopk + i],
+        0);
+  }
+  EP_DEV HtEntry entry(const HtItem &item, int, int2 loaded) const {
     HtEntry e = {};
     if (EXPERT_MAJOR) {
-      e.unit.code =
-          t.entries[((size_t)item.source * group().maxTokens + item.token) * a.op.handle.numTopk +
-                    i];
-      e.is = e.unit.code >= 0 && !t.head->trapped;
+      e.unit.code = loaded.x;
+      e.is = loaded.x >= 0 && !t.head->trapped;
     } else {
-      e.unit.code = (int)t.head->recvBase[item.source] + index(item);
+      e.unit.code = (int)t.head->recvBase[item.source] + item.pad[0];
       e.is = e.unit.code < t.head->numRows;
       e.watch = watchOne(item);
     }
@@ -133,21 +137,24 @@ template <bool EXPERT_MAJOR> struct Follow {
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numPieces; }
-  EP_DEV bool valid(int) const { return true; }
-  EP_DEV int begin(int c, HtItem &item) const {
+  EP_DEV int index(int) const { return 0; }
+  EP_DEV HtAhead ahead(int c, int l) const {
+    HtItem item;
+    item.token = c / a.row.numPieces;
+    return HtAhead{0, l < t.width ? load(item, l) : make_int2(-1, 0)};
+  }
+  EP_DEV int begin(int c, int, HtItem &item) const {
     item.token = c / a.row.numPieces;
     item.piece = c - item.token * a.row.numPieces;
     return t.width;
   }
   EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
-  EP_DEV HtEntry entry(const HtItem &item, int i) const {
+  EP_DEV int2 load(const HtItem &item, int i) const {
+    return t.dests[(size_t)item.token * t.width + i];
+  }
+  EP_DEV HtEntry entry(const HtItem &item, int, int2 d) const {
     HtEntry e = {};
-    const int2 *dests = t.dests + (size_t)item.token * t.width;
-    const int2 d = dests[i];
     if (d.x < 0) return e;
-    for (int j = i - 1; j >= 0; j--) {
-      if (dests[j].x < 0) return e;
-    }
     if (!EXPERT_MAJOR && d.x == group().rank) {
       const int slot = (int)t.head->recvBase[d.x] + d.y;
       e.is = slot < t.head->numRows;

@@ -19,22 +19,23 @@ struct Feed {
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numPieces; }
-  EP_DEV bool valid(int) const { return true; }
-
-  EP_DEV int begin(int c, HtItem &item) const {
+  EP_DEV int index(int) const { return 0; }
+  EP_DEV HtAhead ahead(int c, int l) const {
+    HtItem item;
+    item.token = c / a.row.numPieces;
+    return HtAhead{0, l < t.width ? load(item, l) : make_int2(-1, 0)};
+  }
+  EP_DEV int begin(int c, int, HtItem &item) const {
     item.token = c / a.row.numPieces;
     item.piece = c - item.token * a.row.numPieces;
     return t.width;
   }
-  EP_DEV HtEntry entry(const HtItem &item, int i) const {
+  EP_DEV int2 load(const HtItem &item, int i) const {
+    return t.dests[(size_t)item.token * t.width + i];
+  }
+  EP_DEV HtEntry entry(const HtItem &item, int, int2 d) const {
     HtEntry e = {};
-    const int2 *dests = t.dests + (size_t)item.token * t.width;
-    // The list ends early; a lane cannot know from its own entry alone.
-    const int2 d = dests[i];
     if (d.x < 0 || d.x == group().rank) return e;
-    for (int j = i - 1; j >= 0; j--) {
-      if (dests[j].x < 0) return e;
-    }
     e.is = true;
     e.unit =
         unitOf(d.x, sent[d.x] + (unsigned long long)d.y * a.row.numPieces + item.piece, a.ringBits);
@@ -98,10 +99,10 @@ struct Follow {
   };
   EP_DEV Which which(int c) const {
     Which w;
-    const int i = c / a.row.numPieces;
-    w.piece = c - i * a.row.numPieces;
-    w.token = i / perToken;
-    w.turn = i - w.token * perToken;
+    const int i = c / perToken;
+    w.turn = c - i * perToken;
+    w.token = i / a.row.numPieces;
+    w.piece = i - w.token * a.row.numPieces;
     return w;
   }
   EP_DEV int sourceOf(int turn) const {
@@ -110,57 +111,70 @@ struct Follow {
   }
   EP_DEV int padsPerToken() const { return perToken - group().numRanks; }
 
-  EP_DEV bool valid(int c) const {
-    const Which w = which(c);
-    if (w.turn >= group().numRanks) {
-      return w.token * padsPerToken() + w.turn - group().numRanks < padGroups;
-    }
-    return t.index[(size_t)sourceOf(w.turn) * group().maxTokens + w.token] >= 0;
+  EP_DEV bool isPad(const Which &w) const { return w.turn >= group().numRanks; }
+  EP_DEV int padGroup(const Which &w) const {
+    return w.token * padsPerToken() + w.turn - group().numRanks;
   }
 
-  EP_DEV int begin(int c, HtItem &item) const {
+  EP_DEV int index(int c) const {
+    const Which w = which(c);
+    if (isPad(w)) return padGroup(w) < padGroups ? 0 : -1;
+    return t.index[(size_t)sourceOf(w.turn) * group().maxTokens + w.token];
+  }
+  EP_DEV HtAhead ahead(int c, int l) const {
+    const Which w = which(c);
+    if (isPad(w)) return HtAhead{0, make_int2(0, 0)};
+    HtItem item;
+    item.token = w.token;
+    item.source = sourceOf(w.turn);
+    item.code = 0;
+    return HtAhead{index(c), l < bound() ? load(item, l) : make_int2(-1, 0)};
+  }
+  EP_DEV int bound() const { return a.op.handle.expertMajor ? a.op.handle.numTopk : 1; }
+  EP_DEV int begin(int c, int index, HtItem &item) const {
     const Which w = which(c);
     item.piece = w.piece;
     item.token = w.token;
-    if (w.turn >= group().numRanks) {
+    item.pad[0] = index;
+    if (isPad(w)) {
       item.code = HT_ZEROS;
-      item.source = w.token * padsPerToken() + w.turn - group().numRanks; // which group of pads
+      item.source = padGroup(w);
       return 8;
     }
     item.source = sourceOf(w.turn);
     item.code = HT_LOCAL;
     if (item.source != group().rank) {
-      const HtUnit u = unitOf(item.source,
-                              received[item.source] +
-                                  (unsigned long long)index(item) * a.row.numPieces + item.piece,
-                              a.ringBits);
+      const HtUnit u =
+          unitOf(item.source,
+                 received[item.source] + (unsigned long long)index * a.row.numPieces + item.piece,
+                 a.ringBits);
       item.code = u.code;
       item.gen = u.gen;
     }
-    return a.op.handle.expertMajor ? a.op.handle.numTopk : 1;
-  }
-  EP_DEV int index(const HtItem &item) const {
-    return t.index[(size_t)item.source * group().maxTokens + item.token];
+    return bound();
   }
   EP_DEV HtWatch watchOne(const HtItem &item) const {
     if (item.code >= HT_LOCAL) return HtWatch{};
     return HtWatch{flagAt(group(), 0, group().rank, item.source, item.code), item.gen, item.source};
   }
-  EP_DEV HtEntry entry(const HtItem &item, int i) const {
+  // Expert-major: the slot of the k-th expert.
+  EP_DEV int2 load(const HtItem &item, int i) const {
+    if (!a.op.handle.expertMajor || item.code == HT_ZEROS) return make_int2(0, 0);
+    return make_int2(
+        t.entries[((size_t)item.source * group().maxTokens + item.token) * a.op.handle.numTopk + i],
+        0);
+  }
+  EP_DEV HtEntry entry(const HtItem &item, int i, int2 loaded) const {
     HtEntry e = {};
     if (t.head->trapped) return e;
     if (item.code == HT_ZEROS) {
       e.unit.code = padRow(item.source * 8 + i);
       e.is = e.unit.code >= 0;
-      return e;
-    }
-    if (a.op.handle.expertMajor) {
-      e.unit.code =
-          t.entries[((size_t)item.source * group().maxTokens + item.token) * a.op.handle.numTopk +
-                    i];
-      e.is = e.unit.code >= 0;
+    } else if (a.op.handle.expertMajor) {
+      e.unit.code = loaded.x;
+      e.is = loaded.x >= 0;
     } else {
-      e.unit.code = (int)t.head->recvBase[item.source] + index(item);
+      e.unit.code = (int)t.head->recvBase[item.source] + item.pad[0];
       e.is = e.unit.code < t.head->numRows;
     }
     return e;
@@ -202,42 +216,52 @@ struct Follow {
     if (item.code < HT_LOCAL) giveCredit(group(), 0, item.code, item.gen);
   }
 
-  // Eight lanes: weights and ids of the item's rows.
-  EP_DEV void note(const HtItem &item, const int2 *entries, int l) const {
-    if (item.code == HT_LOCAL && l == 0 && group().bytes) {
-      atomicAdd((unsigned long long *)&group().bytes[group().rank],
-                (unsigned long long)pieceBytes(a.row, item.piece));
-    }
-    if (!a.op.outWeights || item.piece) return;
-    if (item.code == HT_ZEROS) {
-      for (int i = l; i < item.n; i += 8) a.op.outWeights[entries[i].x] = 0.0f;
-      return;
-    }
+  // A lane: what the k-th expert of an item's token has to be told. Loads and stores apart, so that a lane's
+  // loads are all under way before its first store.
+  struct Note {
+    int here, at;
+    float weight;
+    bool is;
+  };
+  EP_DEV int numNotes() const { return a.op.outWeights ? max(a.op.handle.numTopk, 8) : 0; }
+  EP_DEV Note take(const HtItem &item, int k) const {
     const int K = a.op.handle.numTopk;
+    Note n = {-1, 0, 0.0f, false};
+    if (item.piece || item.n <= 0) return n;
+    n.is = k < (item.code == HT_ZEROS ? item.n : K);
+    if (!n.is || item.code == HT_ZEROS) return n;
     const int *here = t.entries + ((size_t)item.source * group().maxTokens + item.token) * K;
     const float *weights =
         item.code == HT_LOCAL
             ? a.op.weights + (size_t)item.token * K
             : unitWeights(group(), unitAt(group(), 0, group().rank, item.source, item.code));
-    for (int k = l; k < K; k += 8) {
-      if (a.op.handle.expertMajor) {
-        if (here[k] >= 0) a.op.outWeights[here[k]] = __ldcv(weights + k);
-      } else {
-        noteFlat(entries[0].x, here, k, __ldcv(weights + k));
-      }
-    }
-  }
-  // Local experts by ascending id, then the entries that are none.
-  EP_DEV void noteFlat(long long slot, const int *here, int k, float weight) const {
-    const int K = a.op.handle.numTopk, id = here[k];
-    int at = 0;
+    n.here = here[k];
+    n.weight = __ldcv(weights + k);
+    if (a.op.handle.expertMajor) return n;
+    // Local experts by ascending id, then the entries that are none.
     for (int j = 0; j < K; j++) {
       const int other = here[j];
-      at += id >= 0 ? other >= 0 && other < id : other >= 0 || j < k;
+      n.at += n.here >= 0 ? other >= 0 && other < n.here : other >= 0 || j < k;
     }
-    const int first = a.op.globalIds ? group().rank * group().numLocal : 0;
-    a.op.outWeights[slot * K + at] = id >= 0 ? weight : 0.0f;
-    a.op.outIdx[slot * K + at] = id >= 0 ? first + id : -1;
+    return n;
+  }
+  EP_DEV void give(const HtItem &item, const int2 *entries, int k, const Note &n) const {
+    if (!n.is) return;
+    if (item.code == HT_ZEROS) {
+      a.op.outWeights[entries[k].x] = 0.0f;
+    } else if (a.op.handle.expertMajor) {
+      if (n.here >= 0) a.op.outWeights[n.here] = n.weight;
+    } else {
+      const long long at = (long long)entries[0].x * a.op.handle.numTopk + n.at;
+      const int first = a.op.globalIds ? group().rank * group().numLocal : 0;
+      a.op.outWeights[at] = n.here >= 0 ? n.weight : 0.0f;
+      a.op.outIdx[at] = n.here >= 0 ? first + n.here : -1;
+    }
+  }
+  EP_DEV void countOwn(const HtItem &item) const {
+    if (item.code != HT_LOCAL || !group().bytes) return;
+    atomicAdd((unsigned long long *)&group().bytes[group().rank],
+              (unsigned long long)pieceBytes(a.row, item.piece));
   }
 };
 

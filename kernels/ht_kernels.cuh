@@ -22,9 +22,9 @@ struct HtRow {
 // Shared memory of a block with one of the pipelines (device/ht_pipe.cuh).
 struct HtShape {
   int slots;    // pieces in the ring
-  int descs;    // work items described at a time
-  int descInts; // of one
-  int take;     // candidates taken at a time
+  int descInts; // of a work item's description
+  int take;     // candidates taken at a time, at most 32
+  int batch;    // items described at a time, at most 8
 };
 
 struct HtDispatchArgs {

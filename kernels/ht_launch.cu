@@ -12,8 +12,8 @@ extern "C" {
 
 namespace {
 
-constexpr int MAX_SHARED = 232448; // of a block on sm_90
-constexpr int FEED_SLOTS = 8;      // a feeder's queue is short on purpose
+constexpr int MAX_SHARED = 232448 - 512; // of a block on sm_90, less what the kernels have by name
+constexpr int FEED_SLOTS = 8;            // a feeder's queue is short on purpose
 
 int roundUp(int n, int to) {
   return (n + to - 1) / to * to;
@@ -38,9 +38,8 @@ void shapesOf(const HtRow &row, int feedEntries, int followEntries, HtShape &fee
   slotStride = roundUp(row.pieceBytes, 128);
   feed.descInts = HT_DESC_HEAD + 2 * feedEntries;
   follow.descInts = HT_DESC_HEAD + 2 * followEntries;
-  feed.descs = follow.descs = 32;
   const int most = feed.descInts > follow.descInts ? feed.descInts : follow.descInts;
-  const int fixed = (int)sizeof(HtProgress) + 32 * most * 4;
+  const int fixed = (int)sizeof(HtProgress) + HT_DESCS * most * 4;
   room = (MAX_SHARED - fixed) / (slotStride + 3 * 8);
   if (room > 60) room = 60;
   follow.slots = room;
@@ -49,12 +48,12 @@ void shapesOf(const HtRow &row, int feedEntries, int followEntries, HtShape &fee
 
 size_t sharedBytes(const HtShape &feed, const HtShape &follow, int room, int slotStride) {
   const int most = feed.descInts > follow.descInts ? feed.descInts : follow.descInts;
-  return (size_t)room * (slotStride + 24) + sizeof(HtProgress) + (size_t)feed.descs * most * 4;
+  return (size_t)room * (slotStride + 24) + sizeof(HtProgress) + (size_t)HT_DESCS * most * 4;
 }
 
-// Candidates taken at a time: about four that are real.
+// Candidates taken at a time: about six that are items.
 int takeOf(int ranks, int topk) {
-  const int real = ranks < topk ? ranks : topk, n = (4 * ranks + real - 1) / real;
+  const int real = ranks < topk ? ranks : topk, n = (6 * ranks + real - 1) / real;
   return n > 32 ? 32 : n;
 }
 
@@ -136,8 +135,9 @@ extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *strea
            TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
   shapesOf(a.row, R < K ? R : K, K > 8 ? K : 8, a.feed, a.follow, a.room, a.slotStride);
   if (a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
-  a.feed.take = 4;
+  a.feed.take = a.feed.batch = 4;
   a.follow.take = takeOf(R, K);
+  a.follow.batch = 8;
   a.zeros = (const char *)g.scratch;
   a.ringBits = log2Of(g.at.ringUnits);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
@@ -163,7 +163,8 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   shapesOf(a.row, expertMajor ? K : 1, R < K ? R : K, a.feed, a.follow, a.room, a.slotStride);
   if (!expertMajor && a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
   a.feed.take = takeOf(R, K);
-  a.follow.take = 4;
+  a.feed.batch = expertMajor ? 4 : 8;
+  a.follow.take = a.follow.batch = 4;
   a.ringBits = log2Of(g.at.ringUnits);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
   a.split = splitOf(blocks, op->numFeeders, expertMajor ? 20 : 10);
@@ -184,8 +185,7 @@ extern "C" trefoil_result_t epHtLoad(void) {
     cudaFuncAttributes attributes;
     cudaError_t e = cudaFuncGetAttributes(&attributes, kernels[i]);
     if (e == cudaSuccess) {
-      e = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               MAX_SHARED - (int)attributes.sharedSizeBytes);
+      e = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_SHARED);
     }
     EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
   }

@@ -262,7 +262,7 @@ EP_DEV void placeChunk(const UpdateArgs &a, const Shared &s, const Look &l,
           if (!(row[thread >> 5] >> (thread & 31) & 1)) continue;
           dests[n++] = make_int2(r, s.before[L + 1 + r] + countBefore(row, thread));
         }
-        if (n < tables.width) dests[n] = make_int2(-1, 0);
+        for (; n < tables.width; n++) dests[n] = make_int2(-1, 0);
       }
     }
   }

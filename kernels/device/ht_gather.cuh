@@ -97,28 +97,35 @@ template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int
   }
 }
 
-// One bulk store an item. LAG: how many stores may be under way before the oldest must be written for good.
+// One bulk store an item. LAG: how many stores may be under way before the oldest must be written for good;
+// with nothing to do all are finished, as in the scatter pipeline.
 template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int lane) {
   constexpr int LAG = 8;
   int k = 0, c = 0, held[3] = {-1, -1, -1};
   for (;; k++) {
-    waitPast(&b.at->head, k);
-    const int n = b.item(k).n, pieces = piecesOf<P>(n);
-    if (n < 0) break;
-    c += pieces;
     HtPatience patience;
-    while (!__shfl_sync(FULL_WARP, barrierTest(&b.done[b.slot(k)], b.phase(k)), 0)) {
-      if (held[0] >= 0 || held[1] >= 0 || held[2] >= 0) {
+    int n = 0;
+    for (int idle = 0;; idle++) {
+      const bool is = __shfl_sync(FULL_WARP, (int)told(&b.at->head) > k, 0);
+      n = is ? b.item(k).n : 0;
+      if (n < 0) break;
+      if (is && __shfl_sync(FULL_WARP, barrierTest(&b.done[b.slot(k)], b.phase(k)), 0)) break;
+      if (idle == 0) {
         bulkRead<0>();
-        if (lane == 0) {
-          for (int j = 0; j < 3; j++) {
-            if (held[j] >= 0) barrierArrive(&b.empty[held[j]], HT_REDUCE_WARPS);
-          }
+        for (int j = 0; j < 3; j++) {
+          if (lane == 0 && held[j] >= 0) barrierArrive(&b.empty[held[j]], HT_REDUCE_WARPS);
+          held[j] = -1;
         }
-        held[0] = held[1] = held[2] = -1;
+      }
+      if (P::FEEDS && idle == HT_IDLE) {
+        bulkDone<0>();
+        if (lane == 0) tell(&b.at->complete, k);
       }
       patience();
     }
+    if (n < 0) break;
+    const int pieces = piecesOf<P>(n);
+    c += pieces;
     if (lane == 0) {
       if (pieces) p.store(b.item(k), sharedAddress(b.place(c - 1)));
       bulkCommit();
@@ -126,7 +133,7 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
       if (held[2] >= 0) barrierArrive(&b.empty[held[2]], HT_REDUCE_WARPS);
       if (P::FEEDS) {
         bulkDone<LAG>();
-        if (k >= LAG) tell(&b.at->complete, k + 1 - LAG);
+        if (k + 1 - LAG > (int)told(&b.at->complete)) tell(&b.at->complete, k + 1 - LAG);
       } else {
         tell(&b.at->stored, k + 1);
       }

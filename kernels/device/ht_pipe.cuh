@@ -11,8 +11,9 @@
 //
 // Feeders send to the peers' rings, followers empty the own ring; a feeder that has run dry becomes a
 // follower. Candidates are taken off one counter a role, because SMs get unequal shares of the link, and
-// in the order of tokens on all ranks, which is why rings that are full cannot deadlock: the piece that the
-// oldest token waits for never waits for a younger one. Queues are short for the same reason. At least one
+// in the order (token, piece, rank) everywhere, which is why rings that are full cannot deadlock: whoever
+// waits for a credit of (token, piece) waits for a follower of an earlier one, who waits for a feeder of at
+// most that one. Queues are short for the same reason. At least one
 // block must follow from the start.
 //
 // A slot of the ring (piece number c, slot c mod S): `empty` counts its readers, `full` its bytes. A barrier's
@@ -39,7 +40,10 @@ struct HtItem {
 };
 static_assert(sizeof(HtItem) == HT_DESC_HEAD * 4, "description");
 
-constexpr int HT_LOCAL = 63 << 24; // an entry that is no ring unit
+constexpr int HT_LOCAL = 64 << 24; // an entry that is no ring unit
+constexpr int HT_DESCS = 32;       // work items described at a time
+constexpr int HT_LANES = 4;        // of the scout, for an item
+constexpr int HT_IDLE = 32;        // polls after which a storer has nothing to do
 
 struct HtProgress {
   uint32_t head;          // items described
@@ -56,11 +60,9 @@ struct HtBlock {
   uint64_t *full, *empty, *done;
   HtProgress *at;
   int *desc;
-  int S, D, room, descInts, pieceStride; // room: slots that there is memory for, >= S
+  int S, room, descInts, pieceStride; // room: slots that there is memory for, >= S
 
-  EP_DEV HtItem &item(int k) const {
-    return *(HtItem *)(desc + (unsigned)k % (unsigned)D * descInts);
-  }
+  EP_DEV HtItem &item(int k) const { return *(HtItem *)(desc + (k & (HT_DESCS - 1)) * descInts); }
   EP_DEV int2 *entries(int k) const { return (int2 *)(&item(k) + 1); }
   EP_DEV int slot(int c) const { return (int)((unsigned)c % (unsigned)S); }
   EP_DEV uint32_t phase(int c) const { return (unsigned)c / (unsigned)S & 1; }
@@ -123,7 +125,6 @@ EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int pieceSt
   b.at = (HtProgress *)(b.done + room);
   b.desc = (int *)(b.at + 1);
   b.S = shape.slots;
-  b.D = shape.descs;
   b.room = room;
   b.descInts = shape.descInts;
   b.pieceStride = pieceStride;
@@ -259,114 +260,141 @@ struct HtEntry {
 
 // ------------------------------------------------------------------------------------------- scout
 
-EP_DEV void finish(const HtBlock &b, int k, int lane) {
+// What a lane has loaded of the tables for its candidate, one batch ahead of its use.
+struct HtAhead {
+  int index; // of the token among its source's, -1: no item
+  int2 entry;
+};
+
+EP_DEV void awaitRoom(const HtBlock &b, int k, int ahead) {
   HtPatience p;
-  while ((int)(k + 1 - min((int)told(&b.at->stored), (int)told(&b.at->noted))) > b.D) p();
+  while ((int)(k - min((int)told(&b.at->stored), (int)told(&b.at->noted))) > HT_DESCS ||
+         (int)(k - told(&b.at->loaded)) > ahead) {
+    p();
+  }
+  __syncwarp();
+}
+
+EP_DEV void finish(const HtBlock &b, int k, int lane) {
+  awaitRoom(b, k + 1, HT_DESCS);
   if (lane == 0) {
     b.item(k).n = -1;
     tell(&b.at->head, k + 1);
   }
 }
 
-// Describes items [k, k + m), m <= 4, eight lanes an item; candidate c is the group's. False: gave up; the
-// items before `k` as it then is are described.
+// Describes items [k, k + m): the groups of HT_LANES lanes that have one, in their order. Items are shown
+// as soon as all before them are. False: gave up.
 template <class P>
-EP_DEV bool describe(const HtBlock &b, const P &p, int &k, int m, int c, int lane) {
-  const int group = lane >> 3, l = lane & 7;
-  const bool mine = group < m;
+EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &ahead, int lane) {
+  constexpr unsigned GROUP = (1u << HT_LANES) - 1;
+  const int first = lane & -HT_LANES, l = lane - first;
+  const bool mine = c >= 0;
+  const unsigned heads = __ballot_sync(FULL_WARP, mine && l == 0);
+  const int m = __popc(heads), at = k + __popc(heads & ((1u << first) - 1));
   HtItem item = {};
   int bound = 0, i0 = 0, n = 0, shown = 0;
-  if (mine) bound = p.begin(c, item);
   HtEntry e = {};
-  bool fin = false, have = false, waiting = false;
+  if (mine) {
+    bound = p.begin(c, ahead.index, item);
+    if (l < bound) e = p.entry(item, l, ahead.entry);
+    if (P::WATCH_ONE && l == 0) e.watch = p.watchOne(item);
+  }
+  bool fin = !mine;
   HtSpin spin;
   for (;;) {
     bool alive = true;
-    if (mine && !fin) {
-      if (!have) {
-        e = HtEntry{};
-        if (i0 + l < bound) e = p.entry(item, i0 + l);
-        if (i0 == 0 && l == 0 && P::WATCH_ONE) e.watch = p.watchOne(item);
-        waiting = e.watch.word != nullptr;
-        have = true;
-      }
-      if (waiting) {
-        const uint32_t v = loadAcquire(e.watch.word);
-        if ((int)(v >> 1) == e.watch.want) {
-          waiting = false;
-          if ((v & 1) && e.is) {
-            e.is = false;
-            p.isVoid(e.unit);
-          }
-        } else {
-          const HtAwaited w = {P::KIND, P::PHASE,  e.watch.rank, (unsigned)e.watch.want,
-                               v >> 1,  item.token};
-          alive = htKeepWaiting(p.group(), w, spin);
+    if (e.watch.word) {
+      const uint32_t v = loadAcquire(e.watch.word);
+      if ((int)(v >> 1) == e.watch.want) {
+        e.watch.word = nullptr;
+        if ((v & 1) && e.is) {
+          e.is = false;
+          p.isVoid(e.unit);
         }
+      } else {
+        const HtAwaited w = {P::KIND, P::PHASE,  e.watch.rank, (unsigned)e.watch.want,
+                             v >> 1,  item.token};
+        alive = htKeepWaiting(p.group(), w, spin);
       }
     }
     if (__any_sync(FULL_WARP, !alive)) return false;
-    const unsigned open = __ballot_sync(FULL_WARP, mine && !fin && waiting) >> (group * 8) & 0xff;
-    const bool ready = mine && !fin && !open;
-    const unsigned all = __ballot_sync(FULL_WARP, ready && e.is) >> (group * 8) & 0xff;
+    const unsigned waits = __ballot_sync(FULL_WARP, e.watch.word != nullptr);
+    const bool ready = !fin && !(waits >> first & GROUP);
+    const unsigned in = __ballot_sync(FULL_WARP, ready && e.is) >> first & GROUP;
     if (ready) {
       if (e.is) {
-        b.entries(k + group)[n + __popc(all & ((1u << l) - 1))] =
-            make_int2(e.unit.code, e.unit.gen);
+        b.entries(at)[n + __popc(in & ((1u << l) - 1))] = make_int2(e.unit.code, e.unit.gen);
       }
-      n += __popc(all);
-      i0 += 8;
-      have = false;
+      n += __popc(in);
+      i0 += HT_LANES;
+      e = HtEntry{};
+      if (i0 + l < bound) e = p.entry(item, i0 + l, p.load(item, i0 + l));
       if (i0 >= bound) {
         fin = true;
         if (l == 0) {
           if (n == 0) p.isEmpty(item);
           item.n = n;
-          b.item(k + group) = item;
+          b.item(at) = item;
         }
       }
     }
-    const unsigned pending = ~__ballot_sync(FULL_WARP, fin || !mine);
-    const int now = pending ? min(m, (__ffs(pending) - 1) >> 3) : m;
+    const unsigned pending = __ballot_sync(FULL_WARP, !fin);
+    const int now = __popc(pending ? heads & ((1u << (__ffs(pending) - 1)) - 1) : heads);
     __syncwarp();
     if (now > shown && lane == 0) tell(&b.at->head, k + now);
     shown = now;
-    if (now == m) break;
+    if (now == m) return true;
   }
-  k += m;
-  return true;
 }
 
+// The loads of a batch go out before the batch in front of it is waited for, and so do those that tell
+// which candidates of the next window are items.
 template <class P>
 EP_DEV void scout(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work, int lane) {
   const long long total = p.candidates();
-  unsigned taken = 0;
-  int k = 0;
-  if (lane == 0) taken = atomicAdd(work, (unsigned)shape.take);
-  for (;;) {
-    const long long base = __shfl_sync(FULL_WARP, taken, 0);
-    if (base >= total) break;
+  const int group = lane / HT_LANES, l = lane % HT_LANES;
+  long long base = 0, nextBase = 0;
+  unsigned taken = 0, mask = 0;
+  int nextIndex = -1, k = 0;
+  const auto take = [&] {
     if (lane == 0) taken = atomicAdd(work, (unsigned)shape.take);
-    const bool is = lane < shape.take && base + lane < total && p.valid((int)(base + lane));
-    unsigned mask = __ballot_sync(FULL_WARP, is);
-    while (mask) {
-      const int m = min(4, __popc(mask));
-      int c = 0;
-      for (int i = 0; i < m; i++, mask &= mask - 1) {
-        if (i == lane >> 3) c = (int)base + __ffs(mask) - 1;
-      }
-      HtPatience patience;
-      while ((int)(k + m - min((int)told(&b.at->stored), (int)told(&b.at->noted))) > b.D ||
-             (int)(k + m - told(&b.at->loaded)) > 8) {
-        patience();
-      }
-      __syncwarp();
-      if (!describe(b, p, k, m, c, lane)) {
-        k = (int)told(&b.at->head);
-        finish(b, k, lane);
-        return;
-      }
+  };
+  const auto openWindow = [&] { // the window whose candidates are being looked up
+    nextBase = __shfl_sync(FULL_WARP, taken, 0);
+    nextIndex = lane < shape.take && nextBase + lane < total ? p.index((int)(nextBase + lane)) : -1;
+    take();
+  };
+  const auto nextBatch = [&](HtAhead &ahead) { // this lane's candidate or -1; -2 for all: no more
+    while (!mask) {
+      if (nextBase >= total) return -2;
+      base = nextBase;
+      mask = __ballot_sync(FULL_WARP, nextIndex >= 0);
+      openWindow();
     }
+    int c = -1;
+    for (int i = 0; mask && i < shape.batch; i++, mask &= mask - 1) {
+      if (i == group) c = (int)base + __ffs(mask) - 1;
+    }
+    ahead = HtAhead{-1, make_int2(-1, 0)};
+    if (c >= 0) ahead = p.ahead(c, l);
+    return c;
+  };
+  take();
+  openWindow();
+  HtAhead ahead, nextAhead;
+  int c = nextBatch(ahead);
+  while (c != -2) {
+    const int m = __popc(__ballot_sync(FULL_WARP, c >= 0 && l == 0));
+    const int next = nextBatch(nextAhead);
+    awaitRoom(b, k + m, 12);
+    if (!describe(b, p, k, c, ahead, lane)) {
+      k = (int)told(&b.at->head);
+      break;
+    }
+    k += m;
+    c = next;
+    ahead = nextAhead;
   }
   finish(b, k, lane);
 }

@@ -33,14 +33,15 @@ template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int l
 }
 
 // Up to four items at a time, eight lanes an item; one group of bulk stores a step. A slot is given back
-// one step later, when its group has been read; with nothing to do at once, since items to come may need it.
+// one step later, when its group has been read; with nothing to do at once, since items to come may need it,
+// and then all that was stored is finished and flagged: the credits awaited may depend on it.
 template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int lane) {
   const int i = lane >> 3;
   int k = 0, held = 0, end1 = 0, end2 = 0, end3 = 0;
   for (;;) {
     // The description of k must be there before its slot's phase may be asked for.
     HtPatience patience;
-    int there = 0;
+    int there = 0, idle = 0;
     bool over = false;
     for (;;) {
       const int head = (int)told(&b.at->head), issued = (int)told(&b.at->issued);
@@ -57,6 +58,12 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
         __syncwarp();
         if (lane < held) barrierArrive(&b.empty[b.slot(k - held + lane)], 1);
         held = 0;
+      }
+      if (P::FEEDS && ++idle == HT_IDLE) {
+        bulkDone<0>();
+        __syncwarp();
+        if (lane == 0) tell(&b.at->complete, k);
+        end1 = end2 = end3 = k;
       }
       patience();
     }
@@ -99,7 +106,7 @@ template <class P> EP_DEV void scatterClerk(const HtBlock &b, const P &p, int la
   HtPatience patience;
   for (int k = 0;;) {
     const int head = (int)told(&b.at->head), issued = (int)told(&b.at->issued), i = k + lane;
-    const bool known = lane < b.S && lane < b.D && i < head;
+    const bool known = lane < b.S && i < head;
     const int n = known ? b.item(i).n : 0;
     const bool ready = known && n >= 0 && i < issued && barrierTest(&b.full[b.slot(i)], b.phase(i));
     const unsigned notReady = ~__ballot_sync(FULL_WARP, ready);
@@ -110,13 +117,26 @@ template <class P> EP_DEV void scatterClerk(const HtBlock &b, const P &p, int la
       __nanosleep(20);
       continue;
     }
-    for (int j = lane >> 3; j < m; j += 4) {
-      if (b.item(k + j).n > 0) p.note(b.item(k + j), b.entries(k + j), lane & 7);
+    if (lane < m) barrierArrive(&b.empty[b.slot(i)], 1);
+    const int per = p.numNotes(), notes = m * per;
+    for (int u0 = 0; u0 < notes; u0 += 4 * 32) {
+      typename P::Note note[4];
+#pragma unroll
+      for (int u = 0; u < 4; u++) {
+        const int q = u0 + u * 32 + lane, j = q / per;
+        note[u].is = false;
+        if (q < notes) note[u] = p.take(b.item(k + j), q - j * per);
+      }
+#pragma unroll
+      for (int u = 0; u < 4; u++) {
+        const int q = u0 + u * 32 + lane, j = q / per;
+        if (q < notes) p.give(b.item(k + j), b.entries(k + j), q - j * per, note[u]);
+      }
     }
     __syncwarp();
-    if (lane < m) {
-      if (n > 0) p.release(b.item(i));
-      barrierArrive(&b.empty[b.slot(i)], 1);
+    if (lane < m && n > 0) {
+      p.countOwn(b.item(i));
+      p.release(b.item(i));
     }
     __syncwarp();
     k += m;
