@@ -4,8 +4,8 @@
  * come, and cannot say which. So ranks first meet here, with a time limit, and go on to NCCL only when
  * everybody has come with the same call. One file a communicator in /dev/shm, named after its hash,
  * removed as soon as all have it mapped. Everything is decided under one robust lock, so a meeting
- * succeeds for all of its ranks or for none: who gives up takes itself off the list of those present,
- * unless the last one has come meanwhile.
+ * succeeds for all of its ranks or for none: the first to see that it cannot take place says so for all
+ * who have come, unless the last one has come meanwhile; who comes later begins anew.
  *
  * A rank whose call fails on its own leaves a note; who waits for it takes the note over after a second,
  * if it was left at about the time that the wait began. A failure that all ranks share (they met and
@@ -43,6 +43,9 @@ typedef struct shared_board {
   pthread_mutex_t lock;
   uint64_t meetings; /* that took place */
   uint64_t present;  /* ranks that have come to the next one */
+  uint64_t attempts; /* that were given up, and of the last two why */
+  int32_t verdictCode[2];
+  char verdict[2][400];
   seat_t seats[EP_LL_MAX_RANKS];
 } shared_board_t;
 
@@ -298,16 +301,25 @@ static trefoil_result_t lookForTrouble(const struct ep_board *b, const ep_board_
                 callNames[mine->call], missing, (double)timeoutNs * 1e-9);
 }
 
+static void giveUp(shared_board_t *s, trefoil_result_t code) {
+  uint64_t i = s->attempts++ & 1;
+  s->verdictCode[i] = (int32_t)code;
+  snprintf(s->verdict[i], sizeof s->verdict[i], "%s", trefoilLastError());
+  s->present = 0;
+}
+
 static trefoil_result_t await(struct ep_board *b, const ep_board_word_t *mine, uint64_t meeting,
-                              uint64_t timeoutNs) {
+                              uint64_t attempt, uint64_t timeoutNs) {
   shared_board_t *s = b->shared;
   for (uint64_t since = nowNs();; usleep(nowNs() - since < SECOND / 20 ? 20 : 1000)) {
     if (__atomic_load_n(&s->meetings, __ATOMIC_ACQUIRE) > meeting) return TREFOIL_OK;
     lockBoard(s);
     trefoil_result_t result = TREFOIL_OK;
-    if (s->meetings == meeting) {
+    if (s->meetings == meeting && s->attempts != attempt) {
+      result = epFail((trefoil_result_t)s->verdictCode[attempt & 1], "%s", s->verdict[attempt & 1]);
+    } else if (s->meetings == meeting) {
       result = lookForTrouble(b, mine, since, timeoutNs);
-      if (result != TREFOIL_OK) s->present &= ~(1ull << b->rank);
+      if (result != TREFOIL_OK) giveUp(s, result);
     }
     pthread_mutex_unlock(&s->lock);
     if (result != TREFOIL_OK) return result;
@@ -320,7 +332,7 @@ trefoil_result_t epBoardMeet(struct ep_board *b, const ep_board_word_t *mine, ui
   seat_t *seat = &s->seats[b->rank];
   uint64_t everybody = b->numRanks == 64 ? ~0ull : (1ull << b->numRanks) - 1;
   lockBoard(s);
-  uint64_t meeting = s->meetings;
+  uint64_t meeting = s->meetings, attempt = s->attempts;
   seat->words[meeting & 1] = *mine;
   sitDown(seat);
   seat->failNs = 0;
@@ -330,7 +342,7 @@ trefoil_result_t epBoardMeet(struct ep_board *b, const ep_board_word_t *mine, ui
     __atomic_store_n(&s->meetings, meeting + 1, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&s->lock);
-  trefoil_result_t result = await(b, mine, meeting, timeoutNs);
+  trefoil_result_t result = await(b, mine, meeting, attempt, timeoutNs);
   if (result == TREFOIL_OK) {
     for (int r = 0; r < b->numRanks; r++) all[r] = s->seats[r].words[meeting & 1];
     result = checkSameCall(all, b->numRanks);

@@ -3,9 +3,12 @@
  * Two meetings frame it: before NCCL's collective registration, because that waits for ever for a rank
  * that failed; and after the memory is zeroed, because a peer may store as soon as it returns. Launches
  * that were captured have the old addresses in them; so in a group that captured something an old
- * window stays as long as the group. Operation numbers are the group's, so its marks stay valid. */
+ * window stays as long as the group. Operation numbers are the group's, so its marks stay valid.
+ * Operation numbers go on; that all have received what was sent so far is noted in control memory, as
+ * the words that say it lie in the old window. */
 #include "api/gpu/board.h"
 #include "api/gpu/gpu.h"
+#include "api/gpu/gpu_device.h"
 
 void epGpuArenaFree(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
   ncclEpGroup_t group = g->group;
@@ -102,6 +105,7 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
   char *before[EP_LL_MAX_RANKS];
   for (int r = 0; r < g->R; r++) before[r] = g->ll.peers[r];
   if (result == TREFOIL_OK) result = openTogether(g, &a);
+  if (result == TREFOIL_OK && g->numArenas) result = epGpuSettle(g->control);
   if (result == TREFOIL_OK) {
     result = meet(g, EP_BOARD_HANDLE_READY, sizing->config.shape.topk);
   }

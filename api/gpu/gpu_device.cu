@@ -21,6 +21,13 @@ __global__ void setMask(int *mask, unsigned long long active, int numRanks) {
   if (threadIdx.x < (unsigned)numRanks) mask[threadIdx.x] = (int)(active >> threadIdx.x & 1);
 }
 
+__global__ void settleControl(Control *c) {
+  KindControl &k = c->kind[threadIdx.x];
+  const unsigned long long e = k.clock >> 16;
+  k.done[e & 1] = k.known[e & 1] = e;
+  k.done[~e & 1] = k.known[~e & 1] = e ? e - 1 : 0;
+}
+
 __global__ void readClock(volatile unsigned long long *out) {
   unsigned long long t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -60,6 +67,13 @@ extern "C" trefoil_result_t epGpuSetMask(int *mask, uint64_t active, int numRank
   return TREFOIL_OK;
 }
 
+extern "C" trefoil_result_t epGpuSettle(void *control) {
+  settleControl<<<1, 2>>>((Control *)control);
+  TRY_CUDA(cudaGetLastError());
+  TRY_CUDA(cudaDeviceSynchronize());
+  return TREFOIL_OK;
+}
+
 extern "C" trefoil_result_t epGpuNoteFinished(const void *handleMem, int kind, uint64_t *finished,
                                               void *stream) {
   noteFinished<<<1, 1, 0, (cudaStream_t)stream>>>((const HandleHead *)handleMem, kind, finished);
@@ -88,5 +102,6 @@ extern "C" trefoil_result_t epGpuLoadSmall(void) {
   TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)setMask));
   TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)readClock));
   TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)noteFinished));
+  TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)settleControl));
   return TREFOIL_OK;
 }

@@ -12,6 +12,9 @@ extern "C" {
 
 /* mask[r] = bit r of active, r < numRanks; stream-ordered. */
 trefoil_result_t epGpuSetMask(int *mask, uint64_t active, int numRanks, void *stream);
+/* Control memory of a group in which every operation sent was received, on all ranks: says so, as no word
+ * in new exchange memory does. Waits. */
+trefoil_result_t epGpuSettle(void *control);
 /* CLOCK_REALTIME minus the device clock (%globaltimer), nanoseconds; waits. */
 trefoil_result_t epGpuClockOffset(int64_t *offsetNs);
 /* *finished = the number of the operation of that kind that the handle sent last, if that is more: queued

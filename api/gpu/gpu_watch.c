@@ -109,13 +109,26 @@ void epGpuWatchClose(ep_gpu_group_t *g) {
 
 static const char *const kindNames[2] = {"Dispatch", "Combine"};
 
+/* A wait that gave up writes the count first and the state last. With masks the state may have been
+ * overwritten since, by a later wait. */
+static int isComplete(const volatile ep_ll_record_t *r) {
+  for (int i = 0; i < 100 && r->state != 2; i++) usleep(1);
+  return r->state == 2;
+}
+
 void epGpuPoll(ncclEpGroup_t group) {
   ep_gpu_group_t *g = epGpu(group);
   const volatile ep_ll_record_t *r = g->record;
   uint32_t gaveUp = r->numGaveUp;
-  if (gaveUp == g->gaveUpSeen || r->state != 2) return;
+  if (gaveUp == g->gaveUpSeen) return;
   g->gaveUpSeen = gaveUp;
   int masks = group->limits.enableMask != 0;
+  if (!isComplete(r)) {
+    epReport(group, masks ? EP_TROUBLE_FLAG : EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+             "a rank did not answer within %.3g s%s", (double)group->timeoutNs * 1e-9,
+             masks ? " and is masked now; ncclEpMaskQuery tells which" : "");
+    return;
+  }
   epReport(group, masks ? EP_TROUBLE_FLAG : EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
            "rank %d did not answer within %.3g s: rank %d waited in %s %llu for its %s (mark "
            "expected %u, found %u)%s",

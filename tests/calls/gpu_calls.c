@@ -486,6 +486,70 @@ TEST(bytes_and_times) {
   }
 }
 
+/* ---- larger top-k later ---------------------------------------------------------------------- */
+
+static void runPairs(team_rank_t *r, int count, step_data_t **d, ncclEpHandle_t *h) {
+  for (int i = 0; i < count;
+       i += 2) { /* neighbours in flight together, the last one may be alone */
+    int end = i + 2 < count ? i + 2 : count;
+    for (int j = i; j < end; j++) teamCheck(r, stepDispatch(d[j], h[j], r->stream), "dispatch");
+    for (int j = i; j < end; j++) teamOk(r, ncclEpComplete(h[j], NULL, r->stream));
+    for (int j = i; j < end; j++) teamCheck(r, stepCombine(d[j], h[j], r->stream), "combine");
+    for (int j = i; j < end; j++) teamOk(r, ncclEpComplete(h[j], NULL, r->stream));
+  }
+}
+
+/* Handles of top-1, 3 and 5 made one after the other, each time after operations of which two were in
+ * flight, so that what peers have received was last said in the memory that goes. */
+static void runGrown(team_rank_t *r) {
+  const step_case_t *like = r->user;
+  step_case_t c[3];
+  step_data_t *d[3];
+  ncclEpHandle_t h[3];
+  ncclEpGroup_t group;
+  ncclEpGroupConfig_t config = stepGroupConfig(like, r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  for (int made = 0; made < 3; made++) {
+    c[made] = *like;
+    c[made].topk = 1 + 2 * made;
+    c[made].seed = like->seed + (uint64_t)made;
+    c[made].sendOnly = 1;
+    d[made] = stepMake(&c[made], r->rank, r->numRanks, r->numRanks);
+    teamOk(r, ncclEpInitHandle(&h[made], group, stepLayout(like), NULL, c[made].topk, NULL));
+    teamCheck(r, stepUpdate(d[made], h[made], r->stream), "update");
+    for (int i = 0; i <= made; i++) stepPoison(d[i]);
+    for (int round = 0; round < 5 && !r->error[0]; round++) runPairs(r, made + 1, d, h);
+    if (r->error[0]) return;
+    cudaError_t error = cudaStreamSynchronize(r->stream);
+    teamCheck(r, error == cudaSuccess, "stream: %s", cudaGetErrorString(error));
+    for (int i = 0; i <= made; i++) {
+      teamCheck(r, !*stepCompareDispatch(d[i]), "%d of %d: %s", i, made, stepCompareDispatch(d[i]));
+      teamCheck(r, !*stepCompareCombine(d[i]), "%d of %d: %s", i, made, stepCompareCombine(d[i]));
+    }
+  }
+  ncclEpPreflight_t is = NCCL_EP_PREFLIGHT_INIT, says = NCCL_EP_PREFLIGHT_INIT;
+  teamOk(r, ncclEpPreflight(&config, stepLayout(like), NULL, 5, r->numRanks, r->numRanks, &says));
+  teamOk(r, ncclEpMemoryInUse(group, &is));
+  teamCheck(r, is.group_shared_bytes == says.group_shared_bytes, "shared %zu, preflight %zu",
+            is.group_shared_bytes, says.group_shared_bytes);
+  for (int i = 0; i < 3; i++) {
+    teamOk(r, ncclEpHandleDestroy(h[i]));
+    stepFree(d[i]);
+  }
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(top_k_grows) {
+  if (!numGpus()) SKIP("needs a GPU");
+  for (int mode = 0; mode < 2; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 650);
+    c.maxTokens = 20;
+    c.width = 200;
+    const char *error = teamThreads(numGpus(), runGrown, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
 /* ---- a stream that is gone ------------------------------------------------------------------- */
 
 static void runGone(team_rank_t *r) {
