@@ -51,7 +51,7 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
     if (v == 0) w[0] = (unsigned)a.op.numTokens | op.lag << 21;
     storeSys(routingAt(a, d, g.rank, t, op.buf) + v * 16, make_uint4(w[0], w[1], w[2], op.mark));
   }
-  if (g.bytes) {
+  if (g.bytes && t < a.op.numTokens) {
     const unsigned long long to = ranksOfToken(g, a.op.handle, t, lane) & active;
 #pragma unroll 1
     for (int d = lane; d < g.numRanks; d += 32) {
