@@ -197,19 +197,33 @@ static void releaseReturns(queues_t *q) {
 
 /* ---- Timeline ----------------------------------------------------------------------------------- */
 
-typedef enum mark { MARK_START, MARK_SENT, MARK_END } mark_t;
+static ep_move_times_t *timesOf(const queues_t *q, int64_t piece) {
+  int64_t at = epMoveOf(q->replay, piece) - q->replay->moves;
+  return q->timing->moves && at < q->timing->numTimes ? &q->timing->moves[at] : NULL;
+}
 
-static void markMoves(queues_t *q, mark_t mark, int onlyWaiting) {
-  const ep_replay_t *r = q->replay;
-  if (!q->timing->moves) return;
-  for (int64_t i = 0; i < r->numPieces; i++) {
-    const ep_move_t *m = epMoveOf(r, i);
-    int64_t at = m - r->moves;
-    if (at >= q->timing->numTimes || (onlyWaiting && epCrossesSend(m))) continue;
-    ep_move_times_t *t = &q->timing->moves[at];
-    if (mark == MARK_START && q->head[i] < t->start) t->start = q->head[i];
-    if (mark == MARK_SENT) t->sent = later(t->sent, q->tail[i]);
-    if (mark == MARK_END) t->end = later(t->end, q->tail[i]);
+/* Issued: by the SMs that send, or (the waiting ones) by those that forward. */
+static void markIssued(queues_t *q, int waiting) {
+  for (int64_t i = 0; i < q->replay->numPieces && q->timing->moves; i++) {
+    ep_move_times_t *t = timesOf(q, i);
+    if (!t || epCrossesSend(epMoveOf(q->replay, i)) == waiting) continue;
+    if (q->head[i] < t->start) t->start = q->head[i];
+    t->sent = later(t->sent, q->tail[i]);
+  }
+}
+
+static void markSent(queues_t *q, trefoil_resource_t port) {
+  for (int64_t i = 0; i < q->replay->numPieces && q->timing->moves; i++) {
+    ep_move_times_t *t = timesOf(q, i);
+    if (!t || epResourceOf(q->fabric, epMoveOf(q->replay, i), port) < 0) continue;
+    t->sent = later(t->sent, q->tail[i]);
+  }
+}
+
+static void markEnd(queues_t *q) {
+  for (int64_t i = 0; i < q->replay->numPieces && q->timing->moves; i++) {
+    ep_move_times_t *t = timesOf(q, i);
+    if (t) t->end = later(t->end, q->tail[i]);
   }
 }
 
@@ -218,7 +232,7 @@ static void markMoves(queues_t *q, mark_t mark, int onlyWaiting) {
 static trefoil_result_t runAll(queues_t *q) {
   const ep_replay_t *r = q->replay;
   issue(q);
-  markMoves(q, MARK_START, 0);
+  markIssued(q, 0);
   for (int i = 0; i < TREFOIL_NUM_RESOURCES - 1; i++) {
     trefoil_resource_t kind = orders[r->op][i];
     if (kind == TREFOIL_RESOURCE_FORWARD && !r->hasNetPhases) continue;
@@ -226,12 +240,10 @@ static trefoil_result_t runAll(queues_t *q) {
     if (kind == TREFOIL_RESOURCE_FORWARD && isDispatch) releaseForwards(q);
     EP_TRY(sweep(q, kind));
     if (kind == TREFOIL_RESOURCE_FORWARD && !isDispatch) releaseReturns(q);
-    if (kind == TREFOIL_RESOURCE_FORWARD) markMoves(q, MARK_START, 1);
-    if (kind == TREFOIL_RESOURCE_NVLINK_OUT || kind == TREFOIL_RESOURCE_NIC_OUT) {
-      markMoves(q, MARK_SENT, 0);
-    }
+    if (kind == TREFOIL_RESOURCE_FORWARD) markIssued(q, 1);
+    if (kind == TREFOIL_RESOURCE_NVLINK_OUT || kind == TREFOIL_RESOURCE_NIC_OUT) markSent(q, kind);
   }
-  markMoves(q, MARK_END, 0);
+  markEnd(q);
   return TREFOIL_OK;
 }
 

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,6 +42,7 @@ typedef struct child {
 } child_t;
 
 static void runChild(child_t *c) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody would read the answer */
   char path[64];
   snprintf(path, sizeof path, "/proc/self/fd/%d", c->platformFd);
   c->flows.platform = path;

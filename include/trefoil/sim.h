@@ -17,7 +17,7 @@ extern "C" {
 /* ---- What is simulated ------------------------------------------------------------------------ */
 
 typedef struct trefoil_sim_workload {
-  const trefoil_routing_t *routing; /* borrowed while the simulation exists */
+  const trefoil_routing_t *routing; /* read by trefoilSimCreate alone */
   trefoil_mode_t mode;
   trefoil_variant_t variant; /* of dispatch */
   int combinePartial;        /* LL expert-major */

@@ -193,10 +193,15 @@ static void checkRun(const drawn_t *d, trefoil_engine_t engine, uint64_t seed) {
     for (int64_t i = 0; i < o->numSpans; i++) {
       const trefoil_sim_span_t *s = &o->spans[i];
       bytes += s->bytes;
-      CHECK(s->startUs <= s->endUs && s->sentUs <= s->endUs + 1e-6 && s->endUs <= o->us + 1e-6,
-            "seed %llu %s op %d: span from %.9g, sent %.9g, to %.9g of %.9g",
+      double way = s->tier == TREFOIL_TIER_NVLINK ? d->costs.nvlinkLatencyNs * 1e-3
+                   : s->tier == TREFOIL_TIER_NET  ? d->cluster.netLatencyUs
+                                                  : 0;
+      CHECK(s->startUs <= s->sentUs && s->sentUs + way <= s->endUs + 1e-6,
+            "seed %llu %s op %d: issued at %.9g, sent at %.9g, there at %.9g, a way of %.9g us",
             (unsigned long long)seed, trefoilEngineName(engine), op, s->startUs, s->sentUs,
-            s->endUs, o->us);
+            s->endUs, way);
+      CHECK(s->endUs <= o->us + 1e-6, "seed %llu %s op %d: there at %.9g of %.9g us",
+            (unsigned long long)seed, trefoilEngineName(engine), op, s->endUs, o->us);
     }
     uint64_t all = o->loads.totalBytes[0] + o->loads.totalBytes[1] + o->loads.totalBytes[2];
     CHECK(bytes == all && o->leftOutSpans == 0, "seed %llu: spans of %llu bytes",
