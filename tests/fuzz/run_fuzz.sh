@@ -19,7 +19,7 @@ libs=$(pkg-config --cflags --libs libzip jansson popt) || skip "libzip, jansson 
 
 cmake -DOUT="$work/presets_embedded.c" -DDIR="$source/models" -P "$source/models/embed.cmake"
 plan="error shape routing npy trace trace_generate trace_describe trace_import trace_file trace_save"
-files="$source/tests/fuzz/fuzz_$target.c $source/models/preset.c $source/models/preset_text.c $source/models/hf_config.c presets_embedded.c"
+files="$source/tests/fuzz/fuzz_$target.c $source/models/preset.c $source/models/preset_text.c $source/models/hf_config.c $source/models/cost_record.c presets_embedded.c"
 for f in $plan; do files="$files $source/plan/$f.c"; done
 if [ "$target" = hang ]; then
   flags="$flags -DTREFOIL_VERSION=\"fuzz\""
@@ -29,7 +29,7 @@ fi
 $clang $flags $sanitize -I"$source" -I"$source/include" $files -o "fuzz_$target" $libs -lm
 
 mkdir -p "corpus_$target" "found_$target"
-"./fuzz_$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=4096 \
+"./fuzz_$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=16384 \
   -print_final_stats=1 -artifact_prefix="found_$target/" \
   "corpus_$target" "$source/tests/fuzz/corpus/$target" > log 2>&1 || {
   tail -40 log

@@ -1,0 +1,141 @@
+/* Cost records: what is built in, what the reader refuses, the fixed part by hand, and intervals. */
+#include "trefoil/cost_record.h"
+
+#include "test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static int hasJson(void) {
+  trefoil_cost_record_t r;
+  return trefoilCostRecordLoad(&r, "trefoil-ll-h200") != TREFOIL_INVALID_USAGE;
+}
+
+TEST(all_records_load) {
+  if (!hasJson()) SKIP("built without jansson");
+  int n = 0;
+  for (const char *name; (name = trefoilCostRecordName(n)); n++) {
+    trefoil_cost_record_t r;
+    REQUIRE(trefoilCostRecordLoad(&r, name) == TREFOIL_OK, "%s", trefoilLastError());
+    CHECK(!strcmp(r.costs.name, name), "%s calls itself %s", name, r.costs.name);
+    CHECK(trefoilCostsCheck(&r.costs) == TREFOIL_OK, "%s: %s", name, trefoilLastError());
+    for (int op = 0; op < 2; op++) {
+      CHECK(r.inside[op].n > 0 && r.inside[op].mapePct < 25, "%s: %d rows, %g %%", name,
+            r.inside[op].n, r.inside[op].mapePct);
+    }
+  }
+  CHECK(n >= 3, "%d records", n);
+}
+
+TEST(every_mode_has_a_record) {
+  if (!hasJson()) SKIP("built without jansson");
+  for (int mode = 0; mode < TREFOIL_NUM_MODES; mode++) {
+    for (int v = 0; v < 2; v++) {
+      trefoil_cost_record_t r;
+      const char *name = trefoilCostRecordDefault((trefoil_mode_t)mode, (trefoil_variant_t)v);
+      REQUIRE(trefoilCostRecordLoad(&r, name) == TREFOIL_OK, "%s", trefoilLastError());
+      CHECK(r.isHt == (mode >= TREFOIL_HT_FLAT), "%s is of the other mode", name);
+    }
+  }
+}
+
+/* 4 nodes of 8 ranks, 256 experts, so 8 experts a rank. One flag a rank: 7 near of 10 ns, 24 far of
+ * 100 ns, 2.47 us. One an expert: eight times as much. Rounds: log2(4) = 2 of 3 us; start 5 us. */
+TEST(fixed_part_by_hand) {
+  trefoil_costs_t c = {.numSms = 1};
+  c.op[1] = (trefoil_op_costs_t){
+      .launchUs = 4, .signalNs = 10, .netSignalNs = 100, .netStartUs = 5, .nodeRoundUs = 3};
+  const trefoil_shape_t four = {32, 8, 256, 8, 128}, one = {8, 8, 256, 8, 128};
+  double us = trefoilCostsFixedUs(&c, TREFOIL_OP_COMBINE, &four);
+  CHECK(fabs(us - (4 + 5 + 2 * 3 + 2.47)) < 1e-9, "%.12g", us);
+  us = trefoilCostsFixedUs(&c, TREFOIL_OP_COMBINE, &one);
+  CHECK(fabs(us - (4 + 0.07)) < 1e-9, "one node: %.12g", us);
+  c.signalsPerExpert = 1;
+  us = trefoilCostsFixedUs(&c, TREFOIL_OP_COMBINE, &four);
+  CHECK(fabs(us - (15 + 8 * 2.47)) < 1e-9, "a flag an expert: %.12g", us);
+  c.op[1].netSignalNs = 0; /* then far flags cost what near ones do */
+  us = trefoilCostsFixedUs(&c, TREFOIL_OP_COMBINE, &four);
+  CHECK(fabs(us - (15 + 8 * 0.31)) < 1e-9, "all flags alike: %.12g", us);
+  CHECK(trefoilCostsFixedUs(&c, TREFOIL_OP_DISPATCH, &four) == 0, "dispatch costs nothing here");
+}
+
+/* The text of a built-in record with `from` replaced by `to` once; "" where it does not occur. */
+static char *changed(const char *path, const char *from, const char *to) {
+  static char text[1 << 16], made[1 << 16];
+  FILE *file = fopen(path, "r");
+  if (!file) return NULL;
+  size_t n = fread(text, 1, sizeof text - 1, file);
+  fclose(file);
+  text[n] = 0;
+  char *at = strstr(text, from);
+  if (!at) return NULL;
+  snprintf(made, sizeof made, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+  return made;
+}
+
+static void expectRefused(const char *from, const char *to, const char *sentence) {
+  trefoil_cost_record_t r = {.isHt = -7};
+  char *text = changed(getenv("TREFOIL_RECORD"), from, to);
+  REQUIRE(text, "the record has no %s", from);
+  CHECK(trefoilCostRecordParse(&r, "f.json", text, strlen(text)) == TREFOIL_INVALID_ARGUMENT,
+        "taken: %s for %s", to, from);
+  CHECK(strstr(trefoilLastError(), sentence), "\"%s\" lacks \"%s\"", trefoilLastError(), sentence);
+  CHECK(r.isHt == -7, "a failure wrote its out-parameter");
+}
+
+TEST(refused_with_a_sentence) {
+  if (!hasJson()) SKIP("built without jansson");
+  REQUIRE(getenv("TREFOIL_RECORD"), "TREFOIL_RECORD names no file");
+  expectRefused("\"mode\": \"ll\"", "\"mode\": \"lt\"", "mode must be \"ll\" or \"ht\"");
+  expectRefused("\"variant\"", "\"varient\"", "varient is not known in the record");
+  expectRefused("\"launch_us\"", "\"launch_ns\"", "launch_ns is not known in dispatch");
+  expectRefused("\"num_sms\": {\n    \"value\": 132", "\"num_sms\": {\n    \"value\": 133",
+                "num_sms in the record is 133: its own bounds are [1, 132]");
+  expectRefused("\"num_sms\": {\n    \"value\": 132", "\"num_sms\": {\n    \"value\": 131.5",
+                "must be an integer");
+  expectRefused("\"state\": \"given\"", "\"state\": \"guessed\"", "state one of");
+  expectRefused("\"low\": 1,", "", "must be {\"value\"");
+  expectRefused("\"tokens\": [\n      1,", "\"tokens\": [\n      200,", "must ascend");
+  expectRefused("\"nodes\": [", "\"knots\": [", "nodes in fit must be [least, most]");
+  expectRefused("\"n\": 3", "\"n\": -3", "dispatch of inside in fit must be");
+  expectRefused("\"name\": \"", "\"name\": \"x\", \"name\": \"", "line");
+  trefoil_cost_record_t r;
+  CHECK(trefoilCostRecordLoad(&r, "nobody") == TREFOIL_INVALID_ARGUMENT, "nobody");
+  CHECK(strstr(trefoilLastError(), "deepep-ll-h100"), "%s", trefoilLastError());
+  CHECK(trefoilCostRecordLoad(NULL, "nobody") == TREFOIL_INVALID_ARGUMENT, "NULL");
+}
+
+/* Measured / predicted was within [0.9, 1.05] inside and [0.95, 1.3] outside. */
+TEST(intervals_by_hand) {
+  trefoil_cost_record_t r = {
+      .range = {{1, 2}, {8, 16}, {7168, 7168}, {256, 288}, {8, 8}, {1, 256}}};
+  r.inside[0] = (trefoil_residuals_t){40, 0.9, 1.05, 3};
+  r.outside[0] = (trefoil_residuals_t){26, 0.95, 1.3, 6};
+  trefoil_fit_point_t p = {2, 16, 7168, 256, 8, 128};
+  trefoil_interval_t i;
+  REQUIRE(trefoilCostRecordInterval(&r, TREFOIL_OP_DISPATCH, &p, 100, &i) == TREFOIL_OK, "%s",
+          trefoilLastError());
+  CHECK(fabs(i.lowUs - 90) < 1e-9 && fabs(i.highUs - 105) < 1e-9, "[%g, %g]", i.lowUs, i.highUs);
+  CHECK(!i.isExtrapolated && i.n == 40 && !i.outside[0], "inside: %d rows, %s", i.n, i.outside);
+  p.nodes = 4;
+  p.ranks = 32;
+  REQUIRE(trefoilCostRecordInterval(&r, TREFOIL_OP_DISPATCH, &p, 100, &i) == TREFOIL_OK, "%s",
+          trefoilLastError());
+  CHECK(fabs(i.lowUs - 90) < 1e-9 && fabs(i.highUs - 130) < 1e-9, "[%g, %g]", i.lowUs, i.highUs);
+  CHECK(i.isExtrapolated && i.n == 26, "outside: %d rows", i.n);
+  CHECK(!strcmp(i.outside, "4 nodes (fitted: 1 to 2), 32 ranks (fitted: 8 to 16)"), "%s",
+        i.outside);
+  /* A fit that is off to one side: the prediction still belongs to its interval. */
+  r.inside[1] = (trefoil_residuals_t){40, 1.02, 1.05, 3};
+  p.nodes = 2;
+  p.ranks = 16;
+  REQUIRE(trefoilCostRecordInterval(&r, TREFOIL_OP_COMBINE, &p, 100, &i) == TREFOIL_OK, "%s",
+          trefoilLastError());
+  CHECK(i.lowUs == 100 && fabs(i.highUs - 105) < 1e-9, "[%g, %g]", i.lowUs, i.highUs);
+  CHECK(trefoilCostRecordInterval(&r, (trefoil_op_t)2, &p, 1, &i) == TREFOIL_INVALID_ARGUMENT, "2");
+  CHECK(trefoilCostRecordInterval(&r, TREFOIL_OP_COMBINE, &p, NAN, &i) == TREFOIL_INVALID_ARGUMENT,
+        "not a number");
+}
+
+TEST_MAIN()
