@@ -310,4 +310,39 @@ TEST(same_seed_same_bits) {
   }
 }
 
+/* A thousand ranks, token by token: all bytes are there, and balanced routing is near the bound. */
+TEST(a_thousand_ranks) {
+  static const struct {
+    trefoil_mode_t mode;
+    int64_t tokens;
+  } cases[] = {{TREFOIL_LL_EXPERT_MAJOR, 128}, {TREFOIL_HT_FLAT, 256}};
+  for (int i = 0; i < 2; i++) {
+    trefoil_trace_spec_t spec = {.numSteps = 1, .seed = 5};
+    spec.shape = (trefoil_shape_t){1024, 8, 1024, 8, cases[i].tokens};
+    drawn_t d = {.cluster = cluster};
+    const trefoil_trace_t *trace;
+    REQUIRE(trefoilTraceGenerate(&trace, &spec) == TREFOIL_OK, "%s", trefoilLastError());
+    trefoilTraceRouting(trace, 0, &d.c.routing);
+    d.workload = (trefoil_sim_workload_t){.routing = &d.c.routing,
+                                          .mode = cases[i].mode,
+                                          .dispatchRowBytes = 7392,
+                                          .combineRowBytes = 14336};
+    trefoil_sim_t *sim = NULL;
+    trefoil_sim_run_t run = {.cluster = &d.cluster};
+    trefoil_sim_result_t r;
+    REQUIRE(trefoilSimCreate(&sim, &d.workload) == TREFOIL_OK &&
+                trefoilSimRun(sim, &run, &r) == TREFOIL_OK,
+            "%s", trefoilLastError());
+    for (int op = 0; op < 2; op++) {
+      const trefoil_sim_op_t *o = &r.op[op];
+      CHECK(o->engine == TREFOIL_ENGINE_QUEUES, "engine %d", (int)o->engine);
+      CHECK(o->us >= o->boundUs && o->us <= 1.05 * o->boundUs, "%.9g us, bound %.9g", o->us,
+            o->boundUs);
+      checkLinks(&d, o, (trefoil_op_t)op, 5);
+    }
+    trefoilSimDestroy(sim);
+    trefoilTraceDestroy(trace);
+  }
+}
+
 TEST_MAIN()
