@@ -1,13 +1,15 @@
 /* Host time of each call of a low-latency step: what the calling thread spends in it. Prints one JSON line.
  *
- * Ranks are threads of one process, a GPU each. Calls are timed one by one, with the queue short (the
- * stream is waited for every tenth step), on one stream and on two by turns (which makes the library
- * order its launches). For comparison the time of the smallest launch there is: ncclEpMaskUpdate, one kernel
- * of 64 threads. GPU_CALLS_RANKS limits the ranks; argv: tokens a rank. */
+ * Ranks are threads of one process, or processes, a GPU each. Calls are timed one by one, with the queue
+ * short (the stream is waited for every tenth step), on one stream and on two by turns (which makes the
+ * library order its launches). For comparison the time of the smallest launch there is: ncclEpMaskUpdate,
+ * one kernel of 64 threads. Times are [10 %, median, 99 %]. argv: tokens a rank, ranks, "processes". */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "team.h"
 
@@ -115,6 +117,29 @@ static void runSmallest(team_rank_t *r, ncclEpGroupConfig_t config) {
   teamOk(r, ncclEpGroupDestroy(group));
 }
 
+static int compare(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static void printTimes(const char *name, double *v) {
+  qsort(v, STEPS, sizeof *v, compare);
+  printf(", \"%s\": [%.2f, %.2f, %.2f]", name, v[STEPS / 10], v[STEPS / 2], v[STEPS * 99 / 100]);
+}
+
+static void report(const team_rank_t *r) {
+  printf("{\"ranks\": %d, \"as\": \"%s\", \"tokens\": %d, \"unit\": \"us\"", r->numRanks,
+         r->processes ? "processes" : "threads", tokens);
+  for (int way = 0; way < 2; way++) {
+    printf(", \"%s\": {\"step\": %.2f", way ? "two_streams" : "one_stream", mean[way]);
+    for (int k = 0; k < KINDS; k++) printTimes(names[k], took[way][k]);
+    printf("}");
+  }
+  printTimes("smallest_launch", smallest);
+  printf("}\n");
+  fflush(stdout);
+}
+
 static void run(team_rank_t *r) {
   ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
   config.num_experts = E;
@@ -139,43 +164,21 @@ static void run(team_rank_t *r) {
   teamOk(r, ncclEpHandleDestroy(h));
   teamOk(r, ncclEpGroupDestroy(group));
   runSmallest(r, config);
+  if (r->rank == 0) report(r);
   freeAll(&t);
   for (int i = 0; i < 2; i++) cudaStreamDestroy(s[i]);
 }
 
-static int compare(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 int main(int argc, char **argv) {
-  const char *most = getenv("GPU_CALLS_RANKS");
-  int n = 0;
+  int n = argc > 2 ? atoi(argv[2]) : 4;
   if (argc > 1) tokens = atoi(argv[1]);
-  if (cudaGetDeviceCount(&n) != cudaSuccess || !n) {
+  if (access("/dev/nvidia0", F_OK)) { /* without touching CUDA: the ranks may be children of fork */
     printf("skipped: needs a GPU\n");
     return 77;
   }
-  if (n > 4) n = 4;
-  if (most && atoi(most) < n) n = atoi(most);
-  const char *error = teamThreads(n, run, NULL);
-  if (*error) {
-    fprintf(stderr, "%s\n", error);
-    return 1;
-  }
-  printf("{\"ranks\": %d, \"tokens\": %d, \"unit\": \"us\"", n, tokens);
-  for (int way = 0; way < 2; way++) {
-    printf(", \"%s\": {\"step\": %.2f", way ? "two_streams" : "one_stream", mean[way]);
-    for (int k = 0; k < KINDS; k++) {
-      double *v = took[way][k];
-      qsort(v, STEPS, sizeof *v, compare);
-      printf(", \"%s\": [%.2f, %.2f, %.2f]", names[k], v[STEPS / 10], v[STEPS / 2],
-             v[STEPS * 99 / 100]);
-    }
-    printf("}");
-  }
-  qsort(smallest, STEPS, sizeof *smallest, compare);
-  printf(", \"smallest_launch\": [%.2f, %.2f, %.2f]}\n", smallest[STEPS / 10], smallest[STEPS / 2],
-         smallest[STEPS * 99 / 100]);
-  return 0;
+  int processes = argc > 3 && !strcmp(argv[3], "processes");
+  const char *error = processes ? teamProcesses(n, run, NULL, 0) : teamThreads(n, run, NULL);
+  if (!*error) return 0;
+  fprintf(stderr, "%s\n", error);
+  return 1;
 }
