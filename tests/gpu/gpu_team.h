@@ -1,6 +1,7 @@
 /* Ranks for the tests that run a library through the C API: threads of this process, a device each, on
  * real GPUs or on the host runtime. TREFOIL_LIBRARY, TREFOIL_NCCL and TREFOIL_CUDA say what is loaded;
- * TREFOIL_TEST_RANKS how many ranks (default: one a GPU, at most 4). */
+ * TREFOIL_TEST_RANKS how many ranks (default: one a GPU, at most 4), TREFOIL_TEST_TIMEOUT_MS how long
+ * ranks wait for one another in groups without a fault. */
 #ifndef TREFOIL_TESTS_GPU_TEAM_H
 #define TREFOIL_TESTS_GPU_TEAM_H
 
@@ -21,7 +22,7 @@ struct gpu_run {
   const ep_check_group_t *group;
   trefoil_result_t (*work)(gpu_rank_t *rank);
   void *context;
-  uint64_t timeoutNs; /* 0: 10 s */
+  uint64_t timeoutNs; /* 0: 10 s, or TREFOIL_TEST_TIMEOUT_MS */
   int isLossy;        /* the group may be lost by the end: then closing may fail */
   pthread_barrier_t barrier;
   pthread_mutex_t mutex;

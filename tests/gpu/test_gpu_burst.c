@@ -42,12 +42,19 @@ static trefoil_result_t holdUp(gpu_rank_t *rank, const script_list_t *list, int 
   return TREFOIL_OK;
 }
 
-static void burst(int numRanks, int numCases, uint64_t seed, int partial, script_before_t before) {
-  ep_check_group_t g = gpuGroup(numRanks, 4, 128);
+typedef struct burst_shape {
+  int numCases, partial;
+  int64_t maxTokens;
+  size_t maxTokenBytes;
+} burst_shape_t;
+
+static void burst(int numRanks, const burst_shape_t *shape, uint64_t seed, script_before_t before) {
+  ep_check_group_t g = gpuGroup(numRanks, shape->maxTokens, shape->maxTokenBytes);
+  int numCases = shape->numCases;
   script_list_t list;
   burst_t context = {&list, before, NULL, 0};
   gpu_run_t run = {.group = &g, .work = runBurst, .context = &context};
-  g.partial = partial;
+  g.partial = shape->partial;
   epBatchEnvironment(&g);
   REQUIRE(scriptListBegin(&list, &g, numCases) == TREFOIL_OK, "%s", trefoilLastError());
   REQUIRE(scriptListGenerate(&list, seed) == TREFOIL_OK, "%s", trefoilLastError());
@@ -62,17 +69,23 @@ static void burst(int numRanks, int numCases, uint64_t seed, int partial, script
 
 TEST(ten_thousand_back_to_back) {
   GPU_RANKS(R, 1);
-  burst(R, scaled(10000, 600), 1, 0, NULL);
+  burst(R, &(burst_shape_t){scaled(10000, 600), 0, 4, 128}, 1, NULL);
 }
 
 TEST(ten_thousand_with_partial_sums) {
   GPU_RANKS(R, 2);
-  burst(R, scaled(10000, 300), 2, 1, NULL);
+  burst(R, &(burst_shape_t){scaled(10000, 300), 1, 4, 128}, 2, NULL);
 }
 
 TEST(ranks_are_held_up_at_random) {
   GPU_RANKS(R, 2);
-  burst(R, scaled(2000, 200), 3, 0, holdUp);
+  burst(R, &(burst_shape_t){scaled(2000, 200), 0, 4, 128}, 3, holdUp);
+}
+
+TEST(wide_rows_back_to_back) {
+  GPU_RANKS(R, 1);
+  burst(R, &(burst_shape_t){scaled(300, 30), 0, 12, 1056}, 4, NULL);
+  burst(R, &(burst_shape_t){scaled(100, 10), 0, 12, 14784}, 5, NULL);
 }
 
 /* ---- Two operations in flight ---- */
