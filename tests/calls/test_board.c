@@ -1,0 +1,249 @@
+/* Where ranks meet before NCCL's collective calls (api/gpu/board.c), with communicators that are no more
+ * than a rank, a count and a hash: who comes, who fails, who stays away, who dies. Needs no GPU and no
+ * NCCL. */
+#include "api/gpu/board.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "test.h"
+
+enum { R = 4 };
+#define SECOND 1000000000ull
+
+struct ncclComm {
+  int rank, count;
+  uint64_t hash;
+};
+uint64_t epGpuCommHash(ncclComm_t comm);
+
+uint64_t epGpuCommHash(ncclComm_t comm) {
+  return comm->hash;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
+  *rank = comm->rank;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
+  *count = comm->count;
+  return ncclSuccess;
+}
+
+static uint64_t nowNs(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
+}
+
+/* Another communicator for each test and run. */
+static uint64_t freshHash(void) {
+  static uint64_t number;
+  return nowNs() * 31 + (uint64_t)getpid() * 7919 + ++number;
+}
+
+typedef struct member {
+  struct ncclComm comm;
+  struct ep_board *board;
+  trefoil_result_t result;
+  char why[400];
+  uint64_t tookNs;
+} member_t;
+
+static void meet(member_t *m, uint32_t call, uint32_t topk, uint64_t timeoutNs) {
+  ep_board_word_t all[R], mine = {.call = call, .topk = topk};
+  uint64_t from = nowNs();
+  m->result = epBoardMeet(m->board, &mine, timeoutNs, all);
+  m->tookNs = nowNs() - from;
+  m->why[0] = 0;
+  if (m->result != TREFOIL_OK) {
+    snprintf(m->why, sizeof m->why, "%s", trefoilLastError());
+    return;
+  }
+  for (int r = 0; r < R; r++) {
+    if (all[r].topk != (topk & ~15u) + (uint32_t)r) m->result = TREFOIL_INTERNAL_ERROR;
+  }
+}
+
+static void openOne(member_t *m, uint64_t hash, int rank) {
+  *m = (member_t){.comm = {rank, R, hash}};
+  m->result = epBoardOpen(&m->comm, rank, R, &m->board);
+}
+
+static void fail(member_t *m, const char *why) {
+  epBoardCallFail(&m->comm, TREFOIL_INVALID_ARGUMENT, why);
+}
+
+typedef struct scene {
+  void (*play)(member_t *m, int rank);
+  member_t members[R];
+  pthread_barrier_t barrier;
+} scene_t;
+static scene_t scene;
+
+static void *playMember(void *argument) {
+  member_t *m = argument;
+  scene.play(m, m->comm.rank);
+  epBoardClose(m->board);
+  return NULL;
+}
+
+static void play(void (*act)(member_t *m, int rank)) {
+  pthread_t threads[R];
+  uint64_t hash = freshHash();
+  scene.play = act;
+  pthread_barrier_init(&scene.barrier, NULL, R);
+  for (int r = 0; r < R; r++) openOne(&scene.members[r], hash, r);
+  for (int r = 0; r < R; r++) {
+    pthread_create(&threads[r], NULL, playMember, &scene.members[r]);
+  }
+  for (int r = 0; r < R; r++) pthread_join(threads[r], NULL);
+  pthread_barrier_destroy(&scene.barrier);
+}
+
+/* ---- all come -------------------------------------------------------------------------------- */
+
+static void comeOften(member_t *m, int rank) {
+  for (uint32_t i = 0; i < 2000; i++) {
+    if (i % 97 == (uint32_t)rank) usleep(300);
+    meet(m, EP_BOARD_INIT_HANDLE, i * 16 + (uint32_t)rank, 20 * SECOND);
+    if (m->result != TREFOIL_OK) return;
+  }
+}
+
+TEST(everybody_hears_everybody) {
+  play(comeOften);
+  for (int r = 0; r < R; r++) {
+    CHECK(scene.members[r].result == TREFOIL_OK, "rank %d: %s", r, scene.members[r].why);
+  }
+}
+
+static void callDifferently(member_t *m, int rank) {
+  meet(m, rank == 2 ? EP_BOARD_DESTROY_GROUP : EP_BOARD_INIT_HANDLE, (uint32_t)rank, 20 * SECOND);
+}
+
+TEST(another_call_is_told) {
+  play(callDifferently);
+  for (int r = 0; r < R; r++) {
+    const member_t *m = &scene.members[r];
+    CHECK(m->result == TREFOIL_INVALID_USAGE && strstr(m->why, "rank 2 ncclEpGroupDestroy"),
+          "rank %d: %d, %s", r, (int)m->result, m->why);
+  }
+}
+
+/* ---- one does not ---------------------------------------------------------------------------- */
+
+static void stayAway(member_t *m, int rank) {
+  if (rank == 1) {
+    m->result = TREFOIL_REMOTE_ERROR;
+    snprintf(m->why, sizeof m->why, "rank 1 did not come within 0.3 s");
+  } else {
+    if (rank == 3) usleep(100000);
+    meet(m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 3 * SECOND / 10);
+    if (m->tookNs > SECOND) m->result = TREFOIL_INTERNAL_ERROR;
+  }
+}
+
+static void stayAwayThenCome(member_t *m, int rank) {
+  stayAway(m, rank);
+  if (m->result != TREFOIL_REMOTE_ERROR || !strstr(m->why, "rank 1 did not come within 0.3 s")) {
+    return;
+  }
+  pthread_barrier_wait(&scene.barrier);
+  meet(m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+}
+
+TEST(who_stays_away_is_named_and_may_come_later) {
+  play(stayAwayThenCome);
+  for (int r = 0; r < R; r++) {
+    const member_t *m = &scene.members[r];
+    CHECK(m->result == TREFOIL_OK, "rank %d: %d, %s", r, (int)m->result, m->why);
+  }
+}
+
+static void beRefused(member_t *m, int rank) {
+  if (rank == 2) {
+    fail(m, "num_experts is 0");
+    m->result = TREFOIL_INVALID_ARGUMENT;
+    snprintf(m->why, sizeof m->why, "rank 2: num_experts is 0");
+    return;
+  }
+  meet(m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  if (m->tookNs > 5 * SECOND) m->result = TREFOIL_INTERNAL_ERROR;
+}
+
+/* The failure that all share leaves nothing behind: the next meeting waits for rank 2 again. */
+static void beRefusedThenStayAway(member_t *m, int rank) {
+  beRefused(m, rank);
+  int told = m->result == TREFOIL_INVALID_ARGUMENT && strstr(m->why, "num_experts is 0") &&
+             strstr(m->why, "rank 2");
+  if (rank != 2) fail(m, m->why);
+  pthread_barrier_wait(&scene.barrier);
+  if (rank == 2) {
+    epBoardCallBegin(&m->comm);
+    usleep(500000);
+  }
+  meet(m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  if (!told) m->result = TREFOIL_INTERNAL_ERROR;
+}
+
+TEST(a_refused_rank_is_named_and_may_try_again) {
+  play(beRefusedThenStayAway);
+  for (int r = 0; r < R; r++) {
+    const member_t *m = &scene.members[r];
+    CHECK(m->result == TREFOIL_OK, "rank %d: %d, %s", r, (int)m->result, m->why);
+  }
+}
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
+static void childMain(uint64_t hash, int rank, _Atomic int *good) {
+  member_t m;
+  openOne(&m, hash, rank);
+  if (m.result != TREFOIL_OK) _exit(1);
+  meet(&m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  if (m.result != TREFOIL_OK) _exit(2);
+  epBoardUnlink(m.board);
+  if (rank == 1) raise(SIGKILL);
+  meet(&m, EP_BOARD_INIT_HANDLE, (uint32_t)rank, 60 * SECOND);
+  int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 1 is gone") != NULL;
+  atomic_fetch_add(good, named && m.tookNs < 20 * SECOND);
+  _exit(named ? 0 : 3);
+}
+
+TEST(a_killed_process_is_named) {
+  _Atomic int *good = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(good != MAP_FAILED, "mmap");
+  uint64_t hash = freshHash();
+  pid_t pids[R];
+  fflush(NULL);
+  for (int r = 0; r < R; r++) {
+    pids[r] = fork();
+    if (pids[r] == 0) childMain(hash, r, good);
+  }
+  waitpid(pids[1], NULL, 0); /* gone for good, or it would still be there as a zombie */
+  for (int r = 0; r < R; r++) {
+    if (r != 1) waitpid(pids[r], NULL, 0);
+  }
+  CHECK(atomic_load(good) == R - 1, "%d ranks named it", atomic_load(good));
+  munmap(good, 4096);
+}
+
+TEST(no_file_is_left) {
+  member_t m[R];
+  uint64_t hash = freshHash();
+  for (int r = 0; r < R; r++) openOne(&m[r], hash, r);
+  char name[96];
+  snprintf(name, sizeof name, "/dev/shm/nccl_ep.%u.%016llx", (unsigned)geteuid(),
+           (unsigned long long)hash);
+  CHECK(access(name, F_OK) == 0, "no file while ranks have not met");
+  epBoardUnlink(m[0].board);
+  CHECK(access(name, F_OK) != 0, "the file is still there");
+  for (int r = 0; r < R; r++) epBoardClose(m[r].board);
+}
+
+TEST_MAIN()
