@@ -267,6 +267,15 @@ class Simulation:
         )
         _check(lib.trefoilSimCreate(ct.byref(self._sim), ct.byref(given)))
 
+    def traffic(self, op: str, phase: int = -1, tier: int = -1) -> npt.NDArray[np.uint64]:
+        """Bytes that were replayed, from each rank (row) to each rank (column)."""
+        ranks = self.workload.ranks
+        sums = np.zeros((ranks, ranks), dtype=np.uint64)
+        pointer = ct.c_void_p(sums.ctypes.data)
+        code = library().trefoilSimTraffic(self._sim, _index(OPS, op, "op"), phase, tier, pointer)
+        _check(code)
+        return sums
+
     @property
     def routing_pointer(self) -> Any:
         """trefoil_routing_t *, valid while this object lives."""

@@ -1,0 +1,136 @@
+"""Cases whose time can be worked out by hand, and what the closed form and the engines say of them.
+
+    python3 tests/python/solvable_cases.py      # the table of docs/fit.md
+
+Rows have 50,000 bytes, so a row takes 1 us of a 400 Gb/s card and 1/7 us of an NVLink port of 350
+GB/s. Costs are ideal: nothing but ports, the cluster's latency and its fixed time. "exact" is the
+time of max-min fair flows, derived in each case's comment.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+
+from trefoil.simulator import Cluster, Simulation, Workload
+
+ROW = 50_000
+LL_FIXED = (
+    3.4 + 8.4
+)  # of dgx-h100: a low-latency operation with no bytes, and the network's latency
+HT_FIXED = 10.9 + 8.4
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    exact_us: float
+    sends: dict[int, list[tuple[int, ...]]]  # rank -> the ranks that each of its tokens goes to
+    ranks: int = 16
+    mode: str = "ll"
+    cluster: str = "dgx-h100"
+    changes: list[tuple[str, int, float]] = field(default_factory=list)
+
+    def times(self, engine: str) -> tuple[float, float]:
+        """(by the engine, by the closed form) of dispatch."""
+        topk = max(len(token) for tokens in self.sends.values() for token in tokens)
+        idx = [
+            np.array(
+                [[*token, *[-1] * (topk - len(token))] for token in self.sends.get(rank, [])],
+                dtype=np.int32,
+            ).reshape(-1, topk)
+            for rank in range(self.ranks)
+        ]
+        most = max(len(a) for a in idx)
+        workload = Workload(
+            ranks=self.ranks,
+            tokens=most,
+            mode=self.mode,
+            experts=self.ranks,  # expert e lives on rank e
+            topk=topk,
+            dispatch_row_bytes=ROW,
+            combine_row_bytes=ROW,
+        )
+        result = Simulation(workload, idx).run(
+            Cluster(self.cluster), None, engine, changes=self.changes
+        )
+        return result.dispatch.us, result.dispatch.closed_form_us
+
+
+def _pairs(ranks: int, tokens: int) -> dict[int, list[tuple[int, ...]]]:
+    """Every rank sends all its tokens to the rank half way round: one flow a card each way."""
+    return {r: [((r + ranks // 2) % ranks,)] * tokens for r in range(ranks)}
+
+
+CASES = (
+    # Each card carries 100 rows out and 100 in.
+    Case("balanced: a partner each", LL_FIXED + 100, _pairs(16, 100)),
+    # Card 8 takes 8 x 100 rows, nothing else is busy as long.
+    Case("incast: eight into one", LL_FIXED + 800, {r: [(8,)] * 100 for r in range(8)}),
+    # Rank 0 sends 300 rows to 8 and to 9; ranks 1, 2, 3 send 100 to 8 and 4, 5, 6 send 100 to 9.
+    # Cards 8 and 9 are shared by four flows each, a quarter of a card a flow, until after 400 us
+    # the short flows are done and rank 0 has sent 100 + 100. Its other 400 rows leave its card at
+    # full rate: 800 us, though no port carries more than 600 rows.
+    Case(
+        "a busy sender into two incasts",
+        LL_FIXED + 800,
+        {0: [(8, 9)] * 300}
+        | {r: [(8,)] * 100 for r in (1, 2, 3)}
+        | {r: [(9,)] * 100 for r in (4, 5, 6)},
+    ),
+    # 32 ranks of one leaf send to 32 of the other; the leaf's uplinks carry a quarter of 32 cards.
+    Case(
+        "leaf-spine, 4:1 oversubscribed",
+        LL_FIXED + 400,
+        _pairs(64, 100),
+        ranks=64,
+        cluster="dgx-h100-4to1",
+    ),
+    # The slow card needs 2 us a row.
+    Case(
+        "a card at half its rate",
+        LL_FIXED + 200,
+        _pairs(16, 100),
+        changes=[("nic-rate", 0, 0.5)],
+    ),
+    # Card 1 carries the rows of ranks 0 and 1.
+    Case("a card down", LL_FIXED + 200, _pairs(16, 100), changes=[("nic-fail", 0, 1.0)]),
+    # Everybody else is done by then.
+    Case(
+        "a rank 250 us late",
+        LL_FIXED + 250 + 100,
+        _pairs(16, 100),
+        changes=[("start-us", 3, 250.0)],
+    ),
+    # Two chunks of 64 rows over card 0 to rank 8, which forwards each to rank 9 when it is there:
+    # the second is there after 128 us and takes 64 / 7 us more.
+    Case("HT: the last chunk is forwarded", HT_FIXED + 128 + 64 / 7, {0: [(9,)] * 128}, mode="ht"),
+)
+
+
+def _cell(us: float, exact_us: float) -> str:
+    off = 100 * (us / exact_us - 1)
+    return f"{us:.1f} us" + (f" ({off:+.1f} %)" if abs(off) >= 0.05 else "")
+
+
+def table() -> list[str]:
+    lines = [
+        "| case | exact | closed form | SimGrid | queues |",
+        "|---|---|---|---|---|",
+    ]
+    for case in CASES:
+        simgrid, closed = case.times("simgrid")
+        queues, _ = case.times("queues")
+        cells = (_cell(us, case.exact_us) for us in (closed, simgrid, queues))
+        lines.append(f"| {case.name} | {case.exact_us:.1f} us | " + " | ".join(cells) + " |")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
