@@ -59,7 +59,7 @@ static trefoil_result_t checkSizes(const ncclEpTensor_t *t, const ep_tensor_rule
 /* The whole tensor lies in the window, and data, if given, is the place that win_offset names: the
  * offset is what peers go by. */
 static trefoil_result_t findInWindow(ncclEpGroup_t group, const ncclEpTensor_t *t, const char *name,
-                                     size_t bytes, ep_view_t *v) {
+                                     size_t bytes, void **data) {
   ep_window_t w;
   trefoil_result_t result = epBackend.findWindow(group, t->win_hdl, &w);
   if (result != TREFOIL_OK) {
@@ -75,50 +75,55 @@ static trefoil_result_t findInWindow(ncclEpGroup_t group, const ncclEpTensor_t *
   EP_CHECK(!t->data || t->data == at, TREFOIL_INVALID_ARGUMENT,
            "%s: data is %p; the window at win_offset %llu is %p; must be equal, or data NULL", name,
            t->data, (unsigned long long)t->win_offset, (void *)at);
-  v->data = at;
+  *data = at;
   return TREFOIL_OK;
 }
 
 static trefoil_result_t findData(ncclEpGroup_t group, const ncclEpTensor_t *t,
-                                 const ep_tensor_rule_t *rule, size_t bytes, ep_view_t *v) {
+                                 const ep_tensor_rule_t *rule, size_t bytes, void **out) {
   size_t alignment = rule->alignment ? rule->alignment : elementBytes(t->datatype);
-  int empty = bytes == 0;
-  v->data = t->data;
-  v->windowed = t->win_hdl != NULL;
-  if (v->windowed) EP_TRY(findInWindow(group, t, rule->name, bytes, v));
-  EP_CHECK(v->data || empty, TREFOIL_INVALID_ARGUMENT,
+  size_t below = alignment - 1; /* a power of two */
+  void *data = t->data;
+  if (t->win_hdl) EP_TRY(findInWindow(group, t, rule->name, bytes, &data));
+  EP_CHECK(data || !bytes, TREFOIL_INVALID_ARGUMENT,
            "%s: data is NULL and there is no window; only a tensor with a zero dimension may be so",
            rule->name);
-  if (empty) return TREFOIL_OK;
-  size_t below = alignment - 1; /* a power of two */
-  EP_CHECK(((uintptr_t)v->data & below) == 0, TREFOIL_INVALID_ARGUMENT,
-           "%s: data is %p; must be a multiple of %zu bytes", rule->name, v->data, alignment);
-  EP_CHECK(!v->windowed || (t->win_offset & below) == 0, TREFOIL_INVALID_ARGUMENT,
+  *out = data;
+  if (!bytes) return TREFOIL_OK;
+  EP_CHECK(((uintptr_t)data & below) == 0, TREFOIL_INVALID_ARGUMENT,
+           "%s: data is %p; must be a multiple of %zu bytes", rule->name, data, alignment);
+  EP_CHECK(!t->win_hdl || (t->win_offset & below) == 0, TREFOIL_INVALID_ARGUMENT,
            "%s: win_offset is %llu; must be a multiple of %zu bytes", rule->name,
            (unsigned long long)t->win_offset, alignment);
   return TREFOIL_OK;
 }
 
+/* Fields are stored one by one: a struct made here and copied would wait for its own stores, and this
+ * is a good part of a call's time. */
 trefoil_result_t epViewTensor(ncclEpGroup_t group, const ncclEpTensor_t *t,
                               const ep_tensor_rule_t *rule, ep_view_t *view) {
   EP_TRY(checkHead(t, rule->name));
   EP_TRY(checkDtype(t, rule));
   EP_TRY(checkSizes(t, rule));
-  ep_view_t v = {.ndim = t->ndim, .dtype = t->datatype};
-  size_t bytes = elementBytes(t->datatype), elements = 1;
-  int overflow = 0, empty = 0;
-  for (unsigned i = 0; i < t->ndim; i++) {
-    v.sizes[i] = t->sizes[i];
-    empty |= t->sizes[i] == 0;
-    if (t->sizes[i]) overflow |= __builtin_mul_overflow(elements, t->sizes[i], &elements);
+  unsigned last = t->ndim - 1;
+  size_t rows = 1, width = t->sizes[last], bytes = elementBytes(t->datatype), all = 1;
+  int overflow = 0;
+  for (unsigned i = 0; i <= last; i++) {
+    size_t n = t->sizes[i];
+    if (n) overflow |= __builtin_mul_overflow(all, n, &all);
+    if (i < last) rows *= n;
   }
-  overflow |= __builtin_mul_overflow(elements, bytes, &elements) || elements > (size_t)1 << 62;
+  overflow |= __builtin_mul_overflow(all, bytes, &all) || all > (size_t)1 << 62;
   EP_CHECK(!overflow, TREFOIL_INVALID_ARGUMENT, "%s: sizes exceed 2^62 bytes", rule->name);
-  EP_TRY(findData(group, t, rule, empty ? 0 : elements, &v));
-  v.rows = 1;
-  for (unsigned i = 0; i + 1 < t->ndim; i++) v.rows *= (int64_t)t->sizes[i];
-  v.rowBytes = t->sizes[t->ndim - 1] * bytes;
-  *view = v;
+  void *data = NULL;
+  EP_TRY(findData(group, t, rule, rows && width ? all : 0, &data));
+  view->data = data;
+  view->ndim = t->ndim;
+  view->dtype = t->datatype;
+  view->windowed = t->win_hdl != NULL;
+  for (unsigned i = 0; i < 4; i++) view->sizes[i] = i <= last ? t->sizes[i] : 0;
+  view->rows = (int64_t)rows;
+  view->rowBytes = width * bytes;
   return TREFOIL_OK;
 }
 
