@@ -47,6 +47,7 @@ WHAT_IFS = (
     ("trace", "FILE", "routing of a file, where its ranks are the EP group"),
 )
 CROSSOVER_TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
+OTHERS_TOKENS = 1024
 
 
 class _Parser(argparse.ArgumentParser):
@@ -287,7 +288,7 @@ class Planner:
 
     def _crossovers(self, plan: CapacityPlan) -> None:
         """LL and HT at more and more tokens: for the pictured EP size all of them, for the others
-        until HT is faster."""
+        until HT is faster or OTHERS_TOKENS is reached."""
         q = plan.question
         ll = next((m for m in q.modes if m.startswith("ll")), None)
         ht = next((m for m in q.modes if m.startswith("ht")), None)
@@ -296,6 +297,8 @@ class Planner:
         shown = plan.configurations[plan.pictured].ep
         open_sizes = list(q.ep_sizes)
         for tokens in sorted({*CROSSOVER_TOKENS, q.tokens}):
+            if tokens > max(OTHERS_TOKENS, q.tokens):
+                open_sizes = [shown]
             points = [self.point(m, ep, tokens) for ep in open_sizes for m in (ll, ht)]
             outcomes = self.sweep(points, f"LL or HT at {tokens} tokens")
             plan.samples += [sample_of(o.answer) for o in outcomes if o.answer]

@@ -99,7 +99,13 @@ def run_documents(root: Path, build: Path, scratch: Path) -> int:
         "TREFOIL_LIB": str(build / "libtrefoil.so.0"),
     }
     failed = count = 0
-    for name in ("README.md", "docs/trace.md", "docs/plan.md"):
+    for name in (
+        "README.md",
+        "docs/trace.md",
+        "docs/plan.md",
+        "docs/simulate.md",
+        "docs/capacity.md",
+    ):
         blocks = sh_blocks(root / name)
         count += len(blocks)
         if not blocks:
@@ -114,7 +120,7 @@ def run_documents(root: Path, build: Path, scratch: Path) -> int:
             capture_output=True,
             text=True,
             check=False,
-            timeout=100,
+            timeout=200,
         )
         if done.returncode:
             failed += 1
