@@ -48,6 +48,12 @@ static void chooseSms(ep_gpu_group_t *g) {
   g->fitsTwice = 2 * sms <= g->multiProcessors;
 }
 
+/* Operations are numbered from 1; tests start near a wrap of the marks (docs/kernels.md). */
+static uint64_t firstOperation(void) {
+  const char *first = getenv("TREFOIL_TEST_FIRST_OPERATION");
+  return first ? strtoull(first, NULL, 10) : 0;
+}
+
 /* Control memory, kernels, events: everything that one rank can fail at alone. */
 static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
   ncclEpGroup_t group = g->group;
@@ -58,7 +64,7 @@ static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
   EP_TRY(epAllocBuffer(group, control, &p));
   g->control = p;
   char image[EP_GPU_CONTROL_BYTES] = {0};
-  epLlControlInit(image, 0);
+  epLlControlInit(image, firstOperation());
   int *mask = (int *)(image + EP_GPU_MASK_AT);
   for (int r = 0; r < EP_LL_MAX_RANKS; r++) mask[r] = 1;
   EP_CUDA(cudaMemcpy(g->control, image, sizeof image, cudaMemcpyHostToDevice));

@@ -88,6 +88,22 @@ TEST(wide_rows_back_to_back) {
   burst(R, &(burst_shape_t){scaled(100, 10), 0, 12, 14784}, 5, NULL);
 }
 
+/* Marks repeat after 2^32 - 2 operations, and buffers are cleared each 2^30: from a few operations before
+ * each such place to some hundred after it. */
+TEST(operation_numbers_wrap) {
+  GPU_RANKS(R, 2);
+  if (gpuIsHost()) SKIP("the CPU library has no marks that could wrap");
+  const uint64_t places[] = {1ull << 30, 1ull << 31,        3ull << 30, 0xfffffffeull,
+                             1ull << 32, 2 * 0xfffffffeull, 1ull << 40};
+  for (size_t i = 0; i < 3 * sizeof places / sizeof *places; i++) {
+    char number[32];
+    snprintf(number, sizeof number, "%llu", (unsigned long long)(places[i / 3] - 2 - i % 3));
+    setenv("TREFOIL_TEST_FIRST_OPERATION", number, 1);
+    burst(R, &(burst_shape_t){100, 0, 4, 128}, 20 + i, NULL);
+  }
+  unsetenv("TREFOIL_TEST_FIRST_OPERATION");
+}
+
 /* ---- Two operations in flight ---- */
 
 /* Both dispatches are sent before either is received, completed in either order; the combines likewise,
