@@ -112,8 +112,44 @@ TEST(options_of_the_other_form_are_refused) {
   expectUsage("check --moe deepseek-v3 --jobs 2", "--jobs");
   expectUsage("check --moe deepseek-v3 --processes", "--processes");
   expectUsage("check --moe deepseek-v3 --level order-free", "--level order-free");
-  expectUsage("check --gpu --cases 1", "--library");
-  expectUsage("bench --gpu", "--library");
+  expectUsage("bench --variant plain", "--variant goes with --gpu");
+  expectUsage("bench --plot x.svg", "--plot goes with --gpu");
+  expectUsage("bench --tokens 8,16 --seconds 0", "--tokens 8,16");
+}
+
+/* Without the library for GPUs beside the program: which one? With it, but no GPU: that. */
+TEST(gpu_needs_a_library_and_a_gpu) {
+  static const char *const lines[] = {"check --gpu --cases 1 --modes ll",
+                                      "bench --gpu --tokens 1 --variant plain --hidden 512"};
+  for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+    run(lines[i]);
+    int noLibrary = o.code == 2 && strstr(o.err, "--library");
+    int noGpu = o.code == 1 && (strstr(o.err, "finds no GPU") || strstr(o.err, "cannot load"));
+    int works = o.code == 0 && strstr(o.out, "libnccl_ep.so.0");
+    CHECK(noLibrary || noGpu || works, "%s: %d %s %s", lines[i], o.code, o.out, o.err);
+  }
+}
+
+/* What a launcher says must be whole, and fit. */
+TEST(launches_are_checked) {
+  static const char *const bad[][3] = {{"3", NULL, "WORLD_SIZE"},
+                                       {"2", "2", "rank 2 of 2"},
+                                       {"x", "2", "RANK=x"},
+                                       {"0", "100", "at most 64"}};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    setenv("RANK", bad[i][0], 1);
+    if (bad[i][1]) setenv("WORLD_SIZE", bad[i][1], 1);
+    expectUsage("check --cases 1", bad[i][2]);
+    unsetenv("RANK");
+    unsetenv("WORLD_SIZE");
+  }
+  setenv("RANK", "0", 1);
+  setenv("WORLD_SIZE", "2", 1);
+  expectUsage("check --cases 1 --ranks 3", "--ranks 3");
+  expectUsage("check --cases 1 --processes", "--processes");
+  expectUsage("check --cases 1 --jobs 2", "--jobs");
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
 }
 
 /* --gpu is obeyed whatever the library's name is: NCCL and CUDA come from the loader, so that (on a
