@@ -189,6 +189,7 @@ int cliCheckReal(const cli_check_t *v) {
   unsigned modes;
   ep_real_options_t o;
   int rc = randomOnly(v);
+  if (rc < 0) rc = cliNoLaunch("check");
   if (rc < 0) rc = cliRealOptions("check", v, &modes, &o);
   if (rc < 0) rc = cliLibraries("check", &v->library, paths, &o.paths);
   if (rc >= 0) return rc;

@@ -43,6 +43,8 @@ int cliRealFits(const char *verb, const ep_real_options_t *o);
 int cliModes(const char *text, unsigned *modes);
 /* "4" or "2-8"; 0: not understood. */
 int cliRange(const char *text, int *low, int *high);
+/* -1, or CLI_USAGE after the sentence: a launcher started this, and the ranks are threads here. */
+int cliNoLaunch(const char *verb);
 /* Where the three libraries are; paths hold the text. -1, or CLI_USAGE after the sentence. */
 int cliLibraries(const char *verb, const cli_library_t *l, char paths[3][4096],
                  ep_library_paths_t *out);

@@ -142,6 +142,7 @@ int cmdBench(int argc, char **argv) {
       "called and replayed from graphs; 200 of each."};
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
+  if ((rc = cliNoLaunch("bench")) >= 0) return rc;
   if (repeats > EP_REAL_MAX_REPEATS / 10)
     return cliUsage("bench", "--repeats %d: expected 1 to %d", repeats, EP_REAL_MAX_REPEATS / 10);
   if (!v.moe) {

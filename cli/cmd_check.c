@@ -195,6 +195,16 @@ static int openLaunch(const cli_check_t *v, int minRanks, int maxRanks, ep_launc
   return -1;
 }
 
+int cliNoLaunch(const char *verb) {
+  ep_launch_t launch;
+  if (epLaunchFind(&launch) != TREFOIL_OK || launch.numRanks == 1) return -1;
+  return cliUsage(
+      verb,
+      "a launch of %d processes: only random cases (trefoil check without a shape) take "
+      "their ranks from a launcher; here the ranks are threads of one process",
+      launch.numRanks);
+}
+
 int cliCheckRandom(const cli_check_t *v) {
   char paths[3][4096], replay[4096], ranks[16];
   cli_check_t said = *v;

@@ -148,6 +148,8 @@ TEST(launches_are_checked) {
   expectUsage("check --cases 1 --ranks 3", "--ranks 3");
   expectUsage("check --cases 1 --processes", "--processes");
   expectUsage("check --cases 1 --jobs 2", "--jobs");
+  expectUsage("check --moe deepseek-v3", "launch of 2");
+  expectUsage("bench --mode ll", "launch of 2");
   unsetenv("RANK");
   unsetenv("WORLD_SIZE");
 }
