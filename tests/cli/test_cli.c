@@ -130,6 +130,20 @@ TEST(gpu_needs_a_library_and_a_gpu) {
   }
 }
 
+/* Every rank has a device of its own. */
+TEST(more_ranks_than_gpus_are_refused) {
+  static const char *const lines[] = {"check --ranks 4 --cases 1",
+                                      "check --hidden 64 --experts 8 --topk 2 --ranks 4 --mode ll"};
+  setenv("TREFOIL_HOST_DEVICES", "2", 1);
+  for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+    run(lines[i]);
+    CHECK(o.code && strstr(o.err, "4 ranks on 2 GPUs"), "%s: %d %s", lines[i], o.code, o.err);
+  }
+  run("check --cases 64");
+  CHECK(o.code == 0, "%d %s", o.code, o.err);
+  unsetenv("TREFOIL_HOST_DEVICES");
+}
+
 /* What a launcher says must be whole, and fit. */
 TEST(launches_are_checked) {
   static const char *const bad[][3] = {{"3", NULL, "WORLD_SIZE"},
