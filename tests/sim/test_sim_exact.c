@@ -306,7 +306,7 @@ TEST(forwarding_sms) {
   worldInit(&w, 4, 2, TREFOIL_HT_FLAT);
   worldSend(&w, 0, 3, 10);
   w.costs.numSms = 4;
-  w.costs.forwardShare = 0.25;
+  w.costs.op[0].forwardShare = w.costs.op[1].forwardShare = 0.25;
   w.costs.op[0].sendRowNs =
       150; /* 50 ns with three SMs that send, 150 with the one that forwards */
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 5 + 2 + 0.5 + 10 * 0.15);

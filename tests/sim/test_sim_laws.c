@@ -26,7 +26,7 @@ typedef struct sample {
 
 static int makeSample(sample_t *s, int i) {
   trefoil_trace_spec_t spec = {.numSteps = 1, .seed = (uint64_t)i, .skew = 0.8, .ragged = 0.5};
-  spec.popularity = i % 2 ? TREFOIL_POPULARITY_ZIPF : TREFOIL_POPULARITY_UNIFORM;
+  spec.popularity = i / 4 % 2 ? TREFOIL_POPULARITY_ZIPF : TREFOIL_POPULARITY_UNIFORM;
   spec.shape = (trefoil_shape_t){16, 4, 64, 4, 24};
   if (trefoilTraceGenerate(&s->trace, &spec) != TREFOIL_OK) return 0;
   trefoilTraceRouting(s->trace, 0, &s->routing);
@@ -55,7 +55,7 @@ static times_t runOn(const sample_t *s, const trefoil_sim_run_t *run) {
   return t;
 }
 
-enum { SAMPLES = 16 };
+enum { SAMPLES = 8 };
 #define FOR_EACH_ENGINE(e) for (int e = firstEngine(); e <= TREFOIL_ENGINE_QUEUES; e++)
 
 /* after >= before - slack of it, both operations */
@@ -119,6 +119,16 @@ TEST(one_slower_part_takes_longer) {
         checkNotFaster(plain, runOn(&s, &run), 0.01, "a slower part", i, e);
       }
       run.numChanges = 0;
+      run.startSkewUs = 4; /* counted from the first rank's start */
+      run.seed = (uint64_t)i;
+      times_t skewed = runOn(&s, &run);
+      checkNotFaster(plain, skewed, 0.01, "skewed starts", i, e);
+      times_t latest = {{plain.us[0] + 4, plain.us[1] + 4}};
+      checkNotFaster(skewed, latest, 0.01, "no more than the skew", i, e);
+      run.seed += 1000;
+      times_t other = runOn(&s, &run);
+      CHECK(other.us[0] != skewed.us[0], "sample %d: another seed, the same skew", i);
+      run.startSkewUs = 0;
       run.oversubscription = 2;
       times_t two = runOn(&s, &run);
       checkNotFaster(plain, two, 0.01, "2:1", i, e);

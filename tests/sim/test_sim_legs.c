@@ -31,7 +31,7 @@ static double randomUpTo(uint64_t *state, double most) {
 
 static void drawCosts(drawn_t *d, uint64_t *state) {
   d->costs.numSms = 1 + (int)randomBelow(state, 40);
-  d->costs.forwardShare = randomUpTo(state, 0.9);
+  d->costs.op[0].forwardShare = d->costs.op[1].forwardShare = randomUpTo(state, 0.9);
   d->costs.nvlinkLatencyNs = randomUpTo(state, 1000);
   d->costs.netMessageNs = randomUpTo(state, 300);
   d->costs.rowsPerMessage = randomUpTo(state, 8);

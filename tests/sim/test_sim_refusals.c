@@ -74,8 +74,8 @@ TEST(costs_out_of_range) {
   w.costs.netLatencyNs = NAN;
   CHECK_REFUSED(&w, "costs: netLatencyNs nan");
   initSome(&w);
-  w.costs.forwardShare = 1;
-  CHECK_REFUSED(&w, "costs: forwardShare 1: must be in [0, 1)");
+  w.costs.op[1].forwardShare = 1;
+  CHECK_REFUSED(&w, "costs: forwardShare 1 of combine: must be in [0, 1)");
   initSome(&w);
   w.costs.nicGbPerS = 1e-9; /* 50 s and more a row */
   w.costs.netMessageNs = 1e9;
