@@ -13,7 +13,7 @@ __device__ __noinline__ void finishAndClear(const QuickArgs &a, unsigned long lo
 }
 
 EP_DEV void finishQuick(const QuickArgs &a, unsigned long long number, uint64_t began) {
-  if ((number & (CLEAR_PERIOD - 1)) < 2) {
+  if (epLlClears(number, EP_LL_CLEAR_PERIOD)) {
     finishAndClear(a, number, began);
     return;
   }

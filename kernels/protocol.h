@@ -17,9 +17,13 @@
 #define EP_LL_CLEAR_PERIOD (1ull << 30)  /* a power of two */
 #define EP_LL_MAX_LAG      2047u         /* what a routing word has room for */
 
-/* Never 0, repeats after `marks` operations. */
+/* Never 0, repeats after `marks` operations. 2^32 is 2 modulo EP_LL_MARKS, so there the upper half counts
+ * twice, and nothing is divided. */
 EP_LL_FN uint32_t epLlMark(uint64_t e, uint64_t marks) {
-  return (uint32_t)(e < marks ? e : e % marks) + 2u;
+  while (e >= marks) {
+    e = marks == EP_LL_MARKS && e >> 32 ? (e >> 32) * 2 + (uint32_t)e : e - marks;
+  }
+  return (uint32_t)e + 2u;
 }
 
 /* Operation e clears its buffer once it is received. */

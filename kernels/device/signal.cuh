@@ -17,6 +17,7 @@
 
 #include "kernels/device/ptx.cuh"
 #include "kernels/ll.h"
+#include "kernels/protocol.h"
 
 struct alignas(16) KindControl {
   unsigned long long clock; // finished sends << 16 | arrivals
@@ -35,12 +36,8 @@ struct Control {
 };
 static_assert(sizeof(Control) <= EP_LL_CONTROL_BYTES, "control memory");
 
-constexpr unsigned long long MARKS = 0xFFFFFFFEull, CLEAR_PERIOD = 1ull << 30;
-
-// e mod MARKS, + 2: 2^32 is 2 there, so the upper half counts twice.
-__host__ __device__ inline unsigned markOf(unsigned long long e) {
-  while (e >= MARKS) e = e >> 32 ? (e >> 32) * 2 + (unsigned)e : e - MARKS;
-  return (unsigned)e + 2u;
+EP_DEV unsigned markOf(unsigned long long e) {
+  return epLlMark(e, EP_LL_MARKS);
 }
 
 // Head of a handle's memory; the tables follow (slots.cuh).
@@ -57,9 +54,8 @@ struct Op {
   int buf;
   bool isFree; // every peer is known to have received operation number - 2
   unsigned
-      lag; // how far behind this rank's last receive out of the other buffer is, at most MAX_LAG
+      lag; // how far behind this rank's last receive out of the other buffer is, at most EP_LL_MAX_LAG
 };
-constexpr unsigned MAX_LAG = 2047;
 
 EP_DEV Control &controlOf(const ep_ll_group_t &g) {
   return *(Control *)g.control;
@@ -89,13 +85,12 @@ EP_DEV ControlWords loadControl(const KindControl &c) {
 }
 
 EP_DEV Op opOf(const ControlWords &c, unsigned long long n) {
-  const unsigned long long lag = n - (n & 1 ? c.done0 : c.done1);
-  return Op{n, markOf(n), (int)(n & 1), (n & 1 ? c.known1 : c.known0) + 2 >= n,
-            (unsigned)min(lag, (unsigned long long)MAX_LAG)};
+  return Op{n, markOf(n), (int)(n & 1), epLlIsFree(n, n & 1 ? c.known1 : c.known0) != 0,
+            epLlLag(n, n & 1 ? c.done0 : c.done1)};
 }
 
 EP_DEV Op nextOp(const ControlWords &c) {
-  return opOf(c, (c.clock >> 16) + 1);
+  return opOf(c, epLlNumSent(c.clock) + 1);
 }
 
 // Any thread, any time before its block's finish.

@@ -93,7 +93,7 @@ static __device__ __noinline__ void pollFree(const ep_ll_group_t &g, int kind, O
     Spin s;
     for (;;) {
       const uint4 v = loadSys(freeAt(g, kind, g.rank, r, op.buf));
-      if ((v.x | (unsigned long long)v.y << 32) + 2 >= op.number) break;
+      if (epLlIsFree(op.number, v.x | (unsigned long long)v.y << 32)) break;
       const Awaited w = {(ep_ll_kind_t)kind, EP_LL_PHASE_BUFFER, r, v.z, -1};
       if (!keepWaiting(g, op, w, s)) break;
     }
@@ -142,7 +142,7 @@ EP_DEV unsigned awaitHellos(const ep_ll_group_t &g, int kind, const Op &op,
 EP_DEV void noteHellos(const ep_ll_group_t &g, int kind, const Op &op, unsigned lag) {
   KindControl &c = controlOf(g).kind[kind];
   c.done[op.buf] = op.number;
-  c.known[op.buf ^ 1] = lag < MAX_LAG ? op.number - lag : 0;
+  c.known[op.buf ^ 1] = epLlReceived(op.number, lag);
 }
 
 // One block: zeroes what peers have written into one buffer of a kind.
@@ -166,7 +166,7 @@ static __device__ __noinline__ void clearBuffer(const ep_ll_group_t &g, int kind
 
 // One thread of every block, at the end of a launch that sends.
 EP_DEV void countSend(KindControl &c) {
-  atomicAdd(&c.clock, blockIdx.x ? 1ull : 65536ull - (gridDim.x - 1));
+  atomicAdd(&c.clock, (unsigned long long)epLlTick(blockIdx.x, gridDim.x));
 }
 
 EP_DEV void stampBlock(const ep_ll_group_t &g, uint64_t began) {
@@ -180,7 +180,7 @@ EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int ki
                          unsigned parts, uint64_t began) {
   KindControl &c = controlOf(g).kind[kind];
   __syncthreads();
-  const bool clears = (parts & EP_LL_RECV) && (op.number & (CLEAR_PERIOD - 1)) < 2;
+  const bool clears = (parts & EP_LL_RECV) && epLlClears(op.number, EP_LL_CLEAR_PERIOD);
   if (parts == EP_LL_RECV || clears) {
     __shared__ int isLast;
     if (threadIdx.x == 0) {

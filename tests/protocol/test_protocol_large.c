@@ -15,7 +15,7 @@ TEST(every_store_a_step) {
   setup_t s = setupOf(DISPATCH, 2, 1, "BBBB");
   s.fine = true;
   checkKinds(s);
-  s.program[0] = "SSRRSSRR";
+  s.program[0] = "SSRRSR";
   checkKinds(s);
 }
 
