@@ -84,12 +84,13 @@ need_python() {
 # need_nvcc: what compiles the kernels, no GPU needed: the system's CUDA toolkit and NCCL, else NVIDIA's wheels in .venv.
 # Without either the kernels are left out, and $results/kernels.skipped says why.
 need_nvcc() {
-  local want=. file=$root/tools/requirements-cuda.txt log=$results/pip-cuda.log wheel
+  local want=. file=$root/tools/requirements-cuda.txt log=$results/pip-cuda.log stamp wheel
   if have cmd:nvcc || have file:/usr/local/cuda/bin/nvcc; then
     have file:/usr/include/nccl_device.h && return 0
     want=nccl
   fi
-  if ! python -m pip freeze 2>/dev/null | grep -qF "$(grep "^nvidia.*$want" "$file" | tail -n 1)"; then
+  stamp=.venv/.has-cuda-$want-$(cksum <"$file" | tr -d ' ')
+  if [ ! -e "$stamp" ]; then
     say "installing into .venv: $(grep "^nvidia.*$want" "$file" | cut -d= -f1 | tr '\n' ' ')"
     mkdir -p "$results"
     if ! grep "^nvidia.*$want" "$file" | python -m pip install --disable-pip-version-check \
@@ -98,6 +99,7 @@ need_nvcc() {
         >"$results/kernels.skipped"
       return 0
     fi
+    touch "$stamp"
   fi
   # What compilers expect of a toolkit and the wheels lack.
   wheel=$(python -c 'import nvidia.cu13 as n; print(list(n.__path__)[0])' 2>/dev/null) || return 0
