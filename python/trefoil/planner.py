@@ -188,6 +188,10 @@ class Planner:
                 f"--gpus {gpus}: cluster {facts['cluster']} speaks for 1 to {facts['max_gpus']}"
             )
         modes = o.mode.split(",")
+        if len({mode[:2] for mode in modes}) < len(modes):
+            raise PlanError(
+                f"--mode {o.mode}: one layout of each mode, as in ll-rank-major,ht-flat"
+            )
         details = [f"{k.replace('_', '-')} {v}" for k, v in self.base.items() if k in PASSED]
         return Question(
             cluster=facts["cluster"],

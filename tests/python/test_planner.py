@@ -147,6 +147,7 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (["--ep", "512", "--gpus", "512", "--physical-experts", "256"], "as many as are needed"),
         (["--ep", "64..8"], "not like 8..64"),
         (["--mode", "warp"], "expected ll, ht"),
+        (["--mode", "ll,ll-rank-major"], "one layout of each mode"),
         (["--load", "lunch"], "decode"),
         (["--tokens", "0"], "1 or more"),
         (["--max-us", "-1"], "0 or more"),

@@ -37,8 +37,11 @@ def code_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 @cache
 def help_of(*command: str) -> str | None:
-    """What the command prints for --help, or None if it does not know itself."""
+    """What the command prints for --help, or None if it does not know itself; "" where that needs
+    Python modules that are not here."""
     done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+    if done.returncode and "Python lacks the module" in done.stderr:
+        return ""
     return done.stdout if done.returncode == 0 else None
 
 
@@ -65,7 +68,7 @@ def check_line(line: str, root: Path, trefoil: str) -> Iterator[str]:
     if text is None:
         yield f"{' '.join(command[1:]) or words[0]} is not a command"
         return
-    for word in words[1:]:
+    for word in words[1:] if text else ():
         option = word.split("=")[0]
         if re.match(r"--[a-z]", option) and not re.search(re.escape(option) + r"\b", text):
             yield f"{' '.join(words[:2])} has no option {option}"
@@ -131,8 +134,11 @@ def run_documents(root: Path, build: Path, scratch: Path) -> int:
 
 def main() -> int:
     if sys.argv[1] == "--run":
-        if importlib.util.find_spec("numpy") is None:
-            print("skipped: the documents' Python needs numpy (pip install numpy)")
+        needed = ("numpy", "matplotlib", "jinja2")
+        if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+            print(
+                f"skipped: the documents' Python needs {', '.join(missing)} (tools/tour brings it)"
+            )
             return 77
         root, build, scratch = (Path(a).resolve() for a in sys.argv[2:5])
         return run_documents(root, build, scratch)
