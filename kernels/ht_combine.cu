@@ -12,11 +12,13 @@ namespace {
 
 template <bool EXPERT_MAJOR> struct Feed {
   static constexpr bool FEEDS = true, WATCH_ONE = EXPERT_MAJOR, FENCE = false, ZERO_ROW = false;
+  static constexpr bool GATHERS = EXPERT_MAJOR;
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_BUFFER;
   const HtCombineArgs &a;
   const HtTables &t;
   const unsigned long long *sent;
+  const HtDivisor byPieces, byOwners;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV const HtRow &row() const { return a.row; }
@@ -25,8 +27,8 @@ template <bool EXPERT_MAJOR> struct Feed {
     return (long long)t.head->mostTokens * owners() * a.row.numPieces;
   }
   EP_DEV void which(int c, HtItem &item) const {
-    const int turns = owners(), i = c / turns;
-    item.token = i / a.row.numPieces;
+    const int turns = owners(), i = byOwners.quotient(c);
+    item.token = byPieces.quotient(i);
     item.piece = i - item.token * a.row.numPieces;
     const int o = group().rank + 1 + c - i * turns;
     item.source = o < group().numRanks ? o : o - group().numRanks;
@@ -44,7 +46,7 @@ template <bool EXPERT_MAJOR> struct Feed {
   }
   EP_DEV int begin(int c, int index, HtItem &item) const {
     which(c, item);
-    item.pad[0] = index;
+    item.index = index;
     const HtUnit u = unitOf(
         item.source, sent[item.source] + (unsigned long long)index * a.row.numPieces + item.piece,
         a.ringBits);
@@ -69,7 +71,7 @@ template <bool EXPERT_MAJOR> struct Feed {
       e.unit.code = loaded.x;
       e.is = loaded.x >= 0 && !t.head->trapped;
     } else {
-      e.unit.code = (int)t.head->recvBase[item.source] + item.pad[0];
+      e.unit.code = (int)t.head->recvBase[item.source] + item.index;
       e.is = e.unit.code < t.head->numRows;
       e.watch = watchOne(item);
     }
@@ -128,11 +130,13 @@ template <bool EXPERT_MAJOR> struct Feed {
 
 template <bool EXPERT_MAJOR> struct Follow {
   static constexpr bool FEEDS = false, WATCH_ONE = false, FENCE = true, ZERO_ROW = true;
+  static constexpr bool GATHERS = true;
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_ROWS;
   const HtCombineArgs &a;
   const HtTables &t;
   const unsigned long long *received;
+  const HtDivisor byPieces;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV const HtRow &row() const { return a.row; }
@@ -140,11 +144,11 @@ template <bool EXPERT_MAJOR> struct Follow {
   EP_DEV int index(int) const { return 0; }
   EP_DEV HtAhead ahead(int c, int l) const {
     HtItem item;
-    item.token = c / a.row.numPieces;
+    item.token = byPieces.quotient(c);
     return HtAhead{0, l < t.width ? load(item, l) : make_int2(-1, 0)};
   }
   EP_DEV int begin(int c, int, HtItem &item) const {
-    item.token = c / a.row.numPieces;
+    item.token = byPieces.quotient(c);
     item.piece = c - item.token * a.row.numPieces;
     return t.width;
   }
@@ -232,7 +236,8 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
   const bool feeds = (int)blockIdx.x < a.split;
   if (feeds) {
     const HtBlock b = blockOf(shared, a.feed, a.room, a.slotStride);
-    const Feed<EXPERT_MAJOR> feed{a, t, c.rings[1].sent};
+    const Feed<EXPERT_MAJOR> feed{a, t, c.rings[1].sent, HtDivisor(a.row.numPieces),
+                                  HtDivisor(max(g.numRanks - (EXPERT_MAJOR ? 0 : 1), 1))};
     arm(b, EXPERT_MAJOR ? gatherReaders(true) : scatterReaders(true), HT_REDUCE_WARPS, false);
     if constexpr (EXPERT_MAJOR)
       gatherPipe<T>(b, feed, a.feed, &c.work[1][0]);
@@ -241,7 +246,8 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
   }
   const HtBlock b = blockOf(shared, a.follow, a.room, a.slotStride);
   arm(b, gatherReaders(false), HT_REDUCE_WARPS, feeds);
-  gatherPipe<T>(b, Follow<EXPERT_MAJOR>{a, t, c.rings[1].received}, a.follow, &c.work[1][1]);
+  gatherPipe<T>(b, Follow<EXPERT_MAJOR>{a, t, c.rings[1].received, HtDivisor(a.row.numPieces)},
+                a.follow, &c.work[1][1]);
   leave<true>(g, t, a.row.numPieces, EXPERT_MAJOR, began);
 }
 

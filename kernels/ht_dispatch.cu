@@ -10,23 +10,25 @@
 namespace {
 
 struct Feed {
-  static constexpr bool FEEDS = true, WATCH_ONE = false, FENCE = false;
+  static constexpr bool FEEDS = true, WATCH_ONE = false, FENCE = false, GATHERS = false;
+  static constexpr bool ZERO_ROW = false;
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_BUFFER;
   const HtDispatchArgs &a;
   const HtTables &t;
   const unsigned long long *sent; // pieces to each rank so far
+  const HtDivisor byPieces;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numPieces; }
   EP_DEV int index(int) const { return 0; }
   EP_DEV HtAhead ahead(int c, int l) const {
     HtItem item;
-    item.token = c / a.row.numPieces;
+    item.token = byPieces.quotient(c);
     return HtAhead{0, l < t.width ? load(item, l) : make_int2(-1, 0)};
   }
   EP_DEV int begin(int c, int, HtItem &item) const {
-    item.token = c / a.row.numPieces;
+    item.token = byPieces.quotient(c);
     item.piece = c - item.token * a.row.numPieces;
     return t.width;
   }
@@ -80,7 +82,8 @@ struct Feed {
 constexpr int HT_ZEROS = HT_LOCAL + 1;
 
 struct Follow {
-  static constexpr bool FEEDS = false, WATCH_ONE = true, FENCE = true;
+  static constexpr bool FEEDS = false, WATCH_ONE = true, FENCE = true, GATHERS = false;
+  static constexpr bool ZERO_ROW = false;
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_ROWS;
   const HtDispatchArgs &a;
@@ -88,6 +91,7 @@ struct Follow {
   const unsigned long long *received; // pieces from each rank so far
   int padGroups;                      // of eight rows, a candidate each, spread over the tokens
   int perToken;                       // candidates
+  const HtDivisor byPieces, byToken;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV long long candidates() const {
@@ -99,9 +103,9 @@ struct Follow {
   };
   EP_DEV Which which(int c) const {
     Which w;
-    const int i = c / perToken;
+    const int i = byToken.quotient(c);
     w.turn = c - i * perToken;
-    w.token = i / a.row.numPieces;
+    w.token = byPieces.quotient(i);
     w.piece = i - w.token * a.row.numPieces;
     return w;
   }
@@ -135,7 +139,7 @@ struct Follow {
     const Which w = which(c);
     item.piece = w.piece;
     item.token = w.token;
-    item.pad[0] = index;
+    item.index = index;
     if (isPad(w)) {
       item.code = HT_ZEROS;
       item.source = padGroup(w);
@@ -174,7 +178,7 @@ struct Follow {
       e.unit.code = loaded.x;
       e.is = loaded.x >= 0;
     } else {
-      e.unit.code = (int)t.head->recvBase[item.source] + item.pad[0];
+      e.unit.code = (int)t.head->recvBase[item.source] + item.index;
       e.is = e.unit.code < t.head->numRows;
     }
     return e;
@@ -292,7 +296,7 @@ __global__ void __launch_bounds__(HT_SCATTER_THREADS, 1)
   if (feeds) {
     const HtBlock b = blockOf(shared, a.feed, a.room, a.slotStride);
     arm(b, scatterReaders(true), 1, false);
-    scatterPipe(b, Feed{a, t, c.rings[0].sent}, a.feed, &c.work[0][0]);
+    scatterPipe(b, Feed{a, t, c.rings[0].sent, HtDivisor(a.row.numPieces)}, a.feed, &c.work[0][0]);
   } else if (threadIdx.x >> 5 == 3) {
     clearTail(a, t);
   }
@@ -300,7 +304,10 @@ __global__ void __launch_bounds__(HT_SCATTER_THREADS, 1)
   arm(b, scatterReaders(false), 1, feeds);
   const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
   const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
-  scatterPipe(b, Follow{a, t, c.rings[0].received, padGroups, perToken}, a.follow, &c.work[0][1]);
+  scatterPipe(b,
+              Follow{a, t, c.rings[0].received, padGroups, perToken, HtDivisor(a.row.numPieces),
+                     HtDivisor(perToken)},
+              a.follow, &c.work[0][1]);
   leave<false>(g, t, a.row.numPieces, false, began);
 }
 

@@ -51,9 +51,9 @@ size_t sharedBytes(const HtShape &feed, const HtShape &follow, int room, int slo
   return (size_t)room * (slotStride + 24) + sizeof(HtProgress) + (size_t)HT_DESCS * most * 4;
 }
 
-// Candidates taken at a time: about six that are items.
+// Candidates taken at a time: about eight that are items.
 int takeOf(int ranks, int topk) {
-  const int real = ranks < topk ? ranks : topk, n = (6 * ranks + real - 1) / real;
+  const int real = ranks < topk ? ranks : topk, n = (8 * ranks + real - 1) / real;
   return n > 32 ? 32 : n;
 }
 
@@ -163,7 +163,7 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   shapesOf(a.row, expertMajor ? K : 1, R < K ? R : K, a.feed, a.follow, a.room, a.slotStride);
   if (!expertMajor && a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
   a.feed.take = takeOf(R, K);
-  a.feed.batch = expertMajor ? 4 : 8;
+  a.feed.batch = 8;
   a.follow.take = a.follow.batch = 4;
   a.ringBits = log2Of(g.at.ringUnits);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;

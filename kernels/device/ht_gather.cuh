@@ -9,11 +9,6 @@
 #include "kernels/device/ht_pipe.cuh"
 #include "kernels/device/reduce.cuh"
 
-// Slots that an item takes.
-template <class P> EP_DEV int piecesOf(int n) {
-  return n == 0 && P::ZERO_ROW ? 1 : n;
-}
-
 template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int lane) {
   for (int k = 0, c = 0;; k++) {
     waitPast(&b.at->head, k);
@@ -40,18 +35,25 @@ template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int la
   }
 }
 
+// Waits until item k is described; false if an item before it, or itself, is the end.
+EP_DEV bool waitItem(const HtBlock &b, int k) {
+  HtPatience p;
+  for (;;) {
+    const int head = (int)told(&b.at->head);
+    if (head > k) return b.item(k).n >= 0;
+    if (head == k && k > 0 && b.item(k - 1).n < 0) return false;
+    p();
+  }
+}
+
 template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int lane) {
   constexpr int THREADS = HT_REDUCE_WARPS * 32;
   const int warp = (threadIdx.x >> 5) - 4, group = warp / HT_REDUCE_WARPS;
   const int at = (warp % HT_REDUCE_WARPS * 32 + lane) * 16;
-  for (int k = 0, c = 0;; k++) {
-    waitPast(&b.at->head, k);
+  for (int k = group;; k += HT_REDUCE_GROUPS) {
+    if (!waitItem(b, k)) return;
     const int n = b.item(k).n;
-    if (n < 0) return;
-    if (k % HT_REDUCE_GROUPS != group) {
-      c += piecesOf<P>(n);
-      continue;
-    }
+    int c = b.item(k).first;
     const int bytes = pieceBytes(p.row(), b.item(k).piece);
     Sum<T> sum[4];
 #pragma unroll
@@ -61,12 +63,14 @@ template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int
       waitPhase(&b.full[b.slot(c)], b.phase(c));
       if (n == 1) continue;
       char *place = b.place(c) + at;
+      uint4 v[4];
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        if (at + j * THREADS * 16 < bytes) {
-          sum[j].add(*(const uint4 *)(place + j * THREADS * 16));
-        }
+      for (int j = 0; j < 4; j++) { // all loads before the first sum
+        v[j] = make_uint4(0, 0, 0, 0);
+        if (at + j * THREADS * 16 < bytes) v[j] = *(const uint4 *)(place + j * THREADS * 16);
       }
+#pragma unroll
+      for (int j = 0; j < 4; j++) sum[j].add(v[j]);
       if (i < n - 1) {
         __syncwarp();
         if (lane == 0) barrierArrive(&b.empty[b.slot(c)], 1);
@@ -78,7 +82,7 @@ template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int
           *(uint4 *)(place + j * THREADS * 16) = sum[j].round();
         }
       }
-      proxyFence();
+      proxyFenceShared();
     }
     if (n == 0 && P::ZERO_ROW) {
       waitPast(&b.at->issued, c);
@@ -89,7 +93,7 @@ template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int
           *(uint4 *)(b.place(c) + at + j * THREADS * 16) = make_uint4(0, 0, 0, 0);
         }
       }
-      proxyFence();
+      proxyFenceShared();
       c++;
     }
     __syncwarp();

@@ -36,7 +36,8 @@ struct HtItem {
   int gen;   // of the one side, if it is a ring unit
   int piece; // of the row
   int token, source;
-  int pad[2];
+  int index; // the policy's
+  int first; // gather: number of its first piece in the block
 };
 static_assert(sizeof(HtItem) == HT_DESC_HEAD * 4, "description");
 
@@ -55,17 +56,30 @@ struct HtProgress {
   uint32_t pad;
 };
 
+// n / d by a product, for n below 2^31: at most one too great, then put right.
+struct HtDivisor {
+  unsigned d, magic;
+  HtDivisor() = default;
+  EP_DEV explicit HtDivisor(int by) : d((unsigned)by), magic(0xffffffffu / (unsigned)by + 1) {}
+  EP_DEV int quotient(int n) const {
+    if (d == 1) return n;
+    const unsigned q = __umulhi((unsigned)n, magic);
+    return (int)(q - (q * d > (unsigned)n));
+  }
+};
+
 struct HtBlock {
   char *ring;
   uint64_t *full, *empty, *done;
   HtProgress *at;
   int *desc;
   int S, room, descInts, pieceStride; // room: slots that there is memory for, >= S
+  HtDivisor bySlots;
 
   EP_DEV HtItem &item(int k) const { return *(HtItem *)(desc + (k & (HT_DESCS - 1)) * descInts); }
   EP_DEV int2 *entries(int k) const { return (int2 *)(&item(k) + 1); }
-  EP_DEV int slot(int c) const { return (int)((unsigned)c % (unsigned)S); }
-  EP_DEV uint32_t phase(int c) const { return (unsigned)c / (unsigned)S & 1; }
+  EP_DEV int slot(int c) const { return c - bySlots.quotient(c) * S; }
+  EP_DEV uint32_t phase(int c) const { return bySlots.quotient(c) & 1; }
   EP_DEV char *place(int c) const { return ring + slot(c) * pieceStride; }
 };
 
@@ -118,6 +132,7 @@ EP_DEV void arm(const HtBlock &b, int readers, int reducers, bool again) {
 // Where the block's shared memory holds what. The ring comes first: bulk copies want 128-byte alignment.
 EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int pieceStride) {
   HtBlock b;
+  b.bySlots = HtDivisor(shape.slots);
   b.ring = shared;
   b.full = (uint64_t *)(shared + (size_t)room * pieceStride);
   b.empty = b.full + room;
@@ -283,10 +298,16 @@ EP_DEV void finish(const HtBlock &b, int k, int lane) {
   }
 }
 
+// Slots that an item of a gather pipeline takes.
+template <class P> EP_DEV int piecesOf(int n) {
+  return n == 0 && P::ZERO_ROW ? 1 : n;
+}
+
 // Describes items [k, k + m): the groups of HT_LANES lanes that have one, in their order. Items are shown
 // as soon as all before them are. False: gave up.
 template <class P>
-EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &ahead, int lane) {
+EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &ahead, int &pieces,
+                     int lane) {
   constexpr unsigned GROUP = (1u << HT_LANES) - 1;
   const int first = lane & -HT_LANES, l = lane - first;
   const bool mine = c >= 0;
@@ -342,7 +363,13 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
     const unsigned pending = __ballot_sync(FULL_WARP, !fin);
     const int now = __popc(pending ? heads & ((1u << (__ffs(pending) - 1)) - 1) : heads);
     __syncwarp();
-    if (now > shown && lane == 0) tell(&b.at->head, k + now);
+    if (now > shown && lane == 0) {
+      for (int i = k + shown; P::GATHERS && i < k + now; i++) {
+        b.item(i).first = pieces;
+        pieces += piecesOf<P>(b.item(i).n);
+      }
+      tell(&b.at->head, k + now);
+    }
     shown = now;
     if (now == m) return true;
   }
@@ -356,7 +383,7 @@ EP_DEV void scout(const HtBlock &b, const P &p, const HtShape &shape, unsigned *
   const int group = lane / HT_LANES, l = lane % HT_LANES;
   long long base = 0, nextBase = 0;
   unsigned taken = 0, mask = 0;
-  int nextIndex = -1, k = 0;
+  int nextIndex = -1, k = 0, pieces = 0;
   const auto take = [&] {
     if (lane == 0) taken = atomicAdd(work, (unsigned)shape.take);
   };
@@ -388,7 +415,7 @@ EP_DEV void scout(const HtBlock &b, const P &p, const HtShape &shape, unsigned *
     const int m = __popc(__ballot_sync(FULL_WARP, c >= 0 && l == 0));
     const int next = nextBatch(nextAhead);
     awaitRoom(b, k + m, 12);
-    if (!describe(b, p, k, c, ahead, lane)) {
+    if (!describe(b, p, k, c, ahead, pieces, lane)) {
       k = (int)told(&b.at->head);
       break;
     }
