@@ -81,8 +81,8 @@ need_python() {
   touch ".venv/.has-$1-$stamp" ".venv/.has-requirements-report.txt-$stamp" # every list includes it
 }
 
-# need_nvcc: what compiles the kernels, no GPU needed: the system's CUDA toolkit and NCCL, else NVIDIA's wheels in .venv.
-# Without either the kernels are left out, and $results/kernels.skipped says why.
+# need_nvcc: what compiles the kernels, no GPU needed: the system's CUDA toolkit and NCCL, else NVIDIA's
+# wheels in .venv. Without either the kernels are left out, and $results/kernels.skipped says why.
 need_nvcc() {
   local want=. file=$root/tools/requirements-cuda.txt log=$results/pip-cuda.log stamp wheel
   if have cmd:nvcc || have file:/usr/local/cuda/bin/nvcc; then

@@ -3,7 +3,7 @@
  * A state is known by 64 bits of XXH3 of its bytes. Two states that share them would hide one: with n
  * states that happens with a chance of n^2 / 2^65, one in a million for six million. Every path ends, since
  * no step is ever taken back, so a state needs to be visited once only. */
-#include "protocol.h"
+#include "explorer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* The steps of the model: what a role reads, stores, waits for and notes, and how a launch ends.
  *
  * Reductions, all off if setup.fine: a step that only adds to what is on its way, or notes what was just
- * read, is made together with the step before it (storing later is the same as arriving later); all that a
- * step waits for is taken at one moment (taking some of it earlier exposes it for less time). Moves that alone
- * are enough are chosen in moves.c. */
+ * read, is made together with the step before it (storing later is the same as arriving later); all that
+ * a step waits for is taken at one moment (taking some of it earlier exposes it for less time). Moves that
+ * alone are enough are chosen in moves.c. */
 #include "model.h"
 
 #include "kernels/protocol.h"

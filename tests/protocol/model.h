@@ -2,7 +2,7 @@
 #ifndef TREFOIL_TESTS_PROTOCOL_MODEL_H
 #define TREFOIL_TESTS_PROTOCOL_MODEL_H
 
-#include "protocol.h"
+#include "explorer.h"
 
 enum { MAX_PLACES = 16 };
 

@@ -2,7 +2,7 @@
 #ifndef TREFOIL_TESTS_PROTOCOL_CHECKS_H
 #define TREFOIL_TESTS_PROTOCOL_CHECKS_H
 
-#include "protocol.h"
+#include "explorer.h"
 
 #include "test.h"
 
