@@ -55,7 +55,7 @@ def check_line(line: str, root: Path, trefoil: str) -> Iterator[str]:
     if words[0].rpartition("/")[2] == "trefoil" and len(words) > 1 and trefoil:
         depth = 1
         sub = words[2] if len(words) > 2 and re.fullmatch(r"[a-z]+", words[2]) else ""
-        if sub and words[1] == "trace":
+        if sub and words[1] in ("trace", "export"):
             depth = 2
         command = [trefoil, *words[1 : depth + 1]]
     elif words[0].startswith("tools/") and (root / words[0]).name in ("test", "tour"):
