@@ -151,18 +151,38 @@ static void printRun(const ep_real_options_t *o, const ep_real_result_t *r) {
   for (int what = 0; what < EP_GPU_NUM_WHAT; what++) printFigures(&r->gpu, (ep_gpu_what_t)what);
 }
 
-static json_t *factsJson(const ep_gpu_facts_t *f, int ranks) {
-  return json_pack("{s:s, s:i, s:i, s:i, s:i}", "name", f->name, "count", ranks, "sms", f->numSms,
-                   "driver_cuda", f->driver, "runtime", f->runtime);
+/* "580.159.04" of what the kernel module says; "" without one. */
+static void driverVersion(char *text, size_t bytes) {
+  char line[256], *at = NULL;
+  FILE *f = fopen("/proc/driver/nvidia/version", "r");
+  *text = 0;
+  if (f && fgets(line, sizeof line, f)) at = strpbrk(line, "0123456789");
+  while (at && !(at[strspn(at, "0123456789")] == '.')) /* the first word with a point in it */
+    at = strpbrk(at + strspn(at, "0123456789"), "0123456789");
+  if (at) {
+    at[strspn(at, "0123456789.")] = 0;
+    snprintf(text, bytes, "%s", at);
+  }
+  if (f) fclose(f);
+}
+
+static json_t *factsJson(const ep_gpu_times_t *t, int ranks) {
+  char driver[64], nccl[32];
+  driverVersion(driver, sizeof driver);
+  snprintf(nccl, sizeof nccl, "%d.%d.%d", t->ncclVersion / 10000, t->ncclVersion / 100 % 100,
+           t->ncclVersion % 100);
+  return json_pack("{s:s, s:i, s:i, s:s, s:i, s:i, s:s}", "name", t->facts.name, "count", ranks,
+                   "sms", t->facts.numSms, "driver", driver, "driver_cuda", t->facts.driver,
+                   "runtime", t->facts.runtime, "nccl", nccl);
 }
 
 static json_t *allJson(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
                        const ep_real_result_t *r, int n) {
   json_t *list = json_array();
   for (int i = 0; i < n; i++) json_array_append_new(list, runJson(&runs[i], &r[i]));
-  json_t *j = json_pack("{s:o, s:o, s:o}", "gpu_benchmarks", list, "gpu",
-                        factsJson(&r[0].gpu.facts, b->base.shape.numRanks), "environment",
-                        cliEnvironment());
+  json_t *j =
+      json_pack("{s:o, s:o, s:o}", "gpu_benchmarks", list, "gpu",
+                factsJson(&r[0].gpu, b->base.shape.numRanks), "environment", cliEnvironment());
   cliLibrariesJson(j, &b->base.paths);
   return j;
 }

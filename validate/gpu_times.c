@@ -86,20 +86,23 @@ static trefoil_result_t queueAll(real_rank_t *rank) {
   for (int i = 0; i < N; i++) {
     EP_TRY(lockstep(rank, pause));
     EP_TRY(record(rank, g->before[i]));
-    double start = now();
     EP_TRY(operate(rank, job.what));
-    g->series[job.replayed].host[i] = now() - start;
     EP_TRY(record(rank, g->after[i]));
   }
   return TREFOIL_OK;
 }
 
-/* N operations one after the other, events round them all: in before[0] and after[0]. */
+/* N operations one after the other, events round them all: in before[0] and after[0]; the host's time of
+ * each call. */
 static trefoil_result_t queueBurst(real_rank_t *rank) {
   gpu_rank_t *g = mine(rank);
   EP_TRY(lockstep(rank, BURST_PAUSE_NS));
   EP_TRY(record(rank, g->before[0]));
-  for (int i = 0; i < N; i++) EP_TRY(operate(rank, job.what));
+  for (int i = 0; i < N; i++) {
+    double start = now();
+    EP_TRY(operate(rank, job.what));
+    g->series[job.replayed].host[i] = now() - start;
+  }
   return record(rank, g->after[0]);
 }
 
@@ -209,6 +212,10 @@ static trefoil_result_t measureSeries(real_rank_t *rank) {
 
 static trefoil_result_t measureBurst(real_rank_t *rank) {
   double seconds;
+  job.replayed = 0;
+  EP_TRY(queueBurst(rank));
+  EP_TRY(epRealSync(rank));
+  job.replayed = 1;
   EP_TRY(replay(rank, queueBurst));
   EP_TRY(elapsed(rank, 0, &seconds));
   mine(rank)->backToBack = seconds / N;
@@ -318,6 +325,7 @@ static trefoil_result_t start(real_rank_t *rank) {
   run->gpuRanks = calloc((size_t)run->options->shape.numRanks, sizeof *run->gpuRanks);
   EP_CHECK(run->gpuRanks, TREFOIL_SYSTEM_ERROR, "out of memory for measurements");
   run->result->gpu.hasKernelTimes = run->lib.ncclEpKeepTimes && run->lib.ncclEpReadTimes;
+  run->lib.ncclGetVersion(&run->result->gpu.ncclVersion);
   return epGpuFacts(0, &run->result->gpu.facts);
 }
 

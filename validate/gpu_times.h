@@ -3,7 +3,7 @@
  *
  *   kernel   device clock, first block's start to last block's end (trefoil/device.h), slowest rank
  *   event    an event pair around the call, slowest rank; beside it the same pair around an empty kernel
- *   host     from call to return, all ranks'
+ *   host     from call to return of calls one after the other, all ranks'
  *   back to back: events round many operations of a graph, per operation
  *
  * Each without a graph ("called") and replayed from one. */
@@ -41,6 +41,7 @@ typedef struct ep_gpu_times {
   int measured;
   int hasKernelTimes; /* 0: the library does not tell them */
   ep_gpu_facts_t facts;
+  int ncclVersion;
   double
       copyRate; /* bytes a second through a port: plain all-to-all stores, the better of two kernels */
   ep_gpu_figures_t of[EP_GPU_NUM_WHAT];
