@@ -55,7 +55,6 @@ typedef struct cost_field {
   { key, offsetof(trefoil_op_costs_t, member), 0 }
 static const cost_field_t costFields[] = {
     COST("num_sms", numSms, 1),
-    COST("forward_share", forwardShare, 0),
     COST("nvlink_gb_per_s", nvlinkGbPerS, 0),
     COST("nic_gb_per_s", nicGbPerS, 0),
     COST("nvlink_latency_ns", nvlinkLatencyNs, 0),
@@ -69,8 +68,8 @@ static const cost_field_t opFields[] = {
     OP_COST("launch_us", launchUs),          OP_COST("token_ns", tokenNs),
     OP_COST("send_row_ns", sendRowNs),       OP_COST("send_gb_per_s_per_sm", sendGbPerSPerSm),
     OP_COST("receive_row_ns", receiveRowNs), OP_COST("receive_gb_per_s_per_sm", receiveGbPerSPerSm),
-    OP_COST("signal_ns", signalNs),          OP_COST("net_signal_ns", netSignalNs),
-    OP_COST("net_start_us", netStartUs),
+    OP_COST("forward_share", forwardShare),  OP_COST("signal_ns", signalNs),
+    OP_COST("net_signal_ns", netSignalNs),   OP_COST("net_start_us", netStartUs),
     OP_COST("node_round_us", nodeRoundUs),
 };
 enum {
@@ -227,9 +226,11 @@ static trefoil_result_t takeAll(json_t *root, const char *file, trefoil_cost_rec
     }
   }
   EP_TRY(takeFit(json_object_get(root, "fit"), file, r));
-  EP_CHECK(r->costs.numSms >= 1 && r->costs.forwardShare < 1, TREFOIL_INVALID_ARGUMENT,
-           "%s: num_sms is %d and forward_share %g: must be at least 1, and less than 1", file,
-           r->costs.numSms, r->costs.forwardShare);
+  const trefoil_costs_t *c = &r->costs;
+  EP_CHECK(c->numSms >= 1 && c->op[0].forwardShare < 1 && c->op[1].forwardShare < 1,
+           TREFOIL_INVALID_ARGUMENT,
+           "%s: %d SMs, forward_share %g and %g: must be at least 1, and less than 1 each", file,
+           c->numSms, c->op[0].forwardShare, c->op[1].forwardShare);
   return TREFOIL_OK;
 }
 

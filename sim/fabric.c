@@ -136,7 +136,7 @@ static double smRowNs(double rowNs, double gbPerS, const work_t *w) {
 static void setSms(const work_t *w) {
   const ep_replay_t *replay = w->replay;
   int isDispatch = replay->op == TREFOIL_OP_DISPATCH;
-  double share = w->costs->forwardShare > 0 ? w->costs->forwardShare : 0.5;
+  double share = w->op->forwardShare > 0 ? w->op->forwardShare : 0.5;
   double sms = w->run->numSms > 0 ? w->run->numSms : w->costs->numSms;
   double forwardSms = sms * share;
   if (replay->hasNetPhases) sms -= forwardSms;

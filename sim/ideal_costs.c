@@ -37,6 +37,8 @@ static trefoil_result_t checkNumbers(const named_number_t *numbers, size_t n, co
 }
 
 static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
+  EP_CHECK(c->forwardShare >= 0 && c->forwardShare < 1, TREFOIL_INVALID_ARGUMENT,
+           "costs: forwardShare %.10g%s: must be in [0, 1)", c->forwardShare, of);
   const named_number_t numbers[] = {
       {"launchUs", c->launchUs},         {"tokenNs", c->tokenNs},
       {"sendRowNs", c->sendRowNs},       {"sendGbPerSPerSm", c->sendGbPerSPerSm},
@@ -51,8 +53,6 @@ trefoil_result_t trefoilCostsCheck(const trefoil_costs_t *c) {
   EP_CHECK(c, TREFOIL_INVALID_ARGUMENT, "the costs are NULL");
   EP_CHECK(c->numSms >= 1 && c->numSms <= 4096, TREFOIL_INVALID_ARGUMENT,
            "costs: %d SMs: must be in [1, 4096]", c->numSms);
-  EP_CHECK(c->forwardShare >= 0 && c->forwardShare < 1, TREFOIL_INVALID_ARGUMENT,
-           "costs: forwardShare %.10g: must be in [0, 1)", c->forwardShare);
   double net = c->netLatencyNs;
   const named_number_t numbers[] = {
       {"nvlinkGbPerS", c->nvlinkGbPerS},       {"nicGbPerS", c->nicGbPerS},

@@ -20,6 +20,8 @@ typedef struct trefoil_op_costs {
   double sendGbPerSPerSm;    /* 10^9 bytes a second that one SM sends; 0 = SMs do not limit */
   double receiveRowNs;       /* SM time of each row received: finding it, its share of the sum */
   double receiveGbPerSPerSm; /* bytes that one SM copies or sums at the receiver; 0 = no limit */
+  double forwardShare;       /* HT over nodes: share of the SMs that forward and sum for their node,
+                                [0, 1); 0 = 0.5 */
   double signalNs;           /* time of a rank for the flag to each other rank, after its rows */
   double netSignalNs;        /* the same to a rank of another node; 0 = signalNs */
   double netStartUs;  /* what an operation takes once more if it has several nodes: filling buffers
@@ -31,10 +33,9 @@ typedef struct trefoil_op_costs {
 /* All zero but numSms is legal: then only bytes over ports take time. */
 typedef struct trefoil_costs {
   char name[TREFOIL_MODEL_NAME_BYTES];
-  int numSms;          /* that work on an operation; >= 1 */
-  double forwardShare; /* HT: share of the SMs that forward and sum for the node, [0, 1); 0 = 0.5 */
-  double nvlinkGbPerS; /* of one port, one way; 0 = the cluster's */
-  double nicGbPerS;    /* the same of one network port */
+  int numSms;               /* that work on an operation; >= 1 */
+  double nvlinkGbPerS;      /* of one port, one way; 0 = the cluster's */
+  double nicGbPerS;         /* the same of one network port */
   double nvlinkLatencyNs;   /* one way, from the last byte sent to visible */
   double netLatencyNs;      /* the same; negative = the cluster's */
   double nvlinkRowNs;       /* NVLink port time of each row besides its bytes */

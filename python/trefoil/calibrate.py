@@ -134,7 +134,8 @@ class ClosedForm:
         nvlink, nic = self.cluster_rates
         nvlink, nic = costs.get("nvlink_gb_per_s") or nvlink, costs.get("nic_gb_per_s") or nic
         sms = np.where(self.sms > 0, self.sms, costs.get("num_sms"))
-        share = costs.get("forward_share") or 0.5
+        share = self._of_op(costs, "forward_share")
+        share = np.where(share > 0, share, 0.5)
         ends = np.where(self.is_staged, sms * (1 - share), sms)
         send = self._of_op(costs, "send_row_ns") + _time(
             size, self._of_op(costs, "send_gb_per_s_per_sm")

@@ -16,6 +16,8 @@ from trefoil.reference import TrefoilError
 from trefoil.simulator import Costs
 from trefoil.split import Split, SplitError
 
+SIMGRID_TOKENS = 4096  # of all ranks together
+
 
 @dataclass
 class Outcome:
@@ -94,8 +96,9 @@ def run_form(job: Job, form: str, also: Sequence[dict[str, float]] = ()) -> Outc
 
 
 def compare_with_simgrid(job: Job, outcome: Outcome, count: int) -> dict[str, float] | None:
-    """SimGrid against the queues on `count` cases from the smallest to the largest."""
-    cases = sorted(job.inside + job.outside, key=lambda c: (c.ranks * c.tokens, c.op, c.sms))
+    """SimGrid against the queues on `count` cases, none larger than SimGrid does quickly."""
+    cases = [c for c in job.inside + job.outside if c.ranks * c.tokens <= SIMGRID_TOKENS]
+    cases.sort(key=lambda c: (c.ranks * c.tokens, c.op, c.sms))
     chosen = [cases[i] for i in np.linspace(0, len(cases) - 1, count).round().astype(int)]
     try:
         simgrid = Replay(job.plans, chosen, "simgrid").predict(outcome.costs)

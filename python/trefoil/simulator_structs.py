@@ -46,6 +46,7 @@ class OpCosts(ct.Structure):
         ("send_gb_per_s_per_sm", ct.c_double),
         ("receive_row_ns", ct.c_double),
         ("receive_gb_per_s_per_sm", ct.c_double),
+        ("forward_share", ct.c_double),
         ("signal_ns", ct.c_double),
         ("net_signal_ns", ct.c_double),
         ("net_start_us", ct.c_double),
@@ -57,7 +58,6 @@ class CostFields(ct.Structure):
     _fields_ = (
         ("name", _NAME),
         ("num_sms", ct.c_int),
-        ("forward_share", ct.c_double),
         ("nvlink_gb_per_s", ct.c_double),
         ("nic_gb_per_s", ct.c_double),
         ("nvlink_latency_ns", ct.c_double),

@@ -61,7 +61,7 @@ def test_planted_costs_come_back(plans: Plans, form: type) -> None:
     for name, value in PLANTED.items():
         assert found.states[name] == "fitted", name
         assert found.values[name] == pytest.approx(value, abs=4 * found.deviations[name]), name
-        assert found.deviations[name] < 0.3 * value, name
+        assert found.deviations[name] < max(0.3 * value, 2.0), name
 
 
 def test_what_the_data_do_not_show_is_unidentified(plans: Plans) -> None:
