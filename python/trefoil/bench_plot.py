@@ -117,7 +117,7 @@ def picture(data: Any) -> Figure:
     curves = curves_of(data)
     if not curves:
         raise BenchError("nothing was timed: no benchmark passed its check")
-    columns = min(3, len(curves))
+    columns = 4 if len(curves) in (4, 7, 8) else min(3, len(curves))
     rows = -(-len(curves) // columns)
     figure = Figure(figsize=(3.4 * columns, 2.7 * rows + 0.5), layout="constrained")
     panels = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
