@@ -1,5 +1,6 @@
-/* Scripts of operations and what they must leave behind: cases of the checker (validate/check_case.h), made by
- * its generator or by hand, run back to back in images of their own, and compared at the very end. */
+/* Scripts of operations and what they must leave behind: cases of the checker
+ * (validate/check_case.h), made by its generator or by hand, run back to back in images of their
+ * own, and compared at the very end. */
 #ifndef TREFOIL_TESTS_GPU_SCRIPT_H
 #define TREFOIL_TESTS_GPU_SCRIPT_H
 

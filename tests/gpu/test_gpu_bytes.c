@@ -1,7 +1,7 @@
-/* What a library tells about its operations (trefoil/device.h): bytes per (source, destination, tier) equal the
- * plan's, and are gone when they are off; memory in use is what the preflight said, to the byte; kernel
- * times are there, ordered, and shorter than what was waited for them. The CPU library counts nothing and
- * must say so. */
+/* What a library tells about its operations (trefoil/device.h): bytes per (source, destination,
+ * tier) equal the plan's, and are gone when they are off; memory in use is what the preflight said,
+ * to the byte; kernel times are there, ordered, and shorter than what was waited for them. The CPU
+ * library counts nothing and must say so. */
 #include "test.h"
 
 #include "gpu_script.h"

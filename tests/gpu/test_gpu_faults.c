@@ -1,6 +1,6 @@
-/* Ranks that never come, come late, or are killed, with masks and without: the others go on or get an error that
- * names the rank, within the timeout, in a process that lives; and `trefoil doctor --hang` names the same
- * rank from the progress records. TREFOIL_CLI is the program. */
+/* Ranks that never come, come late, or are killed, with masks and without: the others go on or get
+ * an error that names the rank, within the timeout, in a process that lives; and `trefoil doctor
+ * --hang` names the same rank from the progress records. TREFOIL_CLI is the program. */
 #include "test.h"
 
 #include "gpu_script.h"
