@@ -1,113 +1,25 @@
-/* Depth-first search through the states of a model.
- *
- * A state is known by 64 bits of XXH3 of its bytes. Two states that share them would hide one: with n
- * states that happens with a chance of n^2 / 2^65, one in a million for six million. Every path ends, since
- * no step is ever taken back, so a state needs to be visited once only. */
+/* The model of the low-latency protocol as a machine to search. */
 #include "explorer.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <xxhash.h>
-
-typedef struct seen {
-  uint64_t *slot, size, n;
-} seen_t;
-
-static bool seenAdd(seen_t *v, uint64_t h) {
-  if (v->n * 2 >= v->size) {
-    seen_t more = {NULL, v->size ? v->size * 2 : 1 << 16, 0};
-    more.slot = calloc(more.size, sizeof *more.slot);
-    if (!more.slot) {
-      fprintf(stderr, "no memory for %llu states\n", (unsigned long long)more.size);
-      exit(3);
-    }
-    for (uint64_t i = 0; i < v->size; i++) {
-      if (v->slot[i]) seenAdd(&more, v->slot[i]);
-    }
-    free(v->slot);
-    *v = more;
-  }
-  h += h == 0;
-  uint64_t i = h & (v->size - 1);
-  for (; v->slot[i]; i = (i + 1) & (v->size - 1)) {
-    if (v->slot[i] == h) return false;
-  }
-  v->slot[i] = h;
-  v->n++;
-  return true;
+static int moves(const void *m, const void *s, move_t v[MAX_MOVES]) {
+  return modelMoves(m, s, v);
 }
-
-typedef struct frame {
-  state_t state;
-  move_t moves[MAX_MOVES];
-  int numMoves, next;
-} frame_t;
-
-typedef struct path {
-  frame_t *frame;
-  int depth, room;
-} path_t;
-
-static void push(const model_t *m, path_t *p, const state_t *s) {
-  if (p->depth == p->room) {
-    p->room = p->room ? p->room * 2 : 64;
-    p->frame = realloc(p->frame, (size_t)p->room * sizeof *p->frame);
-    if (!p->frame) {
-      fprintf(stderr, "no memory for a path of %d moves\n", p->room);
-      exit(3);
-    }
-  }
-  frame_t *f = &p->frame[p->depth++];
-  f->state = *s;
-  f->next = 0;
-  f->numMoves = modelMoves(m, s, f->moves);
+static const char *make(const void *m, void *s, move_t v) {
+  return modelMake(m, s, v);
 }
-
-static void printPath(const model_t *m, const path_t *p, const char *wrong) {
-  for (int i = 0; i < p->depth; i++) {
-    const frame_t *f = &p->frame[i];
-    if (f->next == 0) break;
-    char text[160];
-    modelDescribe(m, &f->state, f->moves[f->next - 1], text, sizeof text);
-    printf("%4d  %s\n", i + 1, text);
-  }
-  printf("then: %s\n", wrong);
+static const char *unfinished(const void *m, const void *s) {
+  return modelUnfinished(m, s);
+}
+static void describe(const void *m, const void *s, move_t v, char *text, size_t size) {
+  modelDescribe(m, s, v, text, size);
 }
 
 outcome_t explore(const setup_t *setup, bool trace) {
   model_t m;
-  seen_t seen = {NULL, 0, 0};
-  path_t path = {NULL, 0, 0};
-  outcome_t out = {0, 0, 0, NULL, true};
   state_t s;
   modelInit(&m, setup);
   modelStart(&m, &s);
-  const size_t bytes = (size_t)setup->numRanks * sizeof s.rank[0];
-  seenAdd(&seen, XXH3_64bits(&s, bytes));
-  push(&m, &path, &s);
-  while (path.depth > 0 && !out.wrong) {
-    frame_t *f = &path.frame[path.depth - 1];
-    if (f->numMoves == 0) out.wrong = modelUnfinished(&m, &f->state);
-    if (out.wrong || f->next == f->numMoves) {
-      if (!out.wrong) path.depth--;
-      continue;
-    }
-    s = f->state;
-    out.wrong = modelMake(&m, &s, f->moves[f->next++]);
-    out.numMoves++;
-    if (out.wrong || !seenAdd(&seen, XXH3_64bits(&s, bytes))) continue;
-    if (setup->maxStates && seen.n > setup->maxStates) {
-      out.isComplete = false;
-      break;
-    }
-    push(&m, &path, &s);
-    if (path.depth > out.depth) out.depth = path.depth;
-  }
-  out.numStates = seen.n;
-  if (out.wrong) out.isComplete = false;
-  if (out.wrong && trace) printPath(&m, &path, out.wrong);
-  free(seen.slot);
-  free(path.frame);
-  return out;
+  const machine_t machine = {
+      &m, (size_t)setup->numRanks * sizeof s.rank[0], moves, make, unfinished, describe};
+  return search(&machine, &s, setup->maxStates, trace);
 }

@@ -12,9 +12,7 @@
 #ifndef TREFOIL_TESTS_PROTOCOL_H
 #define TREFOIL_TESTS_PROTOCOL_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "search.h"
 
 enum {
   MAX_RANKS = 3,
@@ -152,7 +150,7 @@ typedef struct model {
   int numCells;
 } model_t;
 
-/* One possible step of a state. */
+/* Of move_t: kind; item is a cell, the rank given up, or a place in a list. */
 typedef enum move_kind {
   MOVE_ROLE,
   MOVE_FINISH,
@@ -160,11 +158,7 @@ typedef enum move_kind {
   MOVE_DIES,
   MOVE_GIVES_UP
 } move_kind_t;
-typedef struct move {
-  uint8_t kind, rank, block, role,
-      item; /* item: cell, or the rank given up, or a place in a list */
-} move_t;
-enum { MAX_MOVES = 256, ALL_ITEMS = 255 };
+enum { ALL_ITEMS = 255 };
 
 void modelInit(model_t *m, const setup_t *setup);
 void modelStart(const model_t *m, state_t *s);
@@ -175,13 +169,6 @@ const char *modelMake(const model_t *m, state_t *s, move_t move);
 /* NULL, or which rank has not ended. For states without moves. */
 const char *modelUnfinished(const model_t *m, const state_t *s);
 void modelDescribe(const model_t *m, const state_t *s, move_t move, char *text, size_t size);
-
-typedef struct outcome {
-  uint64_t numStates, numMoves;
-  int depth;         /* of the longest path */
-  const char *wrong; /* NULL, or the first thing found wrong */
-  bool isComplete;   /* every reachable state was seen */
-} outcome_t;
 
 /* Depth first through every reachable state. With `trace`, prints the way to what is wrong. */
 outcome_t explore(const setup_t *setup, bool trace);
