@@ -193,6 +193,29 @@ class Range:
     low: float
     high: float
 
+    @property
+    def _is_log(self) -> bool:
+        return self.low > 0 and self.high >= 10 * self.low
+
+    def value(self, unit: float) -> float:
+        """From [0, 1]; where the bounds lie a factor of ten apart or more, by their logarithms."""
+        if unit in (0, 1):
+            return self.high if unit else self.low
+        if self._is_log:
+            return self.low * (self.high / self.low) ** unit
+        return self.low + (self.high - self.low) * unit
+
+    def unit(self, value: float) -> float:
+        if self._is_log:
+            return float(np.log(value / self.low) / np.log(self.high / self.low))
+        return (value - self.low) / (self.high - self.low)
+
+    def slope(self, unit: float) -> float:
+        """d value / d unit."""
+        if self._is_log:
+            return float(self.value(unit) * np.log(self.high / self.low))
+        return self.high - self.low
+
 
 @dataclass
 class Fitted:
@@ -223,25 +246,26 @@ def fit(
     random points; the best end counts. step: relative width of finite differences; engines count in
     femtoseconds, so it must not be tiny. Afterwards a parameter is "at-low" or "at-high" if it lies
     within 0.1 % of the range's width of that bound, else "unidentified" if the data leave it a
-    standard deviation of more than half that width.
+    standard deviation of more than half that width (of logarithms, see Range.value).
     """
     from scipy.optimize import least_squares
 
     names = list(ranges)
-    low = np.array([ranges[n].low for n in names])
-    width = np.array([ranges[n].high for n in names]) - low
     count = 0
+
+    def values_at(unit: Array) -> dict[str, float]:
+        return {n: ranges[n].value(float(u)) for n, u in zip(names, unit, strict=True)}
 
     def residuals(unit: Array) -> Array:
         nonlocal count
         count += 1
         report(count)
-        costs.set(dict(zip(names, low + width * unit, strict=True)))
+        costs.set(values_at(unit))
         return np.log(predict(costs) / measured)
 
     rng = np.random.default_rng(seed)
     given = [{n: ranges[n].start for n in names}, *also]
-    points = [(np.array([p[n] for n in names]) - low) / width for p in given]
+    points = [np.array([ranges[n].unit(p[n]) for n in names]) for p in given]
     points += list(rng.random((starts - 1, len(names))))
     best = None
     for point in points:
@@ -261,10 +285,11 @@ def fit(
     assert best is not None
     unit = np.where(best.x < 1e-3, 0.0, np.where(best.x > 1 - 1e-3, 1.0, best.x))
     deviation = _deviations(best.jac, best.fun)
-    values = dict(zip(names, (low + width * unit).tolist(), strict=True))
+    values = values_at(unit)
     costs.set(values)
     states = {n: _state(u, s) for n, u, s in zip(names, unit, deviation, strict=True)}
-    deviations = dict(zip(names, (width * deviation).tolist(), strict=True))
+    slopes = [ranges[n].slope(float(u)) for n, u in zip(names, unit, strict=True)]
+    deviations = dict(zip(names, (deviation * slopes).tolist(), strict=True))
     return Fitted(values, states, deviations, count)
 
 

@@ -76,7 +76,8 @@ def _table(a: argparse.Namespace) -> int:
 
 def _bench(a: argparse.Namespace) -> int:
     cases = cases_of_bench(a.results)
-    device = json.loads(a.results.read_text(encoding="utf-8")).get("device", "")
+    said = json.loads(a.results.read_text(encoding="utf-8"))
+    device = said.get("device") or said.get("measured", "").split(" of ")[0]
     labels = {"framework": "trefoil", "version": "0.1.0", "device": device}
     return write_table(a.output, cases, {**labels, "kernel_source": "trefoil"}, False)
 

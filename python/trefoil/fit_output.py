@@ -71,6 +71,12 @@ def record_of(job: Job, outcome: Outcome, all_outcomes: list[Outcome]) -> dict[s
     return record
 
 
+def _verdict(closed: float, queues: float) -> str:
+    if abs(closed - queues) <= 0.05 * min(closed, queues):
+        return "the closed form and the engine tie"
+    return f"the {'closed form' if closed < queues else 'engine'} is the better one"
+
+
 def print_text(job: Job, outcomes: list[Outcome], simgrid: dict[str, float] | None) -> None:
     text = job.split.text
     counts = f"{len(job.inside)} times fitted, {len(job.outside)} held out"
@@ -96,8 +102,7 @@ def print_text(job: Job, outcomes: list[Outcome], simgrid: dict[str, float] | No
                 )
     if len(outcomes) == 2 and job.outside:
         closed, queues = (o.outside["both"].mape_percent for o in outcomes)
-        better = "closed form" if closed < queues else "engine"
-        print(f"\non the rows held out the {better} is the better one")
+        print(f"\non the rows held out {_verdict(closed, queues)}")
     if simgrid:
         print(
             f"SimGrid with these costs: {simgrid['mean_percent']} % from the queues on average, "

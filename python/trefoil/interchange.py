@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import ctypes as ct
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from trefoil.calibrate import Plans, Setting
 from trefoil.measured import OPS, Case, TableError
@@ -32,39 +32,44 @@ NET_OUT, FORWARD, RETURN, NET_BACK = 1, 2, 3, 4
 # ---- Measured figures of ours -------------------------------------------------------------------
 
 
-def cases_of_bench(
-    path: Path, operations: Sequence[str] = ("dispatch expert-major", "combine expert-major exact")
-) -> list[Case]:
-    """LL cases from the kernels' benchmark: rows whose check passed, lockstep times.
+OWN_OPERATIONS = ("dispatch expert-major", "combine expert-major exact")
 
-    operations: the names of its dispatch and combine rows.
+
+def cases_of_bench(path: Path) -> list[Case]:
+    """LL expert-major cases, bf16 and exact, of measurements of ours whose check passed.
+
+    path: JSON of the kernels' benchmark (lockstep times), or of `trefoil bench --gpu --json`
+    (kernel times of plain calls, p50).
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        rows = data["rows"]
-        cases = [
-            Case(
-                OPS[operations.index(row["operation"])],
-                "ll",
-                1,
-                int(row["ranks"]),
-                int(row["hidden"]),
-                int(row["tokens"]),
-                int(row["topk"]),
-                int(row["experts"]),
-                0,
-                float(row["lockstep_us"]),
-            )
-            for row in rows
-            if row["operation"] in operations and row["check"] == "ok"
-        ]
+        api = "gpu_benchmarks" in data
+        cases = list(_of_api(data["gpu_benchmarks"]) if api else _of_kernels(data["rows"]))
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TableError(f"{path}: is no result of the kernels' benchmark: {error!r}") from None
+        raise TableError(f"{path}: is no result of a benchmark of ours: {error!r}") from None
     if not cases:
-        raise TableError(f"{path}: has no checked rows of {' and '.join(operations)}")
+        raise TableError(f"{path}: has no checked rows of {' and '.join(OWN_OPERATIONS)}")
     return cases
+
+
+def _case(op: str, row: Mapping[str, Any], us: float) -> Case:
+    numbers = (int(row[key]) for key in ("ranks", "hidden", "tokens", "topk", "experts"))
+    return Case(op, "ll", 1, *numbers, 0, us)
+
+
+def _of_kernels(rows: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
+    for row in rows:
+        if row["operation"] in OWN_OPERATIONS and row["check"] == "ok":
+            yield _case(OPS[OWN_OPERATIONS.index(row["operation"])], row, row["lockstep_us"])
+
+
+def _of_api(rows: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
+    for row in rows:
+        if row["mode"] == "ll-expert-major" and row["variant"] == "plain" and row["ok"]:
+            for op in OPS:
+                yield _case(op, row, round(1e6 * row["times"][op]["kernel"]["called"]["p50_s"], 4))
 
 
 # ---- Predictions --------------------------------------------------------------------------------

@@ -56,9 +56,11 @@ def test_predictions_become_a_table(tmp_path: Path) -> None:
 
 
 def test_our_own_figures_become_cases(tmp_path: Path) -> None:
-    figures = split_files()["trefoil-ll-h200"].parent / "ll_kernels_h200x4.json"
-    cases = cases_of_bench(figures)
-    assert {case.ranks for case in cases} == {4} and len(cases) % 2 == 0
+    folder = split_files()["trefoil-ll-h200"].parent
+    for name in ("ll_kernels_h200x4.json", "ll_api_h200x4.json"):
+        cases = cases_of_bench(folder / name)
+        assert {case.ranks for case in cases} == {4} and len(cases) % 2 == 0
+        assert all(1 < case.us < 100 for case in cases if case.tokens <= 128)
     (tmp_path / "b.json").write_text('{"rows": [{"operation": "x"}]}')
     with pytest.raises(TableError, match="has no checked rows"):
         cases_of_bench(tmp_path / "b.json")
