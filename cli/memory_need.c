@@ -1,10 +1,10 @@
 /* The GPU library's memory comes from the layouts of kernels/, which need no CUDA: exchange memory,
- * control memory, handle memory. Its slot tables for very large numbers of experts and tokens, which
- * depend on the launch, are left out; they are 0 for every preset. */
+ * control memory, handle memory. Left out are the library's own words beside them, a few kB, and slot
+ * tables for very large numbers of experts and tokens, which depend on the launch. */
 #include "cli/memory_need.h"
 
-#include "api/gpu/gpu.h"
 #include "kernels/ht.h"
+#include "kernels/ll.h"
 #include "plan/error.h"
 
 #include <stdio.h>
@@ -26,8 +26,8 @@ static trefoil_result_t ofLowLatency(const trefoil_predict_spec_t *spec,
   ep_ll_layout_t at;
   EP_TRY(epLlLayout(&config, &at));
   need->totals[0][EP_MEMORY_SHARED] = at.bytes;
-  need->totals[0][EP_MEMORY_DEVICE] = EP_GPU_CONTROL_BYTES;
-  need->totals[1][EP_MEMORY_DEVICE] = (epLlHandleBytes(&config, shape->topk) + 15) / 16 * 16;
+  need->totals[0][EP_MEMORY_DEVICE] = EP_GPU_CONTROL_BYTES(0);
+  need->totals[1][EP_MEMORY_DEVICE] = epLlHandleBytes(&config, shape->topk);
   return TREFOIL_OK;
 }
 
@@ -41,8 +41,9 @@ static trefoil_result_t ofHighThroughput(const trefoil_predict_spec_t *spec,
   ep_ht_layout_t at;
   EP_TRY(epHtLayout(&config, &at));
   need->totals[0][EP_MEMORY_SHARED] = at.bytes;
-  need->totals[0][EP_MEMORY_DEVICE] = EP_HT_CONTROL_BYTES + epHtScratchBytes(&config);
-  need->totals[1][EP_MEMORY_DEVICE] = epHtHandleBytes(&config, shape->topk);
+  need->totals[0][EP_MEMORY_DEVICE] = EP_GPU_CONTROL_BYTES(1) + epHtScratchBytes(&config);
+  need->totals[1][EP_MEMORY_DEVICE] =
+      EP_GPU_HT_HANDLE_EXTRA + epHtHandleBytes(&config, shape->topk);
   return TREFOIL_OK;
 }
 
