@@ -26,7 +26,7 @@ static trefoil_result_t ofLowLatency(const trefoil_predict_spec_t *spec,
   ep_ll_layout_t at;
   EP_TRY(epLlLayout(&config, &at));
   need->totals[0][EP_MEMORY_SHARED] = at.bytes;
-  need->totals[0][EP_MEMORY_DEVICE] = EP_GPU_CONTROL_BYTES(0);
+  need->totals[0][EP_MEMORY_DEVICE] = EP_LL_CONTROL_BYTES;
   need->totals[1][EP_MEMORY_DEVICE] = epLlHandleBytes(&config, shape->topk);
   return TREFOIL_OK;
 }
@@ -41,9 +41,8 @@ static trefoil_result_t ofHighThroughput(const trefoil_predict_spec_t *spec,
   ep_ht_layout_t at;
   EP_TRY(epHtLayout(&config, &at));
   need->totals[0][EP_MEMORY_SHARED] = at.bytes;
-  need->totals[0][EP_MEMORY_DEVICE] = EP_GPU_CONTROL_BYTES(1) + epHtScratchBytes(&config);
-  need->totals[1][EP_MEMORY_DEVICE] =
-      EP_GPU_HT_HANDLE_EXTRA + epHtHandleBytes(&config, shape->topk);
+  need->totals[0][EP_MEMORY_DEVICE] = EP_HT_CONTROL_BYTES + epHtScratchBytes(&config);
+  need->totals[1][EP_MEMORY_DEVICE] = epHtHandleBytes(&config, shape->topk);
   return TREFOIL_OK;
 }
 
