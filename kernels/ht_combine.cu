@@ -13,6 +13,7 @@ namespace {
 template <bool EXPERT_MAJOR> struct Feed {
   static constexpr bool FEEDS = true, WATCH_ONE = EXPERT_MAJOR, FENCE = false, ZERO_ROW = false;
   static constexpr bool GATHERS = EXPERT_MAJOR;
+  static constexpr int LANES = EXPERT_MAJOR ? 4 : 1; // of the scout, for an item
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_BUFFER;
   const HtCombineArgs &a;
@@ -131,6 +132,7 @@ template <bool EXPERT_MAJOR> struct Feed {
 template <bool EXPERT_MAJOR> struct Follow {
   static constexpr bool FEEDS = false, WATCH_ONE = false, FENCE = true, ZERO_ROW = true;
   static constexpr bool GATHERS = true;
+  static constexpr int LANES = 4;
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_ROWS;
   const HtCombineArgs &a;

@@ -12,6 +12,7 @@ namespace {
 struct Feed {
   static constexpr bool FEEDS = true, WATCH_ONE = false, FENCE = false, GATHERS = false;
   static constexpr bool ZERO_ROW = false;
+  static constexpr int LANES = 4; // of the scout, for an item
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_BUFFER;
   const HtDispatchArgs &a;
@@ -81,9 +82,10 @@ struct Feed {
 // item.code: the ring unit, HT_LOCAL for an own token, HT_LOCAL + 1 for zeros.
 constexpr int HT_ZEROS = HT_LOCAL + 1;
 
-struct Follow {
+template <bool EXPERT_MAJOR> struct Follow {
   static constexpr bool FEEDS = false, WATCH_ONE = true, FENCE = true, GATHERS = false;
   static constexpr bool ZERO_ROW = false;
+  static constexpr int LANES = EXPERT_MAJOR ? 4 : 1;
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_ROWS;
   const HtDispatchArgs &a;
@@ -134,7 +136,7 @@ struct Follow {
     item.code = 0;
     return HtAhead{index(c), l < bound() ? load(item, l) : make_int2(-1, 0)};
   }
-  EP_DEV int bound() const { return a.op.handle.expertMajor ? a.op.handle.numTopk : 1; }
+  EP_DEV int bound() const { return EXPERT_MAJOR ? a.op.handle.numTopk : 1; }
   EP_DEV int begin(int c, int index, HtItem &item) const {
     const Which w = which(c);
     item.piece = w.piece;
@@ -163,7 +165,7 @@ struct Follow {
   }
   // Expert-major: the slot of the k-th expert.
   EP_DEV int2 load(const HtItem &item, int i) const {
-    if (!a.op.handle.expertMajor || item.code == HT_ZEROS) return make_int2(0, 0);
+    if (!EXPERT_MAJOR || item.code == HT_ZEROS) return make_int2(0, 0);
     return make_int2(
         t.entries[((size_t)item.source * group().maxTokens + item.token) * a.op.handle.numTopk + i],
         0);
@@ -174,7 +176,7 @@ struct Follow {
     if (item.code == HT_ZEROS) {
       e.unit.code = padRow(item.source * 8 + i);
       e.is = e.unit.code >= 0;
-    } else if (a.op.handle.expertMajor) {
+    } else if (EXPERT_MAJOR) {
       e.unit.code = loaded.x;
       e.is = loaded.x >= 0;
     } else {
@@ -241,9 +243,8 @@ struct Follow {
             : unitWeights(group(), unitAt(group(), 0, group().rank, item.source, item.code));
     n.here = here[k];
     n.weight = __ldcv(weights + k);
-    if (a.op.handle.expertMajor) return n;
-    // Local experts by ascending id, then the entries that are none.
-    for (int j = 0; j < K; j++) {
+    // Flat: local experts by ascending id, then the entries that are none.
+    for (int j = 0; j < K && !EXPERT_MAJOR; j++) {
       const int other = here[j];
       n.at += n.here >= 0 ? other >= 0 && other < n.here : other >= 0 || j < k;
     }
@@ -253,7 +254,7 @@ struct Follow {
     if (!n.is) return;
     if (item.code == HT_ZEROS) {
       a.op.outWeights[entries[k].x] = 0.0f;
-    } else if (a.op.handle.expertMajor) {
+    } else if (EXPERT_MAJOR) {
       if (n.here >= 0) a.op.outWeights[n.here] = n.weight;
     } else {
       const long long at = (long long)entries[0].x * a.op.handle.numTopk + n.at;
@@ -284,6 +285,7 @@ EP_DEV void clearTail(const HtDispatchArgs &a, const HtTables &t) {
   }
 }
 
+template <bool EXPERT_MAJOR>
 __global__ void __launch_bounds__(HT_SCATTER_THREADS, 1)
     dispatchKernel(const __grid_constant__ HtDispatchArgs a) {
   extern __shared__ __align__(128) char shared[];
@@ -305,14 +307,14 @@ __global__ void __launch_bounds__(HT_SCATTER_THREADS, 1)
   const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
   const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
   scatterPipe(b,
-              Follow{a, t, c.rings[0].received, padGroups, perToken, HtDivisor(a.row.numPieces),
-                     HtDivisor(perToken)},
+              Follow<EXPERT_MAJOR>{a, t, c.rings[0].received, padGroups, perToken,
+                                   HtDivisor(a.row.numPieces), HtDivisor(perToken)},
               a.follow, &c.work[0][1]);
   leave<false>(g, t, a.row.numPieces, false, began);
 }
 
 } // namespace
 
-const void *epHtDispatchKernel() {
-  return (const void *)dispatchKernel;
+const void *epHtDispatchKernel(bool expertMajor) {
+  return expertMajor ? (const void *)dispatchKernel<true> : (const void *)dispatchKernel<false>;
 }

@@ -24,7 +24,7 @@ struct HtShape {
   int slots;    // pieces in the ring
   int descInts; // of a work item's description
   int take;     // candidates taken at a time, at most 32
-  int batch;    // items described at a time, at most 8
+  int batch;    // items described at a time, at most 32 / the policy's lanes
 };
 
 struct HtDispatchArgs {
@@ -47,7 +47,7 @@ struct HtCombineArgs {
 
 const void *epHtUpdateKernel();
 size_t epHtUpdateShared(int rows, int numLocal);
-const void *epHtDispatchKernel();
+const void *epHtDispatchKernel(bool expertMajor);
 const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor);
 
 constexpr int HT_SCATTER_THREADS = 128; // a block of two scatter pipelines

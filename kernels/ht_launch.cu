@@ -51,9 +51,9 @@ size_t sharedBytes(const HtShape &feed, const HtShape &follow, int room, int slo
   return (size_t)room * (slotStride + 24) + sizeof(HtProgress) + (size_t)HT_DESCS * most * 4;
 }
 
-// Candidates taken at a time: about eight that are items.
-int takeOf(int ranks, int topk) {
-  const int real = ranks < topk ? ranks : topk, n = (8 * ranks + real - 1) / real;
+// Candidates taken at a time: about `items` that are items.
+int takeOf(int items, int ranks, int topk) {
+  const int real = ranks < topk ? ranks : topk, n = (items * ranks + real - 1) / real;
   return n > 32 ? 32 : n;
 }
 
@@ -136,13 +136,13 @@ extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *strea
   shapesOf(a.row, R < K ? R : K, K > 8 ? K : 8, a.feed, a.follow, a.room, a.slotStride);
   if (a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
   a.feed.take = a.feed.batch = 4;
-  a.follow.take = takeOf(R, K);
-  a.follow.batch = 8;
+  a.follow.batch = op->handle.expertMajor ? 8 : 12;
+  a.follow.take = takeOf(a.follow.batch, R, K);
   a.zeros = (const char *)g.scratch;
   a.ringBits = log2Of(g.at.ringUnits);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
   a.split = splitOf(blocks, op->numFeeders, op->handle.expertMajor ? 10 : 10);
-  return launch(epHtDispatchKernel(), blocks, HT_SCATTER_THREADS,
+  return launch(epHtDispatchKernel(op->handle.expertMajor), blocks, HT_SCATTER_THREADS,
                 sharedBytes(a.feed, a.follow, a.room, a.slotStride), &a, stream);
 }
 
@@ -162,8 +162,8 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
            "tokens must be 16-byte aligned");
   shapesOf(a.row, expertMajor ? K : 1, R < K ? R : K, a.feed, a.follow, a.room, a.slotStride);
   if (!expertMajor && a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
-  a.feed.take = takeOf(R, K);
-  a.feed.batch = 8;
+  a.feed.batch = expertMajor ? 8 : 6;
+  a.feed.take = takeOf(a.feed.batch, R, K);
   a.follow.take = a.follow.batch = 4;
   a.ringBits = log2Of(g.at.ringUnits);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
@@ -173,10 +173,11 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
 }
 
 extern "C" trefoil_result_t epHtLoad(void) {
-  const void *kernels[8];
+  const void *kernels[9];
   int n = 0;
   kernels[n++] = epHtUpdateKernel();
-  kernels[n++] = epHtDispatchKernel();
+  kernels[n++] = epHtDispatchKernel(false);
+  kernels[n++] = epHtDispatchKernel(true);
   for (trefoil_dtype_t t : {TREFOIL_F32, TREFOIL_F16, TREFOIL_BF16}) {
     kernels[n++] = epHtCombineKernel(t, false);
     kernels[n++] = epHtCombineKernel(t, true);

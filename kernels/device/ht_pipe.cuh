@@ -43,7 +43,6 @@ static_assert(sizeof(HtItem) == HT_DESC_HEAD * 4, "description");
 
 constexpr int HT_LOCAL = 64 << 24; // an entry that is no ring unit
 constexpr int HT_DESCS = 32;       // work items described at a time
-constexpr int HT_LANES = 4;        // of the scout, for an item
 constexpr int HT_IDLE = 32;        // polls after which a storer has nothing to do
 
 struct HtProgress {
@@ -303,13 +302,13 @@ template <class P> EP_DEV int piecesOf(int n) {
   return n == 0 && P::ZERO_ROW ? 1 : n;
 }
 
-// Describes items [k, k + m): the groups of HT_LANES lanes that have one, in their order. Items are shown
+// Describes items [k, k + m): the groups of P::LANES lanes that have one, in their order. Items are shown
 // as soon as all before them are. False: gave up.
 template <class P>
 EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &ahead, int &pieces,
                      int lane) {
-  constexpr unsigned GROUP = (1u << HT_LANES) - 1;
-  const int first = lane & -HT_LANES, l = lane - first;
+  constexpr unsigned GROUP = (1u << P::LANES) - 1;
+  const int first = lane & -P::LANES, l = lane - first;
   const bool mine = c >= 0;
   const unsigned heads = __ballot_sync(FULL_WARP, mine && l == 0);
   const int m = __popc(heads), at = k + __popc(heads & ((1u << first) - 1));
@@ -348,7 +347,7 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
         b.entries(at)[n + __popc(in & ((1u << l) - 1))] = make_int2(e.unit.code, e.unit.gen);
       }
       n += __popc(in);
-      i0 += HT_LANES;
+      i0 += P::LANES;
       e = HtEntry{};
       if (i0 + l < bound) e = p.entry(item, i0 + l, p.load(item, i0 + l));
       if (i0 >= bound) {
@@ -380,7 +379,7 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
 template <class P>
 EP_DEV void scout(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work, int lane) {
   const long long total = p.candidates();
-  const int group = lane / HT_LANES, l = lane % HT_LANES;
+  const int group = lane / P::LANES, l = lane % P::LANES;
   long long base = 0, nextBase = 0;
   unsigned taken = 0, mask = 0;
   int nextIndex = -1, k = 0, pieces = 0;
@@ -414,7 +413,7 @@ EP_DEV void scout(const HtBlock &b, const P &p, const HtShape &shape, unsigned *
   while (c != -2) {
     const int m = __popc(__ballot_sync(FULL_WARP, c >= 0 && l == 0));
     const int next = nextBatch(nextAhead);
-    awaitRoom(b, k + m, 12);
+    awaitRoom(b, k + m, shape.batch + 4);
     if (!describe(b, p, k, c, ahead, pieces, lane)) {
       k = (int)told(&b.at->head);
       break;
