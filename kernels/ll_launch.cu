@@ -39,10 +39,11 @@ Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned pa
   return Roles{send, recv, parts};
 }
 
-Roles quickRolesOf(int tokens, bool quantises) {
-  if (quantises)
-    return Roles{tokens > 64 ? 4 : 8, tokens > 64 ? 15 : tokens > 8 ? 8 : 4, EP_LL_BOTH};
-  return Roles{2, tokens > 32 ? 15 : tokens > 8 ? 8 : 4, EP_LL_BOTH};
+Roles quickRolesOf(const ep_ll_dispatch_t &op) {
+  const int tokens = op.numTokens;
+  if (op.quant) return Roles{tokens > 64 ? 4 : 8, tokens > 64 ? 15 : 8, EP_LL_BOTH};
+  const int send = op.handle.rankMajor ? (tokens > 32 ? 4 : 2) : tokens > 64 ? 3 : 2;
+  return Roles{send, tokens > 32 ? 15 : tokens > 8 ? 8 : 4, EP_LL_BOTH};
 }
 
 void shareSharedMemory(DispatchArgs &a) {
@@ -162,7 +163,7 @@ extern "C" size_t epLlDispatchScratch(const ep_ll_group_t *group, const ep_ll_ha
 
 static trefoil_result_t launchQuick(QuickArgs &q, size_t shared, void *stream) {
   const ep_ll_dispatch_t &op = q.op;
-  Roles roles = quickRolesOf(op.numTokens, op.quant != EP_LL_QUANT_NONE);
+  Roles roles = quickRolesOf(op);
   if (op.sendWarps > 0) roles = Roles{op.sendWarps, op.recvWarps, EP_LL_BOTH};
   q.numSend = roles.numSend;
   q.numRecv = roles.numRecv;

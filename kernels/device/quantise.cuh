@@ -21,7 +21,8 @@ EP_DEV Scale scaleOf(unsigned magnitude, bool pow2) {
   Scale s = {__fmul_rn(a, 1.0f / 448.0f), __fdiv_rn(448.0f, a)};
   if (pow2) {
     s.scale = __uint_as_float((__float_as_uint(s.scale) + 0x007fffffu) & 0x7f800000u);
-    s.times = __fdiv_rn(1.0f, s.scale);
+    // 1 / 2^k is 2^-k, and 1 / infinity is 0.
+    s.times = __uint_as_float(max(0x7f000000 - __float_as_int(s.scale), 0));
   }
   return s;
 }

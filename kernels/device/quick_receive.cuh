@@ -51,33 +51,37 @@ template <bool RANKS, bool QUANT, bool SEGMENTS> struct QuickReceiver {
               a.op.handle.sum == EP_LL_SUM_EXACT ? (unsigned)n : 1u);
   }
 
-  // One thread: waits for one token's routing word, or until another word of the source has told that it
-  // has no such token. The word of token 0 always comes.
-  EP_DEV void readToken(int src, int t) {
+  // All lanes: waits for a routing word each, or until another word of the source has told that it has no
+  // such token (the word of token 0 always comes). The lanes go round together: those whose words have
+  // come take them at once, not one after the other.
+  EP_DEV void readTokens(bool pending, int src, int t) {
     const char *word = a.mine + quickRouting(a, src, t, op.buf);
     Spin spin;
-    for (;;) {
-      const int tokens = counts[src];
-      const uint4 q = loadSys(word);
-      if (q.w == op.mark) {
-        takeWord(q, src, t);
-        return;
-      }
-      if (tokens >= 0 && t >= tokens) return;
-      const ep_ll_phase_t phase = tokens < 0 ? EP_LL_PHASE_HELLO : EP_LL_PHASE_ROUTING;
-      if (!keepWaiting(a.op.group, op, Awaited{EP_LL_DISPATCH, phase, src, q.w, t}, spin)) {
-        route[src * a.maxTokens + t] = ~0ull;
-        return;
+#pragma unroll 1
+    while (__any_sync(FULL_WARP, pending)) {
+      if (pending) {
+        const int tokens = counts[src];
+        const uint4 q = loadSys(word);
+        if (q.w == op.mark) {
+          takeWord(q, src, t);
+          pending = false;
+        } else if (tokens >= 0 && t >= tokens) {
+          pending = false;
+        } else {
+          const ep_ll_phase_t phase = tokens < 0 ? EP_LL_PHASE_HELLO : EP_LL_PHASE_ROUTING;
+          pending = keepWaiting(a.op.group, op, Awaited{EP_LL_DISPATCH, phase, src, q.w, t}, spin);
+          if (!pending) route[src * a.maxTokens + t] = ~0ull;
+        }
       }
     }
   }
 
-  // Tokens [from, to) of all sources, to - from <= 1 << log.
+  // All lanes of all receiving warps: tokens [from, to) of all sources, to - from <= 1 << log.
   EP_DEV void readRouting(int from, int to, int log) {
 #pragma unroll 1
-    for (int i = warp * 32 + lane; i < a.numRanks << log; i += a.numRecv * 32) {
-      const int src = i >> log, t = from + (i & ((1 << log) - 1));
-      if (t < to && active >> src & 1) readToken(src, t);
+    for (int i0 = warp * 32; i0 < a.numRanks << log; i0 += a.numRecv * 32) {
+      const int i = i0 + lane, src = i >> log, t = from + (i & ((1 << log) - 1));
+      readTokens(src < a.numRanks && t < to && active >> src & 1, src, t);
     }
   }
 
@@ -99,44 +103,64 @@ template <bool RANKS, bool QUANT, bool SEGMENTS> struct QuickReceiver {
     return ((const unsigned char *)route)[(src * a.maxTokens + t) * 8 + (lane & 7)];
   }
 
-  // All lanes: one step of the rows of four sources, as they come. rows: bits of the lanes that have one.
-  // The own row is read in place, unless rows are quantised.
-  EP_DEV void takeStep(int t, int group, int s, int row, unsigned rows) {
-    const Piece p = pieceOf(a.wire, s, lane);
-    const char *slot = a.mine + quickSlot(a, group * SOURCES, t, op.buf) + s * 512 + lane * 16;
+  // A step of the rows of four sources as a warp works on it.
+  struct Step {
+    Piece p;
+    const char *slot; // of the first source
+    uint4 v[SOURCES], own;
+    bool isLoaded;
+  };
+
+  EP_DEV bool hasOwn(int group) const {
+    return !QUANT && a.rank / SOURCES == group;
+  }
+
+  // All lanes: where step u is. The own row is read in place, unless rows are quantised.
+  EP_DEV void begin(Step &x, int t, int group, int s) const {
+    x.p = pieceOf(a.wire, s, lane);
+    x.slot = a.mine + quickSlot(a, group * SOURCES, t, op.buf) + s * 512 + lane * 16;
+    if (hasOwn(group) && t < a.numTokens) x.own = quickRead<SEGMENTS>(a, t, x.p, lane);
+  }
+
+  // All lanes, which have come together: a line is loaded in one piece.
+  EP_DEV void load(Step &x, unsigned sources) const {
     const size_t stride = (size_t)a.maxTokens * a.rowStride;
-    uint4 v[SOURCES], mine;
+    __syncwarp();
+#pragma unroll
+    for (int q = 0; q < SOURCES; q++) {
+      if (sources >> q & 1 && x.p.on) x.v[q] = loadSys(x.slot + q * stride);
+    }
+  }
+
+  // All lanes: a step as it comes. rows: bits of the lanes that have one.
+  EP_DEV void takeStep(Step &x, int t, int group, int row, unsigned rows) {
+    const QuickTarget<SEGMENTS> target(a, x.p, lane);
     unsigned waiting = 0, there = 0;
 #pragma unroll
     for (int q = 0; q < SOURCES; q++) waiting |= rows >> q * 8 & 0xffu ? 1u << q : 0u;
     const int own = a.rank - group * SOURCES;
-    if (!QUANT && (unsigned)own < SOURCES) there = waiting & 1u << own;
-    if (there) mine = quickRead<SEGMENTS>(a, t, p, lane);
-    const QuickTarget<SEGMENTS> target(a, p, lane);
+    if (hasOwn(group)) there = waiting & 1u << own;
     Spin spin;
 #pragma unroll 1
     while (waiting) {
       const unsigned polled = waiting & ~there;
-      __syncwarp(); // a line is loaded in one piece
-#pragma unroll
-      for (int q = 0; q < SOURCES; q++) {
-        if (polled >> q & 1 && p.on) v[q] = loadSys(slot + q * stride);
-      }
+      if (!x.isLoaded) load(x, polled);
+      x.isLoaded = false;
       unsigned missing = 0;
 #pragma unroll
       for (int q = 0; q < SOURCES; q++) {
-        missing |= isMissing(v[q], p, lane, op.mark) ? 1u << q : 0u;
-        if (!QUANT && there && own == q) v[q] = mine;
+        missing |= isMissing(x.v[q], x.p, lane, op.mark) ? 1u << q : 0u;
+        if (!QUANT && there && own == q) x.v[q] = x.own;
       }
       there |= polled & ~__reduce_or_sync(FULL_WARP, missing);
       waiting &= ~there;
 #pragma unroll 1
       for (; there; there &= there - 1) {
         const int q = __ffs(there) - 1;
-        uint4 w = v[0];
+        uint4 w = x.v[0];
 #pragma unroll
         for (int i = 1; i < SOURCES; i++) {
-          if (q == i) w = v[i];
+          if (q == i) w = x.v[i];
         }
 #pragma unroll 1
         for (unsigned m = rows >> q * 8 & (RANKS ? 1u : 0xffu); m; m &= m - 1) {
@@ -187,10 +211,9 @@ template <bool RANKS, bool QUANT, bool SEGMENTS> struct QuickReceiver {
     }
   }
 
-  // Counters and the ids of unused rows, spread over the blocks that have work.
+  // One warp of each block that has work: counters and the ids of unused rows.
   EP_DEV void count(int numBlocks, int most) {
-    const int at = (int)blockIdx.x + numBlocks * (a.numRecv - 1 - warp);
-    const int stride = numBlocks * a.numRecv;
+    const int at = (int)blockIdx.x, stride = numBlocks;
     if (!RANKS) {
 #pragma unroll 1
       for (int e = at; e < a.numLocal; e += stride) {
@@ -211,7 +234,7 @@ template <bool RANKS, bool QUANT, bool SEGMENTS> struct QuickReceiver {
         }
       }
     }
-    if (blockIdx.x == 0 && warp == a.numRecv - 1) {
+    if (blockIdx.x == 0) {
       int n = 0;
 #pragma unroll 1
       for (int i = lane; i < most * a.groups; i += 32) n += (int)owed[i];
@@ -221,16 +244,25 @@ template <bool RANKS, bool QUANT, bool SEGMENTS> struct QuickReceiver {
   }
 
   // Reads the routing of all sources; returns the most tokens that one has, or -1 if this block has
-  // nothing to do.
-  EP_DEV int readAll() {
+  // nothing to do. Loads the warp's first step as soon as the words are here: its rows may be here too.
+  EP_DEV int readAll(Step &x) {
     const int perToken = a.groups * a.wire.steps, threads = a.numRecv * 32;
     // Guess that the others have as many tokens as this rank, to read all their words at once.
     const bool guessed = (int)blockIdx.x < a.numTokens * perToken;
     int from = 0, to = guessed ? a.numTokens : 1, log = guessed ? a.guess : 0, most;
+    const Share share = quickShare(a.recv);
+    const int u = share.first + warp, i = quickToken(a, u);
+    const int t = a.groups == 1 ? i : i / a.groups, group = i - t * a.groups;
+    x.isLoaded = u < share.end;
+    if (x.isLoaded) begin(x, t, group, u - i * a.wire.steps);
 #pragma unroll 1
     for (;;) {
       readRouting(from, to, log);
       syncWarps(1, threads);
+      if (from == 0 && x.isLoaded) {
+        const unsigned all = (1u << min(a.numRanks - group * SOURCES, SOURCES)) - 1;
+        load(x, hasOwn(group) ? all & ~(1u << a.rank % SOURCES) : all);
+      }
       most = (int)__reduce_max_sync(FULL_WARP, lane < a.numRanks ? max(counts[lane], 0) : 0);
       if (blockIdx.x > 0 && (int)blockIdx.x >= most * perToken) return -1;
       if (from > 0 || most <= to) break;
@@ -245,46 +277,52 @@ template <bool RANKS, bool QUANT, bool SEGMENTS> struct QuickReceiver {
     return most;
   }
 
-  // After clearShared. The last warps, which have the least to take, count and write the notes, before they
-  // take steps.
+  // What is to be told besides the rows.
+  EP_DEV void report(int numBlocks, int most) {
+    if (blockIdx.x == 0 && lane == 0) {
+      noteHellos(a.op.group, EP_LL_DISPATCH, op, (unsigned)counts[a.numRanks]);
+    }
+#pragma unroll 1
+    for (int i = (int)blockIdx.x; i < most * a.groups; i += numBlocks) {
+      const int t = a.groups == 1 ? i : i / a.groups, group = i - t * a.groups;
+      note(t, group, findRow(t, group));
+    }
+    count(numBlocks, most);
+  }
+
+  // After clearShared. The last warp, which has the least to take, reports before it takes steps.
   EP_DEV void run() {
     const int thread = warp * 32 + lane;
     if (thread <= a.numRanks) {
       counts[thread] = thread < a.numRanks && active >> thread & 1 ? -1 : 0;
     }
     syncWarps(1, a.numRecv * 32);
-    const int most = readAll();
+    Step x;
+    const int most = readAll(x);
     if (most < 0) return;
-    if (blockIdx.x == 0 && thread == 0) {
-      noteHellos(a.op.group, EP_LL_DISPATCH, op, (unsigned)counts[a.numRanks]);
+    const int units = most * a.groups * a.wire.steps;
+    Share share = quickShare(a.recv);
+    if (most != a.numTokens) {
+      share = shareOf(units, blockIdx.x, gridDim.x);
+      x.isLoaded = false;
     }
-    const int pairs = most * a.groups, units = pairs * a.wire.steps;
-    const int numBlocks = max(1, min((int)gridDim.x, units));
-    const bool isLast = warp == a.numRecv - 1;
-    const Share share =
-        most == a.numTokens ? quickShare(a.recv) : shareOf(units, blockIdx.x, gridDim.x);
-    count(numBlocks, most);
-    int noted = isLast ? (int)blockIdx.x : pairs, u = share.first + warp;
+    if (__builtin_expect(warp == a.numRecv - 1, 0)) {
+      report(max(1, min((int)gridDim.x, units)), most);
+    }
     int last = -1, row = -1;
     unsigned rows = 0;
 #pragma unroll 1
-    for (;;) { // notes first, then steps
-      const bool notes = noted < pairs;
-      if (!notes && u >= share.end) break;
-      const int i = notes ? noted : quickToken(a, u);
+    for (int u = share.first + warp; u < share.end; u += a.numRecv) {
+      const int i = quickToken(a, u);
       const int t = a.groups == 1 ? i : i / a.groups, group = i - t * a.groups;
       if (i != last) {
         row = findRow(t, group);
         rows = __ballot_sync(FULL_WARP, row >= 0);
+        last = i;
       }
-      last = i;
-      if (notes) {
-        note(t, group, row);
-        noted += numBlocks;
-      } else {
-        takeStep(t, group, u - i * a.wire.steps, row, rows);
-        u += a.numRecv;
-      }
+      if (!x.isLoaded) begin(x, t, group, u - i * a.wire.steps);
+      takeStep(x, t, group, row, rows);
+      x.isLoaded = false;
     }
   }
 };

@@ -37,7 +37,7 @@ struct SlotMap {
     const int chunk = bit >> 9;
     const uint4 *w = (const uint4 *)(bits + row * stride + chunk * 16);
     int n = chunks > 1 ? (int)before[row * chunks + chunk] : 0;
-#pragma unroll 1
+#pragma unroll 2
     for (int left = bit & 511; left > 0; left -= 128) {
       const uint4 q = *w++;
       n += countLow(q.x, left) + countLow(q.y, left - 32);

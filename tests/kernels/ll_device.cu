@@ -41,7 +41,7 @@ Shape randomShape(Rng &rng, int R, int maxBlocks) {
     static const trefoil_dtype_t any[] = {TREFOIL_E4M3, TREFOIL_E5M2, TREFOIL_FP4X2, TREFOIL_BF16};
     s.dtype = any[rng.below(4)];
     if (rng.one(2)) s.tokenWidth = 16 * (1 + rng.below(100));
-    s.tokenWidth = s.tokenWidth / 16 * 16;
+    s.tokenWidth = (s.tokenWidth + 15) / 16 * 16;
     s.scaleBytes = s.scaleBytesOut = 16 * (1 + rng.below(8));
   } else if (quant == 2) {
     s.quant = rng.one(2) ? EP_LL_QUANT_E4M3 : EP_LL_QUANT_E4M3_POW2;
