@@ -17,10 +17,10 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "kernels/ll.h"
+#include "kernels/ht.h"
 
 #define EP_HANG_MAGIC   0x474E4148464F5254ull /* "TROFHANG" */
-#define EP_HANG_VERSION 2u
+#define EP_HANG_VERSION 3u
 #define EP_HANG_KINDS   3
 
 typedef enum ep_hang_state {
@@ -43,7 +43,7 @@ typedef struct ep_hang_device {
   int32_t used;          /* 0: a group of the CPU library */
   int32_t masks;         /* enable_mask */
   int64_t clockOffsetNs; /* CLOCK_REALTIME minus the device clock */
-  uint64_t finished[2];  /* operations of each ep_ll_kind_t that this rank has finished */
+  uint64_t finished[3];  /* dispatches, combines, Updates that this rank has finished */
   ep_ll_record_t wait;   /* the last long wait */
 } ep_hang_device_t;
 
@@ -80,18 +80,25 @@ static inline const char *epHangPhase(uint32_t phase) {
   }
 }
 
+/* Index in `kinds` of a kind of the kernels. */
+static inline unsigned epHangKindOf(uint32_t kind) {
+  if (kind == EP_HT_KIND_UPDATE) return 0;
+  return kind == EP_LL_DISPATCH || kind == EP_HT_KIND_DISPATCH ? 1 : 2;
+}
+
 /* A reader's: turns what kernels wrote into what the rest of the record says. */
 static inline void epHangMerge(ep_hang_record_t *r) {
   const ep_hang_device_t *d = &r->device;
   if (!d->used) return;
-  for (unsigned k = 0; k < 2; k++) {
-    ep_hang_kind_t *kind = &r->kinds[k + 1];
-    int own = d->wait.state && d->wait.kind == k;
+  for (unsigned k = 0; k < EP_HANG_KINDS; k++) {
+    ep_hang_kind_t *kind = &r->kinds[k];
+    uint64_t finished = d->finished[k == 0 ? 2 : k - 1];
+    int own = d->wait.state && epHangKindOf(d->wait.kind) == k;
     int stays = own && d->wait.state == 2 && !d->masks; /* it gave up: so it stays */
     kind->state = EP_HANG_IDLE;
-    kind->number = d->finished[k];
+    kind->number = finished;
     kind->peer = -1;
-    if (!stays && !(own && d->wait.operation > d->finished[k])) continue;
+    if (!stays && !(own && d->wait.operation > finished)) continue;
     kind->state = EP_HANG_WAITING;
     kind->number = d->wait.operation;
     kind->sinceNs = d->wait.sinceNs + (uint64_t)d->clockOffsetNs;

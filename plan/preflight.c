@@ -68,26 +68,23 @@ static int checkHtLimits(const ep_group_limits_t *g, ep_verdict_t *out) {
   return inRange(out, "num_topk", g->numTopk, 0, EP_MAX_TOPK);
 }
 
-/* What the low-latency kernels take (kernels/ll.h). */
+/* What the kernels take (kernels/ll.h, kernels/ht.h). */
 static int checkGpuLimits(const ep_group_limits_t *g, int numRanks, int ranksPerNode,
                           ep_verdict_t *out) {
-  if (g->algorithm == 1) {
-    return refuse(out, TREFOIL_INVALID_USAGE, "algorithm", 0,
-                  "algorithm is HIGH_THROUGHPUT: high-throughput mode is not in this build of "
-                  "libnccl_ep; LOW_LATENCY (0) is");
-  }
   if (!inRange(out, "num_ranks", (unsigned)numRanks, 1, EP_LL_GPU_MAX_RANKS)) return 0;
   if (numRanks != ranksPerNode) {
     return refuse(out, TREFOIL_INVALID_USAGE, "ranks_per_node", (unsigned)numRanks,
-                  "ranks_per_node is %d of %d ranks: low latency on GPUs needs all ranks in one "
-                  "NVLink domain (one LSA team of NCCL)",
+                  "ranks_per_node is %d of %d ranks: the GPU library needs all ranks in one NVLink "
+                  "domain (one LSA team of NCCL)",
                   ranksPerNode, numRanks);
   }
   if (!inRange(out, "max_dispatch_tokens_per_rank", g->maxTokens, 1, EP_LL_GPU_MAX_TOKENS))
     return 0;
   if (!inRange(out, "max_token_bytes", g->maxTokenBytes, 1, EP_LL_GPU_MAX_TOKEN_BYTES)) return 0;
   unsigned long long R = (unsigned)numRanks, L = (g->numExperts + R - 1) / R;
-  if (!inRange(out, "num_experts", g->numExperts, 1, EP_LL_GPU_MAX_LOCAL * R)) return 0;
+  unsigned long long mostLocal = g->algorithm == 1 ? EP_HT_GPU_MAX_LOCAL : EP_LL_GPU_MAX_LOCAL;
+  if (!inRange(out, "num_experts", g->numExperts, 1, mostLocal * R)) return 0;
+  if (g->algorithm == 1) return checkHtLimits(g, out);
   if (L * R * g->maxTokens <= INT32_MAX) return 1;
   return refuse(out, TREFOIL_INVALID_ARGUMENT, "max_dispatch_tokens_per_rank", INT32_MAX / (L * R),
                 "%llu local experts x %d ranks x %u tokens are 2^31 slots or more", L, numRanks,

@@ -26,6 +26,7 @@
 /* Narrower on GPUs: asserted against kernels/ll.h in api/gpu. */
 #define EP_LL_GPU_MAX_RANKS       64
 #define EP_LL_GPU_MAX_LOCAL       65534u /* local experts */
+#define EP_HT_GPU_MAX_LOCAL       4096u  /* the same in high throughput */
 #define EP_LL_GPU_MAX_TOKENS      (1u << 20)
 #define EP_LL_GPU_MAX_TOPK        64
 #define EP_LL_GPU_MAX_TOKEN_BYTES ((1u << 26) - 16)

@@ -16,23 +16,35 @@
 #ifndef TREFOIL_API_GPU_GPU_H
 #define TREFOIL_API_GPU_GPU_H
 
+#include "api/gpu/gpu_device.h"
 #include "api/hang_record.h"
 #include "api/object.h"
+#include "kernels/ht.h"
 #include "kernels/ll.h"
 
 #define EP_GPU_MAX_SMS             132 /* blocks of a launch: all SMs of an H100 or H200 */
 #define EP_GPU_RECORD_BYTES        4096
 #define EP_GPU_HANDLE_OBJECT_BYTES 4096
 
-/* Control memory: kernels' part, mask, byte counters. */
-#define EP_GPU_MASK_AT       EP_LL_CONTROL_BYTES
-#define EP_GPU_BYTES_AT      (EP_GPU_MASK_AT + 4 * EP_LL_MAX_RANKS)
-#define EP_GPU_CONTROL_BYTES (EP_GPU_BYTES_AT + 2 * 8 * EP_LL_MAX_RANKS)
+#define EP_GPU_HT_SMS 32 /* blocks of a high-throughput dispatch or combine by default */
+
+/* Control memory: the kernels' part (of the mode), mask, byte counters. */
+#define EP_GPU_CONTROL_PART(ht)  ((ht) ? (size_t)EP_HT_CONTROL_BYTES : (size_t)EP_LL_CONTROL_BYTES)
+#define EP_GPU_MASK_AT(ht)       EP_GPU_CONTROL_PART(ht)
+#define EP_GPU_BYTES_AT(ht)      (EP_GPU_MASK_AT(ht) + 4 * EP_LL_MAX_RANKS)
+#define EP_GPU_CONTROL_BYTES(ht) (EP_GPU_BYTES_AT(ht) + 2 * 8 * EP_LL_MAX_RANKS)
+
+/* handle_mem in high throughput, from the next multiple of 256 on: what Update noted for other handles,
+ * then the kernels' part. */
+#define EP_GPU_HT_HEAD_BYTES   256
+#define EP_GPU_HT_HANDLE_EXTRA (240 + EP_GPU_HT_HEAD_BYTES) /* handle_mem is 16-byte aligned */
+
+/* Kinds of launches: ep_ll_kind_t's, and those of high throughput (EP_HT_KIND_*). */
 
 /* The window of one size; older ones stay while captured launches may use them. */
 typedef struct ep_gpu_arena {
-  ep_sizing_t sizing;
-  ep_ll_layout_t at;
+  ep_sizing_config_t config;
+  ep_buffer_t exchange, scratchBuffer;
   char *memory;
   ncclWindow_t window;
   void *scratch;
@@ -59,10 +71,14 @@ typedef struct ep_gpu_group {
   int device, R, me;
   uint64_t id; /* the same on all ranks, another for each group of the communicator */
   int multiProcessors;
-  ep_ll_group_t ll; /* as launches get it; stamps are set per launch */
+  int isHt;
+  ep_ll_group_t ll; /* as launches get it; stamps are set per launch. In high throughput only */
+  ep_ht_group_t ht; /* what both have: sizes, control, mask, record, peers; and this is passed */
   struct ep_board *board;
   char *control; /* EP_GPU_CONTROL_BYTES */
   ep_ll_record_t *record;
+  ep_gpu_note_t *note, *noteOnDevice; /* in the same page */
+  ep_gpu_note_t noteSeen;
   struct ep_gpu_hang *hang; /* NULL: no file */
   uint64_t *finished;       /* with a file: on the device, [kind] operations finished */
   uint32_t gaveUpSeen;
@@ -95,6 +111,10 @@ typedef struct ep_gpu_handle {
   int pendingKind; /* ep_ll_kind_t of a send without its receive, -1: none */
   uint64_t pendingNo;
   unsigned long long pendingCapture;
+  /* high throughput */
+  char *htHead, *htMemory; /* in handle_mem */
+  cudaEvent_t updated;     /* after the last Update that was not captured */
+  int hasUpdated;
   int receivedEarly;        /* by a younger operation of its kind, */
   cudaStream_t earlyStream; /* on this stream */
 } ep_gpu_handle_t;
@@ -116,6 +136,7 @@ static inline ep_gpu_group_t *epGpu(struct ncclEpGroup *g) {
 
 /* ---- gpu_sizing.c ---- */
 ep_ll_config_t epGpuConfig(const ep_sizing_config_t *config);
+ep_ht_config_t epGpuHtConfig(const ep_sizing_config_t *config);
 trefoil_result_t epGpuSizing(const ep_sizing_config_t *config, ep_sizing_t *out);
 
 /* ---- gpu_comm.c ---- */
@@ -151,11 +172,24 @@ trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *ca
                               cudaStream_t stream);
 trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream);
 
+/* ---- gpu_ht.c ---- */
+trefoil_result_t epGpuHtHandleCreate(ep_gpu_handle_t *h);
+void epGpuHtHandleDestroy(ep_gpu_handle_t *h);
+trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
+                               cudaStream_t stream);
+trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *call,
+                                 cudaStream_t stream);
+trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *call,
+                                cudaStream_t stream);
+trefoil_result_t epGpuReadRouted(ncclEpHandle_t handle, cudaStream_t stream, ep_routed_t *out);
+trefoil_result_t epGpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, int64_t *count);
+
 /* ---- gpu_launch.c ---- */
 /* 0: not capturing. */
 trefoil_result_t epGpuCapture(cudaStream_t stream, unsigned long long *capture);
-/* Launches h's operation, which lies at op, after the group's launches before it. */
-trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, unsigned parts,
+/* Launches h's operation, which lies at op (the struct of its kind), after the group's launches before
+ * it. parts: EP_LL_BOTH in high throughput. */
+trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, unsigned kind, void *op, unsigned parts,
                              cudaStream_t stream);
 
 /* What is queued on `stream` from now on comes after what is queued on `before`. */
@@ -180,6 +214,6 @@ trefoil_result_t epGpuKeepTimes(ncclEpGroup_t group, unsigned maxLaunches);
 trefoil_result_t epGpuReadTimes(ncclEpGroup_t group, ncclEpKernelTime_t *times, unsigned *count,
                                 cudaStream_t stream);
 /* Where this launch's blocks leave their times; NULL: not kept. */
-uint64_t *epGpuStampsFor(ep_gpu_group_t *g, int kind, unsigned parts);
+uint64_t *epGpuStampsFor(ep_gpu_group_t *g, unsigned kind, unsigned parts);
 
 #endif

@@ -15,23 +15,21 @@ void epGpuArenaFree(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
   if (a->window) ncclCommWindowDeregister(group->comm, a->window);
   if (a->memory) {
     ncclMemFree(a->memory);
-    group->allocated[0][EP_MEMORY_SHARED] -= a->sizing.buffers[EP_BUFFER_EXCHANGE].bytes;
+    group->allocated[0][EP_MEMORY_SHARED] -= a->exchange.bytes;
   }
   if (a->scratch) {
-    epFreeBuffer(group, &a->sizing.buffers[EP_BUFFER_SCRATCH], a->scratch);
+    epFreeBuffer(group, &a->scratchBuffer, a->scratch);
   }
   *a = (ep_gpu_arena_t){0};
 }
 
 static trefoil_result_t allocAlone(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
-  const ep_buffer_t *b = a->sizing.buffers;
-  ep_ll_config_t config = epGpuConfig(&a->sizing.config);
   void *p = NULL;
-  EP_TRY(epLlLayout(&config, &a->at));
-  if (b[EP_BUFFER_SCRATCH].bytes) {
-    EP_TRY(epAllocBuffer(g->group, &b[EP_BUFFER_SCRATCH], &a->scratch));
+  if (a->scratchBuffer.bytes) {
+    EP_TRY(epAllocBuffer(g->group, &a->scratchBuffer, &a->scratch));
+    EP_CUDA(cudaMemset(a->scratch, 0, a->scratchBuffer.bytes));
   }
-  size_t bytes = b[EP_BUFFER_EXCHANGE].bytes;
+  size_t bytes = a->exchange.bytes;
   EP_TRY(epGpuNccl(NULL, ncclMemAlloc(&p, bytes), "ncclEpInitHandle: ncclMemAlloc"));
   a->memory = p;
   g->group->allocated[0][EP_MEMORY_SHARED] += bytes;
@@ -42,7 +40,7 @@ static trefoil_result_t allocAlone(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
 
 static trefoil_result_t openTogether(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
   ncclComm_t comm = g->group->comm;
-  size_t bytes = a->sizing.buffers[EP_BUFFER_EXCHANGE].bytes;
+  size_t bytes = a->exchange.bytes;
   EP_TRY(epGpuNccl(comm, ncclCommWindowRegister(comm, a->memory, bytes, &a->window, 0),
                    "ncclEpInitHandle: ncclCommWindowRegister"));
   EP_CHECK(a->window, TREFOIL_INVALID_USAGE,
@@ -54,8 +52,8 @@ static trefoil_result_t openTogether(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
 static int needsNew(const ep_gpu_group_t *g, const ep_sizing_t *sizing) {
   if (!g->numArenas) return 1;
   const ep_gpu_arena_t *a = &g->arenas[g->numArenas - 1];
-  return sizing->config.shape.topk > a->sizing.config.shape.topk ||
-         sizing->buffers[EP_BUFFER_SCRATCH].bytes > a->sizing.buffers[EP_BUFFER_SCRATCH].bytes;
+  return sizing->config.shape.topk > a->config.shape.topk ||
+         sizing->buffers[EP_BUFFER_SCRATCH].bytes > a->scratchBuffer.bytes;
 }
 
 static trefoil_result_t compare(const ep_board_word_t *all, int numRanks) {
@@ -87,6 +85,17 @@ static void dropOld(ep_gpu_group_t *g) {
   epGpuArenaFree(g, &g->arenas[--g->numArenas]);
 }
 
+/* It was checked when the bytes were worked out. */
+static void setLayout(ep_gpu_group_t *g, const ep_sizing_config_t *config) {
+  ep_ll_config_t ll = epGpuConfig(config);
+  ep_ht_config_t ht = epGpuHtConfig(config);
+  if (g->isHt) {
+    epHtLayout(&ht, &g->ht.at);
+  } else {
+    epLlLayout(&ll, &g->ll.at);
+  }
+}
+
 trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) {
   if (!needsNew(g, sizing)) return TREFOIL_OK;
   EP_CHECK(g->group->numPending == 0, TREFOIL_INVALID_USAGE,
@@ -96,7 +105,12 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
            "ncclEpInitHandle: captured operations use %d buffers of smaller top-k; make the handle "
            "with the largest num_topk first",
            g->numArenas);
-  ep_gpu_arena_t a = {.sizing = *sizing};
+  EP_CHECK(!g->isHt || !g->numArenas || !g->captured, TREFOIL_INVALID_USAGE,
+           "ncclEpInitHandle: the buffers must grow, but captured operations use them; make the "
+           "handle with the largest num_topk first, or give num_topk to the group");
+  ep_gpu_arena_t a = {.config = sizing->config,
+                      .exchange = sizing->buffers[EP_BUFFER_EXCHANGE],
+                      .scratchBuffer = sizing->buffers[EP_BUFFER_SCRATCH]};
   EP_CUDA(cudaDeviceSynchronize());
   trefoil_result_t result = allocAlone(g, &a);
   if (result == TREFOIL_OK) {
@@ -105,7 +119,7 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
   char *before[EP_LL_MAX_RANKS];
   for (int r = 0; r < g->R; r++) before[r] = g->ll.peers[r];
   if (result == TREFOIL_OK) result = openTogether(g, &a);
-  if (result == TREFOIL_OK && g->numArenas) result = epGpuSettle(g->control);
+  if (result == TREFOIL_OK && g->numArenas) result = epGpuSettle(g->control, g->isHt);
   if (result == TREFOIL_OK) {
     result = meet(g, EP_BOARD_HANDLE_READY, sizing->config.shape.topk);
   }
@@ -116,6 +130,8 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
   }
   dropOld(g);
   g->arenas[g->numArenas++] = a;
-  g->ll.at = a.at;
+  setLayout(g, &a.config);
+  g->ht.scratch = a.scratch;
+  for (int r = 0; r < g->R; r++) g->ht.peers[r] = g->ll.peers[r];
   return TREFOIL_OK;
 }

@@ -2,17 +2,6 @@
 #include "api/gpu/board.h"
 #include "api/gpu/gpu.h"
 
-/* High throughput's: no handle of it can exist (the preflight's rules refuse the group). */
-static trefoil_result_t noRouted(ncclEpHandle_t handle, cudaStream_t stream, ep_routed_t *out) {
-  (void)handle, (void)stream, (void)out;
-  return epFail(TREFOIL_INVALID_USAGE, "high-throughput mode is not in this build of libnccl_ep");
-}
-
-static trefoil_result_t noCount(ncclEpHandle_t handle, cudaStream_t stream, int64_t *count) {
-  (void)handle, (void)stream, (void)count;
-  return epFail(TREFOIL_INVALID_USAGE, "high-throughput mode is not in this build of libnccl_ep");
-}
-
 const ep_backend_t epBackend = {
     .kind = EP_BACKEND_GPU,
     .name = "GPU",
@@ -31,8 +20,8 @@ const ep_backend_t epBackend = {
     .dispatch = epGpuDispatch,
     .combine = epGpuCombine,
     .complete = epGpuComplete,
-    .readRouted = noRouted,
-    .receivedCount = noCount,
+    .readRouted = epGpuReadRouted,
+    .receivedCount = epGpuReceivedCount,
     .maskQuery = epGpuMaskQuery,
     .maskUpdate = epGpuMaskUpdate,
     .maskClean = epGpuMaskClean,

@@ -6,7 +6,8 @@
 
 trefoil_result_t epGpuCountBytes(ncclEpGroup_t group, int on) {
   ep_gpu_group_t *g = epGpu(group);
-  g->ll.bytes = on ? (uint64_t *)(g->control + EP_GPU_BYTES_AT) : NULL;
+  g->ll.bytes = on ? (uint64_t *)(g->control + EP_GPU_BYTES_AT(g->isHt)) : NULL;
+  g->ht.bytes = g->ll.bytes;
   if (on) g->counted = 1;
   return TREFOIL_OK;
 }
@@ -18,7 +19,7 @@ trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, 
            "ncclEpReadBytes: this group never counted; call ncclEpCountBytes(group, 1) first, or "
            "set NCCL_EP_COUNT_BYTES=1");
   size_t size = (size_t)g->R * sizeof(uint64_t);
-  uint64_t *counts = (uint64_t *)(g->control + EP_GPU_BYTES_AT) + kind * g->R,
+  uint64_t *counts = (uint64_t *)(g->control + EP_GPU_BYTES_AT(g->isHt)) + kind * g->R,
            copy[EP_LL_MAX_RANKS];
   EP_CUDA(cudaMemcpyAsync(copy, counts, size, cudaMemcpyDeviceToHost, stream));
   EP_CUDA(cudaStreamSynchronize(stream));
@@ -71,11 +72,17 @@ trefoil_result_t epGpuKeepTimes(ncclEpGroup_t group, unsigned maxLaunches) {
   return result;
 }
 
-uint64_t *epGpuStampsFor(ep_gpu_group_t *g, int kind, unsigned parts) {
+static int publicKind(unsigned kind) {
+  if (kind == EP_HT_KIND_UPDATE) return NCCL_EP_KIND_UPDATE;
+  if (kind == EP_HT_KIND_DISPATCH) return NCCL_EP_KIND_DISPATCH;
+  return kind == EP_HT_KIND_COMBINE ? NCCL_EP_KIND_COMBINE : (int)kind;
+}
+
+uint64_t *epGpuStampsFor(ep_gpu_group_t *g, unsigned kind, unsigned parts) {
   ep_gpu_times_t *t = &g->times;
   if (!t->stamps) return NULL;
   uint64_t idx = t->numLaunches++ % t->maxLaunches;
-  t->notes[idx] = (ep_gpu_launch_note_t){kind, (int)parts};
+  t->notes[idx] = (ep_gpu_launch_note_t){publicKind(kind), (int)parts};
   return t->stamps + idx * stampsOf(g);
 }
 

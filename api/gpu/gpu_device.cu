@@ -4,6 +4,7 @@
 extern "C" {
 #include "plan/error.h"
 }
+#include "kernels/device/ht_control.cuh"
 #include "kernels/device/signal.cuh"
 
 #include <cuda_runtime.h>
@@ -26,6 +27,43 @@ __global__ void settleControl(Control *c) {
   const unsigned long long e = k.clock >> 16;
   k.done[e & 1] = k.known[e & 1] = e;
   k.done[~e & 1] = k.known[~e & 1] = e ? e - 1 : 0;
+}
+
+// New rings: pieces are counted from the start again. Updates' words have their own numbers.
+__global__ void restartRings(HtControl *c) {
+  for (unsigned i = threadIdx.x; i < sizeof c->rings / 8; i += blockDim.x) {
+    ((unsigned long long *)c->rings)[i] = 0;
+  }
+}
+
+__global__ void noteFinishedHt(const HtControl *c, volatile uint64_t *finished) {
+  finished[threadIdx.x] = c->numbers[threadIdx.x];
+}
+
+__global__ void afterUpdate(ep_ht_memory_t *at, ep_ht_memory_t memory, const ep_ht_head_t *head,
+                            volatile ep_gpu_note_t *note) {
+  *at = memory;
+  if (head->badIds > 0) note->badIds = note->badIds + (unsigned)head->badIds;
+}
+
+constexpr int GUARDED = 2; // ep_ht_head_t.trapped
+
+__global__ void guard(ep_ht_head_t *head, long long rows) {
+  if (!head->trapped && head->numRows > rows) head->trapped = GUARDED;
+}
+
+__global__ void after(ep_ht_head_t *head, long long rows, volatile ep_gpu_note_t *note) {
+  if (!head->trapped) return;
+  const bool guarded = head->trapped == GUARDED;
+  note->slots = head->slotTotal;
+  note->rows = rows;
+  __threadfence_system();
+  if (guarded) {
+    note->shorts = note->shorts + 1;
+    head->trapped = 0;
+  } else {
+    note->traps = note->traps + 1;
+  }
 }
 
 __global__ void readClock(volatile unsigned long long *out) {
@@ -67,8 +105,40 @@ extern "C" trefoil_result_t epGpuSetMask(int *mask, uint64_t active, int numRank
   return TREFOIL_OK;
 }
 
-extern "C" trefoil_result_t epGpuSettle(void *control) {
-  settleControl<<<1, 2>>>((Control *)control);
+extern "C" trefoil_result_t epGpuNoteFinishedHt(const void *control, uint64_t *finished,
+                                                void *stream) {
+  noteFinishedHt<<<1, 3, 0, (cudaStream_t)stream>>>((const HtControl *)control, finished);
+  TRY_CUDA(cudaGetLastError());
+  return TREFOIL_OK;
+}
+
+extern "C" trefoil_result_t epGpuHtAfterUpdate(void *at, const ep_ht_memory_t *memory,
+                                               ep_gpu_note_t *note, void *stream) {
+  const ep_ht_head_t *head = (const ep_ht_head_t *)((char *)at + 256);
+  afterUpdate<<<1, 1, 0, (cudaStream_t)stream>>>((ep_ht_memory_t *)at, *memory, head, note);
+  TRY_CUDA(cudaGetLastError());
+  return TREFOIL_OK;
+}
+
+extern "C" trefoil_result_t epGpuHtGuard(void *head, int64_t rows, void *stream) {
+  guard<<<1, 1, 0, (cudaStream_t)stream>>>((ep_ht_head_t *)head, rows);
+  TRY_CUDA(cudaGetLastError());
+  return TREFOIL_OK;
+}
+
+extern "C" trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_gpu_note_t *note,
+                                         void *stream) {
+  after<<<1, 1, 0, (cudaStream_t)stream>>>((ep_ht_head_t *)head, rows, note);
+  TRY_CUDA(cudaGetLastError());
+  return TREFOIL_OK;
+}
+
+extern "C" trefoil_result_t epGpuSettle(void *control, int ht) {
+  if (ht) {
+    restartRings<<<1, 256>>>((HtControl *)control);
+  } else {
+    settleControl<<<1, 2>>>((Control *)control);
+  }
   TRY_CUDA(cudaGetLastError());
   TRY_CUDA(cudaDeviceSynchronize());
   return TREFOIL_OK;
@@ -98,10 +168,11 @@ extern "C" trefoil_result_t epGpuClockOffset(int64_t *offsetNs) {
 }
 
 extern "C" trefoil_result_t epGpuLoadSmall(void) {
+  const void *kernels[] = {
+      (const void *)setMask,       (const void *)readClock,    (const void *)noteFinished,
+      (const void *)settleControl, (const void *)restartRings, (const void *)noteFinishedHt,
+      (const void *)afterUpdate,   (const void *)guard,        (const void *)after};
   cudaFuncAttributes a;
-  TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)setMask));
-  TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)readClock));
-  TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)noteFinished));
-  TRY_CUDA(cudaFuncGetAttributes(&a, (const void *)settleControl));
+  for (const void *kernel : kernels) TRY_CUDA(cudaFuncGetAttributes(&a, kernel));
   return TREFOIL_OK;
 }

@@ -45,7 +45,7 @@ static void chooseSms(ep_gpu_group_t *g) {
   int sms = g->multiProcessors < EP_GPU_MAX_SMS ? g->multiProcessors : EP_GPU_MAX_SMS;
   if (most && (int)most < sms) sms = (int)most;
   g->ll.numSms = sms;
-  g->fitsTwice = 2 * sms <= g->multiProcessors;
+  g->fitsTwice = !g->isHt && 2 * sms <= g->multiProcessors; /* an Update needs all its blocks */
 }
 
 /* Operations are numbered from 1; tests start near a wrap of the marks (docs/kernels.md). */
@@ -58,16 +58,20 @@ static uint64_t firstOperation(void) {
 static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
   ncclEpGroup_t group = g->group;
   chooseSms(g);
-  EP_TRY(epLlLoad());
+  EP_TRY(g->isHt ? epHtLoad() : epLlLoad());
   EP_TRY(epGpuLoadSmall());
   void *p;
   EP_TRY(epAllocBuffer(group, control, &p));
   g->control = p;
-  char image[EP_GPU_CONTROL_BYTES] = {0};
-  epLlControlInit(image, firstOperation());
-  int *mask = (int *)(image + EP_GPU_MASK_AT);
+  char image[EP_GPU_CONTROL_BYTES(1)] = {0};
+  if (g->isHt) {
+    epHtControlInit(image);
+  } else {
+    epLlControlInit(image, firstOperation());
+  }
+  int *mask = (int *)(image + EP_GPU_MASK_AT(g->isHt));
   for (int r = 0; r < EP_LL_MAX_RANKS; r++) mask[r] = 1;
-  EP_CUDA(cudaMemcpy(g->control, image, sizeof image, cudaMemcpyHostToDevice));
+  EP_CUDA(cudaMemcpy(g->control, image, EP_GPU_CONTROL_BYTES(g->isHt), cudaMemcpyHostToDevice));
   for (int i = 0; i < 2; i++) {
     EP_CUDA(cudaEventCreateWithFlags(&g->tail[i], cudaEventDisableTiming));
     EP_CUDA(cudaEventCreateWithFlags(&g->early[i], cudaEventDisableTiming));
@@ -75,7 +79,7 @@ static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
   EP_TRY(epGpuWatchOpen(g));
   ep_ll_group_t *ll = &g->ll;
   ll->control = g->control;
-  ll->mask = (int *)(g->control + EP_GPU_MASK_AT);
+  ll->mask = (int *)(g->control + EP_GPU_MASK_AT(g->isHt));
   ll->timeoutNs = group->timeoutNs;
   ll->rank = g->me;
   ll->numRanks = g->R;
@@ -83,6 +87,14 @@ static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
   ll->numLocal = (ll->numExperts + g->R - 1) / g->R;
   ll->maxTokens = (int)group->limits.maxTokens;
   ll->enableMask = group->limits.enableMask != 0;
+  g->ht = (ep_ht_group_t){.control = ll->control,
+                          .record = ll->record,
+                          .timeoutNs = ll->timeoutNs,
+                          .rank = ll->rank,
+                          .numRanks = ll->numRanks,
+                          .numExperts = ll->numExperts,
+                          .numLocal = ll->numLocal,
+                          .maxTokens = ll->maxTokens};
   const char *count = getenv("NCCL_EP_COUNT_BYTES");
   if (count && *count && strcmp(count, "0") != 0) return epGpuCountBytes(group, 1);
   return TREFOIL_OK;
@@ -120,6 +132,7 @@ static trefoil_result_t create(ep_gpu_group_t *g) {
   ncclEpGroup_t group = g->group;
   ep_sizing_t sizing;
   ep_handle_limits_t any = {.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR, .topk = 1};
+  g->isHt = epIsHt(group);
   ep_sizing_config_t config = epSizingConfig(&group->limits, &any, g->R, group->ranksPerNode);
   EP_TRY(epGpuSizing(&config, &sizing));
   EP_TRY(epBoardOpen(group->comm, g->me, g->R, &g->board));
@@ -167,7 +180,7 @@ trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group) {
     for (int i = 0; i < g->numArenas; i++) epGpuArenaFree(g, &g->arenas[i]);
   }
   ep_buffer_t control = {
-      .name = "control", .memory = EP_MEMORY_DEVICE, .bytes = EP_GPU_CONTROL_BYTES};
+      .name = "control", .memory = EP_MEMORY_DEVICE, .bytes = EP_GPU_CONTROL_BYTES(g->isHt)};
   release(g, &control);
   epBoardClose(g->board);
   epGpuLeave(g, before);

@@ -12,6 +12,11 @@ static ep_gpu_handle_t *stateOf(ncclEpHandle_t handle) {
 }
 
 static trefoil_result_t makeMemory(ncclEpHandle_t handle) {
+  if (epIsHt(handle->group)) {
+    EP_TRY(epGpuHtHandleCreate(handle->state));
+    EP_CUDA(cudaDeviceSynchronize());
+    return epGpuArenaEnsure(epGpu(handle->group), &handle->sizing);
+  }
   EP_CUDA(cudaMemset(handle->handleMem, 0, handle->sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes));
   EP_CUDA(cudaDeviceSynchronize());
   return epGpuArenaEnsure(epGpu(handle->group), &handle->sizing);
@@ -36,6 +41,7 @@ trefoil_result_t epGpuHandleCreate(ncclEpHandle_t handle) {
   int before;
   EP_TRY(epGpuEnter(h->g, &before));
   trefoil_result_t result = makeMemory(handle);
+  if (result != TREFOIL_OK) epGpuHtHandleDestroy(h);
   epGpuLeave(h->g, before);
   return result;
 }
@@ -45,6 +51,7 @@ trefoil_result_t epGpuHandleDestroy(ncclEpHandle_t handle) {
   int before;
   EP_TRY(epGpuEnter(h->g, &before));
   cudaError_t error = cudaDeviceSynchronize();
+  if (error == cudaSuccess) epGpuHtHandleDestroy(h);
   epGpuLeave(h->g, before);
   EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "ncclEpHandleDestroy: %s",
            cudaGetErrorString(error));
@@ -53,8 +60,8 @@ trefoil_result_t epGpuHandleDestroy(ncclEpHandle_t handle) {
 
 trefoil_result_t epGpuUpdate(ncclEpHandle_t handle, const ep_update_call_t *call,
                              cudaStream_t stream) {
-  (void)stream;
   ep_gpu_handle_t *h = handle->state;
+  if (h->g->isHt) return epGpuHtUpdate(h, call, stream);
   h->ll.topkIdx = call->topkIdx;
   h->ll.idx64 = call->is64;
   h->notedNo++;
@@ -126,6 +133,7 @@ trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
                                cudaStream_t stream) {
   ep_gpu_handle_t *h = handle->state;
   ep_gpu_group_t *g = h->g;
+  if (g->isHt) return epGpuHtDispatch(h, call, stream);
   int e4m3 = call->quant == EP_QUANT_E4M3;
   ep_ll_dispatch_t op = {.group = g->ll, .handle = h->ll};
   op.tokens = call->tokens;
@@ -152,6 +160,7 @@ trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
 trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *call,
                               cudaStream_t stream) {
   ep_gpu_handle_t *h = handle->state;
+  if (h->g->isHt) return epGpuHtCombine(h, call, stream);
   EP_CHECK(h->dispatchedNo == h->notedNo, TREFOIL_INVALID_USAGE,
            "ncclEpCombine: no ncclEpDispatch on this handle since its ncclEpUpdateHandle; low "
            "latency on GPUs learns there which rows are owed to whom");

@@ -51,25 +51,47 @@ trefoil_result_t epGpuAfter(ep_gpu_group_t *g, cudaStream_t before, cudaStream_t
   return result;
 }
 
-static trefoil_result_t launch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, unsigned parts,
+static trefoil_result_t launchHt(unsigned kind, void *op, uint64_t *stamps, cudaStream_t stream) {
+  if (kind == EP_HT_KIND_UPDATE) {
+    ((ep_ht_update_t *)op)->group.stamps = stamps;
+    return epHtUpdate(op, stream);
+  }
+  if (kind == EP_HT_KIND_DISPATCH) {
+    ((ep_ht_dispatch_t *)op)->group.stamps = stamps;
+    return epHtDispatch(op, stream);
+  }
+  ((ep_ht_combine_t *)op)->group.stamps = stamps;
+  return epHtCombine(op, stream);
+}
+
+static trefoil_result_t launchLl(unsigned kind, void *op, unsigned parts, uint64_t *stamps,
+                                 cudaStream_t stream) {
+  if (kind == EP_LL_DISPATCH) {
+    ((ep_ll_dispatch_t *)op)->group.stamps = stamps;
+    return epLlDispatch(op, parts, stream);
+  }
+  ((ep_ll_combine_t *)op)->group.stamps = stamps;
+  return epLlCombine(op, parts, stream);
+}
+
+/* With a progress file: the operation is finished. */
+static trefoil_result_t noteFinished(ep_gpu_handle_t *h, unsigned kind, unsigned parts,
+                                     cudaStream_t stream) {
+  ep_gpu_group_t *g = h->g;
+  if (!g->finished || !(parts & EP_LL_RECV)) return TREFOIL_OK;
+  if (g->isHt) return epGpuNoteFinishedHt(g->control, g->finished, stream);
+  return epGpuNoteFinished(h->ll.memory, (int)kind, g->finished + kind, stream);
+}
+
+static trefoil_result_t launch(ep_gpu_handle_t *h, unsigned kind, void *op, unsigned parts,
                                cudaStream_t stream) {
   ep_gpu_group_t *g = h->g;
   unsigned long long capture;
   EP_TRY(epGpuCapture(stream, &capture));
   EP_TRY(waitForLast(g, stream, capture));
-  uint64_t *stamps = epGpuStampsFor(g, (int)kind, parts);
-  if (kind == EP_LL_DISPATCH) {
-    ep_ll_dispatch_t *d = op;
-    d->group.stamps = stamps;
-    EP_TRY(epLlDispatch(d, parts, stream));
-  } else {
-    ep_ll_combine_t *c = op;
-    c->group.stamps = stamps;
-    EP_TRY(epLlCombine(c, parts, stream));
-  }
-  if (g->finished && parts & EP_LL_RECV) {
-    EP_TRY(epGpuNoteFinished(h->ll.memory, (int)kind, g->finished + kind, stream));
-  }
+  uint64_t *stamps = epGpuStampsFor(g, kind, parts);
+  EP_TRY(g->isHt ? launchHt(kind, op, stamps, stream) : launchLl(kind, op, parts, stamps, stream));
+  EP_TRY(noteFinished(h, kind, parts, stream));
   if (!g->fitsTwice) EP_CUDA(cudaEventRecord(g->tail[capture != 0], stream));
   g->hasLast = 1;
   g->lastStream = stream;
@@ -78,7 +100,7 @@ static trefoil_result_t launch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, 
   return TREFOIL_OK;
 }
 
-trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, unsigned parts,
+trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, unsigned kind, void *op, unsigned parts,
                              cudaStream_t stream) {
   int before;
   EP_TRY(epGpuEnter(h->g, &before));

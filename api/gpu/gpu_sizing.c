@@ -1,9 +1,11 @@
-/* The GPU column of the sizing table: what a low-latency group and handle ask for. Pure, no CUDA call. */
+/* The GPU column of the sizing table: what a group and a handle ask for. Pure, no CUDA call. */
 #include <string.h>
 
 #include "api/gpu/gpu.h"
 
-_Static_assert(EP_LL_GPU_MAX_RANKS == EP_LL_MAX_RANKS, "plan/sizing.h");
+_Static_assert(EP_LL_GPU_MAX_RANKS == EP_LL_MAX_RANKS && EP_HT_MAX_RANKS == EP_LL_MAX_RANKS &&
+                   EP_HT_MAX_TOPK == EP_LL_MAX_TOPK && EP_HT_MAX_TOKENS == EP_LL_MAX_TOKENS,
+               "plan/sizing.h");
 _Static_assert(EP_LL_GPU_MAX_TOPK == EP_LL_MAX_TOPK, "plan/sizing.h");
 _Static_assert(EP_LL_GPU_MAX_TOKENS == EP_LL_MAX_TOKENS, "plan/sizing.h");
 
@@ -34,32 +36,68 @@ static size_t scratchBytes(const ep_sizing_config_t *config) {
   return epLlDispatchScratch(&group, &handle, config->maxTokenBytes);
 }
 
-trefoil_result_t epGpuSizing(const ep_sizing_config_t *config, ep_sizing_t *out) {
-  EP_TRY(trefoilShapeCheck(&config->shape));
+ep_ht_config_t epGpuHtConfig(const ep_sizing_config_t *config) {
+  const trefoil_shape_t *s = &config->shape;
+  return (ep_ht_config_t){.numRanks = s->numRanks,
+                          .numExperts = s->numExperts,
+                          .maxTopk = s->topk,
+                          .maxTokens = s->maxTokens,
+                          .maxTokenBytes = config->maxTokenBytes};
+}
+
+static void addFixed(ep_sizing_t *t, int ht) {
+  epSizingAdd(t, EP_BUFFER_CONTROL,
+              (ep_buffer_t){"control", "fixed", EP_MEMORY_DEVICE, 0, EP_GPU_CONTROL_BYTES(ht), 0});
+  epSizingAdd(t, EP_BUFFER_GROUP_OBJECT,
+              (ep_buffer_t){"group object", "fixed", EP_MEMORY_HOST, 0, EP_GROUP_OBJECT_BYTES, 0});
+  epSizingAdd(t, EP_BUFFER_RECORD,
+              (ep_buffer_t){"record", "a page", EP_MEMORY_HOST, 0, EP_GPU_RECORD_BYTES, 0});
+  epSizingAdd(
+      t, EP_BUFFER_HANDLE_OBJECT,
+      (ep_buffer_t){"handle object", "fixed", EP_MEMORY_HOST, 1, EP_GPU_HANDLE_OBJECT_BYTES, 0});
+}
+
+static trefoil_result_t sizeLl(const ep_sizing_config_t *config, ep_sizing_t *t) {
   ep_ll_config_t ll = epGpuConfig(config);
   ep_ll_layout_t at;
   EP_TRY(epLlLayout(&ll, &at));
+  epSizingAdd(t, EP_BUFFER_EXCHANGE,
+              (ep_buffer_t){"exchange", "2 * (R N + N K) * lines of a row, and words",
+                            EP_MEMORY_SHARED, 0, at.bytes, 0});
+  epSizingAdd(t, EP_BUFFER_SCRATCH,
+              (ep_buffer_t){"scratch", "0, or slot tables of 132 blocks", EP_MEMORY_DEVICE, 0,
+                            scratchBytes(config), 0});
+  epSizingAdd(t, EP_BUFFER_HANDLE_MEM,
+              (ep_buffer_t){"handle memory", "64 + 12 R N K", EP_MEMORY_DEVICE, 1,
+                            (epLlHandleBytes(&ll, ll.maxTopk) + 15) / 16 * 16, 0});
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t sizeHt(const ep_sizing_config_t *config, ep_sizing_t *t) {
+  ep_ht_config_t ht = epGpuHtConfig(config);
+  ep_ht_layout_t at;
+  EP_TRY(epHtLayout(&ht, &at));
+  epSizingAdd(
+      t, EP_BUFFER_EXCHANGE,
+      (ep_buffer_t){"exchange", "2 R * rings, 2 R N * ids", EP_MEMORY_SHARED, 0, at.bytes, 0});
+  epSizingAdd(t, EP_BUFFER_SCRATCH,
+              (ep_buffer_t){"scratch", "14336 + 4 (L + R) R N / 256", EP_MEMORY_DEVICE, 0,
+                            epHtScratchBytes(&ht), 0});
+  epSizingAdd(t, EP_BUFFER_HANDLE_MEM,
+              (ep_buffer_t){"handle memory", "N (8 min(R, K) + 4 K) + 4 R N (K + 1) + 12 L",
+                            EP_MEMORY_DEVICE, 1,
+                            EP_GPU_HT_HANDLE_EXTRA + epHtHandleBytes(&ht, ht.maxTopk), 0});
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuSizing(const ep_sizing_config_t *config, ep_sizing_t *out) {
+  EP_TRY(trefoilShapeCheck(&config->shape));
+  int ht = config->mode == TREFOIL_HT_FLAT || config->mode == TREFOIL_HT_EXPERT_MAJOR;
   ep_sizing_t t;
   memset(&t, 0, sizeof t);
   t.config = *config;
-  epSizingAdd(&t, EP_BUFFER_EXCHANGE,
-              (ep_buffer_t){"exchange", "2 * (R N + N K) * lines of a row, and words",
-                            EP_MEMORY_SHARED, 0, at.bytes, 0});
-  epSizingAdd(&t, EP_BUFFER_CONTROL,
-              (ep_buffer_t){"control", "fixed", EP_MEMORY_DEVICE, 0, EP_GPU_CONTROL_BYTES, 0});
-  epSizingAdd(&t, EP_BUFFER_SCRATCH,
-              (ep_buffer_t){"scratch", "0, or slot tables of 132 blocks", EP_MEMORY_DEVICE, 0,
-                            scratchBytes(config), 0});
-  epSizingAdd(&t, EP_BUFFER_GROUP_OBJECT,
-              (ep_buffer_t){"group object", "fixed", EP_MEMORY_HOST, 0, EP_GROUP_OBJECT_BYTES, 0});
-  epSizingAdd(&t, EP_BUFFER_RECORD,
-              (ep_buffer_t){"record", "a page", EP_MEMORY_HOST, 0, EP_GPU_RECORD_BYTES, 0});
-  epSizingAdd(&t, EP_BUFFER_HANDLE_MEM,
-              (ep_buffer_t){"handle memory", "64 + 12 R N K", EP_MEMORY_DEVICE, 1,
-                            (epLlHandleBytes(&ll, ll.maxTopk) + 15) / 16 * 16, 0});
-  epSizingAdd(
-      &t, EP_BUFFER_HANDLE_OBJECT,
-      (ep_buffer_t){"handle object", "fixed", EP_MEMORY_HOST, 1, EP_GPU_HANDLE_OBJECT_BYTES, 0});
+  EP_TRY(ht ? sizeHt(config, &t) : sizeLl(config, &t));
+  addFixed(&t, ht);
   EP_TRY(epSizingCheck(&t));
   *out = t;
   return TREFOIL_OK;

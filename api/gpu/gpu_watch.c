@@ -13,6 +13,9 @@
 #include "api/gpu/gpu_device.h"
 #include "api/hang_file.h"
 
+#define NOTE_AT (EP_GPU_RECORD_BYTES / 2) /* of the page; the progress record is shorter */
+_Static_assert(sizeof(ep_hang_record_t) <= NOTE_AT, "NOTE_AT");
+
 struct ep_gpu_hang {
   ep_hang_file_t file;
   void *page;     /* pinned: the file's, or an own one */
@@ -59,14 +62,17 @@ static trefoil_result_t start(ep_gpu_group_t *g, struct ep_gpu_hang *h) {
   int pinned = pinFile(h);
   if (!pinned) EP_TRY(pinOwn(h));
   ep_hang_device_t *d = h->device;
-  d->masks = g->group->limits.enableMask != 0;
+  d->masks = !g->isHt && g->group->limits.enableMask != 0;
   if (h->file.record) EP_TRY(epGpuClockOffset(&d->clockOffsetNs));
   d->used = 1;
   void *onDevice = NULL;
   EP_CUDA(cudaHostGetDevicePointer(&onDevice, d, 0));
   ep_hang_device_t *dev = onDevice;
   g->record = &d->wait;
+  g->note = (ep_gpu_note_t *)((char *)h->page + NOTE_AT);
   g->ll.record = &dev->wait;
+  EP_CUDA(cudaHostGetDevicePointer(&onDevice, g->note, 0));
+  g->noteOnDevice = onDevice;
   if (h->file.record) g->finished = dev->finished;
   if (h->file.record && !pinned) {
     epLog(g->group, "NCCL_EP_HANG_DIR: %s cannot be mapped to the GPU; copied every 20 ms",
@@ -107,7 +113,36 @@ void epGpuWatchClose(ep_gpu_group_t *g) {
 
 /* ---- calls look ------------------------------------------------------------------------------ */
 
-static const char *const kindNames[2] = {"Dispatch", "Combine"};
+static const char *kindName(uint32_t kind) {
+  static const char *const names[EP_HANG_KINDS] = {"Update", "Dispatch", "Combine"};
+  return names[epHangKindOf(kind)];
+}
+
+static void pollNote(ncclEpGroup_t group, ep_gpu_group_t *g) {
+  const volatile ep_gpu_note_t *n = g->note;
+  ep_gpu_note_t *seen = &g->noteSeen;
+  uint32_t badIds = n->badIds, traps = n->traps, shorts = n->shorts;
+  if (badIds != seen->badIds) {
+    epReport(
+        group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
+        "topk_idx of rank %d: %u entries are outside [0, %d) and not -1; they counted as unused",
+        group->rank, badIds - seen->badIds, g->ht.numExperts);
+  }
+  if (traps != seen->traps) {
+    epReport(group, EP_TROUBLE_STICKY, TREFOIL_INVALID_USAGE,
+             "rank %d would receive %lld slots; max_recv_tokens_per_rank is %u (overflow_policy "
+             "TRAP): nothing was written; call ncclEpErrorClear and raise the bound",
+             group->rank, (long long)n->slots, group->limits.maxRecv);
+  }
+  if (shorts != seen->shorts) {
+    epReport(
+        group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
+        "rank %d has %lld slots; topk_weights has %lld rows: nothing was written or sent; call "
+        "ncclEpErrorClear",
+        group->rank, (long long)n->slots, (long long)n->rows);
+  }
+  *seen = (ep_gpu_note_t){.badIds = badIds, .traps = traps, .shorts = shorts};
+}
 
 /* A wait that gave up writes the count first and the state last. With masks the state may have been
  * overwritten since, by a later wait. */
@@ -120,9 +155,10 @@ void epGpuPoll(ncclEpGroup_t group) {
   ep_gpu_group_t *g = epGpu(group);
   const volatile ep_ll_record_t *r = g->record;
   uint32_t gaveUp = r->numGaveUp;
+  if (g->isHt) pollNote(group, g);
   if (gaveUp == g->gaveUpSeen) return;
   g->gaveUpSeen = gaveUp;
-  int masks = group->limits.enableMask != 0;
+  int masks = !g->isHt && group->limits.enableMask != 0;
   if (!isComplete(r)) {
     epReport(group, masks ? EP_TROUBLE_FLAG : EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
              "a rank did not answer within %.3g s%s", (double)group->timeoutNs * 1e-9,
@@ -132,10 +168,11 @@ void epGpuPoll(ncclEpGroup_t group) {
   epReport(group, masks ? EP_TROUBLE_FLAG : EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
            "rank %d did not answer within %.3g s: rank %d waited in %s %llu for its %s (mark "
            "expected %u, found %u)%s",
-           r->rank, (double)(r->nowNs - r->sinceNs) * 1e-9, group->rank, kindNames[r->kind & 1],
+           r->rank, (double)(r->nowNs - r->sinceNs) * 1e-9, group->rank, kindName(r->kind),
            (unsigned long long)r->operation, epHangPhase(r->phase), r->expected, r->received,
-           masks ? "; it is masked now"
-                 : "; destroy the group (with enable_mask the others would go on without it)");
+           masks     ? "; it is masked now"
+           : g->isHt ? "; destroy the group"
+                     : "; destroy the group (with enable_mask the others would go on without it)");
 }
 
 void epGpuErrorCleared(ncclEpGroup_t group) {

@@ -18,6 +18,7 @@ extern "C" {
 /* Kinds of operations. */
 #define NCCL_EP_KIND_DISPATCH 0
 #define NCCL_EP_KIND_COMBINE  1
+#define NCCL_EP_KIND_UPDATE   2 /* high throughput; in kernel times only */
 
 /* ---- Bytes ------------------------------------------------------------------------------------
  * Counted on the device by the sending side, per destination: token and scale bytes of the rows that

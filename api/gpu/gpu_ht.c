@@ -1,0 +1,198 @@
+/* High throughput: calls become the kernels' parameter structs (kernels/ht.h).
+ *
+ * An Update leaves its tables in handle_mem, where every handle on that memory finds them. In front of
+ * them lies what calls on the host must know of a routing (ep_ht_memory_t), stored in stream order, so
+ * that a handle which never saw the Update can ask. What only the device finds out (ids that are none, slots
+ * over max_recv, too few rows for weights) small kernels after an operation tell the host. */
+#include <string.h>
+
+#include "api/gpu/gpu.h"
+#include "api/gpu/gpu_device.h"
+
+#define MEMORY_MAGIC 0x5448504545435254ull
+
+static int numSmsOf(const ep_gpu_group_t *g) {
+  int sms = g->group->config.max_num_sms ? g->ll.numSms : EP_GPU_HT_SMS;
+  return sms < g->ll.numSms ? sms : g->ll.numSms;
+}
+
+static ep_ht_handle_t handleOf(const ep_gpu_handle_t *h, int topk) {
+  const ncclEpHandle_t handle = h->handle;
+  const ep_group_limits_t *l = &handle->group->limits;
+  return (ep_ht_handle_t){
+      .memory = h->htMemory,
+      .numTopk = topk,
+      .expertMajor = handle->mode == TREFOIL_HT_EXPERT_MAJOR,
+      .drop = l->overflowPolicy == NCCL_EP_OVERFLOW_DROP,
+      .zeroCopyOn = l->zeroCopy == NCCL_EP_ZERO_COPY_ON,
+      .alignment = (int64_t)handle->alignment,
+      .maxRecv = l->maxRecv,
+  };
+}
+
+trefoil_result_t epGpuHtHandleCreate(ep_gpu_handle_t *h) {
+  uintptr_t at = ((uintptr_t)h->handle->handleMem + 255) & ~(uintptr_t)255;
+  h->htHead = (char *)at;
+  h->htMemory = h->htHead + EP_GPU_HT_HEAD_BYTES;
+  if (h->handle->ownsMem) EP_CUDA(cudaMemset(h->htHead, 0, EP_GPU_HT_HEAD_BYTES));
+  EP_CUDA(cudaEventCreateWithFlags(&h->updated, cudaEventDisableTiming));
+  return TREFOIL_OK;
+}
+
+void epGpuHtHandleDestroy(ep_gpu_handle_t *h) {
+  if (h->updated) cudaEventDestroy(h->updated);
+}
+
+trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
+                               cudaStream_t stream) {
+  ep_gpu_group_t *g = h->g;
+  ep_ht_update_t op = {.group = g->ht, .handle = handleOf(h, call->topk)};
+  op.topkIdx = call->topkIdx;
+  op.idx64 = call->is64;
+  op.numTokens = (int)call->numTokens;
+  op.expertCounters = (ep_ht_counter_t){call->expertCounters.data, call->expertCounters.is64};
+  op.expertOffsets = (ep_ht_counter_t){call->expertOffsets.data, call->expertOffsets.is64};
+  op.total = (ep_ht_counter_t){call->total.data, call->total.is64};
+  op.numSms = g->ll.numSms;
+  EP_TRY(epGpuLaunch(h, EP_HT_KIND_UPDATE, &op, EP_LL_BOTH, stream));
+  ep_ht_memory_t memory = {
+      .magic = MEMORY_MAGIC,
+      .alignment = h->handle->alignment,
+      .maxTokens = g->group->limits.maxTokens,
+      .topk = call->topk,
+      .mode = (int)h->handle->mode,
+      .numRanks = g->R,
+      .numExperts = g->ht.numExperts,
+      .numTokens = (int)call->numTokens,
+  };
+  EP_TRY(epGpuHtAfterUpdate(h->htHead, &memory, g->noteOnDevice, stream));
+  unsigned long long capture;
+  EP_TRY(epGpuCapture(stream, &capture));
+  if (capture) return TREFOIL_OK;
+  EP_CUDA(cudaEventRecord(h->updated, stream));
+  h->hasUpdated = 1;
+  return TREFOIL_OK;
+}
+
+/* Fewer rows of weights than may arrive: then the device looks whether they suffice, and if not the rank is
+ * treated as one over max_recv for this operation. */
+static int64_t guardOf(const ep_gpu_handle_t *h, int hasRows, int64_t rows) {
+  int64_t most = h->handle->group->limits.maxRecv;
+  if (!hasRows || (most && rows >= most)) return -1;
+  return rows;
+}
+
+trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *call,
+                                 cudaStream_t stream) {
+  ep_gpu_group_t *g = h->g;
+  ep_ht_dispatch_t op = {.group = g->ht, .handle = handleOf(h, h->handle->routed.topk)};
+  op.tokens = call->tokens;
+  op.scales = call->scales;
+  op.weights = call->weights;
+  /* a rank without tokens still receives weights: not NULL, which would say that there are none */
+  if (call->hasWeights && !op.weights) op.weights = (const float *)g->ht.control;
+  op.outTokens = call->out.tokens;
+  op.outScales = call->out.scales;
+  op.outWeights = call->hasWeights ? call->out.weights : NULL;
+  op.outIdx = call->out.idx;
+  op.topkRows = call->out.topkRows;
+  op.tokenBytes = (int)call->tokenBytes;
+  op.scaleBytes = (int)call->scaleBytes;
+  op.globalIds = call->globalIds;
+  op.numSms = numSmsOf(g);
+  int64_t guard = guardOf(h, op.outWeights != NULL, op.topkRows);
+  if (guard >= 0) EP_TRY(epGpuHtGuard(h->htMemory, guard, stream));
+  EP_TRY(epGpuLaunch(h, EP_HT_KIND_DISPATCH, &op, EP_LL_BOTH, stream));
+  if (guard < 0 && (!op.handle.maxRecv || op.handle.drop)) return TREFOIL_OK;
+  return epGpuHtAfter(h->htMemory, guard, g->noteOnDevice, stream);
+}
+
+trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *call,
+                                cudaStream_t stream) {
+  ep_gpu_group_t *g = h->g;
+  ep_ht_combine_t op = {.group = g->ht, .handle = handleOf(h, h->handle->routed.topk)};
+  op.tokens = call->tokens;
+  op.slotWeights = call->slotWeights;
+  op.out = call->out;
+  op.outWeights = call->outWeights;
+  op.dtype = call->dtype;
+  op.rowBytes = (int)((size_t)call->width * trefoilDtypeBytes(call->dtype));
+  op.numSms = numSmsOf(g);
+  /* as with dispatch: a rank without slots takes part in the backward pass */
+  if (call->backward && !op.slotWeights) op.slotWeights = (const float *)g->ht.control;
+  int64_t guard = guardOf(h, call->backward, call->slotWeightRows);
+  if (guard >= 0) EP_TRY(epGpuHtGuard(h->htMemory, guard, stream));
+  EP_TRY(epGpuLaunch(h, EP_HT_KIND_COMBINE, &op, EP_LL_BOTH, stream));
+  if (guard < 0) return TREFOIL_OK;
+  return epGpuHtAfter(h->htMemory, guard, g->noteOnDevice, stream);
+}
+
+/* ---- what calls ask ---------------------------------------------------------------------------- */
+
+static trefoil_result_t waitUnlessCaptured(cudaStream_t stream) {
+  unsigned long long capture;
+  EP_TRY(epGpuCapture(stream, &capture));
+  if (!capture) EP_CUDA(cudaStreamSynchronize(stream));
+  return TREFOIL_OK;
+}
+
+/* A capture on another stream is no obstacle to this copy. */
+static trefoil_result_t copyOut(void *to, const void *from, size_t bytes) {
+  cudaStream_t stream;
+  EP_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "handle_mem: %s", cudaGetErrorString(error));
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t readMemory(ep_gpu_handle_t *h, ep_ht_memory_t *memory, int *holds) {
+  const ep_gpu_group_t *g = h->g;
+  EP_TRY(copyOut(memory, h->htHead, sizeof *memory));
+  *holds = memory->magic == MEMORY_MAGIC && memory->numRanks == g->R &&
+           memory->numExperts == g->ht.numExperts &&
+           memory->maxTokens == g->group->limits.maxTokens;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuReadRouted(ncclEpHandle_t handle, cudaStream_t stream, ep_routed_t *out) {
+  ep_gpu_handle_t *h = handle->state;
+  ep_ht_memory_t m;
+  int before, holds = 0;
+  EP_TRY(epGpuEnter(h->g, &before));
+  trefoil_result_t result = waitUnlessCaptured(stream);
+  if (result == TREFOIL_OK) result = readMemory(h, &m, &holds);
+  epGpuLeave(h->g, before);
+  EP_TRY(result);
+  if (holds) *out = (ep_routed_t){m.topk, (trefoil_mode_t)m.mode, m.alignment, m.numTokens};
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t count(ep_gpu_handle_t *h, cudaStream_t stream, int64_t *out) {
+  unsigned long long capture;
+  EP_TRY(epGpuCapture(stream, &capture));
+  EP_CHECK(!capture, TREFOIL_INVALID_USAGE,
+           "eager sizing (max_recv_tokens_per_rank 0) cannot be captured: sizes are not known");
+  if (!h->handle->ownsMem || !h->hasUpdated) EP_CUDA(cudaStreamSynchronize(stream));
+  if (h->hasUpdated) EP_CUDA(cudaEventSynchronize(h->updated));
+  EP_TRY(epCheckTrouble(h->handle->group));
+  ep_ht_memory_t m;
+  ep_ht_head_t head;
+  int holds;
+  EP_TRY(readMemory(h, &m, &holds));
+  EP_CHECK(holds, TREFOIL_INVALID_USAGE,
+           "handle_mem holds no routing; call ncclEpUpdateHandle first");
+  EP_TRY(copyOut(&head, h->htMemory, sizeof head));
+  *out = head.slotTotal;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, int64_t *out) {
+  ep_gpu_handle_t *h = handle->state;
+  int before;
+  EP_TRY(epGpuEnter(h->g, &before));
+  trefoil_result_t result = count(h, stream, out);
+  epGpuLeave(h->g, before);
+  return result;
+}
