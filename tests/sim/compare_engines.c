@@ -54,7 +54,8 @@ static int compare(const trefoil_cluster_t *cluster, const setting_t *s, int num
   for (int e = 0; e < 2; e++) {
     trefoil_sim_run_t run = {.cluster = cluster,
                              .costs = &costs,
-                             .engine = (trefoil_engine_t)(TREFOIL_ENGINE_SIMGRID + e)};
+                             .engine = (trefoil_engine_t)(TREFOIL_ENGINE_SIMGRID + e),
+                             .timeoutS = 3600};
     if (trefoilSimRun(sim, &run, &r)) return fail();
     for (int op = 0; op < 2; op++) {
       us[e][op] = r.op[op].us;
