@@ -110,14 +110,22 @@ typedef struct verdict {
   const char *why;               /* "gone", "missing", "running", "behind", "cycle" */
 } verdict_t;
 
-static verdict_t judge(const records_t *all) {
+/* The wait that has lasted longest, of ranks that live: one that was killed while it waited waits no more. */
+static verdict_t longestWait(const records_t *all, int withGone) {
   verdict_t v = {.culprit = -1};
   for (int i = 0; i < all->count; i++) {
     const ep_hang_kind_t *w = waiting(&all->list[i]);
     if (!w || (v.kind && w->sinceNs >= v.kind->sinceNs)) continue;
+    if (!withGone && isGone(&all->list[i])) continue;
     v.group = &all->list[i];
     v.kind = w;
   }
+  return v;
+}
+
+static verdict_t judge(const records_t *all) {
+  verdict_t v = longestWait(all, 0);
+  if (!v.group) v = longestWait(all, 1);
   if (!v.group) { /* nobody waits: is somebody gone in the middle of something? */
     for (int i = 0; i < all->count; i++)
       for (int k = 0; k < EP_HANG_KINDS; k++)

@@ -77,15 +77,16 @@ static trefoil_result_t move(ep_check_rank_t *k, void *to, const void *from, siz
 /* Runs one of the scripts; compares if asked. */
 static trefoil_result_t work(ep_check_rank_t *k, const script_list_t *list, int i, int compare) {
   const ep_check_case_t *c = &list->cases[i];
-  static _Thread_local uint8_t *result;
   EP_TRY(move(k, k->image, list->initial[0][k->rank] + list->offsets[i], c->usedBytes,
               cudaMemcpyHostToDevice));
   EP_TRY(runScript(k, c));
   if (!compare) return TREFOIL_OK;
-  result = realloc(result, c->usedBytes);
+  uint8_t *result = malloc(c->usedBytes);
   EP_CHECK(result, TREFOIL_SYSTEM_ERROR, "out of memory for a result");
-  EP_TRY(move(k, result, k->image, c->usedBytes, cudaMemcpyDeviceToHost));
-  return scriptCompare(list, i, 0, k->rank, result);
+  trefoil_result_t rc = move(k, result, k->image, c->usedBytes, cudaMemcpyDeviceToHost);
+  if (rc == TREFOIL_OK) rc = scriptCompare(list, i, 0, k->rank, result);
+  free(result);
+  return rc;
 }
 
 /* ---- The doctor ---- */
