@@ -2,6 +2,7 @@
  *
  * An Update only notes the routing's address. Dispatch leaves in the handle's memory what combine needs
  * (which rows are owed to whom), so a Combine wants a Dispatch since the last Update. */
+#include <stddef.h>
 #include <string.h>
 
 #include "api/gpu/gpu.h"
@@ -135,7 +136,10 @@ trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
   ep_gpu_group_t *g = h->g;
   if (g->isHt) return epGpuHtDispatch(h, call, stream);
   int e4m3 = call->quant == EP_QUANT_E4M3;
-  ep_ll_dispatch_t op = {.group = g->ll, .handle = h->ll};
+  ep_ll_dispatch_t op;
+  memset(&op.tokens, 0, sizeof op - offsetof(ep_ll_dispatch_t, tokens)); /* the rest is copied */
+  op.group = g->ll;
+  op.handle = h->ll;
   op.tokens = call->tokens;
   op.scales = call->scales;
   op.weights = call->weights;
@@ -164,7 +168,10 @@ trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *ca
   EP_CHECK(h->dispatchedNo == h->notedNo, TREFOIL_INVALID_USAGE,
            "ncclEpCombine: no ncclEpDispatch on this handle since its ncclEpUpdateHandle; low "
            "latency on GPUs learns there which rows are owed to whom");
-  ep_ll_combine_t op = {.group = h->g->ll, .handle = h->ll};
+  ep_ll_combine_t op;
+  memset(&op.tokens, 0, sizeof op - offsetof(ep_ll_combine_t, tokens));
+  op.group = h->g->ll;
+  op.handle = h->ll;
   op.tokens = call->tokens;
   op.weights = call->weights;
   op.out = call->out;

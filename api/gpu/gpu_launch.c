@@ -4,7 +4,8 @@
  * first waits for the launches before: otherwise a dispatch and a combine could keep each other off the
  * SMs, on one rank this way round and on another that way, and all would wait. All ranks call in
  * the same order, so this order cannot lock. The event for that is recorded with every launch: a stream may
- * be gone when the next one comes. If two launches fit on the GPU together (max_num_sms
+ * be gone when the next one comes. A group with one handle records none: operations of a handle depend on
+ * one another, so the caller orders them. If two launches fit on the GPU together (max_num_sms
  * at most half of its SMs) nothing is ordered, except receives after their sends, which is the
  * caller's own order.
  *
@@ -26,7 +27,7 @@ trefoil_result_t epGpuCapture(cudaStream_t stream, unsigned long long *capture) 
 
 static trefoil_result_t waitForLast(ep_gpu_group_t *g, cudaStream_t stream,
                                     unsigned long long capture) {
-  if (!g->hasLast || g->lastStream == stream || g->fitsTwice || g->lastCapture != capture) {
+  if (!g->hasLast || g->lastStream == stream || g->lastCapture != capture) {
     return TREFOIL_OK;
   }
   EP_CUDA(cudaStreamWaitEvent(stream, g->tail[capture != 0], 0));
@@ -92,8 +93,8 @@ static trefoil_result_t launch(ep_gpu_handle_t *h, unsigned kind, void *op, unsi
   uint64_t *stamps = epGpuStampsFor(g, kind, parts);
   EP_TRY(g->isHt ? launchHt(kind, op, stamps, stream) : launchLl(kind, op, parts, stamps, stream));
   EP_TRY(noteFinished(h, kind, parts, stream));
-  if (!g->fitsTwice) EP_CUDA(cudaEventRecord(g->tail[capture != 0], stream));
-  g->hasLast = 1;
+  g->hasLast = !g->fitsTwice && g->group->numHandles > 1;
+  if (g->hasLast) EP_CUDA(cudaEventRecord(g->tail[capture != 0], stream));
   g->lastStream = stream;
   g->lastCapture = capture;
   if (capture) g->captured = 1;

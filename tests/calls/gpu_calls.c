@@ -42,18 +42,39 @@ static step_case_t anyCase(uint64_t seed) {
   return c;
 }
 
+/* High throughput: both layouts, bounds, eager sizing, gradients, alignment. */
+static step_case_t anyHtCase(uint64_t seed) {
+  uint64_t s = seed * 0x9E3779B97F4A7C15ull >> 8;
+  step_case_t c = smallCase((trefoil_mode_t)(2 + (seed & 1)), seed);
+  c.topk = 1 + (int)(s % 8);
+  c.numExperts = 8 + (int)(s / 8 % 40);
+  c.maxTokens = 1 + (int64_t)(s / 320 % 700);
+  c.width = 8 * (1 + (int64_t)(s / 22400 % 200));
+  c.quant = s & 4096 ? TREFOIL_QUANT_CALLER : TREFOIL_QUANT_NONE;
+  c.backward = seed / 2 % 3 == 0;
+  if (seed & 1) c.alignment = (size_t)1 << s % 5;
+  c.wideIds = s & 256 ? 1 : 0;
+  c.globalIds = s & 512 ? 1 : 0;
+  int64_t most = (int64_t)4 * c.maxTokens * (seed & 1 ? c.topk : 1) + 16 * c.numExperts;
+  c.maxRecv = seed / 2 % 4 == 0 ? 0 : most;
+  c.drop = c.maxRecv && seed / 2 % 5 == 0;
+  if (c.drop) c.maxRecv = c.maxTokens;
+  return c;
+}
+
 typedef struct job {
   uint64_t first;
-  int count, partial;
+  int count, partial, ht;
 } job_t;
 
 static void runOne(team_rank_t *r, const step_case_t *c) {
   step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
   ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  ncclEpHandleConfig_t handleConfig = stepHandleConfig(c);
   ncclEpGroup_t group;
   ncclEpHandle_t handle;
   teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
-  teamOk(r, ncclEpInitHandle(&handle, group, stepLayout(c), NULL, c->topk, NULL));
+  teamOk(r, ncclEpInitHandle(&handle, group, stepLayout(c), &handleConfig, c->topk, NULL));
   teamCheck(r, stepUpdate(d, handle, r->stream), "update: %s", ncclEpGetLastError());
   for (int i = 0; i < 3; i++) {
     if (i == 2) {
@@ -77,7 +98,8 @@ static void runOne(team_rank_t *r, const step_case_t *c) {
 static void runJob(team_rank_t *r) {
   const job_t *job = r->user;
   for (int i = 0; i < job->count && !r->error[0]; i++) {
-    step_case_t c = anyCase(job->first + (uint64_t)i);
+    step_case_t c =
+        job->ht ? anyHtCase(job->first + (uint64_t)i) : anyCase(job->first + (uint64_t)i);
     c.partial = job->partial && c.mode == TREFOIL_LL_EXPERT_MAJOR;
     runOne(r, &c);
     if (r->error[0]) { /* at once: the other ranks may wait for this one */
@@ -87,11 +109,12 @@ static void runJob(team_rank_t *r) {
   }
 }
 
-/* GPU_CALLS_CASE=N runs that one. */
+/* GPU_CALLS_CASE=N runs that one (GPU_CALLS_HT: of high throughput). */
 TEST(one_case) {
   const char *number = getenv("GPU_CALLS_CASE");
   if (!number || !numGpus()) SKIP("needs a GPU and GPU_CALLS_CASE");
-  job_t job = {strtoull(number, NULL, 10), 1, getenv("NCCL_EP_LL_COMBINE") != NULL};
+  job_t job = {strtoull(number, NULL, 10), 1, getenv("NCCL_EP_LL_COMBINE") != NULL,
+               getenv("GPU_CALLS_HT") != NULL};
   const char *error = teamThreads(numGpus(), runJob, &job);
   CHECK(!*error, "%s", error);
 }
@@ -99,7 +122,7 @@ TEST(one_case) {
 TEST(processes) {
   int n = numGpus();
   if (n < 2) SKIP("needs two GPUs");
-  job_t job = {1000, 8, 0};
+  job_t job = {1000, 8, 0, 0};
   const char *error = teamProcesses(n, runJob, &job, 0);
   CHECK(!*error, "%s", error);
 }
@@ -107,7 +130,7 @@ TEST(processes) {
 TEST(threads) {
   if (!numGpus()) SKIP("needs a GPU");
   for (int n = 1; n <= numGpus(); n++) {
-    job_t job = {2000 + 100 * (uint64_t)n, n == numGpus() ? 40 : 10, 0};
+    job_t job = {2000 + 100 * (uint64_t)n, n == numGpus() ? 40 : 10, 0, 0};
     const char *error = teamThreads(n, runJob, &job);
     CHECK(!*error, "%d ranks: %s", n, error);
   }
@@ -115,11 +138,20 @@ TEST(threads) {
 
 TEST(partial_sums) {
   if (!numGpus()) SKIP("needs a GPU");
-  job_t job = {3000, 12, 1};
+  job_t job = {3000, 12, 1, 0};
   setenv("NCCL_EP_LL_COMBINE", "partial", 1);
   const char *error = teamThreads(numGpus(), runJob, &job);
   unsetenv("NCCL_EP_LL_COMBINE");
   CHECK(!*error, "%s", error);
+}
+
+TEST(high_throughput) {
+  if (!numGpus()) SKIP("needs a GPU");
+  for (int n = 1; n <= numGpus(); n++) {
+    job_t job = {4000 + 100 * (uint64_t)n, n == numGpus() ? 40 : 10, 0, 1};
+    const char *error = teamThreads(n, runJob, &job);
+    CHECK(!*error, "%d ranks: %s", n, error);
+  }
 }
 
 /* ---- two in flight, two streams -------------------------------------------------------------- */
