@@ -65,7 +65,8 @@ def _is_in(rows: dict[str, list[int]], case: Case) -> bool:
 def split_files() -> dict[str, Path]:
     """Committed splits by name: of the source tree, or of the installation."""
     root = Path(__file__).resolve().parents[2]
-    folders = (root / "validate/data/public", root / "validate/data", root / "data")
+    homes = (root / "validate/data", root / "data")
+    folders = [home / part for home in homes for part in ("public", "")]
     found = (path for folder in folders for path in sorted(folder.glob("*.split.json")))
     return {path.name.removesuffix(".split.json"): path for path in found}
 
