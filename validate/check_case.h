@@ -169,6 +169,8 @@ void epMakeGroup(ep_check_group_t *group, const ep_check_choice_t *choice, uint6
 /* ---- check_generate.c, check_routing.c: the case ---- */
 trefoil_result_t epMakeCase(ep_check_case_t *c, const ep_check_group_t *group, uint64_t index);
 void epFreeCase(ep_check_case_t *c);
+/* Which ranks a TRAP stops, and how many slots arrive (HT); after the script is made. */
+trefoil_result_t epCountSlots(ep_check_case_t *c);
 trefoil_result_t epMakeRouting(ep_check_case_t *c, int routing, ep_rng_t *rng);
 int64_t epMaxTokens(const ep_check_routing_t *routing, int numRanks);
 

@@ -260,8 +260,7 @@ static void makeScript(ep_check_case_t *c, ep_rng_t *rng) {
   }
 }
 
-/* Which ranks a TRAP stops, and how many slots arrive (HT). */
-static trefoil_result_t countSlots(ep_check_case_t *c) {
+trefoil_result_t epCountSlots(ep_check_case_t *c) {
   const ep_check_group_t *g = c->group;
   for (int i = 0; i < c->numOps; i++) {
     const ep_check_op_t *op = &c->ops[i];
@@ -343,11 +342,11 @@ trefoil_result_t epMakeCase(ep_check_case_t *c, const ep_check_group_t *g, uint6
   }
   c->numOps = c->numRegions = 0;
   makeScript(c, &rng);
-  EP_TRY(countSlots(c));
+  EP_TRY(epCountSlots(c));
   if (c->trapped) {
     makeTrapScript(c);
     memset(c->slots, 0, sizeof c->slots);
-    EP_TRY(countSlots(c));
+    EP_TRY(epCountSlots(c));
   }
   while (!epPlaceTensors(c, &rng))
     EP_CHECK(dropLastOp(c), TREFOIL_INTERNAL_ERROR, "case %llu does not fit its image",

@@ -53,6 +53,7 @@ ep_check_op_t *scriptUpdate(ep_check_case_t *c, int handle, int routing) {
 
 trefoil_result_t scriptEnd(ep_check_case_t *c) {
   ep_rng_t rng = epRng(c->index, 12, 0);
+  EP_TRY(epCountSlots(c));
   EP_CHECK(epPlaceTensors(c, &rng), TREFOIL_INTERNAL_ERROR, "the script does not fit its image");
   return TREFOIL_OK;
 }

@@ -148,3 +148,17 @@ ep_check_group_t gpuGroup(int numRanks, int64_t maxTokens, size_t maxTokenBytes)
         .mode = modes[i], .topk = i == 2 ? 2 : 4, .initTopk = i == 2 ? 2 : 4, .shareWith = -1};
   return g;
 }
+
+ep_check_group_t gpuGroupHt(int numRanks, int64_t maxTokens, size_t maxTokenBytes) {
+  ep_check_group_t g = gpuGroup(numRanks, maxTokens, maxTokenBytes);
+  const trefoil_mode_t modes[] = {TREFOIL_HT_FLAT, TREFOIL_HT_EXPERT_MAJOR, TREFOIL_HT_FLAT};
+  int L = trefoilExpertsPerRank(&g.shape);
+  g.highThroughput = 1;
+  g.numTopk = g.shape.topk;
+  g.maxRecv = maxTokens * numRanks * (g.shape.topk < L ? g.shape.topk : L) + 31 * L;
+  for (int i = 0; i < g.numHandles; i++) {
+    g.handles[i].mode = modes[i];
+    g.handles[i].alignment = modes[i] == TREFOIL_HT_EXPERT_MAJOR ? 8 : 0;
+  }
+  return g;
+}

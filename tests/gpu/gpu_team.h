@@ -45,6 +45,9 @@ void gpuBarrier(gpu_rank_t *rank);
 /* A group of LL with three handles (expert-major top-k, rank-major top-k, expert-major half of it). */
 ep_check_group_t gpuGroup(int numRanks, int64_t maxTokens, size_t maxTokenBytes);
 
+/* The same in high throughput: flat, expert-major with zones of 8, flat; nothing overflows. */
+ep_check_group_t gpuGroupHt(int numRanks, int64_t maxTokens, size_t maxTokenBytes);
+
 /* A test on as many ranks as there are: skips with the reason where there is no library for it. */
 #define GPU_RANKS(numRanks, least)                                                                 \
   char gpuWhy[600];                                                                                \

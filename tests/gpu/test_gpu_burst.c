@@ -43,13 +43,14 @@ static trefoil_result_t holdUp(gpu_rank_t *rank, const script_list_t *list, int 
 }
 
 typedef struct burst_shape {
-  int numCases, partial;
+  int numCases, partial, highThroughput;
   int64_t maxTokens;
   size_t maxTokenBytes;
 } burst_shape_t;
 
 static void burst(int numRanks, const burst_shape_t *shape, uint64_t seed, script_before_t before) {
-  ep_check_group_t g = gpuGroup(numRanks, shape->maxTokens, shape->maxTokenBytes);
+  ep_check_group_t g = (shape->highThroughput ? gpuGroupHt : gpuGroup)(numRanks, shape->maxTokens,
+                                                                       shape->maxTokenBytes);
   int numCases = shape->numCases;
   script_list_t list;
   burst_t context = {&list, before, NULL, 0};
@@ -69,23 +70,30 @@ static void burst(int numRanks, const burst_shape_t *shape, uint64_t seed, scrip
 
 TEST(ten_thousand_back_to_back) {
   GPU_RANKS(R, 1);
-  burst(R, &(burst_shape_t){scaled(10000, 600), 0, 4, 128}, 1, NULL);
+  burst(R, &(burst_shape_t){scaled(10000, 600), 0, 0, 4, 128}, 1, NULL);
 }
 
 TEST(ten_thousand_with_partial_sums) {
   GPU_RANKS(R, 2);
-  burst(R, &(burst_shape_t){scaled(10000, 300), 1, 4, 128}, 2, NULL);
+  burst(R, &(burst_shape_t){scaled(10000, 300), 1, 0, 4, 128}, 2, NULL);
 }
 
 TEST(ranks_are_held_up_at_random) {
   GPU_RANKS(R, 2);
-  burst(R, &(burst_shape_t){scaled(2000, 200), 0, 4, 128}, 3, holdUp);
+  burst(R, &(burst_shape_t){scaled(2000, 200), 0, 0, 4, 128}, 3, holdUp);
 }
 
 TEST(wide_rows_back_to_back) {
   GPU_RANKS(R, 1);
-  burst(R, &(burst_shape_t){scaled(300, 30), 0, 12, 1056}, 4, NULL);
-  burst(R, &(burst_shape_t){scaled(100, 10), 0, 12, 14784}, 5, NULL);
+  burst(R, &(burst_shape_t){scaled(300, 30), 0, 0, 12, 1056}, 4, NULL);
+  burst(R, &(burst_shape_t){scaled(100, 10), 0, 0, 12, 14784}, 5, NULL);
+}
+
+TEST(high_throughput_back_to_back) {
+  GPU_RANKS(R, 1);
+  burst(R, &(burst_shape_t){scaled(4000, 200), 0, 1, 8, 128}, 6, NULL);
+  burst(R, &(burst_shape_t){scaled(1000, 100), 0, 1, 8, 128}, 7, holdUp);
+  burst(R, &(burst_shape_t){scaled(200, 20), 0, 1, 40, 2064}, 8, NULL);
 }
 
 /* Marks repeat after 2^32 - 2 operations, and buffers are cleared each 2^30: from a few operations before
@@ -99,7 +107,7 @@ TEST(operation_numbers_wrap) {
     char number[32];
     snprintf(number, sizeof number, "%llu", (unsigned long long)(places[i / 3] - 2 - i % 3));
     setenv("TREFOIL_TEST_FIRST_OPERATION", number, 1);
-    burst(R, &(burst_shape_t){100, 0, 4, 128}, 20 + i, NULL);
+    burst(R, &(burst_shape_t){100, 0, 0, 4, 128}, 20 + i, NULL);
   }
   unsetenv("TREFOIL_TEST_FIRST_OPERATION");
 }

@@ -25,7 +25,7 @@ enum { UPDATE_A, UPDATE_B, DISPATCH_A, COMBINE_A, DISPATCH_B, COMBINE_B };
 
 static trefoil_result_t makeScript(ep_check_case_t *c, const ep_check_group_t *g, int i) {
   EP_TRY(scriptBegin(c, g, 40 + (uint64_t)i, EP_MAX_ROUNDS));
-  int a = i % 2, b = 1 - a; /* expert-major, rank-major */
+  int a = i % 2, b = 1 - a; /* expert-major, rank-major; HT: flat, expert-major */
   scriptUpdate(c, a, 0);
   scriptUpdate(c, b, 1);
   scriptAdd(c, EP_OP_DISPATCH, a);
@@ -124,8 +124,8 @@ static trefoil_result_t runAll(gpu_rank_t *rank) {
   return TREFOIL_OK;
 }
 
-static void run(int numRanks, int captured) {
-  ep_check_group_t g = gpuGroup(numRanks, 24, 2048);
+static void run(int numRanks, int captured, int highThroughput) {
+  ep_check_group_t g = (highThroughput ? gpuGroupHt : gpuGroup)(numRanks, 24, 2048);
   script_list_t list;
   graphs_t context = {&list, captured};
   gpu_run_t run = {.group = &g, .work = runAll, .context = &context};
@@ -142,12 +142,14 @@ static void run(int numRanks, int captured) {
 
 TEST(two_handles_on_two_streams_called) {
   GPU_RANKS(R, 2);
-  run(R, 0);
+  run(R, 0, 0);
+  run(R, 0, 1);
 }
 
 TEST(two_handles_on_two_streams_replayed) {
   GPU_RANKS(R, 2);
-  run(R, 1);
+  run(R, 1, 0);
+  run(R, 1, 1);
 }
 
 TEST_MAIN()
