@@ -240,14 +240,14 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
     const HtBlock b = blockOf(shared, a.feed, a.room, a.slotStride);
     const Feed<EXPERT_MAJOR> feed{a, t, c.rings[1].sent, HtDivisor(a.row.numPieces),
                                   HtDivisor(max(g.numRanks - (EXPERT_MAJOR ? 0 : 1), 1))};
-    arm(b, EXPERT_MAJOR ? gatherReaders(true) : scatterReaders(true), HT_REDUCE_WARPS, false);
+    arm(b, EXPERT_MAJOR ? HT_GATHER_READERS : HT_SCATTER_READERS, HT_REDUCE_WARPS, false);
     if constexpr (EXPERT_MAJOR)
       gatherPipe<T>(b, feed, a.feed, &c.work[1][0]);
     else
       scatterPipe(b, feed, a.feed, &c.work[1][0]);
   }
   const HtBlock b = blockOf(shared, a.follow, a.room, a.slotStride);
-  arm(b, gatherReaders(false), HT_REDUCE_WARPS, feeds);
+  arm(b, HT_GATHER_READERS, HT_REDUCE_WARPS, feeds);
   gatherPipe<T>(b, Follow<EXPERT_MAJOR>{a, t, c.rings[1].received, HtDivisor(a.row.numPieces)},
                 a.follow, &c.work[1][1]);
   leave<true>(g, t, a.row.numPieces, EXPERT_MAJOR, began);

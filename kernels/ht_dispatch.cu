@@ -297,13 +297,13 @@ __global__ void __launch_bounds__(HT_SCATTER_THREADS, 1)
   const bool feeds = (int)blockIdx.x < a.split;
   if (feeds) {
     const HtBlock b = blockOf(shared, a.feed, a.room, a.slotStride);
-    arm(b, scatterReaders(true), 1, false);
+    arm(b, HT_SCATTER_READERS, 1, false);
     scatterPipe(b, Feed{a, t, c.rings[0].sent, HtDivisor(a.row.numPieces)}, a.feed, &c.work[0][0]);
   } else if (threadIdx.x >> 5 == 3) {
     clearTail(a, t);
   }
   const HtBlock b = blockOf(shared, a.follow, a.room, a.slotStride);
-  arm(b, scatterReaders(false), 1, feeds);
+  arm(b, HT_SCATTER_READERS, 1, feeds);
   const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
   const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
   scatterPipe(b,

@@ -155,23 +155,17 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
   }
 }
 
-// A follower's: an item at a time, a lane a piece.
+// A follower's: once an item's sum is on its way, and so its pieces have been read, their units are free.
 template <class P> EP_DEV void gatherClerk(const HtBlock &b, const P &p, int lane) {
-  for (int k = 0, c = 0;; k++) {
+  for (int k = 0;; k++) {
     waitPast(&b.at->head, k);
     const HtItem &item = b.item(k);
-    const int n = item.n, pieces = piecesOf<P>(n);
+    const int n = item.n;
     if (n < 0) return;
     p.note(item, b.entries(k), n, lane);
-    for (int i = lane; i < pieces; i += 32) {
-      const int u = c + i;
-      waitPast(&b.at->issued, u);
-      waitPhase(&b.full[b.slot(u)], b.phase(u));
-      if (n) p.release(b.entries(k)[i]);
-      barrierArrive(&b.empty[b.slot(u)], 1);
-    }
+    waitPast(&b.at->stored, k);
+    for (int i = lane; i < n; i += 32) p.release(b.entries(k)[i]);
     __syncwarp();
-    c += pieces;
     if (lane == 0) tell(&b.at->noted, k + 1);
   }
 }
@@ -191,8 +185,7 @@ EP_DEV void gatherPipe(const HtBlock &b, const P &p, const HtShape &shape, unsig
   }
   if (role >= 4) reducer<T>(b, p, lane);
 }
-__host__ __device__ constexpr int gatherReaders(bool feeds) {
-  return HT_REDUCE_WARPS + (feeds ? 0 : 1);
-}
+// Readers of a slot: the reducing warps, or the storer for all of them.
+constexpr int HT_GATHER_READERS = HT_REDUCE_WARPS;
 
 #endif

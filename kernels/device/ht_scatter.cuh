@@ -101,23 +101,18 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
   }
 }
 
-// A follower's: once an item's piece is loaded its ring unit is free, weights and ids are written.
+// A follower's: once an item's stores are out, and so its piece has been loaded, the ring unit is free;
+// weights and ids are written. It holds no slot: the loader need not wait for it.
 template <class P> EP_DEV void scatterClerk(const HtBlock &b, const P &p, int lane) {
   HtPatience patience;
   for (int k = 0;;) {
-    const int head = (int)told(&b.at->head), issued = (int)told(&b.at->issued), i = k + lane;
-    const bool known = lane < b.S && i < head;
-    const int n = known ? b.item(i).n : 0;
-    const bool ready = known && n >= 0 && i < issued && barrierTest(&b.full[b.slot(i)], b.phase(i));
-    const unsigned notReady = ~__ballot_sync(FULL_WARP, ready);
-    const int m = notReady ? __ffs(notReady) - 1 : 32;
+    const int m = min(32, __shfl_sync(FULL_WARP, (int)told(&b.at->stored), 0) - k);
     if (m == 0) {
-      if (__shfl_sync(FULL_WARP, n, 0) < 0) return;
+      if (__shfl_sync(FULL_WARP, (int)told(&b.at->head), 0) > k && b.item(k).n < 0) return;
       patience();
-      __nanosleep(20);
+      __nanosleep(50);
       continue;
     }
-    if (lane < m) barrierArrive(&b.empty[b.slot(i)], 1);
     const int per = p.numNotes(), notes = m * per;
     for (int u0 = 0; u0 < notes; u0 += 4 * 32) {
       typename P::Note note[4];
@@ -134,9 +129,9 @@ template <class P> EP_DEV void scatterClerk(const HtBlock &b, const P &p, int la
       }
     }
     __syncwarp();
-    if (lane < m && n > 0) {
-      p.countOwn(b.item(i));
-      p.release(b.item(i));
+    if (lane < m && b.item(k + lane).n > 0) {
+      p.countOwn(b.item(k + lane));
+      p.release(b.item(k + lane));
     }
     __syncwarp();
     k += m;
@@ -159,8 +154,6 @@ EP_DEV void scatterPipe(const HtBlock &b, const P &p, const HtShape &shape, unsi
       scatterClerk(b, p, lane);
   }
 }
-__host__ __device__ constexpr int scatterReaders(bool feeds) {
-  return feeds ? 1 : 2;
-}
+constexpr int HT_SCATTER_READERS = 1; // of a slot: the storer
 
 #endif
