@@ -86,16 +86,19 @@ EP_DEV bool keepWarpWaiting(const ep_ll_group_t &g, const Op &op, const Awaited 
 
 // All lanes of a warp, before its first store to a peer's buffer: waits until every peer has received
 // operation e - 2. Without send-only launches that is always known already.
+// The lanes go round together, because lines are stored next, and a line is stored in one piece.
 static __device__ __noinline__ void pollFree(const ep_ll_group_t &g, int kind, Op op,
                                              unsigned long long active, int lane) {
-  for (int r = lane; r < g.numRanks; r += 32) {
-    if (r == g.rank || !(active >> r & 1)) continue;
+  for (int r0 = 0; r0 < g.numRanks; r0 += 32) {
+    const int r = r0 + lane;
+    bool pending = r < g.numRanks && r != g.rank && active >> r & 1;
     Spin s;
-    for (;;) {
+    while (__any_sync(FULL_WARP, pending)) {
+      if (!pending) continue;
       const uint4 v = loadSys(freeAt(g, kind, g.rank, r, op.buf));
-      if (epLlIsFree(op.number, v.x | (unsigned long long)v.y << 32)) break;
       const Awaited w = {(ep_ll_kind_t)kind, EP_LL_PHASE_BUFFER, r, v.z, -1};
-      if (!keepWaiting(g, op, w, s)) break;
+      pending =
+          !epLlIsFree(op.number, v.x | (unsigned long long)v.y << 32) && keepWaiting(g, op, w, s);
     }
   }
   __syncwarp();

@@ -52,11 +52,11 @@ Shape randomShape(Rng &rng, int R, int maxBlocks) {
   s.combineWidth =
       16 / (int)trefoilDtypeBytes(s.combineDtype) * (1 + rng.below(rng.one(4) ? 600 : 40));
   s.steps = 2 + rng.below(5);
-  const bool huge = rng.one(60);
+  const bool huge = rng.one(40);
   if (huge) { // slot map and routing past shared memory
     s.E = R * (8000 / R + rng.below(2000 / R + 1));
     s.L = s.E / R;
-    s.N = 100 + rng.below(50);
+    s.N = 129 + rng.below(22);
     s.tokenWidth = s.combineWidth = 16;
     s.scaleBytes = s.scaleBytesOut = s.scaleBytes ? 16 : 0;
     s.quant = EP_LL_QUANT_NONE;
@@ -104,7 +104,7 @@ std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_
   return v;
 }
 
-long numDispatches, numShort; // launches of both parts, for the summary
+long numDispatches, numShort, numScratch; // for the summary
 
 void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, void *const *handles,
               const ep_ll_group_t *groups, int general) {
@@ -156,8 +156,10 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     c.dtype = s.combineDtype;
     c.numTokens = (int)k.B;
     c.rowBytes = (int)s.combineBytes();
-    if (const size_t n = epLlDispatchScratch(&d.group, &h, d.tokenBytes))
+    if (const size_t n = epLlDispatchScratch(&d.group, &h, d.tokenBytes)) {
       d.scratch = w.take<char>(r, n);
+      numScratch++;
+    }
     numDispatches++;
     numShort += s.style != STAGED && epLlDispatchIsShort(&d, EP_LL_BOTH);
   }
@@ -389,7 +391,8 @@ int main(int argc, char **argv) {
     fflush(stdout);
     if (failed == 5) break;
   }
-  printf("%d ranks on %s: %d cases, %d failed; %ld of %ld dispatches were short\n", R,
-         gpus ? "GPUs" : "one GPU", ran, failed, numShort, numDispatches);
+  printf(
+      "%d ranks on %s: %d cases, %d failed; of %ld dispatches %ld were short, %ld used scratch\n",
+      R, gpus ? "GPUs" : "one GPU", ran, failed, numDispatches, numShort, numScratch);
   return failed ? 1 : 0;
 }
