@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-
 from trefoil import fit as fit_verb
 from trefoil.calibrate import ClosedForm, Plans, Range, Replay, Score, Setting, fit, scores
 from trefoil.fit_job import make_job
@@ -15,6 +15,7 @@ from trefoil.reference import TrefoilError
 from trefoil.simulator import CostRecord, Costs, Simulation
 from trefoil.split import SplitError, load_split, split_files
 
+needs_scipy = pytest.mark.skipif(find_spec("scipy") is None, reason="Python lacks scipy")
 SETTING = Setting("ll", "per-expert", "dgx-h100")
 TOKENS = (1, 4, 16, 64, 128)
 PLANTED = {
@@ -50,6 +51,7 @@ def plans() -> Plans:
     return Plans(SETTING)
 
 
+@needs_scipy
 @pytest.mark.parametrize("form", [ClosedForm, Replay])
 def test_planted_costs_come_back(plans: Plans, form: type) -> None:
     model = form(plans, cases_of((1, 2)))
@@ -64,6 +66,7 @@ def test_planted_costs_come_back(plans: Plans, form: type) -> None:
         assert found.deviations[name] < max(0.3 * value, 2.0), name
 
 
+@needs_scipy
 def test_what_the_data_do_not_show_is_unidentified(plans: Plans) -> None:
     """One node says nothing about the network."""
     model = ClosedForm(plans, cases_of((1,)))
@@ -74,6 +77,7 @@ def test_what_the_data_do_not_show_is_unidentified(plans: Plans) -> None:
     assert found.states["dispatch.launch_us"] == "fitted"
 
 
+@needs_scipy
 def test_a_cost_that_must_be_impossible_stops_at_its_bound(plans: Plans) -> None:
     model = ClosedForm(plans, cases_of((1, 2)))
     measured = model.predict(Costs({**GIVEN, **PLANTED, "nic_gb_per_s": 70.0}))
@@ -142,6 +146,7 @@ def test_an_interval_says_that_it_extrapolates() -> None:
     assert outside.low_us <= inside.low_us and outside.high_us >= inside.high_us
 
 
+@needs_scipy
 def test_the_verb_writes_a_record_that_the_library_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +199,7 @@ def test_a_table_that_is_not_text_or_not_there(tmp_path: Path) -> None:
             read_table(tmp_path / name)
 
 
+@needs_scipy
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
