@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from trefoil import fit as fit_verb
 from trefoil.calibrate import ClosedForm, Plans, Range, Replay, Score, Setting, fit, scores
 from trefoil.fit_job import make_job
