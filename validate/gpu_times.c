@@ -210,10 +210,20 @@ static trefoil_result_t measureSeries(real_rank_t *rank) {
   return TREFOIL_OK;
 }
 
+/* Ranks take turns: threads that call at the same time wait for one another in the driver, which the
+ * processes of a real program do not. */
+static trefoil_result_t callInTurn(real_rank_t *rank) {
+  static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&turn);
+  trefoil_result_t rc = queueBurst(rank);
+  pthread_mutex_unlock(&turn);
+  return rc;
+}
+
 static trefoil_result_t measureBurst(real_rank_t *rank) {
   double seconds;
   job.replayed = 0;
-  EP_TRY(queueBurst(rank));
+  EP_TRY(callInTurn(rank));
   EP_TRY(epRealSync(rank));
   job.replayed = 1;
   EP_TRY(replay(rank, queueBurst));

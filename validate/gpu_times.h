@@ -3,7 +3,7 @@
  *
  *   kernel   device clock, first block's start to last block's end (trefoil/device.h), slowest rank
  *   event    an event pair around the call, slowest rank; beside it the same pair around an empty kernel
- *   host     from call to return of calls one after the other, all ranks'
+ *   host     from call to return of calls one after the other, all ranks', one rank at a time
  *   back to back: events round many operations of a graph, per operation
  *
  * Each without a graph ("called") and replayed from one. */
