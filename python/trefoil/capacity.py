@@ -39,6 +39,7 @@ class Question:
     compute_us: float | None = None  # the caller's: a layer's other work, one pass
     max_us: float | None = None  # limit of a layer's time
     max_memory_gb: float | None = None  # limit of a GPU's memory
+    max_sms: int | None = None  # limit of SMs that an operation takes
     weight_dtype: str = "bf16"
     other_gb: float = 0.0  # the caller's: what else a GPU holds
     details: str = ""  # what else fixes the numbers
@@ -259,6 +260,8 @@ def _misses(c: Configuration, q: Question) -> list[str]:
                 f"takes {c.layer * 1e6:.0f} us, but its interval reaches {c.high * 1e6:.0f} us, "
                 f"over the limit of {q.max_us:g} us"
             )
+    if q.max_sms is not None and c.sms is not None and c.sms > q.max_sms:
+        reasons.append(f"takes {c.sms} SMs, over the limit of {q.max_sms}")
     if c.memory.refused:
         reasons.append(f"the sizing table refuses it: {c.memory.refused}")
     elif q.max_memory_gb is not None and c.memory.total > q.max_memory_gb * 1e9:
@@ -273,15 +276,13 @@ def _misses(c: Configuration, q: Question) -> list[str]:
 
 
 def _price(c: Configuration) -> tuple[float, ...]:
-    """Cheapest first: GPUs of a group, then SMs taken from compute, then time."""
-    return c.ep, c.sms or 0, c.layer
+    """Cheapest first: GPUs of a group, then time, then SMs taken from compute."""
+    return c.ep, c.layer, c.sms or 0
 
 
 def _dearer(c: Configuration, best: Configuration) -> str:
     if c.ep > best.ep:
         return f"takes groups of {c.ep} GPUs where {best.ep} do"
-    if (c.sms or 0) > (best.sms or 0):
-        return f"takes {c.sms} SMs where {best.sms} do"
     return f"takes {c.layer / best.layer:.2f} times as long on as many GPUs"
 
 

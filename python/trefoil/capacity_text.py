@@ -33,6 +33,8 @@ def limits_of(q: Question) -> list[str]:
     limits = [f"a layer in {q.max_us:g} us"] if q.max_us is not None else []
     if q.max_memory_gb is not None:
         limits.append(f"{q.max_memory_gb:g} GB a GPU")
+    if q.max_sms is not None:
+        limits.append(f"{q.max_sms} SMs")
     return limits
 
 

@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     )
     need = p.add_argument_group("limits and what the caller knows")
     need.add_argument("--max-us", type=_number, metavar="US", help="most that a layer may take")
+    need.add_argument("--max-sms", type=_positive, metavar="N", help="that an operation may take")
     need.add_argument("--max-memory-gb", type=_number, metavar="GB", help="of a GPU")
     need.add_argument(
         "--compute-us", type=_number, metavar="US", help="a layer's other work in one pass"
@@ -205,6 +206,7 @@ class Planner:
             compute_us=o.compute_us,
             max_us=o.max_us,
             max_memory_gb=o.max_memory_gb,
+            max_sms=o.max_sms,
             weight_dtype=o.weight_dtype,
             other_gb=o.other_gb,
             details=", ".join(details),

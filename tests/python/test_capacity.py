@@ -65,9 +65,13 @@ def test_cheapest_and_why_the_others_are_not() -> None:
         "takes 222 us, but its interval reaches 245 us, over the limit of 240 us"
     ]
     small = judged(max_memory_gb=50.0, weight_dtype="fp8")
-    assert small.chosen is find(small, "ll", 16), "as many GPUs as HT, fewer SMs"
+    assert small.chosen is find(small, "ht", 16), "as many GPUs as LL, less time"
     assert "81.7 weights" in find(small, "ht", 8).reasons[0]
-    assert find(small, "ht", 16).reasons == ["takes 20 SMs where 8 do"]
+    # (10 + 2 * 128) / (50 + 128)
+    assert find(small, "ll", 16).reasons == ["takes 1.49 times as long on as many GPUs"]
+    lean = judged(max_sms=8)
+    assert lean.chosen is find(lean, "ll", 8)
+    assert find(lean, "ht", 8).reasons == ["takes 20 SMs, over the limit of 8"]
     training = judged(load="training")
     assert find(training, "ll", 8).reasons == ["LL has no backward pass"]
     assert training.chosen is find(training, "ht", 8)
