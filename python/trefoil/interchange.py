@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes as ct
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,10 +36,10 @@ OWN_OPERATIONS = ("dispatch expert-major", "combine expert-major exact")
 
 
 def cases_of_bench(path: Path) -> list[Case]:
-    """LL expert-major cases, bf16 and exact, of measurements of ours whose check passed.
+    """Cases of measurements of ours whose check passed: LL expert-major, exact, or HT flat; bf16.
 
-    path: JSON of the kernels' benchmark (lockstep times), or of `trefoil bench --gpu --json`
-    (kernel times of plain calls, p50).
+    path: JSON of the kernels' benchmarks (LL: lockstep times, HT: kernel times), or of `trefoil
+    bench --gpu --json` (kernel times of plain calls, p50).
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -61,7 +61,10 @@ def _case(op: str, row: Mapping[str, Any], us: float) -> Case:
 
 def _of_kernels(rows: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
     for row in rows:
-        if row["operation"] in OWN_OPERATIONS and row["check"] == "ok":
+        op, _, layout = row["operation"].partition(" ")
+        if layout == "flat" and op in OPS:  # HT: all of its rows have passed
+            yield replace(_case(op, row, row["kernel_us"]), mode="ht", sms=int(row["sms"]))
+        elif row["operation"] in OWN_OPERATIONS and row.get("check") == "ok":
             yield _case(OPS[OWN_OPERATIONS.index(row["operation"])], row, row["lockstep_us"])
 
 

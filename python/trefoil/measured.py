@@ -142,6 +142,26 @@ def read_table(
     return cases
 
 
+def _pair_up(path: Path, cases: Iterable[Case]) -> dict[tuple[object, ...], dict[str, Case]]:
+    """Dispatch and combine of each shape and number of SMs; what is left over of a shape in HT is
+    paired in its order, since a row has a number of SMs for each."""
+    pairs: dict[tuple[object, ...], dict[str, Case]] = {}
+    for c in cases:
+        key = (c.mode, c.nodes, c.hidden, c.tokens, c.topk, c.experts, c.sms)
+        pairs.setdefault(key, {})[c.op] = c
+    halves = [key for key, pair in pairs.items() if len(pair) == 1]
+    for key in halves:
+        for other in halves:
+            if key in pairs and other in pairs and key[:-1] == other[:-1] and key[0] == "ht":
+                both = {**pairs[key], **pairs[other]}
+                if len(both) == 2:
+                    pairs[key] = both
+                    del pairs[other]
+    if any(len(pair) == 1 for pair in pairs.values()):
+        raise TableError(f"{path}: every shape needs both dispatch and combine")
+    return pairs
+
+
 def write_table(
     path: Path, cases: Iterable[Case], labels: dict[str, str], dispatch_is_fp8: bool = True
 ) -> int:
@@ -151,10 +171,7 @@ def write_table(
     bandwidth (LL) is bytes of (token, expert) rows over the time, as that project counts it. Nodes
     are those of the cases; a reader has to know how many GPUs a node has.
     """
-    pairs: dict[tuple[object, ...], dict[str, Case]] = {}
-    for c in cases:
-        key = (c.mode, c.nodes, c.hidden, c.tokens, c.topk, c.experts, c.sms)
-        pairs.setdefault(key, {})[c.op] = c
+    pairs = _pair_up(path, cases)
     modes = {key[0] for key in pairs}
     if len(modes) != 1:
         raise TableError(f"{path}: one table holds LL or HT, not both, and not nothing")
@@ -169,15 +186,13 @@ def write_table(
         writer = csv.DictWriter(file, [*LABELS, *shape, *tail], lineterminator="\n")
         writer.writeheader()
         for pair in pairs.values():
-            if set(pair) != set(OPS):
-                raise TableError(f"{path}: every shape needs both dispatch and combine")
             name = {"op_name": "ll" if mode == "ll" else "normal"}
             writer.writerow(_row(pair, {**name, **labels}, dispatch_is_fp8))
     return len(pairs)
 
 
 def _row(pair: dict[str, Case], labels: dict[str, str], fp8: bool) -> dict[str, object]:
-    c = pair["dispatch"]
+    c = pair["dispatch"]  # of both, all but the number of SMs is the same
     row: dict[str, object] = {name: labels.get(name, "") for name in LABELS}
     row.update(
         node_num=c.nodes,

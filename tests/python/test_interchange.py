@@ -61,6 +61,12 @@ def test_our_own_figures_become_cases(tmp_path: Path) -> None:
         cases = cases_of_bench(folder / name)
         assert {case.ranks for case in cases} == {4} and len(cases) % 2 == 0
         assert all(1 < case.us < 100 for case in cases if case.tokens <= 128)
+    ht = cases_of_bench(folder / "ht_kernels_h200x4.json")
+    assert {case.mode for case in ht} == {"ht"} and all(case.sms > 0 for case in ht)
+    write_table(tmp_path / "t.csv", ht, LABELS)  # numbers of SMs differ between the operations
+    assert sorted(read_table(tmp_path / "t.csv"), key=str) == sorted(
+        (replace(case, ranks=8) for case in ht), key=str
+    )
     (tmp_path / "b.json").write_text('{"rows": [{"operation": "x"}]}')
     with pytest.raises(TableError, match="has no checked rows"):
         cases_of_bench(tmp_path / "b.json")
