@@ -26,10 +26,9 @@ OK, FAILED, USAGE = 0, 1, 2
 
 
 def _numbers(text: str) -> list[int]:
-    values = [int(part) for part in text.split(",")]
-    if min(values) < 1:
-        raise ValueError(text)
-    return values
+    if not all(part.isdecimal() and 0 < int(part) <= 1 << 32 for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers from 1, as in 8,16,32")
+    return [int(part) for part in text.split(",")]
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -51,7 +50,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     bench.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     table.add_argument("--gpus", type=_numbers, default=[8, 16, 32], metavar="A,B,...")
     table.add_argument("--tokens", type=_numbers, default=[1, 8, 32, 64, 128], metavar="A,B,...")
-    table.add_argument("--sms", type=_numbers, default=[0], metavar="A,B,...", help="ht")
+    table.add_argument(
+        "--sms", type=_numbers, default=[0], metavar="A,B,...", help="ht (default: the costs')"
+    )
     table.add_argument("--costs", help="cost record (default: the one for mode and variant)")
     goal.add_argument("--gpus", type=int, default=16)
     goal.add_argument("--tokens", type=int, default=128)

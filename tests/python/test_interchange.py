@@ -143,5 +143,9 @@ def test_the_verb_writes_each_form(tmp_path: Path, capsys: pytest.CaptureFixture
     assert export.main([*table, "-o", out]) == 0
     assert '"rows": 1' in capsys.readouterr().out
     assert len(read_table(tmp_path / "o")) == 2
+    for wrong in ("0", "8,", "8;16", "-1"):
+        with pytest.raises(SystemExit):
+            export.main(["table", f"--gpus={wrong}", "-o", out])
+        assert "must be whole numbers from 1" in capsys.readouterr().err
     assert export.main(["goal", "--moe", "gpt-2", "-o", out]) == 1
     assert "no model is called gpt-2" in capsys.readouterr().err
