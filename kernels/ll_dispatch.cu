@@ -125,7 +125,7 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const Op &op, unsigned long lon
   for (int t = t0; t < B; t += stride) {
     if (t != t0) syncWarps(2, numWarps * 32);
     quantiseRow<4>((const char *)a.op.tokens + (size_t)t * a.op.tokenBytes * 2, a.op.tokenBytes,
-                a.op.quant == EP_LL_QUANT_E4M3_POW2, row, warp * 32 + lane, numWarps * 32);
+                   a.op.quant == EP_LL_QUANT_E4M3_POW2, row, warp * 32 + lane, numWarps * 32);
     const unsigned long long to = ranksOfToken(a.op.group, a.op.handle, t, lane) & active;
     syncWarps(2, numWarps * 32);
     RowSource source = inputRow(a, t);

@@ -4,7 +4,8 @@
 
 #include "kernels/device/args.cuh"
 
-constexpr int DISPATCH_THREADS = 20 * 32, QUICK_THREADS = 20 * 32, COMBINE_THREADS = 28 * 32, PARTIAL_THREADS = 28 * 32;
+constexpr int DISPATCH_THREADS = 20 * 32, QUICK_THREADS = 20 * 32, COMBINE_THREADS = 28 * 32,
+              PARTIAL_THREADS = 28 * 32;
 
 const void *epLlDispatchKernel(bool quantises, bool segments, bool scratch);
 const void *epLlQuickKernel(bool rankMajor, bool quantises, bool segments);
