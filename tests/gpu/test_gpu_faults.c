@@ -20,7 +20,7 @@
 
 extern char **environ;
 
-enum { TIMEOUT_MS = 600, PATIENCE_MS = 5000 };
+enum { TIMEOUT_MS = 1000, PATIENCE_MS = 5000 };
 
 typedef struct fault {
   script_list_t list; /* [0] before or during the fault, [1] without the victim, [2] all again */
@@ -285,13 +285,13 @@ TEST(with_masks_the_others_go_on_and_take_it_back) {
 
 TEST(who_comes_too_late_is_masked_and_comes_back) {
   GPU_RANKS(R, 2);
-  withFault(R, comeTooLate, 1, 3 * TIMEOUT_MS, TIMEOUT_MS);
+  withFault(R, comeTooLate, 1, 2 * TIMEOUT_MS, TIMEOUT_MS);
 }
 
 TEST(who_comes_late_is_waited_for) {
   GPU_RANKS(R, 2);
-  withFault(R, comeLate, 0, TIMEOUT_MS, 20 * TIMEOUT_MS);
-  withFault(R, comeLate, 1, TIMEOUT_MS, 20 * TIMEOUT_MS);
+  withFault(R, comeLate, 0, TIMEOUT_MS / 2, 10 * TIMEOUT_MS);
+  withFault(R, comeLate, 1, TIMEOUT_MS / 2, 10 * TIMEOUT_MS);
 }
 
 /* ---- A process that is killed ---- */
@@ -345,7 +345,7 @@ static int childMain(int victim, int enableMask, int ms) {
                        .group = &g,
                        .rank = launch.rank,
                        .device = launch.rank,
-                       .timeoutNs = (uint64_t)TIMEOUT_MS * 2000000u};
+                       .timeoutNs = (uint64_t)TIMEOUT_MS * 1500000u};
   trefoil_result_t rc = makeScripts(&f, &g);
   if (rc == TREFOIL_OK) rc = epLaunchGather(&launch, &mine, ids, sizeof mine);
   if (rc == TREFOIL_OK) rc = epRankOpen(&k, &ids[0]);
