@@ -16,8 +16,8 @@
 // most that one. Queues are short for the same reason. At least one
 // block must follow from the start.
 //
-// A slot of the ring (piece number c, slot c mod S): `empty` counts its readers, `full` its bytes. A barrier's
-// parity lies to whoever is two phases behind, so nobody looks at `full` of c before `issued` > c.
+// A slot of the ring (piece number c, slot c mod S): `empty` counts its readers, `full` its bytes. A
+// barrier's parity lies to whoever is two phases behind, so nobody looks at `full` of c before `issued` > c.
 //
 // Only the scout waits for peers. When it gives up it describes the end, and the pipeline drains.
 // Techniques and figures: notes on bulk copies in docs/kernels_ht.md.
