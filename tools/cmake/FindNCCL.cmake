@@ -13,10 +13,7 @@ if(NOT NCCL_HINTS)
       OUTPUT_VARIABLE NCCL_WHEEL ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
   endif()
 endif()
-find_path(NCCL_INCLUDE_DIR nccl_device.h HINTS ${NCCL_HINTS} ${NCCL_WHEEL} PATH_SUFFIXES include)
-if(NOT NCCL_INCLUDE_DIR) # an old NCCL has no device API: found, to be told its version
-  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${NCCL_HINTS} ${NCCL_WHEEL} PATH_SUFFIXES include)
-endif()
+find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${NCCL_HINTS} ${NCCL_WHEEL} PATH_SUFFIXES include)
 find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_HINTS} ${NCCL_WHEEL} PATH_SUFFIXES lib lib64)
 
 if(NCCL_INCLUDE_DIR)
