@@ -73,6 +73,19 @@ def test_failed_checks_are_left_out() -> None:
         bench_plot.picture(data)
 
 
+def test_measured_data_is_whole() -> None:
+    path = Path(__file__).resolve().parents[2] / "validate" / "data" / "ll_api_h200x4.json"
+    data = json.loads(path.read_text())
+    assert all(data[key] for key in ("what", "measured", "commit", "command", "gpu"))
+    assert all(r["ok"] and r["iterations"] >= 200 for r in data["gpu_benchmarks"])
+    curves = bench_plot.curves_of(data)
+    assert len(curves) == 7
+    assert all(c.tokens == [1, 8, 32, 64, 128] and c.kernel is not None for c in curves)
+    for c in curves:  # an event pair holds the kernel
+        assert c.kernel is not None
+        assert all(e[0] > k[0] for e, k in zip(c.event, c.kernel, strict=True))
+
+
 def test_other_files_are_refused() -> None:
     for data in ({}, [], {"gpu_benchmarks": [{"times": {}}]}, {"benchmarks": []}):
         with pytest.raises(bench_plot.BenchError):
