@@ -31,8 +31,8 @@ static void makeHandles(ep_check_group_t *g, unsigned modes, ep_rng_t *rng) {
     if (!g->highThroughput) {
       h->alignment = 0;
       if (g->zeroCopy == NCCL_EP_ZERO_COPY_ON) h->mode = TREFOIL_LL_RANK_MAJOR;
-    } else if (!h->ownMemory && g->maxRecv && epOneIn(rng, 4)) {
-      h->initTopk = -1;
+    } else if (!h->ownMemory && g->maxRecv && epOneIn(rng, 4) && (h->topk <= 32 || g->numTopk)) {
+      h->initTopk = -1; /* room for top-32, or for the group's bound */
     }
     if (h->mode != TREFOIL_HT_EXPERT_MAJOR) h->alignment = 0;
   }
