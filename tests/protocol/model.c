@@ -29,6 +29,8 @@ static const char *const FAULT_NAMES[NUM_FAULTS] = {"none",
                                                     "other buffer cleared",
                                                     "short marks",
                                                     "arrivals stay",
+                                                    "rows not put back",
+                                                    "rows put back late",
                                                     "no limit on free",
                                                     "no limit on words"};
 
@@ -43,7 +45,8 @@ static void fillSteps(uint8_t *out, const step_t *steps, int n) {
   fillSteps(out, (const step_t[]){__VA_ARGS__},                                                    \
             (int)(sizeof((const step_t[]){__VA_ARGS__}) / sizeof(step_t)))
 
-/* As in kernels/ll_dispatch.cu, ll_combine.cu, ll_partial.cu: [parts][role][not block 0]. */
+/* As in kernels/ll_dispatch.cu, ll_combine.cu, ll_partial.cu: [parts][role][not the block that
+ * greets]. */
 static void initSteps(model_t *m) {
   memset(m->steps, STEP_END, sizeof m->steps);
   for (int other = 0; other < 2; other++) {
@@ -61,29 +64,28 @@ static void initSteps(model_t *m) {
         STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_TELL, STEP_GET_WORDS, STEP_NOTE,
               STEP_GET_ROWS);
       }
-    } else if (m->setup.kind == COMBINE) {
+    } else if (m->setup.kind == COMBINE && other) {
+      STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_ROWS);
+      STEPS(recv, STEP_READ, STEP_GET_ROWS);
       STEPS(sends, STEP_READ, STEP_FREE, STEP_PUT_ROWS);
-      if (other) {
-        STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_ROWS);
-        STEPS(recv, STEP_READ, STEP_GET_ROWS);
-        STEPS(receives, STEP_READ, STEP_GET_ROWS);
-      } else {
-        STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_HELLO, STEP_TELL, STEP_PUT_ROWS);
-        STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_HELLO, STEP_NOTE);
-        STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_HELLO, STEP_TELL, STEP_GET_ROWS,
-              STEP_GET_HELLO, STEP_NOTE);
-      }
+      STEPS(receives, STEP_READ, STEP_GET_ROWS);
+    } else if (m->setup.kind == COMBINE) {
+      STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_ROWS, STEP_PUT_HELLO, STEP_TELL);
+      STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_HELLO, STEP_NOTE);
+      STEPS(sends, STEP_READ, STEP_FREE, STEP_PUT_ROWS, STEP_GET_HELLO, STEP_NOTE);
+      STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_HELLO, STEP_TELL, STEP_GET_ROWS);
     } else if (other) {
       STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_GET_WORDS, STEP_PUT_ROWS);
       STEPS(recv, STEP_READ, STEP_GET_ROWS);
-      STEPS(sends, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_GET_WORDS, STEP_PUT_ROWS,
-            STEP_GET_ROWS);
+      STEPS(sends, STEP_READ, STEP_FREE, STEP_GET_WORDS, STEP_PUT_ROWS);
+      STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_GET_ROWS);
     } else {
       STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_PUT_HELLO, STEP_TELL, STEP_GET_WORDS,
             STEP_PUT_ROWS);
       STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_HELLO, STEP_NOTE);
-      STEPS(sends, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_PUT_HELLO, STEP_TELL, STEP_GET_WORDS,
-            STEP_PUT_ROWS, STEP_GET_ROWS, STEP_GET_HELLO, STEP_NOTE);
+      STEPS(sends, STEP_READ, STEP_FREE, STEP_GET_WORDS, STEP_PUT_ROWS, STEP_GET_HELLO, STEP_NOTE);
+      STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_PUT_HELLO, STEP_TELL,
+            STEP_GET_ROWS);
     }
   }
 }
@@ -132,7 +134,8 @@ unsigned markOf(const model_t *m, int number) {
 step_t stepOf(const model_t *m, const state_t *s, int r, int b, int role) {
   const rank_t *k = &s->rank[r];
   const role_t *o = &k->block[b].role[role];
-  return (step_t)m->steps[m->launch[r][k->launch].parts][role][b > 0][o->pc];
+  const bool other = m->setup.kind == DISPATCH ? b > 0 : b < m->setup.numBlocks - 1;
+  return (step_t)m->steps[m->launch[r][k->launch].parts][role][other][o->pc];
 }
 
 actor_t actorOf(const model_t *m, const state_t *s, int r, int b, int role) {
@@ -166,11 +169,21 @@ bool canSend(const model_t *m, const state_t *s, const actor_t *a, int *waitsFor
 }
 
 bool isThere(const model_t *m, const state_t *s, const actor_t *a, place_t p) {
+  if (m->setup.words && isRow(m, p.cell)) return s->rank[a->rank].cell[p.cell].now != 0;
   return markIn(s->rank[a->rank].cell[p.cell].now) == markOf(m, a->role->number);
 }
 
 bool canGet(const model_t *m, const state_t *s, const actor_t *a, place_t p, step_t step) {
   return isThere(m, s, a, p) || isGivenUp(m, &s->rank[a->rank], p.source, step);
+}
+
+const char *store(state_t *s, place_t p, word_t w) {
+  rank_t *at = &s->rank[p.at];
+  if (at->gone) return NULL;
+  cell_t *c = &at->cell[p.cell];
+  if (c->queue[1]) return "three stores are on their way to one cell";
+  c->queue[c->queue[0] ? 1 : 0] = w;
+  return NULL;
 }
 
 static const char *take(const model_t *m, state_t *s, const actor_t *a, place_t p, step_t step) {
@@ -179,6 +192,9 @@ static const char *take(const model_t *m, state_t *s, const actor_t *a, place_t 
   if (!isThere(m, s, a, p)) return NULL; /* given up */
   if (ordinalIn(w) != (unsigned)a->ordinal) return "a cell of another operation was taken";
   if (sourceIn(w) != p.source) return "a cell of another source was taken";
+  if (m->setup.words && isRow(m, p.cell) && m->setup.fault != FAULT_NOT_PUT_BACK) {
+    return store(s, (place_t){(uint8_t)a->rank, p.cell, (uint8_t)a->rank}, CLEARING);
+  }
   const bool tells = m->setup.kind == DISPATCH ? step == STEP_GET_WORDS : step == STEP_GET_HELLO;
   if (!tells) return NULL;
   const bool first = p.cell == firstWordCell(m, a->buf, p.source);
@@ -209,15 +225,6 @@ static const char *readControl(const model_t *m, state_t *s, int r, int b, int i
   if (m->setup.fault == FAULT_LAG_SHORT && role->lag) role->lag--;
   role->active = m->setup.dies == DIES_UNMASKED ? (uint8_t)((1 << m->setup.numRanks) - 1)
                                                 : (uint8_t)(k->mask | 1u << r);
-  return NULL;
-}
-
-const char *store(state_t *s, place_t p, word_t w) {
-  rank_t *at = &s->rank[p.at];
-  if (at->gone) return NULL;
-  cell_t *c = &at->cell[p.cell];
-  if (c->queue[1]) return "three stores are on their way to one cell";
-  c->queue[c->queue[0] ? 1 : 0] = w;
   return NULL;
 }
 

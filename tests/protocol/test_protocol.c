@@ -62,6 +62,17 @@ TEST(a_rank_dies) {
   }
 }
 
+/* Rows that bear no marks: a cell is empty until its row comes, and is emptied when the row is taken. */
+TEST(rows_without_marks) {
+  static const char *const SOME[] = {"BBBB", "SSRRSR", "BSSRRB"};
+  for (int i = 0; i < 3; i++) {
+    setup_t s = setupOf(DISPATCH, 2, 2, SOME[i]);
+    s.words = true;
+    s.numTokens = i ? 1 : 2;
+    checkKinds(s);
+  }
+}
+
 /* What the tests above would miss if the search or the reductions were wrong: each planted bug must be
  * found by one of these. */
 typedef struct plant {
@@ -92,6 +103,8 @@ static const plant_t PLANTS[] = {
     {FAULT_CLEAR_OTHER, DISPATCH, 2, 2, {"BBBB", NULL}, 4, NOBODY},
     {FAULT_SHORT_MARKS, DISPATCH, 2, 2, {"BBBB", NULL}, 16, NOBODY},
     {FAULT_ARRIVALS_STAY, COMBINE, 2, 2, {"SSRRSSRRSSRR", NULL}, 16, NOBODY},
+    {FAULT_NOT_PUT_BACK, DISPATCH, 2, 2, {"BBBBBB", NULL}, 16, NOBODY},
+    {FAULT_PUT_BACK_LATE, COMBINE, 2, 1, {"BBBBB", NULL}, 16, NOBODY},
     {FAULT_NO_TIMEOUT_FREE, DISPATCH, 2, 1, {"SSRRSR", NULL}, 16, DIES},
     {FAULT_NO_TIMEOUT_WORDS, COMBINE, 2, 1, {"BBBB", NULL}, 16, DIES_UNMASKED},
 };
@@ -105,6 +118,7 @@ TEST(planted_bugs_are_found) {
     s.program[1] = p->program[1];
     s.marks = s.clearPeriod = p->marks;
     s.dies = p->dies;
+    s.words = p->fault == FAULT_NOT_PUT_BACK || p->fault == FAULT_PUT_BACK_LATE;
     checkClean(s);
     s.fault = p->fault;
     const outcome_t o = explore(&s, false);
