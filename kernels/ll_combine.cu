@@ -1,87 +1,159 @@
 // Low-latency combine of whole rows: expert-major exact and rank-major.
 //
 // Sending warps push the rows that dispatch listed as owed into the source's exchange memory, slot
-// (token, k). Rows are dealt to blocks and warps by the step, so that all have the same load whatever the
-// routing. Receiving warps of the same block sum tokens as the rows come (terms.cuh). Own rows are read in
-// place. As some pairs of ranks exchange no rows, every rank also sends every rank a hello: whoever
-// has heard all hellos of operation e knows that all have finished e - 1 (docs/kernels.md).
+// (token, k). Rows are dealt to blocks and warps by the step, so that all have the same load
+// whatever the routing (walk.cuh). Receiving warps of the same block sum tokens as the rows come
+// (terms.cuh). Own rows are read in place. As some pairs of ranks exchange no rows, every rank also
+// sends every rank a hello: whoever has heard all hellos of operation e knows that all have
+// finished e - 1 (docs/kernels.md).
+//
+// With few tokens the way from the launch to the first store is what counts, and there every
+// instruction does: a sending warp has its first rows on their way before it works out which
+// operation this is.
 #include "kernels/device/terms.cuh"
 #include "kernels/ll_kernels.cuh"
 
 namespace {
 
-// Steps [s0, s0 + len) of all rows. A warp's units are known ahead: lane i holds the list entry of its
-// i-th unit.
-EP_DEV void sendChunk(const CombineArgs &a, const Op &op, unsigned long long active, int s0,
-                      int len, int warp, int lane) {
-  const ep_ll_group_t &g = a.op.group;
-  const int numWarps = a.roles.numSend;
-  const Share share = shareOf(headOf(a.op.handle).numOwed * len, blockIdx.x, gridDim.x);
-  const Owed *list = owedOf(a.op.handle);
+constexpr int IN_FLIGHT = 2; // rows that a sending warp may load before it stores the first
+
+template <bool WORDS> struct RowSender {
+  const CombineArgs &a;
+  const ControlWords words;
+  const Lane lane;
+  bool started = false;
+  unsigned mark = 0;
+  int buf = 0;
+  unsigned long long active = 0;
+
+  // All lanes, between the first loads and the first store.
+  EP_DEV void start() {
+    const ep_ll_group_t &g = a.op.group;
+    const Op op = nextOp(words);
+    active = activeRanks(g, lane.lane);
+    awaitFree(g, EP_LL_COMBINE, op, active, lane.lane);
+    mark = op.mark;
+    buf = op.buf;
+    started = true;
+  }
+
+  // Lane l gets entry `first + l` of the list.
+  EP_DEV Owed entryOf(int first, int rows, uint4 guess) const {
+    const int l = lane.lane, i = first + l;
+    if (a.guesses && first + rows <= 64) {
+      const unsigned r0 = __shfl_sync(FULL_WARP, guess.x, i >> 1),
+                     f0 = __shfl_sync(FULL_WARP, guess.y, i >> 1),
+                     r1 = __shfl_sync(FULL_WARP, guess.z, i >> 1),
+                     f1 = __shfl_sync(FULL_WARP, guess.w, i >> 1);
+      return i & 1 ? Owed{(int)r1, f1} : Owed{(int)r0, f0};
+    }
+    return l < rows ? owedOf(a.op.handle)[i] : Owed{0, 0};
+  }
+
+  // The lane's row's place at its source, NULL if it is not sent.
+  EP_DEV char *placeOf(Owed e) const {
+    if (!(active >> e.source() & 1)) return nullptr;
+    return combineSlot(a.op.group, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf);
+  }
+
+  // One warp's part of a share of at most 32 rows.
+  EP_DEV void send(const Walk &walk, Owed entry, int warp, int numWarps) {
+    char *place = started ? placeOf(entry) : nullptr;
 #pragma unroll 1
-  for (int u0 = share.first + warp; u0 < share.end; u0 += numWarps * 32) {
-    const int u = u0 + lane * numWarps;
-    Owed entry = {0, 0};
-    if (u < share.end) entry = list[u / len];
-    const int n = min(32, (share.end - u0 + numWarps - 1) / numWarps);
-#pragma unroll 1
-    for (int i = 0; i < n; i++) {
-      const int s = s0 + (u0 + i * numWarps) % len;
-      const Owed e = {__shfl_sync(FULL_WARP, entry.row, i), __shfl_sync(FULL_WARP, entry.from, i)};
-      const int to = e.source();
-      if (!(active >> to & 1)) continue;
-      const Piece p = pieceOf(a.wire, s, lane);
-      const char *row = (const char *)a.op.tokens + (size_t)e.row * a.op.rowBytes;
-      const uint4 v = readPiece(row, p, lane, op.mark);
-      awaitFree(g, EP_LL_COMBINE, op, active, lane);
-      storeStep(combineSlot(g, a.op.handle.numTopk, to, e.token(), e.k(), op.buf), p, s, lane, v);
-      if (s == 0 && lane == 0) countBytes(g, EP_LL_COMBINE, to, a.op.rowBytes);
+    for (int i = warp; i < walk.count; i += numWarps * a.inFlight) {
+      uint4 v[IN_FLIGHT];
+      Walk::Unit u[IN_FLIGHT];
+#pragma unroll
+      for (int j = 0; j < IN_FLIGHT; j++) {
+        if (j >= a.inFlight || i + j * numWarps >= walk.count) break;
+        u[j] = walk.at(i + j * numWarps);
+        const int row = __shfl_sync(FULL_WARP, entry.row, u[j].row);
+        v[j] = readRow((const char *)a.op.tokens + (size_t)row * a.op.rowBytes, lane, u[j].step);
+      }
+      if (!started) {
+        start();
+        place = placeOf(entry);
+      }
+#pragma unroll
+      for (int j = 0; j < IN_FLIGHT; j++) {
+        if (j >= a.inFlight || i + j * numWarps >= walk.count) break;
+        char *to = (char *)__shfl_sync(FULL_WARP, (unsigned long long)place, u[j].row);
+        v[j] = toWire<WORDS>(v[j], lane, mark);
+        if (WORDS) {
+          const unsigned from = __shfl_sync(FULL_WARP, entry.from, u[j].row);
+          if (to) sendEscape(a, Owed{0, from}, u[j].step, v[j], lane, buf, mark);
+        }
+        if (to) storeStep<WORDS>(to, lane, u[j].step, v[j]);
+      }
     }
   }
-}
 
-template <Elem T, ep_ll_sum_t SUM>
+  EP_DEV void run(int numOwed, uint4 guess, int warp, int numWarps) {
+    const int steps = a.wire.steps;
+    const Share share = shareBy(a.blocks, numOwed * steps);
+#pragma unroll 1
+    for (int u = share.first; u < share.end;) {
+      const int end = min(share.end, ((int)a.perRow.quotient(u) + 32) * steps);
+      const Walk walk = Walk::of(u, end, a.perRow);
+      const Owed entry = entryOf(walk.first, walk.rows, guess);
+      send(walk, entry, warp, numWarps);
+      if (a.op.group.bytes && warp == 0) count(walk);
+      u = end;
+    }
+  }
+
+  // All lanes of one warp: adds the rows that begin in this share to the byte counters.
+  EP_DEV void count(const Walk &walk) const {
+    const int l = lane.lane;
+    if (l >= walk.rows || (l == 0 && walk.from > 0)) return;
+    const int to = owedOf(a.op.handle)[walk.first + l].source();
+    if (active >> to & 1) countBytes(a.op.group, EP_LL_COMBINE, to, a.op.rowBytes);
+  }
+};
+
+template <Elem T, ep_ll_sum_t SUM, bool WORDS>
 __global__ void __launch_bounds__(COMBINE_THREADS, 1)
     combineKernel(const __grid_constant__ CombineArgs a) {
-  extern __shared__ __align__(16) char shared[];
+  __shared__ uint64_t began; // here and not in registers, until the end
+  __shared__ Op saved;
   const ep_ll_group_t &g = a.op.group;
-  const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
+  if (g.stamps && threadIdx.x == 0) began = clockNs();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
-  const unsigned long long active = activeRanks(g, lane);
-  const int w = warp - a.roles.numSend;
-  const bool greets = blockIdx.x == 0 && (a.roles.numRecv && a.roles.numSend ? w == 0 : warp == 0);
-  if (greets && (a.roles.parts & EP_LL_SEND)) {
-    awaitFree(g, EP_LL_COMBINE, op, active, lane);
-    sendHello(g, EP_LL_COMBINE, op, active, lane);
-    tellReceived(g, EP_LL_COMBINE, op, active, lane);
-  }
-  if (w < 0) {
-#pragma unroll 1
-    for (int s0 = 0; s0 < a.wire.steps; s0 += a.chunk) {
-      sendChunk(a, op, active, s0, min(a.chunk, a.wire.steps - s0), warp, lane);
-    }
+  const bool sends = warp < a.roles.numSend;
+  const int w = sends ? warp : warp - a.roles.numSend;
+  // The last block has the least to do. Its last sending warp hears the hellos when its rows are
+  // gone.
+  const bool greets =
+      blockIdx.x == gridDim.x - 1 && w == (sends ? a.roles.numSend : a.roles.numRecv) - 1;
+  if (sends) {
+    const uint4 guess = guessOwed(a, lane);
+    const uint4 head = loadEarly(&headOf(a.op.handle).reached);
+    const ControlWords words = loadControl(controlOf(g).kind[EP_LL_COMBINE]);
+    RowSender<WORDS>{a, words, laneOf<WORDS>(a.wire, lane)}.run((int)head.z, guess, w,
+                                                                a.roles.numSend);
+    if (greets && !a.roles.numRecv) greet(a);
   } else {
-    const unsigned long long live = active & headOf(a.op.handle).reached;
-    Term *terms = (Term *)(shared + a.warpAt) + w * a.op.handle.numTopk;
-    TermSum<T, SUM>{a, g, op, live, lane, terms}.run(w, a.roles.numRecv);
-    if (greets) {
-      const unsigned lag = awaitHellos(g, EP_LL_COMBINE, op, active, lane);
-      if (lane == 0) noteHellos(g, EP_LL_COMBINE, op, lag);
-    }
+    if (greets && (a.roles.parts & EP_LL_SEND)) greet(a);
+    TermSum<T, SUM, WORDS>{a, g, laneOf<WORDS>(a.wire, lane)}.run(w, a.roles.numRecv);
   }
-  finishLaunch(g, a.op.handle, EP_LL_COMBINE, op, a.roles.parts, began);
+  if (greets && (a.roles.parts & EP_LL_RECV) && sends == (a.roles.numSend > 0)) hearAll(a);
+  if (threadIdx.x == 0) saved = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
+  finishLaunch(g, a.op.handle, EP_LL_COMBINE, saved, a.roles.parts, began);
 }
 
-template <Elem T> const void *kernelOf(ep_ll_sum_t sum) {
-  return sum == EP_LL_SUM_EXACT ? (const void *)combineKernel<T, EP_LL_SUM_EXACT>
-                                : (const void *)combineKernel<T, EP_LL_SUM_RANKS>;
+template <Elem T> const void *kernelOf(ep_ll_sum_t sum, bool words) {
+  if (words) {
+    return sum == EP_LL_SUM_EXACT ? (const void *)combineKernel<T, EP_LL_SUM_EXACT, true>
+                                  : (const void *)combineKernel<T, EP_LL_SUM_RANKS, true>;
+  }
+  return sum == EP_LL_SUM_EXACT ? (const void *)combineKernel<T, EP_LL_SUM_EXACT, false>
+                                : (const void *)combineKernel<T, EP_LL_SUM_RANKS, false>;
 }
 
 } // namespace
 
-const void *epLlCombineKernel(Elem elem, ep_ll_sum_t sum) {
-  return elem == Elem::F32   ? kernelOf<Elem::F32>(sum)
-         : elem == Elem::F16 ? kernelOf<Elem::F16>(sum)
-                             : kernelOf<Elem::BF16>(sum);
+const void *epLlCombineKernel(Elem elem, ep_ll_sum_t sum, bool words) {
+  return elem == Elem::F32   ? kernelOf<Elem::F32>(sum, words)
+         : elem == Elem::F16 ? kernelOf<Elem::F16>(sum, words)
+                             : kernelOf<Elem::BF16>(sum, words);
 }

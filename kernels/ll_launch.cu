@@ -31,8 +31,15 @@ Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned pa
       recv = tokens >= 32 ? 15 : tokens > 8 ? 8 : 4;
     }
   } else {
-    send = tokens < 32 ? 4 : sum == EP_LL_SUM_RANKS ? 10 : 13;
-    recv = tokens < 32 ? 4 : 15;
+    send = tokens >= 32 ? 10 : 4;
+    recv = tokens >= 32 ? 10 : 4;
+    if (sum == EP_LL_SUM_RANKS && tokens >= 32) {
+      send = 8;
+      recv = 12;
+    } else if (sum == EP_LL_SUM_PARTIAL && tokens > 4 && tokens < 32) {
+      send = 8;
+      recv = 6;
+    }
   }
   if (parts == EP_LL_SEND) return Roles{send + recv, 0, parts};
   if (parts == EP_LL_RECV) return Roles{0, send + recv, parts};
@@ -83,6 +90,10 @@ DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned parts) {
   a.chunks = SlotMap::chunksOf(g.numRanks, a.perSource);
   shareSharedMemory(a);
   return a;
+}
+
+int imin(int a, int b) {
+  return a < b ? a : b;
 }
 
 bool aligned(const void *p) {
@@ -203,19 +214,28 @@ extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned part
   EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
   EP_TRY(checkGroup(op->group, op->handle, op->numTokens, parts));
   const bool partial = op->handle.sum == EP_LL_SUM_PARTIAL;
+  const bool words = op->group.words >> EP_LL_COMBINE & 1;
   CombineArgs a = {};
   a.op = *op;
-  a.wire = wireOf(op->rowBytes);
+  a.wire = words ? wordsWireOf(op->rowBytes) : wireOf(op->rowBytes);
   a.roles = rolesOf(EP_LL_COMBINE, op->numTokens, false, op->handle.sum, parts);
   if (parts == EP_LL_BOTH && op->sendWarps > 0)
     a.roles = Roles{op->sendWarps, op->recvWarps, parts};
   a.weightVectors = (op->handle.numTopk + 2) / 3;
-  const long long perBlock = (long long)op->numTokens * a.wire.steps / op->group.numSms;
-  a.chunk = partial ? a.roles.numSend + a.roles.numRecv : a.roles.numRecv;
-  if (a.chunk < 1 || perBlock <= a.chunk || perBlock > 4ll * a.chunk) a.chunk = a.wire.steps;
+  a.guesses = (size_t)op->group.numRanks * op->group.maxTokens * op->handle.numTopk >= 64;
+  a.inFlight = op->numTokens > 64 ? 2 : 1;
+  a.blocks = Divisor::of((unsigned)op->group.numSms);
+  a.perRow = Divisor::of((unsigned)a.wire.steps);
+  a.perToken = Divisor::of((unsigned)a.weightVectors);
+  a.perRank = Divisor::of((unsigned)op->group.numLocal);
+  // A step of all rows of a pair fits a stage: at most 64 of them, each 512 bytes or a little less.
+  a.pairs = imin(PARTIAL_PAIRS, PARTIAL_ROWS / imin(op->handle.numTopk, op->group.numLocal));
+  EP_CHECK(!words || !op->group.enableMask, TREFOIL_INVALID_USAGE,
+           "rows that travel as words and masks exclude each other: a late row of a rank that was "
+           "given up would be taken for a new one");
   EP_CHECK(op->rowBytes >= 16 && op->rowBytes % 16 == 0, TREFOIL_INVALID_ARGUMENT,
            "rows of %d bytes: must be a multiple of 16", op->rowBytes);
-  EP_CHECK((size_t)a.wire.lines * 128 <= op->group.at.rowStride[1], TREFOIL_INVALID_ARGUMENT,
+  EP_CHECK((size_t)a.wire.steps * 512 <= op->group.at.rowStride[1], TREFOIL_INVALID_ARGUMENT,
            "rows of %d bytes do not fit the group's max_token_bytes", op->rowBytes);
   EP_CHECK(aligned(op->tokens) && aligned(op->out), TREFOIL_INVALID_ARGUMENT,
            "tokens must be 16-byte aligned");
@@ -224,15 +244,16 @@ extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned part
   EP_CHECK(!partial || op->group.at.weights != op->group.at.rows[0], TREFOIL_INVALID_ARGUMENT,
            "the group's exchange memory has no room for weights (partial)");
   const int warps = a.roles.numSend + a.roles.numRecv;
-  EP_CHECK(warps <= COMBINE_THREADS / 32, TREFOIL_INVALID_ARGUMENT, "too many warps");
-  const size_t shared = (size_t)warps * op->handle.numTopk * 8;
-  const void *kernel = partial ? epLlPartialKernel(elemOf(op->dtype))
-                               : epLlCombineKernel(elemOf(op->dtype), op->handle.sum);
+  EP_CHECK(warps <= (partial ? PARTIAL_THREADS : COMBINE_THREADS) / 32, TREFOIL_INVALID_ARGUMENT,
+           "too many warps");
+  const size_t shared = partial ? PARTIAL_STAGES * PARTIAL_STAGE_BYTES : 0;
+  const void *kernel = partial ? epLlPartialKernel(elemOf(op->dtype), words)
+                               : epLlCombineKernel(elemOf(op->dtype), op->handle.sum, words);
   return launch(kernel, op->group.numSms, warps, shared, &a, stream);
 }
 
 extern "C" trefoil_result_t epLlLoad(void) {
-  const void *kernels[20];
+  const void *kernels[29];
   int n = 0;
   for (int q = 0; q < 6; q++) kernels[n++] = epLlDispatchKernel(q >= 4, q >= 2, q & 1);
   for (int q = 0; q < 5; q++) kernels[n++] = epLlQuickKernel(q & 1, q >= 3, q >= 1);
@@ -241,10 +262,14 @@ extern "C" trefoil_result_t epLlLoad(void) {
         kernels[q], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
     EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
   }
-  for (Elem t : {Elem::F32, Elem::F16, Elem::BF16}) {
-    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_EXACT);
-    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_RANKS);
-    kernels[n++] = epLlPartialKernel(t);
+  for (int i = 0; i < 6; i++) {
+    const Elem t = i < 2 ? Elem::F32 : i < 4 ? Elem::F16 : Elem::BF16;
+    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_EXACT, i & 1);
+    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_RANKS, i & 1);
+    kernels[n++] = epLlPartialKernel(t, i & 1);
+    const cudaError_t e = cudaFuncSetAttribute(
+        kernels[n - 1], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
+    EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
   }
   for (int i = 0; i < n; i++) {
     cudaFuncAttributes attributes;

@@ -6,6 +6,7 @@
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/slots.cuh"
 #include "kernels/device/wait.cuh"
+#include "kernels/device/walk.cuh"
 
 constexpr int SOURCES = 4; // sources that a receiving warp of dispatch waits for at once
 
@@ -34,10 +35,14 @@ struct CombineArgs {
   ep_ll_combine_t op;
   Wire wire;
   Roles roles;
-  int chunk; // steps that all rows send before any sends the next ones: the receivers' first round is
-             // then done in the first half of the time
   int weightVectors; // of a token: 3 weights each
-  int warpAt;        // shared memory of receiving warps: terms
+  int pairs;         // partial sums: that a block works on together
+  int guesses;       // the list of owed rows has room for 64, so they may be loaded unseen
+  int inFlight;      // rows that a sending warp loads before it stores the first
+  Divisor blocks;    // of the launch
+  Divisor perRow;    // steps of a row
+  Divisor perToken;  // weight vectors of a token
+  Divisor perRank;   // experts of a rank
 };
 
 EP_DEV int rankOf(const ep_ll_group_t &g, int expert) {
@@ -58,6 +63,13 @@ EP_DEV Share shareOf(int numUnits, int b, int n) {
   return Share{first, first + q + (b < r ? 1 : 0)};
 }
 
+// The share of this block.
+EP_DEV Share shareBy(const Divisor &blocks, int numUnits) {
+  const int b = blockIdx.x, q = (int)blocks.quotient(numUnits), r = numUnits - q * (int)blocks.n;
+  const int first = b * q + min(b, r);
+  return Share{first, first + q + (b < r ? 1 : 0)};
+}
+
 EP_DEV Owed *owedOf(const ep_ll_handle_t &h) {
   return (Owed *)((char *)h.memory + 64);
 }
@@ -68,6 +80,11 @@ EP_DEV int *rowOfTable(const ep_ll_group_t &g, const ep_ll_handle_t &h) {
 EP_DEV char *dispatchSlot(const ep_ll_group_t &g, int at, int from, int t, int buf) {
   return g.peers[at] + g.at.rows[0] + buf * g.at.half[0] +
          ((size_t)from * g.maxTokens + t) * g.at.rowStride[0];
+}
+// Words: the word beside step s of a row, of `item` slots from the start of the kind's places.
+EP_DEV char *besideStep(const ep_ll_group_t &g, int kind, int at, size_t item, int s, int buf) {
+  return g.peers[at] + g.at.beside[kind] + buf * g.at.besideHalf[kind] +
+         (item * g.at.maxSteps[kind] + s) * 16;
 }
 EP_DEV char *combineSlot(const ep_ll_group_t &g, int numTopk, int at, int t, int k, int buf) {
   return g.peers[at] + g.at.rows[1] + buf * g.at.half[1] +

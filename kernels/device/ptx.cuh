@@ -47,6 +47,65 @@ EP_DEV uint4 loadEarly(const void *p) {
   return v;
 }
 
+// The same where `on`; elsewhere v stays. Predicates instead of branches: lanes of a warp differ.
+EP_DEV void loadSysIf(uint4 &v, const void *p, bool on) {
+  asm volatile(
+      "{.reg .pred q; setp.ne.b32 q,%5,0; @q ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];}"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(p), "r"((int)on)
+      : "memory");
+}
+// The address is worked out in place: eight of them kept over a polling loop would cost 16 registers.
+EP_DEV void loadSysIf(uint4 &v, const void *base, unsigned i, unsigned stride, bool on) {
+  asm volatile("{.reg .pred q; .reg .u64 p; setp.ne.b32 q,%7,0; mad.wide.u32 p,%5,%6,%4; "
+               "@q ld.volatile.global.v4.u32 {%0,%1,%2,%3},[p];}"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(base), "r"(i), "r"(stride), "r"((int)on)
+               : "memory");
+}
+EP_DEV unsigned loadEarlyWordIf(const void *p, bool on, unsigned otherwise) {
+  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; @q ld.global.u32 %0,[%1];}"
+               : "+r"(otherwise)
+               : "l"(p), "r"((int)on));
+  return otherwise;
+}
+EP_DEV void storeSysIf(void *p, uint4 v, bool on) {
+  const uint64_t a = v.x | (uint64_t)v.y << 32, b = v.z | (uint64_t)v.w << 32;
+  asm volatile("{.reg .pred q; .reg .b128 w; setp.ne.b32 q,%3,0; mov.b128 w,{%1,%2}; "
+               "@q st.relaxed.sys.global.b128 [%0],w;}" ::"l"(p),
+               "l"(a), "l"(b), "r"((int)on)
+               : "memory");
+}
+EP_DEV void loadStreamIf(uint4 &v, const void *p, bool on) {
+  asm volatile("{.reg .pred q; setp.ne.b32 q,%5,0; "
+               "@q ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];}"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(p), "r"((int)on));
+}
+EP_DEV void storeStreamIf(void *p, uint4 v, bool on) {
+  asm volatile("{.reg .pred q; setp.ne.b32 q,%5,0; "
+               "@q st.global.L1::no_allocate.v4.u32 [%0],{%1,%2,%3,%4};}" ::"l"(p),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((int)on)
+               : "memory");
+}
+// The first `bytes` (4, 8, 12 or more) of three words, none if bytes <= 0.
+EP_DEV void loadWordsIf(uint4 &v, const void *p, int bytes) {
+  asm volatile("{.reg .pred a,b,c; setp.gt.s32 a,%4,0; setp.gt.s32 b,%4,4; setp.gt.s32 c,%4,8; "
+               "@a ld.global.L1::no_allocate.u32 %0,[%3]; "
+               "@b ld.global.L1::no_allocate.u32 %1,[%3+4]; "
+               "@c ld.global.L1::no_allocate.u32 %2,[%3+8];}"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z)
+               : "l"(p), "r"(bytes));
+}
+EP_DEV void storeWordsIf(void *p, uint4 v, int bytes) {
+  asm volatile("{.reg .pred a,b,c; setp.gt.s32 a,%4,0; setp.gt.s32 b,%4,4; setp.gt.s32 c,%4,8; "
+               "@a st.global.L1::no_allocate.u32 [%3],%0; "
+               "@b st.global.L1::no_allocate.u32 [%3+4],%1; "
+               "@c st.global.L1::no_allocate.u32 [%3+8],%2;}" ::"r"(v.x),
+               "r"(v.y), "r"(v.z), "l"(p), "r"(bytes)
+               : "memory");
+}
+
 EP_DEV void storeStream(void *p, uint4 v) {
   asm volatile("st.global.L1::no_allocate.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)

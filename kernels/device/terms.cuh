@@ -1,158 +1,351 @@
-// The receiving half of every combine: out[t] = sum of terms, each a row in the exchange memory or, for
-// own rows, in the caller's tensor.
+// The receiving half of every combine: out[t] = sum of terms, each a row in the exchange memory or,
+// for own rows, in the caller's tensor.
 //
-// The warp lists a token's terms in the order of the sum, waits for all of a group of eight at once
-// (one after the other would cost a round trip each, the first loads being stale by then), and adds. A
-// term whose rank was given up is left out.
+// A warp holds the terms of a token one a lane, in the order of the sum, and waits for eight of
+// them at once (one after the other would cost a round trip each, the first loads being stale by
+// then). A term whose rank was given up is left out.
+//
+//     EXACT     lane = k                 every valid k
+//     RANKS     lane = k                 the first k of every rank
+//     PARTIAL   lane = rank              in the slot of the rank's first k
 #ifndef TREFOIL_KERNELS_DEVICE_TERMS_CUH
 #define TREFOIL_KERNELS_DEVICE_TERMS_CUH
 
 #include "kernels/device/args.cuh"
-
-// How terms follow from the routing: EXACT by ascending k; RANKS and PARTIAL one a rank, in the slot of
-// the k that names the rank first, RANKS in the order of k, PARTIAL by ascending rank.
-struct Term {
-  int where; // own row, or ~(rank << 8 | k)
-  float weight;
-};
+#include "kernels/device/lane.cuh"
+#include "kernels/device/walk.cuh"
 
 constexpr int AT_ONCE = 8;
 
-template <Elem T, ep_ll_sum_t SUM> struct TermSum {
+// The expert at a place in the routing, -1 if there is none; loaded where it is written. Of a wide
+// id the low word says all.
+EP_DEV int idOf(const CombineArgs &a, size_t at, bool is) {
+  const char *p = (const char *)a.op.handle.topkIdx + at * (a.op.handle.idx64 ? 8 : 4);
+  return (int)loadEarlyWordIf(p, is, ~0u);
+}
+
+EP_DEV int rankOfEntry(const CombineArgs &a, int t, int k) {
+  const int K = a.op.handle.numTopk, e = idOf(a, (size_t)t * K + k, k < K);
+  return e < 0 ? -1 : (int)a.perRank.quotient(e);
+}
+
+// All lanes, every 256 polls: go on waiting for term q of token t? Out of the way of the registers
+// of those that do not wait long.
+template <ep_ll_sum_t SUM>
+static __device__ __noinline__ bool lookForRow(const CombineArgs &a, int q, int t, unsigned looks,
+                                               uint64_t &since) {
+  const ep_ll_group_t &g = a.op.group;
+  const int rank = SUM == EP_LL_SUM_PARTIAL ? q : rankOfEntry(a, t, q);
+  if (threadIdx.x % 32 == 0) {
+    const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
+    since =
+        lookAround(g, op, Awaited{EP_LL_COMBINE, EP_LL_PHASE_ROWS, rank, 0u, t}, looks ? since : 0);
+  }
+  return __shfl_sync(FULL_WARP, since != 0, 0);
+}
+
+// One thread, every 256 polls: go on waiting for the weights of token t of rank src?
+static __device__ __noinline__ bool lookForWeights(const CombineArgs &a, int src, int t,
+                                                   unsigned received, Spin &spin) {
+  const ep_ll_group_t &g = a.op.group;
+  const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
+  spin.since =
+      lookAround(g, op, Awaited{EP_LL_COMBINE, EP_LL_PHASE_WEIGHTS, src, received, t}, spin.since);
+  return spin.since != 0;
+}
+
+// What a lane knows of one term.
+struct Term {
+  int where;           // EXACT, RANKS: own row; PARTIAL: k of the slot
+  float weight;        // EXACT
+  unsigned valid, own; // of all lanes, as bits: there is such a term; it is read in place
+};
+
+// All lanes. RANKS: was the rank of entry k named by an earlier one?
+EP_DEV bool isAgain(const CombineArgs &a, int t, int k, int rank, int lane) {
+  const unsigned same = __match_any_sync(FULL_WARP, rank);
+  bool again = __ffs(same) - 1 != lane;
+#pragma unroll 1
+  for (int q = 0; q < k - lane; q++) again = again || rankOfEntry(a, t, q) == rank;
+  return again;
+}
+
+// All lanes. PARTIAL: the first k of rank `l`, -1 if there is none.
+EP_DEV int firstOf(const CombineArgs &a, int t, int l, int lane) {
+  int slot = -1;
+#pragma unroll 1
+  for (int k0 = 0; k0 < a.op.handle.numTopk; k0 += 32) {
+    const int rank = rankOfEntry(a, t, k0 + lane);
+    const unsigned same = __match_any_sync(FULL_WARP, rank);
+    unsigned firsts = __ballot_sync(FULL_WARP, rank >= 0 && __ffs(same) - 1 == lane);
+#pragma unroll 1
+    for (; firsts; firsts &= firsts - 1) {
+      const int k = __ffs(firsts) - 1;
+      if (__shfl_sync(FULL_WARP, rank, k) == l && slot < 0) slot = k0 + k;
+    }
+  }
+  return slot;
+}
+
+// All lanes: the terms of token t from `base` on. live: ranks that took part in the dispatch and
+// are active now. All loads are under way before the first is looked at.
+template <ep_ll_sum_t SUM>
+static __device__ __noinline__ Term listTerms(const CombineArgs &a, int t, int base,
+                                              unsigned long long live) {
+  const ep_ll_group_t &g = a.op.group;
+  const ep_ll_handle_t &h = a.op.handle;
+  const int lane = threadIdx.x & 31, l = base + lane;
+  Term q = {-1, 1.0f, 0, 0};
+  if (SUM == EP_LL_SUM_PARTIAL) {
+    q.where = firstOf(a, t, l, lane);
+    q.valid = __ballot_sync(FULL_WARP, q.where >= 0 && live >> l & 1);
+    return q;
+  }
+  const bool is = l < h.numTopk;
+  const size_t at = (size_t)t * h.numTopk + l, perToken = h.rankMajor ? 1 : h.numTopk;
+  const int *row =
+      rowOfTable(g, h) + ((size_t)g.rank * g.maxTokens + t) * perToken + (h.rankMajor ? 0 : l);
+  const int e = idOf(a, at, is);
+  q.where = (int)loadEarlyWordIf(row, is, ~0u);
+  if (SUM == EP_LL_SUM_EXACT) {
+    q.weight = __uint_as_float(loadEarlyWordIf(a.op.weights + at, is, 0u));
+  }
+  const int rank = e < 0 ? -1 : (int)a.perRank.quotient(e);
+  bool counts = rank >= 0 && live >> rank & 1;
+  if (SUM == EP_LL_SUM_RANKS) counts = !isAgain(a, t, l, rank, lane) && counts;
+  q.valid = __ballot_sync(FULL_WARP, counts);
+  q.own = q.valid & __ballot_sync(FULL_WARP, rank == g.rank);
+  return q;
+}
+
+// All lanes, WORDS: turns a step into what is stored, and sends the word beside it if one is due.
+EP_DEV void sendEscape(const CombineArgs &a, Owed e, int s, uint4 &v, const Lane &lane, int buf,
+                       unsigned mark) {
+  unsigned lanes;
+  if (!escape(v, lanes) || lane.lane) return;
+  const size_t item = (size_t)e.token() * a.op.handle.numTopk + e.k();
+  storeSys(besideStep(a.op.group, EP_LL_COMBINE, e.source(), item, s, buf),
+           make_uint4(lanes, 0, 0, mark));
+}
+
+// All lanes, WORDS: step s of slot (t, k) as it was sent.
+static __device__ __noinline__ uint4 unescape(const CombineArgs &a, uint4 v, int t, int k, int s) {
+  const ep_ll_group_t &g = a.op.group;
+  const int lane = threadIdx.x & 31;
+  const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
+  const size_t item = (size_t)t * a.op.handle.numTopk + k;
+  const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_ROWS, rankOfEntry(a, t, k), 0u, t};
+  const unsigned lanes =
+      awaitBeside(g, op, w, besideStep(g, EP_LL_COMBINE, g.rank, item, s, op.buf), lane);
+  if (isAbsent(v, FLIP) && !(lanes >> lane & 1)) v.x ^= FLIP;
+  return v;
+}
+
+template <Elem T, ep_ll_sum_t SUM, bool WORDS> struct TermSum {
   const CombineArgs &a;
   const ep_ll_group_t &g;
-  const Op op;
-  const unsigned long long live; // ranks that took part in the dispatch and are active now
-  const int lane;
-  Term *terms; // the warp's, [K]
+  const Lane lane;
+  unsigned mark = 0;
+  const char *slots = nullptr; // of the operation's buffer
+  unsigned long long live = 0; // ranks that took part in the dispatch and are active now
 
-  // All lanes: ranks of the token, for the order of PARTIAL.
-  EP_DEV unsigned long long ranksOf(int t) const {
-    return SUM == EP_LL_SUM_PARTIAL ? ranksOfToken(g, a.op.handle, t, lane) & live : 0;
+  // Terms base .. base + 31 of token `token`.
+  int token = -1, base = 0;
+  Term term = {};
+
+  EP_DEV int numTerms() const { // places for terms, used or not
+    return SUM == EP_LL_SUM_PARTIAL ? g.numRanks : a.op.handle.numTopk;
   }
 
-  // All lanes: lists the terms of token t, returns how many.
-  EP_DEV int list(int t) {
-    const ep_ll_handle_t &h = a.op.handle;
-    const int K = h.numTopk;
-    const int *table =
-        rowOfTable(g, h) + ((size_t)g.rank * g.maxTokens + t) * (h.rankMajor ? 1 : K);
-    const unsigned long long all = ranksOf(t);
-    unsigned long long seen = 0;
-    int n = 0;
-    __syncwarp();
+  // The lane's part of step s of k = 0.
+  EP_DEV const char *slotOf(int t, int s) const {
+    return slots + (size_t)t * a.op.handle.numTopk * g.at.rowStride[1] + s * 512 + lane.lane * 16;
+  }
+
+  EP_DEV void list(int t, int from) {
+    if (t == token && from == base) return;
+    token = t;
+    base = from;
+    term = listTerms<SUM>(a, t, from, live);
+  }
+
+  // All lanes: loads terms j0 .. j0 + 7 of the 32 and waits for them; returns those that will not
+  // come, as bits.
+  EP_DEV unsigned take(uint4 (&v)[AT_ONCE], int j0, int t, int s) const {
+    const unsigned mine = term.own >> j0 & 255;
+    const unsigned stride = (unsigned)g.at.rowStride[1];
+    const char *slot = slotOf(t, s);
+    unsigned gone = 0;
+    uint64_t since; // touched by lookForRow alone
 #pragma unroll 1
-    for (int k0 = 0; k0 < K; k0 += 32) {
-      const int k = k0 + lane, e = k < K ? expertAt(h, t, k) : -1;
-      const int own = k < K ? table[h.rankMajor ? 0 : k] : -1;
-      const float w = SUM == EP_LL_SUM_EXACT && k < K ? a.op.weights[(size_t)t * K + k] : 1.0f;
-      const int rank = e < 0 ? -1 : rankOf(g, e);
-      bool is = rank >= 0 && (live >> rank & 1);
-      if (SUM != EP_LL_SUM_EXACT) {
-        const unsigned same = __match_any_sync(FULL_WARP, rank);
-        is = is && __ffs(same) - 1 == lane && !(seen >> rank & 1);
-        if (K > 32) seen |= warpRankSet(rank, g.numRanks);
-      }
-      const unsigned m = __ballot_sync(FULL_WARP, is);
-      if (is) {
-        const int at = SUM == EP_LL_SUM_PARTIAL ? __popcll(all & ((1ull << rank) - 1))
-                                                : n + __popc(m & ((1u << lane) - 1));
-        const bool inPlace = rank == g.rank && SUM != EP_LL_SUM_PARTIAL;
-        terms[at] = Term{inPlace ? own : ~(rank << 8 | k), w};
-      }
-      n += __popc(m);
-    }
-    __syncwarp();
-    return n;
-  }
-
-  EP_DEV uint4 load(int where, int t, const Piece &p, int s) const {
-    if (where >= 0) {
-      return readPiece((const char *)a.op.tokens + (size_t)where * a.op.rowBytes, p, lane, op.mark);
-    }
-    return loadStep(combineSlot(g, a.op.handle.numTopk, g.rank, t, ~where & 255, op.buf), p, s,
-                    lane);
-  }
-
-  // All lanes: loads terms [i, i + n) and waits for them; returns those that will not come, as bits.
-  EP_DEV unsigned take(uint4 (&v)[AT_ONCE], int i, int n, int t, const Piece &p, int s) {
-    unsigned need = (1u << n) - 1, gone = 0;
-    Spin spin;
-    for (;;) {
+    for (unsigned looks = 0;; looks++) { // nothing is kept in registers over a look round
+      if (SUM != EP_LL_SUM_PARTIAL && mine) {
 #pragma unroll
-      for (int j = 0; j < AT_ONCE; j++) {
-        if (need >> j & 1) v[j] = load(terms[i + j].where, t, p, s);
+        for (int j = 0; j < AT_ONCE; j++) {
+          if (!(mine >> j & 1)) continue;
+          const int row = __shfl_sync(FULL_WARP, term.where, SUM == EP_LL_SUM_RANKS ? 0 : j0 + j);
+          v[j] = readRow((const char *)a.op.tokens + (size_t)row * a.op.rowBytes, lane, s);
+        }
       }
-      unsigned missing = 0;
+      unsigned need = (term.valid >> j0 & 255) & ~mine & ~gone;
+#pragma unroll 1
+      for (int polls = 0; need && polls < 256; polls++) {
 #pragma unroll
-      for (int j = 0; j < AT_ONCE; j++) {
-        if (need >> j & 1 && isMissing(v[j], p, lane, op.mark)) missing |= 1u << j;
+        for (int j = 0; j < AT_ONCE; j++) {
+          const int k =
+              SUM == EP_LL_SUM_PARTIAL ? __shfl_sync(FULL_WARP, term.where, j0 + j) : base + j0 + j;
+          loadSysIf(v[j], slot, k, stride, need >> j & 1);
+        }
+        unsigned missing = 0;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+          if (WORDS ? isAbsent(v[j], 0) : v[j].w != mark) missing |= 1u << j;
+        }
+        const bool sees = WORDS ? hasPart(lane, s) : isMarkLane(lane.lane);
+        need = __reduce_or_sync(FULL_WARP, sees ? missing & need : 0u);
       }
-      need = __reduce_or_sync(FULL_WARP, missing);
-      if (!need) return gone;
-      const int q = __ffs(need) - 1;
-      const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_ROWS, ~terms[i + q].where >> 8, 0u, t};
-      if (!keepWarpWaiting(g, op, w, spin, lane)) {
-        gone |= 1u << q;
-        need &= need - 1;
-        if (!need) return gone;
+      if (!need) {
+        if (SUM != EP_LL_SUM_PARTIAL && mine) {
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; j++) {
+            if (mine >> j & 1) v[j] = toWire<WORDS>(v[j], lane, mark);
+          }
+        }
+        if (WORDS) settle(v, (term.valid >> j0 & 255) & ~mine & ~gone, j0, t, s);
+        return gone;
+      }
+      if (!lookForRow<SUM>(a, base + j0 + __ffs(need) - 1, t, looks, since)) gone |= need & -need;
+    }
+  }
+
+  EP_DEV int slotOfTerm(int j) const {
+    return SUM == EP_LL_SUM_PARTIAL ? __shfl_sync(FULL_WARP, term.where, j) : base + j;
+  }
+
+  // All lanes, WORDS: what has come as it was sent.
+  EP_DEV void settle(uint4 (&v)[AT_ONCE], unsigned come, int j0, int t, int s) const {
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) {
+      if (come >> j & 1 && __any_sync(FULL_WARP, isAbsent(v[j], FLIP))) {
+        v[j] = unescape(a, v[j], t, slotOfTerm(j0 + j), s);
       }
     }
   }
 
-  // All lanes: one step of the result of token t with n listed terms.
-  EP_DEV void step(int t, int n, int s) {
-    const Piece p = pieceOf(a.wire, s, lane);
+  // All lanes, WORDS: this step's places are free for the operation after the next.
+  EP_DEV void putBack(int t, int s) {
+#pragma unroll 1
+    for (int i = 0; i < numTerms(); i++) {
+      list(t, i & ~31);
+      if (!((term.valid & ~term.own) >> (i & 31) & 1)) continue;
+      char *slot =
+          const_cast<char *>(slotOf(t, s)) + (size_t)slotOfTerm(i & 31) * g.at.rowStride[1];
+      storeStreamIf(slot, absent(), hasPart(lane, s));
+    }
+  }
+
+  // All lanes: one step of the result of token t.
+  EP_DEV void step(int t, int s) {
     Sum<T> sum;
-    uint4 only = make_uint4(0, 0, 0, 0);
-    int added = 0;
+    int added = 0, last = 0;
     sum.clear();
 #pragma unroll 1
-    for (int i = 0; i < n; i += AT_ONCE) {
-      const int m = min(n - i, AT_ONCE);
+    for (int i = 0; i < numTerms(); i += AT_ONCE) {
+      list(t, i & ~31);
+      const int j0 = i & 31;
       uint4 v[AT_ONCE];
-      const unsigned gone = take(v, i, m, t, p, s);
+      const unsigned use = (term.valid >> j0 & 255) & ~take(v, j0, t, s);
 #pragma unroll
       for (int j = 0; j < AT_ONCE; j++) {
-        if (j >= m || gone >> j & 1) continue;
-        if (SUM == EP_LL_SUM_EXACT) {
-          sum.addWeighted(v[j], terms[i + j].weight);
-        } else {
-          if (!added) only = v[j];
+        const float w = SUM == EP_LL_SUM_EXACT ? __shfl_sync(FULL_WARP, term.weight, j0 + j) : 0;
+        if (!(use >> j & 1)) continue;
+        if (SUM == EP_LL_SUM_EXACT)
+          sum.addWeighted(v[j], w);
+        else
           sum.add(v[j]);
-        }
-        added++;
       }
+      added += __popc(use);
+      if (use) last = i + __ffs(use) - 1;
     }
-    // One unweighted row is copied, NaN payloads included; no row gives zeros.
-    if (added && (SUM == EP_LL_SUM_EXACT || added > 1)) only = sum.round();
-    writePiece((char *)a.op.out + (size_t)t * a.op.rowBytes, p, lane, only);
+    char *out = (char *)a.op.out + (size_t)t * a.op.rowBytes;
+    uint4 v = make_uint4(0, 0, 0, 0); // no row gives zeros
+    if (added) v = sum.round();
+    if (SUM != EP_LL_SUM_EXACT && added == 1) v = reload(t, last, s);
+    writeRow(out, lane, s, fromWire<WORDS>(v, lane));
+    if (WORDS) putBack(t, s);
   }
 
-  EP_DEV void countOwn(int n) {
+  // All lanes: one unweighted row is copied, NaN payloads included.
+  EP_DEV uint4 reload(int t, int i, int s) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    list(t, i & ~31);
+    const int at = __shfl_sync(FULL_WARP, term.where, SUM == EP_LL_SUM_RANKS ? 0 : i & 31);
+    if (SUM == EP_LL_SUM_RANKS && term.own >> (i & 31) & 1)
+      return toWire<WORDS>(readRow((const char *)a.op.tokens + (size_t)at * a.op.rowBytes, lane, s),
+                           lane, 0);
+    const int k = SUM == EP_LL_SUM_PARTIAL ? at : i;
+    loadSysIf(v, slotOf(t, s), k, (unsigned)g.at.rowStride[1], true);
+    if (WORDS && __any_sync(FULL_WARP, isAbsent(v, FLIP))) v = unescape(a, v, t, k, s);
+    return v;
+  }
+
+  // Own rows do not travel; they are counted here.
+  EP_DEV void countOwn(int t) {
     if (!g.bytes || SUM == EP_LL_SUM_PARTIAL) return;
 #pragma unroll 1
-    for (int i = lane; i < n; i += 32) {
-      if (terms[i].where >= 0) countBytes(g, EP_LL_COMBINE, g.rank, a.op.rowBytes);
+    for (int i = 0; i < numTerms(); i += 32) {
+      list(t, i);
+      if (term.own >> lane.lane & 1) countBytes(g, EP_LL_COMBINE, g.rank, a.op.rowBytes);
     }
   }
 
   EP_DEV void run(int warp, int numWarps) {
-    int last = -1, n = 0;
+    const ControlWords words = loadControl(controlOf(g).kind[EP_LL_COMBINE]);
+    const uint4 head = loadEarly(&headOf(a.op.handle).reached);
+    const Share share = shareBy(a.blocks, a.op.numTokens * a.wire.steps);
+    if (share.first >= share.end) return;
+    const Walk walk = Walk::of(share.first, share.end, a.perRow);
+    live = activeRanks(g, lane.lane) & (head.x | (unsigned long long)head.y << 32);
+    if (warp < walk.count) list(walk.first + walk.at(warp).row, 0);
+    const Op op = a.roles.parts & EP_LL_SEND ? nextOp(words)
+                                             : opOf(words, headOf(a.op.handle).sent[EP_LL_COMBINE]);
+    mark = op.mark;
+    slots = combineSlot(g, a.op.handle.numTopk, g.rank, 0, 0, op.buf);
 #pragma unroll 1
-    for (int s0 = 0; s0 < a.wire.steps; s0 += a.chunk) {
-      const int len = min(a.chunk, a.wire.steps - s0);
-      const Share share = shareOf(a.op.numTokens * len, blockIdx.x, gridDim.x);
-#pragma unroll 1
-      for (int u = share.first + warp; u < share.end; u += numWarps) {
-        const int t = u / len, s = s0 + u - t * len;
-        if (t != last) n = list(t);
-        last = t;
-        if (s == 0) countOwn(n);
-        step(t, n, s);
-      }
+    for (int i = warp; i < walk.count; i += numWarps) {
+      const Walk::Unit u = walk.at(i);
+      if (u.step == 0) countOwn(walk.first + u.row);
+      step(walk.first + u.row, u.step);
     }
   }
 };
+
+// The first 64 entries of the list, two a lane, loaded before anybody knows how many there are:
+// with few tokens that is one load less to wait for.
+EP_DEV uint4 guessOwed(const CombineArgs &a, int lane) {
+  uint4 v = make_uint4(0, 0, 0, 0);
+  loadStreamIf(v, owedOf(a.op.handle) + 2 * lane, a.guesses);
+  return v;
+}
+
+// One warp of the launch that sends.
+static __device__ __noinline__ void greet(const CombineArgs &a) {
+  const ep_ll_group_t &g = a.op.group;
+  const int lane = threadIdx.x & 31;
+  const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
+  const unsigned long long active = activeRanks(g, lane);
+  awaitFree(g, EP_LL_COMBINE, op, active, lane);
+  sendHello(g, EP_LL_COMBINE, op, active, lane);
+  tellReceived(g, EP_LL_COMBINE, op, active, lane);
+}
+
+// One warp of the launch that receives, after its other work.
+static __device__ __noinline__ void hearAll(const CombineArgs &a) {
+  const ep_ll_group_t &g = a.op.group;
+  const int lane = threadIdx.x & 31;
+  const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
+  const unsigned lag = awaitHellos(g, EP_LL_COMBINE, op, activeRanks(g, lane), lane);
+  if (lane == 0) noteHellos(g, EP_LL_COMBINE, op, lag);
+}
 
 #endif
