@@ -25,9 +25,14 @@ static void startQuery(ncclCommProperties_t *p) {
   p->version = NCCL_VERSION_CODE;
 }
 
-static trefoil_result_t query(ncclComm_t comm, ncclCommProperties_t *p) {
+/* An older one may lack functions that are called here: it is asked for nothing but this. */
+static int versionOf(void) {
   int version = 0;
-  ncclGetVersion(&version);
+  return ncclGetVersion(&version) == ncclSuccess ? version : 0;
+}
+
+static trefoil_result_t query(ncclComm_t comm, ncclCommProperties_t *p) {
+  int version = versionOf();
   EP_CHECK(version >= OLDEST_NCCL, TREFOIL_INVALID_USAGE,
            "ncclEpCreateGroup: the process has NCCL %d.%d.%d; libnccl_ep needs 2.30.7 or newer (an "
            "older library may come first in LD_LIBRARY_PATH or from another package)",
@@ -53,6 +58,7 @@ trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *r
 
 uint64_t epGpuCommHash(ncclComm_t comm) {
   ncclCommProperties_t p;
+  if (versionOf() < OLDEST_NCCL) return 0;
   startQuery(&p);
   return ncclCommQueryProperties(comm, &p) == ncclSuccess ? p.commHash : 0;
 }

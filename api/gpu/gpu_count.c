@@ -12,12 +12,8 @@ trefoil_result_t epGpuCountBytes(ncclEpGroup_t group, int on) {
   return TREFOIL_OK;
 }
 
-trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,
-                                cudaStream_t stream) {
-  ep_gpu_group_t *g = epGpu(group);
-  EP_CHECK(g->counted, TREFOIL_INVALID_USAGE,
-           "ncclEpReadBytes: this group never counted; call ncclEpCountBytes(group, 1) first, or "
-           "set NCCL_EP_COUNT_BYTES=1");
+static trefoil_result_t readBytes(ep_gpu_group_t *g, int kind, uint64_t *bytes, int reset,
+                                  cudaStream_t stream) {
   size_t size = (size_t)g->R * sizeof(uint64_t);
   uint64_t *counts = (uint64_t *)(g->control + EP_GPU_BYTES_AT(g->isHt)) + kind * g->R,
            copy[EP_LL_MAX_RANKS];
@@ -29,6 +25,19 @@ trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, 
   }
   memcpy(bytes, copy, size);
   return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,
+                                cudaStream_t stream) {
+  ep_gpu_group_t *g = epGpu(group);
+  EP_CHECK(g->counted, TREFOIL_INVALID_USAGE,
+           "ncclEpReadBytes: this group never counted; call ncclEpCountBytes(group, 1) first, or "
+           "set NCCL_EP_COUNT_BYTES=1");
+  int before;
+  EP_TRY(epGpuEnter(g, &before));
+  trefoil_result_t result = readBytes(g, kind, bytes, reset, stream);
+  epGpuLeave(g, before);
+  return result;
 }
 
 /* ---- times ----------------------------------------------------------------------------------- */
@@ -103,12 +112,9 @@ static ncclEpKernelTime_t timeOf(const ep_gpu_group_t *g, const uint64_t *stamps
   return t;
 }
 
-trefoil_result_t epGpuReadTimes(ncclEpGroup_t group, ncclEpKernelTime_t *times, unsigned *count,
-                                cudaStream_t stream) {
-  ep_gpu_group_t *g = epGpu(group);
+static trefoil_result_t readTimes(ep_gpu_group_t *g, ncclEpKernelTime_t *times, unsigned *count,
+                                  cudaStream_t stream) {
   ep_gpu_times_t *t = &g->times;
-  EP_CHECK(t->stamps, TREFOIL_INVALID_USAGE,
-           "ncclEpReadTimes: no times are kept; call ncclEpKeepTimes first");
   uint64_t last = t->numLaunches, first = t->numRead;
   if (last - first > t->maxLaunches) first = last - t->maxLaunches;
   if (last - first > *count) first = last - *count;
@@ -127,4 +133,16 @@ trefoil_result_t epGpuReadTimes(ncclEpGroup_t group, ncclEpKernelTime_t *times, 
   *count = (unsigned)(last - first);
   t->numRead = last;
   return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuReadTimes(ncclEpGroup_t group, ncclEpKernelTime_t *times, unsigned *count,
+                                cudaStream_t stream) {
+  ep_gpu_group_t *g = epGpu(group);
+  EP_CHECK(g->times.stamps, TREFOIL_INVALID_USAGE,
+           "ncclEpReadTimes: no times are kept; call ncclEpKeepTimes first");
+  int before;
+  EP_TRY(epGpuEnter(g, &before));
+  trefoil_result_t result = readTimes(g, times, count, stream);
+  epGpuLeave(g, before);
+  return result;
 }

@@ -18,6 +18,17 @@ extern "C" {
 
 namespace {
 
+// Not <<<>>> and cudaGetLastError: that would also tell of an older failure, which the caller has heard of.
+template <typename... Params, typename... Args>
+trefoil_result_t launch(void (*kernel)(Params...), unsigned threads, void *stream, Args... args) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(threads);
+  config.stream = (cudaStream_t)stream;
+  TRY_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+  return TREFOIL_OK;
+}
+
 __global__ void setMask(int *mask, unsigned long long active, int numRanks) {
   if (threadIdx.x < (unsigned)numRanks) mask[threadIdx.x] = (int)(active >> threadIdx.x & 1);
 }
@@ -87,7 +98,7 @@ trefoil_result_t sample(cudaStream_t stream, unsigned long long *word, int64_t *
   int64_t least = INT64_MAX;
   for (int i = 0; i < 5; i++) { // the shortest round trip is the truest
     const int64_t from = realNs();
-    readClock<<<1, 1, 0, stream>>>(word);
+    EP_TRY(launch(readClock, 1, stream, word));
     TRY_CUDA(cudaStreamSynchronize(stream));
     const int64_t to = realNs();
     if (to - from >= least) continue;
@@ -100,55 +111,42 @@ trefoil_result_t sample(cudaStream_t stream, unsigned long long *word, int64_t *
 } // namespace
 
 extern "C" trefoil_result_t epGpuSetMask(int *mask, uint64_t active, int numRanks, void *stream) {
-  setMask<<<1, 64, 0, (cudaStream_t)stream>>>(mask, active, numRanks);
-  TRY_CUDA(cudaGetLastError());
-  return TREFOIL_OK;
+  return launch(setMask, 64, stream, mask, active, numRanks);
 }
 
 extern "C" trefoil_result_t epGpuNoteFinishedHt(const void *control, uint64_t *finished,
                                                 void *stream) {
-  noteFinishedHt<<<1, 3, 0, (cudaStream_t)stream>>>((const HtControl *)control, finished);
-  TRY_CUDA(cudaGetLastError());
-  return TREFOIL_OK;
+  return launch(noteFinishedHt, 3, stream, (const HtControl *)control, finished);
 }
 
 extern "C" trefoil_result_t epGpuHtAfterUpdate(void *at, const ep_ht_memory_t *memory,
                                                ep_gpu_note_t *note, void *stream) {
   const ep_ht_head_t *head = (const ep_ht_head_t *)((char *)at + 256);
-  afterUpdate<<<1, 1, 0, (cudaStream_t)stream>>>((ep_ht_memory_t *)at, *memory, head, note);
-  TRY_CUDA(cudaGetLastError());
-  return TREFOIL_OK;
+  return launch(afterUpdate, 1, stream, (ep_ht_memory_t *)at, *memory, head, note);
 }
 
 extern "C" trefoil_result_t epGpuHtGuard(void *head, int64_t rows, void *stream) {
-  guard<<<1, 1, 0, (cudaStream_t)stream>>>((ep_ht_head_t *)head, rows);
-  TRY_CUDA(cudaGetLastError());
-  return TREFOIL_OK;
+  return launch(guard, 1, stream, (ep_ht_head_t *)head, rows);
 }
 
 extern "C" trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_gpu_note_t *note,
                                          void *stream) {
-  after<<<1, 1, 0, (cudaStream_t)stream>>>((ep_ht_head_t *)head, rows, note);
-  TRY_CUDA(cudaGetLastError());
-  return TREFOIL_OK;
+  return launch(after, 1, stream, (ep_ht_head_t *)head, rows, note);
 }
 
 extern "C" trefoil_result_t epGpuSettle(void *control, int ht) {
   if (ht) {
-    restartRings<<<1, 256>>>((HtControl *)control);
+    EP_TRY(launch(restartRings, 256, nullptr, (HtControl *)control));
   } else {
-    settleControl<<<1, 2>>>((Control *)control);
+    EP_TRY(launch(settleControl, 2, nullptr, (Control *)control));
   }
-  TRY_CUDA(cudaGetLastError());
   TRY_CUDA(cudaDeviceSynchronize());
   return TREFOIL_OK;
 }
 
 extern "C" trefoil_result_t epGpuNoteFinished(const void *handleMem, int kind, uint64_t *finished,
                                               void *stream) {
-  noteFinished<<<1, 1, 0, (cudaStream_t)stream>>>((const HandleHead *)handleMem, kind, finished);
-  TRY_CUDA(cudaGetLastError());
-  return TREFOIL_OK;
+  return launch(noteFinished, 1, stream, (const HandleHead *)handleMem, kind, finished);
 }
 
 extern "C" trefoil_result_t epGpuClockOffset(int64_t *offsetNs) {

@@ -62,7 +62,13 @@ trefoil_result_t epGpuHandleDestroy(ncclEpHandle_t handle) {
 trefoil_result_t epGpuUpdate(ncclEpHandle_t handle, const ep_update_call_t *call,
                              cudaStream_t stream) {
   ep_gpu_handle_t *h = handle->state;
-  if (h->g->isHt) return epGpuHtUpdate(h, call, stream);
+  if (h->g->isHt) {
+    int before;
+    EP_TRY(epGpuEnter(h->g, &before));
+    trefoil_result_t result = epGpuHtUpdate(h, call, stream);
+    epGpuLeave(h->g, before);
+    return result;
+  }
   h->ll.topkIdx = call->topkIdx;
   h->ll.idx64 = call->is64;
   h->notedNo++;
@@ -134,7 +140,13 @@ trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
                                cudaStream_t stream) {
   ep_gpu_handle_t *h = handle->state;
   ep_gpu_group_t *g = h->g;
-  if (g->isHt) return epGpuHtDispatch(h, call, stream);
+  if (g->isHt) {
+    int before;
+    EP_TRY(epGpuEnter(g, &before));
+    trefoil_result_t result = epGpuHtDispatch(h, call, stream);
+    epGpuLeave(g, before);
+    return result;
+  }
   int e4m3 = call->quant == EP_QUANT_E4M3;
   ep_ll_dispatch_t op;
   memset(&op.tokens, 0, sizeof op - offsetof(ep_ll_dispatch_t, tokens)); /* the rest is copied */
@@ -164,7 +176,13 @@ trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
 trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *call,
                               cudaStream_t stream) {
   ep_gpu_handle_t *h = handle->state;
-  if (h->g->isHt) return epGpuHtCombine(h, call, stream);
+  if (h->g->isHt) {
+    int before;
+    EP_TRY(epGpuEnter(h->g, &before));
+    trefoil_result_t result = epGpuHtCombine(h, call, stream);
+    epGpuLeave(h->g, before);
+    return result;
+  }
   EP_CHECK(h->dispatchedNo == h->notedNo, TREFOIL_INVALID_USAGE,
            "ncclEpCombine: no ncclEpDispatch on this handle since its ncclEpUpdateHandle; low "
            "latency on GPUs learns there which rows are owed to whom");

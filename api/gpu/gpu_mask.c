@@ -15,8 +15,13 @@ static trefoil_result_t set(ncclEpGroup_t group, uint64_t active, cudaStream_t s
 
 trefoil_result_t epGpuMaskQuery(ncclEpGroup_t group, int *deviceMask, cudaStream_t stream) {
   ep_gpu_group_t *g = epGpu(group);
-  EP_CUDA(cudaMemcpyAsync(deviceMask, g->ll.mask, (size_t)g->R * sizeof(int), cudaMemcpyDefault,
-                          stream));
+  int before;
+  EP_TRY(epGpuEnter(g, &before));
+  cudaError_t error = cudaMemcpyAsync(deviceMask, g->ll.mask, (size_t)g->R * sizeof(int),
+                                      cudaMemcpyDefault, stream);
+  epGpuLeave(g, before);
+  EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "ncclEpMaskQuery: %s",
+           cudaGetErrorString(error));
   return TREFOIL_OK;
 }
 
