@@ -12,6 +12,8 @@ static const struct {
 } verbs[] = {
     {"check", cmdCheck, "does a library do what the reference says, byte for byte"},
     {"bench", cmdBench, "times of what passes its check, beside the rate of a plain copy"},
+    {"validate", cmdValidate, "do all legs agree: results, bytes, and times with measurements"},
+    {"compare", cmdCompare, "measurements beside predictions: errors, slow links and ranks"},
     {"trace", cmdTrace, "routing as files: generate, import, describe"},
     {"simulate", cmdSimulate, "dispatch and combine on a cluster, replayed in time"},
     {"plan", cmdPlan, "what a cluster would take, from 8 to 1024 GPUs"},
