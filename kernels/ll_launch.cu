@@ -18,8 +18,8 @@ size_t roundUp(size_t n, size_t to) {
   return (n + to - 1) / to * to;
 }
 
-// Measured (docs/kernels.md): few senders in dispatch, as many as fit in combine, small blocks for few
-// tokens because large ones start slowly.
+// Measured (docs/kernels.md): few senders in dispatch, half of the warps in combine, small blocks
+// for few tokens because large ones start slowly.
 Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned parts) {
   int send, recv;
   if (kind == EP_LL_DISPATCH) {
@@ -31,14 +31,12 @@ Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned pa
       recv = tokens >= 32 ? 15 : tokens > 8 ? 8 : 4;
     }
   } else {
-    send = tokens >= 32 ? 10 : 4;
-    recv = tokens >= 32 ? 10 : 4;
-    if (sum == EP_LL_SUM_RANKS && tokens >= 32) {
+    const bool few = tokens < 32, ranks = sum == EP_LL_SUM_RANKS;
+    send = few ? 4 : ranks ? 8 : 10;
+    recv = few ? 4 : ranks ? 12 : 10;
+    if (sum == EP_LL_SUM_PARTIAL && tokens > 4 && tokens <= 64) {
       send = 8;
-      recv = 12;
-    } else if (sum == EP_LL_SUM_PARTIAL && tokens > 4 && tokens < 32) {
-      send = 8;
-      recv = 6;
+      recv = few ? 6 : 8;
     }
   }
   if (parts == EP_LL_SEND) return Roles{send + recv, 0, parts};

@@ -4,8 +4,9 @@
 // {lanes, 0, 0, mark} beside it says in which lanes the stand-in means itself. So rows may hold any
 // bits.
 //
-//     sender     v == ABSENT -> stand-in; word beside, if the step has any of the two; then the vectors
-//     reader     polls until no vector is ABSENT; if it sees the stand-in, waits for the word; puts ABSENT back
+//     sender     v == ABSENT -> stand-in; a word beside, if the step has either; then the vectors
+//     reader     polls until no vector is ABSENT; sees a stand-in: waits for the word; puts
+//                ABSENT back
 //
 // What is not taken stays, so all places must hold ABSENT before the first operation and after one
 // that was given up (epLlClearRows).
