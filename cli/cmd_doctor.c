@@ -127,10 +127,9 @@ static void *openFirst(const char *const *names) {
   return handle;
 }
 
-/* A library's version by its own function int f(int *). */
-static int askVersion(void *handle, const char *function) {
+static int cudaVersion(void *handle) {
   int (*ask)(int *) = NULL;
-  void *symbol = handle ? dlsym(handle, function) : NULL;
+  void *symbol = handle ? dlsym(handle, "cudaRuntimeGetVersion") : NULL;
   int version = 0;
   memcpy(&ask, &symbol, sizeof symbol);
   return ask && ask(&version) == 0 ? version : 0;
@@ -141,12 +140,12 @@ static void addCuda(facts_t *f) {
   static const char *const nccls[] = {"libnccl.so.2", "libnccl.so", NULL};
   char text[200];
   void *cuda = openFirst(cudas), *nccl = openFirst(nccls);
-  int version = askVersion(cuda, "cudaRuntimeGetVersion");
+  int version = cudaVersion(cuda);
   snprintf(text, sizeof text, "%d.%d", version / 1000, version % 1000 / 10);
   add(f, "cuda runtime", cuda ? FACT_FINE : FACT_ABSENT, cuda ? text : "not found", "");
-  version = askVersion(nccl, "ncclGetVersion");
+  version = epNcclVersion(nccl);
   snprintf(text, sizeof text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
-  int old = nccl && version < 23007;
+  int old = nccl && version < EP_LIBRARY_OLDEST_NCCL;
   add(f, "nccl", !nccl || old ? FACT_ABSENT : FACT_FINE, nccl ? text : "not found",
       old && countGpus() ? "for GPUs, 2.30.7 or newer: pip install nvidia-nccl-cu13" : "");
   if (cuda) dlclose(cuda);
@@ -221,11 +220,13 @@ static void addGpuLibrary(facts_t *f) {
   ep_library_paths_t found;
   cli_library_t gpu = {.gpu = 1};
   int devices = 0, isHere = 0;
-  if (!getenv("TREFOIL_LIBRARY")) {
+  const char *set = getenv("TREFOIL_LIBRARY");
+  int isSet = set && *set;
+  if (!isSet) {
     cliFindLibrary("libnccl_ep.so.0", paths[0], sizeof paths[0]);
     isHere = strchr(paths[0], '/') != NULL;
   }
-  if (!isHere && !getenv("TREFOIL_LIBRARY")) {
+  if (!isHere && !isSet) {
     add(f, "nccl ep on gpus", FACT_ABSENT, "libnccl_ep.so.0 is not beside this program",
         countGpus() ? "build it where nvcc and NCCL are: tools/gpu" : "");
     return;

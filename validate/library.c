@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 static trefoil_result_t openOne(void **handle, const char *path) {
+  EP_CHECK(*path, TREFOIL_INVALID_ARGUMENT, "the path of a library is empty");
   /* Global: the library under test finds CUDA and NCCL among what is loaded. */
   *handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
   EP_CHECK(*handle, TREFOIL_SYSTEM_ERROR, "cannot load %s: %s", path, dlerror());
@@ -24,11 +25,29 @@ static trefoil_result_t findOne(void *handle, const char *path, const char *name
   return TREFOIL_OK;
 }
 
+int epNcclVersion(void *handle) {
+  int (*ask)(int *) = NULL, version = 0;
+  void *symbol = handle ? dlsym(handle, "ncclGetVersion") : NULL;
+  memcpy(&ask, &symbol, sizeof symbol);
+  return ask && ask(&version) == 0 ? version : 0;
+}
+
+/* The library under test. An undefined symbol is mostly an NCCL that is too old: said, too. */
+static trefoil_result_t openLibrary(ep_library_t *l, const ep_library_paths_t *paths) {
+  trefoil_result_t result = openOne(&l->handles[2], paths->library);
+  int version = epNcclVersion(l->handles[1]);
+  if (result == TREFOIL_OK || !version || version >= EP_LIBRARY_OLDEST_NCCL) return result;
+  char why[400];
+  snprintf(why, sizeof why, "%s", trefoilLastError());
+  return epFail(result, "%.300s; NCCL (%.80s) is %d.%d.%d here, libnccl_ep needs 2.30.7 or newer",
+                why, paths->nccl, version / 10000, version / 100 % 100, version % 100);
+}
+
 trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *paths) {
   ep_library_t l = {0};
   EP_TRY(openOne(&l.handles[0], paths->cuda));
   EP_TRY(openOne(&l.handles[1], paths->nccl));
-  EP_TRY(openOne(&l.handles[2], paths->library));
+  EP_TRY(openLibrary(&l, paths));
 #define EP_FIND_EP(name, type, parameters)                                                         \
   EP_TRY(findOne(l.handles[2], paths->library, #name, &l.name));
 #define EP_FIND_NCCL(name, type, parameters)                                                       \

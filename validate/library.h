@@ -114,6 +114,10 @@ typedef struct ep_library_paths {
 } ep_library_paths_t;
 trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *paths);
 
+/* What a loaded NCCL (dlopen's handle, or NULL) says, 23203 for 2.32.3; 0: nothing. */
+int epNcclVersion(void *handle);
+#define EP_LIBRARY_OLDEST_NCCL 23007 /* that libnccl_ep works with */
+
 /* The same in a child process, to see whether it can be done; *numDevices (NULL: not wanted) GPUs, or
  * devices of the host runtime. TREFOIL_SYSTEM_ERROR also if there is none. */
 trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices);

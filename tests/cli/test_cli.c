@@ -225,6 +225,8 @@ TEST(what_cannot_be_done_is_said) {
   CHECK(o.code == 1 && strstr(o.err, "/nonexistent.so"), "%d %s", o.code, o.err);
   run("check --cases 1 --library libm.so.6");
   CHECK(o.code == 1 && strstr(o.err, "has no function ncclEp"), "%d %s", o.code, o.err);
+  run("check --cases 1 --library ''");
+  CHECK(o.code == 1 && strstr(o.err, "library is empty"), "%d %s", o.code, o.err);
   run("doctor --hang /nonexistent.hang");
   CHECK(o.code == 1 && strstr(o.err, "/nonexistent.hang"), "%d %s", o.code, o.err);
 }
