@@ -22,11 +22,12 @@
 extern "C" {
 #endif
 
-#define EP_HT_MAX_RANKS     64
-#define EP_HT_MAX_TOPK      64
-#define EP_HT_MAX_TOKENS    (1 << 20)
-#define EP_HT_CONTROL_BYTES 4096
-#define EP_HT_PIECE_BYTES   14336 /* rows travel in pieces of at most this */
+#define EP_HT_MAX_RANKS      64
+#define EP_HT_MAX_TOPK       64
+#define EP_HT_MAX_TOKENS     (1 << 20)
+#define EP_HT_CONTROL_BYTES  4096
+#define EP_HT_PIECE_BYTES    14336            /* rows travel in pieces of at most this */
+#define EP_HT_MAX_TIMEOUT_NS 1800000000000ull /* greatest timeoutNs */
 
 /* Kinds of operation in the record (ep_ll_record_t.kind), after those of low latency. */
 #define EP_HT_KIND_DISPATCH 2u

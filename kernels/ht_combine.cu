@@ -73,7 +73,7 @@ template <bool EXPERT_MAJOR> struct Feed {
       e.is = loaded.x >= 0 && !t.head->trapped;
     } else {
       e.unit.code = (int)t.head->recvBase[item.source] + item.index;
-      e.is = e.unit.code < t.head->numRows;
+      e.is = e.unit.code < t.head->numRows && !t.head->trapped;
       e.watch = watchOne(item);
     }
     return e;
@@ -163,7 +163,7 @@ template <bool EXPERT_MAJOR> struct Follow {
     if (d.x < 0) return e;
     if (!EXPERT_MAJOR && d.x == group().rank) {
       const int slot = (int)t.head->recvBase[d.x] + d.y;
-      e.is = slot < t.head->numRows;
+      e.is = slot < t.head->numRows && !t.head->trapped;
       e.unit = HtUnit{HT_LOCAL, slot};
       return e;
     }

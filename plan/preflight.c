@@ -84,7 +84,10 @@ static int checkGpuLimits(const ep_group_limits_t *g, int numRanks, int ranksPer
   unsigned long long R = (unsigned)numRanks, L = (g->numExperts + R - 1) / R;
   unsigned long long mostLocal = g->algorithm == 1 ? EP_HT_GPU_MAX_LOCAL : EP_LL_GPU_MAX_LOCAL;
   if (!inRange(out, "num_experts", g->numExperts, 1, mostLocal * R)) return 0;
-  if (g->algorithm == 1) return checkHtLimits(g, out);
+  if (g->algorithm == 1) {
+    return inRange(out, "max_recv_tokens_per_rank", g->maxRecv, 0, INT32_MAX - 1) &&
+           checkHtLimits(g, out);
+  }
   if (L * R * g->maxTokens <= INT32_MAX) return 1;
   return refuse(out, TREFOIL_INVALID_ARGUMENT, "max_dispatch_tokens_per_rank", INT32_MAX / (L * R),
                 "%llu local experts x %d ranks x %u tokens are 2^31 slots or more", L, numRanks,
@@ -118,9 +121,22 @@ static int checkLayout(const ep_group_limits_t *g, const ep_handle_limits_t *h, 
                 ht ? "high throughput" : "low latency", ht ? "FLAT (3)" : "RANK_MAJOR (2)");
 }
 
+/* On GPUs slots, padding included, are counted in 31 bits: at most R N K that are used, and less than the
+ * alignment for each local expert. */
+static int checkPadding(const ep_group_limits_t *g, const ep_handle_limits_t *h, int numRanks,
+                        ep_verdict_t *out) {
+  unsigned long long R = (unsigned)numRanks, L = (g->numExperts + R - 1) / R, most = 1ull << 30;
+  unsigned long long used = R * g->maxTokens * (unsigned)epTopkBound(g, h->topk);
+  while (most > 1 && used + L * (most - 1) > INT32_MAX) most /= 2;
+  if (h->alignment <= most) return 1;
+  return refuse(out, TREFOIL_INVALID_ARGUMENT, "dispatch_output_per_expert_alignment", most,
+                "dispatch_output_per_expert_alignment is %zu: %llu local experts could have 2^31 "
+                "slots or more; must be at most %llu",
+                h->alignment, L, most);
+}
+
 int epCheckHandleLimits(const ep_group_limits_t *g, const ep_handle_limits_t *h, int numRanks,
                         ep_verdict_t *out) {
-  (void)numRanks;
   memset(out, 0, sizeof *out);
   if (!checkLayout(g, h, out)) return 0;
   size_t a = h->alignment;
@@ -145,6 +161,10 @@ int epCheckHandleLimits(const ep_group_limits_t *g, const ep_handle_limits_t *h,
   if (g->numTopk && h->topk > (int)g->numTopk) {
     return refuse(out, TREFOIL_INVALID_USAGE, "num_topk", g->numTopk,
                   "num_topk is %d; the group was made for num_topk up to %u", h->topk, g->numTopk);
+  }
+  if (g->backend == EP_BACKEND_GPU && h->layout == LAYOUT_EXPERT_MAJOR &&
+      !checkPadding(g, h, numRanks, out)) {
+    return 0;
   }
   if (!g->maxRecv && h->layout == LAYOUT_EXPERT_MAJOR && !g->numTopk) {
     int bound = h->topk > 0 ? h->topk : EP_UNNAMED_TOPK;

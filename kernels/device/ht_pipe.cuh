@@ -82,7 +82,8 @@ struct HtBlock {
   EP_DEV char *place(int c) const { return ring + slot(c) * pieceStride; }
 };
 
-// A wait inside the block: others of its warps will make it come true. The limit is for errors in here.
+// A wait inside the block: others of its warps will make it come true. The limit is for errors in here: twice
+// what the scout, whom they all wait for, may wait for a peer (EP_HT_MAX_TIMEOUT_NS).
 struct HtPatience {
   unsigned polls = 0;
   unsigned long long since = 0;
@@ -90,7 +91,7 @@ struct HtPatience {
     if (++polls & 0xfff) return;
     const unsigned long long t = clockNs();
     if (!since) since = t;
-    if (t - since > 400000000000ull) __trap();
+    if (t - since > 2 * EP_HT_MAX_TIMEOUT_NS) __trap();
   }
 };
 

@@ -85,6 +85,24 @@ TEST(rules_and_what_would_be_legal) {
   c = highThroughput();
   c.num_experts = 8 * 4096 + 1;
   refused("experts, HT", ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 8, 8), "num_experts", 8 * 4096);
+  c = highThroughput();
+  c.max_recv_tokens_per_rank = 1u << 31;
+  refused("max_recv", ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 8, 8), "max_recv_tokens_per_rank",
+          INT32_MAX - 1);
+}
+
+/* 32 local experts, 8 * 4096 * 8 entries: zones of 2^26 slots would end past 2^31. */
+TEST(padding_is_counted_in_31_bits) {
+  ncclEpGroupConfig_t c = highThroughput();
+  ncclEpHandleConfig_t h = NCCL_EP_HANDLE_CONFIG_INIT;
+  ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;
+  h.dispatch_output_per_expert_alignment = 1u << 26;
+  CHECK(!ncclEpPreflight(&c, NCCL_EP_LAYOUT_EXPERT_MAJOR, &h, 8, 8, 8, &p), "%s",
+        ncclEpGetLastError());
+  refused("alignment", p, "dispatch_output_per_expert_alignment", 1u << 25);
+  h.dispatch_output_per_expert_alignment = 1u << 25;
+  CHECK(!ncclEpPreflight(&c, NCCL_EP_LAYOUT_EXPERT_MAJOR, &h, 8, 8, 8, &p) && p.supported, "%s",
+        p.reason);
 }
 
 TEST_MAIN()
