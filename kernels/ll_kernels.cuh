@@ -7,8 +7,11 @@
 constexpr int DISPATCH_THREADS = 20 * 32, QUICK_THREADS = 20 * 32, COMBINE_THREADS = 20 * 32,
               PARTIAL_THREADS = 20 * 32;
 // Partial sums: pairs and rows that a block works on together, and pieces of shared memory.
-constexpr int PARTIAL_PAIRS = 8, PARTIAL_ROWS = 64, PARTIAL_STAGES = 4,
+constexpr int PARTIAL_PAIRS = 8, PARTIAL_ROWS = 88, PARTIAL_STAGES = 4,
               PARTIAL_STAGE_BYTES = 44 * 1024;
+
+static_assert(PARTIAL_ROWS >= EP_LL_MAX_TOPK && PARTIAL_ROWS * 512 <= PARTIAL_STAGE_BYTES,
+              "stages");
 
 const void *epLlDispatchKernel(bool quantises, bool segments, bool scratch);
 const void *epLlQuickKernel(bool rankMajor, bool quantises, bool segments);

@@ -226,8 +226,8 @@ extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned part
   a.perRow = Divisor::of((unsigned)a.wire.steps);
   a.perToken = Divisor::of((unsigned)a.weightVectors);
   a.perRank = Divisor::of((unsigned)op->group.numLocal);
-  // A step of all rows of a pair fits a stage: at most 64 of them, each 512 bytes or a little less.
-  a.pairs = imin(PARTIAL_PAIRS, PARTIAL_ROWS / imin(op->handle.numTopk, op->group.numLocal));
+  // However the routing looks, a step of all rows of a batch fits a stage: 512 bytes a row.
+  a.pairs = imin(PARTIAL_PAIRS, PARTIAL_ROWS / op->handle.numTopk);
   EP_CHECK(!words || !op->group.enableMask, TREFOIL_INVALID_USAGE,
            "rows that travel as words and masks exclude each other: a late row of a rank that was "
            "given up would be taken for a new one");

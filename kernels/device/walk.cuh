@@ -12,16 +12,20 @@
 #ifndef TREFOIL_KERNELS_DEVICE_WALK_CUH
 #define TREFOIL_KERNELS_DEVICE_WALK_CUH
 
-#include "kernels/device/ptx.cuh"
+#define EP_BOTH __host__ __device__ __forceinline__
 
 // Division by a number that the host knows: a multiplication. Exact for all 32-bit x.
 struct Divisor {
   unsigned n;
   unsigned long long inverse; // 2^64 / n, rounded up
 
-  static __host__ Divisor of(unsigned n) { return Divisor{n, n > 1 ? ~0ull / n + 1 : 0}; }
-  __device__ __forceinline__ unsigned quotient(unsigned x) const {
+  static EP_BOTH Divisor of(unsigned n) { return Divisor{n, n > 1 ? ~0ull / n + 1 : 0}; }
+  EP_BOTH unsigned quotient(unsigned x) const {
+#ifdef __CUDA_ARCH__
     return n == 1 ? x : (unsigned)__umul64hi(x, inverse);
+#else
+    return n == 1 ? x : (unsigned)((unsigned __int128)x * inverse >> 64);
+#endif
   }
 };
 
@@ -37,7 +41,7 @@ struct Walk {
   };
 
   // Units [begin, end), not none, of rows of steps.n steps.
-  static EP_DEV Walk of(int begin, int end, const Divisor &steps) {
+  static EP_BOTH Walk of(int begin, int end, const Divisor &steps) {
     Walk w;
     w.count = end - begin;
     w.first = (int)steps.quotient(begin);
@@ -49,7 +53,7 @@ struct Walk {
   }
 
   // The i-th unit. Three stretches of steps, each with the same number of rows in all its steps.
-  EP_DEV Unit at(int i) const {
+  EP_BOTH Unit at(int i) const {
     const int lo = min(from, to), hi = max(from, to), outer = rows - 1,
               inner = from < to ? rows : rows - 2;
     const int a = lo * outer, b = a + (hi - lo) * inner;
@@ -61,7 +65,7 @@ struct Walk {
   }
 
   // Units before step s.
-  EP_DEV int before(int s) const { return rows * s - min(s, from) - max(0, s - to); }
+  EP_BOTH int before(int s) const { return rows * s - min(s, from) - max(0, s - to); }
 };
 
 #endif

@@ -1,0 +1,67 @@
+// The order of work in a combine, on the host: every unit of a share once, step by step, and division by
+// multiplication.
+#include "kernels/device/walk.cuh"
+
+#include <cstdint>
+#include <cstdio>
+#include <vector>
+
+namespace {
+
+int failures;
+
+void expect(bool ok, const char *what, long long a, long long b, long long c) {
+  if (ok) return;
+  if (failures++ < 10) printf("FAILED: %s (%lld, %lld, %lld)\n", what, a, b, c);
+}
+
+// Units [begin, end) of rows of `steps`.
+void walkShare(int begin, int end, int steps) {
+  const Walk w = Walk::of(begin, end, Divisor::of((unsigned)steps));
+  std::vector<char> seen(end - begin, 0);
+  int last = -1;
+  expect(w.count == end - begin, "count", begin, end, steps);
+  for (int i = 0; i < w.count; i++) {
+    const Walk::Unit u = w.at(i);
+    const long long unit = (long long)(w.first + u.row) * steps + u.step - begin;
+    const bool inside = u.row >= 0 && u.row < w.rows && u.step >= 0 && u.step < steps &&
+                        unit >= 0 && unit < w.count;
+    expect(inside, "unit outside its share", begin, end, steps);
+    if (!inside) return;
+    expect(!seen[unit], "unit twice", begin, end, steps);
+    seen[unit] = 1;
+    expect(u.step >= last, "steps go back", begin, end, steps);
+    last = u.step;
+    // `before` splits the order at every step.
+    expect((i < w.before(u.step + 1)) && i >= w.before(u.step), "before", begin, end, steps);
+  }
+}
+
+void divide(unsigned x, unsigned n) {
+  expect(Divisor::of(n).quotient(x) == x / n, "quotient", x, n, Divisor::of(n).quotient(x));
+}
+
+} // namespace
+
+int main() {
+  for (int steps = 1; steps <= 7; steps++) {
+    for (int begin = 0; begin <= 3 * steps; begin++) {
+      for (int end = begin + 1; end <= begin + 5 * steps + 1; end++) walkShare(begin, end, steps);
+    }
+  }
+  walkShare(29 * 6 + 3, 29 * 12 + 20, 29);
+  const unsigned edges[] = {0,   1,          2,           3,           131,
+                            132, 0x7fffffff, 0x80000000u, 0xfffffffeu, 0xffffffffu};
+  uint64_t s = 7;
+  for (int i = 0; i < 200000; i++) {
+    s = s * 6364136223846793005ull + 1442695040888963407ull;
+    const unsigned n = (unsigned)(s >> 33) >> (s >> 28 & 31), x = (unsigned)(s >> 20);
+    divide(x, n ? n : 1);
+    divide(edges[i % 10], n ? n : 1);
+    divide(x, edges[1 + i % 9]);
+    divide(n * 132u, 132u);
+    divide(n * 132u - 1u, 132u);
+  }
+  printf("%d failures\n", failures);
+  return failures != 0;
+}
