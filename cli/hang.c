@@ -166,6 +166,9 @@ static void describeCulprit(const records_t *all, const verdict_t *v, char *text
   else if (!strcmp(v->why, "gone"))
     snprintf(text, bytes, "rank %d is gone (process %d on %s): it ended %s %s %llu", v->culprit,
              r->pid, r->host, its->state == EP_HANG_IDLE ? "after" : "in", name, number);
+  else if (!strcmp(v->why, "behind") && number == 0)
+    snprintf(text, bytes, "rank %d (process %d on %s) has not come to %s %llu, its first",
+             v->culprit, r->pid, r->host, name, (unsigned long long)v->kind->number);
   else if (!strcmp(v->why, "behind"))
     snprintf(text, bytes, "rank %d (process %d on %s) has not come to %s %llu: it has %s %s %llu",
              v->culprit, r->pid, r->host, name, (unsigned long long)v->kind->number,

@@ -110,8 +110,8 @@ static ncclResult_t begin(call_t *c, size_t count, cudaStream_t stream, bool *em
   EP_NCCL_CHECK(!epInHostFunc(), ncclInvalidUsage, "%s was called from a host function", c->func);
   size_t each = epTypeBytes(c->type);
   EP_NCCL_CHECK(each, ncclInvalidArgument, "%s: %d is not a data type", c->func, (int)c->type);
-  EP_NCCL_CHECK(count <= EP_DEVICE_BYTES / each, ncclInvalidArgument, "%s: %zu elements", c->func,
-                count);
+  EP_NCCL_CHECK(count <= EP_DEVICE_BYTES / each, ncclInvalidArgument,
+                "%s: %zu elements are more than a device holds", c->func, count);
   EP_NCCL_CHECK(c->root >= 0 && c->root < c->comm->numRanks, ncclInvalidArgument,
                 "%s: rank %d is not in [0, %d)", c->func, c->root, c->comm->numRanks);
   EP_NCCL_TRY(resolve(c, stream));

@@ -350,7 +350,8 @@ ncclResult_t ncclMemFree(void *ptr) {
 
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle) {
   EP_NCCL_TRY(epCommGet(comm, "ncclCommRegister"));
-  EP_NCCL_CHECK(buff && size && handle, ncclInvalidArgument, "ncclCommRegister: NULL or no bytes");
+  EP_NCCL_CHECK(buff && size && handle, ncclInvalidArgument,
+                "ncclCommRegister: buff or handle is NULL, or size is 0");
   *handle = buff;
   return ncclSuccess;
 }

@@ -23,7 +23,9 @@ cudaError_t cudaMalloc(void **devPtr, size_t size) {
 cudaError_t cudaMallocPitch(void **devPtr, size_t *pitch, size_t width, size_t height) {
   EP_CUDA_CHECK(pitch, cudaErrorInvalidValue, "cudaMallocPitch: pitch is NULL");
   EP_CUDA_CHECK(width <= EP_DEVICE_BYTES && (!height || width <= EP_DEVICE_BYTES / height),
-                cudaErrorMemoryAllocation, "cudaMallocPitch: %zu rows of %zu bytes", height, width);
+                cudaErrorMemoryAllocation,
+                "cudaMallocPitch: %zu rows of %zu bytes are more than a device holds", height,
+                width);
   size_t rowBytes = (width + 511) & ~(size_t)511;
   EP_CUDA_TRY(allocate(devPtr, rowBytes * height, EP_MEM_DEVICE, 0, "cudaMallocPitch"));
   *pitch = rowBytes;
@@ -112,13 +114,15 @@ cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *memPool, int device) {
 
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr, void *value) {
   EP_CUDA_CHECK(memPool && value && (int)attr >= 1 && (int)attr <= 8, cudaErrorInvalidValue,
-                "cudaMemPoolSetAttribute: attribute %d", (int)attr);
+                "cudaMemPoolSetAttribute: pool or value is NULL, or there is no attribute %d",
+                (int)attr);
   return cudaSuccess;
 }
 
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr, void *value) {
   EP_CUDA_CHECK(memPool && value && (int)attr >= 1 && (int)attr <= 8, cudaErrorInvalidValue,
-                "cudaMemPoolGetAttribute: attribute %d", (int)attr);
+                "cudaMemPoolGetAttribute: pool or value is NULL, or there is no attribute %d",
+                (int)attr);
   if (attr <= cudaMemPoolReuseAllowInternalDependencies)
     *(int *)value = 0;
   else
@@ -158,7 +162,8 @@ static cudaError_t findHost(void *pHost, ep_mem_t *mem, const char *func) {
 
 cudaError_t cudaHostGetDevicePointer(void **pDevice, void *pHost, unsigned int flags) {
   ep_mem_t mem;
-  EP_CUDA_CHECK(pDevice && !flags, cudaErrorInvalidValue, "cudaHostGetDevicePointer: bad argument");
+  EP_CUDA_CHECK(pDevice && !flags, cudaErrorInvalidValue,
+                "cudaHostGetDevicePointer: pDevice is NULL, or flags are not 0");
   EP_CUDA_TRY(findHost(pHost, &mem, "cudaHostGetDevicePointer"));
   *pDevice = pHost;
   return cudaSuccess;
@@ -173,7 +178,7 @@ cudaError_t cudaHostGetFlags(unsigned int *pFlags, void *pHost) {
 }
 
 cudaError_t cudaMemGetInfo(size_t *freeBytes, size_t *total) {
-  EP_CUDA_CHECK(freeBytes && total, cudaErrorInvalidValue, "cudaMemGetInfo: NULL");
+  EP_CUDA_CHECK(freeBytes && total, cudaErrorInvalidValue, "cudaMemGetInfo: free or total is NULL");
   size_t used = epMemUsed(epCurrentDevice());
   *total = EP_DEVICE_BYTES;
   *freeBytes = used < EP_DEVICE_BYTES ? EP_DEVICE_BYTES - used : 0;
@@ -181,7 +186,7 @@ cudaError_t cudaMemGetInfo(size_t *freeBytes, size_t *total) {
 }
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *ptr) {
-  EP_CUDA_CHECK(attributes, cudaErrorInvalidValue, "cudaPointerGetAttributes: NULL");
+  EP_CUDA_CHECK(attributes, cudaErrorInvalidValue, "cudaPointerGetAttributes: attributes is NULL");
   struct cudaPointerAttributes a;
   ep_mem_t mem;
   memset(&a, 0, sizeof a);

@@ -90,11 +90,11 @@ static cudaError_t copy(const copy_t *c, cudaStream_t stream, bool sync, const c
   cudaStream_t s;
   side_t dst, src;
   int kind = (int)c->kind;
-  EP_CUDA_CHECK(kind >= 0 && kind <= 4, cudaErrorInvalidMemcpyDirection, "%s: direction %d", func,
-                kind);
+  EP_CUDA_CHECK(kind >= 0 && kind <= 4, cudaErrorInvalidMemcpyDirection,
+                "%s: direction %d is no cudaMemcpyKind", func, kind);
   EP_CUDA_CHECK(c->height <= 1 || (c->width <= c->dpitch && c->width <= c->spitch),
-                cudaErrorInvalidPitchValue, "%s: width %zu, pitches %zu and %zu", func, c->width,
-                c->dpitch, c->spitch);
+                cudaErrorInvalidPitchValue, "%s: width %zu exceeds a pitch, %zu or %zu", func,
+                c->width, c->dpitch, c->spitch);
   EP_CUDA_TRY(epStreamResolve(stream, func, &s));
   if (sync) EP_CUDA_TRY(epCaptureForbids(func));
   if (!c->width || !c->height) return cudaSuccess;
@@ -170,7 +170,7 @@ static cudaError_t fill(const fill_t *f, cudaStream_t stream, bool sync, const c
   EP_CUDA_TRY(epStreamResolve(stream, func, &s));
   if (sync) EP_CUDA_TRY(epCaptureForbids(func));
   EP_CUDA_CHECK(f->height <= 1 || f->width <= f->pitch, cudaErrorInvalidPitchValue,
-                "%s: width %zu, pitch %zu", func, f->width, f->pitch);
+                "%s: width %zu exceeds the pitch, %zu", func, f->width, f->pitch);
   if (!f->width || !f->height) return cudaSuccess;
   EP_CUDA_TRY(checkSide(f->dst, extent(f->pitch, f->width, f->height), 1, &dst, func));
   ep_op_t *op = epOpNew(cudaGraphNodeTypeMemset, runFill);

@@ -213,7 +213,8 @@ cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device) {
 
 cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *pciBusId) {
   unsigned domain, bus, slot, func;
-  EP_CUDA_CHECK(device && pciBusId, cudaErrorInvalidValue, "cudaDeviceGetByPCIBusId: NULL");
+  EP_CUDA_CHECK(device && pciBusId, cudaErrorInvalidValue,
+                "cudaDeviceGetByPCIBusId: device or pciBusId is NULL");
   EP_CUDA_CHECK(sscanf(pciBusId, "%x:%x:%x.%x", &domain, &bus, &slot, &func) == 4 && !domain &&
                     !bus && !func && slot < (unsigned)epNumDevices(),
                 cudaErrorInvalidDevice, "cudaDeviceGetByPCIBusId: no device at %s", pciBusId);
@@ -228,7 +229,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int *canAccessPeer, int device, int peerDevice) {
-  EP_CUDA_CHECK(canAccessPeer, cudaErrorInvalidValue, "cudaDeviceCanAccessPeer: NULL");
+  EP_CUDA_CHECK(canAccessPeer, cudaErrorInvalidValue,
+                "cudaDeviceCanAccessPeer: canAccessPeer is NULL");
   EP_CUDA_TRY(checkDevice(device, "cudaDeviceCanAccessPeer"));
   EP_CUDA_TRY(checkDevice(peerDevice, "cudaDeviceCanAccessPeer"));
   *canAccessPeer = device != peerDevice;
@@ -262,27 +264,29 @@ cudaError_t cudaDeviceDisablePeerAccess(int peerDevice) {
 static _Atomic size_t limits[7] = {1024, 8 << 20, 8 << 20, 2, 2048, 64, 0};
 
 cudaError_t cudaDeviceSetLimit(enum cudaLimit limit, size_t value) {
-  EP_CUDA_CHECK((unsigned)limit < 7, cudaErrorUnsupportedLimit, "cudaDeviceSetLimit: %d",
-                (int)limit);
+  EP_CUDA_CHECK((unsigned)limit < 7, cudaErrorUnsupportedLimit,
+                "cudaDeviceSetLimit: there is no limit %d", (int)limit);
   atomic_store(&limits[limit], value);
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetLimit(size_t *pValue, enum cudaLimit limit) {
-  EP_CUDA_CHECK(pValue && (unsigned)limit < 7, cudaErrorUnsupportedLimit, "cudaDeviceGetLimit: %d",
-                (int)limit);
+  EP_CUDA_CHECK(pValue && (unsigned)limit < 7, cudaErrorUnsupportedLimit,
+                "cudaDeviceGetLimit: pValue is NULL, or there is no limit %d", (int)limit);
   *pValue = atomic_load(&limits[limit]);
   return cudaSuccess;
 }
 
 cudaError_t cudaDriverGetVersion(int *driverVersion) {
-  EP_CUDA_CHECK(driverVersion, cudaErrorInvalidValue, "cudaDriverGetVersion: NULL");
+  EP_CUDA_CHECK(driverVersion, cudaErrorInvalidValue,
+                "cudaDriverGetVersion: driverVersion is NULL");
   *driverVersion = CUDART_VERSION;
   return cudaSuccess;
 }
 
 cudaError_t cudaRuntimeGetVersion(int *runtimeVersion) {
-  EP_CUDA_CHECK(runtimeVersion, cudaErrorInvalidValue, "cudaRuntimeGetVersion: NULL");
+  EP_CUDA_CHECK(runtimeVersion, cudaErrorInvalidValue,
+                "cudaRuntimeGetVersion: runtimeVersion is NULL");
   *runtimeVersion = CUDART_VERSION;
   return cudaSuccess;
 }

@@ -86,7 +86,8 @@ static cudaError_t checkGraph(cudaGraph_t graph, const char *func) {
 }
 
 cudaError_t cudaGraphCreate(cudaGraph_t *pGraph, unsigned int flags) {
-  EP_CUDA_CHECK(pGraph && !flags, cudaErrorInvalidValue, "cudaGraphCreate: bad argument");
+  EP_CUDA_CHECK(pGraph && !flags, cudaErrorInvalidValue,
+                "cudaGraphCreate: pGraph is NULL, or flags are not 0");
   cudaGraph_t graph = epGraphNew();
   EP_CUDA_CHECK(graph, cudaErrorMemoryAllocation, "cudaGraphCreate: out of memory");
   *pGraph = graph;
@@ -111,7 +112,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
 
 cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType *pType) {
   EP_CUDA_CHECK(node && node->magic == EP_NODE_MAGIC && pType, cudaErrorInvalidValue,
-                "cudaGraphNodeGetType: bad argument");
+                "cudaGraphNodeGetType: pType is NULL, or node is no live node");
   *pType = node->op ? node->op->type : cudaGraphNodeTypeEmpty;
   return cudaSuccess;
 }
