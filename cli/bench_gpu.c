@@ -32,8 +32,9 @@ static int takeVariants(const char *text, unsigned *set) {
 
 static int takeTokens(const char *text, long long *tokens) {
   int n = 0;
-  for (const char *at = text; *at && n < MAX_TOKENS;) {
+  for (const char *at = text; *at;) {
     char *end;
+    if (n == MAX_TOKENS) return 0;
     tokens[n] = strtoll(at, &end, 10);
     if (end == at || tokens[n] < 1 || tokens[n] > 1 << 20 || (*end && *end != ',')) return 0;
     n++;
@@ -237,7 +238,8 @@ int cliBenchGpu(const cli_gpu_bench_t *b) {
   if (!takeVariants(b->variants ? b->variants : "plain,e4m3,partial", &variants))
     return cliUsage("bench", "--variant %s: expected some of plain, e4m3, partial", b->variants);
   if (b->tokens && !takeTokens(b->tokens, tokens))
-    return cliUsage("bench", "--tokens %s: expected numbers like 1,8,128", b->tokens);
+    return cliUsage("bench", "--tokens %s: expected numbers like 1,8,128, at most %d", b->tokens,
+                    MAX_TOKENS);
   ep_real_options_t *runs = calloc(MAX_RUNS, sizeof *runs);
   ep_real_result_t *results = calloc(MAX_RUNS, sizeof *results);
   if (!runs || !results) return cliFail("bench", "out of memory");
