@@ -32,7 +32,9 @@ struct gpu_run {
   pthread_t threads[EP_MAX_RANKS];
 };
 
-/* Loads the libraries; -1 and the reason in why where that cannot be done here, else the number of ranks. */
+/* Loads the libraries; the number of ranks; -1 and the reason in why where there is nothing to run on;
+ * GPU_TEAM_BROKEN where there is, but the library under test cannot be loaded. */
+#define GPU_TEAM_BROKEN -2
 int gpuTeam(char *why, size_t whyBytes);
 const ep_library_t *gpuLibrary(void);
 int gpuIsHost(void);
@@ -48,10 +50,11 @@ ep_check_group_t gpuGroup(int numRanks, int64_t maxTokens, size_t maxTokenBytes)
 /* The same in high throughput: flat, expert-major with zones of 8, flat; nothing overflows. */
 ep_check_group_t gpuGroupHt(int numRanks, int64_t maxTokens, size_t maxTokenBytes);
 
-/* A test on as many ranks as there are: skips with the reason where there is no library for it. */
+/* A test on as many ranks as there are: skips with the reason where there is nothing to run on. */
 #define GPU_RANKS(numRanks, least)                                                                 \
   char gpuWhy[600];                                                                                \
   int numRanks = gpuTeam(gpuWhy, sizeof gpuWhy);                                                   \
+  REQUIRE(numRanks != GPU_TEAM_BROKEN, "%s", gpuWhy);                                              \
   if (numRanks < 0) SKIP("%s", gpuWhy);                                                            \
   if (numRanks < (least)) SKIP("%d GPUs here, %d needed", numRanks, least);
 
