@@ -3,22 +3,27 @@
     trefoil export table --gpus 8,16,32 --tokens 1,8,64,128 -o predicted.csv
     trefoil export bench validate/data/ll_kernels_h200x4.json -o measured.csv
     trefoil export goal --gpus 16 --mode ht --op dispatch -o dispatch.goal
+    trefoil export predictions -o validate/data/predictions
 
 table: the EP columns of aiconfigurator, filled with predictions. bench: the same from measured
 kernel times of this project, so that `trefoil fit` reads them. goal: the plan as a GOAL schedule.
+predictions: times with intervals of sizes that nobody has measured, dated (docs/validate.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from trefoil.calibrate import Setting, row_bytes
 from trefoil.interchange import cases_of_bench, predicted_cases, transfers, write_goal
 from trefoil.measured import OPS, TableError, write_table
+from trefoil.predicted import SETS, make_predictions, write_predictions
 from trefoil.reference import TrefoilError, library
 from trefoil.simulator import Cluster, CostRecord, Costs, Moe, Workload
 
@@ -37,6 +42,16 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     table = forms.add_parser("table", help="predictions in the EP columns of aiconfigurator")
     bench = forms.add_parser("bench", help="measured kernel times in the same columns")
     goal = forms.add_parser("goal", help="the plan of one operation as a GOAL schedule")
+    predictions = forms.add_parser(
+        "predictions", help="dated tables of times with intervals, for sizes not yet measured"
+    )
+    names = [s.name for s in SETS]
+    predictions.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="SET", help=", ".join(names)
+    )
+    predictions.add_argument("--commit", help="of this tree (default: what git says)")
+    predictions.add_argument("--json", action="store_true", help="print what was written as JSON")
+    predictions.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
     for one in (table, goal):
         one.add_argument("--cluster", default="dgx-h100", help="preset or file")
         one.add_argument("--moe", default="deepseek-v3", help="preset, file, or config.json")
@@ -69,7 +84,8 @@ def _setting(a: argparse.Namespace, cluster: Cluster) -> Setting:
 def _table(a: argparse.Namespace) -> int:
     cluster, moe = Cluster(a.cluster), Moe(a.moe)
     name = a.costs or CostRecord.default(a.mode, a.variant)
-    cases = predicted_cases(_setting(a, cluster), Costs.record(name), moe, a.gpus, a.tokens, a.sms)
+    costs = Costs.on(cluster, CostRecord(name))
+    cases = predicted_cases(_setting(a, cluster), costs, moe, a.gpus, a.tokens, a.sms)
     labels = {"framework": "trefoil", "version": "0.1.0", "device": a.cluster}
     labels["kernel_source"] = f"predicted with {name}"
     return write_table(a.output, cases, labels, a.dispatch_dtype == "fp8")
@@ -105,10 +121,43 @@ def _goal(a: argparse.Namespace) -> int:
         return write_goal(file, a.gpus, plan)
 
 
+def _commit() -> str:
+    """The tree's, or "unknown" outside of a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def _predictions(a: argparse.Namespace) -> int:
+    """A file a set, named by the day. What stands there is never overwritten."""
+    day = f"{datetime.now(timezone.utc):%Y-%m-%d}"
+    a.output.mkdir(parents=True, exist_ok=True)
+    chosen = [(s, a.output / f"{day}-{s.name}.csv") for s in SETS if s.name in a.only]
+    for _, path in chosen:
+        if path.exists():
+            raise TableError(f"{path}: is there already, and predictions are not made anew")
+
+    def show(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    count = 0
+    for what, path in chosen:
+        about = {"date": day, "commit": a.commit or _commit(), "costs": what.record}
+        about["command"] = f"trefoil export predictions --only {what.name} -o {a.output}"
+        count += write_predictions(path, list(make_predictions(what, report=show)), about)
+    show("")
+    return count
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     a = _arguments(sys.argv[1:] if argv is None else argv)
     try:
-        count = {"table": _table, "bench": _bench, "goal": _goal}[a.form](a)
+        forms = {"table": _table, "bench": _bench, "goal": _goal, "predictions": _predictions}
+        count = forms[a.form](a)
     except (TableError, TrefoilError, OSError) as error:
         print(f"trefoil export: {error}", file=sys.stderr)
         return FAILED
