@@ -73,22 +73,59 @@ static int loadCosts(const request_t *q, simulated_t *s) {
     return cliUsage(verb, "--costs %s: they are of %s, the mode is %s", name,
                     s->record.isHt ? "ht" : "ll", s->of.isLl ? "ll" : "ht");
   }
-  return -1;
+  trefoil_result_t result =
+      trefoilCostRecordOnCluster(&s->record, &s->of.cluster, &s->record.costs, &s->otherPorts);
+  return result == TREFOIL_OK ? -1 : cliUsage(verb, "--costs %s: %s", name, trefoilLastError());
+}
+
+/* A what-if that the costs cannot answer would look as if it cost nothing. */
+static int checkStraggler(const simulated_t *s) {
+  if (!s->whatIf.given[TREFOIL_CHANGE_SM_RATE]) return -1;
+  for (int op = 0; op < 2; op++) {
+    const trefoil_op_costs_t *c = &s->record.costs.op[op];
+    if (c->tokenNs > 0 || c->sendRowNs > 0 || c->sendGbPerSPerSm > 0 || c->receiveRowNs > 0 ||
+        c->receiveGbPerSPerSm > 0) {
+      return -1;
+    }
+  }
+  return cliUsage(verb,
+                  "--straggler: the costs %s have no time of SMs, so a slow one changes nothing: "
+                  "name costs that have, as in --costs %s",
+                  s->record.costs.name, s->of.isLl ? "deepep-ll-h100" : "deepep-ht-h100");
+}
+
+/* The fit may be off, but no network port is faster than its line: what an interval begins with at
+ * the least. 0 where a what-if makes ports faster. */
+static double leastUs(const simulated_t *s, int op) {
+  const trefoil_bound_t *bound = &s->result.op[op].closedForm;
+  if (bound->limit != TREFOIL_PORT_NIC_OUT && bound->limit != TREFOIL_PORT_NIC_IN) return 0;
+  for (int i = 0; i < s->whatIf.numChanges; i++) {
+    const trefoil_change_t *c = &s->whatIf.changes[i];
+    int isRate = c->kind == TREFOIL_CHANGE_NIC_RATE || c->kind == TREFOIL_CHANGE_RAIL_RATE;
+    if (isRate && c->factor > 1) return 0;
+  }
+  return bound->us - bound->fixedUs;
 }
 
 /* How far to trust the times. */
 static trefoil_result_t findIntervals(simulated_t *s) {
   if (!s->hasRecord) return TREFOIL_OK;
   const trefoil_shape_t *shape = &s->step.routing.shape;
-  const trefoil_fit_point_t point = {.nodes = shape->numRanks / shape->ranksPerNode,
-                                     .ranks = shape->numRanks,
-                                     .hidden = s->of.moe.hidden,
-                                     .experts = shape->numExperts,
-                                     .topk = shape->topk,
-                                     .tokens = shape->maxTokens};
+  trefoil_fit_point_t point = {.nodes = shape->numRanks / shape->ranksPerNode,
+                               .ranks = shape->numRanks,
+                               .hidden = s->of.moe.hidden,
+                               .experts = shape->numExperts,
+                               .topk = shape->topk,
+                               .tokens = shape->maxTokens,
+                               .sms = s->sms ? s->sms : s->record.costs.numSms,
+                               .otherPorts = s->otherPorts};
+  const size_t rowBytes[] = {s->of.spec.dispatchRowBytes, s->of.spec.combineRowBytes};
   for (int op = 0; op < 2; op++) {
-    EP_TRY(trefoilCostRecordInterval(&s->record, (trefoil_op_t)op, &point, s->result.op[op].us,
-                                     &s->interval[op]));
+    double us = s->result.op[op].us, least = leastUs(s, op);
+    trefoil_interval_t *interval = &s->interval[op];
+    point.rowBytes = (int)rowBytes[op];
+    EP_TRY(trefoilCostRecordInterval(&s->record, (trefoil_op_t)op, &point, us, interval));
+    if (interval->lowUs < least) interval->lowUs = least < us ? least : us;
   }
   return TREFOIL_OK;
 }
@@ -96,6 +133,9 @@ static trefoil_result_t findIntervals(simulated_t *s) {
 /* The cluster, the model, the costs, and one step of routing. */
 static int load(const request_t *q, simulated_t *s) {
   int rc = scenarioLoad(verb, &s->args, &s->of);
+  if (rc < 0 && s->of.spec.combinePartial && !s->of.isLl) {
+    rc = cliUsage(verb, "--combine partial is of ll: ht sends partial sums in any case");
+  }
   if (rc < 0) rc = loadCosts(q, s);
   if (rc >= 0) return rc;
   if (s->args.trace) {
@@ -203,6 +243,7 @@ static int simulate(const request_t *q, simulated_t *s) {
   double start = nowSeconds();
   int rc = load(q, s);
   if (rc < 0) rc = whatIfParse(verb, &s->whatIf, &s->of.cluster, &s->step.routing.shape);
+  if (rc < 0) rc = checkStraggler(s);
   if (rc < 0) {
     memoryNeed(&s->of.spec, &s->step.routing.shape, s->step.maxReceived, &s->memory);
     trefoil_sim_t *sim = NULL;

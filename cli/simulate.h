@@ -15,7 +15,8 @@ typedef struct simulated {
   scenario_t of;
   scenario_routing_t step;
   trefoil_cost_record_t record;
-  int hasRecord; /* else record.costs are the ideal ones, which have no intervals */
+  int otherPorts; /* of the record's cluster and this one */
+  int hasRecord;  /* else record.costs are the ideal ones, which have no intervals */
   int gpus, ep, stepIdx, sms, closedForm;
   int64_t maxSpans;
   memory_need_t memory;

@@ -219,8 +219,11 @@ void simulatedText(const simulated_t *s) {
            cliSeconds(text, s->otherUs[op] * 1e-6),
            100 * (s->otherUs[op] / s->result.op[op].us - 1));
   }
-  if (s->hasRecord && s->interval[0].isExtrapolated) {
-    printf("extrapolated: %s\n", s->interval[0].outside);
+  const trefoil_interval_t *interval = &s->interval[!s->interval[0].isExtrapolated];
+  if (s->hasRecord && interval->isExtrapolated) {
+    int both = s->interval[0].isExtrapolated && s->interval[1].isExtrapolated;
+    const char *of = opNames[interval != s->interval];
+    printf("%s%sextrapolated: %s\n", both ? "" : of, both ? "" : " ", interval->outside);
   }
   printMemory(&s->memory);
 }

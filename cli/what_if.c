@@ -48,8 +48,9 @@ static int parseOne(const char *verb, int kind, const char **text, trefoil_chang
                                             : "an index or a list of these");
   }
   if (!(factor <= 1e9) || (kinds[kind].isRate ? factor <= 0 : factor < 0)) {
-    return cliUsage(verb, "%s %d:%g: expected a factor %s", kinds[kind].option, index, factor,
-                    kinds[kind].isRate ? "above 0" : "of microseconds, 0 or more");
+    return cliUsage(verb, "%s %d:%g: expected %s", kinds[kind].option, index, factor,
+                    kinds[kind].isRate ? "a factor above 0, at most 1e6"
+                                       : "microseconds, 0 or more, at most 1e9");
   }
   *change = (trefoil_change_t){(trefoil_change_kind_t)kind, index, factor};
   *text += used + ((*text)[used] == ',');

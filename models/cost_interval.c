@@ -7,11 +7,28 @@
 #include "trefoil/cost_record.h"
 
 /* Adds "9 nodes (1 to 2)" to the text if the value lies outside. */
-static void compare(char text[96], const char *what, int64_t value, int64_t least, int64_t most) {
+static void compare(char text[512], const char *what, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return;
   size_t used = strlen(text);
-  snprintf(text + used, 96 - used, "%s%lld %s (fitted: %lld to %lld)", used ? ", " : "",
-           (long long)value, what, (long long)least, (long long)most);
+  snprintf(text + used, 512 - used, "%s%lld %s (fitted: %lld", used ? ", " : "", (long long)value,
+           what, (long long)least);
+  used = strlen(text);
+  if (most > least)
+    snprintf(text + used, 512 - used, " to %lld)", (long long)most);
+  else
+    snprintf(text + used, 512 - used, ")");
+}
+
+/* The network matters between nodes alone. */
+static void comparePorts(char text[512], const trefoil_fit_point_t *point) {
+  size_t used = strlen(text);
+  int nvlink = point->otherPorts & TREFOIL_OTHER_NVLINK;
+  int network = point->nodes > 1 && point->otherPorts & TREFOIL_OTHER_NETWORK;
+  if (!nvlink && !network) return;
+  snprintf(text + used, 512 - used, "%s%s of other rates than fitted", used ? ", " : "",
+           nvlink && network ? "NVLink and network ports"
+           : nvlink          ? "NVLink"
+                             : "network ports");
 }
 
 trefoil_result_t trefoilCostRecordInterval(const trefoil_cost_record_t *record, trefoil_op_t op,
@@ -29,6 +46,11 @@ trefoil_result_t trefoilCostRecordInterval(const trefoil_cost_record_t *record, 
   compare(found.outside, "hidden", point->hidden, r->hidden[0], r->hidden[1]);
   compare(found.outside, "experts", point->experts, r->experts[0], r->experts[1]);
   compare(found.outside, "top-k", point->topk, r->topk[0], r->topk[1]);
+  int sms = point->sms ? point->sms : r->sms[0];
+  int rowBytes = point->rowBytes ? point->rowBytes : r->rowBytes[op][0];
+  compare(found.outside, "SMs", sms, r->sms[0], r->sms[1]);
+  compare(found.outside, "bytes a row", rowBytes, r->rowBytes[op][0], r->rowBytes[op][1]);
+  comparePorts(found.outside, point);
   found.isExtrapolated = found.outside[0] != 0;
   double low = record->inside[op].low, high = record->inside[op].high;
   if (found.isExtrapolated && record->outside[op].n > 0) {

@@ -184,6 +184,9 @@ static trefoil_result_t takeFit(const json_t *fit, const char *file, trefoil_cos
   EP_TRY(takeIntRange(fit, file, "experts", range->experts));
   EP_TRY(takeIntRange(fit, file, "topk", range->topk));
   EP_TRY(takeRange(fit, file, "tokens", range->tokens));
+  EP_TRY(takeIntRange(fit, file, "sms", range->sms));
+  EP_TRY(takeIntRange(fit, file, "dispatch_row_bytes", range->rowBytes[TREFOIL_OP_DISPATCH]));
+  EP_TRY(takeIntRange(fit, file, "combine_row_bytes", range->rowBytes[TREFOIL_OP_COMBINE]));
   for (int op = 0; op < 2; op++) {
     EP_TRY(takeResiduals(fit, file, "inside", op, &r->inside[op]));
     EP_TRY(takeResiduals(fit, file, "outside", op, &r->outside[op]));
@@ -212,6 +215,10 @@ static trefoil_result_t takeAll(json_t *root, const char *file, trefoil_cost_rec
   EP_CHECK(strlen(name) < TREFOIL_MODEL_NAME_BYTES, TREFOIL_INVALID_ARGUMENT,
            "%s: the name is longer than %d characters", file, TREFOIL_MODEL_NAME_BYTES - 1);
   strcpy(r->costs.name, name);
+  const char *cluster = json_string_value(json_object_get(root, "cluster"));
+  EP_CHECK(strlen(cluster) < sizeof r->cluster, TREFOIL_INVALID_ARGUMENT,
+           "%s: the cluster's name is longer than %zu characters", file, sizeof r->cluster - 1);
+  strcpy(r->cluster, cluster);
   EP_TRY(takeWord(root, file, "mode", modes, &r->isHt));
   EP_TRY(takeWord(root, file, "variant", variants, &perExpert));
   r->variant = perExpert ? TREFOIL_VARIANT_PER_EXPERT : TREFOIL_VARIANT_OURS;

@@ -257,6 +257,7 @@ int epSimGridReplay(const ep_flows_t *flows) {
                        "--cfg=surf/precision:1e-12",
                        "--cfg=network/optim:Full",
                        "--cfg=contexts/stack-size:64",
+                       "--cfg=contexts/guard-size:0", /* a mapping a stack: too many for Linux */
                        "--log=root.thres:error",
                        NULL};
   int count = (int)(sizeof arguments / sizeof *arguments) - 1;

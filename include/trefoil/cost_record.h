@@ -25,7 +25,11 @@ typedef struct trefoil_residuals {
 typedef struct trefoil_fit_range {
   int nodes[2], ranks[2], hidden[2], experts[2], topk[2];
   int64_t tokens[2]; /* of a rank */
+  int sms[2];
+  int rowBytes[2][2]; /* by trefoil_op_t */
 } trefoil_fit_range_t;
+
+#define TREFOIL_RECORD_CLUSTER_BYTES 256
 
 typedef struct trefoil_cost_record {
   trefoil_costs_t costs;
@@ -34,7 +38,16 @@ typedef struct trefoil_cost_record {
   trefoil_fit_range_t range;
   trefoil_residuals_t inside[2];  /* by trefoil_op_t: the rows that were fitted */
   trefoil_residuals_t outside[2]; /* the rows of the split that were held out, outside the range */
+  char cluster[TREFOIL_RECORD_CLUSTER_BYTES]; /* where they were measured: a preset or a path */
 } trefoil_cost_record_t;
+
+/* The record's costs on another cluster: ports reach the same share of the cluster's own rates as
+ * where they were measured. otherPorts (or NULL): which of them have another rate there. */
+TREFOIL_API trefoil_result_t trefoilCostRecordOnCluster(const trefoil_cost_record_t *record,
+                                                        const trefoil_cluster_t *cluster,
+                                                        trefoil_costs_t *costs, int *otherPorts);
+#define TREFOIL_OTHER_NVLINK  1
+#define TREFOIL_OTHER_NETWORK 2
 
 /* nameOrPath as in trefoilClusterLoad. Each value must lie within the physical bounds that the
  * record itself states. */
@@ -53,14 +66,16 @@ TREFOIL_API const char *trefoilCostRecordDefault(trefoil_mode_t mode, trefoil_va
 /* The case that is predicted. */
 typedef struct trefoil_fit_point {
   int nodes, ranks, hidden, experts, topk;
-  int64_t tokens; /* of a rank */
+  int64_t tokens;    /* of a rank */
+  int sms, rowBytes; /* of the operation; 0 = as where it was fitted */
+  int otherPorts;    /* TREFOIL_OTHER_NVLINK | TREFOIL_OTHER_NETWORK */
 } trefoil_fit_point_t;
 
 typedef struct trefoil_interval {
   double lowUs, highUs; /* about 90 %; lowUs <= us <= highUs */
   int isExtrapolated;   /* the point lies outside the record's range */
   int n;                /* rows that the interval comes from */
-  char outside[96];     /* "4 nodes (fitted: 1 to 2), 512 tokens (1 to 256)", or "" */
+  char outside[512];    /* "4 nodes (fitted: 1 to 2), 512 tokens (1 to 256)", or "" */
 } trefoil_interval_t;
 
 /* The interval round a predicted time `us`: inside the range from the fitted rows' residuals,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trefoil.calibrate import Score
+from trefoil.calibrate import Score, row_bytes
 from trefoil.fit_job import Job, Outcome
 from trefoil.measured import OPS, Case
 from trefoil.simulator import CostRecord, Costs
@@ -42,6 +42,18 @@ def _span(cases: Sequence[Case], name: str) -> list[int]:
     return [min(values), max(values)]
 
 
+def fitted_rows(job: Job) -> dict[str, list[int]]:
+    """From least to most: SMs, where the table does not say those that are given, and the bytes of
+    a row of each operation."""
+    setting = job.split.setting
+    given = round(job.split.given().get("num_sms"))
+    spans = {"sms": [case.sms or given for case in job.inside]}
+    for op, row in (("dispatch", setting.dispatch_row), ("combine", setting.combine_row)):
+        hidden = _span(job.inside, "hidden")
+        spans[f"{op}_row_bytes"] = [row_bytes(row, size) for size in hidden]
+    return {name: [min(values), max(values)] for name, values in spans.items()}
+
+
 def record_of(job: Job, outcome: Outcome, all_outcomes: list[Outcome]) -> dict[str, Any]:
     """The cost record as JSON (models/cost.schema.json)."""
     text, names = job.split.text, Costs.names()
@@ -60,6 +72,7 @@ def record_of(job: Job, outcome: Outcome, all_outcomes: list[Outcome]) -> dict[s
         "command": f"trefoil fit {text['name']}",
         "table": text["table"],
         **{column: _span(job.inside, column) for column in columns},
+        **fitted_rows(job),
         "inside": {k: _score(s) for k, s in outcome.inside.items()},
         "outside": {k: _score(s) for k, s in outcome.outside.items()},
         "beside": {

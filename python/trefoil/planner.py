@@ -244,6 +244,8 @@ class Planner:
             point["physical_experts"] = ep  # redundant copies, as few as will do
         if "trace" in point:
             del point["tokens"]
+        if mode.startswith("ht"):
+            point.pop("combine", None)  # HT has one way to combine
         return point
 
     def sweep(self, points: Iterable[Point], label: str) -> list[Outcome]:

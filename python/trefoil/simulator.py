@@ -100,6 +100,18 @@ class Costs:
         costs.fields = copy.copy(record.fields.costs)
         return costs
 
+    @classmethod
+    def on(cls, cluster: Cluster, record: CostRecord) -> Costs:
+        """The record's costs with the ports of a cluster (trefoilCostRecordOnCluster)."""
+        costs = cls()
+        function = library().trefoilCostRecordOnCluster
+        _check(
+            function(
+                ct.byref(record.fields), ct.byref(cluster.fields), ct.byref(costs.fields), None
+            )
+        )
+        return costs
+
     @staticmethod
     def names() -> list[str]:
         common = [n for n, *_ in CostFields._fields_ if n not in ("name", "op")]
@@ -161,7 +173,7 @@ class CostRecord:
         return bytes(function(MODES[mode], _index(VARIANTS, variant, "variant"))).decode()
 
     def interval(self, op: str, point: Mapping[str, int], us: float) -> Interval:
-        """point: nodes, ranks, hidden, experts, topk, tokens."""
+        """point: nodes, ranks, hidden, experts, topk, tokens; sms, row_bytes where they differ."""
         where, found = Point(**point), IntervalFields()
         _check(
             library().trefoilCostRecordInterval(

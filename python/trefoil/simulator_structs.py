@@ -87,6 +87,8 @@ class FitRange(ct.Structure):
         ("experts", ct.c_int * 2),
         ("topk", ct.c_int * 2),
         ("tokens", ct.c_int64 * 2),
+        ("sms", ct.c_int * 2),
+        ("row_bytes", ct.c_int * 2 * 2),
     )
 
 
@@ -98,6 +100,7 @@ class Record(ct.Structure):
         ("range", FitRange),
         ("inside", Residuals * 2),
         ("outside", Residuals * 2),
+        ("cluster", ct.c_char * 256),
     )
 
 
@@ -109,6 +112,9 @@ class Point(ct.Structure):
         ("experts", ct.c_int),
         ("topk", ct.c_int),
         ("tokens", ct.c_int64),
+        ("sms", ct.c_int),
+        ("row_bytes", ct.c_int),
+        ("other_ports", ct.c_int),
     )
 
 
@@ -118,7 +124,7 @@ class IntervalFields(ct.Structure):
         ("high_us", ct.c_double),
         ("is_extrapolated", ct.c_int),
         ("n", ct.c_int),
-        ("outside", ct.c_char * 96),
+        ("outside", ct.c_char * 512),
     )
 
 

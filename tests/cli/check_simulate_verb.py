@@ -113,6 +113,31 @@ def check_what_ifs() -> None:
     check(late["dispatch"]["seconds"] > 500e-6, "dispatch ends before its last rank starts")
 
 
+def check_costs() -> None:
+    """Measured costs on clusters with other ports, and what an interval may hold."""
+    for cluster in ("h800", "gb200-nvl72", "dgx-h100"):
+        for mode in ("ll", "ht"):
+            answer = simulate("--cluster", cluster, "--gpus", 8, "--mode", mode, "--tokens", 512)
+            for op in ("dispatch", "combine"):
+                o = answer[op]
+                fast = o["seconds"] < 0.99 * o["closed_form_seconds"]
+                check(not fast, f"{cluster}, {mode}: {op} is faster than the cluster's ports")
+                other = "NVLink of other rates" in o["interval"]["outside"]
+                check(other == (cluster != "dgx-h100"), f"{cluster}: {o['interval']}")
+    wide = simulate("--gpus", 64, "--tokens", 128)
+    for op in ("dispatch", "combine"):
+        least = wide[op]["nic_port_bytes"] / 50e9
+        check(wide[op]["interval"]["low_seconds"] >= least * (1 - 1e-9), f"{op}: beyond the line")
+    base = ("--gpus", 16, "--mode", "ht", "--tokens", 256)
+    slow, fast = simulate(*base, "--straggler", "5:0.1"), simulate(*base)
+    check(slow["seconds"] > 2 * fast["seconds"], "a straggler costs nothing")
+    check(fast["dispatch"]["interval"]["outside"].endswith("(fitted: 7392)"), "bf16 rows")
+    few = simulate(*base, "--dispatch-dtype", "fp8")
+    check(few["dispatch"]["interval"]["kind"] == "interpolated", "fp8 rows were measured")
+    many = simulate(*base, "--dispatch-dtype", "fp8", "--sms", 64)
+    check("64 SMs" in many["combine"]["interval"]["outside"], "64 SMs were not measured")
+
+
 def check_trace(folder: Path) -> None:
     trace = folder / "t.npz"
     done = run("trace", "generate", "--tokens", 32, "--steps", 2, "--ranks", 16, "--seed", 1, trace)
@@ -204,6 +229,8 @@ def check_refusals() -> None:
         (["--rail-fail", "0", "--cluster", "h200-x8"], "there are no rails"),
         (["--straggler", "8"], "8 ranks, 0 to 7"),
         (["--straggler", "1:0"], "above 0"),
+        (["--straggler", "1"], "have no time of SMs"),
+        (["--mode", "ht", "--combine", "partial"], "is of ll"),
         (["--slow-nic", "1:2GB"], "I:FACTOR"),
         (["--late", "1:-5"], "0 or more"),
         (["--oversubscribe", "0"], "above 0"),
@@ -227,6 +254,7 @@ def main() -> int:
     schema = json.loads((Path(sys.argv[2]) / "simulate.schema.json").read_text())
     check_answers(schema)
     check_what_ifs()
+    check_costs()
     with tempfile.TemporaryDirectory() as folder:
         check_trace(Path(folder))
         check_timeline(Path(folder), "--gpus", 16)

@@ -138,4 +138,67 @@ TEST(intervals_by_hand) {
         "not a number");
 }
 
+static int saysOutside(const trefoil_cost_record_t *r, const trefoil_fit_point_t *p,
+                       const char *words) {
+  trefoil_interval_t i;
+  if (trefoilCostRecordInterval(r, TREFOIL_OP_COMBINE, p, 100, &i) != TREFOIL_OK) return 0;
+  return i.isExtrapolated == (words[0] != 0) && !strcmp(i.outside, words);
+}
+
+/* SMs, bytes of a row, and ports of another rate are outside as well; the longest text is whole. */
+TEST(all_that_can_lie_outside) {
+  trefoil_cost_record_t r = {.range = {.nodes = {1, 2},
+                                       .ranks = {8, 16},
+                                       .hidden = {7168, 7168},
+                                       .experts = {256, 288},
+                                       .topk = {8, 8},
+                                       .tokens = {1, 256},
+                                       .sms = {4, 24},
+                                       .rowBytes = {{7392, 7392}, {4096, 14336}}},
+                             .inside = {{9, 0.9, 1.1, 3}, {9, 0.9, 1.1, 3}}};
+  trefoil_fit_point_t p = {1, 8, 7168, 256, 8, 128, 20, 14336, 0};
+  CHECK(saysOutside(&r, &p, ""), "nothing lies outside");
+  p.otherPorts = TREFOIL_OTHER_NETWORK; /* which one node does not use */
+  CHECK(saysOutside(&r, &p, ""), "a network that is not used");
+  p.otherPorts = TREFOIL_OTHER_NVLINK;
+  CHECK(saysOutside(&r, &p, "NVLink of other rates than fitted"), "NVLink");
+  p.otherPorts = 0, p.sms = 25;
+  CHECK(saysOutside(&r, &p, "25 SMs (fitted: 4 to 24)"), "SMs");
+  p.sms = 0, p.rowBytes = 16384;
+  CHECK(saysOutside(&r, &p, "16384 bytes a row (fitted: 4096 to 14336)"), "bytes a row");
+  p = (trefoil_fit_point_t){4, 32, 4096, 8, 2, 512, 132, 2048, 3};
+  CHECK(
+      saysOutside(&r, &p,
+                  "4 nodes (fitted: 1 to 2), 32 ranks (fitted: 8 to 16), 512 tokens (fitted: 1 to "
+                  "256), 4096 hidden (fitted: 7168), 8 experts (fitted: 256 to 288), 2 top-k "
+                  "(fitted: 8), 132 SMs (fitted: 4 to 24), 2048 bytes a row (fitted: 4096 to "
+                  "14336), NVLink and network ports of other rates than fitted"),
+      "all of it");
+}
+
+/* 280 of 350 GB/s and 40 of 50 are shares of 0.8: on 160 GB/s 128, on 25 GB/s 20. */
+TEST(ports_of_another_cluster) {
+  if (!hasJson()) SKIP("built without jansson");
+  trefoil_cost_record_t r = {.cluster = "dgx-h100"};
+  r.costs.nvlinkGbPerS = 280, r.costs.nicGbPerS = 40, r.costs.numSms = 7;
+  trefoil_cluster_t cluster;
+  trefoil_costs_t c;
+  int other = -1;
+  REQUIRE(trefoilClusterLoad(&cluster, "h800") == TREFOIL_OK, "%s", trefoilLastError());
+  cluster.nicGbPerS = 25;
+  REQUIRE(trefoilCostRecordOnCluster(&r, &cluster, &c, &other) == TREFOIL_OK, "%s",
+          trefoilLastError());
+  CHECK(fabs(c.nvlinkGbPerS - 128) < 1e-9 && fabs(c.nicGbPerS - 20) < 1e-9 && c.numSms == 7,
+        "%g and %g GB/s, %d SMs", c.nvlinkGbPerS, c.nicGbPerS, c.numSms);
+  CHECK(other == (TREFOIL_OTHER_NVLINK | TREFOIL_OTHER_NETWORK), "%d", other);
+  REQUIRE(trefoilClusterLoad(&cluster, "dgx-h100") == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(trefoilCostRecordOnCluster(&r, &cluster, &c, &other) == TREFOIL_OK, "at home");
+  CHECK(c.nvlinkGbPerS == 280 && c.nicGbPerS == 40 && other == 0, "at home: %g, %g, %d",
+        c.nvlinkGbPerS, c.nicGbPerS, other);
+  snprintf(r.cluster, sizeof r.cluster, "nowhere");
+  c.numSms = -7;
+  CHECK(trefoilCostRecordOnCluster(&r, &cluster, &c, NULL) == TREFOIL_INVALID_ARGUMENT, "nowhere");
+  CHECK(c.numSms == -7, "a failure wrote its out-parameter");
+}
+
 TEST_MAIN()
