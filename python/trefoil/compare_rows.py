@@ -16,6 +16,7 @@ from trefoil.simulator import Cluster, CostRecord, Costs, OpResult, Simulation
 from trefoil.slow_parts import Finding
 from trefoil.split import load_split
 
+ROUNDED = 5e-4  # records keep four digits of what their intervals come from
 FABRIC = "hgx-h200"  # for sizes that a record's own cluster does not have
 
 
@@ -41,7 +42,8 @@ class Row:
 
     @property
     def is_inside(self) -> bool:
-        return self.low_us <= self.case.us <= self.high_us
+        low, high = self.low_us * (1 - ROUNDED), self.high_us * (1 + ROUNDED)
+        return low <= self.case.us <= high
 
 
 class Model:
@@ -56,7 +58,6 @@ class Model:
     ) -> None:
         self.name = record
         self.record = CostRecord(record)
-        self.costs = Costs.of(self.record)
         setting = load_split(record).setting
         self._own = cluster or setting.cluster
         self._fixed = cluster is not None
@@ -86,6 +87,9 @@ class Model:
             raise TrefoilError(f"cluster {self._own} has no {case.nodes} nodes, {case.ranks} GPUs")
         return Cluster(FABRIC)
 
+    def costs_of(self, case: Case) -> Costs:
+        return Costs.on(self.cluster_of(case), self.record)
+
     def _setting_of(self, case: Case) -> Setting:
         return replace(self.setting, gpus_per_node=max(1, case.ranks // case.nodes))
 
@@ -95,11 +99,11 @@ class Model:
         key = (cluster.name, workload)
         if key not in self._made:
             self._made[key] = Simulation(workload)
-        return self._made[key].run(cluster, self.costs, num_sms=case.sms)[case.op]
+        return self._made[key].run(cluster, self.costs_of(case), num_sms=case.sms)[case.op]
 
     def rates(self, case: Case) -> dict[str, float]:
         """10^9 bytes a second of a port: "nvlink", "net" (0: there is none)."""
-        fields, get = self.cluster_of(case).fields, self.costs.get
+        fields, get = self.cluster_of(case).fields, self.costs_of(case).get
         return {
             "nvlink": get("nvlink_gb_per_s") or fields.nvlink_gb_per_s,
             "net": get("nic_gb_per_s") or fields.nic_gb_per_s,
@@ -120,7 +124,7 @@ def _row(case: Case, model: Model, tables: Sequence[Predictions]) -> Row:
         source = f"predicted {table.about.get('date', table.path.name)}"
     else:
         us = replayed.us
-        interval = model.record.interval(case.op, case.point, us)
+        interval = model.record.interval(case.op, {**case.point, "sms": case.sms}, us)
         low, high, n = interval.low_us, interval.high_us, interval.n
         beyond, closed, source = interval.extrapolated, replayed.closed_form_us, "model"
     limit = max(replayed.max_busy_us, key=lambda k: replayed.max_busy_us[k], default="")
