@@ -80,6 +80,12 @@ static inline const char *epHangPhase(uint32_t phase) {
   }
 }
 
+/* Whether `received` of a wait says what lay there: low latency's waits for rows look at many lines and
+ * leave it 0. */
+static inline int epHangTellsReceived(uint32_t kind, uint32_t phase) {
+  return phase != EP_LL_PHASE_ROWS || kind > EP_LL_COMBINE;
+}
+
 /* Index in `kinds` of a kind of the kernels. */
 static inline unsigned epHangKindOf(uint32_t kind) {
   if (kind == EP_HT_KIND_UPDATE) return 0;

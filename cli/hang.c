@@ -200,8 +200,9 @@ static void describeMarks(const verdict_t *v, char *text, size_t bytes) {
   int k = (int)(v->kind - v->group->kinds) - 1;
   *text = 0;
   if (!d->used || k < 0 || d->wait.state == 0 || d->wait.kind != (uint32_t)k) return;
-  int n =
-      snprintf(text, bytes, " (expected mark %u, received %u", d->wait.expected, d->wait.received);
+  int n = snprintf(text, bytes, " (expected mark %u", d->wait.expected);
+  if (epHangTellsReceived(d->wait.kind, d->wait.phase) && n > 0 && (size_t)n < bytes)
+    n += snprintf(text + n, bytes - (size_t)n, ", received %u", d->wait.received);
   if (d->wait.item >= 0 && n > 0 && (size_t)n < bytes)
     n += snprintf(text + n, bytes - (size_t)n, ", item %lld", (long long)d->wait.item);
   if (n > 0 && (size_t)n < bytes) snprintf(text + n, bytes - (size_t)n, ")");

@@ -72,7 +72,7 @@ typedef struct ep_ll_record {
   int32_t rank;            /* the rank waited for */
   uint64_t operation;      /* number of this rank's operation of that kind, from 1 */
   uint32_t expected;       /* mark of this operation */
-  uint32_t received;       /* mark found instead: of an earlier operation, 0 = nothing yet */
+  uint32_t received;       /* mark found: an earlier one, 0 = nothing yet (ROWS: not told, 0) */
   int64_t item;            /* token or step waited for, -1 = none */
   uint64_t sinceNs, nowNs; /* device clock */
   uint32_t failed;         /* async error: 1 once a wait gave up */

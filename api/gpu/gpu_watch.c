@@ -151,6 +151,15 @@ static int isComplete(const volatile ep_ll_record_t *r) {
   return r->state == 2;
 }
 
+/* What lay where the mark was expected; waits for rows of low latency do not tell. */
+static void describeMarks(const volatile ep_ll_record_t *r, char *text, size_t bytes) {
+  if (epHangTellsReceived(r->kind, r->phase)) {
+    snprintf(text, bytes, "mark expected %u, found %u", r->expected, r->received);
+  } else {
+    snprintf(text, bytes, "mark expected %u", r->expected);
+  }
+}
+
 void epGpuPoll(ncclEpGroup_t group) {
   ep_gpu_group_t *g = epGpu(group);
   const volatile ep_ll_record_t *r = g->record;
@@ -165,11 +174,12 @@ void epGpuPoll(ncclEpGroup_t group) {
              masks ? " and is masked now; ncclEpMaskQuery tells which" : "");
     return;
   }
+  char marks[64];
+  describeMarks(r, marks, sizeof marks);
   epReport(group, masks ? EP_TROUBLE_FLAG : EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
-           "rank %d did not answer within %.3g s: rank %d waited in %s %llu for its %s (mark "
-           "expected %u, found %u)%s",
+           "rank %d did not answer within %.3g s: rank %d waited in %s %llu for its %s (%s)%s",
            r->rank, (double)(r->nowNs - r->sinceNs) * 1e-9, group->rank, kindName(r->kind),
-           (unsigned long long)r->operation, epHangPhase(r->phase), r->expected, r->received,
+           (unsigned long long)r->operation, epHangPhase(r->phase), marks,
            masks     ? "; it is masked now"
            : g->isHt ? "; destroy the group"
                      : "; destroy the group (with enable_mask the others would go on without it)");

@@ -344,6 +344,29 @@ static void writeRecord(int rank, int numRanks, uint64_t number, ep_hang_state_t
   if (f) fclose(f);
 }
 
+/* As kernels leave it: five dispatches and four combines are finished; a wait of Combine 5, or none. */
+static void writeDeviceRecord(int rank, int numRanks, uint32_t phase, int peer) {
+  writeRecord(rank, numRanks, 0, EP_HANG_IDLE, -1, (int)getpid());
+  ep_hang_record_t r;
+  FILE *f = fopen(files[rank], "r+b");
+  if (!f || fread(&r, sizeof r, 1, f) != 1) CHECK(0, "cannot read %s", files[rank]);
+  r.device = (ep_hang_device_t){.used = 1, .finished = {5, 4, 0}};
+  if (phase) {
+    r.device.wait = (ep_ll_record_t){.state = 1,
+                                     .kind = EP_LL_COMBINE,
+                                     .phase = phase,
+                                     .rank = peer,
+                                     .operation = 5,
+                                     .expected = 7,
+                                     .received = phase == EP_LL_PHASE_ROWS ? 0 : 6,
+                                     .item = phase == EP_LL_PHASE_ROWS ? 3 : -1,
+                                     .sinceNs = ((uint64_t)time(NULL) - 5) * 1000000000u};
+  }
+  if (f && (fseek(f, 0, SEEK_SET) || fwrite(&r, sizeof r, 1, f) != 1))
+    CHECK(0, "cannot write %s", files[rank]);
+  if (f) fclose(f);
+}
+
 static void doctorHang(int n, int code, const char *words) {
   char arguments[512] = "doctor --hang";
   for (int i = 0; i < n; i++) {
@@ -401,6 +424,19 @@ TEST(hang_names_the_culprit) {
   CHECK(truncate(files[1], 100) == 0, "truncate");
   doctorHangRefuses(files[1]);
   for (int i = 0; i < 3; i++) unlink(files[i]);
+}
+
+TEST(hang_reads_what_kernels_wrote) {
+  writeDeviceRecord(0, 2, EP_LL_PHASE_HELLO, 1);
+  writeDeviceRecord(1, 2, EP_LL_PHASE_NONE, -1);
+  doctorHang(2, 1,
+             "has not come to Combine 5: it has finished Combine 4; rank 0 waits in Combine 5");
+  CHECK(!strncmp(o.out, "rank 1 ", 7) && strstr(o.out, "of rank 1 (expected mark 7, received 6)"),
+        "%s", o.out);
+  /* Of rows the kernels do not tell what they found. */
+  writeDeviceRecord(0, 2, EP_LL_PHASE_ROWS, 1);
+  doctorHang(2, 1, "for rows of rank 1 (expected mark 7, item 3), for ");
+  for (int i = 0; i < 2; i++) unlink(files[i]);
 }
 
 TEST_MAIN()
