@@ -10,22 +10,31 @@
 #include <unistd.h>
 
 enum { MAX_RUNS = 256, MAX_TOKENS = 32 };
-enum { PLAIN = 1, TO_E4M3 = 2, PARTIAL = 4 };
+enum { PLAIN = 1, TO_E4M3 = 2, PARTIAL = 4, FP8 = 8, BACKWARD = 16 };
 
 static const char *variantName(const ep_real_options_t *o) {
-  return o->toE4m3 ? "e4m3" : o->partial ? "partial" : "plain";
+  return o->toE4m3     ? "e4m3"
+         : o->partial  ? "partial"
+         : o->fp8      ? "fp8"
+         : o->backward ? "backward"
+                       : "plain";
+}
+
+int cliTakeVariant(const char *word, ep_real_options_t *o) {
+  o->toE4m3 = !strcmp(word, "e4m3");
+  o->partial = !strcmp(word, "partial");
+  o->fp8 = !strcmp(word, "fp8");
+  o->backward = !strcmp(word, "backward");
+  return !strcmp(word, variantName(o));
 }
 
 static int takeVariants(const char *text, unsigned *set) {
   char copy[64], *save = NULL;
   snprintf(copy, sizeof copy, "%s", text);
   for (char *word = strtok_r(copy, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
-    unsigned bit = !strcmp(word, "plain")     ? PLAIN
-                   : !strcmp(word, "e4m3")    ? TO_E4M3
-                   : !strcmp(word, "partial") ? PARTIAL
-                                              : 0;
-    if (!bit) return 0;
-    *set |= bit;
+    ep_real_options_t o = {0};
+    if (!cliTakeVariant(word, &o)) return 0;
+    *set |= o.toE4m3 ? TO_E4M3 : o.partial ? PARTIAL : o.fp8 ? FP8 : o.backward ? BACKWARD : PLAIN;
   }
   return *set != 0;
 }
@@ -43,11 +52,14 @@ static int takeTokens(const char *text, long long *tokens) {
   return n;
 }
 
-/* What a mode can be: only LL quantises, only its expert-major layout has partial sums. */
+/* What a mode can be: only LL quantises, only its expert-major layout has partial sums, only HT a
+ * backward. */
 static unsigned variantsOf(int mode, const ep_real_options_t *base) {
   unsigned set = PLAIN;
   if (mode < TREFOIL_HT_FLAT && base->hidden % 512 == 0) set |= TO_E4M3;
   if (mode == TREFOIL_LL_EXPERT_MAJOR) set |= PARTIAL;
+  if (mode >= TREFOIL_HT_FLAT) set |= BACKWARD;
+  if (base->hidden % 512 == 0) set |= FP8;
   return set;
 }
 
@@ -58,7 +70,7 @@ static int makeRuns(const cli_gpu_bench_t *b, unsigned variants, ep_real_options
     long long tokens[MAX_TOKENS];
     const char *standard = mode < TREFOIL_HT_FLAT ? "1,8,32,64,128" : "4096";
     int numTokens = takeTokens(b->tokens ? b->tokens : standard, tokens);
-    for (unsigned bit = PLAIN; bit <= PARTIAL; bit <<= 1) {
+    for (unsigned bit = PLAIN; bit <= BACKWARD; bit <<= 1) {
       if (!(variantsOf(mode, &b->base) & variants & bit)) continue;
       for (int i = 0; i < numTokens && n < MAX_RUNS; i++) {
         ep_real_options_t *o = &runs[n++];
@@ -67,6 +79,8 @@ static int makeRuns(const cli_gpu_bench_t *b, unsigned variants, ep_real_options
         o->shape.maxTokens = tokens[i];
         o->toE4m3 = bit == TO_E4M3;
         o->partial = bit == PARTIAL;
+        o->fp8 = bit == FP8;
+        o->backward = bit == BACKWARD;
         o->repeats = 1;
       }
     }
@@ -77,7 +91,8 @@ static int makeRuns(const cli_gpu_bench_t *b, unsigned variants, ep_real_options
 /* ---- Output ---- */
 
 static json_t *spreadJson(const ep_gpu_spread_t *s) {
-  return json_pack("{s:f, s:f}", "p50_s", s->p50, "p99_s", s->p99);
+  return json_pack("{s:f, s:f, s:f, s:f}", "p50_s", s->p50, "p99_s", s->p99, "min_s", s->min,
+                   "max_s", s->max);
 }
 
 /* Called and replayed apart. */
@@ -102,13 +117,42 @@ static json_t *figuresJson(const ep_gpu_times_t *t, ep_gpu_what_t what) {
 
 static const char *const whatNames[EP_GPU_NUM_WHAT] = {"empty", "dispatch", "combine", "both"};
 
-static json_t *runJson(const ep_real_options_t *o, const ep_real_result_t *r) {
+static const char *const routingNames[] = {"uniform", "zipf", "hot-expert", "hot-rank"};
+static const char *const besideNames[] = {"nothing", "copies", "gemm"};
+
+static int indexOf(const char *word, const char *const *names, int n) {
+  for (int i = 0; i < n; i++)
+    if (!strcmp(word, names[i])) return i;
+  return -1;
+}
+int cliRoutingOf(const char *word) {
+  return indexOf(word, routingNames, 4);
+}
+int cliBesideOf(const char *word) {
+  return indexOf(word, besideNames, EP_REAL_NUM_BESIDE);
+}
+
+/* How the point differs from uniform, full, alone and in step. */
+static void addCircumstances(json_t *j, const ep_real_options_t *o, const ep_real_result_t *r) {
+  json_t *more = json_pack("{s:s, s:f, s:f, s:i, s:i, s:f, s:s}", "routing",
+                           routingNames[o->popularity], "skew", o->skew, "ragged", o->ragged,
+                           "empty_ranks", o->numEmptyRanks, "sms", (int)o->maxSms, "start_skew_s",
+                           1e-9 * (double)o->startSkewNs, "beside", besideNames[o->beside]);
+  json_object_update(j, more);
+  json_decref(more);
+  if (!o->beside || !r->gpu.measured) return;
+  json_object_set_new(j, "beside_alone_per_second", json_real(r->gpu.besideAlone));
+  json_object_set_new(j, "beside_per_second", json_real(r->gpu.beside));
+}
+
+json_t *cliGpuRunJson(const ep_real_options_t *o, const ep_real_result_t *r) {
   const trefoil_shape_t *s = &o->shape;
   json_t *j = json_pack("{s:s, s:s, s:i, s:I, s:I, s:i, s:i, s:I, s:b, s:i}", "mode",
                         trefoilModeName(o->mode), "variant", variantName(o), "ranks", s->numRanks,
                         "tokens", (json_int_t)s->maxTokens, "hidden", (json_int_t)o->hidden,
                         "experts", s->numExperts, "topk", s->topk, "seed", (json_int_t)o->seed,
-                        "ok", r->ok, "iterations", EP_GPU_ITERATIONS);
+                        "ok", r->ok, "iterations", r->gpu.iterations);
+  addCircumstances(j, o, r);
   if (!r->ok) json_object_set_new(j, "difference", json_string(r->difference));
   if (!r->gpu.measured) return j;
   json_object_set_new(j, "copy_bytes_per_second", json_real(r->gpu.copyRate));
@@ -167,7 +211,7 @@ static void driverVersion(char *text, size_t bytes) {
   if (f) fclose(f);
 }
 
-static json_t *factsJson(const ep_gpu_times_t *t, int ranks) {
+json_t *cliGpuFactsJson(const ep_gpu_times_t *t, int ranks) {
   char driver[64], nccl[32];
   driverVersion(driver, sizeof driver);
   snprintf(nccl, sizeof nccl, "%d.%d.%d", t->ncclVersion / 10000, t->ncclVersion / 100 % 100,
@@ -180,10 +224,10 @@ static json_t *factsJson(const ep_gpu_times_t *t, int ranks) {
 static json_t *allJson(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
                        const ep_real_result_t *r, int n) {
   json_t *list = json_array();
-  for (int i = 0; i < n; i++) json_array_append_new(list, runJson(&runs[i], &r[i]));
-  json_t *j =
-      json_pack("{s:o, s:o, s:o}", "gpu_benchmarks", list, "gpu",
-                factsJson(&r[0].gpu, b->base.shape.numRanks), "environment", cliEnvironment());
+  for (int i = 0; i < n; i++) json_array_append_new(list, cliGpuRunJson(&runs[i], &r[i]));
+  json_t *j = json_pack("{s:o, s:o, s:o}", "gpu_benchmarks", list, "gpu",
+                        cliGpuFactsJson(&r[0].gpu, b->base.shape.numRanks), "environment",
+                        cliEnvironment());
   cliLibrariesJson(j, &b->base.paths);
   return j;
 }
@@ -236,7 +280,8 @@ int cliBenchGpu(const cli_gpu_bench_t *b) {
     return cliFail("bench", "this build has no CUDA kernels to measure with: build it where nvcc "
                             "of CUDA 13.0 or newer is");
   if (!takeVariants(b->variants ? b->variants : "plain,e4m3,partial", &variants))
-    return cliUsage("bench", "--variant %s: expected some of plain, e4m3, partial", b->variants);
+    return cliUsage("bench", "--variant %s: expected some of plain, e4m3, partial, fp8, backward",
+                    b->variants);
   if (b->tokens && !takeTokens(b->tokens, tokens))
     return cliUsage("bench", "--tokens %s: expected numbers like 1,8,128, at most %d", b->tokens,
                     MAX_TOKENS);

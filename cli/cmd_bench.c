@@ -105,8 +105,9 @@ static int benchCases(const ep_real_options_t *real, double seconds, json_t *int
 int cmdBench(int argc, char **argv) {
   cli_check_t v = {.seed = 1, .tokens = -1};
   char *tokens = NULL, *variants = NULL, *plot = NULL, ranks[16];
+  char *points = NULL;
   int repeats = 10;
-  double seconds = 2;
+  double seconds = 2, minutes = 0;
   const struct poptOption options[] = {
       {"mode", 0, POPT_ARG_STRING, &v.modes, 0,
        "all, ll, ht, ll-expert-major, ll-rank-major, ht-flat, ht-expert-major", "LIST"},
@@ -117,9 +118,14 @@ int cmdBench(int argc, char **argv) {
       {"tokens", 0, POPT_ARG_STRING, &tokens, 0,
        "tokens a rank (default: 128 in LL, 4096 in HT); on GPUs a list, 1,8,32,64,128 in LL", "N"},
       {"variant", 0, POPT_ARG_STRING, &variants, 0,
-       "GPUs: plain, e4m3 (the dispatch quantises), partial (the combine sums at the experts)",
+       "GPUs: plain, e4m3 (the dispatch quantises), partial (the combine sums at the experts), fp8 "
+       "(the caller's), backward",
        "LIST"},
       {"plot", 0, POPT_ARG_STRING, &plot, 0, "GPUs: also a picture, .svg, .png or .pdf", "FILE"},
+      {"points", 0, POPT_ARG_STRING, &points, 0,
+       "what to time: JSON objects, one a line; prints one a line (docs/measure.md)", "FILE"},
+      {"minutes", 0, POPT_ARG_DOUBLE, &minutes, CLI_NOT_NEGATIVE,
+       "with --points: start nothing later (0: no limit)", "M"},
       {"ranks", 'r', POPT_ARG_STRING, &v.ranks, 0, "ranks (default 8; on GPUs all of them)", "R"},
       {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, CLI_POSITIVE, "pretended nodes", "G"},
       {"repeats", 0, POPT_ARG_INT, &repeats, CLI_POSITIVE,
@@ -162,6 +168,8 @@ int cmdBench(int argc, char **argv) {
     snprintf(ranks, sizeof ranks, "%d", devices);
     if (!v.ranks) v.ranks = ranks;
     if (!v.modes) v.modes = "ll";
+  } else if (points) {
+    if (tokens) return cliUsage("bench", "--tokens does not go with --points");
   } else if (variants || plot) {
     return cliUsage("bench", "--%s goes with --gpu", variants ? "variant" : "plot");
   } else if (tokens) {
@@ -173,6 +181,10 @@ int cmdBench(int argc, char **argv) {
   if ((rc = cliRealOptions("bench", &v, &modes, &o)) >= 0) return rc;
   if ((rc = cliLibraries("bench", &v.library, paths, &o.paths)) >= 0) return rc;
   o.progress = showStep;
+  if (points) {
+    o.repeats = repeats;
+    return cliBenchPoints(points, minutes, &o);
+  }
   if (v.library.gpu)
     return cliBenchGpu(&(cli_gpu_bench_t){o, modes, variants, tokens, plot, v.json});
   ep_real_result_t *r = malloc(sizeof *r);

@@ -1,12 +1,17 @@
 /* Measuring on GPUs, each rank in its thread. A measurement is EP_GPU_ITERATIONS of (lockstep, event,
  * operation, event) on the rank's stream: called one after the other, then captured and replayed twice,
  * of which the second counts. The pause in the lockstep kernel lets the host queue what follows before the
- * GPU is there: a host that comes late would be measured as the operation's time. */
+ * GPU is there: a host that comes late would be measured as the operation's time.
+ *
+ * With a start skew the last rank leaves the lockstep later than the others, whose kernels wait for it: the
+ * slowest rank's kernel time is then from their start. What runs beside is started before a replayed
+ * measurement and stopped after it. */
 #include "validate/gpu_times.h"
 
 #include "plan/error.h"
 #include "validate/real_work.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -16,7 +21,8 @@ enum {
   CALLED_PAUSE_NS = 60000,
   REPLAYED_PAUSE_NS = 4000,
   BURST_PAUSE_NS = 30000,
-  COPIES = 10
+  COPIES = 10,
+  HT_SMS = 32 /* what high throughput takes unless told otherwise */
 };
 
 /* One measurement of one rank, seconds. */
@@ -28,6 +34,8 @@ typedef struct ep_gpu_rank {
   cudaEvent_t before[N], after[N];
   series_t series[2]; /* called, replayed */
   double backToBack, copy[2];
+  ep_gpu_worker_t *worker; /* runs beside, now */
+  double besideAlone, beside;
 } gpu_rank_t;
 
 /* What is measured now: the same on all ranks. */
@@ -45,6 +53,11 @@ static gpu_rank_t *mine(const real_rank_t *rank) {
   return &rank->run->gpuRanks[rank->rank];
 }
 
+static int numIterations(const real_rank_t *rank) {
+  int n = rank->run->options->iterations;
+  return n > 0 ? n : N;
+}
+
 static double now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -54,7 +67,10 @@ static double now(void) {
 /* ---- Parts of a measurement ---- */
 
 static trefoil_result_t lockstep(real_rank_t *rank, unsigned pauseNs) {
-  return epGpuLockstep(&rank->run->peers[rank->rank], pauseNs, rank->stream);
+  const ep_real_options_t *o = rank->run->options;
+  int isLate = rank->rank > 0 && rank->rank == o->shape.numRanks - 1;
+  return epGpuLockstep(&rank->run->peers[rank->rank], pauseNs,
+                       isLate ? (unsigned)o->startSkewNs : 0, rank->stream);
 }
 
 static trefoil_result_t record(real_rank_t *rank, cudaEvent_t event) {
@@ -79,11 +95,11 @@ static trefoil_result_t keepTimes(real_rank_t *rank, unsigned numLaunches) {
   return TREFOIL_OK;
 }
 
-/* N operations in lockstep, with events. */
+/* Operations in lockstep, with events. */
 static trefoil_result_t queueAll(real_rank_t *rank) {
   gpu_rank_t *g = mine(rank);
   unsigned pause = job.replayed ? REPLAYED_PAUSE_NS : CALLED_PAUSE_NS;
-  for (int i = 0; i < N; i++) {
+  for (int i = 0; i < numIterations(rank); i++) {
     EP_TRY(lockstep(rank, pause));
     EP_TRY(record(rank, g->before[i]));
     EP_TRY(operate(rank, job.what));
@@ -92,13 +108,13 @@ static trefoil_result_t queueAll(real_rank_t *rank) {
   return TREFOIL_OK;
 }
 
-/* N operations one after the other, events round them all: in before[0] and after[0]; the host's time of
+/* Operations one after the other, events round them all: in before[0] and after[0]; the host's time of
  * each call. */
 static trefoil_result_t queueBurst(real_rank_t *rank) {
   gpu_rank_t *g = mine(rank);
   EP_TRY(lockstep(rank, BURST_PAUSE_NS));
   EP_TRY(record(rank, g->before[0]));
-  for (int i = 0; i < N; i++) {
+  for (int i = 0; i < numIterations(rank); i++) {
     double start = now();
     EP_TRY(operate(rank, job.what));
     g->series[job.replayed].host[i] = now() - start;
@@ -139,18 +155,18 @@ static trefoil_result_t elapsed(real_rank_t *rank, int i, double *seconds) {
 /* From the first launch's start to the last one's end of each operation. */
 static trefoil_result_t readKernelTimes(real_rank_t *rank, series_t *s) {
   const ep_library_t *lib = libOf(rank);
-  int each = job.what == EP_GPU_BOTH ? 2 : 1;
-  unsigned count = (unsigned)(N * each);
+  int each = job.what == EP_GPU_BOTH ? 2 : 1, n = numIterations(rank);
+  unsigned count = (unsigned)(n * each);
   ncclEpKernelTime_t *times = calloc(count, sizeof *times);
   EP_CHECK(times, TREFOIL_SYSTEM_ERROR, "out of memory for kernel times");
   ncclResult_t rc = lib->ncclEpReadTimes(rank->group, times, &count, rank->stream);
-  for (int i = 0; rc == ncclSuccess && i < N && count == (unsigned)(N * each); i++)
+  for (int i = 0; rc == ncclSuccess && i < n && count == (unsigned)(n * each); i++)
     s->kernel[i] = 1e-9 * (double)(times[(i + 1) * each - 1].endNs - times[i * each].startNs);
   free(times);
   rank->doing = "ncclEpReadTimes";
   EP_REAL_EP(rank, rc);
-  EP_CHECK(count == (unsigned)(N * each), TREFOIL_INTERNAL_ERROR,
-           "ncclEpReadTimes told %u launches of %d", count, N * each);
+  EP_CHECK(count == (unsigned)(n * each), TREFOIL_INTERNAL_ERROR,
+           "ncclEpReadTimes told %u launches of %d", count, n * each);
   return TREFOIL_OK;
 }
 
@@ -193,16 +209,62 @@ static trefoil_result_t measureCopies(real_rank_t *rank) {
   return TREFOIL_OK;
 }
 
+/* SMs for products of matrices: those that the operation does not take. */
+static int smsBeside(const real_t *run) {
+  int taken = run->options->maxSms > 0                ? (int)run->options->maxSms
+              : run->options->mode >= TREFOIL_HT_FLAT ? HT_SMS
+                                                      : run->peers[0].numSms / 2;
+  return taken < run->peers[0].numSms ? run->peers[0].numSms - taken : 1;
+}
+
+static trefoil_result_t startBeside(real_rank_t *rank) {
+  const real_t *run = rank->run;
+  if (run->options->beside == EP_REAL_BESIDE_NOTHING) return TREFOIL_OK;
+  rank->doing = "work beside";
+  return epGpuBesideStart(&run->peers[rank->rank],
+                          run->options->beside == EP_REAL_BESIDE_GEMM ? EP_GPU_GEMM : EP_GPU_COPIES,
+                          smsBeside(run), &mine(rank)->worker);
+}
+
+static trefoil_result_t stopBeside(real_rank_t *rank, double *perSecond) {
+  gpu_rank_t *g = mine(rank);
+  if (!g->worker) return TREFOIL_OK;
+  ep_gpu_worker_t *worker = g->worker;
+  g->worker = NULL;
+  return epGpuBesideStop(worker, perSecond);
+}
+
+/* How fast it is alone, on all ranks at once. */
+static trefoil_result_t measureBeside(real_rank_t *rank) {
+  struct timespec pause = {0, 30000000};
+  EP_TRY(startBeside(rank));
+  nanosleep(&pause, NULL);
+  return stopBeside(rank, &mine(rank)->besideAlone);
+}
+
+static trefoil_result_t runSeries(real_rank_t *rank) {
+  double rate = 0;
+  if (job.what == EP_GPU_EMPTY || !job.replayed)
+    return job.replayed ? replay(rank, queueAll) : queueAll(rank);
+  EP_TRY(startBeside(rank));
+  trefoil_result_t rc = replay(rank, queueAll);
+  char sentence[1024];
+  snprintf(sentence, sizeof sentence, "%s", rc == TREFOIL_OK ? "" : trefoilLastError());
+  trefoil_result_t stopped = stopBeside(rank, &rate); /* in any case: its thread must end */
+  if (rc != TREFOIL_OK) return epFail(rc, "%s", sentence);
+  gpu_rank_t *g = mine(rank);
+  if (stopped == TREFOIL_OK && (g->beside == 0 || rate < g->beside)) g->beside = rate;
+  return stopped;
+}
+
 static trefoil_result_t measureSeries(real_rank_t *rank) {
   series_t *s = &mine(rank)->series[job.replayed];
   int hasKernel = job.what != EP_GPU_EMPTY && libOf(rank)->ncclEpKeepTimes != NULL;
-  if (hasKernel) EP_TRY(keepTimes(rank, (unsigned)N * (job.what == EP_GPU_BOTH ? 2 : 1)));
-  if (job.replayed)
-    EP_TRY(replay(rank, queueAll));
-  else
-    EP_TRY(queueAll(rank));
+  int n = numIterations(rank);
+  if (hasKernel) EP_TRY(keepTimes(rank, (unsigned)n * (job.what == EP_GPU_BOTH ? 2 : 1)));
+  EP_TRY(runSeries(rank));
   EP_TRY(epRealSync(rank));
-  for (int i = 0; i < N; i++) EP_TRY(elapsed(rank, i, &s->event[i]));
+  for (int i = 0; i < n; i++) EP_TRY(elapsed(rank, i, &s->event[i]));
   if (hasKernel) {
     EP_TRY(readKernelTimes(rank, s));
     EP_TRY(keepTimes(rank, 0));
@@ -228,7 +290,7 @@ static trefoil_result_t measureBurst(real_rank_t *rank) {
   job.replayed = 1;
   EP_TRY(replay(rank, queueBurst));
   EP_TRY(elapsed(rank, 0, &seconds));
-  mine(rank)->backToBack = seconds / N;
+  mine(rank)->backToBack = seconds / numIterations(rank);
   return TREFOIL_OK;
 }
 
@@ -241,7 +303,7 @@ static int byValue(const void *a, const void *b) {
 
 static ep_gpu_spread_t spread(double *values, int n) {
   qsort(values, (size_t)n, sizeof *values, byValue);
-  return (ep_gpu_spread_t){values[n / 2], values[n * 99 / 100]};
+  return (ep_gpu_spread_t){values[n / 2], values[n * 99 / 100], values[0], values[n - 1]};
 }
 
 typedef enum which { KERNEL, EVENT, OVERHEAD, HOST } which_t;
@@ -257,7 +319,7 @@ static double valueOf(const series_t *s, which_t which, int i) {
 static ep_gpu_spread_t summarise(const real_t *run, int replayed, which_t which, int pooled) {
   int R = run->options->shape.numRanks, n = 0;
   double values[N * EP_GPU_MAX_RANKS];
-  for (int i = 0; i < N; i++) {
+  for (int i = 0; i < run->result->gpu.iterations; i++) {
     double worst = 0;
     for (int r = 0; r < R; r++) {
       double v = valueOf(&run->gpuRanks[r].series[replayed], which, i);
@@ -314,6 +376,15 @@ static void sumUp(const real_t *run, ep_gpu_what_t what) {
   f->ratio = (hasKernel ? f->kernel[1].p50 : f->event[1].p50) / floor;
 }
 
+static void sumUpBeside(real_t *run) {
+  ep_gpu_times_t *t = &run->result->gpu;
+  for (int r = 0; r < run->options->shape.numRanks; r++) {
+    const gpu_rank_t *g = &run->gpuRanks[r];
+    if (r == 0 || g->besideAlone < t->besideAlone) t->besideAlone = g->besideAlone;
+    if (r == 0 || g->beside < t->beside) t->beside = g->beside;
+  }
+}
+
 static double copyRate(const real_t *run) {
   int R = run->options->shape.numRanks;
   double best = 0;
@@ -334,6 +405,7 @@ static trefoil_result_t start(real_rank_t *rank) {
   if (rank->rank > 0) return TREFOIL_OK;
   run->gpuRanks = calloc((size_t)run->options->shape.numRanks, sizeof *run->gpuRanks);
   EP_CHECK(run->gpuRanks, TREFOIL_SYSTEM_ERROR, "out of memory for measurements");
+  run->result->gpu.iterations = numIterations(rank);
   run->result->gpu.hasKernelTimes = run->lib.ncclEpKeepTimes && run->lib.ncclEpReadTimes;
   run->lib.ncclGetVersion(&run->result->gpu.ncclVersion);
   return epGpuFacts(0, &run->result->gpu.facts);
@@ -357,14 +429,17 @@ void epGpuMeasure(real_rank_t *rank) {
   epRealPhase(rank, prepare, "measuring");
   if (isMore) epRealPhase(rank, measureCopies, "copying");
   if (rank->rank == 0 && isMore) run->result->gpu.copyRate = copyRate(run);
+  if (run->options->beside != EP_REAL_BESIDE_NOTHING)
+    epRealPhase(rank, measureBeside, "measuring what runs beside");
   measureWhat(rank, EP_GPU_EMPTY);
   measureWhat(rank, EP_GPU_DISPATCH);
-  if (!run->options->toE4m3) {
+  if (epRealHasCombine(run->options)) {
     measureWhat(rank, EP_GPU_COMBINE);
     measureWhat(rank, EP_GPU_BOTH);
   }
   epRealPhase(rank, putAway, "measuring");
   if (rank->rank > 0) return;
+  sumUpBeside(run);
   run->result->gpu.measured = !atomic_load(&run->failed);
   free(run->gpuRanks);
   run->gpuRanks = NULL;

@@ -15,7 +15,7 @@
 enum { EP_GPU_ITERATIONS = 200 };
 
 typedef struct ep_gpu_spread {
-  double p50, p99; /* seconds; 0: not measured */
+  double p50, p99, min, max; /* seconds; 0: not measured */
 } ep_gpu_spread_t;
 
 typedef enum ep_gpu_what {
@@ -40,6 +40,10 @@ typedef struct ep_gpu_figures {
 typedef struct ep_gpu_times {
   int measured;
   int hasKernelTimes; /* 0: the library does not tell them */
+  int iterations;     /* of each measurement */
+  double besideAlone,
+      beside; /* what ran beside, a second: bytes or floating-point operations of the
+                                 slowest rank; alone, and while replayed operations were timed */
   ep_gpu_facts_t facts;
   int ncclVersion;
   double

@@ -20,7 +20,7 @@ extern "C" {
 
 namespace {
 
-constexpr size_t PAGE_WORDS = 1024;
+constexpr size_t PAGE_WORDS = EP_GPU_PAGE_BYTES / 4;
 constexpr int LOST_WORD = 512;
 constexpr unsigned long long PATIENCE_NS = 2000000000ull;
 
@@ -30,7 +30,8 @@ __device__ inline unsigned long long now() {
   return t;
 }
 
-__global__ void lockstepKernel(const __grid_constant__ ep_gpu_peers_t p, unsigned pauseNs) {
+__global__ void lockstepKernel(const __grid_constant__ ep_gpu_peers_t p, unsigned pauseNs,
+                               unsigned lateNs) {
   const unsigned long long t0 = now();
   while (now() - t0 < pauseNs) {
   }
@@ -47,6 +48,9 @@ __global__ void lockstepKernel(const __grid_constant__ ep_gpu_peers_t p, unsigne
   }
   __syncthreads();
   if (threadIdx.x == 0) *p.epoch = e;
+  const unsigned long long t1 = now();
+  while (lateNs > 0 && now() - t1 < lateNs) {
+  }
 }
 
 // This rank's share in another rank's memory.
@@ -106,7 +110,8 @@ extern "C" trefoil_result_t epGpuTeam(int numRanks, ep_gpu_peers_t *out) {
   ep_gpu_peers_t team[EP_GPU_MAX_RANKS] = {};
   EP_CHECK(numRanks >= 1 && numRanks <= EP_GPU_MAX_RANKS, TREFOIL_INVALID_ARGUMENT,
            "%d ranks: 1 to %d can be measured in one process", numRanks, EP_GPU_MAX_RANKS);
-  const size_t bytes = PAGE_WORDS * 4 + EP_GPU_COPY_BYTES * numRanks;
+  // one rank copies beside what is measured from one share of its memory to another
+  const size_t bytes = EP_GPU_PAGE_BYTES + EP_GPU_COPY_BYTES * (numRanks > 1 ? numRanks : 2);
   for (int r = 0; r < numRanks; r++) {
     ep_gpu_facts_t facts;
     unsigned *words;
@@ -143,8 +148,9 @@ extern "C" void epGpuTeamFree(ep_gpu_peers_t *team) {
   }
 }
 
-extern "C" trefoil_result_t epGpuLockstep(const ep_gpu_peers_t *p, unsigned pauseNs, void *stream) {
-  lockstepKernel<<<1, 32, 0, (cudaStream_t)stream>>>(*p, pauseNs);
+extern "C" trefoil_result_t epGpuLockstep(const ep_gpu_peers_t *p, unsigned pauseNs,
+                                          unsigned lateNs, void *stream) {
+  lockstepKernel<<<1, 32, 0, (cudaStream_t)stream>>>(*p, pauseNs, lateNs);
   TRY_HERE(cudaGetLastError());
   return TREFOIL_OK;
 }

@@ -22,6 +22,7 @@ typedef struct ep_gpu_peers {
 } ep_gpu_peers_t;
 
 #define EP_GPU_COPY_BYTES ((size_t)24 << 20)
+#define EP_GPU_PAGE_BYTES ((size_t)4096)
 
 typedef struct ep_gpu_facts {
   char name[EP_GPU_NAME_BYTES];
@@ -36,14 +37,25 @@ trefoil_result_t epGpuTeam(int numRanks, ep_gpu_peers_t *out);
 void epGpuTeamFree(ep_gpu_peers_t *team);
 
 /* All ranks leave it within about a microsecond; pauseNs: all wait so long first, so that what follows
- * is queued everywhere. */
-trefoil_result_t epGpuLockstep(const ep_gpu_peers_t *p, unsigned pauseNs, void *stream);
+ * is queued everywhere. lateNs: this rank leaves so much later. */
+trefoil_result_t epGpuLockstep(const ep_gpu_peers_t *p, unsigned pauseNs, unsigned lateNs,
+                               void *stream);
 /* Every rank stores EP_GPU_COPY_BYTES to every other: kind 0 peer after peer, 1 all peers at once. */
 trefoil_result_t epGpuCopy(const ep_gpu_peers_t *p, int kind, void *stream);
 trefoil_result_t epGpuEmpty(void *stream);
 /* Occupies the stream for so long. Before other kernels of the process wait for one another, launch it once
  * on every GPU: its module must not be loaded then. */
 trefoil_result_t epGpuDelay(uint64_t ns, void *stream);
+
+/* Work beside what is measured, on a stream and by a thread of its own, until it is stopped; the GPU is
+ * p->rank's. COPIES: copy engines store to the next rank's memory (one rank: to its own), 24 MB at a time. GEMM:
+ * products of bf16 matrices on tensor cores, one block on each of numSms SMs. */
+typedef enum ep_gpu_beside { EP_GPU_COPIES, EP_GPU_GEMM } ep_gpu_beside_t;
+typedef struct ep_gpu_worker ep_gpu_worker_t;
+trefoil_result_t epGpuBesideStart(const ep_gpu_peers_t *p, ep_gpu_beside_t kind, int numSms,
+                                  ep_gpu_worker_t **out);
+/* *perSecond: bytes, or floating-point operations. */
+trefoil_result_t epGpuBesideStop(ep_gpu_worker_t *worker, double *perSecond);
 
 #ifdef __cplusplus
 }

@@ -21,8 +21,9 @@ trefoil_result_t epGpuTeam(int numRanks, ep_gpu_peers_t *out) {
 void epGpuTeamFree(ep_gpu_peers_t *team) {
   (void)team;
 }
-trefoil_result_t epGpuLockstep(const ep_gpu_peers_t *p, unsigned pauseNs, void *stream) {
-  (void)p, (void)pauseNs, (void)stream;
+trefoil_result_t epGpuLockstep(const ep_gpu_peers_t *p, unsigned pauseNs, unsigned lateNs,
+                               void *stream) {
+  (void)p, (void)pauseNs, (void)lateNs, (void)stream;
   REFUSE();
 }
 trefoil_result_t epGpuCopy(const ep_gpu_peers_t *p, int kind, void *stream) {
@@ -35,5 +36,14 @@ trefoil_result_t epGpuEmpty(void *stream) {
 }
 trefoil_result_t epGpuDelay(uint64_t ns, void *stream) {
   (void)ns, (void)stream;
+  REFUSE();
+}
+trefoil_result_t epGpuBesideStart(const ep_gpu_peers_t *p, ep_gpu_beside_t kind, int numSms,
+                                  ep_gpu_worker_t **out) {
+  (void)p, (void)kind, (void)numSms, (void)out;
+  REFUSE();
+}
+trefoil_result_t epGpuBesideStop(ep_gpu_worker_t *worker, double *perSecond) {
+  (void)worker, (void)perSecond;
   REFUSE();
 }

@@ -7,6 +7,7 @@
 #include "validate/real_work.h"
 
 #include "plan/error.h"
+#include "validate/rng.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +51,7 @@ static trefoil_result_t copy(real_rank_t *rank, void *to, const void *from, size
 
 /* Rows that a combine will read are changed on the way; quantised ones are not. */
 static int isCombined(const real_t *run) {
-  return !run->options->toE4m3;
+  return epRealHasCombine(run->options);
 }
 
 static int keyOfSlot(const real_t *run, int rank, const trefoil_slot_t *slot) {
@@ -70,6 +71,22 @@ static void transformRow(uint8_t *row, size_t bytes, int key) {
     memcpy(row + at, &word, 8);
   }
   for (; at < bytes; at++) row[at] ^= (uint8_t)(pattern >> 8 * (at % 8));
+}
+
+/* Backward: what the weights of a slot are on the expert's rank, known from whose row it holds. */
+static float slotWeight(const trefoil_slot_t *slot, int rank, int k) {
+  ep_rng_t rng = epRng((uint64_t)slot->src, (uint64_t)slot->token, (uint64_t)(rank * 64 + k));
+  return (float)epRange(&rng, 1, 1 << 20) * 0x1p-20f;
+}
+
+/* The weights of a rank's slots: flat [slots, K], expert-major [slots]. */
+static void slotWeights(const real_t *run, int rank, const trefoil_slot_t *slots, int64_t n,
+                        float *weights) {
+  int K = run->rc.mode == TREFOIL_HT_FLAT ? run->options->shape.topk : 1;
+  for (int64_t i = 0; i < n; i++)
+    for (int k = 0; k < K; k++)
+      weights[i * K + k] =
+          slots[i].src < 0 ? 0 : slotWeight(&slots[i], rank, K > 1 ? k : slots[i].k);
 }
 
 /* The first differing row of a piece in words. */
@@ -176,7 +193,8 @@ static trefoil_result_t referenceDispatch(real_rank_t *rank, expected_t *e) {
   real_t *run = rank->run;
   trefoil_source_t sources[EP_REAL_MAX_RANKS];
   for (int r = 0; r < run->options->shape.numRanks; r++)
-    sources[r] = (trefoil_source_t){run->tokens[r], NULL, run->weights[r]};
+    sources[r] = (trefoil_source_t){run->tokens[r], run->scales[r],
+                                    run->rc.backward ? NULL : run->weights[r]};
   memset(e->tokens, EP_REAL_NOISE, rank->received.bytes);
   if (e->scales) memset(e->scales, EP_REAL_NOISE, rank->receivedScales.bytes);
   if (e->weights) memset(e->weights, EP_REAL_NOISE, rank->receivedWeights.bytes);
@@ -188,6 +206,17 @@ static trefoil_result_t referenceDispatch(real_rank_t *rank, expected_t *e) {
   return trefoilRefSlots(&run->rc, rank->rank, e->slots);
 }
 
+/* Backward: the combine's weights, in place of what a dispatch forward would have brought. */
+static trefoil_result_t giveWeights(real_rank_t *rank, const trefoil_slot_t *slots, int64_t n) {
+  const real_tensor_t *t = &rank->receivedWeights;
+  float *weights = calloc(1, t->bytes + 1);
+  EP_CHECK(weights, TREFOIL_SYSTEM_ERROR, "out of memory for weights");
+  slotWeights(rank->run, rank->rank, slots, n, weights);
+  trefoil_result_t rc = copy(rank, t->data, weights, t->bytes, cudaMemcpyHostToDevice);
+  free(weights);
+  return rc;
+}
+
 trefoil_result_t epRealCompareDispatch(real_rank_t *rank) {
   real_t *run = rank->run;
   takeTurn(run);
@@ -195,7 +224,8 @@ trefoil_result_t epRealCompareDispatch(real_rank_t *rank) {
   expected_t e = {.tokens = sparse(rank->received.bytes),
                   .slots = malloc(sizeof(trefoil_slot_t) * (size_t)(numSlots + 1))};
   if (rank->receivedScales.data) e.scales = sparse(rank->receivedScales.bytes);
-  if (rank->receivedWeights.data) e.weights = malloc(rank->receivedWeights.bytes);
+  if (rank->receivedWeights.data && !run->rc.backward)
+    e.weights = malloc(rank->receivedWeights.bytes);
   if (rank->receivedIds.data) e.ids = malloc(rank->receivedIds.bytes);
   trefoil_result_t rc = e.tokens && e.slots
                             ? TREFOIL_OK
@@ -209,6 +239,7 @@ trefoil_result_t epRealCompareDispatch(real_rank_t *rank) {
   if (rc == TREFOIL_OK && e.ids)
     rc = compareTensor(rank, &rank->receivedIds, e.ids, "received topk_idx");
   if (rc == TREFOIL_OK) rc = compareCounters(rank);
+  if (rc == TREFOIL_OK && run->rc.backward) rc = giveWeights(rank, e.slots, numSlots);
   freeSparse(e.tokens, rank->received.bytes);
   freeSparse(e.scales, rank->receivedScales.bytes);
   free(e.slots);
@@ -222,10 +253,11 @@ trefoil_result_t epRealCompareDispatch(real_rank_t *rank) {
 
 /* What `expertRank` holds of `source`'s rows alone, changed as on the device. */
 static trefoil_result_t expertRows(const trefoil_case_t *alone, const real_t *run, int source,
-                                   int expertRank, uint8_t *rows) {
+                                   int expertRank, uint8_t *rows, float *weights) {
   size_t rowBytes = 2 * (size_t)alone->width;
   trefoil_source_t sources[EP_REAL_MAX_RANKS] = {{0}};
-  sources[source] = (trefoil_source_t){run->tokens[source], NULL, run->weights[source]};
+  sources[source] =
+      (trefoil_source_t){run->tokens[source], NULL, alone->backward ? NULL : run->weights[source]};
   trefoil_received_t out = {.tokens = rows};
   EP_TRY(trefoilRefDispatch(alone, expertRank, sources, &out));
   int64_t n = trefoilRefNumSlots(alone, expertRank);
@@ -235,6 +267,7 @@ static trefoil_result_t expertRows(const trefoil_case_t *alone, const real_t *ru
   for (int64_t i = 0; rc == TREFOIL_OK && i < n; i++)
     if (slots[i].src >= 0)
       transformRow(rows + (size_t)i * rowBytes, rowBytes, keyOfSlot(run, expertRank, &slots[i]));
+  if (rc == TREFOIL_OK && alone->backward) slotWeights(run, expertRank, slots, n, weights);
   free(slots);
   return rc;
 }
@@ -250,27 +283,41 @@ trefoil_result_t epRealCompareCombine(real_rank_t *rank) {
   alone.routing.numTokens = counts;
   alone.routing.topkIdx = ids;
   size_t rowBytes = rank->combined.rowBytes, bytes[EP_REAL_MAX_RANKS];
+  size_t weightBytes[EP_REAL_MAX_RANKS];
+  int perSlot = run->rc.mode == TREFOIL_HT_FLAT ? run->options->shape.topk : 1;
   trefoil_expert_rows_t experts[EP_REAL_MAX_RANKS] = {{0}};
   trefoil_result_t rc = TREFOIL_OK;
   takeTurn(run);
   for (int r = 0; r < R; r++) {
     bytes[r] = rowBytes * (size_t)trefoilRefNumSlots(&alone, r);
+    weightBytes[r] = sizeof(float) * (size_t)perSlot * (bytes[r] / rowBytes);
     uint8_t *rows = sparse(bytes[r]);
+    float *weights = run->rc.backward ? sparse(weightBytes[r]) : NULL;
     experts[r].tokens = rows;
+    experts[r].topkWeights = weights;
     if (rc == TREFOIL_OK)
-      rc = rows ? expertRows(&alone, run, rank->rank, r, rows)
-                : epFail(TREFOIL_SYSTEM_ERROR, "out of memory for a rank's reference");
+      rc = rows && (weights || !run->rc.backward)
+               ? expertRows(&alone, run, rank->rank, r, rows, weights)
+               : epFail(TREFOIL_SYSTEM_ERROR, "out of memory for a rank's reference");
   }
-  uint8_t *expected = malloc(rank->combined.bytes);
-  if (rc == TREFOIL_OK && !expected)
+  uint8_t *expected = malloc(rank->combined.bytes + 1);
+  float *expectedWeights = malloc(rank->combinedWeights.bytes + 1);
+  if (rc == TREFOIL_OK && !(expected && expectedWeights))
     rc = epFail(TREFOIL_SYSTEM_ERROR, "out of memory for a rank's reference");
   if (rc == TREFOIL_OK)
-    rc = trefoilRefCombine(
-        &alone, rank->rank, experts,
-        run->rc.mode == TREFOIL_LL_EXPERT_MAJOR ? run->weights[rank->rank] : NULL, expected, NULL);
-  for (int r = 0; r < R; r++) freeSparse((void *)experts[r].tokens, bytes[r]);
+    rc =
+        trefoilRefCombine(&alone, rank->rank, experts,
+                          run->rc.mode == TREFOIL_LL_EXPERT_MAJOR ? run->weights[rank->rank] : NULL,
+                          expected, run->rc.backward ? expectedWeights : NULL);
+  for (int r = 0; r < R; r++) {
+    freeSparse((void *)experts[r].tokens, bytes[r]);
+    freeSparse((void *)experts[r].topkWeights, weightBytes[r]);
+  }
   if (rc == TREFOIL_OK) rc = compareTensor(rank, &rank->combined, expected, "combined tokens");
+  if (rc == TREFOIL_OK && run->rc.backward)
+    rc = compareTensor(rank, &rank->combinedWeights, (uint8_t *)expectedWeights, "weights");
   free(expected);
+  free(expectedWeights);
   passTurn(run);
   return rc;
 }

@@ -33,6 +33,7 @@ static trefoil_result_t combineRank(real_rank_t *rank) {
 static trefoil_result_t copyRank(real_rank_t *rank) {
   const ep_library_t *lib = &rank->run->lib;
   size_t bytes = rank->tokens.bytes;
+  if (bytes == 0) return TREFOIL_OK;
   rank->doing = "cudaMemcpyAsync";
   for (size_t at = 0; at + bytes <= rank->received.bytes && at < 8 * bytes; at += bytes)
     EP_REAL_CUDA(rank, lib->cudaMemcpyAsync((uint8_t *)rank->received.data + at, rank->tokens.data,
@@ -41,7 +42,7 @@ static trefoil_result_t copyRank(real_rank_t *rank) {
 }
 
 static uint64_t copyBytes(const real_rank_t *rank) {
-  size_t n = rank->received.bytes / rank->tokens.bytes;
+  size_t n = rank->tokens.bytes ? rank->received.bytes / rank->tokens.bytes : 0;
   return (uint64_t)rank->tokens.bytes * (n > 8 ? 8 : n);
 }
 
@@ -77,7 +78,7 @@ static void timeAgain(real_rank_t *rank) {
   if (first) result->copyRate = best;
   for (int i = 0; i < run->options->repeats && i < EP_REAL_MAX_REPEATS; i++) {
     double d = epRealPhase(rank, dispatchRank, "dispatch");
-    double c = epRealPhase(rank, combineRank, "combine");
+    double c = epRealHasCombine(run->options) ? epRealPhase(rank, combineRank, "combine") : 0;
     if (atomic_load(&run->failed)) return;
     if (!first) continue;
     result->dispatchTimes[i] = d;
@@ -95,7 +96,7 @@ static void *rankMain(void *argument) {
   s[1] = epRealPhase(rank, dispatchRank, "Dispatch");
   s[2] = epRealPhase(rank, epRealCompareDispatch, "comparing the dispatch");
   s[3] = s[4] = 0;
-  if (!rank->run->options->toE4m3) {
+  if (epRealHasCombine(rank->run->options)) {
     s[3] = epRealPhase(rank, combineRank, "Combine");
     s[4] = epRealPhase(rank, epRealCompareCombine, "comparing the combine");
   }
@@ -155,6 +156,7 @@ static trefoil_result_t runRanks(real_t *run) {
     free(run->ids[r]);
     free(run->weights[r]);
     free(run->tokens[r]);
+    free(run->scales[r]);
   }
   free(ranks);
   run->result->ok = !atomic_load(&run->failed);
@@ -190,7 +192,9 @@ static trefoil_result_t runAll(const ep_real_options_t *options, int numRuns, sh
   epLibraryHostDevices(options->shape.numRanks);
   setEnvironment(options);
   EP_TRY(openProcess(keep, options));
+  double start = now();
   for (int i = 0; i < numRuns; i++) {
+    if (options->seconds > 0 && now() - start > options->seconds) break;
     real_t *run = calloc(1, sizeof *run);
     EP_CHECK(run, TREFOIL_SYSTEM_ERROR, "out of memory");
     run->options = &options[i];
@@ -221,6 +225,15 @@ static trefoil_result_t checkOptions(const ep_real_options_t *o) {
   EP_CHECK(o->shape.topk <= o->shape.numExperts, TREFOIL_INVALID_ARGUMENT,
            "top-%d of %d experts: an expert can be used once a token", o->shape.topk,
            o->shape.numExperts);
+  EP_CHECK(o->iterations >= 0 && o->iterations <= EP_GPU_ITERATIONS, TREFOIL_INVALID_ARGUMENT,
+           "%d iterations: at most %d", o->iterations, EP_GPU_ITERATIONS);
+  EP_CHECK(!o->backward || o->mode >= TREFOIL_HT_FLAT, TREFOIL_INVALID_ARGUMENT,
+           "low latency has no backward");
+  EP_CHECK(!o->fp8 || o->hidden % 128 == 0, TREFOIL_INVALID_ARGUMENT,
+           "hidden %lld: rows with a scale for each 128 elements need a multiple of 128",
+           (long long)o->hidden);
+  EP_CHECK(o->startSkewNs <= 10000000, TREFOIL_INVALID_ARGUMENT,
+           "a start skew of %llu ns: at most 10 ms", (unsigned long long)o->startSkewNs);
   EP_CHECK(!(o->toE4m3 || o->partial) || o->mode < TREFOIL_HT_FLAT, TREFOIL_INVALID_ARGUMENT,
            "quantising in the dispatch, and partial combine, are low latency's alone");
   return trefoilShapeCheck(&o->shape);
@@ -249,15 +262,22 @@ trefoil_result_t epRealRunAll(const ep_real_options_t *options, int numRuns,
   }
   int status = 1;
   uint64_t total = countSteps(options, numRuns);
+  int numTold = 0;
   while (pid > 0 && waitpid(pid, &status, WNOHANG) == 0) {
     struct timespec pause = {0, 20000000};
     nanosleep(&pause, NULL);
     int at = atomic_load(&shared->numDone);
+    while (options->finished && numTold < at) {
+      options->finished(options->context, numTold, &shared->results[numTold]);
+      numTold++;
+    }
     if (options->progress && at < numRuns)
       options->progress(options->context, trefoilModeName(options[at].mode),
                         atomic_load(&shared->numSteps), total);
   }
   *numDone = atomic_load(&shared->numDone);
+  for (; options->finished && numTold < *numDone; numTold++)
+    options->finished(options->context, numTold, &shared->results[numTold]);
   memcpy(results, shared->results, sizeof *results * (size_t)numRuns);
   char failure[1024];
   memcpy(failure, shared->failure, sizeof failure);

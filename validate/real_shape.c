@@ -27,46 +27,79 @@ trefoil_tier_t epTierOf(const trefoil_shape_t *shape, int src, int dst) {
                                                                 : TREFOIL_TIER_NET;
 }
 
+int epRealHasCombine(const ep_real_options_t *o) {
+  return !o->toE4m3 && !o->fp8;
+}
+
 /* ---- What all ranks know ---- */
+
+/* Ids as trefoil trace and the simulator make them: seed and options alone fix them. */
+static trefoil_result_t makeIds(real_t *run) {
+  const ep_real_options_t *o = run->options;
+  const trefoil_shape_t *s = &o->shape;
+  trefoil_trace_spec_t spec = {.shape = *s,
+                               .numSteps = 1,
+                               .seed = o->seed,
+                               .popularity = o->popularity,
+                               .skew = o->skew,
+                               .ragged = o->ragged,
+                               .numEmptyRanks = o->numEmptyRanks};
+  const trefoil_trace_t *trace;
+  trefoil_routing_t routing;
+  EP_TRY(trefoilTraceGenerate(&trace, &spec));
+  trefoil_result_t rc = trefoilTraceRouting(trace, 0, &routing);
+  for (int r = 0; rc == TREFOIL_OK && r < s->numRanks; r++) {
+    run->counts[r] = routing.numTokens[r];
+    size_t bytes = sizeof *run->ids[r] * (size_t)(run->counts[r] * s->topk);
+    run->ids[r] = malloc(bytes + 1);
+    if (run->ids[r])
+      memcpy(run->ids[r], routing.topkIdx[r], bytes);
+    else
+      rc = epFail(TREFOIL_SYSTEM_ERROR, "out of memory for the routing");
+  }
+  trefoilTraceDestroy(trace);
+  return rc;
+}
+
+/* One rank's rows, their scales and weights. */
+static trefoil_result_t makeInputs(real_t *run, int r) {
+  const ep_real_options_t *o = run->options;
+  int64_t B = run->counts[r], numWeights = B * o->shape.topk;
+  ep_rng_t rng = epRng(o->seed, 3, (uint64_t)r);
+  trefoil_dtype_t dtype = o->fp8 ? TREFOIL_E4M3 : TREFOIL_BF16;
+  size_t rowBytes = trefoilDtypeBytes(dtype) * (size_t)o->hidden, scaleBytes = run->rc.scaleBytes;
+  float *weights = run->weights[r] = malloc(sizeof *weights * (size_t)(numWeights + 1));
+  run->tokens[r] = malloc(rowBytes * (size_t)B + 1);
+  run->scales[r] = malloc(scaleBytes * (size_t)B + 1);
+  EP_CHECK(weights && run->tokens[r] && run->scales[r], TREFOIL_SYSTEM_ERROR,
+           "out of memory for the inputs");
+  for (int64_t i = 0; i < numWeights; i++) weights[i] = (float)epRange(&rng, 1, 1 << 20) * 0x1p-20f;
+  for (int64_t t = 0; t < B; t++) {
+    uint64_t key = o->seed + (uint64_t)r * 1000003 + (uint64_t)t * 7919;
+    epFillPayload(EP_PAYLOAD_FINITE, dtype, key, o->hidden, run->tokens[r] + (size_t)t * rowBytes);
+    if (o->fp8)
+      epFillPayload(EP_PAYLOAD_FINITE, TREFOIL_F32, key + 1, (int64_t)scaleBytes / 4,
+                    run->scales[r] + (size_t)t * scaleBytes);
+  }
+  return TREFOIL_OK;
+}
 
 trefoil_result_t epRealRouting(real_t *run) {
   const ep_real_options_t *o = run->options;
-  const trefoil_shape_t *s = &o->shape;
-  size_t n = (size_t)(s->maxTokens * s->topk);
-  for (int r = 0; r < s->numRanks; r++) {
-    ep_rng_t rng = epRng(o->seed, 3, (uint64_t)r);
-    int32_t *ids = run->ids[r] = malloc(sizeof *ids * n);
-    float *weights = run->weights[r] = malloc(sizeof *weights * n);
-    size_t rowBytes = 2 * (size_t)o->hidden;
-    run->tokens[r] = malloc(rowBytes * (size_t)s->maxTokens);
-    EP_CHECK(ids && weights && run->tokens[r], TREFOIL_SYSTEM_ERROR,
-             "out of memory for the inputs");
-    run->counts[r] = s->maxTokens;
-    for (int64_t t = 0; t < s->maxTokens; t++) {
-      for (int k = 0; k < s->topk; k++) {
-        int32_t pick;
-        int again;
-        do {
-          pick = (int32_t)epBelow(&rng, s->numExperts);
-          again = 0;
-          for (int j = 0; j < k; j++) again |= ids[t * s->topk + j] == pick;
-        } while (again);
-        ids[t * s->topk + k] = pick;
-        weights[t * s->topk + k] = (float)epRange(&rng, 1, 1 << 20) * 0x1p-20f;
-      }
-      epFillPayload(EP_PAYLOAD_FINITE, TREFOIL_BF16,
-                    o->seed + (uint64_t)r * 1000003 + (uint64_t)t * 7919, o->hidden,
-                    run->tokens[r] + (size_t)t * rowBytes);
-    }
-  }
   run->rc = (trefoil_case_t){
-      .routing = {*s, run->counts, (const int32_t *const *)run->ids},
+      .routing = {o->shape, run->counts, (const int32_t *const *)run->ids},
       .mode = o->mode,
       .width = o->hidden,
-      .dtype = TREFOIL_BF16,
-      .quant = o->toE4m3 ? TREFOIL_QUANT_E4M3 : TREFOIL_QUANT_NONE,
+      .dtype = o->fp8 ? TREFOIL_E4M3 : TREFOIL_BF16,
+      .quant = o->toE4m3 ? TREFOIL_QUANT_E4M3
+               : o->fp8  ? TREFOIL_QUANT_CALLER
+                         : TREFOIL_QUANT_NONE,
+      .scaleBytes = o->fp8 ? (size_t)o->hidden / 32 : 0,
+      .backward = o->backward,
       .combinePartial = o->partial,
   };
+  EP_TRY(makeIds(run));
+  for (int r = 0; r < o->shape.numRanks; r++) EP_TRY(makeInputs(run, r));
   return trefoilCaseCheck(&run->rc);
 }
 
@@ -94,7 +127,8 @@ trefoil_result_t epRealTraffic(real_t *run) {
   EP_CHECK(rows, TREFOIL_SYSTEM_ERROR, "out of memory for the traffic table");
   size_t hidden = (size_t)run->options->hidden;
   for (int op = 0; op < 2; op++) {
-    size_t rowBytes = run->options->toE4m3 && op == 0 ? hidden + hidden / 32 : 2 * hidden;
+    int isShort = !epRealHasCombine(run->options) && op == 0;
+    size_t rowBytes = isShort ? hidden + hidden / 32 : 2 * hidden;
     uint64_t *bytes = op ? result->combineBytes : result->dispatchBytes;
     trefoil_plan_config_t config = {.mode = run->rc.mode,
                                     .op = (trefoil_op_t)op,
@@ -152,36 +186,46 @@ static trefoil_result_t upload(real_rank_t *rank, real_tensor_t *t, const void *
 static trefoil_result_t makeTensors(real_rank_t *rank) {
   real_t *run = rank->run;
   const trefoil_shape_t *s = &run->options->shape;
-  int64_t B = s->maxTokens, H = run->options->hidden, K = s->topk, R = s->numRanks;
+  int64_t N = s->maxTokens, B = run->counts[rank->rank], H = run->options->hidden;
+  int64_t K = s->topk, R = s->numRanks, S = H / 128;
   int64_t L = trefoilExpertsPerRank(s);
   trefoil_mode_t mode = run->rc.mode;
   EP_TRY(newTensor(rank, &rank->ids, TREFOIL_INT32, 2, (int64_t[]){B, K}));
-  EP_TRY(newTensor(rank, &rank->tokens, TREFOIL_BF16, 2, (int64_t[]){B, H}));
+  EP_TRY(newTensor(rank, &rank->tokens, run->rc.dtype, 2, (int64_t[]){B, H}));
   EP_TRY(newTensor(rank, &rank->weights, TREFOIL_F32, 2, (int64_t[]){B, K}));
   EP_TRY(newTensor(rank, &rank->combined, TREFOIL_BF16, 2, (int64_t[]){B, H}));
   EP_TRY(upload(rank, &rank->ids, run->ids[rank->rank]));
   EP_TRY(upload(rank, &rank->tokens, run->tokens[rank->rank]));
   EP_TRY(upload(rank, &rank->weights, run->weights[rank->rank]));
-  trefoil_dtype_t wire = run->options->toE4m3 ? TREFOIL_E4M3 : TREFOIL_BF16;
-  if (run->options->toE4m3) {
-    int64_t sizes[] = {L, R * B, H / 128};
-    if (mode == TREFOIL_LL_RANK_MAJOR) sizes[0] = R, sizes[1] = B;
+  trefoil_dtype_t wire = epRealHasCombine(run->options) ? TREFOIL_BF16 : TREFOIL_E4M3;
+  if (run->options->backward)
+    EP_TRY(newTensor(rank, &rank->combinedWeights, TREFOIL_F32, 2, (int64_t[]){B, K}));
+  if (run->options->fp8) {
+    EP_TRY(newTensor(rank, &rank->scales, TREFOIL_F32, 2, (int64_t[]){B, S}));
+    EP_TRY(upload(rank, &rank->scales, run->scales[rank->rank]));
+  }
+  if (wire == TREFOIL_E4M3 && mode >= TREFOIL_HT_FLAT) {
+    EP_TRY(newTensor(rank, &rank->receivedScales, TREFOIL_F32, 2, (int64_t[]){run->maxRows, S}));
+  } else if (wire == TREFOIL_E4M3) {
+    int64_t sizes[] = {L, R * N, S};
+    if (mode == TREFOIL_LL_RANK_MAJOR) sizes[0] = R, sizes[1] = N;
     EP_TRY(newTensor(rank, &rank->receivedScales, TREFOIL_F32, 3, sizes));
   }
   if (mode == TREFOIL_LL_EXPERT_MAJOR) {
-    EP_TRY(newTensor(rank, &rank->received, wire, 3, (int64_t[]){L, R * B, H}));
+    EP_TRY(newTensor(rank, &rank->received, wire, 3, (int64_t[]){L, R * N, H}));
     EP_TRY(newTensor(rank, &rank->counters, TREFOIL_INT32, 1, (int64_t[]){L}));
   } else if (mode == TREFOIL_LL_RANK_MAJOR) {
-    EP_TRY(newTensor(rank, &rank->received, wire, 3, (int64_t[]){R, B, H}));
-    EP_TRY(newTensor(rank, &rank->receivedWeights, TREFOIL_F32, 3, (int64_t[]){R, B, K}));
-    EP_TRY(newTensor(rank, &rank->receivedIds, TREFOIL_INT32, 3, (int64_t[]){R, B, K}));
+    EP_TRY(newTensor(rank, &rank->received, wire, 3, (int64_t[]){R, N, H}));
+    EP_TRY(newTensor(rank, &rank->receivedWeights, TREFOIL_F32, 3, (int64_t[]){R, N, K}));
+    EP_TRY(newTensor(rank, &rank->receivedIds, TREFOIL_INT32, 3, (int64_t[]){R, N, K}));
     EP_TRY(newTensor(rank, &rank->counters, TREFOIL_INT32, 1, (int64_t[]){R}));
   } else {
-    EP_TRY(newTensor(rank, &rank->received, TREFOIL_BF16, 2, (int64_t[]){run->maxRows, H}));
+    EP_TRY(newTensor(rank, &rank->received, wire, 2, (int64_t[]){run->maxRows, H}));
     EP_TRY(newTensor(rank, &rank->counters, TREFOIL_INT64, 1, (int64_t[]){L}));
     if (mode == TREFOIL_HT_FLAT) {
       EP_TRY(newTensor(rank, &rank->receivedWeights, TREFOIL_F32, 2, (int64_t[]){run->maxRows, K}));
-      EP_TRY(newTensor(rank, &rank->receivedIds, TREFOIL_INT64, 2, (int64_t[]){run->maxRows, K}));
+      if (!run->options->backward)
+        EP_TRY(newTensor(rank, &rank->receivedIds, TREFOIL_INT64, 2, (int64_t[]){run->maxRows, K}));
     } else {
       EP_TRY(newTensor(rank, &rank->receivedWeights, TREFOIL_F32, 1, (int64_t[]){run->maxRows}));
     }
@@ -216,6 +260,7 @@ trefoil_result_t epRealOpen(real_rank_t *rank) {
   config.max_recv_tokens_per_rank = ht ? (unsigned)run->maxRows : 0;
   config.max_token_bytes = (unsigned)((2 * o->hidden + 15) / 16 * 16);
   config.timeout_ns = o->timeoutNs;
+  config.max_num_sms = o->maxSms;
   rank->doing = "ncclEpCreateGroup";
   EP_REAL_EP(rank, run->lib.ncclEpCreateGroup(&rank->group, rank->comm, &config));
   rank->doing = "ncclEpInitHandle";
@@ -250,7 +295,7 @@ trefoil_result_t epRealDispatch(real_rank_t *rank) {
   ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
   in.tokens = &rank->tokens.t;
   out.tokens = &rank->received.t;
-  if (mode != TREFOIL_LL_EXPERT_MAJOR) {
+  if (mode != TREFOIL_LL_EXPERT_MAJOR && !rank->run->options->backward) {
     in.topk_weights = &rank->weights.t;
     out.topk_weights = &rank->receivedWeights.t;
   }
@@ -261,11 +306,17 @@ trefoil_result_t epRealDispatch(real_rank_t *rank) {
   if (rank->run->options->toE4m3) {
     config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
     out.scales = &rank->receivedScales.t;
+  } else if (rank->run->options->fp8) {
+    config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
+    in.scales = &rank->scales.t;
+    out.scales = &rank->receivedScales.t;
   }
+  if (rank->run->options->backward) config.pass_direction = NCCL_EP_BWD_PASS;
+  int isPlain = !out.scales && !rank->run->options->backward;
   rank->doing = "ncclEpDispatch";
   EP_REAL_EP(rank, rank->run->lib.ncclEpDispatch(rank->handle, &in, &out,
                                                  mode < TREFOIL_HT_FLAT ? &info : NULL,
-                                                 out.scales ? &config : NULL, rank->stream));
+                                                 isPlain ? NULL : &config, rank->stream));
   return TREFOIL_OK;
 }
 
@@ -275,8 +326,16 @@ trefoil_result_t epRealCombine(real_rank_t *rank) {
   in.tokens = &rank->received.t;
   out.tokens = &rank->combined.t;
   if (rank->run->rc.mode == TREFOIL_LL_EXPERT_MAJOR) out.topk_weights = &rank->weights.t;
+  ncclEpCombineConfig_t config = NCCL_EP_COMBINE_CONFIG_INIT;
+  int backward = rank->run->options->backward;
+  if (backward) {
+    config.pass_direction = NCCL_EP_BWD_PASS;
+    in.topk_weights = &rank->receivedWeights.t;
+    out.topk_weights = &rank->combinedWeights.t;
+  }
   rank->doing = "ncclEpCombine";
-  EP_REAL_EP(rank, rank->run->lib.ncclEpCombine(rank->handle, &in, &out, NULL, rank->stream));
+  EP_REAL_EP(rank, rank->run->lib.ncclEpCombine(rank->handle, &in, &out, backward ? &config : NULL,
+                                                rank->stream));
   return TREFOIL_OK;
 }
 
@@ -288,8 +347,10 @@ trefoil_result_t epRealClose(real_rank_t *rank) {
                                 &rank->received,
                                 &rank->receivedWeights,
                                 &rank->receivedIds,
+                                &rank->scales,
                                 &rank->receivedScales,
                                 &rank->combined,
+                                &rank->combinedWeights,
                                 &rank->counters};
   rank->doing = "ncclEpHandleDestroy";
   EP_REAL_EP(rank, lib->ncclEpHandleDestroy(rank->handle));

@@ -9,25 +9,48 @@
 
 #include "trefoil/plan.h"
 #include "trefoil/ref.h"
+#include "trefoil/trace.h"
 #include "validate/gpu_times.h"
 #include "validate/library.h"
 
 enum { EP_REAL_MAX_RANKS = 64, EP_REAL_MAX_REPEATS = 1000 };
 
+typedef struct ep_real_result ep_real_result_t;
+
+/* What runs on another stream of every GPU while an operation is timed. */
+typedef enum ep_real_beside {
+  EP_REAL_BESIDE_NOTHING,
+  EP_REAL_BESIDE_COPIES, /* copy engines store to the next rank's memory */
+  EP_REAL_BESIDE_GEMM,   /* matrix products on the SMs that the operation leaves */
+  EP_REAL_NUM_BESIDE
+} ep_real_beside_t;
+
 typedef struct ep_real_options {
   ep_library_paths_t paths;
   trefoil_mode_t mode;
-  trefoil_shape_t shape; /* maxTokens: tokens of every rank */
+  trefoil_shape_t shape; /* maxTokens: tokens of a full rank */
   int64_t hidden;        /* bf16 */
   int toE4m3;            /* LL: the dispatch quantises; there is no combine then */
   int partial;           /* LL expert-major: NCCL_EP_LL_COMBINE=partial */
+  int fp8;               /* E4M3 rows and f32 scales of 128 elements, the caller's; no combine */
+  int backward;          /* HT: gradients by the routing of the Update, and of the weights */
+  trefoil_popularity_t popularity; /* which experts tokens choose (trefoil/trace.h) */
+  double skew;                     /* as there, like the next two */
+  double ragged;
+  int numEmptyRanks;
+  unsigned maxSms; /* max_num_sms; 0: the library's choice */
   uint64_t seed, timeoutNs;
-  int repeats; /* timed dispatches and combines after the check; 0: only the check's own */
+  int iterations;          /* GPUs: of each measurement, at most EP_GPU_ITERATIONS; 0: that many */
+  uint64_t startSkewNs;    /* GPUs: the last rank starts each operation so much later */
+  ep_real_beside_t beside; /* GPUs */
+  int repeats;    /* timed dispatches and combines after the check; 0: only the check's own */
+  double seconds; /* options[0]'s: no run starts later than that; 0: no limit */
   void (*progress)(void *context, const char *what, uint64_t done, uint64_t total);
+  void (*finished)(void *context, int runIdx, const ep_real_result_t *result); /* options[0]'s */
   void *context;
 } ep_real_options_t;
 
-typedef struct ep_real_result {
+struct ep_real_result {
   int ok;
   char difference[1024]; /* the first one, if not ok */
   double updateS, dispatchS, combineS, referenceS;
@@ -39,7 +62,7 @@ typedef struct ep_real_result {
   double dispatchTimes[EP_REAL_MAX_REPEATS], combineTimes[EP_REAL_MAX_REPEATS];
   double copyRate;    /* bytes a second of all ranks copying at once; with repeats */
   ep_gpu_times_t gpu; /* with repeats, on GPUs, in place of the times above */
-} ep_real_result_t;
+};
 
 /* Runs in a process of its own. TREFOIL_OK: it took place, result->ok says how it ended. */
 trefoil_result_t epRealRun(const ep_real_options_t *options, ep_real_result_t *result);
@@ -47,6 +70,9 @@ trefoil_result_t epRealRun(const ep_real_options_t *options, ep_real_result_t *r
  * process; after one that could not be done, or differs, the rest is not run: *numDone. */
 trefoil_result_t epRealRunAll(const ep_real_options_t *options, int numRuns,
                               ep_real_result_t *results, int *numDone);
+
+/* 1: the shape has a combine; rows that were quantised have none. */
+int epRealHasCombine(const ep_real_options_t *options);
 
 /* Tier of a pair of ranks. */
 trefoil_tier_t epTierOf(const trefoil_shape_t *shape, int src, int dst);

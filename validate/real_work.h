@@ -23,8 +23,8 @@ typedef struct real_rank {
   cudaStream_t stream;
   real_tensor_t ids, tokens, weights;                   /* at the source */
   real_tensor_t received, receivedWeights, receivedIds; /* at the experts */
-  real_tensor_t receivedScales;
-  real_tensor_t combined, counters;
+  real_tensor_t scales, receivedScales;
+  real_tensor_t combined, combinedWeights, counters;
   const char *doing;
 } real_rank_t;
 
@@ -38,6 +38,7 @@ typedef struct real {
   int64_t counts[EP_REAL_MAX_RANKS];
   int32_t *ids[EP_REAL_MAX_RANKS];
   uint8_t *tokens[EP_REAL_MAX_RANKS]; /* [B, H] of every rank */
+  uint8_t *scales[EP_REAL_MAX_RANKS]; /* fp8: [B, H / 128] f32 */
   float *weights[EP_REAL_MAX_RANKS];
   pthread_barrier_t barrier;
   pthread_mutex_t mutex;
