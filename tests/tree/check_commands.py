@@ -100,6 +100,7 @@ def run_documents(root: Path, build: Path, scratch: Path) -> int:
         **os.environ,
         "PATH": f"{build}/cli:{here}:{os.environ['PATH']}",
         "TREFOIL_LIB": str(build / "libtrefoil.so.0"),
+        "TREFOIL_PROGRAM": str(build / "cli/trefoil"),
     }
     failed = count = 0
     for name in (
