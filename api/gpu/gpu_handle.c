@@ -120,9 +120,22 @@ static trefoil_result_t run(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, siz
   return TREFOIL_OK;
 }
 
+/* A replay sends and receives, or neither: what it only sent nobody would receive, and the next one
+ * would receive again what was sent once. Send and Complete may lie in two graphs. */
+static trefoil_result_t checkCapture(const ep_gpu_handle_t *h, cudaStream_t stream) {
+  unsigned long long capture;
+  EP_TRY(epGpuCapture(stream, &capture));
+  EP_CHECK(!capture == !h->pendingCapture, TREFOIL_INVALID_USAGE,
+           "ncclEpComplete: the send_only operation was %s a graph, its Complete would be %s one; "
+           "capture both or neither",
+           capture ? "sent outside" : "captured in", capture ? "in" : "outside");
+  return TREFOIL_OK;
+}
+
 trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
   ep_gpu_handle_t *h = handle->state;
   ep_ll_kind_t kind = (ep_ll_kind_t)h->pendingKind;
+  EP_TRY(checkCapture(h, stream));
   if (h->receivedEarly) {
     EP_TRY(epGpuAfter(h->g, h->earlyStream, stream));
   } else {
