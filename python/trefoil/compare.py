@@ -5,9 +5,10 @@
     trefoil compare pairs.csv --gpus 8          # src,dst,gb_per_s of single pairs
 
 Each row: error, inside or outside its interval, and the rate at which the limiting link would have
-run. Sizes that were predicted before anybody measured them are compared with that dated table, others
-with the model as it stands. Then the links and ranks that run below what the model says
-(docs/validate.md). Exit code 1: more rows lie outside than a 90 % interval lets expect, or a part is slow.
+run. Sizes that were predicted before anybody measured them are compared with that dated table, the
+others with the model as it stands. Then the links and ranks that run below what the model says
+(docs/validate.md). Exit code 1: more rows lie outside than a 90 % interval lets expect, or a part
+is slow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Predictions before measurements: dated tables of times with intervals, and the command for each row.
+"""Predictions before measurements: dated tables of times with intervals, a command for each row.
 
     make_predictions   runs `trefoil simulate --json` for every size of SETS -> rows
     write_predictions  rows -> a CSV with its provenance in comment lines

@@ -67,8 +67,8 @@ def slow_pairs(
 ) -> list[Finding]:
     """rates: "nvlink" and "net", 10^9 bytes a second of one port, one way.
 
-    A rank all of whose pairs of a tier and direction are slow (two or more of them) is named once, as
-    a port; the other slow pairs each.
+    A rank all of whose pairs of a tier and direction are slow (two or more of them) is named once,
+    as a port; the other slow pairs each.
     """
     shares: dict[tuple[int, int], float] = {}
     for p in pairs:

@@ -1,0 +1,111 @@
+"""trefoil validate: what agrees is said to agree, what is planted is found, parts add up."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trefoil import validated_times, validation
+from trefoil.split import split_files
+
+needs_program = pytest.mark.skipif(
+    "TREFOIL_PROGRAM" not in os.environ, reason="TREFOIL_PROGRAM is not set: no command"
+)
+
+
+@needs_program
+def test_all_parts_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert validation.main(["--cases", "640", "--seed", "3", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] and answer["results"]["cases"] == answer["bytes"]["cases"] == 640
+    assert answer["results"]["bytes_compared"] > 0
+    tables = answer["bytes"]["tables"]
+    assert {"routing", "reference", "plan", "queues"} <= set(tables)
+    assert tables["routing"] == tables["plan"] == tables["queues"] > 640
+    names = {s["name"] for s in answer["times"]["sets"]}
+    assert set(split_files()) < names
+    assert all(s["agrees"] and s["rows"] > 0 for s in answer["times"]["sets"])
+    text = "\n".join(validation.describe(answer))
+    assert "all that was asked agrees" in text and "ll_kernels_h200x4.json" in text
+
+
+@needs_program
+def test_one_part_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert validation.main(["--only", "bytes", "--cases", "64"]) == 0
+    text = capsys.readouterr().out
+    assert "bytes     agree" in text and "results" not in text and "stated" not in text
+
+
+def faulty(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """A run whose part `part` found a difference, as the program would print it."""
+    verb = "check" if part == "results" else "validate"
+
+    def run(arguments: list[str], may_fail: bool = False) -> dict[str, object]:
+        assert may_fail
+        said = {"ok": True, "cases": 64, "bytes_compared": 1, "seed": 1, "numbers_compared": 1}
+        said |= {"tables": {"plan": 64}}
+        if arguments[0] == verb:
+            said |= {"ok": False, "failure": f"case 17: ... replay: trefoil {verb} --case 17"}
+        return said
+
+    monkeypatch.setattr(validation, "run_json", run)
+
+
+@pytest.mark.parametrize("part", ["results", "bytes"])
+def test_a_difference_is_told_with_its_replay(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faulty(monkeypatch, part)
+    assert validation.main(["--only", "results", "bytes"]) == 1
+    text = capsys.readouterr().out
+    assert f"{part:<10}DIFFER" in text and "--case 17" in text and "DISAGREES" in text
+
+
+def test_a_record_that_no_longer_scores_what_it_states(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = validated_times.times_of_split("trefoil-ll-h200")
+    assert good.agrees and good.rows == 4
+    assert good.fitted_mape is not None and good.fitted_mape < good.mape
+    stale = replace(good, mape=good.mape + 2 * validated_times.STATED_WITHIN)
+    assert not stale.agrees
+    monkeypatch.setattr(validated_times, "all_times", lambda: iter([stale]))
+    assert validation.main(["--only", "times"]) == 1
+    assert "NOT AS STATED" in capsys.readouterr().out
+
+
+def test_changed_measurements_are_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same split on a table in which one held-out time is half as long again."""
+    known = split_files()["trefoil-ll-h200"]
+    table = json.loads(known.read_text())["table"]
+    lines = (known.parent / table).read_text().splitlines()
+    assert "6.784" in "\n".join(lines)
+    (tmp_path / table).write_text("\n".join(s.replace("6.784", "10.176") for s in lines) + "\n")
+    (tmp_path / known.name).write_text(known.read_text())
+    real = validated_times.load_split
+    monkeypatch.setattr(
+        validated_times, "load_split", lambda name: real(str(tmp_path / f"{name}.split.json"))
+    )
+    found = validated_times.times_of_split("trefoil-ll-h200")
+    assert not found.agrees and "8 tokens" in found.worst_row and "10.2 us" in found.worst_row
+
+
+def test_goals_are_judged_by_both_figures() -> None:
+    good = validated_times.times_of_split("trefoil-ht-h200")
+    assert replace(good, mape=3.9, p90=7.9).meets_goal
+    assert not replace(good, mape=4.1, p90=7.9).meets_goal
+    assert not replace(good, mape=3.9, p90=8.1).meets_goal
+
+
+def test_refusals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert validation.main(["--cases", "0"]) == 2
+    assert "--cases 0" in capsys.readouterr().err
+    monkeypatch.setenv("TREFOIL_PROGRAM", "/nonexistent/trefoil")
+    assert validation.main(["--only", "bytes"]) == 1
+    assert "/nonexistent/trefoil cannot be run" in capsys.readouterr().err
