@@ -25,6 +25,7 @@ from trefoil.interchange import cases_of_bench, predicted_cases, transfers, writ
 from trefoil.measured import OPS, TableError, write_table
 from trefoil.predicted import SETS, make_predictions, write_predictions
 from trefoil.reference import TrefoilError, library
+from trefoil.sentence_parser import SentenceParser
 from trefoil.simulator import Cluster, CostRecord, Costs, Moe, Workload
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -37,7 +38,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="trefoil export", description=__doc__.split("\n\n")[0])
+    parser = SentenceParser(prog="trefoil export", description=__doc__.split("\n\n")[0])
     forms = parser.add_subparsers(dest="form", required=True)
     table = forms.add_parser("table", help="predictions in the EP columns of aiconfigurator")
     bench = forms.add_parser("bench", help="measured kernel times in the same columns")
@@ -81,10 +82,32 @@ def _setting(a: argparse.Namespace, cluster: Cluster) -> Setting:
     return Setting(a.mode, a.variant, a.cluster, cluster.fields.gpus_per_node, dtype, "bf16")
 
 
+def _check_gpus(gpus: int, cluster: Cluster, moe: Moe) -> None:
+    """Is there an EP group of so many?"""
+    most, has_net = cluster.fields.max_gpus, cluster.fields.nic_gb_per_s > 0
+    if gpus > (most if has_net else min(most, cluster.fields.gpus_per_node)):
+        raise TableError(f"--gpus {gpus}: cluster {cluster.name} has not as many")
+    if gpus > moe.fields.num_experts:
+        raise TableError(
+            f"--gpus {gpus}: an EP group has at most as many GPUs as experts, "
+            f"{moe.fields.num_experts}"
+        )
+
+
 def _table(a: argparse.Namespace) -> int:
     cluster, moe = Cluster(a.cluster), Moe(a.moe)
     name = a.costs or CostRecord.default(a.mode, a.variant)
-    costs = Costs.on(cluster, CostRecord(name))
+    record = CostRecord(name)
+    if bool(record.fields.is_ht) != (a.mode == "ht"):
+        raise TableError(f"--costs {name}: they are not of {a.mode}")
+    for gpus in a.gpus:
+        _check_gpus(gpus, cluster, moe)
+        if gpus % cluster.fields.gpus_per_node:
+            raise TableError(
+                f"--gpus {gpus}: a table counts nodes, which have {cluster.fields.gpus_per_node} "
+                f"GPUs in {a.cluster}"
+            )
+    costs = Costs.on(cluster, record)
     cases = predicted_cases(_setting(a, cluster), costs, moe, a.gpus, a.tokens, a.sms)
     labels = {"framework": "trefoil", "version": "0.1.0", "device": a.cluster}
     labels["kernel_source"] = f"predicted with {name}"
@@ -100,6 +123,7 @@ def _bench(a: argparse.Namespace) -> int:
 
 
 def _goal(a: argparse.Namespace) -> int:
+    _check_gpus(a.gpus, Cluster(a.cluster), Moe(a.moe))
     cluster, moe = Cluster(a.cluster).fields, Moe(a.moe).fields
     per_node = library().trefoilRanksPerNode(a.gpus, cluster.gpus_per_node)
     workload = Workload(

@@ -20,6 +20,7 @@ from trefoil.fit_job import Outcome, compare_with_simgrid, make_job, run_form
 from trefoil.fit_output import json_of, print_text, record_of
 from trefoil.measured import TableError
 from trefoil.reference import TrefoilError
+from trefoil.sentence_parser import SentenceParser
 from trefoil.split import SplitError, load_split
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -27,7 +28,7 @@ FORMS = ("closed-form", "queues")
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = SentenceParser(
         prog="trefoil fit",
         description="Fits a cost record to a measured table by a split that was fixed before, "
         "within physical bounds, and scores it once on the rows held out (docs/fit.md).",
@@ -49,6 +50,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.out and not arguments.out.absolute().parent.is_dir():
+        raise SplitError(f"--out {arguments.out}: there is no folder {arguments.out.parent}")
     job = make_job(load_split(arguments.split), arguments.table)
     forms = FORMS if arguments.engine == "both" else (arguments.engine,)
     outcomes: list[Outcome] = []

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from trefoil.capacity import (
     LOADS,
@@ -29,6 +29,7 @@ from trefoil.capacity import (
     to_json,
 )
 from trefoil.capacity_text import as_csv, as_markdown, as_text
+from trefoil.sentence_parser import SentenceParser
 from trefoil.sweeping import Outcome, Point, SweepError, find_program, link_loads, run_point, sweep
 
 # Options of simulate that are passed on as they are, and those that are what-ifs.
@@ -50,15 +51,8 @@ CROSSOVER_TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 OTHERS_TOKENS = 1024
 
 
-class _Parser(argparse.ArgumentParser):
-    """Complains in one sentence, as the other verbs do."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
 def parser() -> argparse.ArgumentParser:
-    p = _Parser(
+    p = SentenceParser(
         prog="trefoil plan",
         description="Plans capacity for a model's MoE layers on a cluster that need not be at "
         "hand: for each mode and EP size the time of dispatch and combine with its interval, "
@@ -120,14 +114,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 1 or more")
     return value
 
 
 def _number(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text}: expected a number, 0 or more")
     return value

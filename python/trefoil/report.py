@@ -7,7 +7,6 @@ resource, so the file can be mailed, printed and kept.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import platform
@@ -29,6 +28,7 @@ except ModuleNotFoundError as missing:
 from trefoil import capacity_text
 from trefoil.capacity import CapacityPlan, PlanError, load_capacity
 from trefoil.results import Cases, CheckFile, Plan, ResultError, Run, load_check, load_plan
+from trefoil.sentence_parser import SentenceParser
 from trefoil.units import format_bytes, format_seconds
 
 OPS = ("dispatch", "combine")
@@ -217,7 +217,7 @@ def _plan_title(plans: Sequence[Plan]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="trefoil report", description=__doc__.split("\n\n")[0])
+    parser = SentenceParser(prog="trefoil report", description=__doc__.split("\n\n")[0])
     parser.add_argument(
         "--check",
         nargs="+",

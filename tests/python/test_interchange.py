@@ -146,6 +146,16 @@ def test_the_verb_writes_each_form(tmp_path: Path, capsys: pytest.CaptureFixture
     for wrong in ("0", "8,", "8;16", "-1"):
         with pytest.raises(SystemExit):
             export.main(["table", f"--gpus={wrong}", "-o", out])
-        assert "must be whole numbers from 1" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "must be whole numbers from 1" in said and said.count("\n") == 1, said
     assert export.main(["goal", "--moe", "gpt-2", "-o", out]) == 1
     assert "no model is called gpt-2" in capsys.readouterr().err
+    for refused, sentence in (
+        (["table", "--costs", "deepep-ht-h100"], "they are not of ll"),
+        (["table", "--gpus", "12"], "a table counts nodes, which have 8 GPUs"),
+        (["table", "--gpus", "512"], "at most as many GPUs as experts, 256"),
+        (["goal", "--gpus", "16", "--cluster", "h200-x8"], "cluster h200-x8 has not as many"),
+    ):
+        assert export.main([*refused, "-o", out]) == 1
+        said = capsys.readouterr().err
+        assert sentence in said and said.count("\n") == 1, said
