@@ -1,6 +1,6 @@
 /* A rank that does not come: nobody hangs, and the others learn who it was.
  *
- *     07_late_rank              rank 2 comes after the timeout of 0.3 s: the others' next call fails
+ *     07_late_rank              rank 2 comes after the timeout of 1.5 s: the others' next call fails
  *     07_late_rank masks        the group has masks: the others go on without it
  *     07_late_rank never        it never comes; with NCCL_EP_HANG_DIR=DIR the records in DIR say so,
  *                               also when the program has been killed (NCCL_EP_TIMEOUT_MS: when it
@@ -21,7 +21,7 @@ static void step(int rank, int numRanks, ncclComm_t comm) {
   config.num_experts = numExperts;
   config.max_dispatch_tokens_per_rank = 1;
   config.max_token_bytes = hidden * sizeof(float);
-  config.timeout_ns = 300 * 1000 * 1000;
+  config.timeout_ns = 1500 * 1000 * 1000;
   config.enable_mask = (unsigned)masks;
   ncclEpGroup_t group;
   ncclEpHandle_t handle;
@@ -44,7 +44,7 @@ static void step(int rank, int numRanks, ncclComm_t comm) {
   EP(ncclEpUpdateHandle(handle, &routing, NULL, stream));
 
   if (rank == lateRank && never) pause();
-  if (rank == lateRank) usleep(1000 * 1000);
+  if (rank == lateRank) sleep(4);
   ncclResult_t first = ncclEpDispatch(handle, &in, &out, &layout, NULL, stream);
   if (first != ncclSuccess && rank != lateRank) STOP("rank %d: %s", rank, ncclEpGetLastError());
   (void)cudaStreamSynchronize(stream); /* returns at the timeout at the latest */
