@@ -160,6 +160,41 @@ TEST(masked_rank_comes_back) {
   }
 }
 
+/* Rank 0 regards rank 1 as dead, rank 1 does not: rows travel neither way (M1), all others do. */
+static void runOneSided(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  config.enable_mask = 1;
+  int without1[3] = {1, 0, 1};
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream), "update");
+  if (r->rank == 0) teamOk(r, ncclEpMaskUpdate(group, without1, r->stream));
+  teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+  cudaStreamSynchronize(r->stream);
+  for (int s = 0; s < r->numRanks; s++) {
+    int isLost = s + r->rank == 1; /* ranks 0 and 1 */
+    teamCheck(r, d->wantSources[s] > 0, "nothing comes from rank %d anyway", s);
+    teamCheck(r, d->sources32[s] == (isLost ? 0 : d->wantSources[s]), "%d rows from rank %d",
+              d->sources32[s], s);
+  }
+  teamBarrier(r);
+  teamOk(r, ncclEpMaskClean(group, r->stream));
+  cudaStreamSynchronize(r->stream);
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(one_sides_mask_counts_for_both) {
+  step_case_t c = smallCase(TREFOIL_LL_RANK_MAJOR, 710);
+  const char *error = teamThreads(3, runOneSided, &c);
+  CHECK(!*error, "%s", error);
+}
+
 /* Ranks 0 and 1 clean without rank 2, which they had masked and which need not come; then all three clean:
  * nobody waits for a clean that rank 2 was not asked to. */
 static void runClean(team_rank_t *r) {

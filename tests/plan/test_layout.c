@@ -175,6 +175,11 @@ static void compareTables(const naive_t *n, const trefoil_layout_t *l, int repla
       int64_t from = 0;
       for (int64_t t = 0; t < n->r->numTokens[src]; t++) from += uses(n, src, t, dst);
       CHECK(l->rowsFrom[dst * s->numRanks + src] == from, "case %d: %d from %d", replay, dst, src);
+      if (n->c.mode == TREFOIL_LL_RANK_MAJOR) {
+        int64_t first = l->firstFrom[dst * s->numRanks + src];
+        CHECK(first == src * s->maxTokens, "case %d: %d from %d begins at %lld", replay, dst, src,
+              (long long)first);
+      }
       for (int64_t i = 0; i < n->r->numTokens[src] * s->topk; i++) {
         int e = n->r->topkIdx[src][i];
         if (e < 0 || e / n->L != dst || l->slotOf[src][i] < 0) continue;

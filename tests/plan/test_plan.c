@@ -292,6 +292,25 @@ TEST(nothing_to_send) {
   trefoilPlanDestroy(plan);
 }
 
+TEST(rewound_in_the_middle) {
+  const int64_t numTokens[] = {2, 1};
+  static const int32_t row0[] = {0, 2, 1, 3}, row1[] = {2, 0};
+  const int32_t *const idx[] = {row0, row1};
+  trefoil_routing_t r = {{2, 2, 4, 2, 2}, numTokens, idx};
+  for (int mode = 0; mode < TREFOIL_NUM_MODES; mode++) {
+    trefoil_plan_config_t config = {.mode = (trefoil_mode_t)mode, .rowBytes = 1};
+    trefoil_plan_t *plan = NULL;
+    REQUIRE(trefoilPlanCreate(&plan, &r, &config) == TREFOIL_OK, "%s", trefoilLastError());
+    trefoil_transfer_t first, again;
+    CHECK(trefoilPlanNext(plan, &first) && first.src == 0 && first.dst == 0, "mode %d", mode);
+    trefoilPlanRewind(plan);
+    CHECK(trefoilPlanNext(plan, &again), "mode %d: nothing after rewinding", mode);
+    CHECK(again.src == first.src && again.dst == first.dst && again.rows == first.rows,
+          "mode %d: from %d to %d after rewinding", mode, again.src, again.dst);
+    trefoilPlanDestroy(plan);
+  }
+}
+
 TEST(bad_input) {
   const int64_t numTokens[] = {1};
   static const int32_t row[] = {0};
