@@ -34,6 +34,7 @@ from trefoil.interchange import cases_of_bench
 from trefoil.measured import Case, TableError, read_table
 from trefoil.predicted import prediction_files, read_predictions
 from trefoil.reference import TrefoilError
+from trefoil.sentence_parser import SentenceParser
 from trefoil.slow_parts import (
     SLOW,
     Finding,
@@ -49,7 +50,7 @@ OK, FAILED, USAGE = 0, 1, 2
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = SentenceParser(
         prog="trefoil compare",
         description="Sets a file of measurements beside predictions: errors, intervals, and the "
         "links and ranks that run below what the model says (docs/validate.md).",

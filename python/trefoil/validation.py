@@ -22,13 +22,14 @@ from typing import Any
 
 from trefoil.predicted import run_json
 from trefoil.reference import TrefoilError
+from trefoil.sentence_parser import SentenceParser
 
 OK, FAILED, USAGE = 0, 1, 2
 PARTS = ("results", "bytes", "times")
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = SentenceParser(
         prog="trefoil validate",
         description="Do reference, library, plan, simulator and measurements agree? Results byte "
         "for byte, bytes on every link, times within the stated errors (docs/validate.md).",

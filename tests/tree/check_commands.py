@@ -109,6 +109,7 @@ def run_documents(root: Path, build: Path, scratch: Path) -> int:
         "docs/plan.md",
         "docs/simulate.md",
         "docs/capacity.md",
+        "docs/validate.md",
         "docs/use_check_without_gpus.md",
         "docs/use_validate_cluster.md",
         "docs/use_plan_capacity.md",
