@@ -1,5 +1,6 @@
-/* How far to trust a prediction: the spread of measured over predicted times where the costs were
- * fitted, and of the rows held out where they are carried further. */
+/* How far to trust a prediction: the spread of measured over predicted times, of the rows that were
+ * fitted and of those held out, whichever is wider. Fitted rows alone flatter: of rows that were held
+ * out inside the range their quantiles hold two thirds, not nine tenths. */
 #include <stdio.h>
 #include <string.h>
 
@@ -53,9 +54,9 @@ trefoil_result_t trefoilCostRecordInterval(const trefoil_cost_record_t *record, 
   comparePorts(found.outside, point);
   found.isExtrapolated = found.outside[0] != 0;
   double low = record->inside[op].low, high = record->inside[op].high;
-  if (found.isExtrapolated && record->outside[op].n > 0) {
+  if (record->outside[op].n > 0) {
     const trefoil_residuals_t *out = &record->outside[op];
-    found.n = out->n;
+    found.n += out->n;
     if (out->low < low) low = out->low;
     if (out->high > high) high = out->high;
   }

@@ -36,8 +36,8 @@ typedef struct trefoil_cost_record {
   int isHt;                  /* 0: LL */
   trefoil_variant_t variant; /* of dispatch, in the kernels that were measured */
   trefoil_fit_range_t range;
-  trefoil_residuals_t inside[2];  /* by trefoil_op_t: the rows that were fitted */
-  trefoil_residuals_t outside[2]; /* the rows of the split that were held out, outside the range */
+  trefoil_residuals_t inside[2];              /* by trefoil_op_t: the rows that were fitted */
+  trefoil_residuals_t outside[2];             /* the rows of the split that were held out */
   char cluster[TREFOIL_RECORD_CLUSTER_BYTES]; /* where they were measured: a preset or a path */
 } trefoil_cost_record_t;
 
@@ -78,8 +78,8 @@ typedef struct trefoil_interval {
   char outside[512];    /* "4 nodes (fitted: 1 to 2), 512 tokens (1 to 256)", or "" */
 } trefoil_interval_t;
 
-/* The interval round a predicted time `us`: inside the range from the fitted rows' residuals,
- * outside from the wider of these and the held-out rows'. Nothing is known about how errors grow
+/* The interval round a predicted time `us`: from the wider of the fitted rows' residuals and those
+ * of the rows held out. Nothing is known about how errors grow
  * further out: an extrapolated interval says how far off the rows outside were, no more. */
 TREFOIL_API trefoil_result_t trefoilCostRecordInterval(const trefoil_cost_record_t *record,
                                                        trefoil_op_t op,
