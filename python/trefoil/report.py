@@ -30,6 +30,8 @@ from trefoil.capacity import CapacityPlan, PlanError, load_capacity
 from trefoil.results import Cases, CheckFile, Plan, ResultError, Run, load_check, load_plan
 from trefoil.sentence_parser import SentenceParser
 from trefoil.units import format_bytes, format_seconds
+from trefoil.validation_results import Validation, load_validation
+from trefoil.validation_results import verdict as validation_verdict
 
 OPS = ("dispatch", "combine")
 
@@ -39,12 +41,14 @@ def render(
     plans: Sequence[Plan],
     commands: Sequence[str] = (),
     capacities: Sequence[CapacityPlan] = (),
+    validations: Sequence[Validation] = (),
 ) -> str:
-    """The page as text. Needs at least one check, plan or capacity plan."""
+    """The page as text. Needs at least one check, plan, capacity plan or validation."""
     runs = [run for check in checks for run in check.runs]
     cases = [check.cases for check in checks if check.cases]
     environment = _environment(checks)
     ok = all(run.ok for run in runs) and not any(c.failed for c in cases)
+    ok = ok and all(v.ok for v in validations)
     numbers = itertools.count(1)
 
     def own(svg: str) -> str:
@@ -60,7 +64,8 @@ def render(
     return page.get_template("report.html.j2").render(
         title="Trefoil: expert-parallel dispatch and combine",
         subtitle=_subtitle(runs, environment),
-        verdict=_verdict(runs, cases),
+        verdict=_verdict(runs, cases, validations),
+        validations=validations,
         verdict_ok=ok,
         facts=_facts(runs, cases, plans) + _capacity_facts(capacities),
         runs=runs,
@@ -99,7 +104,9 @@ def _subtitle(runs: Sequence[Run], environment: dict[str, str]) -> str:
     return " · ".join([*shapes, environment["report made"]])
 
 
-def _verdict(runs: Sequence[Run], cases: Sequence[Cases]) -> str:
+def _verdict(
+    runs: Sequence[Run], cases: Sequence[Cases], validations: Sequence[Validation] = ()
+) -> str:
     wrong = sum(not run.ok for run in runs)
     failed = sum(c.failed for c in cases)
     total = sum(c.cases for c in cases)
@@ -116,6 +123,8 @@ def _verdict(runs: Sequence[Run], cases: Sequence[Cases]) -> str:
             if failed
             else f"All {total:,} random cases agree."
         )
+    if said := validation_verdict(list(validations)):
+        parts.append(said)
     return " ".join(parts) or "A prediction only: nothing was run."
 
 
@@ -243,6 +252,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="from trefoil plan --json",
     )
     parser.add_argument(
+        "--validation",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="JSON",
+        help="from trefoil validate --json",
+    )
+    parser.add_argument(
         "--command", action="append", default=[], metavar="TEXT", help="a command line to show"
     )
     parser.add_argument(
@@ -250,13 +267,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the path as a JSON object")
     options = parser.parse_args(arguments)
-    if not options.check and not options.plan and not options.capacity:
-        parser.error("give --check, --plan or --capacity files")
+    if not (options.check or options.plan or options.capacity or options.validation):
+        parser.error("give --check, --plan, --capacity or --validation files")
     try:
         checks = [load_check(path) for path in options.check]
         plans = [load_plan(path) for path in options.plan]
         capacities = [load_capacity(path) for path in options.capacity]
-        text = render(checks, plans, options.command, capacities)
+        validations = [load_validation(path) for path in options.validation]
+        text = render(checks, plans, options.command, capacities, validations)
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text, encoding="utf-8")
     except (ResultError, PlanError, OSError) as error:

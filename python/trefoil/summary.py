@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trefoil.results import CheckFile, Plan, ResultError, Run, load_check, load_plan
 from trefoil.units import format_bytes, format_seconds
+from trefoil.validation_results import Validation, load_validation
 
 MAX_RANKS_SHOWN = 16
 
@@ -62,14 +63,32 @@ def describe_plan(plan: Plan) -> Iterator[str]:
         yield f"  {p.gpus:6,} {p.ep:4d}  " + "  ".join(texts).rstrip()
 
 
+def describe_validation(v: Validation) -> Iterator[str]:
+    for p in v.parts:
+        yield f"{p.name}: {'agree' if p.ok else 'DIFFER'}, {p.cases:,} cases, {p.compared}"
+        if p.failure:
+            yield p.failure
+    for t in v.times:
+        stated = "" if t.stated is None else f" (stated {t.stated:.1f} %)"
+        yield (
+            f"times, {t.name}: {t.mape:.1f} % off{stated}, p90 {t.p90:.1f} %, closed form "
+            f"{t.closed_form:.1f} %, {t.inside} of {t.rows} rows inside their interval; goal "
+            f"{'met' if t.meets_goal else 'not met'}"
+        )
+        if not t.agrees:
+            yield "  NOT AS STATED"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trefoil.summary")
     parser.add_argument("--check", nargs="+", type=Path, default=[], metavar="JSON")
     parser.add_argument("--plan", nargs="+", type=Path, default=[], metavar="JSON")
+    parser.add_argument("--validation", nargs="+", type=Path, default=[], metavar="JSON")
     options = parser.parse_args(arguments)
     try:
         checks = [load_check(path) for path in options.check]
         plans = [load_plan(path) for path in options.plan]
+        validations = [load_validation(path) for path in options.validation]
     except ResultError as error:
         print(f"summary: {error}", file=sys.stderr)
         return 1
@@ -77,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(describe_check(check)))
     for plan in plans:
         print("\n".join(describe_plan(plan)))
-    fine = all(run.ok for c in checks for run in c.runs)
+    for validation in validations:
+        print("\n".join(describe_validation(validation)))
+    fine = all(run.ok for c in checks for run in c.runs) and all(v.ok for v in validations)
     return 0 if fine and not any(c.cases and c.cases.failed for c in checks) else 1
 
 

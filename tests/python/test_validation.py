@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trefoil import validated_times, validation
+from trefoil import report, summary, validated_times, validation
+from trefoil.results import ResultError
 from trefoil.split import split_files
+from trefoil.validation_results import load_validation
 
 needs_program = pytest.mark.skipif(
     "TREFOIL_PROGRAM" not in os.environ, reason="TREFOIL_PROGRAM is not set: no command"
@@ -109,3 +111,56 @@ def test_refusals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     monkeypatch.setenv("TREFOIL_PROGRAM", "/nonexistent/trefoil")
     assert validation.main(["--only", "bytes"]) == 1
     assert "/nonexistent/trefoil cannot be run" in capsys.readouterr().err
+
+
+# ---- On the page --------------------------------------------------------------------------------
+
+
+def sample(ok: bool = True) -> dict:
+    """What --json prints, with one difference in bytes if not ok."""
+    times = [validated_times.json_of(validated_times.times_of_split("trefoil-ll-h200"))]
+    traffic = {"ok": ok, "cases": 321, "numbers_compared": 98765, "tables": {"plan": 640}}
+    if not ok:
+        traffic["failure"] = "case 17: ht-flat: combine, rank 1 to rank 0 <net>: 64 bytes"
+    return {
+        "format": "trefoil-validate",
+        "version": 1,
+        "ok": ok,
+        "results": {"ok": True, "cases": 4321, "bytes_compared": 1234567, "seed": 1},
+        "bytes": traffic,
+        "times": {"ok": True, "sets": times, "goal": {"mape_percent": 4.0, "p90_percent": 8.0}},
+    }
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_the_page_shows_what_agrees_and_what_does_not(
+    ok: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, output = tmp_path / "v.json", tmp_path / "r.html"
+    path.write_text(json.dumps(sample(ok)))
+    assert report.main(["--validation", str(path), "-o", str(output)]) == 0
+    page = output.read_text()
+    assert "4,321" in page and "1,234,567 bytes" in page and "98,765 numbers" in page
+    assert "<td>trefoil-ll-h200</td><td>4</td><td><b>8.0 %</b></td><td>8.0 %</td>" in page
+    assert "✗ not met" in page and "at most 4 % on average" in page
+    assert ("✗ differ" in page) is not ok
+    assert ("agree as stated" in page) is ok
+    assert ("The legs disagree in bytes." in page) is not ok
+    assert ("rank 1 to rank 0 &lt;net&gt;" in page) is not ok
+    capsys.readouterr()
+    assert summary.main(["--validation", str(path)]) == (0 if ok else 1)
+    text = capsys.readouterr().out
+    assert "results: agree, 4,321 cases" in text and "8.0 % off (stated 8.0 %)" in text
+    assert ("bytes: DIFFER" in text) is not ok
+
+
+def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "v.json"
+    for change, sentence in (
+        ({"format": "trefoil-plan"}, "is not the output of trefoil validate"),
+        ({"bytes": {"ok": True}}, "bytes: field 'tables'"),
+        ({"times": {"sets": [{}], "goal": {}}}, r"times.sets\[0\]: field"),
+    ):
+        path.write_text(json.dumps({**sample(), **change}))
+        with pytest.raises(ResultError, match=sentence):
+            load_validation(path)

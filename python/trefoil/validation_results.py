@@ -1,0 +1,118 @@
+"""What `trefoil validate --json` says, as typed records for the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trefoil.results import ResultError, _Fields, _load
+
+
+@dataclass(frozen=True)
+class ValidatedPart:
+    """Results or bytes: how much was compared, and what differed first."""
+
+    name: str
+    ok: bool
+    cases: int
+    compared: str
+    failure: str
+
+
+@dataclass(frozen=True)
+class ValidatedTimes:
+    """One set of measurements beside the models; errors in percent."""
+
+    name: str
+    part: str
+    rows: int
+    mape: float
+    stated: float | None
+    p90: float
+    worst: float
+    worst_row: str
+    closed_form: float
+    inside: int
+    agrees: bool
+    meets_goal: bool
+
+
+@dataclass(frozen=True)
+class Validation:
+    ok: bool
+    parts: list[ValidatedPart]
+    times_ok: bool
+    times: list[ValidatedTimes]
+    goal: str
+
+
+def load_validation(path: Path) -> Validation:
+    top = _load(path)
+    if top.data.get("format") != "trefoil-validate":
+        raise ResultError(f"{path}: is not the output of trefoil validate --json")
+    parts, times = [], []
+    for name in ("results", "bytes"):
+        if top.data.get(name) is not None:
+            parts.append(_part(name, _Fields(top.data[name], f"{path}: {name}")))
+    found, goal = top.data.get("times"), ""
+    if found is not None:
+        fields = _Fields(found, f"{path}: times")
+        for n, data in enumerate(fields.get("sets", list)):
+            times.append(_times(data, f"{path}: times.sets[{n}]"))
+        limits = _Fields(fields.get("goal", dict), f"{path}: times.goal")
+        mape, p90 = limits.number("mape_percent"), limits.number("p90_percent")
+        goal = f"at most {mape:g} % on average and {p90:g} % in the 90th percentile"
+    return Validation(
+        ok=top.get("ok", bool),
+        parts=parts,
+        times_ok=found is None or bool(found.get("ok")),
+        times=times,
+        goal=goal,
+    )
+
+
+def _part(name: str, fields: _Fields) -> ValidatedPart:
+    if name == "results":
+        compared = f"{fields.get('bytes_compared', int):,} bytes of outputs, guards and inputs"
+    else:
+        tables = fields.get("tables", dict)
+        legs = ", ".join(f"{leg} {count:,}" for leg, count in tables.items())
+        compared = f"{fields.get('numbers_compared', int):,} numbers; tables: {legs}"
+    return ValidatedPart(
+        name=name,
+        ok=fields.get("ok", bool),
+        cases=fields.get("cases", int),
+        compared=compared,
+        failure=str(fields.data.get("failure") or ""),
+    )
+
+
+def _times(data: Any, where: str) -> ValidatedTimes:
+    fields = _Fields(data, where)
+    stated = fields.data.get("stated_mape_percent")
+    return ValidatedTimes(
+        name=fields.get("name", str),
+        part=fields.get("part", str),
+        rows=fields.get("rows", int),
+        mape=fields.number("mape_percent"),
+        stated=None if stated is None else fields.number("stated_mape_percent"),
+        p90=fields.number("p90_percent"),
+        worst=fields.number("worst_percent"),
+        worst_row=fields.get("worst_row", str),
+        closed_form=fields.number("closed_form_mape_percent"),
+        inside=fields.get("inside_interval", int),
+        agrees=fields.get("agrees", bool),
+        meets_goal=fields.get("meets_goal", bool),
+    )
+
+
+def verdict(validations: list[Validation]) -> str:
+    """One sentence for the top of the page, or ""."""
+    if not validations:
+        return ""
+    if all(v.ok for v in validations):
+        return "Reference, library, plan, simulator and committed measurements agree as stated."
+    names = [p.name for v in validations for p in v.parts if not p.ok]
+    names += ["times" for v in validations if not v.times_ok]
+    return f"The legs disagree in {' and '.join(dict.fromkeys(names))}."
