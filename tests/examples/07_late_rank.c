@@ -2,9 +2,8 @@
  *
  *     07_late_rank              rank 2 comes after the timeout of 1.5 s: the others' next call fails
  *     07_late_rank masks        the group has masks: the others go on without it
- *     07_late_rank never        it never comes; with NCCL_EP_HANG_DIR=DIR the records in DIR say so,
- *                               also when the program has been killed (NCCL_EP_TIMEOUT_MS: when it
- *                               ends by itself)
+ *     07_late_rank never        it never comes, and the program must be killed; with
+ *                               NCCL_EP_HANG_DIR=DIR the records in DIR say who it was
  */
 #include "example.h"
 
@@ -14,6 +13,7 @@
 enum { numExperts = 4, hidden = 16, lateRank = 2 };
 
 static int masks, never;
+static pthread_barrier_t allCame;
 
 static void step(int rank, int numRanks, ncclComm_t comm) {
   const size_t L = (size_t)(numExperts / numRanks), R = (size_t)numRanks;
@@ -62,6 +62,8 @@ static void step(int rank, int numRanks, ncclComm_t comm) {
   } else {
     printf("rank %d came, too late\n", rank);
   }
+  /* A lost group frees at once what no rank of the process can read any more: so all, here. */
+  if (!never) pthread_barrier_wait(&allCame);
   EP(ncclEpHandleDestroy(handle));
   EP(ncclEpGroupDestroy(group));
   void *const buffers[] = {tokens.data, routing.data, received.data, counters.data, mask};
@@ -72,6 +74,8 @@ static void step(int rank, int numRanks, ncclComm_t comm) {
 int main(int argc, char **argv) {
   masks = argc > 1 && !strcmp(argv[1], "masks");
   never = argc > 1 && !strcmp(argv[1], "never");
+  pthread_barrier_init(&allCame, NULL, 4);
   runRanks(4, step);
+  pthread_barrier_destroy(&allCame);
   return 0;
 }
