@@ -14,7 +14,12 @@ if(NOT NCCL_HINTS)
   endif()
 endif()
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${NCCL_HINTS} ${NCCL_WHEEL} PATH_SUFFIXES include)
-find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_HINTS} ${NCCL_WHEEL} PATH_SUFFIXES lib lib64)
+# The library that belongs to the headers, though another may lie where libraries are looked for first.
+get_filename_component(NCCL_PREFIX "${NCCL_INCLUDE_DIR}" DIRECTORY)
+find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 NAMES_PER_DIR HINTS ${NCCL_PREFIX} PATH_SUFFIXES lib lib64
+  NO_DEFAULT_PATH)
+find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 NAMES_PER_DIR HINTS ${NCCL_HINTS} ${NCCL_WHEEL}
+  PATH_SUFFIXES lib lib64)
 
 if(NCCL_INCLUDE_DIR)
   file(STRINGS ${NCCL_INCLUDE_DIR}/nccl.h NCCL_LINES REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) ")
