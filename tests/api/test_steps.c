@@ -8,7 +8,7 @@
 
 typedef struct job {
   step_case_t c;
-  int ranksPerNode, repeats, windowed;
+  int ranksPerNode, repeats, windowed, leavesComplete;
 } job_t;
 
 /* Rows that this rank pulled, per rank it pulled from: what the reference counts in the routing. */
@@ -43,9 +43,9 @@ static void runJob(team_rank_t *r) {
       stepPoison(d);
     }
     teamCheck(r, stepDispatch(d, handle, r->stream), "dispatch: %s", ncclEpGetLastError());
-    teamOk(r, ncclEpComplete(handle, NULL, r->stream));
+    if (!job->leavesComplete) teamOk(r, ncclEpComplete(handle, NULL, r->stream));
     teamCheck(r, stepCombine(d, handle, r->stream), "combine: %s", ncclEpGetLastError());
-    teamOk(r, ncclEpComplete(handle, NULL, r->stream));
+    if (!job->leavesComplete) teamOk(r, ncclEpComplete(handle, NULL, r->stream));
   }
   cudaStreamSynchronize(r->stream);
   int failed = 0;
@@ -93,6 +93,15 @@ TEST(send_only) {
   for (int mode = 0; mode < 2; mode++) {
     job_t job = makeJob((trefoil_mode_t)mode, 3, 77);
     job.c.sendOnly = 1;
+    checkThreads(&job, 3, "send_only");
+  }
+}
+
+/* High throughput ignores it: all is done without a Complete. */
+TEST(send_only_in_high_throughput) {
+  for (int mode = 2; mode < 4; mode++) {
+    job_t job = makeJob((trefoil_mode_t)mode, 3, 77);
+    job.c.sendOnly = job.leavesComplete = 1;
     checkThreads(&job, 3, "send_only");
   }
 }
@@ -177,6 +186,34 @@ TEST(several_nodes) {
       }
     }
     unsetenv("NCCL_LSA_TEAM_SIZE");
+  }
+}
+
+/* A row of two bytes more than the group was made for, both ways. */
+static void runTooWide(team_rank_t *r) {
+  const job_t *job = r->user;
+  step_data_t *d = stepMake(&job->c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroupConfig_t config = stepGroupConfig(&job->c, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t handle;
+  config.max_token_bytes = (unsigned)(job->c.width * 2 - 2);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&handle, group, stepLayout(&job->c), NULL, job->c.topk, NULL));
+  teamCheck(r, stepUpdate(d, handle, r->stream), "update: %s", ncclEpGetLastError());
+  teamCheck(r, !stepDispatch(d, handle, r->stream), "a dispatch was taken");
+  teamCheck(r, strstr(ncclEpGetLastError(), "max_token_bytes"), "%s", ncclEpGetLastError());
+  teamCheck(r, !stepCombine(d, handle, r->stream), "a combine was taken");
+  teamCheck(r, strstr(ncclEpGetLastError(), "max_token_bytes"), "%s", ncclEpGetLastError());
+  teamOk(r, ncclEpHandleDestroy(handle));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(rows_above_the_groups_limit) {
+  for (int mode = 0; mode < 2; mode++) {
+    job_t job = makeJob((trefoil_mode_t)mode, 2, 92);
+    const char *error = teamThreads(2, runTooWide, &job);
+    CHECK(!*error, "mode %d: %s", mode, error);
   }
 }
 
