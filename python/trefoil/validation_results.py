@@ -112,7 +112,14 @@ def verdict(validations: list[Validation]) -> str:
     if not validations:
         return ""
     if all(v.ok for v in validations):
-        return "Reference, library, plan, simulator and committed measurements agree as stated."
+        times = [t for v in validations for t in v.times]
+        if not times:
+            return "All legs agree."
+        met = sum(t.meets_goal for t in times)
+        return (
+            "All legs agree; times are off by what the records state, "
+            f"{met} of {len(times)} sets within the goal."
+        )
     names = [p.name for v in validations for p in v.parts if not p.ok]
     names += ["times" for v in validations if not v.times_ok]
     return f"The legs disagree in {' and '.join(dict.fromkeys(names))}."
