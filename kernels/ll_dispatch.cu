@@ -28,8 +28,8 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
     const int e = k == lane            ? firstId
                   : t < a.op.numTokens ? expertAt(a.op.handle, t, k)
                                        : -1,
-              r = e < 0 ? 0xffff : rankOf(g, e);
-    mine[k] = (unsigned)r << 16 | (e < 0 ? 0 : e - r * g.numLocal);
+              r = isExpert(g, e) ? rankOf(g, e) : 0xffff;
+    mine[k] = (unsigned)r << 16 | (isExpert(g, e) ? e - r * g.numLocal : 0);
   }
   __syncwarp();
 #pragma unroll 1

@@ -58,7 +58,7 @@ EP_DEV void sendWeights(const CombineArgs &a, const Op &op, unsigned long long l
                         EarlyWeights q, int lane) {
   const ep_ll_group_t &g = a.op.group;
   unsigned long long to =
-      warpRankSet(q.expert < 0 ? -1 : (int)a.perRank.quotient(q.expert), g.numRanks);
+      warpRankSet(isExpert(g, q.expert) ? (int)a.perRank.quotient(q.expert) : -1, g.numRanks);
 #pragma unroll 1
   for (int k0 = 32; k0 < a.op.handle.numTopk; k0 += 32) {
     to |= warpRankSet(rankOfEntry(a, t, k0 + lane), g.numRanks);

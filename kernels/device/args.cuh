@@ -49,6 +49,11 @@ EP_DEV int rankOf(const ep_ll_group_t &g, int expert) {
   return expert / g.numLocal;
 }
 
+// Any other id stands for no expert.
+EP_DEV bool isExpert(const ep_ll_group_t &g, int id) {
+  return (unsigned)id < (unsigned)g.numExperts;
+}
+
 EP_DEV int expertAt(const ep_ll_handle_t &h, int t, int k) {
   const size_t i = (size_t)t * h.numTopk + k;
   return h.idx64 ? (int)((const long long *)h.topkIdx)[i] : ((const int *)h.topkIdx)[i];
@@ -117,7 +122,7 @@ EP_DEV unsigned long long ranksOfToken(const ep_ll_group_t &g, const ep_ll_handl
 #pragma unroll 1
   for (int k0 = 0; k0 < h.numTopk; k0 += 32) {
     const int e = k0 + lane < h.numTopk ? expertAt(h, t, k0 + lane) : -1;
-    set |= warpRankSet(e < 0 ? -1 : rankOf(g, e), g.numRanks);
+    set |= warpRankSet(isExpert(g, e) ? rankOf(g, e) : -1, g.numRanks);
   }
   return set;
 }

@@ -25,7 +25,7 @@ struct QuickArgs {
   const char *tokens;
   char *mine; // own exchange memory
   unsigned long long routing, routingHalf, rows, rowsHalf;
-  int rank, numRanks, numTokens, maxTokens, topk, idx64, numLocal, rowStride;
+  int rank, numRanks, numTokens, maxTokens, topk, idx64, numLocal, numExperts, rowStride;
   unsigned rankTimes, stepTimes; // rank = expert * rankTimes >> 24, token = umulhi(unit, stepTimes)
   Wire wire;
   int tokenBytes, scaleBytes, inputBytes;
@@ -43,6 +43,9 @@ struct QuickArgs {
 EP_DEV int quickExpert(const QuickArgs &a, int t, int k) {
   const size_t i = (size_t)t * a.topk + k;
   return a.idx64 ? (int)((const long long *)a.topkIdx)[i] : ((const int *)a.topkIdx)[i];
+}
+EP_DEV bool quickIsExpert(const QuickArgs &a, int id) {
+  return (unsigned)id < (unsigned)a.numExperts;
 }
 EP_DEV int quickRank(const QuickArgs &a, int expert) {
   return (int)((unsigned)expert * a.rankTimes >> 24);

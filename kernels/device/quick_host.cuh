@@ -57,6 +57,7 @@ static inline bool quickArgs(const DispatchArgs &a, QuickArgs &q, int &shared, i
   q.topk = op.handle.numTopk;
   q.idx64 = op.handle.idx64;
   q.numLocal = L;
+  q.numExperts = g.numExperts;
   q.rankTimes = ((1u << 24) + L - 1) / L;
   q.stepTimes = (unsigned)(((1ull << 32) + steps - 1) / steps);
   q.tokenBytes = op.tokenBytes;

@@ -8,7 +8,8 @@
 
 // The ranks of a token that are sent to, as bits, turned so that bit 0 is the next rank after this one.
 EP_DEV unsigned quickTargets(const QuickArgs &a, int expert, unsigned to) {
-  unsigned set = __reduce_or_sync(FULL_WARP, expert >= 0 ? 1u << quickRank(a, expert) : 0u) & to;
+  const unsigned one = quickIsExpert(a, expert) ? 1u << quickRank(a, expert) : 0u;
+  unsigned set = __reduce_or_sync(FULL_WARP, one) & to;
   const int first = a.rank + 1;
   set = set >> first | set << (a.numRanks - first); // first <= numRanks <= 31, or 32 of 32 below
   return a.numRanks < 32 ? set & ((1u << a.numRanks) - 1) : set;
@@ -42,7 +43,7 @@ EP_DEV void quickAnnounce(const QuickArgs &a, const Op &op, unsigned active, int
   if (blockIdx.x == 0 && warp == 0 && lane == 0) headOf(a.op.handle).reached = active;
 #pragma unroll 1
   for (;;) {
-    const int r = e < 0 ? -1 : quickRank(a, e);
+    const int r = quickIsExpert(a, e) ? quickRank(a, e) : -1;
     const size_t at = quickRouting(a, a.rank, t, op.buf);
 #pragma unroll 1
     for (int d0 = 0; d0 < a.numRanks; d0 += 4) {

@@ -26,7 +26,7 @@ EP_DEV int idOf(const CombineArgs &a, size_t at, bool is) {
 
 EP_DEV int rankOfEntry(const CombineArgs &a, int t, int k) {
   const int K = a.op.handle.numTopk, e = idOf(a, (size_t)t * K + k, k < K);
-  return e < 0 ? -1 : (int)a.perRank.quotient(e);
+  return isExpert(a.op.group, e) ? (int)a.perRank.quotient(e) : -1;
 }
 
 // All lanes, every 256 polls: go on waiting for term q of token t? Out of the way of the registers
@@ -110,7 +110,7 @@ static __device__ __noinline__ Term listTerms(const CombineArgs &a, int t, int b
   if (SUM == EP_LL_SUM_EXACT) {
     q.weight = __uint_as_float(loadEarlyWordIf(a.op.weights + at, is, 0u));
   }
-  const int rank = e < 0 ? -1 : (int)a.perRank.quotient(e);
+  const int rank = isExpert(g, e) ? (int)a.perRank.quotient(e) : -1;
   bool counts = rank >= 0 && live >> rank & 1;
   if (SUM == EP_LL_SUM_RANKS) counts = !isAgain(a, t, l, rank, lane) && counts;
   q.valid = __ballot_sync(FULL_WARP, counts);
