@@ -184,6 +184,11 @@ def check_timeline(folder: Path, *args: object) -> None:
     check(len(whole) == 2 * ranks, f"{len(whole)} whole operations of {ranks} ranks")
     check(abs(max(e["ts"] + e["dur"] for e in whole) - ends[1]) < 1e-3, "the last rank's end")
     check_counters(events, links)
+    with links.open(newline="") as file:
+        for row in csv.DictReader(file):
+            share = float(row["busy_seconds"]) / answer[row["op"]]["seconds"]
+            check(abs(float(row["share"]) - share) < 1e-4, f"{row}: the share is {share}")
+            check(share <= 1 + 1e-9, f"{row}: busier than the operation is long")
 
 
 def check_counters(events: list[dict[str, Any]], links: Path) -> None:
