@@ -58,6 +58,11 @@ class Setting:
             combine_row_bytes=row_bytes(self.combine_row, case.hidden),
             variant=self.variant,
             combine_partial=self.combine_partial,
+            seed=case.seed,
+            popularity=case.routing,
+            skew=case.skew,
+            ragged=case.ragged,
+            empty_ranks=case.empty_ranks,
         )
 
 

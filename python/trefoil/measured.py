@@ -6,7 +6,9 @@ Two forms, told apart by their columns; times in microseconds, one row a case:
     HT  ..., dispatch_sms, dispatch_transmit_us, dispatch_notify_us, combine_sms, ...
 
 both with node_num, hidden_size, num_token (of a rank), num_topk, num_experts. Bandwidth columns are
-not read: they follow from the times. Lines that start with # are comments.
+not read: they follow from the times. Lines that start with # are comments. A table of ours
+(docs/measure.md) may also have num_gpus, in place of a fixed number a node, and say how tokens were
+routed, so that the very same routing can be replayed: routing, skew, ragged, empty_ranks, seed.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 OPS = ("dispatch", "combine")
 SHAPE_COLUMNS = ("node_num", "hidden_size", "num_token", "num_topk", "num_experts")
@@ -23,6 +26,7 @@ LL_COLUMNS = ("dispatch_avg_t_us", "combine_avg_t_us")
 HT_COLUMNS = tuple(f"{op}_{part}" for op in OPS for part in ("sms", "transmit_us", "notify_us"))
 LABELS = ("framework", "version", "device", "op_name", "kernel_source")
 GPUS_PER_NODE = 8
+ROUTINGS = ("uniform", "zipf", "hot-expert", "hot-rank")
 
 
 class TableError(ValueError):
@@ -43,6 +47,11 @@ class Case:
     experts: int
     sms: int  # that worked on it; 0: the table does not say
     us: float
+    routing: str = "uniform"  # with the next four: what makes it (trefoil/trace.h)
+    skew: float = 0.0
+    ragged: float = 0.0
+    empty_ranks: int = 0
+    seed: int = 1
 
     @property
     def point(self) -> dict[str, int]:
@@ -60,14 +69,36 @@ def _whole(text: str | None, where: str) -> int:
     return value
 
 
-def _time(text: str | None, where: str) -> float:
+def _number(text: str | None, where: str, what: str = "a number") -> float:
     try:
         value = float(text or "")
     except ValueError:
-        raise TableError(f"{where} is {text!r}: must be a time in microseconds") from None
+        raise TableError(f"{where} is {text!r}: must be {what}") from None
     if not (math.isfinite(value) and 0 <= value <= 1e12):
         raise TableError(f"{where} is {text}: must be finite and not negative")
     return value
+
+
+def _time(text: str | None, where: str) -> float:
+    return _number(text, where, "a time in microseconds")
+
+
+def _routing_of(row: dict[str, str | None], where: str) -> dict[str, Any]:
+    """The columns that say how tokens were routed, where the table has them."""
+    found: dict[str, Any] = {}
+    if "routing" in row:
+        found["routing"] = row["routing"]
+        if row["routing"] not in ROUTINGS:
+            raise TableError(
+                f"{where}routing is {row['routing']!r}: known are {', '.join(ROUTINGS)}"
+            )
+    for column in ("skew", "ragged"):
+        if column in row:
+            found[column] = _number(row[column], where + column)
+    for column in ("empty_ranks", "seed"):
+        if column in row:
+            found[column] = _whole(row[column], where + column)
+    return found
 
 
 def _mode_of(columns: Iterable[str], path: Path) -> str:
@@ -136,7 +167,11 @@ def read_table(
             if us <= 0:
                 raise TableError(f"{where}the time of {op} is {us}: must be positive")
             ranks = nodes * gpus_per_node
-            cases.append(Case(op, mode, nodes, ranks, hidden, tokens, topk, experts, sms, us))
+            if "num_gpus" in row:
+                ranks = _whole(row["num_gpus"], where + "num_gpus")
+            shape = (hidden, tokens, topk, experts)
+            how = _routing_of(row, where)
+            cases.append(Case(op, mode, nodes, ranks, *shape, sms, us, **how))
     if not cases:
         raise TableError(f"{path}: has a header and no rows")
     return cases

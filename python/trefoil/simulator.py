@@ -212,6 +212,8 @@ class Workload:
     popularity: str = "uniform"  # "zipf", "hot-expert", "hot-rank"
     skew: float = 0.0
     hot: int = 0
+    ragged: float = 0.0
+    empty_ranks: int = 0
 
     @property
     def shape(self) -> _Shape:
@@ -258,7 +260,8 @@ class Simulation:
             popularity = _index(
                 ("uniform", "zipf", "hot-expert", "hot-rank"), w.popularity, "popularity"
             )
-            spec = TraceSpec(w.shape, 1, w.seed, popularity, w.skew, w.hot)
+            fill = (w.ragged, w.empty_ranks)
+            spec = TraceSpec(w.shape, 1, w.seed, popularity, w.skew, w.hot, *fill)
             _check(lib.trefoilTraceGenerate(ct.byref(self._trace), ct.byref(spec)))
             _check(lib.trefoilTraceRouting(self._trace, 0, ct.byref(self._routing)))
         else:

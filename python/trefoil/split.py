@@ -12,7 +12,7 @@ from trefoil.calibrate import Range, Setting
 from trefoil.measured import Case
 from trefoil.simulator import Costs
 
-ROW_COLUMNS = ("nodes", "hidden", "experts", "topk", "sms", "tokens")
+ROW_COLUMNS = ("nodes", "ranks", "hidden", "experts", "topk", "sms", "tokens", "routing", "ragged")
 
 
 class SplitError(ValueError):
@@ -53,6 +53,8 @@ class Split:
         return Costs({name: p["value"] for name, p in self.text["given"].items()})
 
     def choose(self, part: str, cases: Sequence[Case]) -> list[Case]:
+        if self.text[part] == "rest":
+            return [case for case in cases if not _is_in(self.text["fit"], case)]
         return [case for case in cases if _is_in(self.text[part], case)]
 
 
@@ -100,6 +102,8 @@ def _check_split(path: Path, text: Any) -> None:
     if text["variant"] not in ("ours", "per-expert"):
         raise SplitError(f'{path}: variant must be "ours" or "per-expert"')
     for part in ("fit", "score"):
+        if part == "score" and text[part] == "rest":
+            continue
         unknown = set(text[part]) - {*ROW_COLUMNS, "tokens_from_to"}
         if unknown:
             raise SplitError(f"{path}: {part} names {sorted(unknown)[0]}, which is no column")

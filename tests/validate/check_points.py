@@ -1,5 +1,5 @@
-"""trefoil bench --points on the CPU library: every kind of point agrees with the reference, a planted fault
-comes out, a bad line is refused by name, and the time limit ends between two points.
+"""trefoil bench --points on the CPU library: every kind of point agrees with the reference, a
+planted fault comes out, a bad line is refused by name, the time limit ends between two points.
 
     python3 check_points.py TREFOIL [FAULTY_LIBRARY HOST_LIBRARY]
 """
