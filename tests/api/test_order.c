@@ -83,6 +83,37 @@ TEST(double_buffering) {
   }
 }
 
+/* Another Update, and a combine without a dispatch after it: by the new routing. */
+static void runUpdated(team_rank_t *r) {
+  const pair_t *pair = r->user;
+  step_data_t *d[2];
+  ncclEpHandle_t h;
+  ncclEpGroup_t group;
+  ncclEpGroupConfig_t config = stepGroupConfig(&pair->c[0], r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(&pair->c[0]), NULL, 3, NULL));
+  for (int i = 0; i < 2; i++) {
+    d[i] = stepMake(&pair->c[i], r->rank, r->numRanks, r->numRanks);
+    teamCheck(r, stepUpdate(d[i], h, r->stream), "update");
+    if (i == 0) teamCheck(r, stepDispatch(d[i], h, r->stream), "dispatch");
+    teamCheck(r, stepCombine(d[i], h, r->stream), "combine");
+    cudaStreamSynchronize(r->stream);
+    teamCheck(r, !*stepCompareCombine(d[i]), "routing %d: %s", i, stepCompareCombine(d[i]));
+  }
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  for (int i = 0; i < 2; i++) stepFree(d[i]);
+}
+
+TEST(combine_right_after_another_update) {
+  for (int mode = 0; mode < 4; mode++) {
+    pair_t pair = {.lifo = 0};
+    for (int i = 0; i < 2; i++) pair.c[i] = smallCase((trefoil_mode_t)mode, (uint64_t)(330 + i));
+    const char *error = teamThreads(3, runUpdated, &pair);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
 /* A send_only, whole operations on the other handle, then A's Complete: A gets its own rows, though the
  * others have used its slot since. */
 static void runOvertaken(team_rank_t *r) {

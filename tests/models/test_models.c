@@ -46,6 +46,12 @@ TEST(all_presets_load) {
   "\"source\": \"s\"}, \"net_latency_us\": {\"value\": 2, \"source\": \"s\"}, \"ll_fixed_us\": "   \
   "{\"value\": 3, \"source\": \"s\"}, \"ht_fixed_us\": {\"value\": 11, \"source\": \"s\"}}"
 
+#define MOE(topk)                                                                                  \
+  "{\"name\": \"x\", \"about\": \"y\", \"source\": \"s\", \"hidden_elements\": 128, "              \
+  "\"num_experts\": 8, "                                                                           \
+  "\"topk\": " topk ", \"num_moe_layers\": 1, \"expert_hidden_elements\": 64, "                    \
+  "\"num_shared_experts\": 0}"
+
 static void expectCluster(const char *text, const char *sentence) {
   trefoil_cluster_t c = {.maxGpus = -7};
   trefoil_result_t result = trefoilClusterParse(&c, "f.json", text, strlen(text));
@@ -72,12 +78,21 @@ TEST(malformed_presets) {
                 "nvlnk is not known");
   expectCluster(CLUSTER("8", "{\"value\": 1, \"source\": \"s\"}, \"name\": \"z\""), "line 1");
   expectCluster("{\"name\": \"x\", \"about\": \"y\"}", "gpus_per_node is missing");
+  expectCluster(CLUSTER("8", "{\"value\": 350, \"source\": \"s\"}") "x", "line 1");
   expectCluster("[1]", "object");
   expectCluster("{", "line 1");
   expectCluster("", "line");
   trefoil_moe_t m = {.topk = -7};
   CHECK(trefoilMoeLoad(&m, "gpt-2") == TREFOIL_INVALID_ARGUMENT, "gpt-2");
   CHECK(strstr(trefoilLastError(), "deepseek-v3"), "%s", trefoilLastError());
+  static const char tooMany[] = MOE("9");
+  CHECK(trefoilMoeParse(&m, "f.json", tooMany, sizeof tooMany - 1) == TREFOIL_INVALID_ARGUMENT,
+        "9 of 8 experts");
+  CHECK(strstr(trefoilLastError(), "at most all 8 experts"), "%s", trefoilLastError());
+  static const char allOf[] = MOE("8");
+  trefoil_moe_t all;
+  CHECK(trefoilMoeParse(&all, "f.json", allOf, sizeof allOf - 1) == TREFOIL_OK && all.topk == 8,
+        "%s", trefoilLastError());
   CHECK(trefoilMoeLoad(&m, "/nonexistent/m.json") == TREFOIL_SYSTEM_ERROR, "no file");
   CHECK(trefoilMoeLoad(&m, NULL) == TREFOIL_INVALID_ARGUMENT && m.topk == -7, "NULL");
 }
@@ -213,6 +228,7 @@ TEST(ep_sizes) {
   CHECK(trefoilEpSize(1024, 160, 0) == 128, "160 experts: the largest divisor of 1024 is 128");
   CHECK(trefoilEpSize(72, 256, 64) == 36 && trefoilEpSize(8, 3, 0) == 2, "divisors");
   CHECK(trefoilEpSize(7, 1, 0) == 1, "one expert");
+  CHECK(trefoilEpSize(64, 8, 32) == 8, "more ranks wanted than experts");
   CHECK(trefoilRanksPerNode(256, 8) == 8 && trefoilRanksPerNode(4, 8) == 4, "nodes of 8");
   CHECK(trefoilRanksPerNode(128, 72) == 64, "NVL72: the largest divisor of 128 is 64");
 }
