@@ -76,6 +76,8 @@ def check_line(line: str, root: Path, trefoil: str) -> Iterator[str]:
 
 def check_ctest(text: str, build: Path) -> Iterator[str]:
     for flag, name in re.findall(r"ctest[^`\n]* (-[RL]) ([\w.|^$-]+)", text):
+        if name == "gpu" and not (build / "api/libnccl_ep.so.0").exists():
+            continue  # left out of this build
         command = ["ctest", "--test-dir", str(build), "-N", flag, name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if "Total Tests: 0" in done.stdout or done.returncode:
