@@ -156,6 +156,22 @@ static trefoil_result_t takeAll(const kind_t *kind, json_t *root, const char *fi
   return TREFOIL_OK;
 }
 
+/* Numbers that are possible alone, but not together. */
+static trefoil_result_t checkTogether(const kind_t *kind, const char *file, const char *object) {
+  if (kind == &moeKind) {
+    const trefoil_moe_t *m = (const trefoil_moe_t *)(const void *)object;
+    EP_CHECK(m->topk <= m->numExperts, TREFOIL_INVALID_ARGUMENT,
+             "%s: topk is %d: a token goes to at most all %d experts", file, m->topk,
+             m->numExperts);
+    return TREFOIL_OK;
+  }
+  const trefoil_cluster_t *c = (const trefoil_cluster_t *)(const void *)object;
+  EP_CHECK(c->gpusPerNic <= c->gpusPerNode, TREFOIL_INVALID_ARGUMENT,
+           "%s: gpus_per_nic is %d: a network port serves at most the %d GPUs of its node", file,
+           c->gpusPerNic, c->gpusPerNode);
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t parse(const kind_t *kind, const char *file, const char *text,
                               size_t numBytes, char *object) {
   json_error_t error;
@@ -164,6 +180,7 @@ static trefoil_result_t parse(const kind_t *kind, const char *file, const char *
   int isHf = kind == &moeKind && epIsHfConfig(root);
   trefoil_result_t result = isHf ? epHfMoe(root, file, (trefoil_moe_t *)(void *)object)
                                  : takeAll(kind, root, file, object);
+  if (result == TREFOIL_OK) result = checkTogether(kind, file, object);
   json_decref(root);
   return result;
 }
