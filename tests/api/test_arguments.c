@@ -155,6 +155,7 @@ static const fault_t dispatchFaults[] = {
     {"inputs->tokens", IN, SIZE1, 0, ALL, 0},
     {"max_token_bytes", IN, SIZE1, 33, ALL, 0},
     {"inputs->tokens", IN, SIZE1, SIZE_MAX / 2, ALL, 0},
+    {"inputs->tokens", IN, SIZE1, SIZE_MAX / 2 + 1 + H, ALL, 0},
     {"inputs->tokens", IN, DATA, 0, ALL, 0},
     {"inputs->tokens", IN, MAGIC, 0xC00FFFEE, ALL, 0},
     {"inputs->tokens", IN, STRUCT_SIZE, 47, ALL, 0},

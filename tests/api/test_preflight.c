@@ -136,7 +136,7 @@ TEST(nearest_value_is_legal) {
     int field = (int)draw(8), ht = d.g.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
     if (field == 0) d.g.num_experts = draw(2) ? 0 : 1u << 31;
     if (field == 1) d.g.max_dispatch_tokens_per_rank = draw(2) ? 0 : 1u << 30;
-    if (field == 2) d.g.max_token_bytes = ht ? 17 + draw(14) : 0;
+    if (field == 2) d.g.max_token_bytes = ht ? 1 + draw(15) + 16 * draw(2) : 0;
     if (field == 3) perNode = ranks + 1;
     if (field == 4) d.topk = 0;
     if (field == 5) d.h.dispatch_output_per_expert_alignment = 24 + draw(7);

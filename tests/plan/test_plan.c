@@ -292,6 +292,23 @@ TEST(nothing_to_send) {
   trefoilPlanDestroy(plan);
 }
 
+/* Chunks of a token that go to ranks past the first 64: what the chunk before reached is forgotten. */
+TEST(no_transfer_without_rows) {
+  enum { R = 80 };
+  int64_t numTokens[R] = {3};
+  static const int32_t row0[] = {79, 70, 1};
+  const int32_t *idx[R] = {row0};
+  trefoil_routing_t r = {{R, 4, R, 1, 3}, numTokens, idx};
+  trefoil_plan_config_t config = {.mode = TREFOIL_HT_FLAT, .rowBytes = 1, .chunkTokens = 1};
+  trefoil_plan_t *plan = NULL;
+  REQUIRE(trefoilPlanCreate(&plan, &r, &config) == TREFOIL_OK, "%s", trefoilLastError());
+  trefoil_transfer_t x;
+  int num = 0;
+  for (; trefoilPlanNext(plan, &x); num++) CHECK(x.rows == 1, "%d rows to %d", (int)x.rows, x.dst);
+  CHECK(num == 5, "%d transfers: two out, two forwarded, one direct", num);
+  trefoilPlanDestroy(plan);
+}
+
 TEST(rewound_in_the_middle) {
   const int64_t numTokens[] = {2, 1};
   static const int32_t row0[] = {0, 2, 1, 3}, row1[] = {2, 0};
