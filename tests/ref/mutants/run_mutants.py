@@ -1,10 +1,10 @@
 """Plants bugs in a copy of ref/, one at a time, and sees that the tests of ref/ notice each.
 
-    python3 run_mutants.py ROOT LIBTREFOIL.a [--write docs/mutants.md] [--only NAME]
+    python3 run_mutants.py ROOT LIBTREFOIL.a [--write FILE] [--only NAME]
 
 Each mutant is compiled, linked with what else the archive holds, and put before the C tests of
 tests/ref and, where Python has NumPy, the oracle. Prints a table; exits 1 if a mutant survives or
-does not apply. --write leaves the table in a file.
+does not apply. --write leaves the table in a file; docs/mutants.md ends with it.
 """
 
 from __future__ import annotations
@@ -126,15 +126,6 @@ def table(rows: list[tuple[Mutant, list[str]]], has_oracle: bool) -> str:
     return "\n".join([*lines, "", sums + "."]) + "\n"
 
 
-HEAD = """# Bugs planted in the reference, and who noticed
-
-`tests/ref/mutants/run_mutants.py` plants each of these in a copy of `ref/`, builds it, and runs the
-C tests of `tests/ref` and a short run of the NumPy oracle. A bug that nobody notices fails the test
-`ref_mutants` (label slow). This table is its output.
-
-"""
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="plants bugs in ref/")
     parser.add_argument("root", type=Path)
@@ -159,7 +150,7 @@ def main() -> int:
     text = table(rows, bench.has_oracle)
     print("\n" + text + "\n".join(broken))
     if args.write:
-        args.write.write_text(HEAD + text)
+        args.write.write_text(text)
     return 1 if broken or not rows or not all(failed for _, failed in rows) else 0
 
 
