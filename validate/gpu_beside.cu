@@ -2,9 +2,9 @@
 // stopped. A unit is a copy of EP_GPU_COPY_BYTES by the copy engines, or a product of matrices.
 //
 // The product: C = A B^T in bf16 with f32 sums, by wmma; a block does tiles of 128 x 128 in turn, 32 of the
-// inner dimension at a time through shared memory. It asks for so much shared memory that an SM holds one block
-// and nothing large beside it, so that numSms blocks are numSms SMs. It is a load, not a contest: what counts
-// is its rate beside something to its rate alone.
+// inner dimension at a time through shared memory. It asks for so much shared memory that an SM holds one
+// block and nothing large beside it, so that numSms blocks are numSms SMs. It is a load, not a contest:
+// what counts is its rate beside something to its rate alone.
 #include "validate/gpu_tools.h"
 
 extern "C" {

@@ -48,8 +48,8 @@ trefoil_result_t epGpuEmpty(void *stream);
 trefoil_result_t epGpuDelay(uint64_t ns, void *stream);
 
 /* Work beside what is measured, on a stream and by a thread of its own, until it is stopped; the GPU is
- * p->rank's. COPIES: copy engines store to the next rank's memory (one rank: to its own), 24 MB at a time. GEMM:
- * products of bf16 matrices on tensor cores, one block on each of numSms SMs. */
+ * p->rank's. COPIES: copy engines store to the next rank's memory (one rank: to its own), 24 MB at a
+ * time. GEMM: products of bf16 matrices on tensor cores, one block on each of numSms SMs. */
 typedef enum ep_gpu_beside { EP_GPU_COPIES, EP_GPU_GEMM } ep_gpu_beside_t;
 typedef struct ep_gpu_worker ep_gpu_worker_t;
 trefoil_result_t epGpuBesideStart(const ep_gpu_peers_t *p, ep_gpu_beside_t kind, int numSms,
