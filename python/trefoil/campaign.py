@@ -29,6 +29,7 @@ SKEWED: tuple[dict[str, Any], ...] = (
     {"routing": "hot-rank", "skew": 1000.0},
     {"ragged": 0.5, "empty_ranks": 1},
 )
+PREDICTED_SMS = 24  # of the dated predictions for 8 GPUs
 START_SKEWS_US = (5.0, 20.0, 100.0)
 LL, HT, HT_EXPERT = "ll-expert-major", "ht-flat", "ht-expert-major"
 HT_DEFAULT_SMS = 32
@@ -102,6 +103,8 @@ def _sizes(g: int) -> Iterator[Point]:
         yield _ll(g, tokens)
     for tokens in HT_TOKENS_EVEN:
         yield _ht(g, tokens)
+    for tokens in HT_TOKENS_EVEN if g >= 8 else ():
+        yield _ht(g, tokens, sms=PREDICTED_SMS)
     for tokens in LL_TOKENS_ODD:
         yield _ll(g, tokens)
     for tokens in HT_TOKENS_ODD:

@@ -54,6 +54,10 @@ class Case:
     seed: int = 1
 
     @property
+    def is_balanced(self) -> bool:
+        return self.routing == "uniform" and self.ragged == 0 and self.empty_ranks == 0
+
+    @property
     def point(self) -> dict[str, int]:
         names = ("nodes", "ranks", "hidden", "experts", "topk", "tokens")
         return {name: getattr(self, name) for name in names}

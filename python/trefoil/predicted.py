@@ -227,7 +227,12 @@ def prediction_files() -> list[Path]:
 def find_prediction(
     tables: Sequence[Predictions], case: Case, kernels: str, dispatch_dtype: str
 ) -> tuple[Predictions, Predicted] | None:
-    """The first table's row that speaks for a case. sms 0: the table does not say."""
+    """The first table's row that speaks for a case. sms 0: the table does not say.
+
+    Predictions are of uniform routing and full ranks.
+    """
+    if not case.is_balanced:
+        return None
     for table in tables:
         for row in table.rows:
             same = (row.kernels, row.op, row.mode, row.gpus, row.hidden, row.tokens, row.topk) == (

@@ -231,6 +231,7 @@ static void allPatterns(const ep_check_case_t *c, int caseIdx, int rank, uint8_t
 TEST(every_bit_pattern_of_a_payload) {
   GPU_RANKS(R, 1);
   ep_check_group_t g = gpuGroup(R, 32, PATTERNS_BYTES);
+  if (R > 4) g.imageBytes *= 2; /* a slot for each row of each rank */
   script_list_t list;
   burst_t context = {&list, NULL, NULL, 0};
   gpu_run_t run = {.group = &g, .work = runBurst, .context = &context};

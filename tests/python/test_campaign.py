@@ -101,6 +101,8 @@ def test_a_fit_reads_only_plain_rows_with_their_routing(tmp_path: Path) -> None:
     assert not fit_rows(rows_of([line_of(Point(4, LL, 64, beside="copies"), 1.0)]), LL)
     cases = read_table(tmp_path / "ll.csv")
     assert {c.ranks for c in cases} == {2, 4}
+    balanced = {(c.routing, c.ragged, c.empty_ranks) for c in cases if c.is_balanced}
+    assert balanced == {("uniform", 0.0, 0)} and not all(c.is_balanced for c in cases)
     assert {c.routing for c in cases} == {"uniform", "zipf", "hot-rank", "hot-expert"}
     assert {c.seed for c in cases} == {1, 2, 3, 4} and 1.0 in {c.ragged for c in cases}
     assert {c.sms for c in read_table(tmp_path / "ht.csv")} >= {8, 16, 32}
