@@ -112,7 +112,7 @@ def run_point(program: str, point: Point, timeout: float | None = None) -> tuple
     said = said.removeprefix("trefoil simulate: ")
     if done.returncode == 2:
         return "", said
-    raise SweepError(f"{' '.join(command)}: {said or f'exit code {done.returncode}'}")
+    raise SweepError(said or f"{' '.join(command)}: exit code {done.returncode}")
 
 
 @cache
