@@ -242,19 +242,14 @@ static trefoil_result_t measureBeside(real_rank_t *rank) {
   return stopBeside(rank, &mine(rank)->besideAlone);
 }
 
-static trefoil_result_t runSeries(real_rank_t *rank) {
-  double rate = 0;
-  if (job.what == EP_GPU_EMPTY || !job.replayed)
-    return job.replayed ? replay(rank, queueAll) : queueAll(rank);
-  EP_TRY(startBeside(rank));
-  trefoil_result_t rc = replay(rank, queueAll);
-  char sentence[1024];
-  snprintf(sentence, sizeof sentence, "%s", rc == TREFOIL_OK ? "" : trefoilLastError());
-  trefoil_result_t stopped = stopBeside(rank, &rate); /* in any case: its thread must end */
-  if (rc != TREFOIL_OK) return epFail(rc, "%s", sentence);
+/* After a replayed measurement, also one that failed: its thread must end. */
+static void endBeside(real_rank_t *rank) {
   gpu_rank_t *g = mine(rank);
-  if (stopped == TREFOIL_OK && (g->beside == 0 || rate < g->beside)) g->beside = rate;
-  return stopped;
+  double rate = 0;
+  if (!g->worker) return;
+  if (stopBeside(rank, &rate) != TREFOIL_OK)
+    epRealFail(rank->run, "rank %d: %s", rank->rank, trefoilLastError());
+  if (g->beside == 0 || rate < g->beside) g->beside = rate;
 }
 
 static trefoil_result_t measureSeries(real_rank_t *rank) {
@@ -262,7 +257,7 @@ static trefoil_result_t measureSeries(real_rank_t *rank) {
   int hasKernel = job.what != EP_GPU_EMPTY && libOf(rank)->ncclEpKeepTimes != NULL;
   int n = numIterations(rank);
   if (hasKernel) EP_TRY(keepTimes(rank, (unsigned)n * (job.what == EP_GPU_BOTH ? 2 : 1)));
-  EP_TRY(runSeries(rank));
+  EP_TRY(job.replayed ? replay(rank, queueAll) : queueAll(rank));
   EP_TRY(epRealSync(rank));
   for (int i = 0; i < n; i++) EP_TRY(elapsed(rank, i, &s->event[i]));
   if (hasKernel) {
@@ -415,8 +410,12 @@ static void measureWhat(real_rank_t *rank, ep_gpu_what_t what) {
   static const char *const names[] = {"timing an empty kernel", "timing dispatch", "timing combine",
                                       "timing both"};
   for (int replayed = 0; replayed < 2; replayed++) {
+    int isBeside = replayed && what != EP_GPU_EMPTY && rank->run->options->beside;
     job = (job_t){what, replayed};
+    /* a phase of its own: memory must not be allocated while a peer's kernel waits for this rank */
+    if (isBeside) epRealPhase(rank, startBeside, names[what]);
     epRealPhase(rank, measureSeries, names[what]);
+    if (isBeside) endBeside(rank);
   }
   epRealPhase(rank, measureBurst, names[what]);
   if (rank->rank == 0 && !atomic_load(&rank->run->failed)) sumUp(rank->run, what);
