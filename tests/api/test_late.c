@@ -1,6 +1,7 @@
 /* Ranks that are late, masked or dead: the others name them, leave them out or take them back, and nobody
  * reads what a rank has freed. */
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -36,6 +37,7 @@ static void runLate(team_rank_t *r) {
     teamCheck(r, stepCombine(d, h, r->stream) == 0, "a call after the timeout was taken");
     const char *why = ncclEpGetLastError();
     teamCheck(r, strstr(why, "rank 1 ") != NULL, "does not name rank 1: %s", why);
+    teamCheck(r, !getenv("NCCL_EP_TIMEOUT_MS") || strstr(why, "0.150 s"), "%s", why);
   }
   teamBarrier(r);
   teamOk(r, ncclEpHandleDestroy(h));
@@ -49,6 +51,15 @@ TEST(late_rank_is_named) {
     const char *error = teamThreads(3, runLate, &c);
     CHECK(!*error, "mode %d: %s", mode, error);
   }
+}
+
+/* The environment's time overrides the configuration's, which is 100 ms. */
+TEST(timeout_of_the_environment) {
+  step_case_t c = smallCase(TREFOIL_LL_EXPERT_MAJOR, 605);
+  setenv("NCCL_EP_TIMEOUT_MS", "150", 1);
+  const char *error = teamThreads(2, runLate, &c);
+  unsetenv("NCCL_EP_TIMEOUT_MS");
+  CHECK(!*error, "%s", error);
 }
 
 /* Rank 1 dispatches (or combines) after rank 0 gave up on it, freed its tensors and left: in one process it
@@ -168,6 +179,7 @@ static void runOneSided(team_rank_t *r) {
   ncclEpHandle_t h;
   ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
   config.enable_mask = 1;
+  config.timeout_ns = 5000000000u;
   int without1[3] = {1, 0, 1};
   teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
   teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
