@@ -112,7 +112,7 @@ TEST(intervals_by_hand) {
       .range = {{1, 2}, {8, 16}, {7168, 7168}, {256, 288}, {8, 8}, {1, 256}}};
   r.inside[0] = (trefoil_residuals_t){40, 0.9, 1.05, 3};
   r.outside[0] = (trefoil_residuals_t){26, 0.95, 1.3, 6};
-  trefoil_fit_point_t p = {2, 16, 7168, 256, 8, 128};
+  trefoil_fit_point_t p = {2, 16, 7168, 256, 8, 128, 0, 0, 0};
   trefoil_interval_t i;
   REQUIRE(trefoilCostRecordInterval(&r, TREFOIL_OP_DISPATCH, &p, 100, &i) == TREFOIL_OK, "%s",
           trefoilLastError());
