@@ -47,16 +47,21 @@ static struct known {
   void *object;
   int rank;
 } known[MAX_KNOWN];
-static atomic_int numKnown;
+static int numKnown;
+static pthread_mutex_t knownLock = PTHREAD_MUTEX_INITIALIZER;
 
 static void remember(void *object, int rank) {
-  int i = atomic_fetch_add(&numKnown, 1) % MAX_KNOWN;
-  known[i] = (struct known){object, rank};
+  pthread_mutex_lock(&knownLock);
+  known[numKnown++ % MAX_KNOWN] = (struct known){object, rank};
+  pthread_mutex_unlock(&knownLock);
 }
 static int rankOf(void *object) {
-  for (int i = atomic_load(&numKnown) - 1; i >= 0; i--)
-    if (known[i % MAX_KNOWN].object == object) return known[i % MAX_KNOWN].rank;
-  return -1;
+  int rank = -1;
+  pthread_mutex_lock(&knownLock);
+  for (int i = numKnown - 1, left = MAX_KNOWN; i >= 0 && left > 0 && rank < 0; i--, left--)
+    if (known[i % MAX_KNOWN].object == object) rank = known[i % MAX_KNOWN].rank;
+  pthread_mutex_unlock(&knownLock);
+  return rank;
 }
 
 /* ---- Spoiling ---- */
