@@ -51,6 +51,13 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--only", nargs="+", choices=names, default=names, metavar="SET", help=", ".join(names)
     )
     predictions.add_argument("--commit", help="of this tree (default: what git says)")
+    predictions.add_argument(
+        "--revision",
+        choices=tuple("bcdefghijkl"),
+        default="",
+        metavar="LETTER",
+        help="b for the day's second tables, c for its third: for costs that changed on the day",
+    )
     predictions.add_argument("--json", action="store_true", help="print what was written as JSON")
     predictions.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
     for one in (table, goal):
@@ -157,7 +164,7 @@ def _commit() -> str:
 
 def _predictions(a: argparse.Namespace) -> int:
     """A file a set, named by the day. What stands there is never overwritten."""
-    day = f"{datetime.now(timezone.utc):%Y-%m-%d}"
+    day = f"{datetime.now(timezone.utc):%Y-%m-%d}{a.revision}"
     a.output.mkdir(parents=True, exist_ok=True)
     chosen = [(s, a.output / f"{day}-{s.name}.csv") for s in SETS if s.name in a.only]
     for _, path in chosen:
@@ -171,7 +178,8 @@ def _predictions(a: argparse.Namespace) -> int:
     count = 0
     for what, path in chosen:
         about = {"date": day, "commit": a.commit or _commit(), "costs": what.record}
-        about["command"] = f"trefoil export predictions --only {what.name} -o {a.output}"
+        revision = f" --revision {a.revision}" if a.revision else ""
+        about["command"] = f"trefoil export predictions --only {what.name}{revision} -o {a.output}"
         count += write_predictions(path, list(make_predictions(what, report=show)), about)
     show("")
     return count

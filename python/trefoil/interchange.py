@@ -33,6 +33,12 @@ NET_OUT, FORWARD, RETURN, NET_BACK = 1, 2, 3, 4
 
 
 OWN_OPERATIONS = ("dispatch expert-major", "combine expert-major exact")
+OTHER_OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {  # what differs in their plan
+    "dispatch rank-major": ("dispatch", {}),
+    "dispatch expert-major e4m3": ("dispatch", {"dispatch_row": "fp8-128"}),
+    "combine rank-major": ("combine", {"combine_partial": True}),
+    "combine expert-major partial": ("combine", {"combine_partial": True}),
+}
 
 
 def cases_of_bench(path: Path) -> list[Case]:
@@ -52,6 +58,20 @@ def cases_of_bench(path: Path) -> list[Case]:
     if not cases:
         raise TableError(f"{path}: has no checked rows of {' and '.join(OWN_OPERATIONS)}")
     return cases
+
+
+def other_cases_of_bench(path: Path) -> dict[str, list[Case]]:
+    """By name of OTHER_OPERATIONS: what the low-latency kernels' benchmark measured beside
+    OWN_OPERATIONS, which no cost record was fitted to."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return {
+        name: [
+            _case(op, row, row["lockstep_us"])
+            for row in rows
+            if row["operation"] == name and row.get("check") == "ok"
+        ]
+        for name, (op, _) in OTHER_OPERATIONS.items()
+    }
 
 
 def _case(op: str, row: Mapping[str, Any], us: float) -> Case:

@@ -251,6 +251,10 @@ def test_predictions_go_round_and_are_not_made_anew(
     assert read_predictions(made).rows == rows
     assert read_predictions(made).about["commit"] == "abc"
     assert export.main(["predictions", "-o", out]) == 1
+    assert export.main(["predictions", "-o", out, "--revision", "b"]) == 0
+    second = Path(out) / made.name.replace(f"-{small.name}", f"b-{small.name}")
+    assert max(made.name, second.name) == second.name  # compare asks the newest
+    assert read_predictions(second).about["date"] in second.name
     assert "is there already" in capsys.readouterr().err
 
 
