@@ -7,7 +7,7 @@
 // data, all launched back to back without the host waiting in between, with ranks delayed at random, into
 // poisoned outputs, through rings that wrap often. --big: few cases of training size. A failure prints the
 // command that repeats it.
-#include "ht_check.cuh"
+#include "ht_case.cuh"
 
 namespace {
 
@@ -72,67 +72,9 @@ Shape randomShape(Rng &rng, int R, bool big) {
   return s;
 }
 
-bool runCase(Ranks &w, Rng &rng, bool big) {
-  const Shape s = randomShape(rng, (int)w.ranks.size(), big);
-  ep_ht_layout_t at;
-  OK(epHtLayout(&s.config, &at));
-  char control[EP_HT_CONTROL_BYTES];
-  epHtControlInit(control);
-  for (int r = 0; r < s.R; r++) {
-    HtRank &k = w.ranks[r];
-    k.exchange = w.take(r, at.bytes, 0);
-    k.control = w.take(r, sizeof control, 0);
-    k.scratch = w.take(r, epHtScratchBytes(&s.config), 0);
-    CU(cudaMemcpy(k.control, control, sizeof control, cudaMemcpyHostToDevice));
-  }
-  std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
-  std::vector<char *> handles(s.R);
-  for (int r = 0; r < s.R; r++) handles[r] = w.take(r, epHtHandleBytes(&s.config, s.K), POISON);
-  for (auto &step : steps) {
-    for (StepRank &k : step) {
-      k = StepRank{};
-      k.B = rng.one(5) ? 0 : rng.one(3) ? s.N : rng.below(s.N + 1);
-      k.topk = randomRouting(rng, (int)k.B, s.K, s.E, s.holes);
-    }
-    std::vector<int64_t> tokens;
-    std::vector<const int32_t *> topk;
-    const trefoil_case_t c = caseOf(s, step, tokens, topk);
-    for (int r = 0; r < s.R; r++) {
-      const ep_ht_handle_t h = {handles[r],   s.K,         s.expertMajor, s.drop,
-                                s.zeroCopyOn, s.alignment, s.maxRecv};
-      makeRank(w, rng, s, c, step[r], r, groupOf(w, s, at, r), h);
-    }
-  }
-  w.sync();
-  for (auto &step : steps) {
-    for (int r = 0; r < s.R; r++) {
-      CU(cudaSetDevice(w.ranks[r].device));
-      cudaStream_t q = w.ranks[r].stream;
-      if (s.delays && rng.one(3)) delayKernel<<<1, 1, 0, q>>>(rng.below(300000));
-      OK(epHtUpdate(&step[r].update, q));
-      for (Pass &p : step[r].pass) {
-        if (s.delays && rng.one(3)) delayKernel<<<1, 1, 0, q>>>(rng.below(300000));
-        OK(epHtDispatch(&p.dispatch, q));
-        if (s.delays && rng.one(3)) delayKernel<<<1, 1, 0, q>>>(rng.below(300000));
-        OK(epHtCombine(&p.combine, q));
-      }
-    }
-  }
-  w.sync();
-  bool ok = true;
-  for (int i = 0; i < s.steps; i++) {
-    for (int r = 0; r < s.R; r++) ok &= checkRank(s, steps[i], i, r);
-  }
-  if (!ok) {
-    printf("  R %d E %d K %d N %d %s align %ld maxRecv %ld drop %d zc %d width %d (%d B) scales %d "
-           "combine %d B, "
-           "ring %d, sms %d, steps %d\n",
-           s.R, s.E, s.K, s.N, s.expertMajor ? "expert-major" : "flat", (long)s.alignment,
-           (long)s.maxRecv, s.drop, s.zeroCopyOn, s.width, s.tokenBytes(), s.scaleBytes,
-           s.combineBytes(), at.ringUnits, s.numSms, s.steps);
-  }
-  w.free();
-  return ok;
+void randomStep(Rng &rng, const Shape &s, StepRank &k) {
+  k.B = rng.one(5) ? 0 : rng.one(3) ? s.N : rng.below(s.N + 1);
+  k.topk = randomRouting(rng, (int)k.B, s.K, s.E, s.holes);
 }
 
 } // namespace
@@ -163,7 +105,8 @@ int main(int argc, char **argv) {
     if (only >= 0 && i != only) continue;
     Rng rng = {seed * 1000003ull + i};
     ran++;
-    if (runCase(w, rng, big)) continue;
+    const Shape s = randomShape(rng, R, big);
+    if (runCase(w, rng, s, [&](int, int, StepRank &k) { randomStep(rng, s, k); })) continue;
     failed++;
     printf("FAILED: ht_device --ranks %d%s%s --seed %llu --case %d\n", R, gpus ? " --gpus" : "",
            big ? " --big" : "", seed, i);
