@@ -516,11 +516,16 @@ static void badIds(team_rank_t *r) {
   refused(r, ncclEpUpdateHandle(x.handle[2], &idx, NULL, r->stream), ncclInvalidArgument,
           "token 1, k = 1: expert 6");
   teamOk(r, ncclEpErrorClear(x.group[1]));
-  ids[4] = ids[3]; /* named twice */
-  teamOk(r, ncclEpUpdateHandle(x.handle[2], &idx, NULL, r->stream));
-  cudaStreamSynchronize(r->stream);
-  refused(r, ncclEpUpdateHandle(x.handle[2], &idx, NULL, r->stream), ncclInvalidArgument, "twice");
-  teamOk(r, ncclEpErrorClear(x.group[1]));
+  ids[4] = 1;
+  for (int first = 3; first < 5; first++) { /* named twice: k = 0 or 1 again at k = 2 */
+    ids[5] = ids[first];
+    teamOk(r, ncclEpUpdateHandle(x.handle[2], &idx, NULL, r->stream));
+    cudaStreamSynchronize(r->stream);
+    refused(r, ncclEpUpdateHandle(x.handle[2], &idx, NULL, r->stream), ncclInvalidArgument,
+            "twice");
+    teamOk(r, ncclEpErrorClear(x.group[1]));
+  }
+  ids[5] = 2;
   ids[4] = -1;
   call_t c;
   makeDispatch(&c, HT_FL);

@@ -185,6 +185,85 @@ TEST(a_memory_without_a_fitting_routing_loses_nothing) {
   }
 }
 
+/* A routing that a handle of another group has left there is none: other experts, other tokens. */
+static void runOtherOwner(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  for (int which = 0; which < 2; which++) {
+    step_case_t other = *c;
+    if (which == 0) other.numExperts /= 2;
+    if (which == 1) other.maxTokens--;
+    step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+    ncclEpGroup_t group;
+    ncclEpHandle_t h;
+    ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+    teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+    size_t bytes = 0;
+    teamOk(r, ncclEpHandleMemSize(group, stepLayout(c), NULL, &bytes, 3));
+    ncclEpTensor_t mem = allocMem(&bytes);
+    teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, &mem));
+    teamCheck(r, stepUpdate(d, h, r->stream), "update: %s", ncclEpGetLastError());
+    cudaStreamSynchronize(r->stream);
+    teamOk(r, ncclEpHandleDestroy(h));
+    teamOk(r, ncclEpGroupDestroy(group));
+    config = stepGroupConfig(&other, r->numRanks);
+    teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+    teamOk(r, ncclEpInitHandle(&h, group, stepLayout(&other), NULL, 3, &mem));
+    if (d->numTokens[r->rank] > other.maxTokens) d->numTokens[r->rank] = other.maxTokens;
+    UNFIT(stepDispatch(d, h, r->stream), "ncclEpUpdateHandle");
+    UNFIT(stepCombine(d, h, r->stream), "ncclEpUpdateHandle");
+    teamOk(r, ncclEpHandleDestroy(h));
+    teamOk(r, ncclEpGroupDestroy(group));
+    cudaFree(mem.data);
+    stepFree(d);
+  }
+}
+
+TEST(a_routing_of_another_group_is_none) {
+  for (int mode = 2; mode < 4; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 75);
+    const char *error = teamThreads(2, runOtherOwner, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
+/* Each Update may bring another top-k, up to what the group or the library makes room for. */
+static void runLargerTopk(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  static int32_t ids[40];
+  for (int bound = 0; bound < 2; bound++) {
+    ncclEpGroup_t group;
+    ncclEpHandle_t h;
+    ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+    config.num_experts = 40;
+    config.num_topk = bound ? 5 : 0;
+    config.max_recv_tokens_per_rank = 200;
+    size_t most = bound ? 5 : 32;
+    teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+    teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, -1, NULL));
+    for (size_t k = most + 1; k >= most; k--) {
+      for (size_t i = 0; i < k; i++) ids[i] = (int32_t)i;
+      ncclEpTensor_t idx = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, .datatype = ncclInt32,
+                            .data = ids, .sizes = (size_t[]){1, k}};
+      ncclResult_t got = ncclEpUpdateHandle(h, &idx, NULL, r->stream);
+      cudaStreamSynchronize(r->stream);
+      teamCheck(r, got == (k > most ? ncclInvalidUsage : ncclSuccess), "top-%zu gave %d: %s", k,
+                (int)got, ncclEpGetLastError());
+      teamCheck(r, k == most || strstr(ncclEpGetLastError(), "top-k up to"), "%s",
+                ncclEpGetLastError());
+    }
+    teamOk(r, ncclEpHandleDestroy(h));
+    teamOk(r, ncclEpGroupDestroy(group));
+  }
+}
+
+TEST(a_larger_top_k_is_refused) {
+  for (int mode = 2; mode < 4; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 76);
+    const char *error = teamThreads(1, runLargerTopk, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
 /* Memory that a live handle would have overwritten: refused; after its destruction it is free again. */
 static void runOverlap(team_rank_t *r) {
   const step_case_t *c = r->user;

@@ -165,6 +165,25 @@ TEST(nearest_value_is_legal) {
   }
 }
 
+/* Eager sizing bounds expert-major slots by the top-k, so one must be named. */
+TEST(eager_expert_major_needs_a_top_k) {
+  ncclEpGroupConfig_t g = NCCL_EP_GROUP_CONFIG_INIT;
+  g.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
+  g.num_experts = 8;
+  g.max_dispatch_tokens_per_rank = 4;
+  g.max_token_bytes = 64;
+  for (int i = 0; i < 8; i++) {
+    ncclEpLayout_t layout = i & 1 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
+    g.num_topk = i & 2 ? 3 : 0;
+    g.max_recv_tokens_per_rank = i & 4 ? 100 : 0;
+    ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;
+    REQUIRE(ncclEpPreflight(&g, layout, NULL, -1, 2, 2, &p) == ncclSuccess, "%s",
+            ncclEpGetLastError());
+    CHECK(p.supported == (i != 1), "case %d: %s", i, p.reason);
+    if (i == 1) CHECK(strstr(p.reason, "num_topk"), "%s", p.reason);
+  }
+}
+
 TEST(bad_calls) {
   drawn_t d = drawConfig();
   ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;

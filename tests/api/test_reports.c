@@ -174,6 +174,55 @@ TEST(too_few_weights_lose_nothing) {
   }
 }
 
+/* Eager sizing on a rank that nothing came to: it may give no rows, but then no weights either. */
+static void emptyTogether(team_rank_t *r) {
+  enum { E = 4, H = 16, K = 2, ROOM = 5 };
+  ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
+  config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
+  config.num_experts = E;
+  config.max_dispatch_tokens_per_rank = 8;
+  config.max_token_bytes = H * 2;
+  config.num_topk = K;
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, NCCL_EP_LAYOUT_FLAT, NULL, K, NULL));
+  static uint16_t rows[ROOM * H];
+  static float weights[ROOM * K];
+  static int32_t ids[K];
+  ncclEpTensor_t idx = tensor(ids, ncclInt32, 2, (size_t[]){0, K});
+  teamOk(r, ncclEpUpdateHandle(h, &idx, NULL, r->stream));
+  ncclEpCombineConfig_t backward = NCCL_EP_COMBINE_CONFIG_INIT;
+  backward.pass_direction = NCCL_EP_BWD_PASS;
+  for (int i = 1; i <= 4; i++) {
+    size_t numRows = i & 1 ? ROOM : 0, numWeights = i & 2 ? ROOM : 0;
+    ncclEpTensor_t y = tensor(rows, ncclBfloat16, 2, (size_t[]){numRows, H});
+    ncclEpTensor_t w = tensor(weights, ncclFloat32, 2, (size_t[]){numWeights, K});
+    ncclEpTensor_t out = tensor(rows, ncclBfloat16, 2, (size_t[]){0, H});
+    ncclEpTensor_t outW = tensor(weights, ncclFloat32, 2, (size_t[]){0, K});
+    ncclEpCombineInputs_t inputs = NCCL_EP_COMBINE_INPUTS_INIT;
+    ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
+    inputs.tokens = &y;
+    inputs.topk_weights = &w;
+    outputs.tokens = &out;
+    outputs.topk_weights = &outW;
+    ncclResult_t got = ncclEpCombine(h, &inputs, &outputs, &backward, r->stream);
+    int equal = numRows == numWeights;
+    teamCheck(r, got == (equal ? ncclSuccess : ncclInvalidArgument),
+              "%zu rows, %zu weights: %d: %s", numRows, numWeights, (int)got, ncclEpGetLastError());
+    teamCheck(r, equal || strstr(ncclEpGetLastError(), "both or neither"), "%s",
+              ncclEpGetLastError());
+  }
+  cudaStreamSynchronize(r->stream);
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(rows_and_weights_are_empty_together) {
+  const char *error = teamThreads(1, emptyTogether, NULL);
+  CHECK(!*error, "%s", error);
+}
+
 /* Zones of 2^30 slots: four of them are more than int32 counts. */
 static void hugeZones(team_rank_t *r) {
   enum { E = 4, N = 8 };

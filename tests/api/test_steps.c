@@ -16,7 +16,9 @@ static void checkTraffic(team_rank_t *r, const job_t *job, step_data_t *d, ncclE
   ep_cpu_group_t *g = epCpu(group);
   int64_t rows[64];
   for (int op = 0; op < 2; op++) {
-    teamCheck(r, trefoilRefTraffic(&d->ref, op, rows) == TREFOIL_OK, "%s", trefoilLastError());
+    trefoil_case_t c = d->ref;
+    if (op) c.quant = job->c.combineQuant;
+    teamCheck(r, trefoilRefTraffic(&c, op, rows) == TREFOIL_OK, "%s", trefoilLastError());
     for (int src = 0; src < r->numRanks; src++) {
       long long want = (long long)rows[src * r->numRanks + r->rank] * job->repeats;
       long long got = (long long)g->peers[src].rowsFrom[op];
@@ -164,6 +166,11 @@ TEST(partial_combine) {
   checkThreads(&job, 3, "partial sums");
   job.c.sendOnly = 1;
   checkThreads(&job, 3, "partial sums, send_only");
+  job = makeJob(TREFOIL_LL_EXPERT_MAJOR, 3, 94);
+  job.c.width = 32;
+  job.c.partial = 1;
+  job.c.combineQuant = TREFOIL_QUANT_NVFP4; /* of a row each: nothing is summed before */
+  checkThreads(&job, 3, "partial sums asked for, NVFP4");
   unsetenv("NCCL_EP_LL_COMBINE");
 }
 

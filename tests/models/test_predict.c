@@ -64,6 +64,28 @@ TEST(one_node_uses_no_net) {
         "mirror");
 }
 
+/* Partial sums: a row a (token, rank), in combine alone. */
+TEST(partial_sums_are_fewer_rows) {
+  trefoil_cluster_t c = fabric(8);
+  trefoil_predict_spec_t spec = {.cluster = &c,
+                                 .mode = TREFOIL_LL_EXPERT_MAJOR,
+                                 .combinePartial = 1,
+                                 .dispatchRowBytes = 2048,
+                                 .combineRowBytes = 2048};
+  trefoil_predict_load_t load = {2, 0, 50, 3};
+  trefoil_prediction_t partial = {0}, exact = predict(&c, TREFOIL_LL_EXPERT_MAJOR, 2, 0);
+  CHECK(trefoilPredictUniform(&spec, &smallMoe, &load, &partial) == TREFOIL_OK, "%s",
+        trefoilLastError());
+  for (int tier = 0; tier < 3; tier++) {
+    uint64_t sent = exact.loads[TREFOIL_OP_DISPATCH].totalBytes[tier];
+    CHECK(partial.loads[TREFOIL_OP_DISPATCH].totalBytes[tier] == sent, "dispatch, tier %d", tier);
+    CHECK(partial.loads[TREFOIL_OP_COMBINE].totalBytes[tier] == sent, "combine, tier %d", tier);
+  }
+  CHECK(exact.loads[TREFOIL_OP_COMBINE].totalBytes[1] >
+            partial.loads[TREFOIL_OP_COMBINE].totalBytes[1],
+        "exact sums are as few rows");
+}
+
 TEST(bad_input) {
   trefoil_cluster_t c = fabric(8);
   trefoil_predict_spec_t spec = {.cluster = &c, .mode = TREFOIL_HT_FLAT, .dispatchRowBytes = 1};

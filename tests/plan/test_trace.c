@@ -73,6 +73,22 @@ TEST(position_fixes_a_row) {
   trefoilTraceDestroy(c);
 }
 
+TEST(weights_sum_to_one) {
+  trefoil_trace_spec_t s = baseSpec();
+  const trefoil_trace_t *t = make(&s);
+  REQUIRE(t, "no trace");
+  for (int64_t row = 0; row < 100; row++) {
+    double sum = 0;
+    for (int k = 0; k < 6; k++) {
+      float w = t->topkWeights[row * 6 + k];
+      CHECK(w > 0 && w < 1, "row %lld: weight %g", (long long)row, w);
+      sum += w;
+    }
+    CHECK(fabs(sum - 1) < 1e-6, "row %lld: weights sum to %.9g", (long long)row, sum);
+  }
+  trefoilTraceDestroy(t);
+}
+
 TEST(uniform_is_even) {
   trefoil_trace_spec_t s = baseSpec();
   s.shape.maxTokens = 2000;

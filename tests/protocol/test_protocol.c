@@ -1,5 +1,6 @@
 /* The low-latency protocol, explored: every reachable state of every setup below is right, and every
  * planted bug is found. Prints what was explored; docs/kernels.md quotes it. */
+#include "kernels/protocol.h"
 #include "protocol_checks.h"
 
 /* Whole operations, staged ones, two in flight, and all of them mixed. */
@@ -63,6 +64,18 @@ TEST(a_rank_dies) {
 }
 
 /* Rows that bear no marks: a cell is empty until its row comes, and is emptied when the row is taken. */
+/* A lag says what was received, or, where it does not fit, nothing; never more. */
+TEST(lags_in_words) {
+  for (uint64_t done = 1; done < 5000000000u; done = done * 7 + 1) {
+    for (uint64_t lag = 1; lag < 3 * EP_LL_MAX_LAG; lag++) {
+      uint64_t told = epLlReceived(done + lag, epLlLag(done + lag, done));
+      uint64_t want = lag < EP_LL_MAX_LAG ? done : 0;
+      REQUIRE(told == want, "%llu received, lag %llu: told %llu", (unsigned long long)done,
+              (unsigned long long)lag, (unsigned long long)told);
+    }
+  }
+}
+
 TEST(rows_without_marks) {
   static const char *const SOME[] = {"BBBB", "SSRRSR", "BSSRRB"};
   for (int i = 0; i < 3; i++) {

@@ -144,6 +144,28 @@ TEST(late_rank) {
   trefoilSimDestroy(sim);
 }
 
+/* A link's share is of the whole operation: ranks 2 and 3 have long ended when 0's rows arrive. */
+TEST(shares_of_links) {
+  world_t w;
+  worldInit(&w, 4, 4, TREFOIL_LL_EXPERT_MAJOR);
+  worldSend(&w, 0, 1, 60);
+  trefoil_sim_result_t r;
+  trefoil_sim_t *sim = worldRun(&w, TREFOIL_ENGINE_QUEUES, &r);
+  REQUIRE(sim, "%s", trefoilLastError());
+  const trefoil_sim_op_t *o = &r.op[0];
+  CHECK(NEAR(o->us, 9.5) && o->firstUs < 9.5, "%.9g, first %.9g", o->us, o->firstUs);
+  int numPorts = 0;
+  for (int i = 0; i < o->numLinks; i++) {
+    trefoil_resource_t kind = o->links[i].kind;
+    if (kind == TREFOIL_RESOURCE_SEND || kind == TREFOIL_RESOURCE_RECEIVE) continue;
+    numPorts++;
+    CHECK(NEAR(o->links[i].busyUs, 6) && NEAR(o->links[i].share, 6 / 9.5), "%s: %.9g us, %.9g",
+          trefoilResourceName(kind), o->links[i].busyUs, o->links[i].share);
+  }
+  CHECK(numPorts == 2, "%d ports", numPorts);
+  trefoilSimDestroy(sim);
+}
+
 TEST(all_late_is_not_late) {
   world_t w;
   worldInit(&w, 2, 2, TREFOIL_LL_EXPERT_MAJOR);
@@ -163,6 +185,18 @@ TEST(slow_sms) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.2);
   w.run.numSms = 1;
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.4);
+}
+
+/* What the SMs of a straggler take is taken longer, too. */
+TEST(straggler_receives) {
+  world_t w;
+  worldInit(&w, 3, 3, TREFOIL_LL_EXPERT_MAJOR);
+  worldSend(&w, 1, 0, 10);
+  worldSend(&w, 2, 0, 10);
+  w.costs.numSms = 4;
+  w.costs.op[0].receiveRowNs = 400;
+  worldChange(&w, TREFOIL_CHANGE_SM_RATE, 0, 0.5);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 20 * 0.2);
 }
 
 TEST(slow_receiver) {
@@ -199,6 +233,23 @@ TEST(gaps_between_messages) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 5 + 10 * (0.2 + 0.03));
 }
 
+TEST(gaps_between_nvlink_rows) {
+  world_t w;
+  worldInit(&w, 2, 2, TREFOIL_LL_EXPERT_MAJOR);
+  worldSend(&w, 0, 1, 10);
+  w.costs.nvlinkRowNs = 40;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * (0.1 + 0.04));
+}
+
+TEST(rows_of_each_way_have_their_own_bytes) {
+  world_t w;
+  worldInit(&w, 2, 2, TREFOIL_LL_EXPERT_MAJOR);
+  worldSend(&w, 0, 1, 10);
+  w.workload.combineRowBytes = 2 * WORLD_ROW_BYTES;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.1);
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 10 * 0.2);
+}
+
 TEST(flags_are_part_of_the_fixed_time) {
   world_t w;
   worldInit(&w, 4, 2, TREFOIL_LL_EXPERT_MAJOR);
@@ -227,6 +278,19 @@ TEST(slow_and_failed_ports) {
   /* only one end has a port less: the same, for it is the end of both */
   w.changes[0] = (trefoil_change_t){TREFOIL_CHANGE_NIC_FAIL, 2, 0};
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 5 + 20 * 0.2);
+}
+
+/* A leaf has the uplinks of the ports that are up: 2:1 of two ports is one, of one it is half of one. */
+TEST(leaf_of_a_failed_port) {
+  world_t w;
+  worldInit(&w, 4, 2, TREFOIL_LL_EXPERT_MAJOR);
+  w.cluster.nodesPerLeaf = 1;
+  w.cluster.leafOversubscription = 2;
+  worldSend(&w, 0, 2, 10);
+  worldSend(&w, 1, 3, 10);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 5 + 20 * 0.2);
+  worldChange(&w, TREFOIL_CHANGE_NIC_FAIL, 1, 0);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 5 + 20 * 0.4);
 }
 
 TEST(slow_nvlink) {
@@ -299,6 +363,69 @@ TEST(combine_waits_for_the_last_return) {
   worldChange(&w, TREFOIL_CHANGE_START_US, 5, 4);
   /* rank 5's rows are at rank 3 at 4 + 10 + 0.5 + 1; then 20 rows of partial sums go back */
   CHECK_US(&w, TREFOIL_OP_COMBINE, 15.5 + 5 + 20 * 0.2);
+}
+
+/* SMs that take no time for a row still begin with their rank: what came before waits for it. */
+TEST(late_rank_forwards_late) {
+  world_t w;
+  worldInit(&w, 4, 2, TREFOIL_HT_FLAT);
+  worldSend(&w, 0, 3, 10);
+  worldChange(&w, TREFOIL_CHANGE_START_US, 2, 30);
+  for (int e = firstEngine(); e <= TREFOIL_ENGINE_QUEUES; e++) {
+    trefoil_sim_result_t r;
+    trefoil_sim_t *sim = worldRun(&w, (trefoil_engine_t)e, &r);
+    REQUIRE(sim, "%s", trefoilLastError());
+    CHECK(NEAR(r.op[0].finishUs[3], 30 + 10 + 0.5 + 10 * 0.1), "%.9g", r.op[0].finishUs[3]);
+    trefoilSimDestroy(sim);
+  }
+}
+
+/* When the rows from rank 0 to another have all arrived. */
+static double endOf(const trefoil_sim_op_t *o, int dst) {
+  for (int64_t i = 0; i < o->numSpans; i++) {
+    if (o->spans[i].src == 0 && o->spans[i].dst == dst) return o->spans[i].endUs;
+  }
+  return -1;
+}
+
+/* Of a chunk the rows with the longer way are issued first. */
+TEST(far_rows_first) {
+  world_t w;
+  worldInit(&w, 4, 2, TREFOIL_HT_FLAT);
+  worldSend(&w, 0, 1, 10);
+  worldSend(&w, 0, 2, 10);
+  w.costs.numSms = 2;
+  w.costs.op[0].forwardShare = 0.5;
+  w.costs.op[0].sendRowNs = 300;
+  w.run.maxSpans = 8;
+  trefoil_sim_result_t r;
+  trefoil_sim_t *sim = worldRun(&w, TREFOIL_ENGINE_QUEUES, &r);
+  REQUIRE(sim, "%s", trefoilLastError());
+  /* the last far row leaves at 3, the last near one at 6 */
+  CHECK(NEAR(endOf(&r.op[0], 2), 10 + 3 + 5), "far: %.9g", endOf(&r.op[0], 2));
+  CHECK(NEAR(endOf(&r.op[0], 1), 10 + 6 + 0.5), "near: %.9g", endOf(&r.op[0], 1));
+  trefoilSimDestroy(sim);
+}
+
+/* LL goes through its tokens, a transfer each, and of rows that come at the same time the one from
+ * the next rank round the ring is served first: 2's before 0's at rank 1. */
+TEST(equals_go_round_the_ring) {
+  world_t w;
+  worldInit(&w, 3, 3, TREFOIL_LL_EXPERT_MAJOR);
+  worldSend(&w, 0, 1, 4);
+  worldSend(&w, 2, 1, 4);
+  w.run.maxSpans = 8;
+  trefoil_sim_result_t r;
+  trefoil_sim_t *sim = worldRun(&w, TREFOIL_ENGINE_QUEUES, &r);
+  REQUIRE(sim, "%s", trefoilLastError());
+  CHECK(r.op[0].numTransfers == 8, "%lld transfers of 8 rows", (long long)r.op[0].numTransfers);
+  CHECK(r.op[0].numSpans == 2, "%lld spans", (long long)r.op[0].numSpans);
+  for (int i = 0; i < 2 && r.op[0].numSpans == 2; i++) {
+    const trefoil_sim_span_t *s = &r.op[0].spans[i];
+    double end = 3 + 0.5 + (s->src == 2 ? 7 : 8) * 0.1;
+    CHECK(NEAR(s->endUs, end), "rank %d's end at %.9g, not %.9g", s->src, s->endUs, end);
+  }
+  trefoilSimDestroy(sim);
 }
 
 TEST(forwarding_sms) {
