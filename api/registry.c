@@ -1,81 +1,116 @@
-/* Which objects are alive: a hash set of addresses behind one lock. A pointer that is not in it is
- * refused without being touched, so use after destroy is an error and not a crash (unless the
- * address was given out again for an object of the same kind). */
+/* Which objects are alive: a hash set of addresses. A pointer that is not in it is refused without being
+ * touched, so use after destroy is an error and not a crash (unless the address was given out again for
+ * an object of the same kind).
+ *
+ * Every call asks, from the threads of many ranks at once, so asking takes no lock: an entry is one
+ * word, address and kind together, and a table that was outgrown stays as it is for those who may still
+ * read it. Tables double, so the old ones together are smaller than the one in use. Changes take a lock. */
 #include <pthread.h>
 #include <stdlib.h>
 
 #include "api/object.h"
 
-typedef struct entry {
-  uintptr_t address; /* 0 free, 1 removed */
-  int kind;
-} entry_t;
+#define FREE    ((uintptr_t)0)
+#define REMOVED ((uintptr_t)1) /* others may lie behind it */
+
+typedef struct table {
+  struct table *older;
+  size_t capacity;
+  _Atomic uintptr_t entries[]; /* objects are aligned to 16 bytes: the kind is in the low bits */
+} table_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static entry_t *table;
-static size_t capacity, used; /* used counts removed ones too */
+static _Atomic(table_t *) current;
+static size_t used; /* entries that are not free */
 
-static size_t startOf(uintptr_t address, size_t size) {
-  return (size_t)((address >> 4) * 0x9E3779B97F4A7C15ull >> 20) & (size - 1);
+static uintptr_t entryOf(const void *object, ep_object_kind_t kind) {
+  return (uintptr_t)object | (uintptr_t)kind << 1;
 }
 
-static entry_t *find(uintptr_t address) {
-  if (!capacity) return NULL;
-  for (size_t i = startOf(address, capacity);; i = (i + 1) & (capacity - 1)) {
-    if (table[i].address == address) return &table[i];
-    if (!table[i].address) return NULL;
+static size_t startOf(const table_t *t, uintptr_t entry) {
+  return (size_t)((entry >> 4) * 0x9E3779B97F4A7C15ull >> 20) & (t->capacity - 1);
+}
+
+static size_t after(const table_t *t, size_t i) {
+  return (i + 1) & (t->capacity - 1);
+}
+
+static uintptr_t load(const table_t *t, size_t i) {
+  return atomic_load_explicit(&t->entries[i], memory_order_acquire);
+}
+
+static void store(table_t *t, size_t i, uintptr_t entry) {
+  atomic_store_explicit(&t->entries[i], entry, memory_order_release);
+}
+
+/* The capacity if it is not there. At least half of a table is free, so this ends. */
+static size_t find(const table_t *t, const void *object, ep_object_kind_t kind) {
+  uintptr_t entry = entryOf(object, kind);
+  if ((uintptr_t)object & 15) return t->capacity; /* none of ours */
+  for (size_t i = startOf(t, entry);; i = after(t, i)) {
+    uintptr_t found = load(t, i);
+    if (found == entry) return i;
+    if (found == FREE) return t->capacity;
   }
 }
 
-static void place(entry_t *to, size_t size, uintptr_t address, int kind) {
-  size_t i = startOf(address, size);
-  while (to[i].address > 1) i = (i + 1) & (size - 1);
-  to[i] = (entry_t){address, kind};
+/* 1: a free entry was used. */
+static int place(table_t *t, uintptr_t entry) {
+  size_t i = startOf(t, entry);
+  while (load(t, i) > REMOVED) i = after(t, i);
+  int free = load(t, i) == FREE;
+  store(t, i, entry);
+  return free;
 }
 
 static int grow(void) {
-  size_t live = 0, size = 64;
-  for (size_t i = 0; i < capacity; i++) live += table[i].address > 1;
-  while (size < 4 * (live + 1)) size *= 2;
-  entry_t *bigger = calloc(size, sizeof *bigger);
-  if (!bigger) return 0;
-  for (size_t i = 0; i < capacity; i++) {
-    if (table[i].address > 1) place(bigger, size, table[i].address, table[i].kind);
+  table_t *old = atomic_load(&current);
+  size_t capacity = old ? 2 * old->capacity : 256, live = 0;
+  table_t *t = calloc(1, sizeof *t + capacity * sizeof t->entries[0]);
+  if (!t) return 0;
+  t->older = old;
+  t->capacity = capacity;
+  for (size_t i = 0; old && i < old->capacity; i++) {
+    if (load(old, i) > REMOVED) live += (size_t)place(t, load(old, i));
   }
-  free(table);
-  table = bigger;
-  capacity = size;
   used = live;
+  atomic_store_explicit(&current, t, memory_order_release);
   return 1;
 }
 
 trefoil_result_t epRegister(const void *object, ep_object_kind_t kind) {
   pthread_mutex_lock(&lock);
-  int room = 2 * (used + 1) <= capacity || grow();
-  if (room) {
-    place(table, capacity, (uintptr_t)object, (int)kind);
-    used++;
-  }
+  table_t *t = atomic_load(&current);
+  int room = (t && 2 * (used + 1) <= t->capacity) || grow();
+  if (room) used += (size_t)place(atomic_load(&current), entryOf(object, kind));
   pthread_mutex_unlock(&lock);
   EP_CHECK(room, TREFOIL_SYSTEM_ERROR, "out of memory: the table of live objects");
   return TREFOIL_OK;
 }
 
+/* What is removed becomes free if nothing lies behind it, and so do those before it. */
+static void removeAt(table_t *t, size_t i) {
+  store(t, i, REMOVED);
+  while (load(t, i) == REMOVED && load(t, after(t, i)) == FREE) {
+    store(t, i, FREE);
+    used--;
+    i = (i - 1) & (t->capacity - 1);
+  }
+}
+
 int epUnregister(const void *object, ep_object_kind_t kind) {
   pthread_mutex_lock(&lock);
-  entry_t *e = find((uintptr_t)object);
-  int there = e && e->kind == (int)kind;
-  if (there) e->address = 1;
+  table_t *t = atomic_load(&current);
+  size_t i = t ? find(t, object, kind) : 0;
+  int there = t && i < t->capacity;
+  if (there) removeAt(t, i);
   pthread_mutex_unlock(&lock);
   return there;
 }
 
 int epIsLive(const void *object, ep_object_kind_t kind) {
-  pthread_mutex_lock(&lock);
-  entry_t *e = find((uintptr_t)object);
-  int live = e && e->kind == (int)kind;
-  pthread_mutex_unlock(&lock);
-  return live;
+  const table_t *t = atomic_load_explicit(&current, memory_order_acquire);
+  return t && find(t, object, kind) < t->capacity;
 }
 
 trefoil_result_t epCheckGroup(ncclEpGroup_t group, const char *function) {
