@@ -82,8 +82,8 @@ struct ep_gpu_worker {
   cudaEvent_t done[QUEUED];
   ep_gpu_beside_t kind;
   int device, numSms;
-  char *from, *to;            // a copy's
-  __nv_bfloat16 *matrices[3]; // a product's
+  char *from, *to;         // a copy's
+  __nv_bfloat16 *matrices; // a product's: three
   volatile int stop;
   cudaError_t rc;
   double perSecond;
@@ -91,12 +91,22 @@ struct ep_gpu_worker {
 
 namespace {
 
+constexpr size_t MATRIX = (size_t)SIZE * SIZE;
+
+cudaError_t queueProduct(__nv_bfloat16 *m, int numSms, cudaStream_t stream) {
+  productKernel<<<numSms, 256, SHARED_BYTES, stream>>>(m, m + MATRIX, m + 2 * MATRIX);
+  return cudaGetLastError();
+}
+
+cudaError_t prepareProduct() {
+  return cudaFuncSetAttribute(productKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              (int)SHARED_BYTES);
+}
+
 cudaError_t queueUnit(ep_gpu_worker_t *w) {
   if (w->kind == EP_GPU_COPIES)
     return cudaMemcpyAsync(w->to, w->from, EP_GPU_COPY_BYTES, cudaMemcpyDefault, w->stream);
-  productKernel<<<w->numSms, 256, SHARED_BYTES, w->stream>>>(w->matrices[0], w->matrices[1],
-                                                             w->matrices[2]);
-  return cudaGetLastError();
+  return queueProduct(w->matrices, w->numSms, w->stream);
 }
 
 // Units are counted from the end of the first to the end of the last.
@@ -129,24 +139,32 @@ cudaError_t prepare(ep_gpu_worker_t *w) {
     if (rc == cudaSuccess)
       rc = cudaEventCreateWithFlags(&e, cudaEventDisableTiming | cudaEventBlockingSync);
   if (w->kind == EP_GPU_COPIES) return rc;
-  for (auto &m : w->matrices) {
-    if (rc == cudaSuccess) rc = cudaMalloc(&m, sizeof *m * SIZE * SIZE);
-    if (rc == cudaSuccess) rc = cudaMemsetAsync(m, 0x3c, sizeof *m * SIZE * SIZE, w->stream);
-  }
-  if (rc != cudaSuccess) return rc;
-  return cudaFuncSetAttribute(productKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              (int)SHARED_BYTES);
+  if (rc == cudaSuccess) rc = cudaMalloc(&w->matrices, epGpuProductBytes());
+  if (rc == cudaSuccess) rc = cudaMemsetAsync(w->matrices, 0x3c, epGpuProductBytes(), w->stream);
+  return rc == cudaSuccess ? prepareProduct() : rc;
 }
 
 void release(ep_gpu_worker_t *w) {
   for (auto &e : w->done)
     if (e) cudaEventDestroy(e);
-  for (auto &m : w->matrices) cudaFree(m);
+  cudaFree(w->matrices);
   if (w->stream) cudaStreamDestroy(w->stream);
   free(w);
 }
 
 } // namespace
+
+extern "C" size_t epGpuProductBytes(void) {
+  return 3 * MATRIX * sizeof(__nv_bfloat16);
+}
+
+extern "C" trefoil_result_t epGpuProduct(void *memory, int numSms, void *stream) {
+  cudaError_t rc = prepareProduct();
+  if (rc == cudaSuccess) rc = queueProduct((__nv_bfloat16 *)memory, numSms, (cudaStream_t)stream);
+  EP_CHECK(rc == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the product was not launched: %s",
+           cudaGetErrorString(rc));
+  return TREFOIL_OK;
+}
 
 extern "C" trefoil_result_t epGpuBesideStart(const ep_gpu_peers_t *p, ep_gpu_beside_t kind,
                                              int numSms, ep_gpu_worker_t **out) {

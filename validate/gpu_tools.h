@@ -54,6 +54,9 @@ typedef enum ep_gpu_beside { EP_GPU_COPIES, EP_GPU_GEMM } ep_gpu_beside_t;
 typedef struct ep_gpu_worker ep_gpu_worker_t;
 trefoil_result_t epGpuBesideStart(const ep_gpu_peers_t *p, ep_gpu_beside_t kind, int numSms,
                                   ep_gpu_worker_t **out);
+/* One such product, in stream order, in memory of epGpuProductBytes() on the current device. */
+size_t epGpuProductBytes(void);
+trefoil_result_t epGpuProduct(void *memory, int numSms, void *stream);
 /* *perSecond: bytes, or floating-point operations. */
 trefoil_result_t epGpuBesideStop(ep_gpu_worker_t *worker, double *perSecond);
 

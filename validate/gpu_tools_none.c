@@ -43,6 +43,13 @@ trefoil_result_t epGpuBesideStart(const ep_gpu_peers_t *p, ep_gpu_beside_t kind,
   (void)p, (void)kind, (void)numSms, (void)out;
   REFUSE();
 }
+size_t epGpuProductBytes(void) {
+  return 0;
+}
+trefoil_result_t epGpuProduct(void *memory, int numSms, void *stream) {
+  (void)memory, (void)numSms, (void)stream;
+  REFUSE();
+}
 trefoil_result_t epGpuBesideStop(ep_gpu_worker_t *worker, double *perSecond) {
   (void)worker, (void)perSecond;
   REFUSE();
