@@ -253,6 +253,57 @@ TEST(one_sides_mask_counts_for_both) {
   CHECK(!*error, "%s", error);
 }
 
+/* After the dispatch rank 1 regards rank 0 as dead, rank 0 does not: what rank 1 would give back to it
+ * counts for nothing (M4), although its message comes. */
+static void runOneSidedCombine(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  config.enable_mask = 1;
+  config.timeout_ns = 5000000000u;
+  int without0[3] = {0, 1, 1};
+  const uint8_t now[9] = {1, 1, 1, 0, 1, 1, 1, 1, 1};
+  trefoil_case_t back = d->ref;
+  trefoil_expert_rows_t experts[3];
+  for (int k = 0; k < 3; k++) experts[k] = (trefoil_expert_rows_t){.tokens = d->expertRows[k]};
+  back.activeCombine = now;
+  size_t bytes = (size_t)(d->numTokens[r->rank] * c->width) * 2;
+  uint16_t *all = memcpy(malloc(bytes + 1), d->wantCombined, bytes);
+  teamCheck(r,
+            trefoilRefCombine(&back, r->rank, experts, d->weights[r->rank], d->wantCombined,
+                              NULL) == TREFOIL_OK,
+            "%s", trefoilLastError());
+  teamCheck(r, r->rank == 2 || memcmp(all, d->wantCombined, bytes), "the mask changes nothing");
+  free(all);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream), "update");
+  teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+  cudaStreamSynchronize(r->stream);
+  teamBarrier(r);
+  if (r->rank == 1) teamOk(r, ncclEpMaskUpdate(group, without0, r->stream));
+  teamCheck(r, stepCombine(d, h, r->stream), "combine");
+  cudaStreamSynchronize(r->stream);
+  teamCheck(r, !*stepCompareDispatch(d), "%s", stepCompareDispatch(d));
+  teamCheck(r, !*stepCompareCombine(d), "%s", stepCompareCombine(d));
+  teamBarrier(r);
+  teamOk(r, ncclEpMaskClean(group, r->stream));
+  cudaStreamSynchronize(r->stream);
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(one_sides_mask_counts_in_combine) {
+  for (int mode = 0; mode < 2; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 715);
+    const char *error = teamThreads(3, runOneSidedCombine, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
 /* Ranks 0 and 1 clean without rank 2, which they had masked and which need not come; then all three clean:
  * nobody waits for a clean that rank 2 was not asked to. */
 static void runClean(team_rank_t *r) {
