@@ -75,8 +75,9 @@ TEST(position_fixes_a_row) {
 
 TEST(weights_sum_to_one) {
   trefoil_trace_spec_t s = baseSpec();
+  s.withWeights = 1;
   const trefoil_trace_t *t = make(&s);
-  REQUIRE(t, "no trace");
+  REQUIRE(t && t->topkWeights, "no trace with weights");
   for (int64_t row = 0; row < 100; row++) {
     double sum = 0;
     for (int k = 0; k < 6; k++) {
