@@ -26,6 +26,7 @@ extern "C" {
 #define EP_LL_MAX_TOPK      64
 #define EP_LL_MAX_TOKENS    (1 << 20)
 #define EP_LL_CONTROL_BYTES 1024
+#define EP_LL_ARGS_WORDS    144 /* of 8 bytes, that a kernel gets at most */
 
 /* Words: the 16 bytes that stand for nothing. Rows may hold them all the same. */
 #define EP_LL_ABSENT_X 0x8A5D1F3Bu
@@ -170,6 +171,26 @@ size_t epLlDispatchScratch(const ep_ll_group_t *group, const ep_ll_handle_t *han
  * Nothing is compiled or allocated here. */
 trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned parts, void *cudaStream);
 trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *cudaStream);
+
+/* The same in two steps, so that a caller who keeps the first one's result works out nothing for the next
+ * operation like it: Prepare, or Reuse if that returns 1, then Launch. */
+typedef struct ep_ll_ready {
+  const void *kernel; /* NULL: zeroed, nothing is kept */
+  size_t shared;
+  int blocks, warps, isShort;
+  uint64_t args[EP_LL_ARGS_WORDS]; /* what the kernel gets */
+} ep_ll_ready_t;
+
+trefoil_result_t epLlPrepareDispatch(const ep_ll_dispatch_t *op, unsigned parts,
+                                     ep_ll_ready_t *out);
+trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsigned parts, ep_ll_ready_t *out);
+/* 1: *ready now has op's addresses; what it keeps differs from op in nothing else. 0: it is another
+ * operation, and nothing was touched. Of op->group only stamps are read, of op->handle only the routing: the
+ * caller knows that the rest is as it was, and prepares the same parts. */
+int epLlReuseDispatch(ep_ll_ready_t *ready, const ep_ll_dispatch_t *op);
+int epLlReuseCombine(ep_ll_ready_t *ready, const ep_ll_combine_t *op);
+trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *cudaStream);
+
 /* 1 if this dispatch runs on the short kernel, 0 if on the general one; the result is the same. */
 int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts);
 /* Words: must have run on every rank before the first operation of any, and again after a launch that

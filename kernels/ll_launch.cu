@@ -98,6 +98,10 @@ bool aligned(const void *p) {
   return ((uintptr_t)p & 15) == 0;
 }
 
+bool areAligned(const ep_ll_dispatch_t &op) {
+  return aligned(op.tokens) && aligned(op.outTokens) && (op.quant || aligned(op.scales));
+}
+
 trefoil_result_t checkGroup(const ep_ll_group_t &g, const ep_ll_handle_t &h, int numTokens,
                             unsigned parts) {
   EP_CHECK(parts >= 1 && parts <= 3, TREFOIL_INVALID_ARGUMENT, "parts is %u", parts);
@@ -122,8 +126,7 @@ trefoil_result_t checkDispatch(const ep_ll_dispatch_t &op, const DispatchArgs &a
            op.scaleBytes);
   EP_CHECK((size_t)a.wire.lines * 128 <= op.group.at.rowStride[0], TREFOIL_INVALID_ARGUMENT,
            "rows of %d bytes do not fit the group's max_token_bytes", a.wire.rowBytes);
-  EP_CHECK(aligned(op.tokens) && aligned(op.outTokens) && (op.quant || aligned(op.scales)),
-           TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
+  EP_CHECK(areAligned(op), TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
   EP_CHECK(!op.quant || (op.tokenBytes % 512 == 0 && op.scaleBytes == op.tokenBytes / 32),
            TREFOIL_INVALID_ARGUMENT, "E4M3 takes a hidden of a multiple of 512, not %d",
            op.tokenBytes);
@@ -132,13 +135,19 @@ trefoil_result_t checkDispatch(const ep_ll_dispatch_t &op, const DispatchArgs &a
   return TREFOIL_OK;
 }
 
-trefoil_result_t launch(const void *kernel, int blocks, int warps, size_t shared, void *args,
-                        void *stream) {
-  void *params[] = {args};
-  const cudaError_t e = cudaLaunchKernel(kernel, dim3(blocks), dim3(warps * 32), params, shared,
-                                         (cudaStream_t)stream);
-  EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the launch failed: %s", cudaGetErrorString(e));
-  return TREFOIL_OK;
+template <typename Args>
+void keep(ep_ll_ready_t *out, const void *kernel, int blocks, int warps, size_t shared,
+          const Args &args) {
+  static_assert(sizeof args <= sizeof out->args && alignof(Args) <= 8, "EP_LL_ARGS_WORDS");
+  out->kernel = kernel;
+  out->shared = shared;
+  out->blocks = blocks;
+  out->warps = warps;
+  memcpy(out->args, &args, sizeof args);
+}
+
+template <typename Args> Args &argsOf(ep_ll_ready_t *ready) {
+  return *reinterpret_cast<Args *>(ready->args);
 }
 
 Elem elemOf(trefoil_dtype_t t) {
@@ -170,7 +179,7 @@ extern "C" size_t epLlDispatchScratch(const ep_ll_group_t *group, const ep_ll_ha
   return a.bigAt + a.bigBytes <= MAX_SHARED ? 0 : (size_t)a.bigBytes * group->numSms;
 }
 
-static trefoil_result_t launchQuick(QuickArgs &q, size_t shared, void *stream) {
+static trefoil_result_t prepareQuick(QuickArgs &q, size_t shared, ep_ll_ready_t *out) {
   const ep_ll_dispatch_t &op = q.op;
   Roles roles = quickRolesOf(op);
   if (op.sendWarps > 0) roles = Roles{op.sendWarps, op.recvWarps, EP_LL_BOTH};
@@ -178,28 +187,73 @@ static trefoil_result_t launchQuick(QuickArgs &q, size_t shared, void *stream) {
   q.numRecv = roles.numRecv;
   q.numWire = 3;
   q.pace = 1;
-  EP_CHECK((q.numSend + q.numRecv) * 32 <= QUICK_THREADS, TREFOIL_INVALID_ARGUMENT,
-           "too many warps");
-  return launch(epLlQuickKernel(op.handle.rankMajor, op.quant != EP_LL_QUANT_NONE,
-                                q.wire.rowBytes != op.tokenBytes),
-                op.group.numSms, q.numSend + q.numRecv, shared, &q, stream);
+  const int warps = q.numSend + q.numRecv;
+  EP_CHECK(warps * 32 <= QUICK_THREADS, TREFOIL_INVALID_ARGUMENT, "too many warps");
+  keep(out,
+       epLlQuickKernel(op.handle.rankMajor, op.quant != EP_LL_QUANT_NONE,
+                       q.wire.rowBytes != op.tokenBytes),
+       op.group.numSms, warps, shared, q);
+  out->isShort = 1;
+  return TREFOIL_OK;
 }
 
-extern "C" trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned parts, void *stream) {
+extern "C" trefoil_result_t epLlPrepareDispatch(const ep_ll_dispatch_t *op, unsigned parts,
+                                                ep_ll_ready_t *out) {
   EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
   DispatchArgs a = dispatchArgs(*op, parts);
   EP_TRY(checkDispatch(*op, a, parts));
   QuickArgs quick;
   int quickBytes;
   if (quickArgs(a, quick, quickBytes, (int)MAX_SHARED)) {
-    return launchQuick(quick, quickBytes, stream);
+    return prepareQuick(quick, quickBytes, out);
   }
-  EP_CHECK(a.roles.numSend + a.roles.numRecv <= DISPATCH_THREADS / 32, TREFOIL_INVALID_ARGUMENT,
-           "too many warps");
+  const int warps = a.roles.numSend + a.roles.numRecv;
+  EP_CHECK(warps <= DISPATCH_THREADS / 32, TREFOIL_INVALID_ARGUMENT, "too many warps");
   const size_t shared = a.bigAt + (a.op.scratch ? 0 : (size_t)a.bigBytes);
-  return launch(epLlDispatchKernel(op->quant != EP_LL_QUANT_NONE, a.wire.rowBytes != op->tokenBytes,
-                                   op->scratch != nullptr),
-                op->group.numSms, a.roles.numSend + a.roles.numRecv, shared, &a, stream);
+  keep(out,
+       epLlDispatchKernel(op->quant != EP_LL_QUANT_NONE, a.wire.rowBytes != op->tokenBytes,
+                          op->scratch != nullptr),
+       op->group.numSms, warps, shared, a);
+  out->isShort = 0;
+  return TREFOIL_OK;
+}
+
+static void moveDispatch(ep_ll_dispatch_t &kept, const ep_ll_dispatch_t &op) {
+  kept.group.stamps = op.group.stamps;
+  kept.handle.topkIdx = op.handle.topkIdx;
+  kept.tokens = op.tokens;
+  kept.scales = op.scales;
+  kept.weights = op.weights;
+  kept.outTokens = op.outTokens;
+  kept.outScales = op.outScales;
+  kept.outWeights = op.outWeights;
+  kept.outIdx = op.outIdx;
+  kept.counters = op.counters;
+}
+
+extern "C" int epLlReuseDispatch(ep_ll_ready_t *ready, const ep_ll_dispatch_t *op) {
+  if (!ready->kernel) return 0;
+  ep_ll_dispatch_t &kept =
+      ready->isShort ? argsOf<QuickArgs>(ready).op : argsOf<DispatchArgs>(ready).op;
+  if (kept.numTokens != op->numTokens || kept.tokenBytes != op->tokenBytes ||
+      kept.scaleBytes != op->scaleBytes || kept.quant != op->quant ||
+      kept.globalIds != op->globalIds || kept.handle.idx64 != op->handle.idx64 ||
+      kept.scratch != op->scratch || kept.sendWarps != op->sendWarps ||
+      kept.recvWarps != op->recvWarps || kept.general != op->general || !areAligned(*op)) {
+    return 0;
+  }
+  moveDispatch(kept, *op);
+  if (ready->isShort) {
+    argsOf<QuickArgs>(ready).topkIdx = op->handle.topkIdx;
+    argsOf<QuickArgs>(ready).tokens = (const char *)op->tokens;
+  }
+  return 1;
+}
+
+extern "C" trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned parts, void *stream) {
+  ep_ll_ready_t ready;
+  EP_TRY(epLlPrepareDispatch(op, parts, &ready));
+  return epLlLaunch(&ready, stream);
 }
 
 extern "C" int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts) {
@@ -208,7 +262,8 @@ extern "C" int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts) {
   return quickArgs(dispatchArgs(*op, parts), quick, bytes, (int)MAX_SHARED);
 }
 
-extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *stream) {
+extern "C" trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsigned parts,
+                                               ep_ll_ready_t *out) {
   EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
   EP_TRY(checkGroup(op->group, op->handle, op->numTokens, parts));
   const bool partial = op->handle.sum == EP_LL_SUM_PARTIAL;
@@ -247,7 +302,40 @@ extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned part
   const size_t shared = partial ? PARTIAL_STAGES * PARTIAL_STAGE_BYTES : 0;
   const void *kernel = partial ? epLlPartialKernel(elemOf(op->dtype), words)
                                : epLlCombineKernel(elemOf(op->dtype), op->handle.sum, words);
-  return launch(kernel, op->group.numSms, warps, shared, &a, stream);
+  keep(out, kernel, op->group.numSms, warps, shared, a);
+  out->isShort = 0;
+  return TREFOIL_OK;
+}
+
+extern "C" int epLlReuseCombine(ep_ll_ready_t *ready, const ep_ll_combine_t *op) {
+  if (!ready->kernel) return 0;
+  ep_ll_combine_t &kept = argsOf<CombineArgs>(ready).op;
+  if (kept.numTokens != op->numTokens || kept.rowBytes != op->rowBytes || kept.dtype != op->dtype ||
+      kept.handle.idx64 != op->handle.idx64 || kept.sendWarps != op->sendWarps ||
+      kept.recvWarps != op->recvWarps || !aligned(op->tokens) || !aligned(op->out)) {
+    return 0;
+  }
+  kept.group.stamps = op->group.stamps;
+  kept.handle.topkIdx = op->handle.topkIdx;
+  kept.tokens = op->tokens;
+  kept.weights = op->weights;
+  kept.out = op->out;
+  return 1;
+}
+
+extern "C" trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *stream) {
+  ep_ll_ready_t ready;
+  EP_TRY(epLlPrepareCombine(op, parts, &ready));
+  return epLlLaunch(&ready, stream);
+}
+
+extern "C" trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *stream) {
+  void *params[] = {(void *)ready->args};
+  const cudaError_t e =
+      cudaLaunchKernel(ready->kernel, dim3(ready->blocks), dim3(ready->warps * 32), params,
+                       ready->shared, (cudaStream_t)stream);
+  EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the launch failed: %s", cudaGetErrorString(e));
+  return TREFOIL_OK;
 }
 
 extern "C" trefoil_result_t epLlLoad(void) {

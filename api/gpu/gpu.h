@@ -6,7 +6,8 @@
  * layouts of low latency share all of it: operations are numbered per kind, not per layout.
  *
  * Launches. An operation's parameter struct is the group's (ep_ll_group_t, kept ready), the handle's and
- * the call's. Nothing is allocated, copied or waited for at a call.
+ * the call's. Nothing is allocated, copied or waited for at a call. A handle keeps the last whole operation
+ * of each kind as it was launched; the next one of the same sizes only gets its addresses.
  *
  * Two launches that wait must not keep each other off the GPU: a dispatch takes all SMs, and a combine on
  * another stream would wait for them while the peer has it the other way round. So launches of a group run
@@ -24,7 +25,7 @@
 
 #define EP_GPU_MAX_SMS             132 /* blocks of a launch: all SMs of an H100 or H200 */
 #define EP_GPU_RECORD_BYTES        4096
-#define EP_GPU_HANDLE_OBJECT_BYTES 4096
+#define EP_GPU_HANDLE_OBJECT_BYTES 6144
 
 #define EP_GPU_HT_SMS 32 /* blocks of a high-throughput dispatch or combine by default */
 
@@ -74,6 +75,7 @@ typedef struct ep_gpu_group {
   int isHt;
   ep_ll_group_t ll; /* as launches get it; stamps are set per launch. In high throughput only */
   ep_ht_group_t ht; /* what both have: sizes, control, mask, record, peers; and this is passed */
+  uint64_t version; /* counts changes of `ll`, from 1 */
   struct ep_board *board;
   char *control; /* EP_GPU_CONTROL_BYTES */
   ep_ll_record_t *record;
@@ -103,6 +105,8 @@ typedef struct ep_gpu_handle {
   struct ncclEpHandle *handle;
   ep_gpu_group_t *g;
   ep_ll_handle_t ll;
+  ep_ll_ready_t ready[2];         /* [kind]: the last whole operation, */
+  uint64_t readyVersion[2];       /* launched with this version of the group */
   uint64_t notedNo, dispatchedNo; /* of Updates: the last one, and that of the last Dispatch */
   union {
     ep_ll_dispatch_t dispatch;
@@ -188,7 +192,7 @@ trefoil_result_t epGpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, 
 /* 0: not capturing. */
 trefoil_result_t epGpuCapture(cudaStream_t stream, unsigned long long *capture);
 /* Launches h's operation, which lies at op (the struct of its kind), after the group's launches before
- * it. parts: EP_LL_BOTH in high throughput. */
+ * it. Low latency: op's group is filled here, if it is needed. parts: EP_LL_BOTH in high throughput. */
 trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, unsigned kind, void *op, unsigned parts,
                              cudaStream_t stream);
 

@@ -133,5 +133,6 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
   setLayout(g, &a.config);
   g->ht.scratch = a.scratch;
   for (int r = 0; r < g->R; r++) g->ht.peers[r] = g->ll.peers[r];
+  g->version++;
   return TREFOIL_OK;
 }

@@ -8,6 +8,7 @@ trefoil_result_t epGpuCountBytes(ncclEpGroup_t group, int on) {
   ep_gpu_group_t *g = epGpu(group);
   g->ll.bytes = on ? (uint64_t *)(g->control + EP_GPU_BYTES_AT(g->isHt)) : NULL;
   g->ht.bytes = g->ll.bytes;
+  g->version++;
   if (on) g->counted = 1;
   return TREFOIL_OK;
 }

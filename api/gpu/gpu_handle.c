@@ -162,8 +162,7 @@ trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
   }
   int e4m3 = call->quant == EP_QUANT_E4M3;
   ep_ll_dispatch_t op;
-  memset(&op.tokens, 0, sizeof op - offsetof(ep_ll_dispatch_t, tokens)); /* the rest is copied */
-  op.group = g->ll;
+  memset(&op.tokens, 0, sizeof op - offsetof(ep_ll_dispatch_t, tokens)); /* not the group: gpu.h */
   op.handle = h->ll;
   op.tokens = call->tokens;
   op.scales = call->scales;
@@ -201,7 +200,6 @@ trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *ca
            "latency on GPUs learns there which rows are owed to whom");
   ep_ll_combine_t op;
   memset(&op.tokens, 0, sizeof op - offsetof(ep_ll_combine_t, tokens));
-  op.group = h->g->ll;
   op.handle = h->ll;
   op.tokens = call->tokens;
   op.weights = call->weights;

@@ -15,6 +15,10 @@
 #include "api/gpu/gpu_device.h"
 
 trefoil_result_t epGpuCapture(cudaStream_t stream, unsigned long long *capture) {
+  if (!stream || stream == cudaStreamLegacy) { /* it cannot be captured, and asking takes time */
+    *capture = 0;
+    return TREFOIL_OK;
+  }
   enum cudaStreamCaptureStatus status;
   unsigned long long id = 0;
   cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &id, NULL, NULL, NULL, NULL);
@@ -65,14 +69,40 @@ static trefoil_result_t launchHt(unsigned kind, void *op, uint64_t *stamps, cuda
   return epHtCombine(op, stream);
 }
 
-static trefoil_result_t launchLl(unsigned kind, void *op, unsigned parts, uint64_t *stamps,
+static trefoil_result_t prepare(const ep_gpu_group_t *g, unsigned kind, void *op, unsigned parts,
+                                ep_ll_ready_t *out) {
+  ep_ll_group_t *group =
+      kind == EP_LL_DISPATCH ? &((ep_ll_dispatch_t *)op)->group : &((ep_ll_combine_t *)op)->group;
+  uint64_t *stamps = group->stamps;
+  *group = g->ll;
+  group->stamps = stamps;
+  return kind == EP_LL_DISPATCH ? epLlPrepareDispatch(op, parts, out)
+                                : epLlPrepareCombine(op, parts, out);
+}
+
+static trefoil_result_t launchLl(ep_gpu_handle_t *h, unsigned kind, void *op, unsigned parts,
                                  cudaStream_t stream) {
+  ep_gpu_group_t *g = h->g;
+  if (parts != EP_LL_BOTH) {
+    ep_ll_ready_t once;
+    EP_TRY(prepare(g, kind, op, parts, &once));
+    return epLlLaunch(&once, stream);
+  }
+  ep_ll_ready_t *ready = &h->ready[kind];
+  if (h->readyVersion[kind] != g->version ||
+      !(kind == EP_LL_DISPATCH ? epLlReuseDispatch(ready, op) : epLlReuseCombine(ready, op))) {
+    EP_TRY(prepare(g, kind, op, parts, ready));
+    h->readyVersion[kind] = g->version;
+  }
+  return epLlLaunch(ready, stream);
+}
+
+static void setStamps(unsigned kind, void *op, uint64_t *stamps) {
   if (kind == EP_LL_DISPATCH) {
     ((ep_ll_dispatch_t *)op)->group.stamps = stamps;
-    return epLlDispatch(op, parts, stream);
+  } else {
+    ((ep_ll_combine_t *)op)->group.stamps = stamps;
   }
-  ((ep_ll_combine_t *)op)->group.stamps = stamps;
-  return epLlCombine(op, parts, stream);
 }
 
 /* With a progress file: the operation is finished. */
@@ -91,7 +121,12 @@ static trefoil_result_t launch(ep_gpu_handle_t *h, unsigned kind, void *op, unsi
   EP_TRY(epGpuCapture(stream, &capture));
   EP_TRY(waitForLast(g, stream, capture));
   uint64_t *stamps = epGpuStampsFor(g, kind, parts);
-  EP_TRY(g->isHt ? launchHt(kind, op, stamps, stream) : launchLl(kind, op, parts, stamps, stream));
+  if (g->isHt) {
+    EP_TRY(launchHt(kind, op, stamps, stream));
+  } else {
+    setStamps(kind, op, stamps);
+    EP_TRY(launchLl(h, kind, op, parts, stream));
+  }
   EP_TRY(noteFinished(h, kind, parts, stream));
   g->hasLast = !g->fitsTwice && g->group->numHandles > 1;
   if (g->hasLast) EP_CUDA(cudaEventRecord(g->tail[capture != 0], stream));
