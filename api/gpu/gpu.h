@@ -117,7 +117,8 @@ typedef struct ep_gpu_handle {
   unsigned long long pendingCapture;
   /* high throughput */
   char *htHead, *htMemory; /* in handle_mem */
-  cudaEvent_t updated;     /* after the last Update that was not captured */
+  int canTrap;             /* more slots than max_recv may arrive, and that is an error */
+  cudaEvent_t updated;     /* eager sizing: after the last Update that was not captured */
   int hasUpdated;
   int receivedEarly;        /* by a younger operation of its kind, */
   cudaStream_t earlyStream; /* on this stream */
