@@ -132,6 +132,33 @@ static void structVersions(team_rank_t *r) {
   teamOk(r, ncclEpGroupDestroy(group));
 }
 
+/* Thousands of objects that come and go in any order: each is alive from its making to its end. */
+TEST(many_objects) {
+  enum { MANY = 5000 };
+  static ncclEpTensor_t *tensors[MANY];
+  const size_t sizes[1] = {4};
+  uint32_t state = 1;
+  for (int round = 0; round < 3; round++) {
+    for (int i = 0; i < MANY; i++) {
+      if (tensors[i]) continue;
+      REQUIRE(ncclEpTensorAlloc(&tensors[i], 1, ncclInt32, sizes, NULL) == ncclSuccess, "%s",
+              ncclEpGetLastError());
+    }
+    for (int n = 0; n < MANY; n++) {
+      state = state * 1664525u + 1013904223u;
+      int i = (int)((state >> 8) % MANY), alive = tensors[i] != NULL;
+      if (!alive) continue;
+      REQUIRE(ncclEpTensorDestroy(tensors[i]) == ncclSuccess, "round %d, tensor %d: %s", round, i,
+              ncclEpGetLastError());
+      REQUIRE(ncclEpTensorDestroy(tensors[i]) == ncclInvalidArgument, "destroyed twice");
+      tensors[i] = NULL;
+    }
+  }
+  for (int i = 0; i < MANY; i++) {
+    if (tensors[i]) CHECK(ncclEpTensorDestroy(tensors[i]) == ncclSuccess, "tensor %d", i);
+  }
+}
+
 TEST(structs_of_any_version) {
   const char *error = teamThreads(1, structVersions, NULL);
   CHECK(!*error, "%s", error);
