@@ -37,7 +37,7 @@ static trefoil_result_t makeScript(ep_check_case_t *c, const ep_check_group_t *g
 trefoil_result_t faultScripts(fault_t *f, const ep_check_group_t *g) {
   EP_TRY(scriptListBegin(&f->list, g, 3));
   EP_TRY(makeScript(&f->list.cases[0], g, 1, -1));
-  EP_TRY(makeScript(&f->list.cases[1], g, 2, f->victim));
+  EP_TRY(makeScript(&f->list.cases[1], g, 2, g->highThroughput ? -1 : f->victim)); /* masks: LL */
   EP_TRY(makeScript(&f->list.cases[2], g, 3, -1));
   return scriptListExpect(&f->list);
 }

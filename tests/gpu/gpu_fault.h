@@ -7,7 +7,8 @@
 enum { FAULT_TIMEOUT_MS = 1000 };
 
 typedef struct fault {
-  script_list_t list; /* [0] before or during the fault, [1] without the victim, [2] all again */
+  /* [0] before or during the fault, [1] LL: without the victim, [2] all again */
+  script_list_t list;
   int victim;
   int lateMs; /* the victim comes after so long */
 } fault_t;

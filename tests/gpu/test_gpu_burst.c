@@ -1,6 +1,7 @@
 /* Back to back: thousands of random operations, data and routing changed each time, without the host
- * waiting once; the same with ranks held up at random; more handles than operations in flight; two
- * operations in flight at once. Every byte of every operation is compared at the end. */
+ * waiting once; the same with ranks held up at random; calls that return while nothing can run; more
+ * handles than operations in flight; two operations in flight at once. Every byte of every operation is
+ * compared at the end. */
 #include "test.h"
 
 #include "gpu_script.h"
@@ -94,6 +95,60 @@ TEST(high_throughput_back_to_back) {
   burst(R, &(burst_shape_t){scaled(4000, 200), 0, 1, 8, 128}, 6, NULL);
   burst(R, &(burst_shape_t){scaled(1000, 100), 0, 1, 8, 128}, 7, holdUp);
   burst(R, &(burst_shape_t){scaled(200, 20), 0, 1, 40, 2064}, 8, NULL);
+}
+
+/* ---- Calls return while the stream stands still ---- */
+
+enum { HELD_SECONDS = 8 };
+
+static struct held {
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+  int isReleased, timedOut;
+} heldRanks[EP_MAX_RANKS];
+
+/* In stream order: until the rank has made its last call but one, or too long. */
+static void CUDART_CB hold(void *argument) {
+  struct held *h = argument;
+  struct timespec limit;
+  clock_gettime(CLOCK_REALTIME, &limit);
+  limit.tv_sec += HELD_SECONDS;
+  pthread_mutex_lock(&h->mutex);
+  while (!h->isReleased && !h->timedOut)
+    h->timedOut = pthread_cond_timedwait(&h->changed, &h->mutex, &limit) != 0;
+  pthread_mutex_unlock(&h->mutex);
+}
+
+static trefoil_result_t holdAllButTheLast(gpu_rank_t *rank, const script_list_t *list, int caseIdx,
+                                          int opIdx) {
+  struct held *h = &heldRanks[rank->rank.rank];
+  ep_check_rank_t *k = &rank->rank;
+  if (caseIdx == 0 && opIdx == 0) {
+    k->doing = "cudaLaunchHostFunc";
+    EP_TRY_CUDA(k, k->lib->cudaLaunchHostFunc(k->stream, hold, h));
+  }
+  int last = list->numCases - 1;
+  if (caseIdx < last || opIdx < list->cases[last].numOps - 1) return TREFOIL_OK;
+  pthread_mutex_lock(&h->mutex);
+  int timedOut = h->timedOut;
+  h->isReleased = 1;
+  pthread_cond_broadcast(&h->changed);
+  pthread_mutex_unlock(&h->mutex);
+  EP_CHECK(!timedOut, TREFOIL_INTERNAL_ERROR, "a call returned only when the stream went on");
+  return TREFOIL_OK;
+}
+
+/* So few that all of them can be queued: CUDA takes about a thousand. */
+TEST(calls_return_while_the_stream_is_held) {
+  GPU_RANKS(R, 1);
+  for (int ht = 0; ht < 2; ht++) {
+    for (int r = 0; r < EP_MAX_RANKS; r++) {
+      heldRanks[r] = (struct held){.isReleased = 0};
+      pthread_mutex_init(&heldRanks[r].mutex, NULL);
+      pthread_cond_init(&heldRanks[r].changed, NULL);
+    }
+    burst(R, &(burst_shape_t){24, 0, ht, 8, 128}, 40 + (uint64_t)ht, holdAllButTheLast);
+  }
 }
 
 /* Marks repeat after 2^32 - 2 operations, and buffers are cleared each 2^30: from a few operations before

@@ -42,9 +42,8 @@ static int doctorSays(doctor_t *d, const char *first, const char *second, int ms
   return 0;
 }
 
-TEST(a_rank_that_never_enters_is_named) {
-  GPU_RANKS(R, 2);
-  ep_check_group_t g = gpuGroup(R, 8, 256);
+static void neverEnters(int R, int highThroughput) {
+  ep_check_group_t g = (highThroughput ? gpuGroupHt : gpuGroup)(R, 8, 256);
   fault_t f = {.victim = R - 1};
   static gpu_run_t run;
   run = (gpu_run_t){
@@ -56,13 +55,23 @@ TEST(a_rank_that_never_enters_is_named) {
   REQUIRE(faultScripts(&f, &g) == TREFOIL_OK, "%s", trefoilLastError());
   int hasDoctor = doctorOpen(&d);
   gpuStart(&run, R);
-  int said = hasDoctor && doctorSays(&d, wanted, "Dispatch 1", 20000);
+  int said = hasDoctor && doctorSays(&d, wanted, highThroughput ? "Update 1" : "Dispatch 1", 20000);
   gpuJoin(&run);
   CHECK(!*run.failure, "%s", run.failure);
   CHECK(said || !hasDoctor, "the doctor said, with code %d: %s", d.code, d.output);
   if (said) printf("doctor: %s", d.output);
   if (hasDoctor) doctorClose(&d);
   scriptListFree(&f.list);
+}
+
+TEST(a_rank_that_never_enters_is_named) {
+  GPU_RANKS(R, 2);
+  neverEnters(R, 0);
+}
+
+TEST(high_throughput_names_who_never_enters) {
+  GPU_RANKS(R, 2);
+  neverEnters(R, 1);
 }
 
 /* ---- Masks ---- */
@@ -126,18 +135,24 @@ static trefoil_result_t comeLate(gpu_rank_t *rank) {
   return faultWork(k, &f->list, 2, 1);
 }
 
-static void withFault(int numRanks, trefoil_result_t (*what)(gpu_rank_t *), int enableMask,
-                      int lateMs, int timeoutMs) {
-  ep_check_group_t g = gpuGroup(numRanks, 8, 256);
+static void runFault(ep_check_group_t g, trefoil_result_t (*what)(gpu_rank_t *), int lateMs,
+                     int timeoutMs) {
+  int numRanks = g.shape.numRanks;
   fault_t f = {.victim = numRanks - 1, .lateMs = lateMs};
   gpu_run_t run = {
       .group = &g, .work = what, .context = &f, .timeoutNs = (uint64_t)timeoutMs * 1000000u};
-  g.enableMask = enableMask;
   epBatchEnvironment(&g);
   REQUIRE(faultScripts(&f, &g) == TREFOIL_OK, "%s", trefoilLastError());
   gpuRun(&run, numRanks);
   CHECK(!*run.failure, "%s", run.failure);
   scriptListFree(&f.list);
+}
+
+static void withFault(int numRanks, trefoil_result_t (*what)(gpu_rank_t *), int enableMask,
+                      int lateMs, int timeoutMs) {
+  ep_check_group_t g = gpuGroup(numRanks, 8, 256);
+  g.enableMask = enableMask;
+  runFault(g, what, lateMs, timeoutMs);
 }
 
 TEST(with_masks_the_others_go_on_and_take_it_back) {
@@ -154,6 +169,11 @@ TEST(who_comes_late_is_waited_for) {
   GPU_RANKS(R, 2);
   withFault(R, comeLate, 0, FAULT_TIMEOUT_MS / 2, 10 * FAULT_TIMEOUT_MS);
   withFault(R, comeLate, 1, FAULT_TIMEOUT_MS / 2, 10 * FAULT_TIMEOUT_MS);
+}
+
+TEST(high_throughput_waits_for_who_comes_late) {
+  GPU_RANKS(R, 2);
+  runFault(gpuGroupHt(R, 8, 256), comeLate, FAULT_TIMEOUT_MS / 2, 10 * FAULT_TIMEOUT_MS);
 }
 
 TEST_MAIN()
