@@ -1,5 +1,5 @@
-// Operations beside products of matrices: how much each slows the other, against the share of the SMs that the
-// operation takes.
+// Operations beside products of matrices: how much each slows the other, against the share of the SMs that
+// the operation takes.
 //
 // Three loads on a stream of the lowest priority, the operations on one of the highest:
 //   own         the product of validate/gpu_beside.cu, one block on each SM that the operation leaves
