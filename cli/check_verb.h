@@ -26,7 +26,7 @@ typedef struct cli_check {
   long long numCases, seed, firstCase, timeoutMs, tokens, hidden;
   double seconds;
   char *modes, *ranks, *level, *moe;
-  int processes, jobs, json, experts, topk, ranksPerNode, gpuCases;
+  int processes, jobs, json, experts, topk, ranksPerNode, gpuCases, countBytes;
   cli_library_t library;
 } cli_check_t;
 

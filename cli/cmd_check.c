@@ -153,6 +153,8 @@ static int printOutcome(const ep_check_options_t *o, const ep_check_outcome_t *o
                           "seconds", s->seconds, "cases_per_second", rate, "bytes_compared",
                           (json_int_t)s->bytes, "environment", cliEnvironment());
     cliLibrariesJson(j, &o->paths);
+    if (o->countBytes)
+      json_object_set_new(j, "bytes_counted", json_integer((json_int_t)s->counted));
     if (outcome->failed) {
       json_object_set_new(j, "failed_case", json_integer((json_int_t)outcome->failedCase));
       json_object_set_new(j, "failure", json_string(outcome->text));
@@ -166,6 +168,11 @@ static int printOutcome(const ep_check_options_t *o, const ep_check_outcome_t *o
   printf("%llu case%s %s, seed %llu, %s compared, %.1f s, %.0f cases a second\n",
          (unsigned long long)s->cases, s->cases == 1 ? "" : "s", after,
          (unsigned long long)o->choice.seed, cliBytes(bytes, (double)s->bytes), s->seconds, rate);
+  if (o->countBytes && s->counted)
+    printf("%s counted by the library as sent, by source and destination as in the plan\n",
+           cliBytes(bytes, (double)s->counted));
+  else if (o->countBytes && !outcome->failed)
+    printf("the library counts no bytes of its own (ncclEpCountBytes)\n");
   cliLibrariesText(&o->paths);
   return outcome->failed ? CLI_FAILED : CLI_OK;
 }
@@ -182,8 +189,9 @@ static void replayCommand(const cli_check_t *v, char *text, size_t bytes) {
   if (v->timeoutMs && n < bytes)
     n += (size_t)snprintf(text + n, bytes - n, " --timeout-ms %lld", v->timeoutMs);
   if (n < bytes)
-    snprintf(text + n, bytes - n, "%s%s%s", v->processes ? " --processes" : "",
-             v->gpuCases ? " --gpu-cases" : "", v->library.gpu ? " --gpu" : "");
+    snprintf(text + n, bytes - n, "%s%s%s%s", v->processes ? " --processes" : "",
+             v->countBytes ? " --count-bytes" : "", v->gpuCases ? " --gpu-cases" : "",
+             v->library.gpu ? " --gpu" : "");
 }
 
 /* Ranks that mpirun or torchrun started; *launch numRanks 1: none. -1, or an exit code. */
@@ -219,6 +227,7 @@ int cliCheckRandom(const cli_check_t *v) {
                           .seconds = v->seconds,
                           .jobs = v->jobs,
                           .processes = v->processes,
+                          .countBytes = v->countBytes,
                           .timeoutNs = (uint64_t)v->timeoutMs * 1000000u,
                           .progress = showProgress};
   o.choice.seed = (uint64_t)v->seed;
@@ -296,6 +305,8 @@ int cmdCheck(int argc, char **argv) {
        "strict (default), or order-free: LL slot order and rounding open", "LEVEL"},
       {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, CLI_POSITIVE,
        "of the groups (default 20000)", "MS"},
+      {"count-bytes", 0, POPT_ARG_NONE, &v.countBytes, 0,
+       "also compare the bytes that the library counts with the plan", NULL},
       {"gpu-cases", 0, POPT_ARG_NONE, &v.gpuCases, 0,
        "only cases that GPUs of one NVLink domain run, as with --gpu", NULL},
       CLI_LIBRARY_OPTIONS(&v.library),

@@ -13,7 +13,7 @@
 /* What a rank brings to a meeting. */
 typedef struct state {
   int failed, over; /* over: rank 0 has seen enough time go by */
-  uint64_t failedCase, bytes;
+  uint64_t failedCase, bytes, counted;
   ncclUniqueId id;
   char text[EP_CHECK_TEXT];
 } state_t;
@@ -24,6 +24,7 @@ static state_t stateOf(const ep_check_team_t *team) {
                .over = team->deadline > 0 && epNow() > team->deadline,
                .failedCase = job->failedCase,
                .bytes = atomic_load(&job->bytes),
+               .counted = atomic_load(&job->counted),
                .id = job->id};
   memcpy(s.text, job->text, sizeof s.text);
   return s;
@@ -64,16 +65,18 @@ void epLaunchedMeet(ep_check_team_t *team) {
       atomic_store(&job->stop, 1);
       atomic_store(&job->numArrived, UINT64_MAX);
     }
-    uint64_t bytes = 0;
-    for (int r = 0; r < launch->numRanks; r++) bytes += all[r].bytes;
-    team->bytesOfAll = bytes;
+    team->bytesOfAll = team->countedOfAll = 0;
+    for (int r = 0; r < launch->numRanks; r++) {
+      team->bytesOfAll += all[r].bytes;
+      team->countedOfAll += all[r].counted;
+    }
   }
   free(all);
 }
 
 static void tellProgress(const ep_check_team_t *team, double start) {
   const ep_check_options_t *o = team->options;
-  ep_check_status_t s = {team->casesDone, team->bytesOfAll, epNow() - start};
+  ep_check_status_t s = {team->casesDone, team->bytesOfAll, team->countedOfAll, epNow() - start};
   if (o->progress && o->launch->rank == 0) o->progress(o->context, &s);
 }
 
@@ -119,9 +122,10 @@ trefoil_result_t epCheckLaunched(const ep_check_options_t *options, ep_check_out
                           .deadline = o.seconds > 0 ? start + o.seconds : 0,
                           .comms = &comms};
   runBatches(&team, start);
-  *outcome = (ep_check_outcome_t){.status = {team.casesDone, team.bytesOfAll, epNow() - start},
-                                  .failed = atomic_load(&job->failed),
-                                  .failedCase = job->failedCase};
+  *outcome = (ep_check_outcome_t){
+      .status = {team.casesDone, team.bytesOfAll, team.countedOfAll, epNow() - start},
+      .failed = atomic_load(&job->failed),
+      .failedCase = job->failedCase};
   memcpy(outcome->text, job->text, sizeof outcome->text);
   free(job);
   return TREFOIL_OK;

@@ -5,7 +5,7 @@
 #include "validate/checker.h"
 
 #include "plan/error.h"
-#include "validate/check_rank.h"
+#include "validate/check_counts.h"
 #include "validate/check_report.h"
 
 #include <pthread.h>
@@ -38,6 +38,7 @@ typedef struct slot {
   uint8_t *initial[EP_MAX_ROUNDS][EP_MAX_RANKS];
   uint8_t *expected[EP_MAX_ROUNDS][EP_MAX_RANKS];
   uint8_t *bounds[EP_MAX_RANKS]; /* order-free: sums of magnitudes */
+  ep_check_counts_t counts;
 } slot_t;
 
 typedef struct ring {
@@ -130,10 +131,12 @@ void epTeamFree(ep_check_team_t *team) {
   team->buffers = NULL;
 }
 
-static trefoil_result_t makeSlot(slot_t *slot, const ep_check_group_t *g, uint64_t index) {
+static trefoil_result_t makeSlot(slot_t *slot, const ep_check_team_t *team, uint64_t index) {
+  const ep_check_group_t *g = &team->group;
   int R = g->shape.numRanks;
   epFreeCase(&slot->c);
   EP_TRY(epMakeCase(&slot->c, g, index));
+  if (team->options->countBytes) EP_TRY(epPlanCounts(&slot->c, &slot->counts));
   EP_TRY(growSlot(slot, R));
   for (int round = 0; round < slot->c.numRounds; round++) {
     for (int r = 0; r < R; r++) {
@@ -173,6 +176,21 @@ static void recordDifference(const rank_task_t *task, int region, const char *wh
   pthread_mutex_unlock(&ring->mutex);
 }
 
+/* What this rank sent, as the library counts it. */
+static int isCountRight(rank_task_t *task, ep_check_rank_t *rank, const slot_t *slot) {
+  ep_check_team_t *team = task->ring->team;
+  uint64_t compared = 0;
+  if (!rank->counts) return 1;
+  if (epRankCompareCounts(rank, &slot->counts, &compared) != TREFOIL_OK) {
+    char what[2048];
+    snprintf(what, sizeof what, "rank %d: %s", task->rank, trefoilLastError());
+    epTeamFail(team, &slot->c, slot->c.index, what);
+    return 0;
+  }
+  atomic_fetch_add(&team->job->counted, compared);
+  return 1;
+}
+
 /* Runs a rank's part of a slot and compares; 0 if all is well. */
 static int runSlot(rank_task_t *task, ep_check_rank_t *rank, slot_t *slot) {
   ep_check_team_t *team = task->ring->team;
@@ -197,6 +215,7 @@ static int runSlot(rank_task_t *task, ep_check_rank_t *rank, slot_t *slot) {
     recordDifference(task, region, what);
     return 1;
   }
+  if (!isCountRight(task, rank, slot)) return 1;
   atomic_fetch_add(&team->job->bytes, c->usedBytes * (uint64_t)c->numRounds);
   if (task->rank == 0) atomic_fetch_add(&team->job->cases, 1);
   return 0;
@@ -216,6 +235,7 @@ static ep_check_rank_t newRank(ep_check_team_t *team, int rank) {
                            .rank = rank,
                            .device = local % (o->numDevices > 0 ? o->numDevices : 1),
                            .timeoutNs = o->timeoutNs,
+                           .counts = o->countBytes && epCanCount(team->lib),
                            .kept = team->comms ? &team->comms->of[team->group.shape.numRanks][rank]
                                                : NULL};
 }
@@ -289,7 +309,7 @@ static void produce(ring_t *ring) {
     if (!waitFree(ring, masked ? 0 : RING - 1)) break;
     uint64_t index = team->firstCase + i;
     slot_t *slot = &ring->slots[ring->numProduced % RING];
-    if (makeSlot(slot, &team->group, index) != TREFOIL_OK) {
+    if (makeSlot(slot, team, index) != TREFOIL_OK) {
       char what[1024];
       snprintf(what, sizeof what, "the case itself: %s", trefoilLastError());
       epTeamFail(team, &slot->c, index, what);
@@ -383,7 +403,7 @@ int epTeamProcess(ep_check_team_t *team, int rankIdx) {
   int bad = 0;
   for (uint64_t i = 0; i < team->numCases && !bad && !atomic_load(&team->job->stop); i++) {
     uint64_t index = team->firstCase + i;
-    if (makeSlot(slot, &team->group, index) != TREFOIL_OK) {
+    if (makeSlot(slot, team, index) != TREFOIL_OK) {
       epTeamFail(team, &slot->c, index, trefoilLastError());
       bad = 1;
     } else {

@@ -125,6 +125,7 @@ static void sumUp(const ep_check_job_t *jobs, int numJobs, double start, ep_chec
   for (int i = 0; i < numJobs; i++) {
     s->cases += atomic_load(&((ep_check_job_t *)jobs)[i].cases);
     s->bytes += atomic_load(&((ep_check_job_t *)jobs)[i].bytes);
+    s->counted += atomic_load(&((ep_check_job_t *)jobs)[i].counted);
   }
 }
 

@@ -17,6 +17,7 @@ enum { EP_CHECK_TEXT = 8192, EP_MAX_JOBS = 64 };
 
 typedef struct ep_check_status {
   uint64_t cases, bytes; /* done so far; bytes compared */
+  uint64_t counted;      /* bytes that the library counted as sent, equal to the plan's */
   double seconds;
 } ep_check_status_t;
 
@@ -27,10 +28,11 @@ typedef struct ep_check_options {
   double seconds;               /* 0: no limit */
   int jobs;                     /* 0 = 1 */
   int processes;                /* ranks are processes, else threads */
-  uint64_t timeoutNs;           /* of the groups; 0 = 20 s */
-  int numDevices;               /* devices here; 0: ask */
-  ep_launch_t *launch;          /* NULL, or open: this process is one of its ranks */
-  const char *replay;           /* start of the replay command: "trefoil check --seed 1" */
+  int countBytes;      /* also compare the library's counts, if it has any, with the plan */
+  uint64_t timeoutNs;  /* of the groups; 0 = 20 s */
+  int numDevices;      /* devices here; 0: ask */
+  ep_launch_t *launch; /* NULL, or open: this process is one of its ranks */
+  const char *replay;  /* start of the replay command: "trefoil check --seed 1" */
   void (*progress)(void *context, const ep_check_status_t *status);
   void *context;
 } ep_check_options_t;
@@ -48,7 +50,7 @@ trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_
 
 /* ---- between checker.c and check_team.c: what a job tells its parent (shared memory) ---- */
 typedef struct ep_check_job {
-  _Atomic uint64_t cases, bytes, currentCase;
+  _Atomic uint64_t cases, bytes, counted, currentCase;
   _Atomic int stop;
   _Atomic int failing; /* claimed by the first failure */
   _Atomic int failed;  /* text is complete */
@@ -70,7 +72,7 @@ typedef struct ep_check_team {
   struct ep_check_comms
       *comms; /* NULL, or communicators that serve all batches: making one on GPUs takes
                                    longer than a batch */
-  uint64_t casesDone, bytesOfAll; /* launched: so far, at the last meeting */
+  uint64_t casesDone, bytesOfAll, countedOfAll; /* launched: so far, at the last meeting */
 } ep_check_team_t;
 
 typedef struct ep_check_comms {

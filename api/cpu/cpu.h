@@ -62,7 +62,8 @@ _Static_assert(sizeof(ep_control_t) <= EP_CONTROL_HEAD_BYTES, "EP_CONTROL_HEAD_B
 typedef enum ep_array {
   EP_ARRAY_LEAVING = 0,                   /* [r] 1: rank r destroys its group */
   EP_ARRAY_CLEAN,                         /* [r] rank r's MaskCleans so far */
-  EP_ARRAY_ARENA,                         /* the rest: once per arena */
+  EP_ARRAY_BYTES,                         /* [r] bytes that rank r took of mine: two arrays, */
+  EP_ARRAY_ARENA = EP_ARRAY_BYTES + 2,    /* dispatch and combine. The rest: once per arena */
   EP_ARRAY_UPDATE_TAKEN = EP_ARRAY_ARENA, /* [src] */
   EP_ARRAY_DISPATCH_TAKEN,                /* [src] */
   EP_ARRAY_WEIGHTS_TAKEN,                 /* [origin] LL partial sums */
@@ -72,8 +73,9 @@ typedef enum ep_array {
   EP_ARRAY_RELAY_SENT,    /* [node(origin)] */
   EP_ARRAY_FORWARD,       /* [node(origin)] op << 32 | chunks forwarded */
   EP_ARRAY_FORWARD_TAKEN, /* [rail(p)] */
-  EP_ARRAY_MASKED_SINCE,  /* [r], three arrays, by kind: first operation of the last run of */
-  EP_ARRAY_MASKED_AT = EP_ARRAY_MASKED_SINCE + 3, /* operations that left r out; and the last */
+  /* Masks, which high throughput lacks, where it has the four before: */
+  EP_ARRAY_MASKED_SINCE = EP_ARRAY_RELAY_TAKEN, /* [r], three arrays, by kind: first operation of */
+  EP_ARRAY_MASKED_AT = EP_ARRAY_MASKED_SINCE + 3, /* the last run that left r out; and the last */
   EP_ARRAY_LAST = EP_ARRAY_MASKED_AT + 2,
   EP_NUM_ARRAYS
 } ep_array_t;
@@ -83,14 +85,16 @@ _Static_assert(EP_CONTROL_ARRAYS * 8 <= 256, "control bytes of the sizing table:
 typedef struct ep_peer {
   ep_control_t *control;
   char *arena[2];
-  _Atomic int active;    /* this rank's mask: 1 active, 0 masked by the caller, -1 given up */
-  ep_word_t rowsFrom[2]; /* rows pulled from it: dispatch, combine */
-  uint64_t cleansTaken;  /* MaskCleans of its that this rank's have waited for */
-  uint64_t ringSeq[2];   /* [arena] messages per ring so far, of this rank as origin */
-  int64_t sendNext;      /* combine in progress: next chunk to send to this origin */
-  int64_t relayNext;     /* */
-  int64_t cursor;        /* combine: next row of its message */
-  const char *message;   /* combine: its current message, NULL: none */
+  _Atomic int active;      /* this rank's mask: 1 active, 0 masked by the caller, -1 given up */
+  ep_word_t rowsFrom[2];   /* rows pulled from it: dispatch, combine */
+  uint64_t bytesNow[2][2]; /* [arena][dispatch, combine] taken from it, and not told yet */
+  uint64_t bytesBase[2];   /* what it had taken of mine at the last reset: dispatch, combine */
+  uint64_t cleansTaken;    /* MaskCleans of its that this rank's have waited for */
+  uint64_t ringSeq[2];     /* [arena] messages per ring so far, of this rank as origin */
+  int64_t sendNext;        /* combine in progress: next chunk to send to this origin */
+  int64_t relayNext;       /* */
+  int64_t cursor;          /* combine: next row of its message */
+  const char *message;     /* combine: its current message, NULL: none */
 } ep_peer_t;
 _Static_assert(sizeof(ep_peer_t) <= 256, "peer tables of the sizing table: 256 R");
 
@@ -117,6 +121,8 @@ typedef struct ep_cpu_group {
   uint64_t id;       /* the same on all ranks, another for each group of the communicator */
   uint64_t commHash; /* tells its communicator from a later one at the same address */
   uint64_t cleans, numSends;
+  _Atomic int counting; /* operations called now count their bytes, */
+  int counted;          /* or some did */
   _Atomic int failed;   /* a rank was given up: nothing runs any more */
   pthread_mutex_t lock; /* of what follows */
   pthread_cond_t idle;
@@ -174,6 +180,7 @@ typedef struct ep_record {
   struct ep_record *next;
   int captured; /* lives until the handle goes */
   ep_stage_t stage;
+  int counts;               /* ncclEpCountBytes was on when it was called */
   ep_update_call_t routing; /* LL: the routing noted when the operation was called */
   uint64_t routingNo;
   union {
@@ -194,6 +201,7 @@ typedef struct ep_op {
   ep_kind_t kind;
   uint64_t no;
   int refuses; /* HT combine: this rank's input is unfit; its messages are empty and say so */
+  int counts;  /* what this rank sends in it is counted */
 } ep_op_t;
 
 /* ---- shared memory ---- */
@@ -269,6 +277,17 @@ trefoil_result_t epNewRecord(ep_cpu_group_t *g, ep_cpu_handle_t *h, void (*run)(
 void epWaitIdle(ep_cpu_group_t *g, ep_cpu_handle_t *h);
 trefoil_result_t epIsCapturing(cudaStream_t stream, int *capturing);
 
+/* ---- cpu_count.c: bytes per destination (trefoil/device.h) ---- */
+trefoil_result_t epCpuCountBytes(ncclEpGroup_t group, int on);
+trefoil_result_t epCpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,
+                                cudaStream_t stream);
+/* Bytes taken from rank r in this operation; told before r learns that its rows have been read. */
+static inline void epTook(const ep_op_t *op, int r, uint64_t bytes) {
+  op->g->peers[r].bytesNow[op->arenaIdx][op->kind == EP_KIND_COMBINE] += bytes;
+}
+void epForgetTaken(const ep_op_t *op);
+void epTellTaken(const ep_op_t *op);
+
 /* ---- operations ---- */
 void epRunUpdate(ep_record_t *r);
 void epRunDispatch(ep_record_t *r);
@@ -297,6 +316,7 @@ typedef struct ep_message {
   int64_t count;    /* rows */
   int64_t rowBytes; /* as they travel */
   int64_t meaning;  /* epMeaning */
+  int64_t counts;   /* its reader counts rows for the sender */
 } ep_message_t;
 int64_t epNumChunks(const ep_op_t *op, int origin);
 char *epMessageAt(const ep_op_t *op, int sender, int ring, uint64_t seq);

@@ -37,4 +37,6 @@ const ep_backend_t epBackend = {
     .maskQuery = epMaskQuery,
     .maskUpdate = epMaskUpdate,
     .maskClean = epMaskClean,
+    .countBytes = epCpuCountBytes,
+    .readBytes = epCpuReadBytes,
 };

@@ -148,8 +148,10 @@ static void receiveHalf(const ep_op_t *op, const ep_combine_call_t *c) {
   ep_cpu_group_t *g = op->g;
   if (!collect(op, c)) return;
   do {
+    epForgetTaken(op);
     epReduceChunk(op, c, 0);
   } while (lostOne(op));
+  epTellTaken(op);
   for (int s = 0; s < g->R; s++) epStore(epWordOf(op, g->me, EP_ARRAY_OWN_TAKEN, s), op->no);
   epRingAll(g, op->kind);
 }
@@ -239,6 +241,7 @@ static int tryRelay(loop_t *l, int node) {
   epRelayChunk(l->op, l->c, origin, p->relayNext,
                epMessageAt(l->op, l->me, relayRing(l, l->me, node), seq));
   epEndReading(l->op);
+  epTellTaken(l->op);
   epStore(epWordOf(l->op, l->me, EP_ARRAY_RELAY_SENT, node), seq);
   epRing(l->op->g, origin, l->op->kind);
   for (int i = 0; i < l->G; i++) {
@@ -274,6 +277,7 @@ static int trySum(loop_t *l) {
   if (!epBeginReading(l->op, l->myNode * l->G, l->G)) return -1;
   epReduceChunk(l->op, l->c, l->reduceNext++);
   epEndReading(l->op);
+  epTellTaken(l->op);
   for (int s = 0; s < l->R; s++) {
     if (l->op->g->peers[s].message) giveBack(l, EP_ARRAY_OWN_TAKEN, s, s, seq);
   }
@@ -385,7 +389,7 @@ void epRunCombine(ep_record_t *r) {
   ep_cpu_handle_t *h = r->h;
   ep_cpu_group_t *g = r->g;
   ep_arena_t *a = &g->arenas[h->arenaIdx];
-  ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_COMBINE, 0, 0};
+  ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_COMBINE, 0, 0, r->counts};
   int ok = 1, ht = epIsHt(g->group);
   if (r->stage & EP_STAGE_SEND) h->flightOps[EP_KIND_COMBINE] = ++a->ops[EP_KIND_COMBINE];
   op.no = h->flightOps[EP_KIND_COMBINE];

@@ -68,6 +68,7 @@ static int sendHalf(const ep_op_t *op, const ep_record_t *r) {
   head->tokenBytes = (int64_t)c->tokenBytes;
   head->scaleBytes = (int64_t)c->scaleBytes;
   head->meaning = epMeaning(c->backward, c->quant, c->dtype);
+  head->counts = op->counts;
   head->direct = ht && g->oneProcess && !c->scaleBytes ? c->tokens : NULL;
   for (int i = 0; i < g->R; i++) head->active[i] = (uint8_t)epActive(g, i);
   const int32_t *routing = op->h->rows[g->me];
@@ -95,7 +96,7 @@ void epRunDispatch(ep_record_t *r) {
   ep_cpu_handle_t *h = r->h;
   ep_cpu_group_t *g = r->g;
   ep_arena_t *a = &g->arenas[h->arenaIdx];
-  ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_DISPATCH, 0, 0};
+  ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_DISPATCH, 0, 0, r->counts};
   int ok = 1;
   if (r->stage & EP_STAGE_SEND) {
     op.no = h->flightOps[EP_KIND_DISPATCH] = ++a->ops[EP_KIND_DISPATCH];

@@ -116,6 +116,8 @@ trefoil_result_t epCpuGroupCreate(ncclEpGroup_t group) {
   pthread_mutex_init(&g->lock, NULL);
   pthread_cond_init(&g->idle, NULL);
   epHangOpen(g);
+  const char *count = getenv("NCCL_EP_COUNT_BYTES");
+  if (count && *count && strcmp(count, "0") != 0) return epCpuCountBytes(group, 1);
   return TREFOIL_OK;
 }
 

@@ -208,6 +208,7 @@ void epWriteMessage(const ep_op_t *op, const ep_combine_call_t *c, int origin, i
   }
   ep_message_t *head = (ep_message_t *)message;
   head->count = w.count;
+  head->counts = op->counts;
   head->rowBytes = (int64_t)epWireBytes(c);
   head->meaning = op->refuses ? EP_MEANING_REFUSED : epMeaning(c->backward, c->quant, c->dtype);
 }

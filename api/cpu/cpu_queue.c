@@ -16,6 +16,7 @@ trefoil_result_t epNewRecord(ep_cpu_group_t *g, ep_cpu_handle_t *h, void (*run)(
   r->g = g;
   r->h = h;
   r->stage = EP_STAGE_BOTH;
+  r->counts = atomic_load_explicit(&g->counting, memory_order_relaxed);
   *out = r;
   return TREFOIL_OK;
 }

@@ -165,6 +165,13 @@ static int putToken(const receiver_t *v, int src, int64_t t, const char *row, co
   return put;
 }
 
+/* Rows that were taken from rank r, which says whether its sends count. */
+static void tookRows(const receiver_t *v, int r, uint64_t numRows) {
+  const ep_dispatch_head_t *head = epDispatchHead(v->op, r);
+  v->op->g->peers[r].rowsFrom[0] += numRows;
+  if (head->counts) epTook(v->op, r, numRows * (v->c->tokenBytes + v->c->scaleBytes));
+}
+
 static const float *weightsOf(const receiver_t *v, int src) {
   return v->c->hasWeights ? epDispatchWeights(v->op, src) : NULL;
 }
@@ -180,7 +187,7 @@ static int putSource(const receiver_t *v, int src) {
                                   weights ? weights + t * v->K : NULL);
   }
   epEndReading(v->op);
-  v->op->g->peers[src].rowsFrom[0] += numRows;
+  tookRows(v, src, numRows);
   return 1;
 }
 
@@ -210,10 +217,11 @@ static int forwardNode(const receiver_t *v, int node) {
   int64_t B = op->h->numTokens[origin];
   size_t bytes = v->c->tokenBytes + v->c->scaleBytes;
   ep_word_t *done = epWordOf(op, g->me, EP_ARRAY_FORWARD, node);
+  uint64_t numRows = 0;
   for (int64_t t = 0; t < B; t++) {
     if (wantedByNode(v, op->h->rows[origin] + t * v->K)) {
       memcpy(to + (size_t)t * v->stride, from + (size_t)t * stride, bytes);
-      g->peers[origin].rowsFrom[0]++;
+      numRows++;
     }
     if ((t + 1) % EP_HT_CHUNK_TOKENS && t + 1 < B) continue;
     epStore(done, op->no << 32 | (uint64_t)(t / EP_HT_CHUNK_TOKENS + 1));
@@ -222,6 +230,7 @@ static int forwardNode(const receiver_t *v, int node) {
     }
   }
   epEndReading(op);
+  tookRows(v, origin, numRows);
   return 1;
 }
 
@@ -258,7 +267,7 @@ static int putForwarded(const receiver_t *v, int src) {
     numRows += (uint64_t)putToken(v, src, t, rows + (size_t)t * v->stride,
                                   weights ? weights + t * v->K : NULL);
   }
-  g->peers[p].rowsFrom[0] += numRows;
+  tookRows(v, p, numRows);
   return 1;
 }
 
@@ -375,13 +384,16 @@ void epReceiveRows(const ep_op_t *op, const ep_dispatch_call_t *c) {
                   .N = op->a->sizing.config.shape.maxTokens,
                   .stride = op->a->sizing.rowStride};
   int write = !ht || fits(&v);
+  epForgetTaken(op);
   if (ht && op->g->M > 1 && !forwardAll(&v)) return;
   do {
+    if (!ht) epForgetTaken(op); /* once more: a source was lost meanwhile */
     if (h->handle->mode == TREFOIL_LL_RANK_MAJOR) {
       memset(c->out.idx, 0xFF, (size_t)(op->g->R * v.N * v.K) * sizeof(int32_t));
     }
     if (!putAll(&v, write)) return;
   } while (lostOne(&v));
+  epTellTaken(op);
   acknowledge(&v);
   if (!ht) {
     writeLlCounters(&v);

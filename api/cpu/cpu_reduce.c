@@ -54,6 +54,7 @@ static const char *takeRow(const reducer_t *r, int sender, int64_t least, int64_
   if (tag < least || tag >= end) return NULL;
   *rowIdx = p->cursor++;
   p->rowsFrom[1]++;
+  if (head->counts) epTook(r->op, sender, (uint64_t)head->rowBytes);
   const char *row = epMessageRows(r->op, message) + (size_t)*rowIdx * r->stride;
   if (*raw & EP_TAG_ADDRESS) memcpy(&row, row, sizeof row);
   return row;
@@ -222,6 +223,7 @@ void epRelayChunk(const ep_op_t *op, const ep_combine_call_t *c, int origin, int
   }
   ep_message_t *head = (ep_message_t *)message;
   head->count = count;
+  head->counts = op->counts;
   head->rowBytes = (int64_t)epWireBytes(c);
   head->meaning = epMeaning(c->backward, c->quant, c->dtype);
   for (int s = g->me / g->G * g->G; s < (g->me / g->G + 1) * g->G; s++) {

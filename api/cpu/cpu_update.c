@@ -164,7 +164,7 @@ void epRunUpdate(ep_record_t *r) {
   ep_cpu_handle_t *h = r->h;
   ep_cpu_group_t *g = r->g;
   ep_arena_t *a = &g->arenas[h->arenaIdx];
-  ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_UPDATE, ++a->ops[EP_KIND_UPDATE], 0};
+  ep_op_t op = {g, a, h, h->arenaIdx, EP_KIND_UPDATE, ++a->ops[EP_KIND_UPDATE], 0, 0};
   const ep_update_call_t *call = &r->call.update;
   epHangBegin(&op);
   if (epExchangeRouting(&op, call)) {

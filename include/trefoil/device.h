@@ -3,7 +3,7 @@
  *
  * These functions are exported by libnccl_ep.so.0 and libnccl_ep_cpu.so.0 beside those of nccl_ep.h,
  * and follow its rules: a result, a sentence for ncclEpGetLastError, out-parameters untouched on
- * failure. A library that cannot answer (the CPU library has no kernels and counts no bytes) returns
+ * failure. A library that cannot answer (the CPU library has no kernels, so no times) returns
  * ncclInvalidUsage. Nothing here is collective; everything is off until it is turned on, and costs
  * operations nothing while it is off. Not for use during stream capture, unless said otherwise. */
 #ifndef TREFOIL_DEVICE_H
@@ -21,7 +21,7 @@ extern "C" {
 #define NCCL_EP_KIND_UPDATE   2 /* high throughput; in kernel times only */
 
 /* ---- Bytes ------------------------------------------------------------------------------------
- * Counted on the device by the sending side, per destination: token and scale bytes of the rows that
+ * Counted as rows move, for the sending side, per destination: token and scale bytes of the rows that
  * operations sent, as the plan counts them (trefoil/plan.h): rows that stay on this rank count for it;
  * routing, weights, marks and padding do not count. The matrix of all ranks is [src][dst] with each
  * rank's own array as a row, and equals trefoilPlanTraffic; ranks that are masked get no rows. */
@@ -29,7 +29,8 @@ extern "C" {
 /* on 1: operations called (or captured) from now on count; 0: they do not. Counts are kept. Also on
  * from the start with NCCL_EP_COUNT_BYTES=1 in the environment at ncclEpCreateGroup. Local. */
 NCCL_EP_PUBLIC ncclResult_t ncclEpCountBytes(ncclEpGroup_t group, int on);
-/* Waits for the stream, then copies the counts of one kind since the last reset: bytes [R]. tiers
+/* Waits for the stream (on the CPU library, where rows are pulled, also until they have been taken, at
+ * most the group's timeout), then copies the counts of one kind since the last reset: bytes [R]. tiers
  * NULL, or [R]: trefoil_tier_t of the way from this rank to each. reset 1: sets that kind's counts to
  * zero. ncclInvalidUsage on a group that never counted. */
 NCCL_EP_PUBLIC ncclResult_t ncclEpReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes,

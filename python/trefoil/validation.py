@@ -4,7 +4,8 @@
     trefoil validate --cases 100000 --seed 7
     trefoil validate --bytes --seed 1 --case 17     # who sends how much to whom, one case
 
-results: the library under test against the reference, byte for byte (trefoil check).
+results: the library under test against the reference, byte for byte, and the bytes that it counts
+as sent against the plan (trefoil check --count-bytes).
 bytes: routing, reference, plan and both engines of the simulator, per source, destination, tier and
 phase, and per link, on the same cases. times: the committed measurements against the models, the
 closed form beside (docs/validate.md). Exit code 1: something disagrees, and the text says how to
@@ -57,6 +58,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def _results(a: argparse.Namespace) -> dict[str, Any]:
     arguments = ["check", "--cases", str(a.cases), "--seed", str(a.seed), "--jobs", str(a.jobs)]
+    arguments.append("--count-bytes")
     for name in ("modes", "ranks", "library", "nccl", "cuda"):
         if getattr(a, name):
             arguments += [f"--{name}", getattr(a, name)]
@@ -114,6 +116,7 @@ def describe(answer: dict[str, Any]) -> Iterator[str]:
     if results := answer.get("results"):
         yield f"results   {_verdict(results)}  {results['cases']:,} random cases through the C API"
         yield f"          {results['bytes_compared']:,} bytes compared, seed {results['seed']}"
+        yield f"          {counted_sentence(results)}"
         yield from _failure(results)
     if traffic := answer.get("bytes"):
         tables = ", ".join(f"{name} {count:,}" for name, count in traffic["tables"].items())
@@ -123,6 +126,14 @@ def describe(answer: dict[str, Any]) -> Iterator[str]:
     if times := answer.get("times"):
         yield from _describe_times(times)
     yield "all that was asked agrees" if answer["ok"] else "something DISAGREES: see above"
+
+
+def counted_sentence(results: dict[str, Any]) -> str:
+    """What the library said of its own bytes."""
+    counted = int(results.get("bytes_counted", 0))
+    if not counted:
+        return "no bytes counted by the library itself (ncclEpCountBytes)"
+    return f"{counted:,} bytes counted by the library itself as sent, by pair as in the plan"
 
 
 def _verdict(part: dict[str, Any]) -> str:

@@ -75,6 +75,8 @@ def load_validation(path: Path) -> Validation:
 def _part(name: str, fields: _Fields) -> ValidatedPart:
     if name == "results":
         compared = f"{fields.get('bytes_compared', int):,} bytes of outputs, guards and inputs"
+        if counted := fields.get("bytes_counted", int, default=0):
+            compared += f"; {counted:,} bytes counted by the library, by pair as in the plan"
     else:
         tables = fields.get("tables", dict)
         legs = ", ".join(f"{leg} {count:,}" for leg, count in tables.items())

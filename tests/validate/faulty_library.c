@@ -2,6 +2,7 @@
  * once, spoils what the call named by TREFOIL_FAULT left behind: in stream order, on the "device".
  * What it did goes to TREFOIL_FAULT_LOG as "rank R row N", for the test to compare with the report. */
 #include <nccl_ep.h>
+#include <trefoil/device.h>
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -239,6 +240,20 @@ ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t group, int *flag) {
 }
 ncclResult_t ncclEpErrorClear(ncclEpGroup_t group) {
   return REAL(ncclEpErrorClear)(group);
+}
+ncclResult_t ncclEpCountBytes(ncclEpGroup_t group, int on) {
+  return REAL(ncclEpCountBytes)(group, on);
+}
+/* "count": 16 bytes that rank 0 kept stand at rank 1, each time, as not all cases are compared. */
+ncclResult_t ncclEpReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int *tiers, int reset,
+                             cudaStream_t stream) {
+  ncclResult_t rc = REAL(ncclEpReadBytes)(group, kind, bytes, tiers, reset, stream);
+  fault_work_t w = {.rank = rankOf(group)};
+  if (rc != ncclSuccess || !is("count") || w.rank != 0 || bytes[0] < 16) return rc;
+  bytes[0] -= 16;
+  bytes[1] += 16;
+  note(&w, 0);
+  return rc;
 }
 const char *ncclEpGetLastError(void) {
   return REAL(ncclEpGetLastError)();

@@ -32,6 +32,7 @@ static const planted_t table[] = {
     {"combine-swap", ALL, "token %d of rank", "(Combine"},
     {"combine-ulp", ALL, "token %d of rank", "(Combine"},
     {"combine-skip", ALL, "token %d of rank", "(Combine"},
+    {"count", ALL, "to rank %d, ", "bytes counted by the library"},
 };
 
 static ep_check_outcome_t outcome;
@@ -40,6 +41,7 @@ static ep_check_options_t optionsFor(const planted_t *p) {
   ep_check_options_t o = {
       .paths = {getenv("TREFOIL_FAULTY"), getenv("TREFOIL_HOST"), getenv("TREFOIL_HOST")},
       .numCases = 640,
+      .countBytes = 1,
       .replay = "trefoil check --seed 9",
   };
   o.choice.seed = 9;
@@ -68,7 +70,7 @@ TEST(every_planted_fault_is_seen_and_named) {
     CHECK(outcome.failed, "%s was planted on rank %d, row %d, and not seen", p->fault, rank, row);
     if (!planted || !outcome.failed) continue;
     char wanted[64];
-    snprintf(wanted, sizeof wanted, "rank %d, ", rank);
+    snprintf(wanted, sizeof wanted, "rank %d%c ", rank, strcmp(p->fault, "count") ? ',' : ':');
     CHECK(strstr(outcome.text, wanted), "%s: '%s' is not in %s", p->fault, wanted, outcome.text);
     CHECK(strstr(outcome.text, p->word), "%s: '%s' is not in %s", p->fault, p->word, outcome.text);
     CHECK(strstr(outcome.text, "replay: trefoil check --seed 9 --case "), "%s", outcome.text);
@@ -128,6 +130,10 @@ TEST(without_a_fault_it_passes) {
   REQUIRE(epCheckRun(&o, &outcome) == TREFOIL_OK, "%s", trefoilLastError());
   CHECK(!outcome.failed, "%s", outcome.text);
   CHECK(outcome.status.cases == 640, "%d cases", (int)outcome.status.cases);
+  CHECK(outcome.status.counted > 0, "no bytes were counted");
+  o.countBytes = 0;
+  REQUIRE(epCheckRun(&o, &outcome) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(!outcome.failed && outcome.status.counted == 0, "counted without being asked");
 }
 
 TEST_MAIN()
