@@ -161,7 +161,7 @@ extern "C" size_t epGpuProductBytes(void) {
 extern "C" trefoil_result_t epGpuProduct(void *memory, int numSms, void *stream) {
   cudaError_t rc = prepareProduct();
   if (rc == cudaSuccess) rc = queueProduct((__nv_bfloat16 *)memory, numSms, (cudaStream_t)stream);
-  EP_CHECK(rc == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the product was not launched: %s",
+  EP_CHECK(rc == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the work beside could not be started: %s",
            cudaGetErrorString(rc));
   return TREFOIL_OK;
 }

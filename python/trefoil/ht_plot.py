@@ -1,0 +1,114 @@
+"""A picture of ht_bench's sweep over SMs.
+
+    python -m trefoil.ht_plot BENCH.json OUT.svg
+
+One panel an operation: kernel time over SMs, the best of all numbers of feeding blocks, bars up to
+the 99th percentile; beside it what the bytes of the busiest port take at the rate of the plain copy
+of the same run, and the goal. OUT ends in .svg, .png or .pdf.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from trefoil.ht_rows import GOALS, OPERATIONS, TOKENS, Row, RowsError, read
+from trefoil.plots import BLUE, INK, ORANGE, SKY
+
+GREY = "#8a8f98"
+SHOWN_SMS = 32  # more only where there is nothing else
+
+
+def curve(rows: Sequence[Row], operation: str) -> list[Row]:
+    """The fastest row of each number of SMs, ascending."""
+    fastest: dict[int, Row] = {}
+    for row in rows:
+        if row["operation"] != operation or row["tokens"] != TOKENS:
+            continue
+        sms = row["sms"]
+        if sms not in fastest or row["kernel_us"] < fastest[sms]["kernel_us"]:
+            fastest[sms] = row
+    few = {n: row for n, row in fastest.items() if n <= SHOWN_SMS} or fastest
+    return [few[n] for n in sorted(few)]
+
+
+def _draw(axes: Axes, rows: Sequence[Row], label: str, **style: Any) -> None:
+    p50 = [r["kernel_us"] for r in rows]
+    above = [max(r.get("kernel_p99_us", r["kernel_max_us"]) - r["kernel_us"], 0) for r in rows]
+    axes.errorbar(
+        [r["sms"] for r in rows], p50, yerr=[[0] * len(p50), above], capsize=2, elinewidth=0.8,
+        label=label, **style
+    )  # fmt: skip
+
+
+def _panel(axes: Axes, rows: Sequence[Row], operation: str) -> None:
+    plain, window = curve(rows, operation), curve(rows, f"{operation} window")
+    if window:
+        _draw(axes, window, "output in a window", color=SKY, marker="s", markersize=4)
+    if plain:
+        _draw(axes, plain, "kernel, p50 to p99", color=BLUE, marker="o", markersize=4)
+    shown = [*plain, *window]
+    bound = shown[0]["port_bytes"] and shown[0]["kernel_us"] * shown[0]["copy_share"]
+    if bound:
+        axes.axhline(bound, color=GREY, linestyle="--", label="its bytes by the plain copy")
+    for goal in GOALS:
+        if goal.operation in (operation, f"{operation} window") and goal.sms:
+            axes.plot([goal.sms], [goal.us], color=ORANGE, marker="D", linestyle="", label="goal")
+    axes.set_ylim(bottom=0)
+    axes.set_title(operation, fontsize=9, color=INK)
+    axes.set_xlabel("SMs")
+    axes.set_ylabel("µs")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def picture(data: Mapping[str, Any]) -> Figure:
+    """A panel for each of the four operations that was measured."""
+    rows = [r for r in data["rows"] if r.get("check", "ok") == "ok" and "kernel_us" in r]
+    there = [o for o in OPERATIONS if curve(rows, o) or curve(rows, f"{o} window")]
+    if not there:
+        raise RowsError(f"nothing was timed with {TOKENS} tokens: there is nothing to draw")
+    figure = Figure(figsize=(3.6 * min(2, len(there)), 2.7 * -(-len(there) // 2) + 0.5))
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(-(-len(there) // 2), min(2, len(there)), squeeze=False).ravel()
+    for axes, operation in zip(panels, there, strict=False):
+        _panel(axes, rows, operation)
+    for axes in panels[len(there) :]:
+        axes.set_axis_off()
+    labels: dict[str, Any] = {}
+    for axes in panels[: len(there)]:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            labels.setdefault(label, handle)
+    figure.legend(
+        list(labels.values()), list(labels), loc="outside lower center", ncols=2, frameon=False
+    )
+    first = curve(rows, there[0]) or curve(rows, f"{there[0]} window")
+    figure.suptitle(
+        f"{data.get('device', 'GPUs')}, {TOKENS} tokens a rank, hidden {first[0]['hidden']}, "
+        f"top-{first[0]['topk']} of {first[0]['experts']}",
+        fontsize=10,
+    )
+    return figure
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes the picture; 1 and a sentence if that cannot be done."""
+    if len(arguments) != 2 or Path(arguments[1]).suffix not in (".svg", ".png", ".pdf"):
+        usage = "usage: python -m trefoil.ht_plot BENCH.json OUT.svg (or .png, .pdf)"
+        print(usage, file=sys.stderr)
+        return 2
+    try:
+        picture(read(Path(arguments[0]), "rows")).savefig(arguments[1], dpi=160)
+    except (RowsError, OSError) as error:
+        print(f"trefoil: no picture: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

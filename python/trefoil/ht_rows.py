@@ -1,0 +1,234 @@
+"""What the benchmark of high throughput measured, against its goals.
+
+    python -m trefoil.ht_rows BENCH.json [--api API.json]
+        [--keep FILE --measured TEXT --command TEXT]
+
+BENCH.json is ht_bench's --out, API.json that of `trefoil bench --gpu --mode ht --json`. Prints a
+table in Markdown: each goal, the figure, whether it is reached. --keep writes BENCH.json with its
+provenance, as validate/data has it. Needs nothing beside Python: it runs where the GPUs are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+
+TOKENS = 4096  # of a rank, in the goals
+OPERATIONS = ("dispatch flat", "combine flat", "dispatch expert-major", "combine expert-major")
+WHAT = (
+    "Kernel and event time of high-throughput Update, dispatch and combine; slowest rank, medians, "
+    "microseconds (docs/kernels_ht.md, tests/kernels/ht_bench.cu)"
+)
+
+
+class RowsError(ValueError):
+    """What was read is no output of ht_bench, or of `trefoil bench --gpu --json`."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """An operation's kernel time, us, with at most so many SMs (0: any)."""
+
+    operation: str
+    us: float
+    sms: int
+    share: float = 0.0  # of the rate of the plain copy
+
+
+GOALS = (
+    Goal("update flat", 25, 0),
+    Goal("update expert-major", 25, 0),
+    Goal("dispatch flat window", 465, 12, 0.97),
+    Goal("dispatch flat", 480, 24, 0.94),
+    Goal("combine flat", 490, 20, 0.93),
+    Goal("combine flat", 505, 10),
+    Goal("dispatch expert-major window", 490, 24),
+    Goal("dispatch expert-major", 490, 24),
+    Goal("combine expert-major", 500, 28),
+)
+FP8_SHARE, FP8_SMS = 0.55, 16
+SKEWED_SHARE = 0.85
+EVENT_OVER_KERNEL_US, HOST_US = 10.0, 6.0
+SLOWER = 1.02  # than by the share of SMs: what still counts as the same
+
+
+@dataclass(frozen=True)
+class Answer:
+    goal: str
+    figure: str
+    reached: bool | None  # None: not measured, or nothing was asked
+
+
+def read(path: Path, key: str) -> Mapping[str, Any]:
+    """A benchmark's JSON whose rows stand under `key`."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        rows = data[key]
+    except OSError as error:
+        raise RowsError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise RowsError(f"{path}: is no result of a benchmark of ours: {error!r}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RowsError(f"{path}: is no result of a benchmark of ours: {key} holds no rows")
+    return data
+
+
+def best(rows: Sequence[Row], operation: str, sms: int = 0, tokens: int = TOKENS) -> Row | None:
+    """The fastest row of an operation with at most so many SMs (0: any)."""
+    found = [
+        r
+        for r in rows
+        if r["operation"] == operation and r["tokens"] == tokens and (not sms or r["sms"] <= sms)
+    ]
+    return min(found, key=lambda r: r["kernel_us"], default=None)
+
+
+def _figure(row: Row) -> str:
+    text = f"{row['kernel_us']:.1f} us [{row['sms']}]"
+    if row["copy_share"] > 0:
+        text += f", {100 * row['copy_share']:.0f} % of the copy"
+    return text
+
+
+def _timed(rows: Sequence[Row]) -> Iterator[Answer]:
+    for goal in GOALS:
+        asked = f"{goal.operation} <= {goal.us:g} us" + (f" [{goal.sms}]" if goal.sms else "")
+        if goal.share:
+            asked += f", >= {100 * goal.share:.0f} %"
+        row = best(rows, goal.operation, goal.sms)
+        if row is None:
+            yield Answer(asked, "not measured", None)
+        else:
+            reached = row["kernel_us"] <= goal.us and row["copy_share"] >= goal.share
+            yield Answer(asked, _figure(row), reached)
+
+
+def _fp8(rows: Sequence[Row]) -> Answer:
+    asked = f"dispatch flat fp8 <= {FP8_SHARE} of bf16's [{FP8_SMS}]"
+    fp8, bf16 = (
+        best(rows, "dispatch flat fp8", FP8_SMS),
+        best(rows, "dispatch flat", 24),
+    )
+    if fp8 is None or bf16 is None:
+        return Answer(asked, "not measured", None)
+    ratio = fp8["kernel_us"] / bf16["kernel_us"]
+    return Answer(asked, f"{ratio:.3f}: {_figure(fp8)} to {_figure(bf16)}", ratio <= FP8_SHARE)
+
+
+def _twice(rows: Sequence[Row]) -> Iterator[Answer]:
+    for operation in ("update flat", "update expert-major", *OPERATIONS):
+        asked = f"{operation}: twice the tokens, at most twice the time"
+        large = best(rows, operation, tokens=2 * TOKENS)
+        small = [
+            r
+            for r in rows
+            if large
+            and r["operation"] == operation
+            and r["tokens"] == TOKENS
+            and (r["sms"], r["feeders"]) == (large["sms"], large["feeders"])
+        ]
+        if large is None or not small:
+            yield Answer(asked, "not measured", None)
+            continue
+        ratio = large["kernel_us"] / min(r["kernel_us"] for r in small)
+        yield Answer(asked, f"{ratio:.2f}: {_figure(large)}", ratio <= 2.0)
+
+
+def _skewed(rows: Sequence[Row]) -> Iterator[Answer]:
+    asked = f"{{}} >= {100 * SKEWED_SHARE:.0f} % of the bound of the exact port loads"
+    skewed = [r for r in rows if r.get("skew", 0) > 0]
+    for row in skewed:
+        name = asked.format(row["operation"])
+        yield Answer(name, _figure(row), row["copy_share"] >= SKEWED_SHARE)
+    if not skewed:
+        yield Answer(asked.format("skewed routing"), "not measured", None)
+
+
+def _beside(rows: Sequence[Row]) -> Iterator[Answer]:
+    asked = "{} products ({}): neither slower than by its share of SMs"
+    beside = [r for r in rows if r["operation"].endswith(" beside")]
+    for row in beside:
+        share = row["product_share"]
+        figure = (
+            f"operation x {row['slower']:.3f} ({row['beside_us']:.0f} us [{row['sms']}]), product "
+            f"x {row['product_slower']:.3f} of x {share:.3f}"
+        )
+        reached = row["slower"] <= SLOWER and row["product_slower"] <= SLOWER * share
+        yield Answer(asked.format(row["operation"], row["load"]), figure, reached)
+    if not beside:
+        yield Answer(asked.format("beside", "any"), "not measured", None)
+
+
+def _called(runs: Sequence[Row]) -> Iterator[Answer]:
+    for run in runs:
+        if not str(run["mode"]).startswith("ht-") or "times" not in run:
+            continue
+        for op in ("dispatch", "combine"):
+            times = run["times"].get(op)
+            if not times:
+                continue
+            name = f"{op} {run['mode']} {run['variant']}, {run['tokens']} tokens"
+            host = 1e6 * times["host"]["p50_s"]
+            yield Answer(
+                f"{name}: host time <= {HOST_US:g} us", f"{host:.1f} us (p50)", host <= HOST_US
+            )
+            if "event_over_kernel" not in times:
+                continue
+            over = {k: 1e6 * times["event_over_kernel"][k]["p50_s"] for k in ("called", "replayed")}
+            yield Answer(
+                f"{name}: event time <= {EVENT_OVER_KERNEL_US:g} us above kernel time",
+                f"called {over['called']:.1f} us, replayed {over['replayed']:.1f} us (p50)",
+                max(over.values()) <= EVENT_OVER_KERNEL_US,
+            )
+
+
+def answers(bench: Mapping[str, Any], api: Mapping[str, Any] | None = None) -> list[Answer]:
+    """Every goal with its figure, in the order of the goals' table."""
+    rows = [r for r in bench["rows"] if r.get("check", "ok") == "ok"]
+    try:
+        plain = [r for r in rows if not r["operation"].endswith(" beside")]
+        found = [*_timed(plain), _fp8(plain), *_twice(plain), *_skewed(plain), *_beside(rows)]
+        return found + (list(_called(api["gpu_benchmarks"])) if api else [])
+    except (KeyError, TypeError) as error:
+        raise RowsError(f"the benchmark's rows lack {error}") from None
+
+
+def markdown(found: Sequence[Answer]) -> str:
+    words = {True: "yes", False: "no", None: ""}
+    lines = ["| goal | figure | reached |", "|---|---|---|"]
+    lines += [f"| {a.goal} | {a.figure} | {words[a.reached]} |" for a in found]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the table; 1 and a sentence if what was read is no benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m trefoil.ht_rows", description=__doc__)
+    parser.add_argument("bench", type=Path)
+    parser.add_argument("--api", type=Path)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--measured", default="")
+    parser.add_argument("--command", default="")
+    a = parser.parse_args(arguments)
+    try:
+        bench = read(a.bench, "rows")
+        found = answers(bench, read(a.api, "gpu_benchmarks") if a.api else None)
+    except RowsError as error:
+        print(f"trefoil: {error}", file=sys.stderr)
+        return 1
+    if a.keep:
+        whole = {"what": WHAT, "measured": a.measured, "command": a.command, **bench}
+        a.keep.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    print(f"{bench.get('device', 'GPUs')}, {bench.get('copy_GBps', '?')} GB/s by the plain copy")
+    print(markdown(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
