@@ -1,9 +1,9 @@
 // Times of launches on all ranks of a group, and of a plain copy to compare them with.
 //
-// A measurement is so many of (gate, event, launch, event) on each rank's stream, queued without waiting. The
-// gate lets all ranks go within about a microsecond, after a pause in which the host queues what follows.
-// kernel: device clock, from the first block's start to the last block's end; event: the pair of events;
-// both of the slowest rank. The first WARM launches do not count.
+// A measurement is so many of (gate, event, launch, event) on each rank's stream, queued without waiting.
+// The gate lets all ranks go within about a microsecond, after a pause in which the host queues what
+// follows. kernel: device clock, from the first block's start to the last block's end; event: the pair of
+// events; both of the slowest rank. The first WARM launches do not count.
 #ifndef TREFOIL_TESTS_KERNELS_HT_TIME_CUH
 #define TREFOIL_TESTS_KERNELS_HT_TIME_CUH
 
