@@ -166,6 +166,25 @@ TEST(shares_of_links) {
   trefoilSimDestroy(sim);
 }
 
+/* Every rank waits for the last word of the others, the latest one for the second latest's. */
+TEST(words_of_others) {
+  world_t w;
+  worldInit(&w, 4, 2, TREFOIL_LL_EXPERT_MAJOR);
+  worldChange(&w, TREFOIL_CHANGE_START_US, 0, 6);
+  worldChange(&w, TREFOIL_CHANGE_START_US, 1, 5.8);
+  for (int e = firstEngine(); e <= TREFOIL_ENGINE_QUEUES; e++) {
+    trefoil_sim_result_t r;
+    trefoil_sim_t *sim = worldRun(&w, (trefoil_engine_t)e, &r);
+    REQUIRE(sim, "%s", trefoilLastError());
+    /* starts 9, 8.8, 3, 3; words take 0.5 within a node, 5 between them */
+    const double ends[] = {9.3, 9.5, 14, 14};
+    for (int k = 0; k < 4; k++) {
+      CHECK(NEAR(r.op[0].finishUs[k], ends[k]), "rank %d at %.9g", k, r.op[0].finishUs[k]);
+    }
+    trefoilSimDestroy(sim);
+  }
+}
+
 TEST(all_late_is_not_late) {
   world_t w;
   worldInit(&w, 2, 2, TREFOIL_LL_EXPERT_MAJOR);
