@@ -1,5 +1,6 @@
 /* The devices: as many as TREFOIL_HOST_DEVICES says (1 to 64, default 8), all alike, with the figures of
- * an H100 where a program may size something by them, and a name that says what they are. */
+ * an H100 where a program may size something by them (but TREFOIL_HOST_SMS multiprocessors, 1 to 132), and a
+ * name that says what they are. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,11 @@ static _Thread_local unsigned deviceFlags;
 int epNumDevices(void) {
   int64_t count = epEnvInt("TREFOIL_HOST_DEVICES", 8);
   return count < 1 ? 1 : count > 64 ? 64 : (int)count;
+}
+
+static int numSms(void) {
+  int64_t count = epEnvInt("TREFOIL_HOST_SMS", 132);
+  return count < 1 ? 1 : count > 132 ? 132 : (int)count;
 }
 
 int epCurrentDevice(void) {
@@ -119,7 +125,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
     *value = 512;
     break;
   case cudaDevAttrMultiProcessorCount:
-    *value = 132;
+    *value = numSms();
     break;
   case cudaDevAttrMaxThreadsPerMultiProcessor:
     *value = 2048;
@@ -187,7 +193,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
   p.totalConstMem = 65536;
   p.major = 9;
   p.textureAlignment = 512;
-  p.multiProcessorCount = 132;
+  p.multiProcessorCount = numSms();
   p.maxThreadsPerMultiProcessor = 2048;
   p.maxBlocksPerMultiProcessor = 32;
   p.memoryBusWidth = 5120;

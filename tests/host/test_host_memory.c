@@ -162,6 +162,23 @@ TEST(devices) {
   OK(cudaDeviceDisablePeerAccess(1));
 }
 
+TEST(devices_with_fewer_multiprocessors) {
+  static const struct {
+    const char *text;
+    int sms;
+  } wants[] = {{"3", 3}, {"132", 132}, {"0", 1}, {"500", 132}, {"many", 132}};
+  for (size_t i = 0; i < sizeof wants / sizeof wants[0]; i++) {
+    int value = -1;
+    struct cudaDeviceProp p;
+    setenv("TREFOIL_HOST_SMS", wants[i].text, 1);
+    OK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 1));
+    OK(cudaGetDeviceProperties(&p, 1));
+    CHECK(value == wants[i].sms && p.multiProcessorCount == value, "%s: %d, %d", wants[i].text,
+          value, p.multiProcessorCount);
+  }
+  unsetenv("TREFOIL_HOST_SMS");
+}
+
 TEST(what_is_missing_says_so_by_name) {
   dim3 one = {1, 1, 1};
   CHECK(cudaLaunchKernel(NULL, one, one, NULL, 0, NULL) == cudaErrorNotSupported, "no error");
