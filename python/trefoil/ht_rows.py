@@ -1,11 +1,12 @@
 """What the benchmark of high throughput measured, against its goals.
 
-    python -m trefoil.ht_rows BENCH.json [--api API.json]
+    python -m trefoil.ht_rows BENCH.json ... [--api API.json]
         [--keep FILE --measured TEXT --command TEXT]
 
-BENCH.json is ht_bench's --out, API.json that of `trefoil bench --gpu --mode ht --json`. Prints a
-table in Markdown: each goal, the figure, whether it is reached. --keep writes BENCH.json with its
-provenance, as validate/data has it. Needs nothing beside Python: it runs where the GPUs are.
+BENCH.json is ht_bench's --out, one or several on the same GPUs, API.json what `trefoil bench --gpu`
+printed with --json or --points. Prints a table in Markdown: each goal, the figure, whether it is
+reached. --keep writes all rows with their provenance, as validate/data has it. Needs nothing beside
+Python: it runs where the GPUs are.
 """
 
 from __future__ import annotations
@@ -66,18 +67,40 @@ class Answer:
     reached: bool | None  # None: not measured, or nothing was asked
 
 
-def read(path: Path, key: str) -> Mapping[str, Any]:
-    """A benchmark's JSON whose rows stand under `key`."""
+def _parse(text: str) -> Any:
+    """One JSON value, or one a line."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        rows = data[key]
+        return json.loads(text)
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def read(path: Path, key: str) -> Mapping[str, Any]:
+    """A benchmark's JSON whose rows stand under `key`, or are a line each (then under `key`)."""
+    try:
+        data = _parse(path.read_text(encoding="utf-8"))
+        if isinstance(data, list) or key not in data:
+            rows = data if isinstance(data, list) else [data]
+            data = {key: [row for row in rows if "mode" in row]}
+            if not data[key]:
+                raise KeyError(key)
     except OSError as error:
         raise RowsError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise RowsError(f"{path}: is no result of a benchmark of ours: {error!r}") from None
+    rows = data[key]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise RowsError(f"{path}: is no result of a benchmark of ours: {key} holds no rows")
     return data
+
+
+def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rows of several runs; the rest is the first one's, and each run's rate of the copy."""
+    if len({part.get("device") for part in parts}) > 1:
+        raise RowsError("these benchmarks ran on different devices")
+    rows = [row for part in parts for row in part["rows"]]
+    rates = [part["copy_GBps"] for part in parts if "copy_GBps" in part]
+    return {**parts[0], "copy_GBps_of_runs": rates, "rows": rows}
 
 
 def best(rows: Sequence[Row], operation: str, sms: int = 0, tokens: int = TOKENS) -> Row | None:
@@ -210,14 +233,14 @@ def markdown(found: Sequence[Answer]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Prints the table; 1 and a sentence if what was read is no benchmark."""
     parser = argparse.ArgumentParser(prog="python -m trefoil.ht_rows", description=__doc__)
-    parser.add_argument("bench", type=Path)
+    parser.add_argument("bench", type=Path, nargs="+")
     parser.add_argument("--api", type=Path)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--measured", default="")
     parser.add_argument("--command", default="")
     a = parser.parse_args(arguments)
     try:
-        bench = read(a.bench, "rows")
+        bench = merged([read(path, "rows") for path in a.bench])
         found = answers(bench, read(a.api, "gpu_benchmarks") if a.api else None)
     except RowsError as error:
         print(f"trefoil: {error}", file=sys.stderr)

@@ -92,7 +92,9 @@ def test_skewed_and_beside() -> None:
     assert found(data)[f"skewed routing {bound}"].reached is None
 
 
-def test_calls_are_judged_by_event_and_host_time() -> None:
+def test_calls_are_judged_by_event_and_host_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def spread(us: float) -> dict[str, float]:
         return {"p50_s": 1e-6 * us}
 
@@ -107,6 +109,12 @@ def test_calls_are_judged_by_event_and_host_time() -> None:
     assert a[name + "host time <= 6 us"].reached is True
     assert a[name + "event time <= 10 us above kernel time"].reached is False
     assert not any("ll-expert" in goal for goal in a)
+    path, calls = tmp_path / "bench.json", tmp_path / "calls.json"
+    path.write_text(json.dumps(bench()))
+    for text in (json.dumps(run), json.dumps(run) + "\n" + json.dumps(low)):  # a line a point
+        calls.write_text(text)
+        assert ht_rows.main([str(path), "--api", str(calls)]) == 0
+        assert f"| {name}host time <= 6 us | 5.5 us (p50) | yes |" in capsys.readouterr().out
 
 
 def test_rows_that_failed_their_check_count_for_nothing() -> None:
@@ -125,6 +133,21 @@ def test_command_prints_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[
     data = json.loads(kept.read_text())
     assert (data["measured"], data["command"]) == ("here", "ht_bench")
     assert data["rows"] == bench()["rows"]
+
+
+def test_runs_on_the_same_device_are_merged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    paths[0].write_text(json.dumps({**bench(), "rows": bench()["rows"][:4]}))
+    paths[1].write_text(json.dumps({**bench(), "copy_GBps": 350.0, "rows": bench()["rows"][4:]}))
+    kept = tmp_path / "kept.json"
+    assert ht_rows.main([str(p) for p in paths] + ["--keep", str(kept)]) == 0
+    data = json.loads(kept.read_text())
+    assert data["rows"] == bench()["rows"] and data["copy_GBps_of_runs"] == [353.0, 350.0]
+    paths[1].write_text(json.dumps({**bench(), "device": "8 x GPU"}))
+    assert ht_rows.main([str(p) for p in paths]) == 1
+    assert "different devices" in capsys.readouterr().err
 
 
 def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
