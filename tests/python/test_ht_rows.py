@@ -74,6 +74,7 @@ def test_fp8_and_twice_the_tokens_are_ratios() -> None:
     a = found(bench())
     fp8 = a["dispatch flat fp8 <= 0.55 of bf16's [16]"]
     assert fp8.reached is True and fp8.figure.startswith("0.526:")
+    assert a["dispatch flat fp8 window <= 0.55 of bf16's [16]"].reached is None
     assert a["dispatch flat: twice the tokens, at most twice the time"].reached is False
     assert a["combine flat: twice the tokens, at most twice the time"].reached is True
     assert a["update flat: twice the tokens, at most twice the time"].reached is None
