@@ -1,0 +1,57 @@
+# libnccl_ep_emulated.so: the GPU library (api/gpu and the kernels) over the host runtime, so that programs written
+# for libnccl_ep.so.0 run here with the GPU's own code path: TREFOIL_LIBRARY, `trefoil check --library`, LD_PRELOAD.
+# As with the CPU library the host runtime plays NCCL and CUDA; TREFOIL_HOST_SMS=3 keeps launches small.
+set_target_properties(emulated_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON)
+set_source_files_properties(${CMAKE_SOURCE_DIR}/api/gpu/gpu_device.cu PROPERTIES LANGUAGE CXX
+  COMPILE_OPTIONS "-x;c++")
+add_library(emulated_gpu_device OBJECT ${CMAKE_SOURCE_DIR}/api/gpu/gpu_device.cu)
+set_target_properties(emulated_gpu_device PROPERTIES POSITION_INDEPENDENT_CODE ON)
+target_link_libraries(emulated_gpu_device PRIVATE emulator_flags Boost::context)
+
+# numerics_scalar.c: what the emulated conversions call.
+file(GLOB gpu_sources ${CMAKE_SOURCE_DIR}/api/gpu/*.c)
+trefoil_objects(emulated_api_gpu SOURCES ${gpu_sources} ${CMAKE_SOURCE_DIR}/ref/numerics_scalar.c)
+target_include_directories(emulated_api_gpu PRIVATE ${CMAKE_SOURCE_DIR}/host/include)
+
+add_library(nccl_ep_emulated SHARED $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_api>
+  $<TARGET_OBJECTS:emulated_api_gpu> $<TARGET_OBJECTS:emulated_gpu_device>
+  $<TARGET_OBJECTS:emulated_kernels>)
+target_link_options(nccl_ep_emulated PRIVATE
+  -Wl,--version-script=${CMAKE_SOURCE_DIR}/include/nccl_ep.map -Wl,-z,defs)
+target_link_libraries(nccl_ep_emulated PRIVATE trefoil_flags Boost::context trefoil_host
+  Threads::Threads rt m)
+set_target_properties(nccl_ep_emulated PROPERTIES LINK_DEPENDS ${CMAKE_SOURCE_DIR}/include/nccl_ep.map)
+
+# The same programs as on GPUs, call by call, over it.
+add_library(emulated_calls_steps OBJECT ../api/step.c ../api/step_calls.c)
+target_compile_options(emulated_calls_steps PRIVATE
+  -include ${CMAKE_SOURCE_DIR}/tests/calls/pinned.h)
+add_library(emulated_calls OBJECT ../api/team.c ${CMAKE_SOURCE_DIR}/plan/routing.c)
+foreach(objects emulated_calls_steps emulated_calls)
+  target_link_libraries(${objects} PRIVATE trefoil_flags)
+  target_include_directories(${objects} PRIVATE ${CMAKE_SOURCE_DIR}/tests/api
+    ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/host/include)
+endforeach()
+foreach(program gpu_calls gpu_memory)
+  add_executable(${program}_emulated ../calls/${program}.c $<TARGET_OBJECTS:emulated_calls>
+    $<TARGET_OBJECTS:emulated_calls_steps> $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_ref>)
+  target_compile_definitions(${program}_emulated PRIVATE TREFOIL_EMULATED_RANKS=3)
+  target_include_directories(${program}_emulated PRIVATE ${CMAKE_SOURCE_DIR}/tests/calls
+    ${CMAKE_SOURCE_DIR}/tests/api ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/host/include)
+  target_link_libraries(${program}_emulated PRIVATE trefoil_flags nccl_ep_emulated trefoil_host
+    Threads::Threads m rt)
+  add_test(NAME ${program}_emulated COMMAND ${program}_emulated)
+  set_tests_properties(${program}_emulated PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900 LABELS slow
+    ENVIRONMENT TREFOIL_HOST_SMS=3)
+endforeach()
+
+# A few random cases of both modes against the reference, by the command.
+if(TREFOIL_CLI)
+  foreach(mode ll ht)
+    add_test(NAME check_${mode}_emulated COMMAND trefoil_cli check --gpu-cases --modes ${mode} --ranks 1-3
+      --cases 25 --library $<TARGET_FILE:nccl_ep_emulated> --nccl $<TARGET_FILE:trefoil_host>
+      --cuda $<TARGET_FILE:trefoil_host>)
+    set_tests_properties(check_${mode}_emulated PROPERTIES TIMEOUT 120 LABELS cpu
+      PASS_REGULAR_EXPRESSION "25 cases agree" ENVIRONMENT TREFOIL_HOST_SMS=3)
+  endforeach()
+endif()
