@@ -4,27 +4,10 @@
 #define NOT_IMPLEMENTED(func)                                                                      \
   return epCudaFail(cudaErrorNotSupported, "%s is not implemented by the host runtime", #func)
 
-cudaError_t cudaLaunchKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args,
-                             size_t sharedMem, cudaStream_t stream) {
-  (void)func, (void)gridDim, (void)blockDim, (void)args, (void)sharedMem, (void)stream;
-  NOT_IMPLEMENTED(cudaLaunchKernel);
-}
 cudaError_t cudaLaunchCooperativeKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args,
                                         size_t sharedMem, cudaStream_t stream) {
   (void)func, (void)gridDim, (void)blockDim, (void)args, (void)sharedMem, (void)stream;
   NOT_IMPLEMENTED(cudaLaunchCooperativeKernel);
-}
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *func, void **args) {
-  (void)config, (void)func, (void)args;
-  NOT_IMPLEMENTED(cudaLaunchKernelExC);
-}
-cudaError_t cudaFuncSetAttribute(const void *func, enum cudaFuncAttribute attr, int value) {
-  (void)func, (void)attr, (void)value;
-  NOT_IMPLEMENTED(cudaFuncSetAttribute);
-}
-cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attr, const void *func) {
-  (void)attr, (void)func;
-  NOT_IMPLEMENTED(cudaFuncGetAttributes);
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, const void *func,
                                                           int blockSize, size_t dynamicSMemSize) {

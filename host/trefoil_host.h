@@ -57,6 +57,22 @@ void trefoilHostWake(const uint32_t *word);
 /* The timeout of every wait for other ranks: NCCL_EP_TIMEOUT_MS if > 0, else 100 s. Nanoseconds. */
 uint64_t trefoilHostTimeoutNs(void);
 
+/* Who runs kernels. Without a launcher every launch fails with cudaErrorNotSupported; this library brings
+ * none. prepare copies what the launch needs, the values behind args included, and returns NULL for a kernel
+ * it does not know; run is called on the stream's thread in the stream's order, several times for a launch
+ * that was captured; release once at the end. The launcher must live as long as the process. */
+typedef struct {
+  dim3 gridDim, blockDim;
+  void **args;
+  size_t sharedBytes;
+} trefoil_host_launch_t;
+typedef struct {
+  void *(*prepare)(const void *func, const trefoil_host_launch_t *launch);
+  void (*run)(void *launch);
+  void (*release)(void *launch);
+} trefoil_host_launcher_t;
+void trefoilHostSetLauncher(const trefoil_host_launcher_t *launcher);
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

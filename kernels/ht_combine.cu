@@ -229,7 +229,7 @@ template <Elem T, bool EXPERT_MAJOR>
 __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
     combineKernel(const __grid_constant__ HtCombineArgs a) {
   static_assert(!Feed<EXPERT_MAJOR>::ZERO_ROW, "a feeder sends no row for nothing");
-  extern __shared__ __align__(128) char shared[];
+  EP_DYNAMIC_SHARED(128, shared);
   const ep_ht_group_t &g = a.op.group;
   HtControl &c = htControl(g);
   const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
 }
 
 template <Elem T> const void *kernelOf(bool expertMajor) {
-  return expertMajor ? (const void *)combineKernel<T, true> : (const void *)combineKernel<T, false>;
+  return expertMajor ? EP_KERNEL(combineKernel<T, true>) : EP_KERNEL(combineKernel<T, false>);
 }
 
 } // namespace

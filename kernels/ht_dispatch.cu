@@ -288,7 +288,7 @@ EP_DEV void clearTail(const HtDispatchArgs &a, const HtTables &t) {
 template <bool EXPERT_MAJOR>
 __global__ void __launch_bounds__(HT_SCATTER_THREADS, 1)
     dispatchKernel(const __grid_constant__ HtDispatchArgs a) {
-  extern __shared__ __align__(128) char shared[];
+  EP_DYNAMIC_SHARED(128, shared);
   const ep_ht_group_t &g = a.op.group;
   HtControl &c = htControl(g);
   const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
@@ -316,5 +316,5 @@ __global__ void __launch_bounds__(HT_SCATTER_THREADS, 1)
 } // namespace
 
 const void *epHtDispatchKernel(bool expertMajor) {
-  return expertMajor ? (const void *)dispatchKernel<true> : (const void *)dispatchKernel<false>;
+  return expertMajor ? EP_KERNEL(dispatchKernel<true>) : EP_KERNEL(dispatchKernel<false>);
 }

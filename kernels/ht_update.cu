@@ -107,7 +107,7 @@ EP_DEV void forIds(const UpdateArgs &a, const Look &l, unsigned long long number
 
 // All threads: the bits of a chunk.
 EP_DEV Look readChunk(const UpdateArgs &a, const Shared &s, int chunk, unsigned long long number) {
-  __shared__ int numTokens;
+  EP_SHARED(int, numTokens);
   const ep_ht_group_t &g = a.op.group;
   Look l = {chunk / a.perSource, chunk % a.perSource * CHUNK + (int)threadIdx.x, false};
   __syncthreads();
@@ -361,8 +361,8 @@ EP_DEV void findSources(const UpdateArgs &a, int *out) {
 }
 
 __global__ void __launch_bounds__(CHUNK, 1) updateKernel(const __grid_constant__ UpdateArgs a) {
-  extern __shared__ __align__(16) char memory[];
-  __shared__ int firstOf[EP_HT_MAX_RANKS + 1];
+  EP_DYNAMIC_SHARED(16, memory);
+  EP_SHARED_ARRAY(int, firstOf, EP_HT_MAX_RANKS + 1);
   const ep_ht_group_t &g = a.op.group;
   HtControl &c = htControl(g);
   const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
@@ -418,7 +418,7 @@ __global__ void __launch_bounds__(CHUNK, 1) updateKernel(const __grid_constant__
 } // namespace
 
 const void *epHtUpdateKernel() {
-  return (const void *)updateKernel;
+  return EP_KERNEL(updateKernel);
 }
 
 size_t epHtUpdateShared(int rows, int numLocal) {

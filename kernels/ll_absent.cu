@@ -1,6 +1,7 @@
 // The wire of words (lane.cuh): before its first operation, and after a launch that was given up, a
 // rank's places for rows must all say that nothing has come.
 #include "kernels/device/absent.cuh"
+#include "kernels/device/start.cuh"
 #include "kernels/ll.h"
 
 extern "C" {
@@ -24,10 +25,11 @@ extern "C" trefoil_result_t epLlClearRows(const ep_ll_group_t *group, void *cuda
   EP_CHECK(group, TREFOIL_INVALID_ARGUMENT, "group is NULL");
   for (int kind = 0; kind < 2; kind++) {
     if (!(group->words >> kind & 1)) continue;
-    absentKernel<<<group->numSms, 512, 0, (cudaStream_t)cudaStream>>>(
-        group->peers[group->rank] + group->at.rows[kind], 2 * group->at.half[kind]);
+    const cudaError_t e =
+        epStart(absentKernel, group->numSms, 512, (cudaStream_t)cudaStream,
+                group->peers[group->rank] + group->at.rows[kind], 2 * group->at.half[kind]);
+    EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the launch failed: %s",
+             cudaGetErrorString(e));
   }
-  const cudaError_t e = cudaGetLastError();
-  EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the launch failed: %s", cudaGetErrorString(e));
   return TREFOIL_OK;
 }

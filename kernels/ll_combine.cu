@@ -114,8 +114,8 @@ template <bool WORDS> struct RowSender {
 template <Elem T, ep_ll_sum_t SUM, bool WORDS>
 __global__ void __launch_bounds__(COMBINE_THREADS, 1)
     combineKernel(const __grid_constant__ CombineArgs a) {
-  __shared__ uint64_t began; // here and not in registers, until the end
-  __shared__ Op saved;
+  EP_SHARED(uint64_t, began); // here and not in registers, until the end
+  EP_SHARED(Op, saved);
   const ep_ll_group_t &g = a.op.group;
   if (g.stamps && threadIdx.x == 0) began = clockNs();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -143,11 +143,11 @@ __global__ void __launch_bounds__(COMBINE_THREADS, 1)
 
 template <Elem T> const void *kernelOf(ep_ll_sum_t sum, bool words) {
   if (words) {
-    return sum == EP_LL_SUM_EXACT ? (const void *)combineKernel<T, EP_LL_SUM_EXACT, true>
-                                  : (const void *)combineKernel<T, EP_LL_SUM_RANKS, true>;
+    return sum == EP_LL_SUM_EXACT ? EP_KERNEL(combineKernel<T, EP_LL_SUM_EXACT, true>)
+                                  : EP_KERNEL(combineKernel<T, EP_LL_SUM_RANKS, true>);
   }
-  return sum == EP_LL_SUM_EXACT ? (const void *)combineKernel<T, EP_LL_SUM_EXACT, false>
-                                : (const void *)combineKernel<T, EP_LL_SUM_RANKS, false>;
+  return sum == EP_LL_SUM_EXACT ? EP_KERNEL(combineKernel<T, EP_LL_SUM_EXACT, false>)
+                                : EP_KERNEL(combineKernel<T, EP_LL_SUM_RANKS, false>);
 }
 
 } // namespace

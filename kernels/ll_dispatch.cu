@@ -114,7 +114,7 @@ EP_DEV void sendRows(const DispatchArgs &a, const Op &op, unsigned long long act
 // take the same way, through the own exchange memory.
 EP_DEV void sendQuantised(const DispatchArgs &a, const Op &op, unsigned long long active, int warp,
                           int numWarps, int lane) {
-  extern __shared__ __align__(16) char shared[];
+  EP_DYNAMIC_SHARED(16, shared);
   char *row = shared + a.rowAt;
   const int B = a.op.numTokens, grid = (int)gridDim.x, blk = (int)blockIdx.x;
   if (B == 0) return;
@@ -144,7 +144,7 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const Op &op, unsigned long lon
 template <bool QUANT, bool SEGMENTS, bool SCRATCH>
 __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
     dispatchKernel(const __grid_constant__ DispatchArgs a) {
-  extern __shared__ __align__(16) char shared[];
+  EP_DYNAMIC_SHARED(16, shared);
   const ep_ll_group_t &g = a.op.group;
   const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -190,13 +190,13 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
 
 const void *epLlDispatchKernel(bool quantises, bool segments, bool scratch) {
   if (quantises) {
-    return scratch ? (const void *)dispatchKernel<true, true, true>
-                   : (const void *)dispatchKernel<true, true, false>;
+    return scratch ? EP_KERNEL(dispatchKernel<true, true, true>)
+                   : EP_KERNEL(dispatchKernel<true, true, false>);
   }
   if (segments) {
-    return scratch ? (const void *)dispatchKernel<false, true, true>
-                   : (const void *)dispatchKernel<false, true, false>;
+    return scratch ? EP_KERNEL(dispatchKernel<false, true, true>)
+                   : EP_KERNEL(dispatchKernel<false, true, false>);
   }
-  return scratch ? (const void *)dispatchKernel<false, false, true>
-                 : (const void *)dispatchKernel<false, false, false>;
+  return scratch ? EP_KERNEL(dispatchKernel<false, false, true>)
+                 : EP_KERNEL(dispatchKernel<false, false, false>);
 }

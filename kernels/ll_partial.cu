@@ -336,10 +336,10 @@ EP_DEV void weigh(const CombineArgs &a, int warp, int numWarps, int lane) {
 template <Elem T, bool WORDS>
 __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
     partialKernel(const __grid_constant__ CombineArgs a) {
-  extern __shared__ __align__(16) char shared[];
-  __shared__ Batch batch;
-  __shared__ uint64_t began;
-  __shared__ Op saved;
+  EP_DYNAMIC_SHARED(16, shared);
+  EP_SHARED(Batch, batch);
+  EP_SHARED(uint64_t, began);
+  EP_SHARED(Op, saved);
   const ep_ll_group_t &g = a.op.group;
   if (g.stamps && threadIdx.x == 0) began = clockNs();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -371,9 +371,9 @@ __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
 }
 
 template <bool WORDS> const void *kernelOf(Elem elem) {
-  return elem == Elem::F32   ? (const void *)partialKernel<Elem::F32, WORDS>
-         : elem == Elem::F16 ? (const void *)partialKernel<Elem::F16, WORDS>
-                             : (const void *)partialKernel<Elem::BF16, WORDS>;
+  return elem == Elem::F32   ? EP_KERNEL(partialKernel<Elem::F32, WORDS>)
+         : elem == Elem::F16 ? EP_KERNEL(partialKernel<Elem::F16, WORDS>)
+                             : EP_KERNEL(partialKernel<Elem::BF16, WORDS>);
 }
 
 } // namespace

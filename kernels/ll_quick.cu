@@ -27,7 +27,7 @@ EP_DEV void finishQuick(const QuickArgs &a, unsigned long long number, uint64_t 
 template <bool RANKS, bool QUANT, bool SEGMENTS>
 __global__ void __launch_bounds__(QUICK_THREADS, 1)
     quickKernel(const __grid_constant__ QuickArgs a) {
-  extern __shared__ __align__(16) char shared[];
+  EP_DYNAMIC_SHARED(16, shared);
   const uint64_t began = a.op.group.stamps && threadIdx.x == 0 ? clockNs() : 0;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const FirstLoads first = firstLoads(a, lane);
@@ -64,10 +64,10 @@ __global__ void __launch_bounds__(QUICK_THREADS, 1)
 
 const void *epLlQuickKernel(bool rankMajor, bool quantises, bool segments) {
   if (quantises) {
-    return rankMajor ? (const void *)quickKernel<true, true, true>
-                     : (const void *)quickKernel<false, true, true>;
+    return rankMajor ? EP_KERNEL(quickKernel<true, true, true>)
+                     : EP_KERNEL(quickKernel<false, true, true>);
   }
-  if (rankMajor) return (const void *)quickKernel<true, false, true>;
-  return segments ? (const void *)quickKernel<false, false, true>
-                  : (const void *)quickKernel<false, false, false>;
+  if (rankMajor) return EP_KERNEL(quickKernel<true, false, true>);
+  return segments ? EP_KERNEL(quickKernel<false, false, true>)
+                  : EP_KERNEL(quickKernel<false, false, false>);
 }

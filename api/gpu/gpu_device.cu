@@ -6,6 +6,7 @@ extern "C" {
 }
 #include "kernels/device/ht_control.cuh"
 #include "kernels/device/signal.cuh"
+#include "kernels/device/start.cuh"
 
 #include <cuda_runtime.h>
 #include <time.h>
@@ -18,14 +19,9 @@ extern "C" {
 
 namespace {
 
-// Not <<<>>> and cudaGetLastError: that would also tell of an older failure, which the caller has heard of.
 template <typename... Params, typename... Args>
 trefoil_result_t launch(void (*kernel)(Params...), unsigned threads, void *stream, Args... args) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(1);
-  config.blockDim = dim3(threads);
-  config.stream = (cudaStream_t)stream;
-  TRY_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+  TRY_CUDA(epStart(kernel, 1, threads, (cudaStream_t)stream, args...));
   return TREFOIL_OK;
 }
 
@@ -78,9 +74,7 @@ __global__ void after(ep_ht_head_t *head, long long rows, volatile ep_gpu_note_t
 }
 
 __global__ void readClock(volatile unsigned long long *out) {
-  unsigned long long t;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-  *out = t;
+  *out = clockNs();
 }
 
 __global__ void noteFinished(const HandleHead *head, int kind, volatile uint64_t *finished) {

@@ -501,9 +501,6 @@ typedef struct cudaIpcMemHandle_st {
   char reserved[CUDA_IPC_HANDLE_SIZE];
 } cudaIpcMemHandle_t;
 
-typedef struct cudaLaunchConfig_st cudaLaunchConfig_t;
-struct cudaFuncAttributes;
-
 struct uint3 {
   unsigned int x, y, z;
 };
@@ -515,6 +512,23 @@ struct dim3 { /* one block or grid extent; only to declare launches */
 #endif
 };
 typedef struct dim3 dim3;
+
+typedef struct cudaLaunchConfig_st {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  struct cudaLaunchAttribute_st *attrs; /* not looked at */
+  unsigned int numAttrs;
+} cudaLaunchConfig_t;
+
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+  int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, cacheModeCA;
+  int maxDynamicSharedSizeBytes, preferredShmemCarveout, clusterDimMustBeSet;
+  int requiredClusterWidth, requiredClusterHeight, requiredClusterDepth;
+  int clusterSchedulingPolicyPreference, nonPortableClusterSizeAllowed;
+  int reserved[16];
+};
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@
 #ifndef TREFOIL_KERNELS_DEVICE_HT_CONTROL_CUH
 #define TREFOIL_KERNELS_DEVICE_HT_CONTROL_CUH
 
-#include "kernels/device/ptx.cuh"
+#include "kernels/device/record.cuh"
 #include "kernels/ht.h"
 
 // Pieces sent to and received from each rank since the group began; a piece's place in a ring and its
@@ -21,6 +21,7 @@ struct HtControl {
   unsigned arrived[2];           // blocks at the end of a dispatch, a combine
   unsigned work[2][2];           // next candidate: [kind][feeders, followers]
   unsigned badIds;               // of the running Update
+  unsigned writing;              // a thread is at the record
   unsigned long long recorded;   // device clock of the last record written
   unsigned long long numbers[3]; // operations finished: dispatch, combine, Update
   HtRings rings[2];
@@ -88,6 +89,27 @@ struct HtSpin {
   unsigned long long since = 0;
 };
 
+EP_DEV void htWriteRecord(const ep_ht_group_t &g, const HtAwaited &w, const HtSpin &spin,
+                          unsigned long long now, bool over) {
+  ep_ll_record_t *r = g.record;
+  if (!r) return;
+  r->kind = w.kind;
+  r->phase = w.phase;
+  r->rank = w.rank;
+  r->operation = htVolatile(&htControl(g).numbers[w.kind - EP_HT_KIND_DISPATCH]) + 1;
+  r->expected = w.expected;
+  r->received = w.received;
+  r->item = w.item;
+  r->sinceNs = spin.since;
+  r->nowNs = now;
+  if (over) {
+    r->failed = 1;
+    r->numGaveUp++;
+  }
+  __threadfence_system();
+  r->state = over ? 2 : 1;
+}
+
 static __device__ __noinline__ bool htLookAround(const ep_ht_group_t &g, HtAwaited w,
                                                  HtSpin &spin) {
   HtControl &c = htControl(g);
@@ -95,34 +117,14 @@ static __device__ __noinline__ bool htLookAround(const ep_ht_group_t &g, HtAwait
   const unsigned long long now = clockNs();
   if (!spin.since) spin.since = now;
   const unsigned long long waited = now - spin.since;
-  const bool over = waited >= g.timeoutNs;
-  if (!over) {
-    unsigned long long last = htVolatile(&c.recorded);
-    const bool writes =
-        waited > 1000000 && now - last > 10000000 && atomicCAS(&c.recorded, last, now) == last;
-    if (!writes) return true;
-  } else if (atomicCAS(&c.failed, 0u, 1u) != 0) {
-    return false;
+  if (waited < g.timeoutNs) {
+    noteWait(&c.writing, &c.recorded, waited, now, [&] { htWriteRecord(g, w, spin, now, false); });
+    return true;
   }
-  if (over) atomicExch(&c.recorded, ~0ull >> 1); // the final record stays
-  if (ep_ll_record_t *r = g.record) {
-    r->kind = w.kind;
-    r->phase = w.phase;
-    r->rank = w.rank;
-    r->operation = htVolatile(&c.numbers[w.kind - EP_HT_KIND_DISPATCH]) + 1;
-    r->expected = w.expected;
-    r->received = w.received;
-    r->item = w.item;
-    r->sinceNs = spin.since;
-    r->nowNs = now;
-    if (over) {
-      r->failed = 1;
-      r->numGaveUp++;
-    }
-    __threadfence_system();
-    r->state = over ? 2 : 1;
+  if (atomicCAS(&c.failed, 0u, 1u) == 0) {
+    noteEnd(&c.writing, &c.recorded, [&] { htWriteRecord(g, w, spin, now, true); });
   }
-  return !over;
+  return false;
 }
 
 // One thread: true to poll again.

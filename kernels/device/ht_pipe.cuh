@@ -152,7 +152,7 @@ template <bool COMBINE>
 EP_DEV void leave(const ep_ht_group_t &g, const HtTables &t, int numPieces, bool self,
                   uint64_t began) {
   HtControl &c = htControl(g);
-  __shared__ bool last;
+  EP_SHARED(bool, last);
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();

@@ -6,6 +6,8 @@
 #ifndef TREFOIL_KERNELS_DEVICE_PTX_CUH
 #define TREFOIL_KERNELS_DEVICE_PTX_CUH
 
+#include "kernels/device/machine.cuh"
+
 #include <cstdint>
 
 #define EP_DEV __device__ __forceinline__

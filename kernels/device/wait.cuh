@@ -8,6 +8,7 @@
 #ifndef TREFOIL_KERNELS_DEVICE_WAIT_CUH
 #define TREFOIL_KERNELS_DEVICE_WAIT_CUH
 
+#include "kernels/device/record.cuh"
 #include "kernels/device/signal.cuh"
 
 struct Spin {
@@ -54,18 +55,12 @@ static __device__ __noinline__ uint64_t lookAround(const ep_ll_group_t &g, Op op
   if (!since) since = t;
   const uint64_t waited = t - since;
   if (waited < g.timeoutNs) {
-    unsigned long long last = loadVolatile(&c.recorded);
-    if (waited > 1000000 && t - last > 10000000 && atomicCAS(&c.recorded, last, t) == last) {
-      writeRecord(g, op, w, since, false);
-    }
+    noteWait(&c.writing, &c.recorded, waited, t, [&] { writeRecord(g, op, w, since, false); });
     return since;
   }
   const bool first =
       g.enableMask ? atomicExch(g.mask + w.rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
-  if (first) {
-    atomicExch(&c.recorded, ~0ull >> 1); // the final record stays
-    writeRecord(g, op, w, since, true);
-  }
+  if (first) noteEnd(&c.writing, &c.recorded, [&] { writeRecord(g, op, w, since, true); });
   return 0;
 }
 
@@ -201,7 +196,7 @@ EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int ki
   __syncthreads();
   const bool clears = (parts & EP_LL_RECV) && epLlClears(op.number, EP_LL_CLEAR_PERIOD);
   if (parts == EP_LL_RECV || clears) {
-    __shared__ int isLast;
+    EP_SHARED(int, isLast);
     if (threadIdx.x == 0) {
       __threadfence();
       isLast = atomicAdd(&c.arrived, 1u) == gridDim.x - 1;

@@ -47,12 +47,12 @@ bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill) {
     for (int r = 0; r < s.R; r++) {
       CU(cudaSetDevice(w.ranks[r].device));
       cudaStream_t q = w.ranks[r].stream;
-      if (s.delays && rng.one(3)) delayKernel<<<1, 1, 0, q>>>(rng.below(300000));
+      if (s.delays && rng.one(3)) CU(epStart(delayKernel, 1, 1, q, rng.below(300000)));
       OK(epHtUpdate(&step[r].update, q));
       for (Pass &p : step[r].pass) {
-        if (s.delays && rng.one(3)) delayKernel<<<1, 1, 0, q>>>(rng.below(300000));
+        if (s.delays && rng.one(3)) CU(epStart(delayKernel, 1, 1, q, rng.below(300000)));
         OK(epHtDispatch(&p.dispatch, q));
-        if (s.delays && rng.one(3)) delayKernel<<<1, 1, 0, q>>>(rng.below(300000));
+        if (s.delays && rng.one(3)) CU(epStart(delayKernel, 1, 1, q, rng.below(300000)));
         OK(epHtCombine(&p.combine, q));
       }
     }

@@ -138,7 +138,7 @@ struct Copy {
 };
 
 __global__ void copyKernel(const __grid_constant__ Copy c) {
-  extern __shared__ __align__(128) char ring[];
+  EP_DYNAMIC_SHARED(128, ring);
   __shared__ uint64_t full[8];
   if (threadIdx.x == 0) {
     const uint64_t began = clockNs();

@@ -173,7 +173,7 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
 
 void maybeDelay(const Shape &s, Rng &rng, cudaStream_t stream) {
   if (s.delays && rng.one(2))
-    delayKernel<<<1, 1, 0, stream>>>(rng.one(40) ? 3000000 : rng.below(60000));
+    CU(epStart(delayKernel, 1, 1, stream, rng.one(40) ? 3000000 : rng.below(60000)));
 }
 
 // Whether steps i and i + 1 are in flight together: equal on all ranks, as it is the order of operations.

@@ -3,6 +3,8 @@
 #ifndef TREFOIL_TESTS_KERNELS_LL_WORLD_CUH
 #define TREFOIL_TESTS_KERNELS_LL_WORLD_CUH
 
+#include "kernels/device/ptx.cuh"
+#include "kernels/device/start.cuh"
 #include "kernels/ll.h"
 
 #include <cuda_runtime.h>
@@ -28,10 +30,9 @@
   } while (0)
 
 static __global__ void delayKernel(unsigned long long ns) {
-  unsigned long long t0, t;
-  asm volatile("mov.u64 %0,%globaltimer;" : "=l"(t0));
-  do asm volatile("mov.u64 %0,%globaltimer;" : "=l"(t));
-  while (t - t0 < ns);
+  const uint64_t t0 = clockNs();
+  while (clockNs() - t0 < ns) {
+  }
 }
 
 struct Rng {
