@@ -75,9 +75,11 @@ typedef struct ep_dispatch_call {
   struct {
     void *tokens, *scales;
     float *weights;
-    void *idx;        /* LL rank-major int32, HT flat int64 */
-    int64_t rows;     /* of tokens */
-    int64_t topkRows; /* of weights and idx */
+    void *idx;                               /* LL rank-major int32, HT flat int64 */
+    int64_t rows;                            /* of tokens */
+    int64_t topkRows;                        /* of weights and idx */
+    ncclWindow_t tokensWindow, scalesWindow; /* NULL: in none */
+    uint64_t tokensOffset, scalesOffset;     /* in their windows */
   } out;
   ep_counter_t expertCounters, srcRankCounters; /* LL */
 } ep_dispatch_call_t;

@@ -276,6 +276,14 @@ static void fillCall(const dispatch_args_t *a, ep_dispatch_call_t *call) {
   call->out.tokens = a->outTokens.data;
   call->out.scales = a->outScales.data;
   call->out.rows = a->outTokens.rows;
+  if (a->outTokens.windowed) {
+    call->out.tokensWindow = a->out.tokens->win_hdl;
+    call->out.tokensOffset = a->out.tokens->win_offset;
+  }
+  if (a->outScales.windowed) {
+    call->out.scalesWindow = a->out.scales->win_hdl;
+    call->out.scalesOffset = a->out.scales->win_offset;
+  }
 }
 
 static trefoil_result_t dispatch(dispatch_args_t *a) {

@@ -48,9 +48,17 @@ typedef struct ep_ht_layout {
   size_t flags[2];   /* [R][ringUnits] u32, by source: the piece is here */
   size_t credits[2]; /* [R][ringUnits] u32, by destination: the piece has been read there */
   size_t rings[2];   /* [R][ringUnits] units of unitStride bytes, by source */
-  size_t unitBytes;  /* payload of a unit; the token's weights follow it */
+  /* of dispatches straight into windows, W a word of 16 bytes: */
+  size_t hellos;    /* [2][R][4] W, by rank: where its output lies */
+  size_t places;    /* [2][R][placeWords] W, by destination: the own tokens' first slots there */
+  size_t weights;   /* [R][N][weightWords] W, by source */
+  size_t arrivals;  /* [R][N][rowPieces] u32, by source: the piece lies in its first slot */
+  size_t dones;     /* [R] u32, by source: all its rows are here */
+  size_t unitBytes; /* payload of a unit; the token's weights follow it */
   size_t unitStride;
   int ringUnits, idVectors;
+  int rowPieces, placeWords,
+      weightWords; /* pieces of the largest row; words of N slots, K weights */
   size_t bytes;
 } ep_ht_layout_t;
 
@@ -95,14 +103,26 @@ typedef struct ep_ht_update {
   int numSms; /* blocks; all must fit on the GPU at once */
 } ep_ht_update_t;
 
+/* Outputs of a dispatch that every rank can store to. Between two ranks that both have such outputs, in
+ * the same windows (id), rows go straight from the sender into the receiver's slots; between others
+ * through the ring. A rank whose slots exceed maxRecv counts as one without. */
+typedef struct ep_ht_window {
+  int is;      /* 0: this rank's outputs lie in none */
+  uint64_t id; /* equal on all ranks that mean the same windows */
+  char *tokens[EP_HT_MAX_RANKS],
+      *scales[EP_HT_MAX_RANKS];        /* every rank's, as this rank reaches it */
+  uint64_t tokensOffset, scalesOffset; /* of this rank's outputs in its own, multiples of 16 */
+} ep_ht_window_t;
+
 typedef struct ep_ht_dispatch {
   ep_ht_group_t group;
   ep_ht_handle_t handle;
   const void *tokens, *scales; /* rows 16-byte aligned */
   const float *weights;        /* [B, K], or NULL: tokens only (backward) */
   void *outTokens, *outScales; /* [rows, .] */
-  float *outWeights;           /* flat [topkRows, K], expert-major [topkRows] */
-  int64_t *outIdx;             /* flat [topkRows, K] */
+  ep_ht_window_t window;
+  float *outWeights; /* flat [topkRows, K], expert-major [topkRows] */
+  int64_t *outIdx;   /* flat [topkRows, K] */
   int64_t topkRows;
   int tokenBytes, scaleBytes; /* of a row, multiples of 16 */
   int globalIds;

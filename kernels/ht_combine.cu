@@ -79,6 +79,7 @@ template <bool EXPERT_MAJOR> struct Feed {
     return e;
   }
   EP_DEV void isVoid(const HtUnit &) const {}
+  EP_DEV bool flags() const { return true; }
   EP_DEV void isEmpty(const HtItem &item) const {
     storeRelaxed(flagAt(group(), 1, item.source, group().rank, item.code),
                  (uint32_t)item.gen << 1 | 1);
@@ -250,7 +251,8 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
   arm(b, HT_GATHER_READERS, HT_REDUCE_WARPS, feeds);
   gatherPipe<T>(b, Follow<EXPERT_MAJOR>{a, t, c.rings[1].received, HtDivisor(a.row.numPieces)},
                 a.follow, &c.work[1][1]);
-  leave<true>(g, t, a.row.numPieces, EXPERT_MAJOR, began);
+  leave<true>(
+      g, t, a.row.numPieces, began, [&](int r) { return EXPERT_MAJOR || r != g.rank; }, [] {});
 }
 
 template <Elem T> const void *kernelOf(bool expertMajor) {

@@ -30,12 +30,13 @@ struct HtShape {
 struct HtDispatchArgs {
   ep_ht_dispatch_t op;
   HtRow row;
-  HtShape feed, follow;
-  const char *zeros; // a piece of zeros
-  int split;         // blocks below it feed first
-  int ringBits;      // log2 of ringUnits
-  int room;          // slots that a block has memory for
-  int slotStride;    // bytes of one
+  HtShape feed, follow, direct; // direct: of feeders where no pair needs a ring
+  const char *zeros;            // a piece of zeros
+  int split, directSplit;       // blocks below it feed first
+  int pairsAt;                  // in shared memory: what a direct kernel knows of its peers
+  int ringBits;                 // log2 of ringUnits
+  int room;                     // slots that a block has memory for
+  int slotStride;               // bytes of one
 };
 
 struct HtCombineArgs {
@@ -47,10 +48,12 @@ struct HtCombineArgs {
 
 const void *epHtUpdateKernel();
 size_t epHtUpdateShared(int rows, int numLocal);
-const void *epHtDispatchKernel(bool expertMajor);
+const void *epHtDispatchKernel(bool expertMajor, bool direct);
 const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor);
 
-constexpr int HT_SCATTER_THREADS = 128; // a block of two scatter pipelines
+constexpr int HT_SCATTER_THREADS = 128;                    // a block of two scatter pipelines
+constexpr int HT_DIRECT_THREADS = HT_SCATTER_THREADS + 64; // with the warps for weights
+constexpr int HT_PAIRS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
 constexpr int HT_REDUCE_WARPS = 7, HT_REDUCE_GROUPS = 2;
 constexpr int HT_GATHER_THREADS = 128 + HT_REDUCE_WARPS * HT_REDUCE_GROUPS * 32;
 constexpr int HT_DESC_HEAD = 8; // ints in front of a description's entries

@@ -32,23 +32,18 @@ HtRow rowOf(int tokenBytes, int scaleBytes, const ep_ht_layout_t &at) {
   return r;
 }
 
-// Slots as shared memory allows; more than 60 bring nothing.
-void shapesOf(const HtRow &row, int feedEntries, int followEntries, HtShape &feed, HtShape &follow,
-              int &room, int &slotStride) {
-  slotStride = roundUp(row.pieceBytes, 128);
-  feed.descInts = HT_DESC_HEAD + 2 * feedEntries;
-  follow.descInts = HT_DESC_HEAD + 2 * followEntries;
-  const int most = feed.descInts > follow.descInts ? feed.descInts : follow.descInts;
+// Slots as shared memory allows; more than 60 bring nothing. `spare` bytes are left behind them. Sets the
+// shapes of both roles, room and stride in a kernel's arguments; returns a block's need without the spare.
+template <class Args> size_t dealShared(Args &a, int feedEntries, int followEntries, int spare) {
+  a.slotStride = roundUp(a.row.pieceBytes, 128);
+  a.feed.descInts = HT_DESC_HEAD + 2 * feedEntries;
+  a.follow.descInts = HT_DESC_HEAD + 2 * followEntries;
+  const int most = a.feed.descInts > a.follow.descInts ? a.feed.descInts : a.follow.descInts;
   const int fixed = (int)sizeof(HtProgress) + HT_DESCS * most * 4;
-  room = (MAX_SHARED - fixed) / (slotStride + 3 * 8);
-  if (room > 60) room = 60;
-  follow.slots = room;
-  feed.slots = room;
-}
-
-size_t sharedBytes(const HtShape &feed, const HtShape &follow, int room, int slotStride) {
-  const int most = feed.descInts > follow.descInts ? feed.descInts : follow.descInts;
-  return (size_t)room * (slotStride + 24) + sizeof(HtProgress) + (size_t)HT_DESCS * most * 4;
+  a.room = (MAX_SHARED - fixed - spare) / (a.slotStride + 3 * 8);
+  if (a.room > 60) a.room = 60;
+  a.feed.slots = a.follow.slots = a.room;
+  return (size_t)a.room * (a.slotStride + 3 * 8) + fixed;
 }
 
 // Candidates taken at a time: about `items` that are items.
@@ -79,7 +74,7 @@ trefoil_result_t checkRow(const HtRow &row, const ep_ht_group_t &g) {
            TREFOIL_INVALID_ARGUMENT,
            "rows of %d token and %d scale bytes: both must be multiples of 16", row.tokenBytes,
            row.scaleBytes);
-  EP_CHECK(row.pieceBytes <= (int)g.at.unitBytes, TREFOIL_INVALID_ARGUMENT,
+  EP_CHECK(row.numPieces <= g.at.rowPieces, TREFOIL_INVALID_ARGUMENT,
            "rows of %d bytes do not fit the group's max_token_bytes", row.rowBytes);
   return TREFOIL_OK;
 }
@@ -133,7 +128,14 @@ extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *strea
   EP_CHECK(aligned(op->tokens) && aligned(op->outTokens) && aligned(op->scales) &&
                aligned(op->outScales),
            TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
-  shapesOf(a.row, R < K ? R : K, K > 8 ? K : 8, a.feed, a.follow, a.room, a.slotStride);
+  EP_CHECK(((op->window.tokensOffset | op->window.scalesOffset) & 15) == 0,
+           TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
+  const bool direct = op->window.is;
+  const int spare = direct ? HT_PAIRS_BYTES : 0;
+  const size_t shared = dealShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
+  a.pairsAt = (int)shared;
+  a.direct = a.feed;
+  a.direct.take = a.direct.batch = 8;
   if (a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
   a.feed.take = a.feed.batch = 4;
   a.follow.batch = op->handle.expertMajor ? 8 : 12;
@@ -141,9 +143,10 @@ extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *strea
   a.zeros = (const char *)g.scratch;
   a.ringBits = log2Of(g.at.ringUnits);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
-  a.split = splitOf(blocks, op->numFeeders, op->handle.expertMajor ? 10 : 10);
-  return launch(epHtDispatchKernel(op->handle.expertMajor), blocks, HT_SCATTER_THREADS,
-                sharedBytes(a.feed, a.follow, a.room, a.slotStride), &a, stream);
+  a.split = splitOf(blocks, op->numFeeders, 10);
+  a.directSplit = op->handle.expertMajor ? a.split : blocks;
+  return launch(epHtDispatchKernel(op->handle.expertMajor, direct), blocks,
+                direct ? HT_DIRECT_THREADS : HT_SCATTER_THREADS, shared + spare, &a, stream);
 }
 
 extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream) {
@@ -160,7 +163,7 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   EP_TRY(checkRow(a.row, g));
   EP_CHECK(aligned(op->tokens) && aligned(op->out), TREFOIL_INVALID_ARGUMENT,
            "tokens must be 16-byte aligned");
-  shapesOf(a.row, expertMajor ? K : 1, R < K ? R : K, a.feed, a.follow, a.room, a.slotStride);
+  const size_t shared = dealShared(a, expertMajor ? K : 1, R < K ? R : K, 0);
   if (!expertMajor && a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
   a.feed.batch = expertMajor ? 8 : 6;
   a.feed.take = takeOf(a.feed.batch, R, K);
@@ -168,16 +171,15 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   a.ringBits = log2Of(g.at.ringUnits);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
   a.split = splitOf(blocks, op->numFeeders, expertMajor ? 20 : 10);
-  return launch(epHtCombineKernel(op->dtype, expertMajor), blocks, HT_GATHER_THREADS,
-                sharedBytes(a.feed, a.follow, a.room, a.slotStride), &a, stream);
+  return launch(epHtCombineKernel(op->dtype, expertMajor), blocks, HT_GATHER_THREADS, shared, &a,
+                stream);
 }
 
 extern "C" trefoil_result_t epHtLoad(void) {
-  const void *kernels[9];
+  const void *kernels[11];
   int n = 0;
   kernels[n++] = epHtUpdateKernel();
-  kernels[n++] = epHtDispatchKernel(false);
-  kernels[n++] = epHtDispatchKernel(true);
+  for (int i = 0; i < 4; i++) kernels[n++] = epHtDispatchKernel(i & 1, i & 2);
   for (trefoil_dtype_t t : {TREFOIL_F32, TREFOIL_F16, TREFOIL_BF16}) {
     kernels[n++] = epHtCombineKernel(t, false);
     kernels[n++] = epHtCombineKernel(t, true);

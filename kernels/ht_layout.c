@@ -45,6 +45,23 @@ static int ringUnitsOf(const ep_ht_config_t *c) {
   return units;
 }
 
+static void layOutDirect(const ep_ht_config_t *c, ep_ht_layout_t *at, size_t next) {
+  size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens;
+  at->rowPieces = (int)((c->maxTokenBytes + at->unitBytes - 1) / at->unitBytes);
+  at->placeWords = (int)((N + 1) / 2);
+  at->weightWords = (c->maxTopk + 1) / 2;
+  at->hellos = next;
+  next += roundUp(2 * R * 64, 512);
+  at->places = next;
+  next += roundUp(2 * R * (size_t)at->placeWords * 16, 512);
+  at->weights = next;
+  next += roundUp(R * N * (size_t)at->weightWords * 16, 512);
+  at->arrivals = next;
+  next += roundUp(R * N * (size_t)at->rowPieces * 4, 512);
+  at->dones = next;
+  at->bytes = next + roundUp(R * 4, 512);
+}
+
 trefoil_result_t epHtLayout(const ep_ht_config_t *c, ep_ht_layout_t *out) {
   EP_CHECK(c && out, TREFOIL_INVALID_ARGUMENT, "config or out is NULL");
   EP_TRY(checkConfig(c));
@@ -68,7 +85,7 @@ trefoil_result_t epHtLayout(const ep_ht_config_t *c, ep_ht_layout_t *out) {
     at.rings[kind] = next;
     next += roundUp(R * (size_t)at.ringUnits * at.unitStride, 512);
   }
-  at.bytes = next;
+  layOutDirect(c, &at, next);
   *out = at;
   return TREFOIL_OK;
 }
@@ -77,7 +94,7 @@ size_t epHtHandleBytes(const ep_ht_config_t *c, int numTopk) {
   size_t N = (size_t)c->maxTokens, R = (size_t)c->numRanks, K = (size_t)numTopk;
   size_t W = R < K ? R : K, L = (size_t)numLocal(c);
   return roundUp(sizeof(ep_ht_head_t), 256) + roundUp(N * W * 8, 256) + roundUp(N * K * 4, 256) +
-         roundUp(R * N * 4, 256) + roundUp(R * N * K * 4, 256) + roundUp(L * 8, 256) +
+         2 * roundUp(R * N * 4, 256) + roundUp(R * N * K * 4, 256) + roundUp(L * 8, 256) +
          roundUp((L + 1) * 4, 256);
 }
 

@@ -34,24 +34,9 @@ EP_DEV char *wordAt(const ep_ht_group_t &g, int at, int from, long long t, int b
          ((size_t)(buf * g.numRanks + from) * g.maxTokens + t) * g.at.idVectors * 16;
 }
 
-EP_DEV uint4 packWord(unsigned long long data, unsigned long long number) {
-  return make_uint4((unsigned)data, (unsigned)(data >> 32), (unsigned)number,
-                    (unsigned)(number >> 32));
-}
-
-// One thread: waits for a word of this Update; false if it will not come.
-EP_DEV bool takeWord(const UpdateArgs &a, const char *at, unsigned long long number, int src,
-                     ep_ll_phase_t phase, long long item, unsigned long long &data) {
-  HtSpin spin;
-  for (;;) {
-    const uint4 q = loadSys(at);
-    if ((q.z | (unsigned long long)q.w << 32) == number) {
-      data = q.x | (unsigned long long)q.y << 32;
-      return true;
-    }
-    const HtAwaited w = {EP_HT_KIND_UPDATE, phase, src, (unsigned)number, q.z, item};
-    if (!htKeepWaiting(a.op.group, w, spin)) return false;
-  }
+// What a word of this Update is waited for as.
+EP_DEV HtAwaited awaited(ep_ll_phase_t phase, int src, unsigned long long number, long long item) {
+  return HtAwaited{EP_HT_KIND_UPDATE, phase, src, (unsigned)number, 0, item};
 }
 
 EP_DEV int readId(const ep_ht_update_t &o, size_t i) {
@@ -96,8 +81,8 @@ EP_DEV void forIds(const UpdateArgs &a, const Look &l, unsigned long long number
   const char *at = wordAt(g, g.rank, l.src, l.t, (int)(number & 1));
   for (int k = 0; k < a.op.handle.numTopk; k += a.perWord) {
     unsigned long long data;
-    if (!takeWord(a, at + k / a.perWord * 16, number, l.src, EP_LL_PHASE_ROUTING, l.t, data))
-      return;
+    const HtAwaited w = awaited(EP_LL_PHASE_ROUTING, l.src, number, l.t);
+    if (!takeWord(g, at + k / a.perWord * 16, number, w, data)) return;
     for (int j = 0; j < a.perWord && k + j < a.op.handle.numTopk; j++) {
       const unsigned long long e = data >> (j * a.idBits) & field;
       f(k + j, e == field ? -1 : (int)e);
@@ -114,8 +99,8 @@ EP_DEV Look readChunk(const UpdateArgs &a, const Shared &s, int chunk, unsigned 
   for (int i = threadIdx.x; i < a.rows * WORDS; i += CHUNK) s.bits[i] = 0;
   if (threadIdx.x == 0) {
     unsigned long long n = 0;
-    const bool ok = takeWord(a, headerAt(g, g.rank, l.src, (int)(number & 1)), number, l.src,
-                             EP_LL_PHASE_HELLO, -1, n);
+    const bool ok = takeWord(g, headerAt(g, g.rank, l.src, (int)(number & 1)), number,
+                             awaited(EP_LL_PHASE_HELLO, l.src, number, -1), n);
     numTokens = ok ? min((int)n, g.maxTokens) : 0;
   }
   __syncthreads();
@@ -240,6 +225,7 @@ EP_DEV void placeChunk(const UpdateArgs &a, const Shared &s, const Look &l,
   if (l.t < g.maxTokens) {
     const size_t at = (size_t)l.src * g.maxTokens + l.t;
     tables.index[at] = here ? flat - s.firstOf[l.src] : -1;
+    unsigned slot = HT_NOWHERE;
     if (l.is) {
       forIds(a, l, number, [&](int k, int e) {
         int entry = -1;
@@ -252,6 +238,7 @@ EP_DEV void placeChunk(const UpdateArgs &a, const Shared &s, const Look &l,
           }
         }
         tables.entries[at * K + k] = entry;
+        if (entry >= 0) slot = slot == HT_NOWHERE ? 2 * (unsigned)entry : slot | 1;
         if (l.src == g.rank) tables.ids[(size_t)l.t * K + k] = e;
       });
       if (l.src == g.rank) {
@@ -265,6 +252,7 @@ EP_DEV void placeChunk(const UpdateArgs &a, const Shared &s, const Look &l,
         for (; n < tables.width; n++) dests[n] = make_int2(-1, 0);
       }
     }
+    if (h.expertMajor) tables.first[at] = slot;
   }
   if (!h.drop) return;
   const unsigned mask = __ballot_sync(FULL_WARP, stays);

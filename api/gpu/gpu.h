@@ -151,6 +151,8 @@ uint64_t epGpuCommHash(ncclComm_t comm);
 trefoil_result_t epGpuFindWindow(ncclEpGroup_t group, ncclWindow_t window, ep_window_t *out);
 /* Every rank's address of the start of a window of ours. */
 trefoil_result_t epGpuPeers(ncclEpGroup_t group, ncclWindow_t window, int numRanks, char **peers);
+/* The same of a window of the caller's; 0: some rank's cannot be reached. */
+int epGpuReaches(ncclWindow_t window, int numRanks, char **peers);
 trefoil_result_t epGpuNccl(ncclComm_t comm, ncclResult_t result, const char *what);
 
 /* ---- gpu_group.c ---- */

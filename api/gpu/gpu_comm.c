@@ -73,6 +73,15 @@ trefoil_result_t epGpuFindWindow(ncclEpGroup_t group, ncclWindow_t window, ep_wi
   return TREFOIL_OK;
 }
 
+int epGpuReaches(ncclWindow_t window, int numRanks, char **peers) {
+  for (int r = 0; r < numRanks; r++) {
+    void *p = NULL;
+    if (ncclGetPeerDevicePointer(window, 0, r, &p) != ncclSuccess || !p) return 0;
+    peers[r] = p;
+  }
+  return 1;
+}
+
 trefoil_result_t epGpuPeers(ncclEpGroup_t group, ncclWindow_t window, int numRanks, char **peers) {
   for (int r = 0; r < numRanks; r++) {
     void *p = NULL;

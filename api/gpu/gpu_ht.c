@@ -97,6 +97,24 @@ static int64_t guardOf(const ep_gpu_handle_t *h, int hasRows, int64_t rows) {
   return rows;
 }
 
+/* Peers' addresses are asked for at every call, which is cheap, so that a window that was deregistered
+ * and one that has taken its place are never mixed up. Windows of a communicator lie at the same distance
+ * from one another on every rank: that from the group's own tells whether two ranks mean the same. */
+static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
+                        ep_ht_window_t *w) {
+  if (!call->out.tokensWindow || g->group->limits.zeroCopy == NCCL_EP_ZERO_COPY_OFF) return;
+  const char *own = g->ht.peers[g->me];
+  if (!epGpuReaches(call->out.tokensWindow, g->R, w->tokens)) return;
+  w->id = (uint64_t)((uintptr_t)w->tokens[g->me] - (uintptr_t)own);
+  if (call->scaleBytes) {
+    if (!call->out.scalesWindow || !epGpuReaches(call->out.scalesWindow, g->R, w->scales)) return;
+    w->id += 3 * (uint64_t)((uintptr_t)w->scales[g->me] - (uintptr_t)own);
+  }
+  w->tokensOffset = call->out.tokensOffset;
+  w->scalesOffset = call->out.scalesOffset;
+  w->is = ((w->tokensOffset | w->scalesOffset) & 15) == 0;
+}
+
 trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *call,
                                  cudaStream_t stream) {
   ep_gpu_group_t *g = h->g;
@@ -108,6 +126,7 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   if (call->hasWeights && !op.weights) op.weights = (const float *)g->ht.control;
   op.outTokens = call->out.tokens;
   op.outScales = call->out.scales;
+  findOutputs(g, call, &op.window);
   op.outWeights = call->hasWeights ? call->out.weights : NULL;
   op.outIdx = call->out.idx;
   op.topkRows = call->out.topkRows;

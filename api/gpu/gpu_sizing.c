@@ -77,14 +77,15 @@ static trefoil_result_t sizeHt(const ep_sizing_config_t *config, ep_sizing_t *t)
   ep_ht_config_t ht = epGpuHtConfig(config);
   ep_ht_layout_t at;
   EP_TRY(epHtLayout(&ht, &at));
-  epSizingAdd(
-      t, EP_BUFFER_EXCHANGE,
-      (ep_buffer_t){"exchange", "2 R * rings, 2 R N * ids", EP_MEMORY_SHARED, 0, at.bytes, 0});
+  epSizingAdd(t, EP_BUFFER_EXCHANGE,
+              (ep_buffer_t){"exchange",
+                            "2 R * rings, 2 R N * ids, R N * (weights, slots, 4 pieces)",
+                            EP_MEMORY_SHARED, 0, at.bytes, 0});
   epSizingAdd(t, EP_BUFFER_SCRATCH,
               (ep_buffer_t){"scratch", "14336 + 4 (L + R) R N / 256", EP_MEMORY_DEVICE, 0,
                             epHtScratchBytes(&ht), 0});
   epSizingAdd(t, EP_BUFFER_HANDLE_MEM,
-              (ep_buffer_t){"handle memory", "N (8 min(R, K) + 4 K) + 4 R N (K + 1) + 12 L",
+              (ep_buffer_t){"handle memory", "N (8 min(R, K) + 4 K) + 4 R N (K + 2) + 12 L",
                             EP_MEMORY_DEVICE, 1,
                             EP_GPU_HT_HANDLE_EXTRA + epHtHandleBytes(&ht, ht.maxTopk), 0});
   return TREFOIL_OK;

@@ -93,6 +93,11 @@ EP_DEV void storeRelaxed(uint32_t *p, uint32_t v) {
   asm volatile("st.relaxed.sys.global.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
 }
 
+// Adds to a word that may be another GPU's; orders nothing.
+EP_DEV void addRelaxed(uint32_t *p, uint32_t v) {
+  asm volatile("red.relaxed.sys.global.add.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
+}
+
 // Counters in shared memory that the warps of a block tell each other their progress by.
 EP_DEV void tell(uint32_t *p, uint32_t v) {
   asm volatile("st.release.cta.shared::cta.u32 [%0],%1;" ::"r"(sharedAddress(p)), "r"(v)

@@ -25,6 +25,7 @@ struct HtControl {
   unsigned long long recorded;   // device clock of the last record written
   unsigned long long numbers[3]; // operations finished: dispatch, combine, Update
   HtRings rings[2];
+  unsigned doneBefore[EP_HT_MAX_RANKS]; // dispatch: each source's count at the start
 };
 static_assert(sizeof(HtControl) <= EP_HT_CONTROL_BYTES, "control memory");
 
@@ -40,12 +41,17 @@ template <typename T> EP_DEV T htVolatile(const T *p) {
 //   dests    [N, W] own token: {rank, how many-th own token to that rank}, ranks ascending; rank -1 ends
 //   ids      [N, K] own token: experts, -1 = none
 //   index    [R, N] received token: how many-th of its source; -1 = does not come here
+//   first    [R, N] received token, expert-major: twice its first slot, by ascending k, + 1 if it has more;
+//            HT_NOWHERE = none
 //   entries  [R, N, K] received token: expert-major the slot, flat the local expert; -1 = none
 //   zones    [L] {first slot, rows in use}; pads [L + 1] rows to be zeroed before each zone's
+constexpr unsigned HT_NOWHERE = ~0u;
 struct HtTables {
   ep_ht_head_t *head;
   int2 *dests;
-  int *ids, *index, *entries;
+  int *ids, *index;
+  unsigned *first;
+  int *entries;
   int2 *zones;
   int *pads;
   int width; // W
@@ -67,6 +73,8 @@ EP_DEV HtTables htTables(const ep_ht_group_t &g, const ep_ht_handle_t &h) {
   t.ids = (int *)p;
   p += htAlign(N * K * 4);
   t.index = (int *)p;
+  p += htAlign(R * N * 4);
+  t.first = (unsigned *)p;
   p += htAlign(R * N * 4);
   t.entries = (int *)p;
   p += htAlign(R * N * K * 4);
@@ -131,6 +139,33 @@ static __device__ __noinline__ bool htLookAround(const ep_ht_group_t &g, HtAwait
 EP_DEV bool htKeepWaiting(const ep_ht_group_t &g, const HtAwaited &w, HtSpin &s) {
   if (++s.polls & 255) return true;
   return htLookAround(g, w, s);
+}
+
+// Words of 16 bytes that say themselves that they are there: 8 bytes, and an operation's number.
+EP_DEV uint4 packWord(unsigned long long data, unsigned long long number) {
+  return make_uint4((unsigned)data, (unsigned)(data >> 32), (unsigned)number,
+                    (unsigned)(number >> 32));
+}
+EP_DEV unsigned long long wordData(uint4 q) {
+  return q.x | (unsigned long long)q.y << 32;
+}
+EP_DEV bool isWordOf(uint4 q, unsigned long long number) {
+  return (q.z | (unsigned long long)q.w << 32) == number;
+}
+
+// One thread: waits for a word of operation `number`; false if it will not come. w: received is filled in.
+EP_DEV bool takeWord(const ep_ht_group_t &g, const char *at, unsigned long long number, HtAwaited w,
+                     unsigned long long &data) {
+  HtSpin spin;
+  for (;;) {
+    const uint4 q = loadSys(at);
+    if (isWordOf(q, number)) {
+      data = wordData(q);
+      return true;
+    }
+    w.received = q.z;
+    if (!htKeepWaiting(g, w, spin)) return false;
+  }
 }
 
 #endif

@@ -146,11 +146,12 @@ EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int pieceSt
   return b;
 }
 
-// All threads of a block, last. The last block of the launch counts its pieces and makes ready for the next.
-// `self`: pieces to the own rank went through a ring too. COMBINE: rows go where they came from.
-template <bool COMBINE>
-EP_DEV void leave(const ep_ht_group_t &g, const HtTables &t, int numPieces, bool self,
-                  uint64_t began) {
+// All threads of a block, last. The last block of the launch waits for what has to be waited for at the
+// end, counts its pieces and makes ready for the next. ringed(r): pieces to and from rank r go through
+// rings. settle(): all threads. COMBINE: rows go where they came from.
+template <bool COMBINE, class Ringed, class Settle>
+EP_DEV void leave(const ep_ht_group_t &g, const HtTables &t, int numPieces, uint64_t began,
+                  Ringed ringed, Settle settle) {
   HtControl &c = htControl(g);
   EP_SHARED(bool, last);
   __syncthreads();
@@ -161,9 +162,10 @@ EP_DEV void leave(const ep_ht_group_t &g, const HtTables &t, int numPieces, bool
   }
   __syncthreads();
   if (last) {
+    settle();
     HtRings &rings = c.rings[COMBINE];
     for (int r = threadIdx.x; r < g.numRanks; r += blockDim.x) {
-      if (r == g.rank && !self) continue;
+      if (!ringed(r)) continue;
       const unsigned long long to = COMBINE ? t.head->recvCount[r] : t.head->sendCount[r];
       const unsigned long long from = COMBINE ? t.head->sendCount[r] : t.head->recvCount[r];
       rings.sent[r] += to * numPieces;
@@ -444,7 +446,7 @@ template <class P> EP_DEV void flagger(const HtBlock &b, const P &p, int lane) {
       if (b.item(i).n > 0) p.sendWeights(b.item(i), b.entries(i), lane & 7);
     }
     __syncwarp();
-    __threadfence_system();
+    if (p.flags()) __threadfence_system();
     for (int i = raised + (lane >> 3); i < c; i += 4) {
       p.raise(b.item(i), b.entries(i), lane & 7);
     }

@@ -12,7 +12,14 @@ namespace {
 // How many tokens a rank has in a step, and their experts: B and topk.
 using Fill = std::function<void(int step, int rank, StepRank &k)>;
 
-bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill) {
+// What is done before the first launch and after the last one has been queued; false fails the case.
+struct Around {
+  std::function<void()> before;
+  std::function<bool()> after;
+};
+
+// A fresh group, and all steps' data.
+std::vector<std::vector<StepRank>> makeSteps(Ranks &w, Rng &rng, const Shape &s, const Fill &fill) {
   ep_ht_layout_t at;
   OK(epHtLayout(&s.config, &at));
   char control[EP_HT_CONTROL_BYTES];
@@ -22,6 +29,7 @@ bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill) {
     k.exchange = w.take(r, at.bytes, 0);
     k.control = w.take(r, sizeof control, 0);
     k.scratch = w.take(r, epHtScratchBytes(&s.config), 0);
+    k.bytes = (uint64_t *)w.take(r, 16 * s.R, 0);
     CU(cudaMemcpy(k.control, control, sizeof control, cudaMemcpyHostToDevice));
   }
   std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
@@ -41,8 +49,15 @@ bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill) {
                                 s.zeroCopyOn, s.alignment, s.maxRecv};
       makeRank(w, rng, s, c, step[r], r, groupOf(w, s, at, r), h);
     }
+    openWindows(rng, s, step);
   }
   w.sync();
+  return steps;
+}
+
+bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill, const Around &around = {}) {
+  std::vector<std::vector<StepRank>> steps = makeSteps(w, rng, s, fill);
+  if (around.before) around.before();
   for (auto &step : steps) {
     for (int r = 0; r < s.R; r++) {
       CU(cudaSetDevice(w.ranks[r].device));
@@ -57,18 +72,19 @@ bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill) {
       }
     }
   }
+  bool ok = !around.after || around.after();
   w.sync();
-  bool ok = true;
+  ok &= checkBytes(w, s, steps);
   for (int i = 0; i < s.steps; i++) {
     for (int r = 0; r < s.R; r++) ok &= checkRank(s, steps[i], i, r);
   }
   if (!ok) {
     printf("  R %d E %d K %d N %d %s align %ld maxRecv %ld drop %d zc %d width %d (%d B) scales %d "
            "combine %d B, "
-           "ring %d, sms %d, steps %d\n",
+           "ring %d, sms %d, steps %d, windows %d\n",
            s.R, s.E, s.K, s.N, s.expertMajor ? "expert-major" : "flat", (long)s.alignment,
            (long)s.maxRecv, s.drop, s.zeroCopyOn, s.width, s.tokenBytes(), s.scaleBytes,
-           s.combineBytes(), at.ringUnits, s.numSms, s.steps);
+           s.combineBytes(), s.config.ringUnits, s.numSms, s.steps, s.windows);
   }
   w.free();
   return ok;

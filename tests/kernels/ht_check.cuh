@@ -22,6 +22,7 @@ struct Shape {
   bool expertMajor, drop, zeroCopyOn, idx64, count64, globalIds, finite, delays;
   trefoil_dtype_t dtype, combineDtype;
   int width, scaleBytes, combineWidth, holes;
+  int windows; // dispatch outputs lie in windows: 0 on no rank, 1 on all, 2 on some, not always the same
   int tokenBytes() const { return width * (int)trefoilDtypeBytes(dtype); }
   int combineBytes() const { return combineWidth * (int)trefoilDtypeBytes(combineDtype); }
 };
@@ -30,6 +31,7 @@ struct HtRank {
   int device;
   cudaStream_t stream;
   char *exchange, *control, *scratch;
+  uint64_t *bytes; // NULL: not counted
   std::vector<void *> memory;
 };
 
@@ -86,6 +88,7 @@ struct Ranks {
     for (HtRank &k : ranks) {
       for (void *p : k.memory) CU(cudaFree(p));
       k.memory.clear();
+      k.bytes = nullptr;
     }
   }
 };
@@ -135,6 +138,7 @@ ep_ht_group_t groupOf(const Ranks &w, const Shape &s, const ep_ht_layout_t &at, 
   g.at = at;
   g.control = w.ranks[r].control;
   g.scratch = w.ranks[r].scratch;
+  g.bytes = w.ranks[r].bytes;
   g.timeoutNs = 3000000000ull;
   g.rank = r;
   g.numRanks = s.R;
@@ -198,6 +202,27 @@ void makeRank(Ranks &w, Rng &rng, const Shape &s, const trefoil_case_t &c, StepR
     m.rowBytes = s.combineBytes();
     m.numSms = s.numSms;
     m.numFeeders = 1 + rng.below(std::max(1, s.numSms - 1));
+  }
+}
+
+// Where the outputs of a dispatch lie, for all ranks of a step: windows begin somewhere before them.
+void openWindows(Rng &rng, const Shape &s, std::vector<StepRank> &step) {
+  for (int back = 0; back < s.passes && s.windows; back++) {
+    for (StepRank &k : step) {
+      ep_ht_window_t &w = k.pass[back].dispatch.window;
+      w.is = s.windows == 1 || !rng.one(3);
+      w.id = s.windows == 1 || !rng.one(4) ? 7 : 8;
+      w.tokensOffset = 16 * rng.below(1000);
+      w.scalesOffset = 16 * rng.below(1000);
+    }
+    for (StepRank &k : step) {
+      for (int r = 0; r < s.R; r++) {
+        const ep_ht_dispatch_t &to = step[r].pass[back].dispatch;
+        ep_ht_window_t &w = k.pass[back].dispatch.window;
+        w.tokens[r] = (char *)to.outTokens - to.window.tokensOffset;
+        w.scales[r] = (char *)to.outScales - to.window.scalesOffset;
+      }
+    }
   }
 }
 
@@ -286,6 +311,41 @@ bool checkRank(const Shape &s, const std::vector<StepRank> &step, int at, int r)
     }
   }
   return ok;
+}
+
+// What the ranks have counted as sent, where nothing was dropped, is what the reference moves.
+bool checkBytes(const Ranks &w, const Shape &s, const std::vector<std::vector<StepRank>> &steps) {
+  std::vector<uint64_t> want(2 * s.R * s.R), got(2 * s.R * s.R);
+  for (const std::vector<StepRank> &step : steps) {
+    std::vector<int64_t> tokens, rows(s.R * s.R);
+    std::vector<const int32_t *> topk;
+    const trefoil_case_t c = caseOf(s, step, tokens, topk);
+    for (int r = 0; r < s.R; r++) {
+      std::vector<int64_t> counts(s.L), offsets(s.L);
+      int64_t slots;
+      trefoil_counters_t counters = {counts.data(), offsets.data(), &slots, nullptr};
+      OK(trefoilRefCounters(&c, r, &counters));
+      if (s.maxRecv && slots > s.maxRecv) return true;
+    }
+    for (int op = 0; op < 2; op++) {
+      OK(trefoilRefTraffic(&c, op, rows.data()));
+      const uint64_t bytes = op ? s.combineBytes() : s.tokenBytes() + s.scaleBytes;
+      for (int i = 0; i < s.R * s.R; i++) {
+        want[(i / s.R * 2 + op) * s.R + i % s.R] += (uint64_t)rows[i] * s.passes * bytes;
+      }
+    }
+  }
+  for (int r = 0; r < s.R; r++) {
+    CU(cudaMemcpy(&got[r * 2 * s.R], w.ranks[r].bytes, 16 * s.R, cudaMemcpyDeviceToHost));
+  }
+  for (int i = 0; i < 2 * s.R * s.R; i++) {
+    if (got[i] == want[i]) continue;
+    printf("  rank %d has counted %llu bytes to rank %d in %s, not %llu\n", i / s.R / 2,
+           (unsigned long long)got[i], i % s.R, i / s.R % 2 ? "combines" : "dispatches",
+           (unsigned long long)want[i]);
+    return false;
+  }
+  return true;
 }
 
 } // namespace

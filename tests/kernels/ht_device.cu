@@ -5,8 +5,8 @@
 // By default R virtual ranks share GPU 0; --gpus gives each its own. A case draws a shape and a number of
 // steps; each step is Update, dispatch, combine, dispatch and combine of gradients, with new routing and new
 // data, all launched back to back without the host waiting in between, with ranks delayed at random, into
-// poisoned outputs, through rings that wrap often. --big: few cases of training size. A failure prints the
-// command that repeats it.
+// poisoned outputs, through rings that wrap often or straight into windows, on all ranks or some. --big: few
+// cases of training size. A failure prints the command that repeats it.
 #include "ht_case.cuh"
 
 namespace {
@@ -62,6 +62,7 @@ Shape randomShape(Rng &rng, int R, bool big) {
   s.finite = rng.one(2);
   s.delays = rng.one(2);
   s.holes = rng.one(2) ? 2 + rng.below(6) : 0;
+  s.windows = rng.below(3);
   s.config = ep_ht_config_t{R,
                             s.E,
                             s.K + (s.K < 60 ? rng.below(4) : 0),

@@ -1,12 +1,13 @@
-/* Dispatches straight into the receivers' outputs as a machine to search (kernels/device/ht_direct.cuh): is an
- * output written only while its owner is in the operation, is every row there when the operation ends, and do the
- * ranks ever wait for each other forever.
+/* Dispatches straight into the receivers' outputs as a machine to search (kernels/device/ht_direct.cuh): is
+ * an output written only while its owner is in the operation, is every row there when the operation
+ * ends, and do the ranks ever wait for each other forever.
  *
- * In every operation a rank tells each peer that it is in it (with its rows' places there, as expert-major does)
- * and whether its output lies in a window. A pair goes direct if both do. A block of such a rank hears all
- * peers, writes its rows, a row and its weights to each peer, and adds to that peer's count; the rank leaves the
- * operation when all blocks are through, the weights are taken and every peer's count is full. A rank without
- * a window leaves when it has heard all. Rows through rings are left out: nothing holds such ranks back. */
+ * In every operation a rank tells each peer that it is in it (with its rows' places there, as expert-major
+ * does) and whether its output lies in a window. A pair goes direct if both do. A block of such a rank
+ * hears all peers, writes its rows, a row and its weights to each peer, and adds to that peer's count; the
+ * rank leaves the operation when all blocks are through, the weights are taken and every peer's count is
+ * full. A rank without a window leaves when it has heard all. Rows through rings are left out: nothing
+ * holds such ranks back. */
 #ifndef TREFOIL_TESTS_PROTOCOL_STRAIGHT_H
 #define TREFOIL_TESTS_PROTOCOL_STRAIGHT_H
 
