@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <execinfo.h>
 #include <mutex>
+#include <sched.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -134,12 +135,11 @@ bool resume(Warp &w) {
   return any;
 }
 
-// False: it did nothing but look whether others have done something.
-bool runWarp(Launch &l, Warp &w) {
-  if (!w.live) return false;
+void runWarp(Launch &l, Warp &w) {
+  if (!w.live) return;
   if (w.stalled > 0) {
     w.stalled--;
-    return false;
+    return;
   }
   if (l.draw(256) == 0) w.stalled = (int)l.draw(40);
   for (Thread &t : w.threads) {
@@ -157,7 +157,6 @@ bool runWarp(Launch &l, Warp &w) {
   // Who only polls, and has for long, looks more and more seldom.
   w.polls = w.onlyPolls ? w.polls + 1 : 0;
   if (w.polls > 2) w.stalled += w.polls < 16 ? w.polls : 16;
-  return !w.onlyPolls;
 }
 
 void makeThread(Launch &l, Block &b, Warp &w, unsigned thread, unsigned block) {
@@ -229,25 +228,20 @@ void run(Launch &l) {
     for (Warp &w : b.warps) warps.push_back(&w);
   }
   Thread *const before = current;
-  int idle = 0; // passes in which nothing happened
   while (l.live) {
     const size_t n = warps.size(), first = l.draw((unsigned)n);
-    bool can = !l.copies.empty(), did = can;
+    bool can = !l.copies.empty();
     for (size_t i = 0; i < n; i++) {
       Warp &w = *warps[(first + i) % n];
       for (Thread &t : w.threads) {
         can = can ||
               (t.state != State::MEETING && t.state != State::BARRIER && t.state != State::ENDED);
       }
-      if (runWarp(l, w)) did = true;
+      runWarp(l, w);
     }
     if (!can && l.live) describeStandstill(l);
     moveCopies(l, false);
-    idle = did ? 0 : idle + 1;
-    if (idle > 20) { // another launch must go on first
-      const timespec moment = {0, 50000};
-      nanosleep(&moment, nullptr);
-    }
+    sched_yield();
   }
   moveCopies(l, true);
   current = before;

@@ -57,6 +57,21 @@ int gpuIsHost(void) {
   return lib.isHost;
 }
 
+static int isEmulated(void) {
+  return getenv("TREFOIL_EMULATED") != NULL;
+}
+
+int gpuIsCpuLibrary(void) {
+  return lib.isHost && !isEmulated();
+}
+
+/* Seconds stay few on a laptop; a GPU does ten thousand in less. */
+int gpuScaled(int onGpus, int onHost) {
+  if (!lib.isHost) return onGpus;
+  if (!isEmulated()) return onHost;
+  return onHost < 80 ? (onHost + 3) / 4 : onHost / 8;
+}
+
 void gpuBarrier(gpu_rank_t *rank) {
   pthread_barrier_wait(&rank->run->barrier);
 }

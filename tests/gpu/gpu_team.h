@@ -37,7 +37,10 @@ struct gpu_run {
 #define GPU_TEAM_BROKEN -2
 int gpuTeam(char *why, size_t whyBytes);
 const ep_library_t *gpuLibrary(void);
-int gpuIsHost(void);
+int gpuIsHost(void);       /* no GPU: the CPU library, or the GPU library with emulated kernels */
+int gpuIsCpuLibrary(void); /* which has no launches, no marks, and other buffers */
+/* So many on GPUs, so many on the host; fewer where kernels are emulated. */
+int gpuScaled(int onGpus, int onHost);
 /* Runs the group on so many ranks; failure is empty if all went well. */
 void gpuRun(gpu_run_t *run, int numRanks);
 /* The same in two halves; *run stays where it is in between. */

@@ -11,11 +11,6 @@
 
 #include <time.h>
 
-/* Seconds stay few on a laptop; a GPU does ten thousand in less. */
-static int scaled(int onGpus, int onHost) {
-  return gpuIsHost() ? onHost : onGpus;
-}
-
 typedef struct burst {
   script_list_t *list;
   script_before_t before;
@@ -71,30 +66,30 @@ static void burst(int numRanks, const burst_shape_t *shape, uint64_t seed, scrip
 
 TEST(ten_thousand_back_to_back) {
   GPU_RANKS(R, 1);
-  burst(R, &(burst_shape_t){scaled(10000, 600), 0, 0, 4, 128}, 1, NULL);
+  burst(R, &(burst_shape_t){gpuScaled(10000, 600), 0, 0, 4, 128}, 1, NULL);
 }
 
 TEST(ten_thousand_with_partial_sums) {
   GPU_RANKS(R, 2);
-  burst(R, &(burst_shape_t){scaled(10000, 300), 1, 0, 4, 128}, 2, NULL);
+  burst(R, &(burst_shape_t){gpuScaled(10000, 300), 1, 0, 4, 128}, 2, NULL);
 }
 
 TEST(ranks_are_held_up_at_random) {
   GPU_RANKS(R, 2);
-  burst(R, &(burst_shape_t){scaled(2000, 200), 0, 0, 4, 128}, 3, holdUp);
+  burst(R, &(burst_shape_t){gpuScaled(2000, 200), 0, 0, 4, 128}, 3, holdUp);
 }
 
 TEST(wide_rows_back_to_back) {
   GPU_RANKS(R, 1);
-  burst(R, &(burst_shape_t){scaled(300, 30), 0, 0, 12, 1056}, 4, NULL);
-  burst(R, &(burst_shape_t){scaled(100, 10), 0, 0, 12, 14784}, 5, NULL);
+  burst(R, &(burst_shape_t){gpuScaled(300, 30), 0, 0, 12, 1056}, 4, NULL);
+  burst(R, &(burst_shape_t){gpuScaled(100, 10), 0, 0, 12, 14784}, 5, NULL);
 }
 
 TEST(high_throughput_back_to_back) {
   GPU_RANKS(R, 1);
-  burst(R, &(burst_shape_t){scaled(4000, 200), 0, 1, 8, 128}, 6, NULL);
-  burst(R, &(burst_shape_t){scaled(1000, 100), 0, 1, 8, 128}, 7, holdUp);
-  burst(R, &(burst_shape_t){scaled(200, 20), 0, 1, 40, 2064}, 8, NULL);
+  burst(R, &(burst_shape_t){gpuScaled(4000, 200), 0, 1, 8, 128}, 6, NULL);
+  burst(R, &(burst_shape_t){gpuScaled(1000, 100), 0, 1, 8, 128}, 7, holdUp);
+  burst(R, &(burst_shape_t){gpuScaled(200, 20), 0, 1, 40, 2064}, 8, NULL);
 }
 
 /* ---- Calls return while the stream stands still ---- */
@@ -155,14 +150,14 @@ TEST(calls_return_while_the_stream_is_held) {
  * each such place to some hundred after it. */
 TEST(operation_numbers_wrap) {
   GPU_RANKS(R, 2);
-  if (gpuIsHost()) SKIP("the CPU library has no marks that could wrap");
+  if (gpuIsCpuLibrary()) SKIP("the CPU library has no marks that could wrap");
   const uint64_t places[] = {1ull << 30, 1ull << 31,        3ull << 30, 0xfffffffeull,
                              1ull << 32, 2 * 0xfffffffeull, 1ull << 40};
   for (size_t i = 0; i < 3 * sizeof places / sizeof *places; i++) {
     char number[32];
     snprintf(number, sizeof number, "%llu", (unsigned long long)(places[i / 3] - 2 - i % 3));
     setenv("TREFOIL_TEST_FIRST_OPERATION", number, 1);
-    burst(R, &(burst_shape_t){100, 0, 0, 4, 128}, 20 + i, NULL);
+    burst(R, &(burst_shape_t){gpuScaled(100, 100), 0, 0, 4, 128}, 20 + i, NULL);
   }
   unsetenv("TREFOIL_TEST_FIRST_OPERATION");
 }
@@ -197,7 +192,7 @@ TEST(two_operations_in_flight) {
   burst_t context = {&list, holdUp, NULL, 0};
   gpu_run_t run = {.group = &g, .work = runBurst, .context = &context};
   epBatchEnvironment(&g);
-  REQUIRE(scriptListBegin(&list, &g, scaled(1000, 200)) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(scriptListBegin(&list, &g, gpuScaled(1000, 200)) == TREFOIL_OK, "%s", trefoilLastError());
   for (int i = 0; i < list.numCases; i++)
     REQUIRE(scriptBegin(&list.cases[i], &g, (uint64_t)i, 1) == TREFOIL_OK &&
                 inFlight(&list.cases[i], epMix((uint64_t)i)) == TREFOIL_OK,
@@ -244,7 +239,8 @@ TEST(many_handles_of_one_group) {
   burst_t context = {&list, NULL, pool, NUM_POOL};
   gpu_run_t run = {.group = &g, .work = runPool, .context = &context};
   epBatchEnvironment(&g);
-  REQUIRE(scriptListBegin(&list, &g, 3 * NUM_POOL) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(scriptListBegin(&list, &g, gpuScaled(3 * NUM_POOL, 3 * NUM_POOL)) == TREFOIL_OK, "%s",
+          trefoilLastError());
   for (int i = 0; i < list.numCases; i++) {
     ep_check_case_t *c = &list.cases[i];
     REQUIRE(scriptBegin(c, &g, (uint64_t)i, 1) == TREFOIL_OK, "%s", trefoilLastError());
@@ -291,7 +287,7 @@ TEST(every_bit_pattern_of_a_payload) {
   burst_t context = {&list, NULL, NULL, 0};
   gpu_run_t run = {.group = &g, .work = runBurst, .context = &context};
   epBatchEnvironment(&g);
-  REQUIRE(scriptListBegin(&list, &g, scaled(32, 8)) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(scriptListBegin(&list, &g, gpuScaled(32, 8)) == TREFOIL_OK, "%s", trefoilLastError());
   list.change = allPatterns;
   for (int i = 0; i < list.numCases; i++) {
     ep_check_case_t *c = &list.cases[i];

@@ -9,8 +9,6 @@
 #include "trefoil/plan.h"
 #include "validate/checker.h"
 
-enum { NUM_SCRIPTS = 120 };
-
 typedef struct counted {
   script_list_t *list;
   uint64_t bytes[2][EP_MAX_RANKS * EP_MAX_RANKS]; /* by the library, [kind][src][dst] */
@@ -79,7 +77,7 @@ static void countAll(int numRanks, int partial, int highThroughput) {
   gpu_run_t run = {.group = &g, .work = runCounted, .context = &counted};
   g.partial = partial;
   epBatchEnvironment(&g);
-  REQUIRE(scriptListBegin(&list, &g, NUM_SCRIPTS) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(scriptListBegin(&list, &g, gpuScaled(120, 120)) == TREFOIL_OK, "%s", trefoilLastError());
   REQUIRE(scriptListGenerate(&list, 70 + (uint64_t)(partial + 2 * highThroughput)) == TREFOIL_OK,
           "%s", trefoilLastError());
   REQUIRE(scriptListExpect(&list) == TREFOIL_OK, "%s", trefoilLastError());
@@ -162,7 +160,7 @@ static trefoil_result_t compareMemory(gpu_rank_t *rank) {
   size_t all = used.group_device_bytes + used.group_shared_bytes + used.handle_device_bytes +
                used.handle_shared_bytes;
   size_t most = g->shape.maxTokens == 128 ? 64000000 : g->shape.maxTokens == 4096 ? 300000000 : all;
-  EP_CHECK(gpuIsHost() || all <= most, TREFOIL_INTERNAL_ERROR,
+  EP_CHECK(gpuIsCpuLibrary() || all <= most, TREFOIL_INTERNAL_ERROR,
            "%zu bytes of device memory: at most %zu", all, most);
   return TREFOIL_OK;
 }
@@ -206,7 +204,7 @@ static trefoil_result_t readTimes(gpu_rank_t *rank) {
   EP_CHECK(lib->ncclEpKeepTimes && lib->ncclEpReadTimes, TREFOIL_INTERNAL_ERROR,
            "the library has no ncclEpKeepTimes");
   ncclResult_t rc = lib->ncclEpKeepTimes(k->epGroup, ROOM);
-  if (gpuIsHost()) {
+  if (gpuIsCpuLibrary()) {
     EP_CHECK(rc == ncclInvalidUsage, TREFOIL_INTERNAL_ERROR, "ncclEpKeepTimes returned %d",
              (int)rc);
     return TREFOIL_OK;

@@ -7,7 +7,7 @@
 #include "plan/error.h"
 #include "validate/checker.h"
 
-enum { NUM_CASES = 12, NUM_REPLAYS = 10, HALF_OF_SMS = 64 };
+enum { NUM_REPLAYS = 10, HALF_OF_SMS = 64 };
 
 typedef struct graphs {
   script_list_t *list;
@@ -131,8 +131,8 @@ static void run(int numRanks, int captured, int highThroughput) {
   gpu_run_t run = {.group = &g, .work = runAll, .context = &context};
   g.maxSms = HALF_OF_SMS;
   epBatchEnvironment(&g);
-  REQUIRE(scriptListBegin(&list, &g, NUM_CASES) == TREFOIL_OK, "%s", trefoilLastError());
-  for (int i = 0; i < NUM_CASES; i++)
+  REQUIRE(scriptListBegin(&list, &g, gpuScaled(12, 12)) == TREFOIL_OK, "%s", trefoilLastError());
+  for (int i = 0; i < list.numCases; i++)
     REQUIRE(makeScript(&list.cases[i], &g, i) == TREFOIL_OK, "%s", trefoilLastError());
   REQUIRE(scriptListExpect(&list) == TREFOIL_OK, "%s", trefoilLastError());
   gpuRun(&run, numRanks);
