@@ -28,6 +28,8 @@ class Outcome:
     costs: Costs
     inside: dict[str, Score]
     outside: dict[str, Score]
+    inside_us: list[float]  # predicted, in the job's order
+    outside_us: list[float]
 
 
 @dataclass
@@ -86,12 +88,15 @@ def run_form(job: Job, form: str, also: Sequence[dict[str, float]] = ()) -> Outc
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     outside = model(job.outside).predict(costs) if job.outside else np.empty(0)
+    inside = predictor.predict(costs)
     return Outcome(
         form,
         found,
         costs,
-        scores(job.inside, predictor.predict(costs)),
+        scores(job.inside, inside),
         scores(job.outside, outside),
+        inside.tolist(),
+        outside.tolist(),
     )
 
 

@@ -123,6 +123,22 @@ def print_text(job: Job, outcomes: list[Outcome], simgrid: dict[str, float] | No
         )
 
 
+def _points(part: str, cases: list[Case], predicted: list[float]) -> list[dict[str, Any]]:
+    """Rows for a picture: measured and predicted."""
+    return [
+        {
+            "op": case.op,
+            **case.point,
+            "sms": case.sms,
+            "routing": case.routing,
+            "part": part,
+            "measured_us": round(case.us, 4),
+            "predicted_us": round(us, 3),
+        }
+        for case, us in zip(cases, predicted, strict=True)
+    ]
+
+
 def json_of(job: Job, outcomes: list[Outcome], simgrid: dict[str, float] | None) -> dict[str, Any]:
     return {
         "split": str(job.split.path),
@@ -136,6 +152,10 @@ def json_of(job: Job, outcomes: list[Outcome], simgrid: dict[str, float] | None)
                 },
                 "inside": {k: _score(s) for k, s in o.inside.items()},
                 "outside": {k: _score(s) for k, s in o.outside.items()},
+                "points": [
+                    *_points("fitted", job.inside, o.inside_us),
+                    *_points("held out", job.outside, o.outside_us),
+                ],
             }
             for o in outcomes
         },

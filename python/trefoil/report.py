@@ -1,8 +1,8 @@
 """Turns results into one HTML file that needs nothing else: `python -m trefoil.report --help`.
 
-The page shows what agrees, what went where (bytes per rank pair and tier), times, the closed-form
-prediction, and capacity plans. Pictures are inline SVG; there is no script and no external
-resource, so the file can be mailed, printed and kept.
+The page shows what agrees, measured times against goals, models and plain copies, what went where
+(bytes per rank pair and tier), the closed-form prediction, and capacity plans. Pictures are inline
+SVG; there is no script and no external resource, so the file can be mailed, printed and kept.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 try:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from trefoil import capacity_plots, plots
+    from trefoil import capacity_plots, plots, report_measured
 except ModuleNotFoundError as missing:
     sys.exit(
         f"trefoil report: Python lacks the module {missing.name}; tools/tour installs it into "
@@ -27,6 +29,9 @@ except ModuleNotFoundError as missing:
 
 from trefoil import capacity_text
 from trefoil.capacity import CapacityPlan, PlanError, load_capacity
+from trefoil.figures import Figure, committed_folder, load_figures, merged
+from trefoil.fitted import FittedTimes, load_fit
+from trefoil.measured import TableError
 from trefoil.results import Cases, CheckFile, Plan, ResultError, Run, load_check, load_plan
 from trefoil.sentence_parser import SentenceParser
 from trefoil.units import format_bytes, format_seconds
@@ -36,14 +41,22 @@ from trefoil.validation_results import verdict as validation_verdict
 OPS = ("dispatch", "combine")
 
 
-def render(
-    checks: Sequence[CheckFile],
-    plans: Sequence[Plan],
-    commands: Sequence[str] = (),
-    capacities: Sequence[CapacityPlan] = (),
-    validations: Sequence[Validation] = (),
-) -> str:
-    """The page as text. Needs at least one check, plan, capacity plan or validation."""
+@dataclass(frozen=True)
+class Inputs:
+    """What a page is made from; figures None: nothing is said of measured times."""
+
+    checks: Sequence[CheckFile] = ()
+    plans: Sequence[Plan] = ()
+    capacities: Sequence[CapacityPlan] = ()
+    validations: Sequence[Validation] = ()
+    figures: Sequence[Figure] | None = None
+    fits: Sequence[FittedTimes] = ()
+    commands: Sequence[str] = ()
+
+
+def render(given: Inputs) -> str:
+    """The page as text. Needs at least one check, plan, capacity plan, validation or figure."""
+    checks, plans, validations = given.checks, given.plans, given.validations
     runs = [run for check in checks for run in check.runs]
     cases = [check.cases for check in checks if check.cases]
     environment = _environment(checks)
@@ -54,6 +67,10 @@ def render(
     def own(svg: str) -> str:
         return plots.own_ids(svg, next(numbers))
 
+    measured = _measured(given, own)
+    facts = _facts(runs, cases, plans) + _capacity_facts(given.capacities)
+    if measured and measured["speed"]:
+        facts = measured["speed"]["facts"] + facts
     page = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -67,7 +84,8 @@ def render(
         verdict=_verdict(runs, cases, validations),
         validations=validations,
         verdict_ok=ok,
-        facts=_facts(runs, cases, plans) + _capacity_facts(capacities),
+        facts=facts,
+        measured=measured,
         runs=runs,
         cases=cases,
         tier_rows=[_tier_row(run, op) for run in runs for op in OPS],
@@ -80,10 +98,26 @@ def render(
         rates=[_rates(plan) for plan in plans],
         plan_title=_plan_title(plans),
         curves=[own(plots.prediction_curves(plan)) for plan in plans],
-        capacities=[_capacity(plan, own) for plan in capacities],
+        capacities=[_capacity(plan, own) for plan in given.capacities],
         environment=list(environment.items()),
-        commands=commands,
+        commands=given.commands,
     )
+
+
+def _measured(given: Inputs, own: Callable[[str], str]) -> dict[str, Any] | None:
+    """The sections of measured times, or None where nothing was given for them."""
+    sets = [t for v in given.validations for t in v.times]
+    if given.figures is None and not given.fits and not any(t.points for t in sets):
+        return None
+    figures = given.figures
+    tables = [] if figures is None else report_measured.newest_tables()
+    return {
+        "speed": None if figures is None else report_measured.speed(figures, own),
+        "circumstances": None if figures is None else report_measured.circumstances(figures, own),
+        "scatters": report_measured.scatters(sets, given.fits, own),
+        "parts": report_measured.where_time_goes(sets, own),
+        "scaling": None if figures is None else report_measured.scaling(tables, figures, own),
+    }
 
 
 def _environment(checks: Sequence[CheckFile]) -> dict[str, str]:
@@ -225,6 +259,12 @@ def _plan_title(plans: Sequence[Plan]) -> str:
     return f"{low:,} to {high:,} GPUs, {clusters}"
 
 
+def _figures(paths: Sequence[Path] | None) -> list[Figure] | None:
+    if paths is None:
+        return None
+    return merged(load_figures(path) for path in paths or [committed_folder()])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = SentenceParser(prog="trefoil report", description=__doc__.split("\n\n")[0])
     parser.add_argument(
@@ -260,6 +300,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="from trefoil validate --json",
     )
     parser.add_argument(
+        "--measured",
+        nargs="*",
+        type=Path,
+        metavar="PATH",
+        help="speed against goals and copies: results of benchmarks or campaigns, files or "
+        "folders; later ones replace earlier ones (no path: those that are committed)",
+    )
+    parser.add_argument(
+        "--fit",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="JSON",
+        help="from trefoil fit --json: models beside new measurements",
+    )
+    parser.add_argument(
         "--command", action="append", default=[], metavar="TEXT", help="a command line to show"
     )
     parser.add_argument(
@@ -267,17 +323,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the path as a JSON object")
     options = parser.parse_args(arguments)
-    if not (options.check or options.plan or options.capacity or options.validation):
-        parser.error("give --check, --plan, --capacity or --validation files")
+    files = options.check or options.plan or options.capacity or options.validation or options.fit
+    if not files and options.measured is None:
+        parser.error("give --check, --plan, --capacity, --validation or --fit files, or --measured")
     try:
-        checks = [load_check(path) for path in options.check]
-        plans = [load_plan(path) for path in options.plan]
-        capacities = [load_capacity(path) for path in options.capacity]
-        validations = [load_validation(path) for path in options.validation]
-        text = render(checks, plans, options.command, capacities, validations)
+        text = render(
+            Inputs(
+                checks=[load_check(path) for path in options.check],
+                plans=[load_plan(path) for path in options.plan],
+                capacities=[load_capacity(path) for path in options.capacity],
+                validations=[load_validation(path) for path in options.validation],
+                figures=_figures(options.measured),
+                fits=[load_fit(path) for path in options.fit],
+                commands=options.command,
+            )
+        )
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text, encoding="utf-8")
-    except (ResultError, PlanError, OSError) as error:
+    except (ResultError, PlanError, TableError, OSError) as error:
         print(f"trefoil report: {error}", file=sys.stderr)
         return 1
     print(json.dumps({"report": str(options.output)}) if options.json else options.output)

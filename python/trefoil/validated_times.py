@@ -16,17 +16,35 @@ from typing import Any
 
 import numpy as np
 
-from trefoil.calibrate import ClosedForm, Plans, Replay, Score, scores
-from trefoil.compare_rows import Model, compare
+from trefoil.calibrate import ClosedForm, Plans, scores
+from trefoil.compare_rows import ROUNDED
 from trefoil.fit_job import make_job
 from trefoil.interchange import OTHER_OPERATIONS, other_cases_of_bench
 from trefoil.measured import Case
-from trefoil.simulator import CostRecord, Costs
+from trefoil.simulator import CostRecord, Costs, Result
 from trefoil.split import load_split, split_files
 
 STATED_WITHIN = 0.1  # percent points: records keep four digits
 GOAL_MAPE, GOAL_P90 = 4.0, 8.0  # percent, on rows that were not fitted
 OTHERS = "ll_kernels_h200x4.json"  # its OTHER_OPERATIONS are set beside the record of LL
+
+
+@dataclass(frozen=True)
+class TimedRow:
+    """One measured time beside the replay's, and what the replay's is made of; microseconds."""
+
+    case: Case
+    part: str  # "fitted", "held out", "other"
+    predicted_us: float
+    low_us: float
+    high_us: float
+    fixed_us: float  # launch, flags, rounds
+    busy_us: float  # of the resource that needs longest; the rest is latency and filling
+    limit: str  # which that is
+
+    @property
+    def is_inside(self) -> bool:
+        return self.low_us * (1 - ROUNDED) <= self.case.us <= self.high_us * (1 + ROUNDED)
 
 
 @dataclass(frozen=True)
@@ -48,6 +66,7 @@ class Times:
     stated_mape: float | None  # of the same rows, by the record
     closed_form_mape: float  # with the same costs
     fitted_closed_form_mape: float | None  # fitted for itself to the same rows, by the record
+    points: tuple[TimedRow, ...]  # those that were fitted, too
 
     @property
     def agrees(self) -> bool:
@@ -59,12 +78,33 @@ class Times:
         return self.mape <= GOAL_MAPE and self.p90 <= GOAL_P90
 
 
-def _inside(record: CostRecord, cases: Sequence[Case], predicted: Sequence[float]) -> int:
-    count = 0
-    for case, us in zip(cases, predicted, strict=True):
-        interval = record.interval(case.op, {**case.point, "sms": case.sms}, float(us))
-        count += interval.low_us * 0.9995 <= case.us <= interval.high_us * 1.0005
-    return count
+class Rows:
+    """Replays measured cases; both operations of a shape come from one run."""
+
+    def __init__(self, plans: Plans, record: CostRecord, costs: Costs) -> None:
+        self._plans, self._record, self._costs = plans, record, costs
+        self._runs: dict[tuple[int, int], Result] = {}
+
+    def of(self, case: Case, part: str) -> TimedRow:
+        simulation = self._plans.of(case)
+        key = (id(simulation), case.sms)
+        if key not in self._runs:
+            self._runs[key] = simulation.run(self._plans.cluster, self._costs, num_sms=case.sms)
+        found = self._runs[key][case.op]
+        interval = self._record.interval(case.op, {**case.point, "sms": case.sms}, found.us)
+        busy = found.max_busy_us
+        limit = max(busy, key=lambda kind: busy[kind], default="")
+        fixed = self._costs.fixed_us(case.op, self._plans.setting.workload(case).shape)
+        return TimedRow(
+            case,
+            part,
+            found.us,
+            interval.low_us,
+            interval.high_us,
+            fixed,
+            busy.get(limit, 0),
+            limit,
+        )
 
 
 def _worst(cases: Sequence[Case], predicted: Sequence[float]) -> str:
@@ -82,10 +122,12 @@ def times_of_split(name: str) -> Times:
     split = load_split(name)
     job, record = make_job(split), CostRecord(name)
     costs = Costs.of(record)
-    cases = job.outside
-    predicted = Replay(job.plans, cases).predict(costs)
+    cases, rows_of = job.outside, Rows(job.plans, record, costs)
+    held = [rows_of.of(case, "held out") for case in cases]
+    learnt = [rows_of.of(case, "fitted") for case in job.inside]
+    predicted = np.array([row.predicted_us for row in held])
     found = scores(cases, predicted)["both"]
-    fitted = scores(job.inside, Replay(job.plans, job.inside).predict(costs))["both"]
+    fitted = scores(job.inside, np.array([row.predicted_us for row in learnt]))["both"]
     closed = scores(cases, ClosedForm(job.plans, cases).predict(costs))["both"]
     stated = [record.fields.outside[i] for i in range(2)]
     rows = sum(s.n for s in stated)
@@ -100,11 +142,12 @@ def times_of_split(name: str) -> Times:
         p90=found.p90_percent,
         worst=found.worst_percent,
         worst_row=_worst(cases, predicted),
-        inside=_inside(record, cases, predicted),
+        inside=sum(row.is_inside for row in held),
         fitted_mape=fitted.mape_percent,
         stated_mape=sum(s.n * s.mape_pct for s in stated) / max(1, rows),
         closed_form_mape=closed.mape_percent,
         fitted_closed_form_mape=_fitted_closed_form(name),
+        points=(*held, *learnt),
     )
 
 
@@ -122,19 +165,17 @@ def _fitted_closed_form(record: str) -> float | None:
 
 def times_of_others(path: Path) -> Times:
     """Rank-major, partial sums and quantised rows, by the costs of expert-major, exact and bf16."""
-    cases: list[Case] = []
-    predicted: list[float] = []
+    record = CostRecord("trefoil-ll-h200")
+    costs, setting = Costs.of(record), load_split("trefoil-ll-h200").setting
+    points: list[TimedRow] = []
     closed: list[float] = []
-    inside = 0
     for name, own in other_cases_of_bench(path).items():
-        model = Model("trefoil-ll-h200")
-        model.setting = replace(model.setting, **OTHER_OPERATIONS[name][1])
-        rows = compare(own, model, [])
-        cases += own
-        predicted += [r.us for r in rows]
-        inside += sum(r.is_inside for r in rows)
-        closed += ClosedForm(Plans(model.setting), own).predict(model.costs_of(own[0])).tolist()
-    found = Score.of(np.array(predicted), np.array([c.us for c in cases]))
+        plans = Plans(replace(setting, **OTHER_OPERATIONS[name][1]))
+        rows_of = Rows(plans, record, costs)
+        points += [rows_of.of(case, "other") for case in own]
+        closed += ClosedForm(plans, own).predict(costs).tolist()
+    cases, predicted = [p.case for p in points], [p.predicted_us for p in points]
+    found = scores(cases, np.array(predicted))["both"]
     return Times(
         name="trefoil-ll-h200, others",
         about="Rank-major, partial sums and e4m3 of the same run, by the costs of expert-major, "
@@ -147,11 +188,12 @@ def times_of_others(path: Path) -> Times:
         p90=found.p90_percent,
         worst=found.worst_percent,
         worst_row=_worst(cases, predicted),
-        inside=inside,
+        inside=sum(p.is_inside for p in points),
         fitted_mape=None,
         stated_mape=None,
         closed_form_mape=scores(cases, np.array(closed))["both"].mape_percent,
         fitted_closed_form_mape=None,
+        points=tuple(points),
     )
 
 
@@ -186,4 +228,22 @@ def json_of(t: Times) -> dict[str, Any]:
         "fitted_closed_form_mape_percent": rounded(t.fitted_closed_form_mape),
         "agrees": t.agrees,
         "meets_goal": t.meets_goal,
+        "points": [_json_of_row(row) for row in t.points],
+    }
+
+
+def _json_of_row(row: TimedRow) -> dict[str, Any]:
+    case = row.case
+    return {
+        "op": case.op,
+        **case.point,
+        "sms": case.sms,
+        "part": row.part,
+        "measured_us": round(case.us, 4),
+        "predicted_us": round(row.predicted_us, 3),
+        "low_us": round(row.low_us, 3),
+        "high_us": round(row.high_us, 3),
+        "fixed_us": round(row.fixed_us, 3),
+        "busy_us": round(row.busy_us, 3),
+        "limit": row.limit,
     }

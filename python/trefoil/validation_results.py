@@ -21,6 +21,25 @@ class ValidatedPart:
 
 
 @dataclass(frozen=True)
+class TimedPoint:
+    """One measured time beside the replay's, and what the replay's is made of; microseconds."""
+
+    op: str
+    part: str  # "fitted", "held out", "other"
+    nodes: int
+    ranks: int
+    hidden: int
+    tokens: int
+    topk: int
+    sms: int
+    measured_us: float
+    predicted_us: float
+    fixed_us: float
+    busy_us: float
+    limit: str
+
+
+@dataclass(frozen=True)
 class ValidatedTimes:
     """One set of measurements beside the models; errors in percent."""
 
@@ -32,10 +51,12 @@ class ValidatedTimes:
     p90: float
     worst: float
     worst_row: str
-    closed_form: float
+    closed_form: float  # with the same costs
+    fitted_closed_form: float | None  # fitted for itself to the same rows
     inside: int
     agrees: bool
     meets_goal: bool
+    points: list[TimedPoint]
 
 
 @dataclass(frozen=True)
@@ -93,6 +114,8 @@ def _part(name: str, fields: _Fields) -> ValidatedPart:
 def _times(data: Any, where: str) -> ValidatedTimes:
     fields = _Fields(data, where)
     stated = fields.data.get("stated_mape_percent")
+    own_form = fields.data.get("fitted_closed_form_mape_percent")
+    points = fields.get("points", list, default=[])
     return ValidatedTimes(
         name=fields.get("name", str),
         part=fields.get("part", str),
@@ -103,9 +126,26 @@ def _times(data: Any, where: str) -> ValidatedTimes:
         worst=fields.number("worst_percent"),
         worst_row=fields.get("worst_row", str),
         closed_form=fields.number("closed_form_mape_percent"),
+        fitted_closed_form=(
+            None if own_form is None else fields.number("fitted_closed_form_mape_percent")
+        ),
         inside=fields.get("inside_interval", int),
         agrees=fields.get("agrees", bool),
         meets_goal=fields.get("meets_goal", bool),
+        points=[_point(data, f"{where}.points[{n}]") for n, data in enumerate(points)],
+    )
+
+
+def _point(data: Any, where: str) -> TimedPoint:
+    fields = _Fields(data, where)
+    numbers = ("nodes", "ranks", "hidden", "tokens", "topk", "sms")
+    times = ("measured_us", "predicted_us", "fixed_us", "busy_us")
+    return TimedPoint(
+        op=fields.get("op", str),
+        part=fields.get("part", str),
+        limit=fields.get("limit", str),
+        **{name: fields.get(name, int) for name in numbers},
+        **{name: fields.number(name) for name in times},
     )
 
 

@@ -34,9 +34,11 @@ install(DIRECTORY ${CMAKE_SOURCE_DIR}/host/include/ DESTINATION ${host_include}
         FILES_MATCHING PATTERN "*.h")
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/python/trefoil DESTINATION ${CMAKE_INSTALL_DATADIR}/trefoil/python
         PATTERN "__pycache__" EXCLUDE)
-# The public tables and the splits that `trefoil fit` knows by name.
+# Measurements, and the splits that `trefoil fit` knows by name; the cost records as files.
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/validate/data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trefoil/data
-        FILES_MATCHING PATTERN "*.csv" PATTERN "*.split.json" PATTERN "README.md")
+        FILES_MATCHING PATTERN "*.csv" PATTERN "*.json" PATTERN "README.md")
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/models/costs DESTINATION ${CMAKE_INSTALL_DATADIR}/trefoil
+        FILES_MATCHING PATTERN "*.json")
 install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # What a static link of libtrefoil.a needs besides.

@@ -1,0 +1,247 @@
+"""The report's measured part: figures of every kind of file, goals, what is missing, a campaign."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import sample_campaign
+from trefoil import figures, fit, goals, report, report_measured
+from trefoil.campaign import HT, LL, Point, stages
+from trefoil.figures import Figure, committed_folder, load_figures, merged, of_one_kind
+from trefoil.results import ResultError
+from trefoil.validation_results import TimedPoint, ValidatedTimes
+
+FOLDER = committed_folder()
+KERNELS = "ll_kernels_h200x4.json"
+
+
+def own(svg: str) -> str:
+    return svg
+
+
+def sample(tmp_path: Path, *points: Point) -> list[Figure]:
+    sample_campaign.write(tmp_path / "campaign", points)
+    return load_figures(tmp_path / "campaign")
+
+
+def page(tmp_path: Path, *arguments: object) -> str:
+    output = tmp_path / "r.html"
+    assert report.main([*map(str, arguments), "-o", str(output)]) == 0
+    return output.read_text(encoding="utf-8")
+
+
+# ---- Figures ------------------------------------------------------------------------------------
+
+
+def test_committed_files_hold_what_they_say() -> None:
+    rows = json.loads((FOLDER / KERNELS).read_text())["rows"]
+    found = load_figures(FOLDER / KERNELS)
+    assert len(found) == len(rows)
+    first = next(f for f in found if f.name == "combine expert-major" and f.tokens == 64)
+    asked = next(
+        r for r in rows if (r["operation"], r["tokens"]) == ("combine expert-major exact", 64)
+    )
+    assert (first.us, first.high_us) == (asked["lockstep_us"], asked["p99_us"])
+    assert first.us / (first.bound_us + 3.4) == pytest.approx(asked["ratio"], rel=2e-3)
+    ht = load_figures(FOLDER / "ht_kernels_h200x4.json")
+    assert {f.mode for f in ht} == {"ht"} and all(f.low_us <= f.us <= f.high_us for f in ht)
+    api = load_figures(FOLDER / "ll_api_h200x4.json")
+    assert {f.how for f in api} == {"through the API"}
+
+
+def test_later_figures_replace_earlier_ones(tmp_path: Path) -> None:
+    all_of = merged([load_figures(FOLDER)])
+    assert len({f.key for f in all_of}) == len(all_of)
+    plain = [f for f in all_of if (f.name, f.tokens) == ("dispatch expert-major", 8)]
+    assert [f.source for f in plain] == [KERNELS]  # not the earlier kernels through the API
+    new = sample(tmp_path, Point(4, LL, 8))
+    both = merged([all_of, new])
+    found = [f for f in both if f.key == new[0].key]
+    assert found == [new[0]] and len(both) == len(all_of)
+
+
+def test_kinds_are_not_mixed_in_a_curve(tmp_path: Path) -> None:
+    kernels = [f for f in load_figures(FOLDER / KERNELS) if f.name == "dispatch rank-major"]
+    two = [replace(f, how="campaign") for f in kernels[:2]]
+    assert of_one_kind([*kernels, *two], "tokens") == kernels
+    all_five = [replace(f, how="campaign") for f in kernels]
+    assert of_one_kind([*kernels, *all_five], "tokens") == all_five
+    assert of_one_kind([], "tokens") == []
+
+
+def test_a_rehearsal_has_no_figures(tmp_path: Path) -> None:
+    sample(tmp_path, Point(4, LL, 8))
+    path = tmp_path / "campaign/figures.csv"
+    path.write_text(path.read_text().replace("Sample GPU", "none"))
+    assert load_figures(path.parent) == []
+    with pytest.raises(ResultError, match="measured on GPUs"):
+        load_figures(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", '{"rows": []}', "{", '{"copy_GBps": 1, "rows": [{"operation": 5}]}']
+)
+def test_files_without_figures_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ResultError, match=r"x\.json"):
+        load_figures(path)
+
+
+# ---- Goals --------------------------------------------------------------------------------------
+
+
+def test_goals_are_judged_by_time_and_sms(tmp_path: Path) -> None:
+    found = load_figures(FOLDER / "ht_kernels_h200x4.json")
+    flat = [a for a in goals.answers(found) if (a.mode, a.name) == ("ht", "combine flat")]
+    assert [(a.max_sms, a.reached) for a in flat] == [(20, False), (10, None)]
+    fast = [replace(f, us=f.us / 2) for f in found]
+    flat = [a for a in goals.answers(fast) if (a.mode, a.name) == ("ht", "combine flat")]
+    assert [(a.max_sms, a.reached) for a in flat] == [(20, True), (10, None)]
+    other = [replace(f, ranks=2) for f in fast]
+    assert all(a.reached is None for a in goals.answers(other))
+    skewed = [replace(f, routing="zipf", skew=1.2) for f in fast]
+    assert all(a.reached is None for a in goals.answers(skewed))
+
+
+def test_the_committed_figures_against_the_goals() -> None:
+    found = report_measured.speed(merged([load_figures(FOLDER)]), own)
+    assert len(found["curves"]) >= 6 and len(found["sweeps"]) == 4 and not found["missing"]
+    row = next(r for r in found["ll"] if r["name"] == "combine expert-major")
+    assert [c["mark"][0] for c in row["cells"]] == ["✓", "✓", "✓", "✗", "✓"]
+    assert row["cells"][3]["measured"] == "21.504"  # 4 ns above its goal: told apart
+
+
+# ---- What was not measured ----------------------------------------------------------------------
+
+
+def test_what_is_missing_is_said_with_its_command(tmp_path: Path) -> None:
+    text = page(tmp_path, "--measured", FOLDER)
+    for what, command in (
+        ("skewed routing", "tools/measure --stages &#39;skewed routing&#39;"),
+        ("a late rank", "tools/measure --stages &#39;start skew&#39;"),
+        ("other hidden sizes and top-k", "tools/measure --stages &#39;hidden sizes&#39;"),
+    ):
+        assert what in text and command in text
+    assert text.count("Not measured yet") == 2  # those, and no models beside measurements
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    text = page(tmp_path, "--measured", empty)
+    assert text.count("Not measured yet") == 4 and "the speed of the kernels" in text
+    part = text[text.index('id="speed"') : text.index('id="circumstances"')]
+    assert "None of 39 goals" in part and 'class="good"' not in part and "<b>" not in part
+
+
+def test_stages_of_commands_exist() -> None:
+    names = [stage.name for stage in stages([1, 2, 4])]
+    for _, stage, _ in report_measured.KINDS:
+        assert any(stage in name for name in names)
+    assert any("hidden sizes" in name for name in names) and any("SM sweep" in n for n in names)
+
+
+# ---- A campaign ---------------------------------------------------------------------------------
+
+
+def test_circumstances_are_relative_to_the_undisturbed_run(tmp_path: Path) -> None:
+    found = sample(
+        tmp_path,
+        Point(4, HT, 4096),
+        Point(4, HT, 4096, routing="hot-rank", skew=8.0),
+        Point(4, HT, 4096, start_skew_us=100.0),
+        Point(4, HT, 4096, beside="copies"),
+        Point(4, LL, 64, routing="zipf", skew=1.2),  # nothing to compare with
+    )
+    told = report_measured.circumstances(found, own)
+    assert len(told["svgs"]) == 3
+    (skew,) = [svg for svg in told["svgs"] if "Skewed routing" in svg]
+    assert "hot-rank 8" in skew and "zipf" not in skew
+    ratio = sample_campaign.seconds(Point(4, HT, 4096, routing="hot-rank"), "dispatch")
+    ratio /= sample_campaign.seconds(Point(4, HT, 4096), "dispatch")
+    assert f"{ratio:.2f}" in skew
+    (beside,) = [svg for svg in told["svgs"] if "Work beside" in svg]
+    assert "kept 88 %" in beside
+    assert [what for what, _ in told["missing"]] == ["other hidden sizes and top-k"]
+
+
+def test_a_campaign_flows_into_fit_and_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("scipy")
+    folder = tmp_path / "campaign"
+    chosen = (p for s in stages([2, 4]) for p in s.points if p.mode == LL and p.topk == 8)
+    sample_campaign.write(folder, chosen)
+    split = FOLDER / "campaign/campaign-ll.split.json"
+    capsys.readouterr()
+    assert fit.main([str(split), "--table", str(folder / "ll.csv"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    with (folder / "ll.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    points = answer["forms"]["queues"]["points"]
+    assert len(points) == 2 * len(rows)
+    errors = [
+        abs(p["predicted_us"] / p["measured_us"] - 1) for p in points if p["part"] == "held out"
+    ]
+    stated = answer["forms"]["queues"]["outside"]["both"]["mape_percent"]
+    assert 100 * sum(errors) / len(errors) == pytest.approx(stated, abs=0.01)
+    (tmp_path / "fit.json").write_text(json.dumps(answer))
+    text = page(tmp_path, "--measured", FOLDER, folder, "--fit", tmp_path / "fit.json")
+    assert "campaign-ll" in text and f"<b>{stated:.1f} %</b>" in text
+    assert "campaign/figures.csv" in text and "Sample GPU" in text
+    assert "Skewed routing, LL" in text
+    assert "src=" not in text and "<script" not in text
+
+
+def test_a_fit_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "f.json"
+    path.write_text('{"forms": {}}')
+    assert report.main(["--fit", str(path), "-o", str(tmp_path / "r.html")]) == 1
+    assert "is not the output of trefoil fit --json" in capsys.readouterr().err
+
+
+# ---- Models and scaling -------------------------------------------------------------------------
+
+
+def times_with(points: list[TimedPoint]) -> ValidatedTimes:
+    return ValidatedTimes(
+        "sample", "held out", 1, 5.0, 5.0, 5.0, 5.0, "", 5.0, None, 1, True, False, points
+    )
+
+
+def test_pictures_of_models_hold_every_part() -> None:
+    point = TimedPoint(
+        "dispatch", "held out", 1, 4, 7168, 8, 8, 0, 5.0, 4.8, 3.0, 1.0, "nvlink-out"
+    )
+    points = [point, replace(point, op="combine", part="fitted", tokens=64)]
+    told = report_measured.scatters([times_with(points)], [], own)
+    assert len(told["svgs"]) == 1 and not told["missing"]
+    assert (
+        "dispatch, not fitted (1)" in told["svgs"][0] and "combine, fitted (1)" in told["svgs"][0]
+    )
+    (parts,) = report_measured.where_time_goes([times_with(points)], own)
+    assert "8 tok.: 5.0 µs" in parts and "latency, filling" in parts
+    assert report_measured.where_time_goes([times_with([])], own) == []
+
+
+def test_scaling_shows_the_newest_table_of_each_set() -> None:
+    tables = report_measured.newest_tables()
+    dates = {t.path.name: t.about["date"] for t in tables}
+    assert len(tables) == 5 and "2026-11-21b-trefoil-ll.csv" in dates
+    figures_of_8 = [replace(f, ranks=8) for f in load_figures(FOLDER / KERNELS)]
+    told = report_measured.scaling(tables, figures_of_8, own)
+    assert "measured" in told["svgs"][0] + told["svgs"][1]
+    assert {r["gpus"] for r in told["rows"]} == {"8", "16", "64", "1,024"}
+    row = next(r for r in told["rows"] if r["gpus"] == "1,024" and r["set"] == "LL ours")
+    low, high = (float(v.replace(",", "")) for v in row["interval"].split(" – "))
+    assert low <= float(row["us"].replace(",", "")) <= high and row["beyond"] == "yes"
+
+
+def test_installed_data_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "share/trefoil/data").mkdir(parents=True)
+    module = tmp_path / "share/trefoil/python/trefoil/figures.py"
+    monkeypatch.setattr(figures, "__file__", str(module))
+    assert committed_folder() == tmp_path / "share/trefoil/data"
