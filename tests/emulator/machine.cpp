@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <execinfo.h>
 #include <mutex>
-#include <sched.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -135,11 +134,12 @@ bool resume(Warp &w) {
   return any;
 }
 
-void runWarp(Launch &l, Warp &w) {
-  if (!w.live) return;
+// False: it did nothing but look whether others have done something.
+bool runWarp(Launch &l, Warp &w) {
+  if (!w.live) return false;
   if (w.stalled > 0) {
     w.stalled--;
-    return;
+    return false;
   }
   if (l.draw(256) == 0) w.stalled = (int)l.draw(40);
   for (Thread &t : w.threads) {
@@ -157,6 +157,7 @@ void runWarp(Launch &l, Warp &w) {
   // Who only polls, and has for long, looks more and more seldom.
   w.polls = w.onlyPolls ? w.polls + 1 : 0;
   if (w.polls > 2) w.stalled += w.polls < 16 ? w.polls : 16;
+  return !w.onlyPolls;
 }
 
 void makeThread(Launch &l, Block &b, Warp &w, unsigned thread, unsigned block) {
@@ -228,20 +229,25 @@ void run(Launch &l) {
     for (Warp &w : b.warps) warps.push_back(&w);
   }
   Thread *const before = current;
+  int idle = 0; // passes in which nothing happened
   while (l.live) {
     const size_t n = warps.size(), first = l.draw((unsigned)n);
-    bool can = !l.copies.empty();
+    bool can = !l.copies.empty(), did = can;
     for (size_t i = 0; i < n; i++) {
       Warp &w = *warps[(first + i) % n];
       for (Thread &t : w.threads) {
         can = can ||
               (t.state != State::MEETING && t.state != State::BARRIER && t.state != State::ENDED);
       }
-      runWarp(l, w);
+      if (runWarp(l, w)) did = true;
     }
     if (!can && l.live) describeStandstill(l);
     moveCopies(l, false);
-    sched_yield();
+    idle = did ? 0 : idle + 1;
+    if (idle > 20) { // another launch must go on first
+      const timespec moment = {0, 50000};
+      nanosleep(&moment, nullptr);
+    }
   }
   moveCopies(l, true);
   current = before;
