@@ -7,6 +7,7 @@
 //   goals    Update, dispatch and combine, both layouts, with the SMs of the goals and some others
 //   sweep    both operations and layouts by 4 to 32 SMs, and more
 //   feeders  the same with the SMs of the goals, by how many blocks feed first
+//   window   dispatch with outputs in windows, the caller's E4M3 rows too
 //   fp8      dispatch of the caller's E4M3 rows with f32 scales, a scale for 128
 //   twice    twice the tokens
 //   skewed   Zipf, a hot expert, a hot rank, against the bound from exact port loads
@@ -32,7 +33,7 @@ constexpr int EXPERTS = 256;
 // SMs of the goals: [expert-major][combine].
 constexpr Sms GOALS[2][2] = {{{24, 10}, {20, 10}}, {{24, 10}, {28, 20}}};
 
-Shape shapeOf(const Options &o, bool expertMajor, bool fp8) {
+Shape shapeOf(const Options &o, bool expertMajor, bool fp8, bool windows = false) {
   Shape s = {};
   s.R = o.R;
   s.E = EXPERTS;
@@ -47,6 +48,7 @@ Shape shapeOf(const Options &o, bool expertMajor, bool fp8) {
   s.expertMajor = expertMajor;
   s.alignment = expertMajor ? o.alignment : 1;
   s.idx64 = s.finite = true;
+  s.windows = windows;
   s.config = ep_ht_config_t{s.R, s.E, s.K, s.N, (size_t)s.combineBytes(), 0};
   return s;
 }
@@ -99,6 +101,18 @@ void layout(Rows &rows, Beside &beside, Ranks &w, const Options &o, bool expertM
       beside.measure(work, combine, GOALS[expertMajor][combine]);
   }
   w.free();
+}
+
+void window(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
+  for (const bool fp8 : {false, true}) {
+    Work work;
+    if (ready(rows, work, w, shapeOf(o, expertMajor, fp8, true), UNIFORM, fp8 ? 1 : 2)) {
+      for (const int sms : {24, 20, 16, 12, 10, 8})
+        for (const int feeders : {0, sms / 2, sms * 3 / 4, sms - 1})
+          rows.time(work, 0, Sms{sms, feeders});
+    }
+    w.free();
+  }
 }
 
 void otherShapes(Rows &rows, Ranks &w, Options o, bool expertMajor) {
@@ -192,6 +206,7 @@ int main(int argc, char **argv) {
     if (!o.wants(expertMajor)) continue;
     if (o.has("goals") || o.has("sweep") || o.has("feeders") || o.has("beside"))
       layout(rows, beside, w, o, expertMajor);
+    if (o.has("window")) window(rows, w, o, expertMajor);
     otherShapes(rows, w, o, expertMajor);
     if (o.has("skewed")) skewed(rows, w, o, expertMajor);
   }

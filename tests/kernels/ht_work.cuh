@@ -140,6 +140,8 @@ void Work::make(Ranks &ranks, const Shape &shape, const Routing &how, int numSet
                                 s.maxRecv};
       makeRank(*w, rng, s, c, sets[i][r], r, groupOf(*w, s, at, r), h);
     });
+    Rng rng = {(uint64_t)i + 1};
+    openWindows(rng, s, sets[i]);
     for (int combine = 0; combine < 2; combine++)
       port[combine] += busiestPort(s, sets[i], combine) / numSets;
   }
@@ -178,6 +180,7 @@ bool Work::failed() const {
 std::string Work::name(const char *operation) const {
   std::string n = std::string(operation) + (s.expertMajor ? " expert-major" : " flat");
   if (s.scaleBytes) n += " fp8";
+  if (s.windows) n += " window";
   if (*routing.name) n += std::string(" ") + routing.name;
   return n;
 }
