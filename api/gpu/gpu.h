@@ -85,9 +85,10 @@ typedef struct ep_gpu_group {
   uint64_t *finished;       /* with a file: on the device, [kind] operations finished */
   uint32_t gaveUpSeen;
   ep_gpu_arena_t arenas[EP_GPU_MAX_ARENAS];
-  int numArenas; /* the last one is in use */
-  int captured;  /* a launch was captured */
-  int counted;   /* bytes were counted at some time */
+  int numArenas;   /* the last one is in use */
+  int captured;    /* a launch was captured, */
+  int capturedTwo; /* while another one's receive was pending */
+  int counted;     /* bytes were counted at some time */
   ep_gpu_times_t times;
   /* order of launches across streams */
   int fitsTwice; /* two launches fit on the GPU together */

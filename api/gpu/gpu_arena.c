@@ -5,7 +5,9 @@
  * that were captured have the old addresses in them; so in a group that captured something an old
  * window stays as long as the group. Operation numbers are the group's, so its marks stay valid.
  * Operation numbers go on; that all have received what was sent so far is noted in control memory, as
- * the words that say it lie in the old window. */
+ * the words that say it lie in the old window. Later only operations of which two were in flight would read
+ * such words: once there are two windows they are refused, and so is a second window if a graph holds
+ * them. */
 #include "api/gpu/board.h"
 #include "api/gpu/gpu.h"
 #include "api/gpu/gpu_device.h"
@@ -108,6 +110,9 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
   EP_CHECK(!g->isHt || !g->numArenas || !g->captured, TREFOIL_INVALID_USAGE,
            "ncclEpInitHandle: the buffers must grow, but captured operations use them; make the "
            "handle with the largest num_topk first, or give num_topk to the group");
+  EP_CHECK(!g->capturedTwo, TREFOIL_INVALID_USAGE,
+           "ncclEpInitHandle: the buffers must grow, but graphs with two send_only operations in "
+           "flight use them; make the handle with the largest num_topk first");
   ep_gpu_arena_t a = {.config = sizing->config,
                       .exchange = sizing->buffers[EP_BUFFER_EXCHANGE],
                       .scratchBuffer = sizing->buffers[EP_BUFFER_SCRATCH]};

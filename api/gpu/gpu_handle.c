@@ -103,6 +103,22 @@ static trefoil_result_t receiveOlder(ep_gpu_handle_t *h, ep_ll_kind_t kind, uint
   return TREFOIL_OK;
 }
 
+/* Two of a kind in flight. What a rank has received then is told by words in the exchange memory, so all
+ * operations must use the same one: none of an older one may still lie in a graph. */
+static trefoil_result_t checkSecond(ep_gpu_handle_t *h, ep_ll_kind_t kind, int captured) {
+  if (!h->handle->group->numPending) return TREFOIL_OK;
+  for (struct ncclEpHandle *other = h->handle->group->handles; other; other = other->next) {
+    const ep_gpu_handle_t *o = other->state;
+    if (o->pendingKind != (int)kind || o->receivedEarly) continue;
+    EP_CHECK(h->g->numArenas == 1, TREFOIL_INVALID_USAGE,
+             "another send_only operation of this kind is pending, and the group's buffers have "
+             "grown while graphs use the smaller ones; complete it first, or make the handle with "
+             "the largest num_topk first");
+    h->g->capturedTwo |= captured;
+  }
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t run(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, size_t bytes,
                             int sendOnly, cudaStream_t stream) {
   if (!sendOnly) {
@@ -111,6 +127,7 @@ static trefoil_result_t run(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, siz
   }
   unsigned long long capture;
   EP_TRY(epGpuCapture(stream, &capture));
+  EP_TRY(checkSecond(h, kind, capture != 0));
   EP_TRY(epGpuLaunch(h, kind, op, EP_LL_SEND, stream));
   memcpy(&h->pendingOp, op, bytes);
   h->pendingKind = (int)kind;
