@@ -5,7 +5,7 @@
 //   own         the product of validate/gpu_beside.cu, one block on each SM that the operation leaves
 //   cublas      cuBLAS, told to use as many SMs as the operation leaves
 //   cublas all  cuBLAS on all SMs, whose blocks make room for the operation's as they end
-// Each rank queues many products with an event after each, then the operations between two events. What
+// Each rank queues many products with an event after every fourth, then the operations between two events. What
 // counts of the products are those that began and ended while operations ran. cuBLAS is looked for when the
 // program runs (libcublas.so.13 or .12): nothing is linked.
 #ifndef TREFOIL_TESTS_KERNELS_HT_BESIDE_CUH
@@ -52,7 +52,8 @@ enum Load { OWN, CUBLAS_LEFT, CUBLAS_ALL, NUM_LOADS };
 const char *const LOADS[] = {"own", "cublas", "cublas all"};
 
 struct Beside {
-  static constexpr int SIZE = 4096, PRODUCTS = 300, OPERATIONS = 24;
+  static constexpr int SIZE = 4096, OPERATIONS = 24;
+  static constexpr int EVENTS = 150, EACH = 4; // products: so many events, one after each four
   static constexpr size_t WORKSPACE = 64 << 20;
   Rows *rows;
   Cublas cublas;
@@ -98,7 +99,7 @@ void Beside::open(Rows &r) {
     }
     CU(cudaMalloc(&k.workspace, WORKSPACE));
     for (cudaEvent_t *e : {&k.base, &k.begin, &k.end}) CU(cudaEventCreate(e));
-    k.done.resize(PRODUCTS);
+    k.done.resize(EVENTS);
     for (cudaEvent_t &e : k.done) CU(cudaEventCreate(&e));
     if (!hasCublas) continue;
     if (cublas.create(&k.handle) || cublas.setStream(k.handle, k.low) ||
@@ -145,14 +146,14 @@ Beside::Figures Beside::run(const Work &work, bool combine, const Sms &n, int lo
     CU(cudaSetDevice(w.ranks[r].device));
     if (load >= CUBLAS_LEFT) cublas.setSms(k.handle, load == CUBLAS_LEFT ? left : 0);
     CU(cudaEventRecord(k.base, k.low));
-    for (int i = 0; load >= 0 && i < PRODUCTS; i++) {
-      product(r, (Load)load, left);
+    for (int i = 0; load >= 0 && i < EVENTS; i++) {
+      for (int j = 0; j < EACH; j++) product(r, (Load)load, left);
       CU(cudaEventRecord(k.done[i], k.low));
     }
   }
   for (int r = 0; operates && r < work.s.R; r++) {
     CU(cudaSetDevice(w.ranks[r].device));
-    gateKernel<<<1, 32, 0, ranks[r].high>>>(rows->clock.gates[r]);
+    CU(epStart(gateKernel, 1, 32, ranks[r].high, rows->clock.gates[r]));
     CU(cudaEventRecord(ranks[r].begin, ranks[r].high));
   }
   for (int i = 0; operates && i < OPERATIONS; i++) {
@@ -175,15 +176,15 @@ Beside::Figures Beside::run(const Work &work, bool combine, const Sms &n, int lo
     if (load < 0) continue;
     double first = -1, last = -1;
     int counted = 0;
-    for (int i = 0; i < PRODUCTS; i++) {
+    for (int i = 0; i < EVENTS; i++) {
       const double t = elapsedUs(k.base, k.done[i]);
       if (t < from || t > to) continue;
       if (first < 0) first = t;
       last = t;
       counted++;
     }
-    f.covered &= counted > 8 && (!operates || elapsedUs(k.base, k.done[PRODUCTS - 1]) > to);
-    if (counted > 1) f.product = std::max(f.product, (last - first) / (counted - 1));
+    f.covered &= counted > 4 && (!operates || elapsedUs(k.base, k.done[EVENTS - 1]) > to);
+    if (counted > 1) f.product = std::max(f.product, (last - first) / (counted - 1) / EACH);
   }
   return f;
 }

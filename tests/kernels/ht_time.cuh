@@ -96,7 +96,7 @@ struct Clock {
       for (int r = 0; r < R; r++) {
         CU(cudaSetDevice(w->ranks[r].device));
         cudaStream_t q = w->ranks[r].stream;
-        gateKernel<<<1, 32, 0, q>>>(gates[r]);
+        CU(epStart(gateKernel, 1, 32, q, gates[r]));
         CU(cudaEventRecord(begin[r * iterations + i], q));
         launch(r, i, stamps[r] + (size_t)i * GRID * 2);
         CU(cudaEventRecord(end[r * iterations + i], q));
@@ -139,7 +139,7 @@ struct Copy {
 
 __global__ void copyKernel(const __grid_constant__ Copy c) {
   EP_DYNAMIC_SHARED(128, ring);
-  __shared__ uint64_t full[8];
+  EP_SHARED_ARRAY(uint64_t, full, 8);
   if (threadIdx.x == 0) {
     const uint64_t began = clockNs();
     for (int i = 0; i < 8; i++) barrierInit(&full[i], 1);
@@ -202,7 +202,8 @@ std::vector<CopyTimes> measureCopies(Clock &clock, int rowBytes, double bytes) {
   }
   for (int r = 0; r < R; r++) {
     CU(cudaSetDevice(w.ranks[r].device));
-    CU(cudaFuncSetAttribute(copyKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * rowBytes));
+    CU(cudaFuncSetAttribute(EP_KERNEL(copyKernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                            8 * rowBytes));
   }
   std::vector<CopyTimes> all;
   for (int sms : {10, 16, 24, 132}) {
@@ -211,7 +212,8 @@ std::vector<CopyTimes> measureCopies(Clock &clock, int rowBytes, double bytes) {
       Copy c = copies[r];
       c.stamps = stamps;
       CU(cudaMemsetAsync(c.work, 0, 4, q));
-      copyKernel<<<sms, 32, 8 * rowBytes, q>>>(c);
+      void *params[] = {&c};
+      CU(cudaLaunchKernel(EP_KERNEL(copyKernel), dim3(sms), dim3(32), params, 8 * rowBytes, q));
     });
     all.push_back(CopyTimes{sms, (double)rows * (R - 1) * rowBytes, t});
   }
