@@ -139,7 +139,7 @@ ep_ht_group_t groupOf(const Ranks &w, const Shape &s, const ep_ht_layout_t &at, 
   g.control = w.ranks[r].control;
   g.scratch = w.ranks[r].scratch;
   g.bytes = w.ranks[r].bytes;
-  g.timeoutNs = 3000000000ull;
+  g.timeoutNs = 20000000000ull;
   g.rank = r;
   g.numRanks = s.R;
   g.numExperts = s.E;
@@ -221,6 +221,7 @@ void openWindows(Rng &rng, const Shape &s, std::vector<StepRank> &step) {
         ep_ht_window_t &w = k.pass[back].dispatch.window;
         w.tokens[r] = (char *)to.outTokens - to.window.tokensOffset;
         w.scales[r] = (char *)to.outScales - to.window.scalesOffset;
+        if (to.window.id != w.id) w.tokens[r] += 16; // nowhere: another window
       }
     }
   }
