@@ -26,6 +26,7 @@ extern "C" {
 #define EP_HT_MAX_TOPK       64
 #define EP_HT_MAX_TOKENS     (1 << 20)
 #define EP_HT_CONTROL_BYTES  4096
+#define EP_HT_MEMO_WORDS     6
 #define EP_HT_PIECE_BYTES    14336            /* rows travel in pieces of at most this */
 #define EP_HT_MAX_TIMEOUT_NS 1800000000000ull /* greatest timeoutNs */
 
@@ -69,11 +70,19 @@ size_t epHtScratchBytes(const ep_ht_config_t *config);
 /* Host bytes to copy into control memory. */
 void epHtControlInit(void *bytes);
 
+/* What operations tell the host: counts of what was found, and the last of it. In mapped host memory. */
+typedef struct ep_ht_note {
+  uint32_t badIds, traps; /* ids that are none; dispatches of which maxRecv trapped this rank */
+  uint32_t shorts, pad;   /* the caller's */
+  int64_t slots, rows;    /* of the last trap; the caller's */
+} ep_ht_note_t;
+
 typedef struct ep_ht_group {
   char *peers[EP_HT_MAX_RANKS]; /* every rank's exchange memory */
   ep_ht_layout_t at;
   void *control, *scratch;
   ep_ll_record_t *record; /* device address of mapped host memory, or NULL */
+  ep_ht_note_t *note;     /* likewise */
   uint64_t *bytes;        /* NULL, or [2][R]: bytes sent to each rank, per kind, added up */
   uint64_t *stamps;       /* NULL, or [grid][2]: device clock at start and end of each block */
   uint64_t timeoutNs;
@@ -100,7 +109,8 @@ typedef struct ep_ht_update {
   const void *topkIdx; /* [B, K] int32 or int64 */
   int idx64, numTokens;
   ep_ht_counter_t expertCounters, expertOffsets, total; /* [L], [L], [1] */
-  int numSms; /* blocks; all must fit on the GPU at once */
+  uint64_t *memo, words[EP_HT_MEMO_WORDS]; /* words is stored there, unless memo is NULL */
+  int numSms;                              /* blocks; all must fit on the GPU at once */
 } ep_ht_update_t;
 
 /* Outputs of a dispatch that every rank can store to. Between two ranks that both have such outputs, in

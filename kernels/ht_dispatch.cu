@@ -27,6 +27,15 @@ EP_DEV void awaitHello(const ep_ht_group_t &g, uint4 seen, unsigned long long nu
   takeWord(g, helloAt(g, g.rank, r, number), number, awaitedHello(r, number), ignored);
 }
 
+// One thread, if the rank is trapped by maxRecv (any other trap is the caller's to tell of).
+EP_DEV void noteTrap(const ep_ht_group_t &g, const HtTables &t) {
+  volatile ep_ht_note_t *note = g.note;
+  if (!note || t.head->trapped != 1) return;
+  note->slots = t.head->slotTotal;
+  __threadfence_system();
+  note->traps = note->traps + 1;
+}
+
 template <bool EXPERT_MAJOR, bool DIRECT>
 __global__ void __launch_bounds__(DIRECT ? HT_DIRECT_THREADS : HT_SCATTER_THREADS, 1)
     dispatchKernel(const __grid_constant__ HtDispatchArgs a) {
@@ -39,6 +48,7 @@ __global__ void __launch_bounds__(DIRECT ? HT_DIRECT_THREADS : HT_SCATTER_THREAD
   const unsigned long long number = htVolatile(&c.numbers[0]) + 1;
   const int role = threadIdx.x >> 5;
   if (blockIdx.x == 0 && role == 3) sayHello(a, t, number);
+  if (blockIdx.x == 0 && threadIdx.x == 0) noteTrap(g, t);
   HtPairs *pairs = (HtPairs *)(shared + a.pairsAt);
   bool onlyDirect = false;
   if constexpr (DIRECT) {

@@ -317,6 +317,9 @@ EP_DEV void report(const UpdateArgs &a, const Shared &s) {
     head->expertMajor = h.expertMajor;
     head->numPads = head->trapped ? 0 : tables.pads[L];
     count(o.total, 0, slots);
+    for (int i = 0; o.memo && i < EP_HT_MEMO_WORDS; i++) o.memo[i] = o.words[i];
+    volatile ep_ht_note_t *note = g.note;
+    if (note && head->badIds) note->badIds = note->badIds + (unsigned)head->badIds;
   }
   for (int r = threadIdx.x; r < g.numRanks; r += CHUNK) {
     tables.head->sendCount[r] = s.total[L + 1 + r];

@@ -79,8 +79,8 @@ typedef struct ep_gpu_group {
   struct ep_board *board;
   char *control; /* EP_GPU_CONTROL_BYTES */
   ep_ll_record_t *record;
-  ep_gpu_note_t *note, *noteOnDevice; /* in the same page */
-  ep_gpu_note_t noteSeen;
+  ep_ht_note_t *note, *noteOnDevice; /* in the same page */
+  ep_ht_note_t noteSeen;
   struct ep_gpu_hang *hang; /* NULL: no file */
   uint64_t *finished;       /* with a file: on the device, [kind] operations finished */
   uint32_t gaveUpSeen;
@@ -118,7 +118,6 @@ typedef struct ep_gpu_handle {
   unsigned long long pendingCapture;
   /* high throughput */
   char *htHead, *htMemory; /* in handle_mem */
-  int canTrap;             /* more slots than max_recv may arrive, and that is an error */
   cudaEvent_t updated;     /* eager sizing: after the last Update that was not captured */
   int hasUpdated;
   int receivedEarly;        /* by a younger operation of its kind, */

@@ -47,30 +47,19 @@ __global__ void noteFinishedHt(const HtControl *c, volatile uint64_t *finished) 
   finished[threadIdx.x] = c->numbers[threadIdx.x];
 }
 
-__global__ void afterUpdate(ep_ht_memory_t *at, ep_ht_memory_t memory, const ep_ht_head_t *head,
-                            volatile ep_gpu_note_t *note) {
-  *at = memory;
-  if (head->badIds > 0) note->badIds = note->badIds + (unsigned)head->badIds;
-}
-
 constexpr int GUARDED = 2; // ep_ht_head_t.trapped
 
 __global__ void guard(ep_ht_head_t *head, long long rows) {
   if (!head->trapped && head->numRows > rows) head->trapped = GUARDED;
 }
 
-__global__ void after(ep_ht_head_t *head, long long rows, volatile ep_gpu_note_t *note) {
-  if (!head->trapped) return;
-  const bool guarded = head->trapped == GUARDED;
+__global__ void after(ep_ht_head_t *head, long long rows, volatile ep_ht_note_t *note) {
+  if (head->trapped != GUARDED) return;
   note->slots = head->slotTotal;
   note->rows = rows;
   __threadfence_system();
-  if (guarded) {
-    note->shorts = note->shorts + 1;
-    head->trapped = 0;
-  } else {
-    note->traps = note->traps + 1;
-  }
+  note->shorts = note->shorts + 1;
+  head->trapped = 0;
 }
 
 __global__ void readClock(volatile unsigned long long *out) {
@@ -113,17 +102,11 @@ extern "C" trefoil_result_t epGpuNoteFinishedHt(const void *control, uint64_t *f
   return launch(noteFinishedHt, 3, stream, (const HtControl *)control, finished);
 }
 
-extern "C" trefoil_result_t epGpuHtAfterUpdate(void *at, const ep_ht_memory_t *memory,
-                                               ep_gpu_note_t *note, void *stream) {
-  const ep_ht_head_t *head = (const ep_ht_head_t *)((char *)at + 256);
-  return launch(afterUpdate, 1, stream, (ep_ht_memory_t *)at, *memory, head, note);
-}
-
 extern "C" trefoil_result_t epGpuHtGuard(void *head, int64_t rows, void *stream) {
   return launch(guard, 1, stream, (ep_ht_head_t *)head, rows);
 }
 
-extern "C" trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_gpu_note_t *note,
+extern "C" trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_ht_note_t *note,
                                          void *stream) {
   return launch(after, 1, stream, (ep_ht_head_t *)head, rows, note);
 }
@@ -160,10 +143,10 @@ extern "C" trefoil_result_t epGpuClockOffset(int64_t *offsetNs) {
 }
 
 extern "C" trefoil_result_t epGpuLoadSmall(void) {
-  const void *kernels[] = {
-      (const void *)setMask,       (const void *)readClock,    (const void *)noteFinished,
-      (const void *)settleControl, (const void *)restartRings, (const void *)noteFinishedHt,
-      (const void *)afterUpdate,   (const void *)guard,        (const void *)after};
+  const void *kernels[] = {(const void *)setMask,      (const void *)readClock,
+                           (const void *)noteFinished, (const void *)settleControl,
+                           (const void *)restartRings, (const void *)noteFinishedHt,
+                           (const void *)guard,        (const void *)after};
   cudaFuncAttributes a;
   for (const void *kernel : kernels) TRY_CUDA(cudaFuncGetAttributes(&a, kernel));
   return TREFOIL_OK;

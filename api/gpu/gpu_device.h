@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "kernels/ht.h"
 #include "trefoil/base.h"
 
 #ifdef __cplusplus
@@ -20,14 +21,6 @@ trefoil_result_t epGpuNoteFinishedHt(const void *control, uint64_t *finished, vo
 
 /* ---- high throughput -------------------------------------------------------------------------- */
 
-/* What small kernels tell the host: counts of what was found, and the last of it. */
-typedef struct ep_gpu_note {
-  uint32_t badIds, traps,
-      shorts; /* ids that are none, dispatches over max_recv, too few rows of topk */
-  uint32_t pad;
-  int64_t slots, rows;
-} ep_gpu_note_t;
-
 /* What an Update noted in handle_mem for calls of other handles. */
 typedef struct ep_ht_memory {
   uint64_t magic, alignment;
@@ -35,14 +28,10 @@ typedef struct ep_ht_memory {
   int topk, mode, numRanks, numExperts, numTokens, pad;
 } ep_ht_memory_t;
 
-/* After an Update: stores *memory (read during the call) at `at`, and counts the head's bad ids. The head
- * (ep_ht_head_t) lies 256 bytes after it. */
-trefoil_result_t epGpuHtAfterUpdate(void *at, const ep_ht_memory_t *memory, ep_gpu_note_t *note,
-                                    void *stream);
 /* Before an operation: if more rows arrive than `rows`, the rank is trapped for it. */
 trefoil_result_t epGpuHtGuard(void *head, int64_t rows, void *stream);
-/* After it: undoes that, and notes a trap, the guard's (rows >= 0) or max_recv's. */
-trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_gpu_note_t *note, void *stream);
+/* After it: undoes that, and notes it: too few rows of topk. */
+trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_ht_note_t *note, void *stream);
 
 /* CLOCK_REALTIME minus the device clock (%globaltimer), nanoseconds; waits. */
 trefoil_result_t epGpuClockOffset(int64_t *offsetNs);

@@ -89,6 +89,7 @@ static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
   ll->enableMask = group->limits.enableMask != 0;
   g->ht = (ep_ht_group_t){.control = ll->control,
                           .record = ll->record,
+                          .note = g->noteOnDevice,
                           .timeoutNs = ll->timeoutNs < EP_HT_MAX_TIMEOUT_NS ? ll->timeoutNs
                                                                             : EP_HT_MAX_TIMEOUT_NS,
                           .rank = ll->rank,

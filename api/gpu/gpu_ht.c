@@ -2,8 +2,9 @@
  *
  * An Update leaves its tables in handle_mem, where every handle on that memory finds them. In front of
  * them lies what calls on the host must know of a routing (ep_ht_memory_t), stored in stream order, so
- * that a handle which never saw the Update can ask. What only the device finds out (ids that are none, slots
- * over max_recv, too few rows for weights) small kernels after an operation tell the host. */
+ * that a handle which never saw the Update can ask. What only the device finds out the kernels tell the host
+ * (ep_ht_note_t): ids that are none, slots over max_recv; too few rows for weights is told by a small kernel
+ * after the operation. */
 #include <string.h>
 
 #include "api/gpu/gpu.h"
@@ -30,24 +31,10 @@ static ep_ht_handle_t handleOf(const ep_gpu_handle_t *h, int topk) {
   };
 }
 
-/* Whether more slots than max_recv can arrive at all, however tokens are routed. */
-static int canTrap(const ncclEpHandle_t handle) {
-  const ep_group_limits_t *l = &handle->group->limits;
-  if (!l->maxRecv || l->overflowPolicy == NCCL_EP_OVERFLOW_DROP) return 0;
-  uint64_t most = (uint64_t)handle->group->numRanks * l->maxTokens; /* an expert named twice too */
-  if (handle->mode == TREFOIL_HT_EXPERT_MAJOR) {
-    uint64_t L = (uint64_t)trefoilExpertsPerRank(&handle->sizing.config.shape);
-    uint64_t K = (uint64_t)handle->topkBound, padding = handle->alignment;
-    most = most * K + L * (padding ? padding - 1 : 0);
-  }
-  return most > l->maxRecv;
-}
-
 trefoil_result_t epGpuHtHandleCreate(ep_gpu_handle_t *h) {
   uintptr_t at = ((uintptr_t)h->handle->handleMem + 255) & ~(uintptr_t)255;
   h->htHead = (char *)at;
   h->htMemory = h->htHead + EP_GPU_HT_HEAD_BYTES;
-  h->canTrap = canTrap(h->handle);
   if (h->handle->ownsMem) EP_CUDA(cudaMemset(h->htHead, 0, EP_GPU_HT_HEAD_BYTES));
   EP_CUDA(cudaEventCreateWithFlags(&h->updated, cudaEventDisableTiming));
   return TREFOIL_OK;
@@ -68,7 +55,6 @@ trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
   op.expertOffsets = (ep_ht_counter_t){call->expertOffsets.data, call->expertOffsets.is64};
   op.total = (ep_ht_counter_t){call->total.data, call->total.is64};
   op.numSms = g->ll.numSms;
-  EP_TRY(epGpuLaunch(h, EP_HT_KIND_UPDATE, &op, EP_LL_BOTH, stream));
   ep_ht_memory_t memory = {
       .magic = MEMORY_MAGIC,
       .alignment = h->handle->alignment,
@@ -79,7 +65,10 @@ trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
       .numExperts = g->ht.numExperts,
       .numTokens = (int)call->numTokens,
   };
-  EP_TRY(epGpuHtAfterUpdate(h->htHead, &memory, g->noteOnDevice, stream));
+  _Static_assert(sizeof memory == sizeof op.words, "EP_HT_MEMO_WORDS");
+  op.memo = (uint64_t *)h->htHead;
+  memcpy(op.words, &memory, sizeof memory);
+  EP_TRY(epGpuLaunch(h, EP_HT_KIND_UPDATE, &op, EP_LL_BOTH, stream));
   if (g->group->limits.maxRecv) return TREFOIL_OK; /* only eager sizing waits for the event */
   unsigned long long capture;
   EP_TRY(epGpuCapture(stream, &capture));
@@ -137,7 +126,7 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   int64_t guard = guardOf(h, op.outWeights != NULL, op.topkRows);
   if (guard >= 0) EP_TRY(epGpuHtGuard(h->htMemory, guard, stream));
   EP_TRY(epGpuLaunch(h, EP_HT_KIND_DISPATCH, &op, EP_LL_BOTH, stream));
-  if (guard < 0 && !h->canTrap) return TREFOIL_OK;
+  if (guard < 0) return TREFOIL_OK;
   return epGpuHtAfter(h->htMemory, guard, g->noteOnDevice, stream);
 }
 

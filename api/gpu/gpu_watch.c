@@ -69,7 +69,7 @@ static trefoil_result_t start(ep_gpu_group_t *g, struct ep_gpu_hang *h) {
   EP_CUDA(cudaHostGetDevicePointer(&onDevice, d, 0));
   ep_hang_device_t *dev = onDevice;
   g->record = &d->wait;
-  g->note = (ep_gpu_note_t *)((char *)h->page + NOTE_AT);
+  g->note = (ep_ht_note_t *)((char *)h->page + NOTE_AT);
   g->ll.record = &dev->wait;
   EP_CUDA(cudaHostGetDevicePointer(&onDevice, g->note, 0));
   g->noteOnDevice = onDevice;
@@ -119,8 +119,8 @@ static const char *kindName(uint32_t kind) {
 }
 
 static void pollNote(ncclEpGroup_t group, ep_gpu_group_t *g) {
-  const volatile ep_gpu_note_t *n = g->note;
-  ep_gpu_note_t *seen = &g->noteSeen;
+  const volatile ep_ht_note_t *n = g->note;
+  ep_ht_note_t *seen = &g->noteSeen;
   uint32_t badIds = n->badIds, traps = n->traps, shorts = n->shorts;
   if (badIds != seen->badIds) {
     epReport(
@@ -141,7 +141,7 @@ static void pollNote(ncclEpGroup_t group, ep_gpu_group_t *g) {
         "ncclEpErrorClear",
         group->rank, (long long)n->slots, (long long)n->rows);
   }
-  *seen = (ep_gpu_note_t){.badIds = badIds, .traps = traps, .shorts = shorts};
+  *seen = (ep_ht_note_t){.badIds = badIds, .traps = traps, .shorts = shorts};
 }
 
 /* A wait that gave up writes the count first and the state last. With masks the state may have been

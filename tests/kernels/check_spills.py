@@ -36,7 +36,9 @@ def commands(path: Path) -> list[tuple[Path, list[str], str]]:
         if source.suffix != ".cu" or source.parent.name != "kernels" or "tests" in source.parts:
             continue
         words = shlex.split(entry["command"])
-        first = next(i for i, word in enumerate(words) if Path(word).name == "nvcc")
+        first = next((i for i, word in enumerate(words) if Path(word).name == "nvcc"), None)
+        if first is None:
+            continue  # compiled for the CPU (tests/emulator)
         words = words[first:]
         del words[words.index("-o") : words.index("-o") + 2]
         found.append((source, words, entry["directory"]))
