@@ -11,6 +11,8 @@
 // repeats it.
 #include "ht_case.cuh"
 
+#include <set>
+
 namespace {
 
 struct Edge {
@@ -96,7 +98,8 @@ void Edges::chunks(bool em) {
 void Edges::rings(bool em) {
   const int ranks = R;
   for (const int units : {1, 2, 8, 64, 512}) {
-    for (const int n : {units - 1, units, units + 1, 2 * units - 1, 2 * units, 2 * units + 1}) {
+    for (const int n :
+         std::set<int>{units - 1, units, units + 1, 2 * units - 1, 2 * units, 2 * units + 1}) {
       if (n == 0) continue;
       Shape s = small(em);
       s.E = R;
@@ -208,7 +211,8 @@ void Edges::crowds(bool em) {
   s.K = 4;
   s.alignment = em ? 4 : 1;
   const int64_t slots = (int64_t)R * n * (em ? 4 : 1);
-  for (const int64_t maxRecv : {slots, slots - 1, slots + 1, (int64_t)R * n, (int64_t)n}) {
+  for (const int64_t maxRecv :
+       std::set<int64_t>{slots, slots - 1, slots + 1, (int64_t)R * n, (int64_t)n}) {
     for (int drop = 0; drop < (em ? 3 : 2); drop++) { // 2: and zero copy
       s.maxRecv = maxRecv;
       s.drop = drop > 0;
