@@ -5,9 +5,9 @@
 //   own         the product of validate/gpu_beside.cu, one block on each SM that the operation leaves
 //   cublas      cuBLAS, told to use as many SMs as the operation leaves
 //   cublas all  cuBLAS on all SMs, whose blocks make room for the operation's as they end
-// Each rank queues many products with an event after every fourth, then the operations between two events. What
-// counts of the products are those that began and ended while operations ran. cuBLAS is looked for when the
-// program runs (libcublas.so.13 or .12): nothing is linked.
+// Each rank queues many products with an event after every fourth, then the operations between two events.
+// What counts of the products are those that began and ended while operations ran. cuBLAS is looked for
+// when the program runs (libcublas.so.13 or .12): nothing is linked.
 #ifndef TREFOIL_TESTS_KERNELS_HT_BESIDE_CUH
 #define TREFOIL_TESTS_KERNELS_HT_BESIDE_CUH
 
