@@ -1,9 +1,10 @@
 /* Host time of each call of a low-latency step: what the calling thread spends in it. Prints one JSON line.
  *
  * Ranks are threads of one process, or processes, a GPU each. Calls are timed one by one, with the queue
- * short (the stream is waited for every tenth step), on one stream and on two by turns (which makes the
- * library order its launches). For comparison the time of the smallest launch there is: ncclEpMaskUpdate,
- * one kernel of 64 threads. Times are [10 %, median, 99 %]. argv: tokens a rank, ranks, "processes". */
+ * short (the stream is waited for every tenth step): on one stream; on two by turns; on one again in a
+ * group with a second handle, which makes the library record an event with each launch. For comparison the
+ * time of the smallest launch there is: ncclEpMaskUpdate, one kernel of 64 threads. Times are [10 %, median,
+ * 99 %]. argv: tokens a rank, ranks, "processes". */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,11 +14,12 @@
 
 #include "team.h"
 
-enum { STEPS = 400, WARM = 40, KINDS = 4, H = 7168, K = 8, E = 256 };
+enum { STEPS = 400, WARM = 40, KINDS = 4, WAYS = 3, H = 7168, K = 8, E = 256 };
 static const char *const names[KINDS] = {"update", "dispatch", "combine", "complete"};
 static int tokens = 128;
-static double took[2][KINDS][STEPS];
-static double mean[2], smallest[STEPS];
+static const char *const ways[WAYS] = {"one_stream", "two_streams", "two_handles"};
+static double took[WAYS][KINDS][STEPS];
+static double mean[WAYS], smallest[STEPS];
 
 static double nowUs(void) {
   struct timespec t;
@@ -72,6 +74,7 @@ static void freeAll(tensors_t *t) {
 }
 
 static void runSteps(team_rank_t *r, ncclEpHandle_t h, tensors_t *t, int way, cudaStream_t *s) {
+  cudaStream_t combines = s[way == 1];
   ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
   ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
   ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
@@ -91,14 +94,14 @@ static void runSteps(team_rank_t *r, ncclEpHandle_t h, tensors_t *t, int way, cu
     at[1] = nowUs();
     teamOk(r, ncclEpDispatch(h, &in, &out, &info, NULL, s[0]));
     at[2] = nowUs();
-    teamOk(r, ncclEpCombine(h, &from, &to, NULL, s[way]));
+    teamOk(r, ncclEpCombine(h, &from, &to, NULL, combines));
     at[3] = nowUs();
-    teamOk(r, ncclEpComplete(h, NULL, s[way]));
+    teamOk(r, ncclEpComplete(h, NULL, combines));
     at[4] = nowUs();
     for (int k = 0; k < KINDS && i >= 0 && r->rank == 0; k++) took[way][k][i] = at[k + 1] - at[k];
-    if (i % 10 == 9) cudaStreamSynchronize(s[way]);
+    if (i % 10 == 9) cudaStreamSynchronize(combines);
   }
-  cudaStreamSynchronize(s[way]);
+  cudaStreamSynchronize(combines);
   if (r->rank == 0) mean[way] = (nowUs() - begin) / STEPS;
 }
 
@@ -130,8 +133,8 @@ static void printTimes(const char *name, double *v) {
 static void report(const team_rank_t *r) {
   printf("{\"ranks\": %d, \"as\": \"%s\", \"tokens\": %d, \"unit\": \"us\"", r->numRanks,
          r->processes ? "processes" : "threads", tokens);
-  for (int way = 0; way < 2; way++) {
-    printf(", \"%s\": {\"step\": %.2f", way ? "two_streams" : "one_stream", mean[way]);
+  for (int way = 0; way < WAYS; way++) {
+    printf(", \"%s\": {\"step\": %.2f", ways[way], mean[way]);
     for (int k = 0; k < KINDS; k++) printTimes(names[k], took[way][k]);
     printf("}");
   }
@@ -147,7 +150,7 @@ static void run(team_rank_t *r) {
   config.max_token_bytes = H * 2;
   config.timeout_ns = 10000000000u;
   ncclEpGroup_t group;
-  ncclEpHandle_t h;
+  ncclEpHandle_t h, second = NULL;
   tensors_t t;
   cudaStream_t s[2];
   for (int i = 0; i < 2; i++) {
@@ -156,11 +159,15 @@ static void run(team_rank_t *r) {
   teamCheck(r, makeAll(&t, r->rank, r->numRanks), "device memory");
   teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
   teamOk(r, ncclEpInitHandle(&h, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, K, NULL));
-  for (int way = 0; way < 2 && !r->error[0]; way++) {
+  for (int way = 0; way < WAYS && !r->error[0]; way++) {
+    if (way == 2) {
+      teamOk(r, ncclEpInitHandle(&second, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, K, NULL));
+    }
     teamBarrier(r);
     runSteps(r, h, &t, way, s);
   }
   if (r->error[0]) return;
+  teamOk(r, ncclEpHandleDestroy(second));
   teamOk(r, ncclEpHandleDestroy(h));
   teamOk(r, ncclEpGroupDestroy(group));
   runSmallest(r, config);

@@ -45,6 +45,10 @@ foreach(program gpu_calls gpu_captures gpu_memory)
     ENVIRONMENT TREFOIL_HOST_SMS=3)
 endforeach()
 
+# How many kernels a call launches.
+trefoil_test(launches SOURCES test_launches.c LIBS nccl_ep_emulated trefoil_host)
+target_include_directories(test_launches PRIVATE ${CMAKE_SOURCE_DIR}/host/include ${CMAKE_SOURCE_DIR}/host)
+
 # A few random cases of both modes against the reference, by the command.
 if(TREFOIL_CLI)
   foreach(mode ll ht)

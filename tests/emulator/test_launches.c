@@ -1,0 +1,167 @@
+/* What a call costs the host most: how many kernels it launches. The launcher here counts launches and runs
+ * none. One rank. */
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "nccl_ep.h"
+#include "test.h"
+#include "trefoil_host.h"
+
+enum { TOKENS = 16, WIDTH = 64, EXPERTS = 8, TOPK = 2, STEPS = 3 };
+
+static atomic_int launches;
+
+static void *prepare(const void *function, const trefoil_host_launch_t *launch) {
+  static int any;
+  (void)function, (void)launch;
+  atomic_fetch_add(&launches, 1);
+  return &any;
+}
+
+static void pass(void *launch) {
+  (void)launch;
+}
+
+/* Sizes of tensors and what they point to, for all modes: large enough for each. */
+typedef struct bed {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  ncclEpGroup_t group;
+  ncclEpHandle_t handle;
+  char *memory;
+  size_t rows[2], slots[3], topk[2], slotTopk[2], counts[1];
+  ncclEpTensor_t idx, in, out, back, weights, outWeights, outIdx, counters;
+} bed_t;
+
+#define OK(call) REQUIRE((call) == ncclSuccess, "%s: %s", #call, ncclEpGetLastError())
+
+static ncclEpTensor_t tensor(bed_t *b, unsigned ndim, ncclDataType_t type, size_t *sizes) {
+  return (ncclEpTensor_t){NCCL_EP_TENSOR_INIT_INLINE, .ndim = ndim, .datatype = type,
+                          .data = b->memory, .sizes = sizes};
+}
+
+static void fillTensors(bed_t *b, int ht) {
+  size_t slots = (size_t)TOKENS * (ht ? TOPK : 1);
+  b->rows[0] = b->topk[0] = TOKENS;
+  b->rows[1] = WIDTH;
+  b->topk[1] = b->slotTopk[1] = TOPK;
+  b->slotTopk[0] = slots;
+  b->counts[0] = EXPERTS;
+  b->slots[0] = ht ? slots : EXPERTS;
+  b->slots[1] = ht ? WIDTH : TOKENS;
+  b->slots[2] = WIDTH;
+  b->idx = tensor(b, 2, ncclInt32, b->topk);
+  b->in = b->back = tensor(b, 2, ncclBfloat16, b->rows);
+  b->out = tensor(b, ht ? 2 : 3, ncclBfloat16, b->slots);
+  b->weights = tensor(b, 2, ncclFloat32, b->topk);
+  b->outWeights = tensor(b, 2, ncclFloat32, b->slotTopk);
+  b->outIdx = tensor(b, 2, ncclInt64, b->slotTopk);
+  b->counters = tensor(b, 1, ncclInt32, b->counts);
+}
+
+static void openBed(bed_t *b, int ht, unsigned maxRecv) {
+  static const trefoil_host_launcher_t counting = {prepare, pass, pass};
+  ncclUniqueId id;
+  memset(b, 0, sizeof *b);
+  trefoilHostSetLauncher(&counting);
+  ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
+  config.algorithm = ht ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY;
+  config.num_experts = EXPERTS;
+  config.max_dispatch_tokens_per_rank = TOKENS;
+  config.max_recv_tokens_per_rank = maxRecv;
+  config.max_token_bytes = WIDTH * 2;
+  REQUIRE(!cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "stream");
+  REQUIRE(!cudaMalloc((void **)&b->memory, 1 << 20), "memory");
+  REQUIRE(!cudaMemset(b->memory, 0, 1 << 20), "memory");
+  REQUIRE(!ncclGetUniqueId(&id) && !ncclCommInitRank(&b->comm, 1, id, 0), "communicator");
+  OK(ncclEpCreateGroup(&b->group, b->comm, &config));
+  OK(ncclEpInitHandle(&b->handle, b->group, ht ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_EXPERT_MAJOR,
+                      NULL, TOPK, NULL));
+  fillTensors(b, ht);
+}
+
+static void closeBed(bed_t *b) {
+  OK(ncclEpHandleDestroy(b->handle));
+  OK(ncclEpGroupDestroy(b->group));
+  ncclCommDestroy(b->comm);
+  cudaStreamDestroy(b->stream);
+  cudaFree(b->memory);
+}
+
+static void expect(const char *call, int wanted) {
+  int made = atomic_exchange(&launches, 0);
+  CHECK(made == wanted, "%s: %d launches, should be %d", call, made, wanted);
+}
+
+static void steps(bed_t *b, int ht) {
+  ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+  ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+  ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+  ncclEpCombineInputs_t from = NCCL_EP_COMBINE_INPUTS_INIT;
+  ncclEpCombineOutputs_t to = NCCL_EP_COMBINE_OUTPUTS_INIT;
+  in.tokens = &b->in;
+  out.tokens = from.tokens = &b->out;
+  to.tokens = &b->back;
+  if (ht) {
+    in.topk_weights = &b->weights;
+    out.topk_weights = &b->outWeights;
+    out.topk_idx = &b->outIdx;
+  } else {
+    info.expert_counters = &b->counters;
+    to.topk_weights = &b->weights;
+  }
+  atomic_store(&launches, 0);
+  for (int i = 0; i < STEPS; i++) {
+    OK(ncclEpUpdateHandle(b->handle, &b->idx, NULL, b->stream));
+    expect("Update", ht ? 1 : 0);
+    OK(ncclEpDispatch(b->handle, &in, &out, ht ? NULL : &info, NULL, b->stream));
+    expect("Dispatch", 1);
+    OK(ncclEpCombine(b->handle, &from, &to, NULL, b->stream));
+    expect("Combine", 1);
+    OK(ncclEpComplete(b->handle, NULL, b->stream));
+    expect("Complete", 0);
+  }
+}
+
+TEST(low_latency) {
+  bed_t b;
+  openBed(&b, 0, 0);
+  if (testFailures) return;
+  steps(&b, 0);
+  closeBed(&b);
+}
+
+/* With room for all slots, and where an overflow would be told. */
+TEST(high_throughput) {
+  for (unsigned maxRecv = TOKENS; maxRecv <= 2 * TOKENS; maxRecv += TOKENS) {
+    bed_t b;
+    openBed(&b, 1, maxRecv);
+    if (testFailures) return;
+    steps(&b, 1);
+    closeBed(&b);
+  }
+}
+
+/* Halves: one launch each. */
+TEST(send_only_and_complete) {
+  bed_t b;
+  openBed(&b, 0, 0);
+  if (testFailures) return;
+  ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+  ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+  ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+  ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
+  config.send_only = 1;
+  in.tokens = &b.in;
+  out.tokens = &b.out;
+  info.expert_counters = &b.counters;
+  atomic_store(&launches, 0);
+  OK(ncclEpUpdateHandle(b.handle, &b.idx, NULL, b.stream));
+  OK(ncclEpDispatch(b.handle, &in, &out, &info, &config, b.stream));
+  expect("the sending half", 1);
+  OK(ncclEpComplete(b.handle, NULL, b.stream));
+  expect("the receiving half", 1);
+  closeBed(&b);
+}
+
+TEST_MAIN()
