@@ -134,10 +134,11 @@ int cliBesideOf(const char *word) {
 
 /* How the point differs from uniform, full, alone and in step. */
 static void addCircumstances(json_t *j, const ep_real_options_t *o, const ep_real_result_t *r) {
-  json_t *more = json_pack("{s:s, s:f, s:f, s:i, s:i, s:f, s:s}", "routing",
-                           routingNames[o->popularity], "skew", o->skew, "ragged", o->ragged,
-                           "empty_ranks", o->numEmptyRanks, "sms", (int)o->maxSms, "start_skew_s",
-                           1e-9 * (double)o->startSkewNs, "beside", besideNames[o->beside]);
+  json_t *more =
+      json_pack("{s:s, s:f, s:f, s:i, s:i, s:f, s:s, s:b}", "routing", routingNames[o->popularity],
+                "skew", o->skew, "ragged", o->ragged, "empty_ranks", o->numEmptyRanks, "sms",
+                (int)o->maxSms, "start_skew_s", 1e-9 * (double)o->startSkewNs, "beside",
+                besideNames[o->beside], "window", o->window);
   json_object_update(j, more);
   json_decref(more);
   if (!o->beside || !r->gpu.measured) return;

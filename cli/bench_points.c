@@ -20,7 +20,7 @@ typedef struct points {
 static const char *const known[] = {
     "mode",          "variant", "tokens",     "hidden", "experts",     "topk",
     "seed",          "routing", "skew",       "ragged", "empty_ranks", "sms",
-    "start_skew_us", "beside",  "iterations", "id",     NULL};
+    "start_skew_us", "beside",  "iterations", "window", "id",          NULL};
 
 static const char *unknownName(const json_t *j) {
   void *at = json_object_iter((json_t *)j);
@@ -40,16 +40,17 @@ static int between(double value, double low, double high) {
 static const char *takePoint(json_t *j, ep_real_options_t *o) {
   const char *mode = NULL, *variant = "plain", *routing = "uniform", *beside = "nothing";
   json_int_t tokens = 0, hidden = 7168, seed = 1;
-  int experts = 256, topk = 8, empty = 0, sms = 0, iterations = 0;
+  int experts = 256, topk = 8, empty = 0, sms = 0, iterations = 0, window = 0;
   double skew = 0, ragged = 0, startSkew = 0;
   unsigned modes;
   json_error_t error;
-  if (json_unpack_ex(j, &error, 0,
-                     "{s:s, s:I, s?s, s?I, s?i, s?i, s?I, s?s, s?F, s?F, s?i, s?i, s?F, s?s, s?i}",
-                     "mode", &mode, "tokens", &tokens, "variant", &variant, "hidden", &hidden,
-                     "experts", &experts, "topk", &topk, "seed", &seed, "routing", &routing, "skew",
-                     &skew, "ragged", &ragged, "empty_ranks", &empty, "sms", &sms, "start_skew_us",
-                     &startSkew, "beside", &beside, "iterations", &iterations))
+  if (json_unpack_ex(
+          j, &error, 0,
+          "{s:s, s:I, s?s, s?I, s?i, s?i, s?I, s?s, s?F, s?F, s?i, s?i, s?F, s?s, s?i, s?b}",
+          "mode", &mode, "tokens", &tokens, "variant", &variant, "hidden", &hidden, "experts",
+          &experts, "topk", &topk, "seed", &seed, "routing", &routing, "skew", &skew, "ragged",
+          &ragged, "empty_ranks", &empty, "sms", &sms, "start_skew_us", &startSkew, "beside",
+          &beside, "iterations", &iterations, "window", &window))
     return "a point needs a mode and a number of tokens, and each value has its type";
   if (!cliModes(mode, &modes) || (modes & (modes - 1))) return "mode names no single mode";
   if (!cliTakeVariant(variant, o)) return "variant is not known";
@@ -76,6 +77,7 @@ static const char *takePoint(json_t *j, ep_real_options_t *o) {
   o->startSkewNs = (uint64_t)(1000 * startSkew + 0.5);
   o->beside = (ep_real_beside_t)cliBesideOf(beside);
   o->iterations = iterations;
+  o->window = window;
   return NULL;
 }
 

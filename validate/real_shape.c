@@ -156,6 +156,42 @@ trefoil_result_t epRealTraffic(real_t *run) {
 
 /* ---- A rank's tensors ---- */
 
+static trefoil_result_t takeMemory(real_rank_t *rank, real_tensor_t *t, int isWindow) {
+  const ep_library_t *lib = &rank->run->lib;
+  size_t bytes = t->bytes + 256;
+  rank->doing = isWindow ? "ncclMemAlloc" : "cudaMalloc";
+  if (isWindow) {
+    ncclResult_t rc = lib->ncclMemAlloc(&t->data, bytes);
+    EP_CHECK(rc == ncclSuccess, TREFOIL_SYSTEM_ERROR, "ncclMemAlloc: %s",
+             epNcclError(lib, NULL, rc));
+    rc = lib->ncclCommWindowRegister(rank->comm, t->data, bytes, &t->window,
+                                     NCCL_WIN_COLL_SYMMETRIC);
+    EP_CHECK(rc == ncclSuccess, TREFOIL_REMOTE_ERROR, "ncclCommWindowRegister: %s",
+             epNcclError(lib, rank->comm, rc));
+    t->t.win_hdl = t->window;
+  } else {
+    EP_REAL_CUDA(rank, lib->cudaMalloc(&t->data, bytes));
+  }
+  EP_REAL_CUDA(rank, lib->cudaMemsetAsync(t->data, EP_REAL_NOISE, bytes, rank->stream));
+  t->t.data = t->data;
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t giveBack(real_rank_t *rank, real_tensor_t *t) {
+  const ep_library_t *lib = &rank->run->lib;
+  if (!t->data) return TREFOIL_OK;
+  if (t->window) {
+    ncclResult_t rc = lib->ncclCommWindowDeregister(rank->comm, t->window);
+    if (rc == ncclSuccess) rc = lib->ncclMemFree(t->data);
+    EP_CHECK(rc == ncclSuccess, TREFOIL_SYSTEM_ERROR, "ncclCommWindowDeregister: %s",
+             epNcclError(lib, rank->comm, rc));
+    return TREFOIL_OK;
+  }
+  rank->doing = "cudaFree";
+  EP_REAL_CUDA(rank, lib->cudaFree(t->data));
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t newTensor(real_rank_t *rank, real_tensor_t *t, trefoil_dtype_t dtype,
                                   unsigned ndim, const int64_t *sizes) {
   t->t = NCCL_EP_TENSOR_INIT;
@@ -168,12 +204,8 @@ static trefoil_result_t newTensor(real_rank_t *rank, real_tensor_t *t, trefoil_d
     t->bytes *= t->sizes[i];
   }
   t->rowBytes = trefoilDtypeBytes(dtype) * t->sizes[ndim - 1];
-  rank->doing = "cudaMalloc";
-  EP_REAL_CUDA(rank, rank->run->lib.cudaMalloc(&t->data, t->bytes + 256));
-  EP_REAL_CUDA(
-      rank, rank->run->lib.cudaMemsetAsync(t->data, EP_REAL_NOISE, t->bytes + 256, rank->stream));
-  t->t.data = t->data;
-  return TREFOIL_OK;
+  int isOutput = t == &rank->received || t == &rank->receivedScales;
+  return takeMemory(rank, t, isOutput && rank->run->options->window);
 }
 
 static trefoil_result_t upload(real_rank_t *rank, real_tensor_t *t, const void *from) {
@@ -356,9 +388,7 @@ trefoil_result_t epRealClose(real_rank_t *rank) {
   EP_REAL_EP(rank, lib->ncclEpHandleDestroy(rank->handle));
   rank->doing = "ncclEpGroupDestroy";
   EP_REAL_EP(rank, lib->ncclEpGroupDestroy(rank->group));
-  rank->doing = "cudaFree";
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    if (all[i]->data) EP_REAL_CUDA(rank, lib->cudaFree(all[i]->data));
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) EP_TRY(giveBack(rank, all[i]));
   rank->doing = "cudaStreamDestroy";
   EP_REAL_CUDA(rank, lib->cudaStreamDestroy(rank->stream));
   if (!rank->run->isLast) return TREFOIL_OK;

@@ -34,6 +34,7 @@ typedef struct ep_real_options {
   int partial;           /* LL expert-major: NCCL_EP_LL_COMBINE=partial */
   int fp8;               /* E4M3 rows and f32 scales of 128 elements, the caller's; no combine */
   int backward;          /* HT: gradients by the routing of the Update, and of the weights */
+  int window;            /* what a dispatch writes lies in registered windows */
   trefoil_popularity_t popularity; /* which experts tokens choose (trefoil/trace.h) */
   double skew;                     /* as there, like the next two */
   double ragged;

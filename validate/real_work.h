@@ -12,6 +12,7 @@ typedef struct real_tensor {
   size_t sizes[3];
   size_t bytes, rowBytes;
   void *data;
+  ncclWindow_t window; /* NULL: plain memory */
 } real_tensor_t;
 
 typedef struct real_rank {

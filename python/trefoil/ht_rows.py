@@ -197,7 +197,8 @@ def _called(runs: Sequence[Row]) -> Iterator[Answer]:
             times = run["times"].get(op)
             if not times:
                 continue
-            name = f"{op} {run['mode']} {run['variant']}, {run['tokens']} tokens"
+            window = " window" if run.get("window") else ""
+            name = f"{op} {run['mode']} {run['variant']}{window}, {run['tokens']} tokens"
             host = 1e6 * times["host"]["p50_s"]
             yield Answer(
                 f"{name}: host time <= {HOST_US:g} us", f"{host:.1f} us (p50)", host <= HOST_US

@@ -110,6 +110,8 @@ def test_calls_are_judged_by_event_and_host_time(
     assert a[name + "host time <= 6 us"].reached is True
     assert a[name + "event time <= 10 us above kernel time"].reached is False
     assert not any("ll-expert" in goal for goal in a)
+    again = found(bench(), {"gpu_benchmarks": [{**run, "window": True}]})
+    assert "dispatch ht-flat plain window, 4096 tokens: host time <= 6 us" in again
     path, calls = tmp_path / "bench.json", tmp_path / "calls.json"
     path.write_text(json.dumps(bench()))
     for text in (json.dumps(run), json.dumps(run) + "\n" + json.dumps(low)):  # a line a point

@@ -26,7 +26,7 @@ POINTS: list[dict[str, Any]] = [
     for variant in variants
     for circumstances in (
         {"routing": "uniform", "seed": 3},
-        {"routing": "zipf", "skew": 1.2, "ragged": 1.0},
+        {"routing": "zipf", "skew": 1.2, "ragged": 1.0, "window": True},
         {"routing": "hot-expert", "skew": 100, "empty_ranks": 1, "sms": 8},
         {"routing": "hot-rank", "skew": 30, "topk": 1, "start_skew_us": 5},
     )
@@ -67,6 +67,7 @@ def check_agreement(trefoil: str) -> None:
     assert [row["point"] for row in rows] == points
     for row in rows:
         assert row["ok"] and row["ranks"] == 3
+        assert row["window"] == row["point"].get("window", False)
         assert ("combine" in row["times"]) == (row["variant"] not in ("e4m3", "fp8"))
         for times in row["times"].values():
             wall = times["wall"]
