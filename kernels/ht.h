@@ -92,7 +92,8 @@ typedef struct ep_ht_group {
 
 typedef struct ep_ht_handle {
   void *memory; /* epHtHandleBytes, 256-byte aligned */
-  int numTopk, expertMajor, drop, zeroCopyOn;
+  int numTopk, expertMajor, drop;
+  int zeroCopyOn;    /* expert-major only: DROP by slot alone */
   int64_t alignment; /* expert-major: of zones, a power of two; 0 and 1 = none */
   int64_t maxRecv;   /* slots; 0 = unbounded */
 } ep_ht_handle_t;

@@ -25,7 +25,7 @@ static ep_ht_handle_t handleOf(const ep_gpu_handle_t *h, int topk) {
       .numTopk = topk,
       .expertMajor = handle->mode == TREFOIL_HT_EXPERT_MAJOR,
       .drop = l->overflowPolicy == NCCL_EP_OVERFLOW_DROP,
-      .zeroCopyOn = l->zeroCopy == NCCL_EP_ZERO_COPY_ON,
+      .zeroCopyOn = handle->mode == TREFOIL_HT_EXPERT_MAJOR && l->zeroCopy == NCCL_EP_ZERO_COPY_ON,
       .alignment = (int64_t)handle->alignment,
       .maxRecv = l->maxRecv,
   };
