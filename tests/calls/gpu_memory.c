@@ -262,6 +262,79 @@ TEST(the_callers_allocator_gives_it_all) {
   }
 }
 
+typedef struct stingy {
+  const step_case_t *c;
+  int refuse; /* rank 1's request of this number, from 1 */
+} stingy_t;
+
+typedef struct counted_purse {
+  int requests, refuse, live;
+} counted_purse_t;
+
+static cudaError_t takeUnlessRefused(void **p, size_t bytes, void *context) {
+  counted_purse_t *purse = context;
+  if (++purse->requests == purse->refuse) return cudaErrorMemoryAllocation;
+  purse->live++;
+  return cudaMalloc(p, bytes);
+}
+
+static cudaError_t giveBackCounted(void *p, void *context) {
+  ((counted_purse_t *)context)->live--;
+  return cudaFree(p);
+}
+
+/* One rank gets no memory: all are told, nothing is kept, and the next try succeeds. */
+static void runRefused(team_rank_t *r) {
+  const stingy_t *stingy = r->user;
+  const step_case_t *c = stingy->c;
+  counted_purse_t purse = {.refuse = r->rank == 1 ? stingy->refuse : 0};
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  config.alloc = (ncclEpAllocConfig_t){takeUnlessRefused, giveBackCounted, &purse};
+  ncclEpGroup_t group = NULL;
+  ncclEpHandle_t h = NULL;
+  int failures = 0;
+  while (!group && failures < 2) {
+    if (ncclEpCreateGroup(&group, r->comm, &config) == ncclSuccess) break;
+    failures++;
+    teamCheck(r, strstr(ncclEpGetLastError(), "alloc_fn"), "group: %s", ncclEpGetLastError());
+    teamCheck(r, !group && !purse.live, "%d blocks are left of the group", purse.live);
+    teamBarrier(r);
+  }
+  int before = purse.live;
+  while (!h && failures < 2) {
+    if (ncclEpInitHandle(&h, group, stepLayout(c), NULL, c->topk, NULL) == ncclSuccess) break;
+    failures++;
+    teamCheck(r, strstr(ncclEpGetLastError(), "alloc_fn"), "handle: %s", ncclEpGetLastError());
+    teamCheck(r, !h && purse.live == before, "%d blocks are left of the handle",
+              purse.live - before);
+    teamBarrier(r);
+  }
+  teamCheck(r, h && failures == 1, "%d failures: %s", failures, ncclEpGetLastError());
+  teamCheck(r, stepUpdate(d, h, r->stream), "update: %s", ncclEpGetLastError());
+  teamCheck(r, stepDispatch(d, h, r->stream), "dispatch: %s", ncclEpGetLastError());
+  teamCheck(r, stepCombine(d, h, r->stream), "combine: %s", ncclEpGetLastError());
+  cudaStreamSynchronize(r->stream);
+  teamCheck(r, !*stepCompareCombine(d), "%s", stepCompareCombine(d));
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  teamCheck(r, !purse.live, "%d blocks are left", purse.live);
+  stepFree(d);
+}
+
+TEST(a_rank_without_memory_is_told_to_all) {
+  if (numGpus() < 2) SKIP("needs two GPUs");
+  for (int mode = 1; mode < 3; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 665);
+    if (mode == 2) c.maxRecv = 4 * 7;
+    for (int refuse = 1; refuse <= mode + 1; refuse++) { /* control, handle, scratch */
+      stingy_t stingy = {&c, refuse};
+      const char *error = teamThreads(numGpus(), runRefused, &stingy);
+      CHECK(!*error, "mode %d, request %d: %s", mode, refuse, error);
+    }
+  }
+}
+
 /* ---- tensors in a window --------------------------------------------------------------------- */
 
 enum { N_ROWS = 24, ROW = 64, SLOT_BYTES = 1 << 20 };
