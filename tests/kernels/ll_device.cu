@@ -1,14 +1,14 @@
 // The low-latency kernels against the reference, bit for bit, on random shapes.
 //
 //   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s] [--faults]
-//             [--general 1 | 2]
+//             [--general 1 | 2] [--long]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a mode and
 // a number of steps; each step has new routing and new data, all steps are launched back to back
 // without the host waiting in between, with ranks delayed at random, into poisoned outputs. Operation numbers
 // start near the places where marks wrap and buffers are cleared. Payloads are random bits in which words
 // that equal marks are sown. Each rank draws whether it runs the short dispatch (--general 1: never, 2:
-// wherever it can). A failure prints the command that repeats it.
+// wherever it can). --long: few experts and thousands of tokens. A failure prints the command that repeats it.
 #include "ll_check.cuh"
 
 namespace {
@@ -16,10 +16,10 @@ namespace {
 struct Options {
   int maxBlocks, style,
       general; // general: 0 each rank draws which dispatch it runs, 1 never the short one
-  bool verbose;
+  bool verbose, isLong;
 };
 
-Shape randomShape(Rng &rng, int R, int maxBlocks) {
+Shape randomShape(Rng &rng, int R, int maxBlocks, bool isLong) {
   Shape s = {};
   s.R = R;
   s.E = rng.one(4) ? 1 + rng.below(R * 3) : R * (1 + rng.below(6));
@@ -62,7 +62,17 @@ Shape randomShape(Rng &rng, int R, int maxBlocks) {
     s.quant = EP_LL_QUANT_NONE;
     s.steps = 2;
   }
-  const size_t most = huge ? 400u << 20 : 6u << 20;
+  if (isLong) { // more tokens than 32 chunks of the slot map have bits
+    s.E = R;
+    s.L = 1;
+    s.K = 1 + rng.below(std::min(R, 4));
+    s.N = 16384 / R + 1 + rng.below(200);
+    s.tokenWidth = s.combineWidth = 16;
+    s.scaleBytes = s.scaleBytesOut = s.scaleBytes ? 16 : 0;
+    s.quant = EP_LL_QUANT_NONE;
+    s.steps = 2;
+  }
+  const size_t most = huge || isLong ? 400u << 20 : 6u << 20;
   while (s.slots() * std::max(s.tokenBytes(), s.combineBytes()) > most && s.N > 1) s.N /= 2;
   s.style = (Style)rng.below(NUM_STYLES);
   s.blocks = 1 + rng.below(maxBlocks);
@@ -119,6 +129,9 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     k.B = rng.one(5) ? 0 : rng.one(3) ? s.N : rng.below(s.N + 1);
     k.topk = randomRouting(rng, (int)k.B, s.K, s.E, s.holes);
     k.tokens = payload(rng, s, s.dtype, k.B * s.inputBytes(), s.finite);
+    for (size_t i = 0; s.quant && i + 256 <= k.tokens.size(); i += 256) {
+      if (rng.one(8)) memset(&k.tokens[i], 0, 256); // a block of zeros has a scale, too
+    }
     k.scales = payload(rng, s, TREFOIL_F32, k.B * s.scaleBytes, s.finite);
     k.y = payload(rng, s, s.combineDtype, s.slots() * s.combineBytes(), s.finite);
     k.yBytes = k.y.data();
@@ -280,7 +293,7 @@ void printShape(const Shape &s) {
 
 bool runCase(World &w, uint64_t seed, const Options &o) {
   Rng rng = {seed};
-  Shape s = randomShape(rng, w.size(), o.maxBlocks);
+  Shape s = randomShape(rng, w.size(), o.maxBlocks, o.isLong);
   if (o.style >= 0) s.style = (Style)o.style;
   if (o.verbose) printShape(s);
   auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull, o.general);
@@ -307,7 +320,7 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
 // they end; either way the record names it.
 bool runFault(World &w, uint64_t seed, const Options &o) {
   Rng rng = {seed};
-  Shape s = randomShape(rng, w.size(), o.maxBlocks);
+  Shape s = randomShape(rng, w.size(), o.maxBlocks, false);
   s.style = FUSED;
   s.delays = false;
   const int R = s.R, dead = rng.below(R);
@@ -347,7 +360,7 @@ int main(int argc, char **argv) {
   int R = 4, cases = 200, only = -1;
   uint64_t seed = 1;
   bool gpus = false, faults = false;
-  Options o = {0, -1, 0, false};
+  Options o = {0, -1, 0, false, false};
   for (int i = 1; i < argc; i++) {
     auto value = [&] { return i + 1 < argc ? strtoull(argv[++i], nullptr, 0) : 0ull; };
     if (!strcmp(argv[i], "--ranks"))
@@ -368,6 +381,8 @@ int main(int argc, char **argv) {
       faults = true;
     else if (!strcmp(argv[i], "--general"))
       o.general = (int)value();
+    else if (!strcmp(argv[i], "--long"))
+      o.isLong = true;
     else if (!strcmp(argv[i], "--verbose"))
       o.verbose = true;
     else {
@@ -393,9 +408,9 @@ int main(int argc, char **argv) {
     ran++;
     if (ok) continue;
     failed++;
-    printf("FAILED: ll_device --ranks %d%s%s --blocks %d --seed %llu --case %d --verbose\n", R,
-           gpus ? " --gpus" : "", faults ? " --faults" : "", o.maxBlocks, (unsigned long long)seed,
-           i);
+    printf("FAILED: ll_device --ranks %d%s%s%s --blocks %d --seed %llu --case %d --verbose\n", R,
+           gpus ? " --gpus" : "", faults ? " --faults" : "", o.isLong ? " --long" : "", o.maxBlocks,
+           (unsigned long long)seed, i);
     fflush(stdout);
     if (failed == 5) break;
   }
