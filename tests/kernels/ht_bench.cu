@@ -16,8 +16,6 @@
 // not timed; a launch that gives up is no row, and the exit code is 1.
 #include "ht_beside.cuh"
 
-#include <set>
-
 namespace {
 
 struct Options {
@@ -105,13 +103,17 @@ void layout(Rows &rows, Beside &beside, Ranks &w, const Options &o, bool expertM
   w.free();
 }
 
+// Flat, all blocks feed.
 void window(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
   for (const bool fp8 : {false, true}) {
     Work work;
     if (ready(rows, work, w, shapeOf(o, expertMajor, fp8, true), UNIFORM, fp8 ? 1 : 2)) {
-      for (const int sms : {32, 28, 24, 20, 16, 12, 10, 8, 6, 4})
-        for (const int feeders : std::set<int>{0, sms / 2, sms * 3 / 4, sms - 1})
-          if (!fp8 || sms <= 24) rows.time(work, 0, Sms{sms, feeders});
+      for (const int sms : {32, 28, 24, 20, 16, 12, 10, 8, 6, 4}) {
+        if (fp8 && sms > 24) continue;
+        rows.time(work, 0, Sms{sms, 0});
+        for (int eighth = 3; expertMajor && eighth < 8; eighth++)
+          rows.time(work, 0, Sms{sms, std::max(1, sms * eighth / 8)});
+      }
     }
     w.free();
   }
