@@ -9,10 +9,6 @@
 #include "api/preflight_call.h"
 #include "api/range.h"
 
-int epIsHt(const struct ncclEpGroup *g) {
-  return g->limits.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
-}
-
 void epLog(ncclEpGroup_t g, const char *format, ...) {
   if (!g->debug) return;
   char line[600];

@@ -125,6 +125,8 @@ trefoil_result_t epSettingsCompare(const ep_settings_t *all, int numRanks);
 
 void epLog(ncclEpGroup_t group, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-int epIsHt(const struct ncclEpGroup *group);
+static inline int epIsHt(const struct ncclEpGroup *group) {
+  return group->limits.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
+}
 
 #endif

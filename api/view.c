@@ -5,10 +5,6 @@
 
 #include "api/object.h"
 
-static size_t elementBytes(ncclDataType_t dtype) {
-  return trefoilDtypeBytes((trefoil_dtype_t)dtype);
-}
-
 static trefoil_result_t checkHead(const ncclEpTensor_t *t, const char *name) {
   EP_CHECK(t, TREFOIL_INVALID_ARGUMENT, "%s is NULL", name);
   EP_CHECK(t->magic == NCCL_EP_TENSOR_MAGIC, TREFOIL_INVALID_ARGUMENT,
@@ -79,21 +75,20 @@ static trefoil_result_t findInWindow(ncclEpGroup_t group, const ncclEpTensor_t *
   return TREFOIL_OK;
 }
 
-static trefoil_result_t findData(ncclEpGroup_t group, const ncclEpTensor_t *t,
-                                 const ep_tensor_rule_t *rule, size_t bytes, void **out) {
-  size_t alignment = rule->alignment ? rule->alignment : elementBytes(t->datatype);
+static trefoil_result_t findData(ncclEpGroup_t group, const ncclEpTensor_t *t, const char *name,
+                                 size_t alignment, size_t bytes, void **out) {
   size_t below = alignment - 1; /* a power of two */
   void *data = t->data;
-  if (t->win_hdl) EP_TRY(findInWindow(group, t, rule->name, bytes, &data));
+  if (t->win_hdl) EP_TRY(findInWindow(group, t, name, bytes, &data));
   EP_CHECK(data || !bytes, TREFOIL_INVALID_ARGUMENT,
            "%s: data is NULL and there is no window; only a tensor with a zero dimension may be so",
-           rule->name);
+           name);
   *out = data;
   if (!bytes) return TREFOIL_OK;
   EP_CHECK(((uintptr_t)data & below) == 0, TREFOIL_INVALID_ARGUMENT,
-           "%s: data is %p; must be a multiple of %zu bytes", rule->name, data, alignment);
+           "%s: data is %p; must be a multiple of %zu bytes", name, data, alignment);
   EP_CHECK(!t->win_hdl || (t->win_offset & below) == 0, TREFOIL_INVALID_ARGUMENT,
-           "%s: win_offset is %llu; must be a multiple of %zu bytes", rule->name,
+           "%s: win_offset is %llu; must be a multiple of %zu bytes", name,
            (unsigned long long)t->win_offset, alignment);
   return TREFOIL_OK;
 }
@@ -106,7 +101,8 @@ trefoil_result_t epViewTensor(ncclEpGroup_t group, const ncclEpTensor_t *t,
   EP_TRY(checkDtype(t, rule));
   EP_TRY(checkSizes(t, rule));
   unsigned last = t->ndim - 1;
-  size_t rows = 1, width = t->sizes[last], bytes = elementBytes(t->datatype), all = 1;
+  size_t rows = 1, width = t->sizes[last], bytes = trefoilDtypeBytes((trefoil_dtype_t)t->datatype),
+         all = 1;
   int overflow = 0;
   for (unsigned i = 0; i <= last; i++) {
     size_t n = t->sizes[i];
@@ -116,7 +112,8 @@ trefoil_result_t epViewTensor(ncclEpGroup_t group, const ncclEpTensor_t *t,
   overflow |= __builtin_mul_overflow(all, bytes, &all) || all > (size_t)1 << 62;
   EP_CHECK(!overflow, TREFOIL_INVALID_ARGUMENT, "%s: sizes exceed 2^62 bytes", rule->name);
   void *data = NULL;
-  EP_TRY(findData(group, t, rule, rows && width ? all : 0, &data));
+  size_t alignment = rule->alignment ? rule->alignment : bytes;
+  EP_TRY(findData(group, t, rule->name, alignment, rows && width ? all : 0, &data));
   view->data = data;
   view->ndim = t->ndim;
   view->dtype = t->datatype;
