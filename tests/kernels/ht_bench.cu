@@ -42,7 +42,7 @@ Shape shapeOf(const Options &o, bool expertMajor, bool fp8, bool windows = false
   s.N = o.tokens;
   s.passes = 1;
   s.dtype = fp8 ? TREFOIL_E4M3 : TREFOIL_BF16;
-  s.scaleBytes = fp8 ? (o.hidden / 128 * 4 + 15) / 16 * 16 : 0;
+  s.scaleBytes = fp8 ? ((o.hidden + 127) / 128 * 4 + 15) / 16 * 16 : 0;
   s.combineDtype = TREFOIL_BF16;
   s.width = s.combineWidth = o.hidden;
   s.expertMajor = expertMajor;
