@@ -70,9 +70,12 @@ def describe_validation(v: Validation) -> Iterator[str]:
             yield p.failure
     for t in v.times:
         stated = "" if t.stated is None else f" (stated {t.stated:.1f} %)"
+        form, own = t.fitted_closed_form, "fitted for itself"
+        if form is None:
+            form, own = t.closed_form, "with the same costs"
         yield (
-            f"times, {t.name}: {t.mape:.1f} % off{stated}, p90 {t.p90:.1f} %, closed form "
-            f"{t.closed_form:.1f} %, {t.inside} of {t.rows} rows inside their interval; goal "
+            f"times, {t.name}: {t.mape:.1f} % off{stated}, p90 {t.p90:.1f} %, closed form {own} "
+            f"{form:.1f} %, {t.inside} of {t.rows} rows inside their interval; goal "
             f"{'met' if t.meets_goal else 'not met'}"
         )
         if not t.agrees:
