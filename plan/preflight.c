@@ -78,8 +78,11 @@ static int checkGpuLimits(const ep_group_limits_t *g, int numRanks, int ranksPer
                   "domain (one LSA team of NCCL)",
                   ranksPerNode, numRanks);
   }
-  if (!inRange(out, "max_dispatch_tokens_per_rank", g->maxTokens, 1, EP_LL_GPU_MAX_TOKENS))
-    return 0;
+  unsigned mostTokens = EP_LL_GPU_MAX_TOKENS;
+  if (g->maxTokens > mostTokens && g->algorithm == 1 && g->maxRecv && g->maxRecv < mostTokens) {
+    mostTokens = g->maxRecv; /* the nearest legal value, with this max_recv */
+  }
+  if (!inRange(out, "max_dispatch_tokens_per_rank", g->maxTokens, 1, mostTokens)) return 0;
   if (!inRange(out, "max_token_bytes", g->maxTokenBytes, 1, EP_LL_GPU_MAX_TOKEN_BYTES)) return 0;
   unsigned long long R = (unsigned)numRanks, L = (g->numExperts + R - 1) / R;
   unsigned long long mostLocal = g->algorithm == 1 ? EP_HT_GPU_MAX_LOCAL : EP_LL_GPU_MAX_LOCAL;

@@ -86,6 +86,15 @@ TEST(rules_and_what_would_be_legal) {
   c.num_experts = 8 * 4096 + 1;
   refused("experts, HT", ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 8, 8), "num_experts", 8 * 4096);
   c = highThroughput();
+  c.max_dispatch_tokens_per_rank = (1u << 20) + 1;
+  refused("tokens, HT", ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 8, 8), "max_dispatch_tokens_per_rank",
+          1u << 20);
+  c.max_recv_tokens_per_rank = 300;
+  refused("tokens over max_recv", ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 8, 8),
+          "max_dispatch_tokens_per_rank", 300);
+  c.max_dispatch_tokens_per_rank = 300;
+  CHECK(ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 8, 8).supported, "the nearest value is refused");
+  c = highThroughput();
   c.max_recv_tokens_per_rank = 1u << 31;
   refused("max_recv", ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 8, 8), "max_recv_tokens_per_rank",
           INT32_MAX - 1);
