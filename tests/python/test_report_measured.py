@@ -54,6 +54,44 @@ def test_committed_files_hold_what_they_say() -> None:
     assert {f.how for f in api} == {"through the API"}
 
 
+def test_rows_of_the_benchmark_of_high_throughput(tmp_path: Path) -> None:
+    """Skew, windows, feeders, work beside: as ht_bench writes them."""
+    shape = {"ranks": 4, "tokens": 4096, "topk": 8, "experts": 256, "hidden": 7168, "sms": 24}
+    times = {"kernel_p99_us": 540, "kernel_min_us": 490, "kernel_max_us": 600, "event_us": 510}
+    row = {"check": "ok", **shape, **times, "skew": 0, "port_bytes": 1e8, "kernel_us": 500}
+    rows = [
+        {**row, "operation": "dispatch flat", "feeders": 8},
+        {**row, "operation": "dispatch flat", "feeders": 10, "kernel_us": 495},
+        {**row, "operation": "dispatch flat", "feeders": 12, "kernel_us": 497},
+        {**row, "operation": "dispatch flat window", "feeders": 10},
+        {**row, "operation": "combine flat zipf 1.2", "skew": 1.2, "kernel_us": 700},
+        {**row, "operation": "combine flat hot-rank", "skew": 8, "check": "failed"},
+        {
+            **shape,
+            "operation": "dispatch flat beside",
+            "load": "cublas",
+            "beside_us": 520,
+            "alone_us": 500,
+            "product_alone_us": 90,
+            "product_beside_us": 100,
+        },
+    ]
+    path = tmp_path / "ht.json"
+    path.write_text(json.dumps({"device": "4 x Sample", "copy_GBps": 350, "rows": rows}))
+    found = load_figures(path)
+    assert [(f.name, f.us) for f in found] == [
+        ("dispatch flat", 495),
+        ("dispatch flat window", 500),
+        ("combine flat", 700),
+        ("dispatch flat", 520),
+    ]
+    assert (found[0].spread, found[0].high_us) == ("min to p99", 540)
+    assert (found[2].routing, found[2].skew, found[2].is_plain) == ("zipf", 1.2, False)
+    assert (found[3].beside, found[3].beside_share) == ("cublas", pytest.approx(0.9))
+    told = report_measured.circumstances(found, own)
+    assert len(told["svgs"]) == 1 and "cublas beside 24 SMs, kept 90 %" in told["svgs"][0]
+
+
 def test_later_figures_replace_earlier_ones(tmp_path: Path) -> None:
     all_of = merged([load_figures(FOLDER)])
     assert len({f.key for f in all_of}) == len(all_of)
