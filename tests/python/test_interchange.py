@@ -1,6 +1,7 @@
 """Tables and schedules for other tools come back as they went out."""
 
 import io
+import json
 import re
 from collections import defaultdict
 from dataclasses import replace
@@ -67,6 +68,14 @@ def test_our_own_figures_become_cases(tmp_path: Path) -> None:
     assert sorted(read_table(tmp_path / "t.csv"), key=str) == sorted(
         (replace(case, ranks=8) for case in ht), key=str
     )
+    shape = {"ranks": 4, "hidden": 64, "tokens": 9, "topk": 2, "experts": 8, "sms": 5}
+    rows = [
+        {**shape, "operation": name, "kernel_us": us}
+        for name, us in (("dispatch flat", 7.5), ("dispatch flat", 6.5), ("dispatch flat", 8.5))
+    ]
+    rows += [{**rows[0], "operation": "dispatch flat fp8"}, {**rows[1], "check": "failed"}]
+    (tmp_path / "b.json").write_text(json.dumps({"rows": rows}))
+    assert [case.us for case in cases_of_bench(tmp_path / "b.json")] == [6.5]
     (tmp_path / "b.json").write_text('{"rows": [{"operation": "x"}]}')
     with pytest.raises(TableError, match="has no checked rows"):
         cases_of_bench(tmp_path / "b.json")
