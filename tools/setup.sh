@@ -54,7 +54,9 @@ build_needs=(
   cmd:cc=gcc cmd:c++=g++ file:/usr/include/stdio.h=libc6-dev cmd:cmake=cmake cmd:ninja=ninja-build
   cmd:pkg-config=pkg-config pc:popt=libpopt-dev pc:jansson=libjansson-dev pc:libzip=libzip-dev
   pc:libxxhash=libxxhash-dev pc:simgrid=libsimgrid-dev cmd:python3=python3 venv:=python3-venv cmd:git=git)
-test_needs=(file:/usr/include/boost/context/fiber.hpp=libboost-context-dev cmd:mpirun=openmpi-bin cmd:mpicc=libopenmpi-dev cmd:clang=clang)
+test_needs=(
+  file:/usr/include/boost/context/fiber.hpp=libboost-context-dev
+  cmd:mpirun=openmpi-bin cmd:mpicc=libopenmpi-dev cmd:clang=clang)
 
 # libFuzzer and the sanitizers' runtimes of clang are a package of their own on newer releases.
 need_fuzzer() {

@@ -1,6 +1,6 @@
-// Who may write the record of waits (ep_ll_record_t), which threads of many blocks want to: one at a time, and
-// what was written of a wait that was given up stays. Otherwise a thread that had just decided to note
-// that it still waits could write over the name of the culprit.
+// Who may write the record of waits (ep_ll_record_t), which threads of many blocks want to: one at a time,
+// and what was written of a wait that was given up stays. Otherwise a thread that had just decided to
+// note that it still waits could write over the name of the culprit.
 #ifndef TREFOIL_KERNELS_DEVICE_RECORD_CUH
 #define TREFOIL_KERNELS_DEVICE_RECORD_CUH
 

@@ -8,7 +8,8 @@
 // without the host waiting in between, with ranks delayed at random, into poisoned outputs. Operation numbers
 // start near the places where marks wrap and buffers are cleared. Payloads are random bits in which words
 // that equal marks are sown. Each rank draws whether it runs the short dispatch (--general 1: never, 2:
-// wherever it can). --long: few experts and thousands of tokens. A failure prints the command that repeats it.
+// wherever it can). --long: few experts and thousands of tokens. A failure prints the command that repeats
+// it.
 #include "ll_check.cuh"
 
 namespace {
