@@ -216,5 +216,6 @@ int main(int argc, char **argv) {
   }
   beside.close();
   rows.close();
+  rows.clock.close();
   return rows.failed;
 }

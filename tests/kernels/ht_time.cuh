@@ -86,6 +86,13 @@ struct Clock {
     }
   }
 
+  void close() {
+    for (cudaEvent_t e : begin) CU(cudaEventDestroy(e));
+    for (cudaEvent_t e : end) CU(cudaEventDestroy(e));
+    for (uint64_t *s : stamps) CU(cudaFree(s));
+    for (int r = 0; r < R; r++) CU(cudaFree(gates[0].words[r]));
+  }
+
   Times time(const Launch &launch) {
     for (int r = 0; r < R; r++) {
       CU(cudaSetDevice(w->ranks[r].device));
