@@ -97,7 +97,9 @@ static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
   w->id = (uint64_t)((uintptr_t)w->tokens[g->me] - (uintptr_t)own);
   if (call->scaleBytes) {
     if (!call->out.scalesWindow || !epGpuReaches(call->out.scalesWindow, g->R, w->scales)) return;
-    w->id += 3 * (uint64_t)((uintptr_t)w->scales[g->me] - (uintptr_t)own);
+    /* A factor that spreads multiples over 64 bits: other two windows must not add up to the same. */
+    const uint64_t spread = 0x9E3779B97F4A7C15u;
+    w->id += spread * (uint64_t)((uintptr_t)w->scales[g->me] - (uintptr_t)own);
   }
   w->tokensOffset = call->out.tokensOffset;
   w->scalesOffset = call->out.scalesOffset;
