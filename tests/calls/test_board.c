@@ -212,6 +212,9 @@ static void childMain(uint64_t hash, int rank, _Atomic int *good) {
   meet(&m, EP_BOARD_INIT_HANDLE, (uint32_t)rank, 60 * SECOND);
   int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 1 is gone") != NULL;
   atomic_fetch_add(good, named && m.tookNs < 20 * SECOND);
+  /* Nobody else ends before all have looked: who comes late would name that rank, and be right. */
+  atomic_fetch_add(good + 1, 1);
+  for (int ms = 0; ms < 30000 && atomic_load(good + 1) < R - 1; ms++) usleep(1000);
   _exit(named ? 0 : 3);
 }
 
