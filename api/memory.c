@@ -4,11 +4,17 @@
 
 #include "api/object.h"
 
+/* On the communicator's device, whichever is current in the caller. */
 static trefoil_result_t allocDevice(ncclEpGroup_t g, const ep_buffer_t *b, void **out) {
   const ncclEpAllocConfig_t *a = &g->config.alloc;
   void *p = NULL;
+  int own, before;
+  EP_CHECK(ncclCommCuDevice(g->comm, &own) == ncclSuccess &&
+               cudaGetDevice(&before) == cudaSuccess && cudaSetDevice(own) == cudaSuccess,
+           TREFOIL_SYSTEM_ERROR, "%s: the communicator's device cannot be used", b->name);
   cudaError_t error =
       a->alloc_fn ? a->alloc_fn(&p, b->bytes, a->context) : cudaMalloc(&p, b->bytes);
+  cudaSetDevice(before);
   EP_CHECK(error == cudaSuccess && p, TREFOIL_SYSTEM_ERROR, "%s: %zu bytes of device memory: %s%s",
            b->name, b->bytes, a->alloc_fn ? "config.alloc.alloc_fn: " : "",
            error == cudaSuccess ? "gave NULL" : cudaGetErrorString(error));
