@@ -30,6 +30,7 @@ std::vector<std::vector<StepRank>> makeSteps(Ranks &w, Rng &rng, const Shape &s,
     k.control = w.take(r, sizeof control, 0);
     k.scratch = w.take(r, epHtScratchBytes(&s.config), 0);
     k.bytes = (uint64_t *)w.take(r, 16 * s.R, 0);
+    k.note = (ep_ht_note_t *)w.take(r, sizeof *k.note, 0);
     CU(cudaMemcpy(k.control, control, sizeof control, cudaMemcpyHostToDevice));
   }
   std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
@@ -55,6 +56,15 @@ std::vector<std::vector<StepRank>> makeSteps(Ranks &w, Rng &rng, const Shape &s,
   return steps;
 }
 
+void printShape(const Shape &s) {
+  printf("  R %d E %d K %d N %d %s align %ld maxRecv %ld drop %d zc %d width %d (%d B) scales %d "
+         "combine %d B, ring %d, sms %d, steps %d, windows %d, crowd %d\n",
+         s.R, s.E, s.K, s.N, s.expertMajor ? "expert-major" : "flat", (long)s.alignment,
+         (long)s.maxRecv, s.drop, s.zeroCopyOn, s.width, s.tokenBytes(), s.scaleBytes,
+         s.combineBytes(), s.config.ringUnits, s.numSms, s.steps, s.windows, s.crowd);
+  fflush(stdout);
+}
+
 bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill, const Around &around = {}) {
   std::vector<std::vector<StepRank>> steps = makeSteps(w, rng, s, fill);
   if (around.before) around.before();
@@ -74,18 +84,11 @@ bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill, const Around 
   }
   bool ok = !around.after || around.after();
   w.sync();
-  ok &= checkBytes(w, s, steps);
+  ok &= checkBytes(w, s, steps) & checkNotes(w, s, steps);
   for (int i = 0; i < s.steps; i++) {
     for (int r = 0; r < s.R; r++) ok &= checkRank(s, steps[i], i, r);
   }
-  if (!ok) {
-    printf("  R %d E %d K %d N %d %s align %ld maxRecv %ld drop %d zc %d width %d (%d B) scales %d "
-           "combine %d B, "
-           "ring %d, sms %d, steps %d, windows %d\n",
-           s.R, s.E, s.K, s.N, s.expertMajor ? "expert-major" : "flat", (long)s.alignment,
-           (long)s.maxRecv, s.drop, s.zeroCopyOn, s.width, s.tokenBytes(), s.scaleBytes,
-           s.combineBytes(), s.config.ringUnits, s.numSms, s.steps, s.windows);
-  }
+  if (!ok) printShape(s);
   w.free();
   return ok;
 }

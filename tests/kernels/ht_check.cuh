@@ -23,6 +23,8 @@ struct Shape {
   trefoil_dtype_t dtype, combineDtype;
   int width, scaleBytes, combineWidth, holes;
   int windows; // dispatch outputs lie in windows: 0 on no rank, 1 on all, 2 on some, not always the same
+  int crowd;    // tokens go to the first experts only, so many; 0: to all
+  bool sowsBad; // unused entries are now and then ids that no expert has
   int tokenBytes() const { return width * (int)trefoilDtypeBytes(dtype); }
   int combineBytes() const { return combineWidth * (int)trefoilDtypeBytes(combineDtype); }
 };
@@ -32,6 +34,7 @@ struct HtRank {
   cudaStream_t stream;
   char *exchange, *control, *scratch;
   uint64_t *bytes; // NULL: not counted
+  ep_ht_note_t *note;
   std::vector<void *> memory;
 };
 
@@ -44,6 +47,7 @@ struct Pass { // a dispatch and a combine, forward or of gradients
 
 struct StepRank {
   int64_t B, slots, rows; // slots that arrive, rows of the output tensors
+  unsigned numBad;        // ids that no expert has
   std::vector<int32_t> topk;
   ep_ht_update_t update;
   Pass pass[2];
@@ -89,6 +93,7 @@ struct Ranks {
       for (void *p : k.memory) CU(cudaFree(p));
       k.memory.clear();
       k.bytes = nullptr;
+      k.note = nullptr;
     }
   }
 };
@@ -139,6 +144,7 @@ ep_ht_group_t groupOf(const Ranks &w, const Shape &s, const ep_ht_layout_t &at, 
   g.control = w.ranks[r].control;
   g.scratch = w.ranks[r].scratch;
   g.bytes = w.ranks[r].bytes;
+  g.note = w.ranks[r].note;
   g.timeoutNs = 20000000000ull;
   g.rank = r;
   g.numRanks = s.R;
@@ -152,10 +158,16 @@ void makeRank(Ranks &w, Rng &rng, const Shape &s, const trefoil_case_t &c, StepR
               const ep_ht_group_t &g, const ep_ht_handle_t &h) {
   k.slots = trefoilRefNumSlots(&c, r);
   k.rows = std::max(k.slots, s.maxRecv);
-  std::vector<int64_t> wide(k.topk.begin(), k.topk.end());
+  std::vector<int32_t> given = k.topk;
+  for (int32_t &e : given) {
+    if (!s.sowsBad || e != -1 || !rng.one(5)) continue;
+    e = rng.one(2) ? s.E + rng.below(9) : -2 - rng.below(9);
+    k.numBad++;
+  }
+  std::vector<int64_t> wide(given.begin(), given.end());
   k.update.group = g;
   k.update.handle = h;
-  k.update.topkIdx = s.idx64 ? (void *)w.upload(r, wide) : (void *)w.upload(r, k.topk);
+  k.update.topkIdx = s.idx64 ? (void *)w.upload(r, wide) : (void *)w.upload(r, given);
   k.update.idx64 = s.idx64;
   k.update.numTokens = (int)k.B;
   k.update.numSms = s.numSms;
@@ -314,6 +326,36 @@ bool checkRank(const Shape &s, const std::vector<StepRank> &step, int at, int r)
   return ok;
 }
 
+// Whether more comes to a rank than maxRecv.
+bool overflows(const Shape &s, const std::vector<StepRank> &step, int r) {
+  std::vector<int64_t> tokens, counts(s.L), offsets(s.L);
+  std::vector<const int32_t *> topk;
+  const trefoil_case_t c = caseOf(s, step, tokens, topk);
+  int64_t slots;
+  trefoil_counters_t counters = {counts.data(), offsets.data(), &slots, nullptr};
+  OK(trefoilRefCounters(&c, r, &counters));
+  return s.maxRecv && slots > s.maxRecv;
+}
+
+// What the ranks have been told of: ids that no expert has, and dispatches that trapped them.
+bool checkNotes(const Ranks &w, const Shape &s, const std::vector<std::vector<StepRank>> &steps) {
+  bool ok = true;
+  for (int r = 0; r < s.R; r++) {
+    ep_ht_note_t got;
+    unsigned bad = 0, traps = 0;
+    for (const std::vector<StepRank> &step : steps) {
+      bad += step[r].numBad;
+      traps += !s.drop && overflows(s, step, r) ? s.passes : 0;
+    }
+    CU(cudaMemcpy(&got, w.ranks[r].note, sizeof got, cudaMemcpyDeviceToHost));
+    if (got.badIds == bad && got.traps == traps) continue;
+    printf("  rank %d was told of %u bad ids and %u traps, not %u and %u\n", r, got.badIds,
+           got.traps, bad, traps);
+    ok = false;
+  }
+  return ok;
+}
+
 // What the ranks have counted as sent, where nothing was dropped, is what the reference moves.
 bool checkBytes(const Ranks &w, const Shape &s, const std::vector<std::vector<StepRank>> &steps) {
   std::vector<uint64_t> want(2 * s.R * s.R), got(2 * s.R * s.R);
@@ -322,11 +364,7 @@ bool checkBytes(const Ranks &w, const Shape &s, const std::vector<std::vector<St
     std::vector<const int32_t *> topk;
     const trefoil_case_t c = caseOf(s, step, tokens, topk);
     for (int r = 0; r < s.R; r++) {
-      std::vector<int64_t> counts(s.L), offsets(s.L);
-      int64_t slots;
-      trefoil_counters_t counters = {counts.data(), offsets.data(), &slots, nullptr};
-      OK(trefoilRefCounters(&c, r, &counters));
-      if (s.maxRecv && slots > s.maxRecv) return true;
+      if (overflows(s, step, r)) return true;
     }
     for (int op = 0; op < 2; op++) {
       OK(trefoilRefTraffic(&c, op, rows.data()));

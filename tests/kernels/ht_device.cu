@@ -1,11 +1,12 @@
 // The high-throughput kernels against the reference, bit for bit, on random shapes.
 //
-//   ht_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--big]
+//   ht_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--big] [--verbose]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. A case draws a shape and a number of
 // steps; each step is Update, dispatch, combine, dispatch and combine of gradients, with new routing and new
 // data, all launched back to back without the host waiting in between, with ranks delayed at random, into
-// poisoned outputs, through rings that wrap often or straight into windows, on all ranks or some. --big: few
+// poisoned outputs, through rings that wrap often or straight into windows, on all ranks or some. In some
+// cases there are many experts, everybody sends to the same few, or more comes than maxRecv. --big: few
 // cases of training size. A failure prints the command that repeats it.
 #include "ht_case.cuh"
 
@@ -17,12 +18,18 @@ Shape randomShape(Rng &rng, int R, bool big) {
   s.E = big ? R * 16 : rng.one(4) ? 1 + rng.below(R * 3) : R * (1 + rng.below(6));
   s.K = big ? 8 : rng.one(8) ? 1 + rng.below(64) : 1 + rng.below(10);
   s.N = big ? 1024 : rng.one(4) ? 1 + rng.below(900) : 1 + rng.below(60);
+  const bool many = !big && rng.one(6);
+  if (many) {
+    s.E = R * (20 + rng.below(60));
+    s.N = 1 + rng.below(60);
+  }
   s.L = (s.E + R - 1) / R;
+  s.crowd = !big && rng.one(4) ? 1 + rng.below(std::min(s.L, s.E)) : 0;
   s.expertMajor = rng.one(2);
   static const trefoil_dtype_t wide[] = {TREFOIL_BF16, TREFOIL_F16, TREFOIL_F32};
   s.dtype = wide[rng.below(3)];
   s.combineDtype = wide[rng.below(3)];
-  const int most = big ? 900 : rng.one(6) ? 3000 : 40;
+  const int most = big ? 900 : rng.one(6) && !many ? 3000 : 40;
   s.width = 16 / (int)trefoilDtypeBytes(s.dtype) * (1 + rng.below(most));
   s.combineWidth = 16 / (int)trefoilDtypeBytes(s.combineDtype) * (1 + rng.below(most));
   if (rng.one(3)) {
@@ -44,11 +51,11 @@ Shape randomShape(Rng &rng, int R, bool big) {
     }
     if (s.N == 1 && s.width <= 64) break;
   }
-  s.alignment = s.expertMajor && !rng.one(3) ? 1 << rng.below(8) : rng.below(2);
-  if (rng.one(3)) {
-    s.drop = rng.one(2);
+  s.alignment = s.expertMajor && !rng.one(3) ? 1 << rng.below(many ? 4 : 8) : rng.below(2);
+  if (rng.one(3) || (s.crowd && !rng.one(4))) {
+    s.drop = s.crowd ? !rng.one(4) : rng.one(2);
     s.zeroCopyOn = s.drop && s.expertMajor && rng.one(2);
-    s.maxRecv = s.N + rng.below(s.R * s.N);
+    s.maxRecv = s.N + rng.below((s.crowd ? 1 : s.R) * s.N);
   } else if (rng.one(2)) {
     s.maxRecv =
         (int64_t)s.R * s.N * (s.expertMajor ? s.K : 1) + s.L * std::max(s.alignment, (int64_t)1);
@@ -62,6 +69,7 @@ Shape randomShape(Rng &rng, int R, bool big) {
   s.finite = rng.one(2);
   s.delays = rng.one(2);
   s.holes = rng.one(2) ? 2 + rng.below(6) : 0;
+  s.sowsBad = rng.one(3);
   s.windows = rng.below(3);
   s.config = ep_ht_config_t{R,
                             s.E,
@@ -74,8 +82,8 @@ Shape randomShape(Rng &rng, int R, bool big) {
 }
 
 void randomStep(Rng &rng, const Shape &s, StepRank &k) {
-  k.B = rng.one(5) ? 0 : rng.one(3) ? s.N : rng.below(s.N + 1);
-  k.topk = randomRouting(rng, (int)k.B, s.K, s.E, s.holes);
+  k.B = rng.one(5) ? 0 : rng.one(3) || s.crowd ? s.N : rng.below(s.N + 1);
+  k.topk = randomRouting(rng, (int)k.B, s.K, s.crowd ? s.crowd : s.E, s.holes);
 }
 
 } // namespace
@@ -83,7 +91,7 @@ void randomStep(Rng &rng, const Shape &s, StepRank &k) {
 int main(int argc, char **argv) {
   int R = 4, cases = 100, only = -1;
   unsigned long long seed = 1;
-  bool gpus = false, big = false;
+  bool gpus = false, big = false, verbose = false;
   for (int i = 1; i < argc; i++) {
     const std::string o = argv[i];
     auto next = [&] { return i + 1 < argc ? argv[++i] : "0"; };
@@ -93,6 +101,7 @@ int main(int argc, char **argv) {
     if (o == "--case") only = atoi(next());
     if (o == "--gpus") gpus = true;
     if (o == "--big") big = true;
+    if (o == "--verbose") verbose = true;
   }
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < (gpus ? R : 1)) {
@@ -107,6 +116,7 @@ int main(int argc, char **argv) {
     Rng rng = {seed * 1000003ull + i};
     ran++;
     const Shape s = randomShape(rng, R, big);
+    if (verbose) printShape(s);
     if (runCase(w, rng, s, [&](int, int, StepRank &k) { randomStep(rng, s, k); })) continue;
     failed++;
     printf("FAILED: ht_device --ranks %d%s%s --seed %llu --case %d\n", R, gpus ? " --gpus" : "",
