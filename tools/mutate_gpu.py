@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SHORTER = 2  # commands are those of ctest with half of their cases
-ALONE = "--faults"  # time limits of the device: nothing else runs meanwhile
+ALONE = {"--faults", "--masks"}  # time limits of the device: nothing else runs meanwhile
 
 
 def halved(words: list[str]) -> list[str]:
@@ -178,8 +178,8 @@ def judge(runner: Runner, entry: dict, limits: dict[str, float]) -> dict:
 def run_good(runner: Runner, commands: list[list[str]], together: int, factor: float) -> dict:
     """Time limits of the commands that pass without a mutant."""
     limits = {}
-    shared = [c for c in commands if ALONE not in c]
-    alone = [c for c in commands if ALONE in c]
+    shared = [c for c in commands if not ALONE & set(c)]
+    alone = [c for c in commands if ALONE & set(c)]
 
     def one(command: list[str]) -> tuple[list[str], dict]:
         return command, runner.run(command, 120)
@@ -220,8 +220,8 @@ def run_packed(
                 print(f"{entry['title']}: {found['state']}, {found['seconds']} s{said}", flush=True)
             return found
 
-        shared = [m for m in entries if not any(ALONE in c for c in m["commands"])]
-        again = [names[w] for w in limits if ALONE not in names[w]]
+        shared = [m for m in entries if not any(ALONE & set(c) for c in m["commands"])]
+        again = [names[w] for w in limits if not ALONE & set(names[w])]
         with ThreadPoolExecutor(together) as pool:
             first = [pool.submit(note, m) for m in shared[: len(shared) // 2]]
             among = [pool.submit(runner.run, c, 2 * limits[" ".join(c)]) for c in again]

@@ -23,8 +23,13 @@ Shape randomShape(Rng &rng, int R, bool big) {
     s.E = R * (20 + rng.below(60));
     s.N = 1 + rng.below(60);
   }
+  const bool crowd = !big && rng.one(4);
+  if (crowd && !many) { // most tokens at places before maxRecv of one zone, and past it of another
+    s.E = R * (4 + rng.below(5));
+    s.K = 1 + rng.below(4);
+  }
   s.L = (s.E + R - 1) / R;
-  s.crowd = !big && rng.one(4) ? 1 + rng.below(std::min(s.L, s.E)) : 0;
+  s.crowd = crowd ? std::max(1, std::min(s.L, s.E) - rng.below(3)) : 0;
   s.expertMajor = rng.one(2);
   static const trefoil_dtype_t wide[] = {TREFOIL_BF16, TREFOIL_F16, TREFOIL_F32};
   s.dtype = wide[rng.below(3)];

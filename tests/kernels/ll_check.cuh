@@ -133,12 +133,14 @@ bool checkDispatch(World &w, const Shape &s, const std::vector<StepRank> &step, 
   return ok;
 }
 
+// activeCombine: the masks of the combine, NULL if they are those of the dispatch.
 bool checkCombine(World &w, const Shape &s, const std::vector<StepRank> &step, int at, int r,
-                  const uint8_t *active) {
+                  const uint8_t *active, const uint8_t *activeCombine = nullptr) {
   std::vector<int64_t> tokens;
   std::vector<const int32_t *> topk;
   trefoil_case_t c = caseOf(s, step, tokens, topk, true);
   c.active = active;
+  c.activeCombine = activeCombine;
   std::vector<trefoil_expert_rows_t> experts;
   for (const StepRank &k : step) {
     experts.push_back(trefoil_expert_rows_t{k.yBytes, nullptr, nullptr});

@@ -1,6 +1,6 @@
 // The low-latency kernels against the reference, bit for bit, on random shapes.
 //
-//   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s] [--faults]
+//   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s] [--faults | --masks]
 //             [--general 1 | 2] [--long]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a mode and
@@ -8,289 +8,11 @@
 // without the host waiting in between, with ranks delayed at random, into poisoned outputs. Operation numbers
 // start near the places where marks wrap and buffers are cleared. Payloads are random bits in which words
 // that equal marks are sown. Each rank draws whether it runs the short dispatch (--general 1: never, 2:
-// wherever it can). --long: few experts and thousands of tokens. A failure prints the command that repeats
-// it.
-#include "ll_check.cuh"
+// wherever it can). --long: few experts and thousands of tokens. --faults: every other case, a rank that never
+// launches. --masks: ranks that take others for lost (ll_masks.cuh). A failure prints the command that repeats it.
+#include "ll_masks.cuh"
 
 namespace {
-
-struct Options {
-  int maxBlocks, style,
-      general; // general: 0 each rank draws which dispatch it runs, 1 never the short one
-  bool verbose, isLong;
-};
-
-Shape randomShape(Rng &rng, int R, int maxBlocks, bool isLong) {
-  Shape s = {};
-  s.R = R;
-  s.E = rng.one(4) ? 1 + rng.below(R * 3) : R * (1 + rng.below(6));
-  s.K = rng.one(8) ? 1 + rng.below(64) : 1 + rng.below(10);
-  s.N = rng.one(6) ? 1 + rng.below(150) : 1 + rng.below(20);
-  s.L = (s.E + R - 1) / R;
-  s.rankMajor = rng.one(3);
-  s.sum = s.rankMajor ? EP_LL_SUM_RANKS : rng.one(2) ? EP_LL_SUM_PARTIAL : EP_LL_SUM_EXACT;
-  static const trefoil_dtype_t wide[] = {TREFOIL_BF16, TREFOIL_F16, TREFOIL_F32};
-  s.dtype = wide[rng.below(3)];
-  s.combineDtype = wide[rng.below(3)];
-  s.tokenWidth = 16 / (int)trefoilDtypeBytes(s.dtype) * (1 + rng.below(rng.one(4) ? 600 : 40));
-  if (rng.one(2)) { // the usual: what the short dispatch takes
-    s.K = 1 + rng.below(8);
-    s.tokenWidth = 16 / (int)trefoilDtypeBytes(s.dtype) * (32 + rng.below(rng.one(3) ? 900 : 60));
-  }
-  const int quant = rng.below(4);
-  if (quant == 1) {
-    static const trefoil_dtype_t any[] = {TREFOIL_E4M3, TREFOIL_E5M2, TREFOIL_FP4X2, TREFOIL_BF16};
-    s.dtype = any[rng.below(4)];
-    if (rng.one(2)) s.tokenWidth = 16 * (1 + rng.below(100));
-    s.tokenWidth = (s.tokenWidth + 15) / 16 * 16;
-    s.scaleBytes = s.scaleBytesOut = 16 * (1 + rng.below(8));
-  } else if (quant == 2) {
-    s.quant = rng.one(2) ? EP_LL_QUANT_E4M3 : EP_LL_QUANT_E4M3_POW2;
-    s.dtype = TREFOIL_BF16;
-    s.tokenWidth = 512 * (1 + rng.below(rng.one(4) ? 15 : 5));
-    s.scaleBytesOut = s.tokenWidth / 32;
-  }
-  s.combineWidth =
-      16 / (int)trefoilDtypeBytes(s.combineDtype) * (1 + rng.below(rng.one(4) ? 600 : 40));
-  s.steps = 2 + rng.below(5);
-  const bool huge = rng.one(40);
-  if (huge) { // slot map and routing past shared memory
-    s.E = R * (8000 / R + rng.below(2000 / R + 1));
-    s.L = s.E / R;
-    s.N = 129 + rng.below(22);
-    s.tokenWidth = s.combineWidth = 16;
-    s.scaleBytes = s.scaleBytesOut = s.scaleBytes ? 16 : 0;
-    s.quant = EP_LL_QUANT_NONE;
-    s.steps = 2;
-  }
-  if (isLong) { // more tokens than 32 chunks of the slot map have bits
-    s.E = R;
-    s.L = 1;
-    s.K = 1 + rng.below(std::min(R, 4));
-    s.N = 16384 / R + 1 + rng.below(200);
-    s.tokenWidth = s.combineWidth = 16;
-    s.scaleBytes = s.scaleBytesOut = s.scaleBytes ? 16 : 0;
-    s.quant = EP_LL_QUANT_NONE;
-    s.steps = 2;
-  }
-  const size_t most = huge || isLong ? 400u << 20 : 6u << 20;
-  while (s.slots() * std::max(s.tokenBytes(), s.combineBytes()) > most && s.N > 1) s.N /= 2;
-  s.style = (Style)rng.below(NUM_STYLES);
-  s.blocks = 1 + rng.below(maxBlocks);
-  s.idx64 = rng.one(2);
-  s.globalIds = rng.one(3);
-  s.finite = rng.one(2);
-  s.delays = rng.one(2);
-  s.holes = rng.one(2) ? 2 + rng.below(6) : 0;
-  static const uint64_t starts[] = {
-      0, 1, (1ull << 30) - 3, 0xFFFFFFFEull - 3, (1ull << 32) - 2, 1ull << 40};
-  s.first = starts[rng.below(6)] + rng.below(3);
-  s.config = ep_ll_config_t{R,
-                            s.E,
-                            s.K + (s.K < 60 ? rng.below(4) : 0),
-                            s.N,
-                            std::max(s.tokenBytes() + s.scaleBytesOut, s.combineBytes()) +
-                                16 * rng.below(3),
-                            s.sum == EP_LL_SUM_PARTIAL};
-  return s;
-}
-
-// Random bits with words that equal marks of these operations; or finite small values.
-std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_t bytes,
-                          bool finite) {
-  std::vector<char> v(bytes);
-  uint32_t *w = (uint32_t *)v.data();
-  for (size_t i = 0; i < bytes / 4; i++) {
-    uint32_t x = rng.next();
-    if (finite && dtype == TREFOIL_F32)
-      x = (x & 0x80FFFFFFu) | 0x3E000000u;
-    else if (finite)
-      x = (x & 0x83FF83FFu) | (dtype == TREFOIL_F16 ? 0x30003000u : 0x3C003C00u);
-    else if (x % 17 == 0)
-      x = (uint32_t)(s.first % 0xFFFFFFFEull) + 2 + rng.below(2 * s.steps + 2);
-    else if (x % 23 == 0 &&
-             i % 4 == 3) { // what the wire of words takes for nothing, or its stand-in
-      w[i - 3] = EP_LL_ABSENT_X ^ rng.below(2);
-      w[i - 2] = EP_LL_ABSENT_Y;
-      w[i - 1] = EP_LL_ABSENT_Z;
-      x = EP_LL_ABSENT_W;
-    } else if (x % 19 == 0)
-      x = rng.one(2) ? 0 : 0xFFFFFFFFu;
-    w[i] = x;
-  }
-  return v;
-}
-
-long numDispatches, numShort, numScratch; // for the summary
-
-void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, void *const *handles,
-              const ep_ll_group_t *groups, int general) {
-  for (int r = 0; r < s.R; r++) {
-    StepRank &k = step[r];
-    k.B = rng.one(5) ? 0 : rng.one(3) ? s.N : rng.below(s.N + 1);
-    k.topk = randomRouting(rng, (int)k.B, s.K, s.E, s.holes);
-    k.tokens = payload(rng, s, s.dtype, k.B * s.inputBytes(), s.finite);
-    for (size_t i = 0; s.quant && i + 256 <= k.tokens.size(); i += 256) {
-      if (rng.one(8)) memset(&k.tokens[i], 0, 256); // a block of zeros has a scale, too
-    }
-    k.scales = payload(rng, s, TREFOIL_F32, k.B * s.scaleBytes, s.finite);
-    k.y = payload(rng, s, s.combineDtype, s.slots() * s.combineBytes(), s.finite);
-    k.yBytes = k.y.data();
-    k.weights.resize(k.B * s.K);
-    for (float &x : k.weights) x = (rng.below(2001) - 1000) * 1e-3f;
-    std::vector<int64_t> topk64(k.topk.begin(), k.topk.end());
-    ep_ll_handle_t h = {};
-    h.topkIdx = s.idx64 ? (void *)w.upload(r, topk64) : (void *)w.upload(r, k.topk);
-    h.memory = handles[r];
-    h.numTopk = s.K;
-    h.idx64 = s.idx64;
-    h.rankMajor = s.rankMajor;
-    h.sum = s.sum;
-    ep_ll_dispatch_t &d = k.dispatch;
-    d = ep_ll_dispatch_t{};
-    d.group = groups[r];
-    d.handle = h;
-    d.tokens = w.upload(r, k.tokens);
-    d.scales = s.scaleBytes ? w.upload(r, k.scales) : nullptr;
-    d.weights = w.upload(r, k.weights);
-    d.outTokens = w.filled<char>(r, s.slots() * s.tokenBytes(), POISON);
-    d.outScales = w.filled<char>(r, s.slots() * s.scaleBytesOut, POISON);
-    d.counters = w.filled<int32_t>(r, s.rankMajor ? s.R : s.L, POISON);
-    if (s.rankMajor) {
-      d.outWeights = w.filled<float>(r, s.slots() * s.K, POISON);
-      d.outIdx = w.filled<int32_t>(r, s.slots() * s.K, POISON);
-    }
-    d.numTokens = (int)k.B;
-    d.tokenBytes = (int)s.tokenBytes();
-    d.scaleBytes = s.scaleBytesOut;
-    d.quant = s.quant;
-    d.globalIds = s.globalIds;
-    d.general = general == 1 || (general == 0 && rng.one(3)); // ranks may differ in it
-    ep_ll_combine_t &c = k.combine;
-    c = ep_ll_combine_t{};
-    c.group = groups[r];
-    c.handle = h;
-    c.tokens = w.upload(r, k.y);
-    c.weights = s.rankMajor ? nullptr : d.weights;
-    c.out = w.filled<char>(r, k.B * s.combineBytes() + 64, POISON);
-    c.dtype = s.combineDtype;
-    c.numTokens = (int)k.B;
-    c.rowBytes = (int)s.combineBytes();
-    if (const size_t n = epLlDispatchScratch(&d.group, &h, d.tokenBytes)) {
-      d.scratch = w.take<char>(r, n);
-      numScratch++;
-    }
-    numDispatches++;
-    numShort += s.style != STAGED && epLlDispatchIsShort(&d, EP_LL_BOTH);
-  }
-}
-
-void maybeDelay(const Shape &s, Rng &rng, cudaStream_t stream) {
-  if (s.delays && rng.one(2))
-    CU(epStart(delayKernel, 1, 1, stream, rng.one(40) ? 3000000 : rng.below(60000)));
-}
-
-// Whether steps i and i + 1 are in flight together: equal on all ranks, as it is the order of operations.
-bool isPair(const Shape &s, int i) {
-  return s.style == TWO_IN_FLIGHT && i + 1 < s.steps && (i + s.N + s.E) % 3 != 0;
-}
-
-// Enqueues all steps of one rank. What it stages is its own affair.
-void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, cudaStream_t stream,
-             Rng rng) {
-  const int n = s.steps;
-  for (int i = 0; i < n; i++) {
-    StepRank &k = steps[i][r];
-    maybeDelay(s, rng, stream);
-    if (isPair(s, i) && rng.one(3)) {
-      for (int j = i; j < i + 2; j++) OK(epLlDispatch(&steps[j][r].dispatch, EP_LL_BOTH, stream));
-      for (int j = i; j < i + 2; j++) OK(epLlCombine(&steps[j][r].combine, EP_LL_BOTH, stream));
-      i++;
-      continue;
-    }
-    if (isPair(s, i)) {
-      StepRank &next = steps[i + 1][r];
-      for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_SEND, stream));
-      maybeDelay(s, rng, stream);
-      for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_RECV, stream));
-      for (StepRank *x : {&k, &next}) OK(epLlCombine(&x->combine, EP_LL_SEND, stream));
-      maybeDelay(s, rng, stream);
-      for (StepRank *x : {&next, &k}) OK(epLlCombine(&x->combine, EP_LL_RECV, stream));
-      i++;
-      continue;
-    }
-    const bool staged = s.style == STAGED || (s.style == TWO_IN_FLIGHT && rng.one(3));
-    if (staged) {
-      OK(epLlDispatch(&k.dispatch, EP_LL_SEND, stream));
-      OK(epLlDispatch(&k.dispatch, EP_LL_RECV, stream));
-      OK(epLlCombine(&k.combine, EP_LL_SEND, stream));
-      maybeDelay(s, rng, stream);
-      OK(epLlCombine(&k.combine, EP_LL_RECV, stream));
-    } else {
-      OK(epLlDispatch(&k.dispatch, EP_LL_BOTH, stream));
-      maybeDelay(s, rng, stream);
-      OK(epLlCombine(&k.combine, EP_LL_BOTH, stream));
-    }
-  }
-}
-
-std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s, int enableMask,
-                                             uint64_t timeoutNs, int general) {
-  ep_ll_config_t config = s.config;
-  config.words = !enableMask && rng.one(2); // how the rows of combine travel
-  w.reset(config, s.first);
-  std::vector<ep_ll_group_t> groups;
-  std::vector<void *> handles[2];
-  for (int r = 0; r < s.R; r++) {
-    CU(cudaSetDevice(w.ranks[r].device));
-    groups.push_back(w.group(r, config, s.blocks, timeoutNs));
-    groups[r].enableMask = enableMask;
-    for (auto &h : handles) h.push_back(w.filled<char>(r, epLlHandleBytes(&s.config, s.K), 0));
-  }
-  std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
-  for (int i = 0; i < s.steps; i++)
-    makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data(), general);
-  w.sync();
-  return steps;
-}
-
-void launchAll(World &w, const Shape &s, std::vector<std::vector<StepRank>> &steps, Rng &rng) {
-  std::vector<cudaGraphExec_t> graphs(s.R);
-  for (int r = 0; r < s.R; r++) {
-    cudaStream_t stream = w.ranks[r].stream;
-    CU(cudaSetDevice(w.ranks[r].device));
-    if (s.style == GRAPH) CU(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-    enqueue(s, steps, r, stream, Rng{rng.s + r * 77});
-    if (s.style != GRAPH) continue;
-    cudaGraph_t graph;
-    CU(cudaStreamEndCapture(stream, &graph));
-    CU(cudaGraphInstantiate(&graphs[r], graph, 0));
-    CU(cudaGraphDestroy(graph));
-  }
-  if (s.style == GRAPH) { // replayed: operations are counted on the device
-    for (int replay = 0; replay < 2; replay++) {
-      for (int r = 0; r < s.R; r++) {
-        CU(cudaSetDevice(w.ranks[r].device));
-        CU(cudaGraphLaunch(graphs[r], w.ranks[r].stream));
-      }
-    }
-  }
-  w.sync();
-  if (s.style == GRAPH) {
-    for (cudaGraphExec_t g : graphs) CU(cudaGraphExecDestroy(g));
-  }
-}
-
-void printShape(const Shape &s) {
-  printf("  R %d E %d K %d N %d %s sum %d dtype %s width %d scales %d quant %d combine %s width %d "
-         "steps %d"
-         " %s blocks %d first %llu\n",
-         s.R, s.E, s.K, s.N, s.rankMajor ? "rank-major" : "expert-major", s.sum,
-         trefoilDtypeName(s.dtype), s.tokenWidth, s.scaleBytes, s.quant,
-         trefoilDtypeName(s.combineDtype), s.combineWidth, s.steps, STYLES[s.style], s.blocks,
-         (unsigned long long)s.first);
-  fflush(stdout);
-}
 
 bool runCase(World &w, uint64_t seed, const Options &o) {
   Rng rng = {seed};
@@ -360,7 +82,7 @@ bool runFault(World &w, uint64_t seed, const Options &o) {
 int main(int argc, char **argv) {
   int R = 4, cases = 200, only = -1;
   uint64_t seed = 1;
-  bool gpus = false, faults = false;
+  bool gpus = false, faults = false, masks = false;
   Options o = {0, -1, 0, false, false};
   for (int i = 1; i < argc; i++) {
     auto value = [&] { return i + 1 < argc ? strtoull(argv[++i], nullptr, 0) : 0ull; };
@@ -380,6 +102,8 @@ int main(int argc, char **argv) {
       o.style = (int)value();
     else if (!strcmp(argv[i], "--faults"))
       faults = true;
+    else if (!strcmp(argv[i], "--masks"))
+      masks = true;
     else if (!strcmp(argv[i], "--general"))
       o.general = (int)value();
     else if (!strcmp(argv[i], "--long"))
@@ -405,13 +129,15 @@ int main(int argc, char **argv) {
   for (int i = 0; i < cases; i++) {
     if (only >= 0 && i != only) continue;
     const uint64_t s = seed * 1000003ull + i * 7919ull;
-    const bool ok = faults && i % 2 ? runFault(w, s, o) : runCase(w, s, o);
+    const bool ok = masks             ? runMasked(w, s, o)
+                    : faults && i % 2 ? runFault(w, s, o)
+                                      : runCase(w, s, o);
     ran++;
     if (ok) continue;
     failed++;
-    printf("FAILED: ll_device --ranks %d%s%s%s --blocks %d --seed %llu --case %d --verbose\n", R,
-           gpus ? " --gpus" : "", faults ? " --faults" : "", o.isLong ? " --long" : "", o.maxBlocks,
-           (unsigned long long)seed, i);
+    printf("FAILED: ll_device --ranks %d%s%s%s%s --blocks %d --seed %llu --case %d --verbose\n", R,
+           gpus ? " --gpus" : "", faults ? " --faults" : "", masks ? " --masks" : "",
+           o.isLong ? " --long" : "", o.maxBlocks, (unsigned long long)seed, i);
     fflush(stdout);
     if (failed == 5) break;
   }
