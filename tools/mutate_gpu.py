@@ -61,7 +61,7 @@ class Package:
         """Writes mutants.json and programs.tar.xz; the latter's bytes."""
         packed = self.folder / "programs.tar.xz"
         largest = max(p.stat().st_size for p in self.programs.values())
-        window = 1 << (4 * largest).bit_length()
+        window = 1 << max(16, (4 * largest).bit_length())
         chain = [{"id": lzma.FILTER_LZMA2, "preset": 4, "dict_size": window}]
         with (
             lzma.open(packed, "wb", filters=chain) as stream,
