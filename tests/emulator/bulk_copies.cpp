@@ -5,6 +5,9 @@ namespace emulator {
 
 namespace {
 
+// One store in LATE is written long after it has read, up to so many rounds of the scheduler.
+constexpr unsigned LATE = 6, MOST_ROUNDS = 100;
+
 // In the 64 bits of the barrier itself, as on a GPU: a phase ends when nothing is pending any more.
 struct Word {
   uint64_t valid : 4, phase : 1, arrivals : 13, pending : 13, unused : 1, bytes : 32;
@@ -71,13 +74,16 @@ bool step(Copy &c) {
 
 void moveCopies(Launch &l, bool all) {
   for (size_t i = 0; i < l.copies.size();) {
-    if (!all && l.draw(3) == 0) {
+    Copy &c = l.copies[i];
+    if (!all && (c.rounds || l.draw(3) == 0)) {
+      c.rounds -= c.rounds > 0;
       i++;
       continue;
     }
-    bool done = step(l.copies[i]);
-    if (all && !done) done = step(l.copies[i]);
+    bool done = step(c);
+    if (all && !done) done = step(c);
     if (!done) {
+      if (l.draw(LATE) == 0) c.rounds = l.draw(MOST_ROUNDS);
       i++;
       continue;
     }

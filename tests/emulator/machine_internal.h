@@ -80,6 +80,7 @@ struct Copy {
   std::shared_ptr<StoreGroup> group; // of a store
   std::vector<char> data;            // what a store has read
   bool hasRead;
+  unsigned rounds = 0; // that it still waits, of a store that has read
 };
 
 struct Launch {

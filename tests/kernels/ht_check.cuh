@@ -23,6 +23,7 @@ struct Shape {
   trefoil_dtype_t dtype, combineDtype;
   int width, scaleBytes, combineWidth, holes;
   int windows; // dispatch outputs lie in windows: 0 on no rank, 1 on all, 2 on some, not always the same
+  int spare;    // rows of the outputs past maxRecv
   int crowd;    // tokens go to the first experts only, so many; 0: to all
   bool sowsBad; // unused entries are now and then ids that no expert has
   int tokenBytes() const { return width * (int)trefoilDtypeBytes(dtype); }
@@ -157,7 +158,7 @@ ep_ht_group_t groupOf(const Ranks &w, const Shape &s, const ep_ht_layout_t &at, 
 void makeRank(Ranks &w, Rng &rng, const Shape &s, const trefoil_case_t &c, StepRank &k, int r,
               const ep_ht_group_t &g, const ep_ht_handle_t &h) {
   k.slots = trefoilRefNumSlots(&c, r);
-  k.rows = std::max(k.slots, s.maxRecv);
+  k.rows = std::max(k.slots, s.maxRecv) + (s.maxRecv ? s.spare : 0);
   std::vector<int32_t> given = k.topk;
   for (int32_t &e : given) {
     if (!s.sowsBad || e != -1 || !rng.one(5)) continue;

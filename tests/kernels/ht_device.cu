@@ -75,6 +75,7 @@ Shape randomShape(Rng &rng, int R, bool big) {
   s.delays = rng.one(2);
   s.holes = rng.one(2) ? 2 + rng.below(6) : 0;
   s.sowsBad = rng.one(3);
+  s.spare = s.E % 3 * 7;
   s.windows = rng.below(3);
   s.config = ep_ht_config_t{R,
                             s.E,
