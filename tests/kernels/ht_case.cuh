@@ -1,5 +1,6 @@
 // A case of the tests of high throughput: a group of ranks is made anew, all its steps are launched back to
-// back without the host waiting in between, and at the end everything is compared with the reference.
+// back without the host waiting in between, and at the end everything is compared with the reference; the
+// tokens that a dispatch has put out also as they were when it ended.
 #ifndef TREFOIL_TESTS_KERNELS_HT_CASE_CUH
 #define TREFOIL_TESTS_KERNELS_HT_CASE_CUH
 
@@ -49,6 +50,9 @@ std::vector<std::vector<StepRank>> makeSteps(Ranks &w, Rng &rng, const Shape &s,
       const ep_ht_handle_t h = {handles[r],   s.K,         s.expertMajor, s.drop,
                                 s.zeroCopyOn, s.alignment, s.maxRecv};
       makeRank(w, rng, s, c, step[r], r, groupOf(w, s, at, r), h);
+      for (int back = 0; back < s.passes; back++) {
+        step[r].pass[back].seen = w.take(r, step[r].rows * s.tokenBytes(), POISON);
+      }
     }
     openWindows(rng, s, step);
   }
@@ -77,6 +81,8 @@ bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill, const Around 
       for (Pass &p : step[r].pass) {
         if (s.delays && rng.one(3)) CU(epStart(delayKernel, 1, 1, q, rng.below(300000)));
         OK(epHtDispatch(&p.dispatch, q));
+        CU(cudaMemcpyAsync(p.seen, p.dispatch.outTokens, step[r].rows * s.tokenBytes(),
+                           cudaMemcpyDeviceToDevice, q));
         if (s.delays && rng.one(3)) CU(epStart(delayKernel, 1, 1, q, rng.below(300000)));
         OK(epHtCombine(&p.combine, q));
       }

@@ -44,6 +44,7 @@ struct Pass { // a dispatch and a combine, forward or of gradients
   std::vector<float> weights, slotWeights;
   ep_ht_dispatch_t dispatch;
   ep_ht_combine_t combine;
+  char *seen = nullptr; // the output tokens as they were when the dispatch ended
 };
 
 struct StepRank {
@@ -302,6 +303,10 @@ bool checkRank(const Shape &s, const std::vector<StepRank> &step, int at, int r)
     OK(trefoilRefDispatch(&c, r, sources.data(), &out));
     ok &= equal("tokens", back, at, r, p.dispatch.outTokens, want.data(), want.size(),
                 s.tokenBytes());
+    if (p.seen) {
+      ok &= equal("tokens at the end of dispatch", back, at, r, p.seen, want.data(), want.size(),
+                  s.tokenBytes());
+    }
     ok &= equal("scales", back, at, r, p.dispatch.outScales, scales.data(), scales.size(),
                 std::max(s.scaleBytes, 1));
     if (!back) {
