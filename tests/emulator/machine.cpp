@@ -185,6 +185,7 @@ void makeBlock(Launch &l, unsigned i) {
   for (size_t w = 0; w < b.warps.size(); w++) {
     const unsigned n = l.numThreads - (unsigned)w * 32;
     b.warps[w].threads.resize(n < 32 ? n : 32);
+    if (l.draw(8) == 0) b.warps[w].stalled = (int)l.draw(150); // a late start
   }
   for (unsigned t = 0; t < l.numThreads; t++) makeThread(l, b, b.warps[t / 32], t, i);
 }
