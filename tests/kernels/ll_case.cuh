@@ -67,11 +67,11 @@ Shape randomShape(Rng &rng, int R, int maxBlocks, bool isLong) {
     s.quant = EP_LL_QUANT_NONE;
     s.steps = 2;
   }
-  if (isLong) { // more tokens than 32 chunks of the slot map have bits
+  if (isLong) { // more tokens than 64 chunks of the slot map have bits
     s.E = R;
     s.L = 1;
     s.K = 1 + rng.below(std::min(R, 4));
-    s.N = 16384 / R + 1 + rng.below(200);
+    s.N = 32768 / R + 1 + rng.below(200);
     s.tokenWidth = s.combineWidth = 16;
     s.scaleBytes = s.scaleBytesOut = s.scaleBytes ? 16 : 0;
     s.quant = EP_LL_QUANT_NONE;
