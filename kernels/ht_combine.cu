@@ -10,6 +10,17 @@
 
 namespace {
 
+// One thread: a piece of a row of the caller's (what combine takes has no scales), or of a ring, into a slot.
+EP_DEV const char *pieceAt(const HtCombineArgs &a, int row, int piece) {
+  return (const char *)a.op.tokens + (size_t)row * a.row.rowBytes + piece * a.row.pieceBytes;
+}
+EP_DEV void loadPiece(const HtCombineArgs &a, const char *from, int piece, uint32_t to,
+                      uint64_t *full) {
+  const int bytes = pieceBytes(a.row, piece);
+  barrierExpect(full, bytes);
+  bulkLoad(to, from, bytes, full);
+}
+
 template <bool EXPERT_MAJOR> struct Feed {
   static constexpr bool FEEDS = true, WATCH_ONE = EXPERT_MAJOR, FENCE = false, ZERO_ROW = false;
   static constexpr bool GATHERS = EXPERT_MAJOR;
@@ -86,7 +97,7 @@ template <bool EXPERT_MAJOR> struct Feed {
   }
 
   EP_DEV void loadSlot(int slot, const HtItem &item, uint32_t to, uint64_t *full) const {
-    loadRow(a.row, slot, item.piece, a.op.tokens, nullptr, to, full);
+    loadPiece(a, pieceAt(a, slot, item.piece), item.piece, to, full);
   }
   EP_DEV void load(const HtItem &item, uint32_t to, uint64_t *full) const { // scatter
     loadSlot(((const int2 *)(&item + 1))[0].x, item, to, full);
@@ -178,13 +189,9 @@ template <bool EXPERT_MAJOR> struct Follow {
   EP_DEV void isEmpty(const HtItem &) const {}
 
   EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
-    if (e.x == HT_LOCAL) {
-      loadRow(a.row, e.y, item.piece, a.op.tokens, nullptr, to, full);
-      return;
-    }
-    const int bytes = pieceBytes(a.row, item.piece);
-    barrierExpect(full, bytes);
-    bulkLoad(to, unitAt(group(), 1, group().rank, unitRank(e.x), e.x), bytes, full);
+    const char *from = e.x == HT_LOCAL ? pieceAt(a, e.y, item.piece)
+                                       : unitAt(group(), 1, group().rank, unitRank(e.x), e.x);
+    loadPiece(a, from, item.piece, to, full);
   }
   EP_DEV void store(const HtItem &item, uint32_t from) const {
     storeRow(a.row, item.token, item.piece, a.op.out, nullptr, from);

@@ -55,6 +55,8 @@ constexpr int HT_SCATTER_THREADS = 128;                    // a block of two sca
 constexpr int HT_DIRECT_THREADS = HT_SCATTER_THREADS + 64; // with the warps for weights
 constexpr int HT_PAIRS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
 constexpr int HT_REDUCE_WARPS = 7, HT_REDUCE_GROUPS = 2;
+constexpr int HT_REDUCE_VECTORS = // of 16 bytes, of a thread
+    (EP_HT_PIECE_BYTES / 16 + HT_REDUCE_WARPS * 32 - 1) / (HT_REDUCE_WARPS * 32);
 constexpr int HT_GATHER_THREADS = 128 + HT_REDUCE_WARPS * HT_REDUCE_GROUPS * 32;
 constexpr int HT_DESC_HEAD = 8; // ints in front of a description's entries
 

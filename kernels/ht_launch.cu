@@ -39,11 +39,11 @@ template <class Args> size_t dealShared(Args &a, int feedEntries, int followEntr
   a.feed.descInts = HT_DESC_HEAD + 2 * feedEntries;
   a.follow.descInts = HT_DESC_HEAD + 2 * followEntries;
   const int most = a.feed.descInts > a.follow.descInts ? a.feed.descInts : a.follow.descInts;
-  const int fixed = (int)sizeof(HtProgress) + HT_DESCS * most * 4;
-  a.room = (MAX_SHARED - fixed - spare) / (a.slotStride + 3 * 8);
+  const int fixed = (int)sizeof(HtProgress) + HT_DESCS * (most * 4 + 8);
+  a.room = (MAX_SHARED - fixed - spare) / (a.slotStride + 2 * 8);
   if (a.room > 60) a.room = 60;
   a.feed.slots = a.follow.slots = a.room;
-  return (size_t)a.room * (a.slotStride + 3 * 8) + fixed;
+  return (size_t)a.room * (a.slotStride + 2 * 8) + fixed;
 }
 
 // Candidates taken at a time: about `items` that are items.
@@ -112,7 +112,8 @@ extern "C" trefoil_result_t epHtUpdate(const ep_ht_update_t *op, void *stream) {
   char *scratch = (char *)g.scratch + EP_HT_PIECE_BYTES;
   a.keptOf = (int *)scratch;
   a.counts = (int *)(scratch + roundUp(g.numLocal * 4, 256));
-  const int blocks = a.chunks < op->numSms ? a.chunks : op->numSms;
+  const int wanted = a.chunks + 1; // a block a chunk, and one that reports meanwhile
+  const int blocks = wanted < op->numSms ? wanted : op->numSms;
   return launch(epHtUpdateKernel(), blocks, 256, epHtUpdateShared(a.rows, g.numLocal), &a, stream);
 }
 

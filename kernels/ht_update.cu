@@ -273,7 +273,7 @@ EP_DEV void count(const ep_ht_counter_t &c, int i, long long v) {
     ((int *)c.data)[i] = (int)v;
 }
 
-// Block 0, last: the head, the zones, the caller's counters.
+// One block: the head, the zones, the caller's counters.
 EP_DEV void report(const UpdateArgs &a, const Shared &s) {
   const ep_ht_update_t &o = a.op;
   const ep_ht_group_t &g = o.group;
@@ -382,11 +382,13 @@ __global__ void __launch_bounds__(CHUNK, 1) updateKernel(const __grid_constant__
   }
   meet(g, gridDim.x);
   findSources(a, firstOf);
-  const bool once = a.chunks <= (int)gridDim.x;
+  const bool once = a.chunks <= (int)gridDim.x, reports = blockIdx.x == gridDim.x - 1;
+  bool hasSums = false; // the totals and the zones, which are the same for all chunks
   for (int chunk = blockIdx.x; chunk < a.chunks; chunk += gridDim.x) {
     if (!once) look = readChunk(a, s, chunk, number);
     sumRows(a, s, chunk);
     findZones(a, s);
+    hasSums = true;
     placeChunk(a, s, look, number);
     const int tokens = __syncthreads_count(look.is);
     if (threadIdx.x == 0 && tokens) {
@@ -394,9 +396,11 @@ __global__ void __launch_bounds__(CHUNK, 1) updateKernel(const __grid_constant__
     }
   }
   if (a.op.handle.drop) meet(g, gridDim.x);
-  if (blockIdx.x == 0) {
-    sumRows(a, s, 0);
-    findZones(a, s);
+  if (reports) {
+    if (!hasSums) {
+      sumRows(a, s, 0);
+      findZones(a, s);
+    }
     report(a, s);
     if (threadIdx.x == 0) c.numbers[2] = number;
   }

@@ -2,36 +2,86 @@
 // k's pieces are the next n slots of the ring (one, of zeros, for a sum of nothing); the sum replaces the
 // last of them. A sum of one piece is a copy.
 //
-// HT_REDUCE_GROUPS groups of reducing warps take items by turns; a thread has up to four vectors of a piece.
+// HT_REDUCE_GROUPS groups of reducing warps take items by turns.
 #ifndef TREFOIL_KERNELS_DEVICE_HT_GATHER_CUH
 #define TREFOIL_KERNELS_DEVICE_HT_GATHER_CUH
 
 #include "kernels/device/ht_pipe.cuh"
 #include "kernels/device/reduce.cuh"
 
+constexpr int HT_LOAD_ITEMS = 8, HT_LOAD_PIECES = 8; // of a step of the loader
+
+// The items that the loader takes next: lane j < items has number k + j's pieces and where they begin.
+struct HtStep {
+  int items, pieces; // pieces: of all of them
+  int first, mine;   // of the lane's item: its first piece of the step, and how many
+};
+
+// Waits for item k; takes as many as are described and have few pieces together, or one. items 0: the end.
+template <class P> EP_DEV HtStep nextStep(const HtBlock &b, int k, int lane) {
+  const int m = min(HT_LOAD_ITEMS, __shfl_sync(FULL_WARP, waitPast(&b.at->head, k), 0));
+  const int n = lane < m ? b.item(k + lane).n : -1;
+  const int there = __ffs(__ballot_sync(FULL_WARP, n < 0)) - 1; // lane m has none
+  HtStep s;
+  s.mine = lane < there ? piecesOf<P>(n) : 0;
+  int end = s.mine;
+#pragma unroll
+  for (int d = 1; d < HT_LOAD_ITEMS; d *= 2) {
+    const int before = __shfl_up_sync(FULL_WARP, end, d);
+    if (lane >= d) end += before;
+  }
+  s.first = end - s.mine;
+  const unsigned few =
+      __ballot_sync(FULL_WARP, lane < there && (lane == 0 || end <= min(HT_LOAD_PIECES, b.S)));
+  s.items = __popc(few);
+  s.pieces = s.items ? __shfl_sync(FULL_WARP, end, s.items - 1) : 0;
+  return s;
+}
+
+// A lane a piece; pieces go out as soon as their slots and those before them are free. Issuing a bulk
+// load takes about 125 ns of the warp, so all else is shared by the items of a step.
 template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int lane) {
-  for (int k = 0, c = 0;; k++) {
-    waitPast(&b.at->head, k);
-    const HtItem &item = b.item(k);
-    const int n = item.n;
-    if (n < 0) return;
-    const int step = min(32, b.S);
-    for (int i0 = 0; i0 < piecesOf<P>(n); i0 += step) {
-      const int m = min(step, piecesOf<P>(n) - i0), u = c + i0 + lane;
-      if (lane < m) {
-        waitPhase(&b.empty[b.slot(u)], b.phase(u) ^ 1);
-        if (P::FENCE) proxyFence();
-        if (n > 0)
-          p.load(item, b.entries(k)[i0 + lane], sharedAddress(b.place(u)), &b.full[b.slot(u)]);
-        else
-          barrierArrive(&b.full[b.slot(u)], 1);
+  const int width = min(32, b.S);
+  for (int k = 0, c = 0;;) {
+    const HtStep s = nextStep<P>(b, k, lane);
+    if (!s.items) return;
+    for (int w = 0; w < s.pieces; w += width) {
+      const int m = min(width, s.pieces - w), q = w + lane, slot = b.slot(c + q);
+      const uint32_t phase = b.phase(c + q) ^ 1;
+      int item = 0, i = q;
+      for (int j = 1; j < s.items; j++) {
+        const int first = __shfl_sync(FULL_WARP, s.first, j);
+        if (first <= q) {
+          item = j;
+          i = q - first;
+        }
       }
-      __syncwarp();
-      if (lane == 0) tell(&b.at->issued, c + i0 + m);
+      HtPatience patience;
+      for (int out = 0; out < m;) {
+        const bool waits = lane >= out && lane < m && !barrierTest(&b.empty[slot], phase);
+        const unsigned notFree = __ballot_sync(FULL_WARP, waits);
+        const int until = notFree ? __ffs(notFree) - 1 : m;
+        if (until == out) {
+          patience();
+          continue;
+        }
+        if (lane >= out && lane < until) {
+          const HtItem &it = b.item(k + item);
+          if (P::FENCE) proxyFence();
+          if (it.n > 0)
+            p.load(it, b.entries(k + item)[i], sharedAddress(b.place(c + q)), &b.full[slot]);
+          else
+            barrierArrive(&b.full[slot], 1);
+        }
+        __syncwarp();
+        if (lane == 0) tell(&b.at->issued, c + w + until);
+        out = until;
+      }
     }
-    c += piecesOf<P>(n);
+    c += s.pieces;
+    k += s.items;
     __syncwarp();
-    if (lane == 0) tell(&b.at->loaded, k + 1);
+    if (lane == 0) tell(&b.at->loaded, k);
   }
 }
 
@@ -41,70 +91,65 @@ EP_DEV bool waitItem(const HtBlock &b, int k) {
   for (;;) {
     const int head = (int)told(&b.at->head);
     if (head > k) return b.item(k).n >= 0;
-    if (head == k && k > 0 && b.item(k - 1).n < 0) return false;
+    if (head > 0 && b.item(head - 1).n < 0) return false;
     p();
   }
 }
 
+// Items by turns of the groups. What bounds a sum is how many instructions it takes: a lane waits for a piece,
+// all of a window at once, and then there is nothing between the loads and the additions.
 template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int lane) {
-  constexpr int THREADS = HT_REDUCE_WARPS * 32;
+  constexpr int APART = HT_REDUCE_WARPS * 32 * 16, V = HT_REDUCE_VECTORS;
   const int warp = (threadIdx.x >> 5) - 4, group = warp / HT_REDUCE_WARPS;
-  const int at = (warp % HT_REDUCE_WARPS * 32 + lane) * 16;
+  const int at = (warp % HT_REDUCE_WARPS * 32 + lane) * 16, width = min(32, b.S);
   for (int k = group;; k += HT_REDUCE_GROUPS) {
     if (!waitItem(b, k)) return;
-    const int n = b.item(k).n;
-    int c = b.item(k).first;
-    const int bytes = pieceBytes(p.row(), b.item(k).piece);
-    Sum<T> sum[4];
+    const int n = b.item(k).n, bytes = pieceBytes(p.row(), b.item(k).piece);
+    const int pieces = piecesOf<P>(n), first = b.item(k).first;
+    Sum<T> sum[V];
 #pragma unroll
-    for (int j = 0; j < 4; j++) sum[j].clear();
-    for (int i = 0; i < n; i++, c++) {
-      waitPast(&b.at->issued, c);
-      waitPhase(&b.full[b.slot(c)], b.phase(c));
-      if (n == 1) continue;
-      char *place = b.place(c) + at;
-      uint4 v[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) { // all loads before the first sum
-        v[j] = make_uint4(0, 0, 0, 0);
-        if (at + j * THREADS * 16 < bytes) v[j] = *(const uint4 *)(place + j * THREADS * 16);
+    for (int j = 0; j < V; j++) sum[j].clear();
+    for (int w = 0; w < pieces; w += width) {
+      const int m = min(width, pieces - w), c = first + w + lane, from = b.slot(first + w);
+      if (lane < m) {
+        waitPast(&b.at->issued, c);
+        waitPhase(&b.full[b.slot(c)], b.phase(c));
       }
+      __syncwarp();
+      for (int i = 0; n > 1 && i < m; i++) {
+        const int slot = from + i < b.S ? from + i : from + i - b.S;
+        const char *place = b.ring + slot * b.pieceStride + at;
+        uint4 v[V];
 #pragma unroll
-      for (int j = 0; j < 4; j++) sum[j].add(v[j]);
-      if (i < n - 1) {
-        __syncwarp();
-        if (lane == 0) barrierArrive(&b.empty[b.slot(c)], 1);
-        continue;
-      }
+        for (int j = 0; j < V; j++) { // all loads before the first sum
+          if (at + j * APART < bytes) v[j] = *(const uint4 *)(place + j * APART);
+        }
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        if (at + j * THREADS * 16 < bytes) {
-          *(uint4 *)(place + j * THREADS * 16) = sum[j].round();
+        for (int j = 0; j < V; j++) {
+          if (at + j * APART < bytes) sum[j].add(v[j]);
         }
       }
-      proxyFenceShared();
+      __syncwarp();
+      if (lane < m && w + lane < pieces - 1) barrierArrive(&b.empty[b.slot(c)], 1);
     }
-    if (n == 0 && P::ZERO_ROW) {
-      waitPast(&b.at->issued, c);
-      waitPhase(&b.full[b.slot(c)], b.phase(c));
+    if (n > 1 || (n == 0 && P::ZERO_ROW)) {
+      char *place = b.place(first + pieces - 1) + at;
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        if (at + j * THREADS * 16 < bytes) {
-          *(uint4 *)(b.place(c) + at + j * THREADS * 16) = make_uint4(0, 0, 0, 0);
-        }
+      for (int j = 0; j < V; j++) {
+        if (at + j * APART < bytes)
+          *(uint4 *)(place + j * APART) = n ? sum[j].round() : make_uint4(0, 0, 0, 0);
       }
       proxyFenceShared();
-      c++;
     }
     __syncwarp();
-    if (lane == 0) barrierArrive(&b.done[b.slot(k)], 1);
+    if (lane == 0) barrierArrive(b.isDone(k), 1);
   }
 }
 
 // One bulk store an item. LAG: how many stores may be under way before the oldest must be written for good;
 // with nothing to do all are finished, as in the scatter pipeline.
 template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int lane) {
-  constexpr int LAG = 8;
+  constexpr int LAG = 4;
   int k = 0, c = 0, held[3] = {-1, -1, -1};
   for (;; k++) {
     HtPatience patience;
@@ -113,7 +158,7 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
       const bool is = __shfl_sync(FULL_WARP, (int)told(&b.at->head) > k, 0);
       n = is ? b.item(k).n : 0;
       if (n < 0) break;
-      if (is && __shfl_sync(FULL_WARP, barrierTest(&b.done[b.slot(k)], b.phase(k)), 0)) break;
+      if (is && __shfl_sync(FULL_WARP, barrierTest(b.isDone(k), b.donePhase(k)), 0)) break;
       if (idle == 0) {
         bulkRead<0>();
         for (int j = 0; j < 3; j++) {

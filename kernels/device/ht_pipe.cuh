@@ -42,7 +42,7 @@ struct HtItem {
 static_assert(sizeof(HtItem) == HT_DESC_HEAD * 4, "description");
 
 constexpr int HT_LOCAL = 64 << 24; // an entry that is no ring unit
-constexpr int HT_DESCS = 32;       // work items described at a time
+constexpr int HT_DESCS = 64;       // work items described at a time
 constexpr int HT_IDLE = 32;        // polls after which a storer has nothing to do
 
 struct HtProgress {
@@ -77,6 +77,9 @@ struct HtBlock {
 
   EP_DEV HtItem &item(int k) const { return *(HtItem *)(desc + (k & (HT_DESCS - 1)) * descInts); }
   EP_DEV int2 *entries(int k) const { return (int2 *)(&item(k) + 1); }
+  // Item k's sum is there: not by slots, for items without pieces take none.
+  EP_DEV uint64_t *isDone(int k) const { return done + (k & (HT_DESCS - 1)); }
+  EP_DEV uint32_t donePhase(int k) const { return k / HT_DESCS & 1; }
   EP_DEV int slot(int c) const { return c - bySlots.quotient(c) * S; }
   EP_DEV uint32_t phase(int c) const { return bySlots.quotient(c) & 1; }
   EP_DEV char *place(int c) const { return ring + slot(c) * pieceStride; }
@@ -115,15 +118,15 @@ EP_DEV void arm(const HtBlock &b, int readers, int reducers, bool again) {
     if (i < b.room) {
       barrierDrop(&b.full[i]);
       barrierDrop(&b.empty[i]);
-      barrierDrop(&b.done[i]);
     }
+    if (i < HT_DESCS) barrierDrop(&b.done[i]);
     __syncthreads();
   }
   if (i < b.room) {
     barrierInit(&b.full[i], 1);
     barrierInit(&b.empty[i], readers);
-    barrierInit(&b.done[i], reducers);
   }
+  if (i < HT_DESCS) barrierInit(&b.done[i], reducers);
   if (i == 0) *b.at = HtProgress{};
   barrierInitFence();
   __syncthreads();
@@ -137,7 +140,7 @@ EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int pieceSt
   b.full = (uint64_t *)(shared + (size_t)room * pieceStride);
   b.empty = b.full + room;
   b.done = b.empty + room;
-  b.at = (HtProgress *)(b.done + room);
+  b.at = (HtProgress *)(b.done + HT_DESCS);
   b.desc = (int *)(b.at + 1);
   b.S = shape.slots;
   b.room = room;
