@@ -88,9 +88,13 @@ trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shar
   return TREFOIL_OK;
 }
 
-// Somebody must follow from the start, or full rings would stop all feeders.
-int splitOf(int blocks, int feeders, int chosen) {
-  const int n = feeders > 0 ? feeders : chosen;
+// How many blocks feed. Ten fill the wire. Followers of an expert-major dispatch write twice what feeders do, and
+// the feeders of an expert-major combine read all there is. Somebody must follow from the start, or full
+// rings would stop all feeders.
+int splitOf(int blocks, int feeders, bool combine, bool expertMajor) {
+  const int share = combine && expertMajor ? blocks * 5 / 7 : expertMajor ? blocks / 3 : blocks / 2;
+  const int most = combine && expertMajor ? blocks : combine ? 12 : 10;
+  const int n = feeders > 0 ? feeders : share < 1 ? 1 : share > most ? most : share;
   return n > blocks - 1 ? blocks - 1 : n;
 }
 
@@ -144,7 +148,7 @@ extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *strea
   a.zeros = (const char *)g.scratch;
   a.ringBits = log2Of(g.at.ringUnits);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
-  a.split = splitOf(blocks, op->numFeeders, 10);
+  a.split = splitOf(blocks, op->numFeeders, false, op->handle.expertMajor);
   a.directSplit = op->handle.expertMajor ? a.split : blocks;
   return launch(epHtDispatchKernel(op->handle.expertMajor, direct), blocks,
                 direct ? HT_DIRECT_THREADS : HT_SCATTER_THREADS, shared + spare, &a, stream);
@@ -171,7 +175,7 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   a.follow.take = a.follow.batch = 4;
   a.ringBits = log2Of(g.at.ringUnits);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
-  a.split = splitOf(blocks, op->numFeeders, expertMajor ? 20 : 10);
+  a.split = splitOf(blocks, op->numFeeders, true, expertMajor);
   return launch(epHtCombineKernel(op->dtype, expertMajor), blocks, HT_GATHER_THREADS, shared, &a,
                 stream);
 }

@@ -119,8 +119,9 @@ int main(int argc, char **argv) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < (gpus ? R : 1)) {
-    printf("skipped: %d GPUs here, %d needed\n", devices, gpus ? R : 1);
+  const int needed = World::gpusFor(R, !gpus);
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < needed) {
+    printf("skipped: %d GPUs here, %d needed\n", devices, needed);
     return 77;
   }
   if (!o.maxBlocks) o.maxBlocks = gpus ? 132 : std::max(1, 128 / R);
@@ -144,6 +145,6 @@ int main(int argc, char **argv) {
   }
   printf(
       "%d ranks on %s: %d cases, %d failed; of %ld dispatches %ld were short, %ld used scratch\n",
-      R, gpus ? "GPUs" : "one GPU", ran, failed, numDispatches, numShort, numScratch);
+      R, needed > 1 ? "GPUs" : "one GPU", ran, failed, numDispatches, numShort, numScratch);
   return failed ? 1 : 0;
 }

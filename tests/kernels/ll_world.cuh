@@ -57,25 +57,35 @@ struct WorldRank {
   ep_ll_record_t *record, *recordOnDevice;
 };
 
+// A GPU runs this many queues at a time; a launch behind another rank's in the same queue would wait for it.
+constexpr int RANKS_A_GPU = 32;
+
 struct World {
   std::vector<WorldRank> ranks;
   size_t exchangeBytes, poolBytes;
   ep_ll_layout_t at;
   int size() const { return (int)ranks.size(); }
 
+  static int gpusFor(int numRanks, bool isVirtual) {
+    return isVirtual ? (numRanks + RANKS_A_GPU - 1) / RANKS_A_GPU : numRanks;
+  }
+
+  // Virtual ranks share as few GPUs as they can.
   void open(int numRanks, bool isVirtual, size_t exchange, size_t pool) {
+    const int gpus = gpusFor(numRanks, isVirtual);
+    for (int d = 0; d < gpus; d++) {
+      CU(cudaSetDevice(d));
+      for (int p = 0; p < gpus; p++) {
+        if (p != d) CU(cudaDeviceEnablePeerAccess(p, 0));
+      }
+    }
     ranks.resize(numRanks);
     exchangeBytes = exchange;
     poolBytes = pool;
     for (int r = 0; r < numRanks; r++) {
       WorldRank &k = ranks[r];
-      k.device = isVirtual ? 0 : r;
+      k.device = (int)((long long)r * gpus / numRanks);
       CU(cudaSetDevice(k.device));
-      if (!isVirtual) {
-        for (int p = 0; p < numRanks; p++) {
-          if (p != r) CU(cudaDeviceEnablePeerAccess(p, 0));
-        }
-      }
       OK(epLlLoad());
       CU(cudaStreamCreateWithFlags(&k.stream, cudaStreamNonBlocking));
       CU(cudaMalloc(&k.exchange, exchange));
