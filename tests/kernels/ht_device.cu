@@ -1,18 +1,18 @@
 // The high-throughput kernels against the reference, bit for bit, on random shapes.
 //
-//   ht_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--big] [--verbose]
+//   ht_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--big] [--verbose] [--tokens n]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. A case draws a shape and a number of
 // steps; each step is Update, dispatch, combine, dispatch and combine of gradients, with new routing and new
 // data, all launched back to back without the host waiting in between, with ranks delayed at random, into
 // poisoned outputs, through rings that wrap often or straight into windows, on all ranks or some. In some
 // cases there are many experts, everybody sends to the same few, or more comes than maxRecv. --big: few
-// cases of training size. A failure prints the command that repeats it.
+// cases of training size. --tokens: no rank has more. A failure prints the command that repeats it.
 #include "ht_case.cuh"
 
 namespace {
 
-Shape randomShape(Rng &rng, int R, bool big) {
+Shape randomShape(Rng &rng, int R, bool big, int maxTokens) {
   Shape s = {};
   s.R = R;
   s.E = big ? R * 16 : rng.one(4) ? 1 + rng.below(R * 3) : R * (1 + rng.below(6));
@@ -28,6 +28,7 @@ Shape randomShape(Rng &rng, int R, bool big) {
     s.E = R * (4 + rng.below(5));
     s.K = 1 + rng.below(4);
   }
+  s.N = std::min(s.N, maxTokens);
   s.L = (s.E + R - 1) / R;
   s.crowd = crowd ? std::max(1, std::min(s.L, s.E) - rng.below(3)) : 0;
   s.expertMajor = rng.one(2);
@@ -95,7 +96,7 @@ void randomStep(Rng &rng, const Shape &s, StepRank &k) {
 } // namespace
 
 int main(int argc, char **argv) {
-  int R = 4, cases = 100, only = -1;
+  int R = 4, cases = 100, only = -1, tokens = INT32_MAX;
   unsigned long long seed = 1;
   bool gpus = false, big = false, verbose = false;
   for (int i = 1; i < argc; i++) {
@@ -105,6 +106,7 @@ int main(int argc, char **argv) {
     if (o == "--cases") cases = atoi(next());
     if (o == "--seed") seed = strtoull(next(), nullptr, 10);
     if (o == "--case") only = atoi(next());
+    if (o == "--tokens") tokens = atoi(next());
     if (o == "--gpus") gpus = true;
     if (o == "--big") big = true;
     if (o == "--verbose") verbose = true;
@@ -121,12 +123,12 @@ int main(int argc, char **argv) {
     if (only >= 0 && i != only) continue;
     Rng rng = {seed * 1000003ull + i};
     ran++;
-    const Shape s = randomShape(rng, R, big);
+    const Shape s = randomShape(rng, R, big, tokens);
     if (verbose) printShape(s);
     if (runCase(w, rng, s, [&](int, int, StepRank &k) { randomStep(rng, s, k); })) continue;
     failed++;
-    printf("FAILED: ht_device --ranks %d%s%s --seed %llu --case %d\n", R, gpus ? " --gpus" : "",
-           big ? " --big" : "", seed, i);
+    printf("FAILED: ht_device --ranks %d%s%s --tokens %d --seed %llu --case %d\n", R,
+           gpus ? " --gpus" : "", big ? " --big" : "", tokens, seed, i);
     fflush(stdout);
     if (failed >= 5) break;
   }

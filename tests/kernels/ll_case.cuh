@@ -80,6 +80,7 @@ Shape randomShape(Rng &rng, int R, int maxBlocks, bool isLong) {
   const size_t most = huge || isLong ? 400u << 20 : 6u << 20;
   while (s.slots() * std::max(s.tokenBytes(), s.combineBytes()) > most && s.N > 1) s.N /= 2;
   s.style = (Style)rng.below(NUM_STYLES);
+  s.alone = (s.N + s.K) % 2;
   s.blocks = 1 + rng.below(maxBlocks);
   s.idx64 = rng.one(2);
   s.globalIds = rng.one(3);
@@ -199,6 +200,11 @@ bool isPair(const Shape &s, int i) {
   return s.style == TWO_IN_FLIGHT && i + 1 < s.steps && (i + s.N + s.E) % 3 != 0;
 }
 
+// Whether step i is a dispatch alone: without combines a rank may be two operations ahead of another.
+bool isAlone(const Shape &s, int i) {
+  return s.style == TWO_IN_FLIGHT && s.alone && i < (s.steps - 1) / 2 * 2;
+}
+
 // Enqueues all steps of one rank. What it stages is its own affair.
 void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, cudaStream_t stream,
              Rng rng) {
@@ -206,6 +212,13 @@ void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, c
   for (int i = 0; i < n; i++) {
     StepRank &k = steps[i][r];
     maybeDelay(s, rng, stream);
+    if (isAlone(s, i)) {
+      StepRank &next = steps[++i][r];
+      for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_SEND, stream));
+      if (rng.one(3)) CU(epStart(delayKernel, 1, 1, stream, rng.below(1000000)));
+      for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_RECV, stream));
+      continue;
+    }
     if (isPair(s, i) && rng.one(3)) {
       for (int j = i; j < i + 2; j++) OK(epLlDispatch(&steps[j][r].dispatch, EP_LL_BOTH, stream));
       for (int j = i; j < i + 2; j++) OK(epLlCombine(&steps[j][r].combine, EP_LL_BOTH, stream));

@@ -22,6 +22,7 @@ struct Shape {
   ep_ll_quant_t quant;
   ep_ll_sum_t sum;
   Style style;
+  bool alone; // two in flight: only the last steps have combines
   bool rankMajor, idx64, globalIds, finite, delays;
   int holes;
   uint64_t first;

@@ -34,7 +34,10 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
     }
   }
   for (int i = 0; ok && i < s.steps; i++) {
-    for (int r = 0; r < s.R; r++) ok &= checkStep(w, s, steps[i], i, r, nullptr);
+    for (int r = 0; r < s.R; r++) {
+      ok &= checkDispatch(w, s, steps[i], i, r, nullptr);
+      if (!isAlone(s, i)) ok &= checkCombine(w, s, steps[i], i, r, nullptr);
+    }
   }
   if (!ok) printShape(s);
   return ok;
