@@ -6,9 +6,10 @@ without any, and mutants.json: what each is, and its commands. The programs diff
 are compressed as one stream, with a window as long as several of them.
 
 On the GPU machine each command is a process of its own, ended at its first FAILED or at its time
-limit: as many times as long as the program without a mutant took, since several share a GPU. Those
-without a mutant run first and, once more, among the others; where one of these fails, what its
-mutants did says nothing and is left out. Needs Python 3.11 and nothing else.
+limit: as many times as long as the program without a mutant took, since several share a GPU; who
+took longer runs once more with a GPU to itself. Those without a mutant run first and, once more,
+among the others; where one of these fails, what its mutants did says nothing and is left out. Needs
+Python 3.11 and nothing else.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SLOW = "took longer than"
 SHORTER = 2  # commands are those of ctest with half of their cases
 ALONE = {"--faults", "--masks"}  # time limits of the device: nothing else runs meanwhile
 
@@ -124,7 +126,7 @@ class Runner:
             timer.cancel()
         state = "killed" if failed or code else "passed"
         if over.is_set():
-            said = f"took longer than {limit:.0f} s"
+            said = f"{SLOW} {limit:.0f} s"
             state = "killed" if limit <= left else "late"
         elif code == 77:
             state = "skipped"
@@ -233,6 +235,8 @@ def run_packed(
                 print(f"without a mutant, once more: {' '.join(command)}: {found['state']}")
                 if found["state"] == "killed":
                     drop_judged_by(kept, " ".join(command).removeprefix("good/"))
+        with ThreadPoolExecutor(max(1, gpus)) as pool:  # nobody else made these slow
+            list(pool.map(note, [m for m in shared if SLOW in kept[m["id"]]["said"]]))
         for m in entries:
             if m not in shared:
                 note(m)
