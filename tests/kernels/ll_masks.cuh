@@ -3,8 +3,9 @@
 //
 // Before each dispatch and each combine of a case some pairs are lost, for good: both ranks' masks say so in
 // time. Before the last combine also pairs of which only one rank knows: the other waits for it until its
-// time limit and then names it. (Not with partial sums: who waits for weights keeps others waiting.) Compared with the reference, which is told who regards whom as alive; and no
-// rank that has lost another may send it a row.
+// time limit and then names it. (Not with partial sums: who waits for weights keeps others waiting.)
+// Compared with the reference, which is told who regards whom as alive; and no rank that has lost another may
+// send it a row.
 #ifndef TREFOIL_TESTS_KERNELS_LL_MASKS_CUH
 #define TREFOIL_TESTS_KERNELS_LL_MASKS_CUH
 
