@@ -88,9 +88,9 @@ trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shar
   return TREFOIL_OK;
 }
 
-// How many blocks feed. Ten fill the wire. Followers of an expert-major dispatch write twice what feeders do, and
-// the feeders of an expert-major combine read all there is. Somebody must follow from the start, or full
-// rings would stop all feeders.
+// How many blocks feed. Ten fill the wire. Followers of an expert-major dispatch write twice what feeders
+// do, and the feeders of an expert-major combine read all there is. Somebody must follow from the start,
+// or full rings would stop all feeders.
 int splitOf(int blocks, int feeders, bool combine, bool expertMajor) {
   const int share = combine && expertMajor ? blocks * 5 / 7 : expertMajor ? blocks / 3 : blocks / 2;
   const int most = combine && expertMajor ? blocks : combine ? 12 : 10;

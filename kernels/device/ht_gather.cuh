@@ -96,8 +96,8 @@ EP_DEV bool waitItem(const HtBlock &b, int k) {
   }
 }
 
-// Items by turns of the groups. What bounds a sum is how many instructions it takes: a lane waits for a piece,
-// all of a window at once, and then there is nothing between the loads and the additions.
+// Items by turns of the groups. What bounds a sum is how many instructions it takes: a lane waits for a
+// piece, all of a window at once, and then there is nothing between the loads and the additions.
 template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int lane) {
   constexpr int APART = HT_REDUCE_WARPS * 32 * 16, V = HT_REDUCE_VECTORS;
   const int warp = (threadIdx.x >> 5) - 4, group = warp / HT_REDUCE_WARPS;

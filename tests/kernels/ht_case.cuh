@@ -69,8 +69,8 @@ void printShape(const Shape &s) {
   fflush(stdout);
 }
 
-// Not a cudaMemcpyAsync: compute-sanitizer's initcheck makes the host wait for those, and the ranks that are not
-// launched yet are waited for.
+// Not a cudaMemcpyAsync: compute-sanitizer's initcheck makes the host wait for those, and the ranks that
+// are not launched yet are waited for.
 __global__ void copyVectors(uint4 *to, const uint4 *from, size_t n) {
   for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
     to[i] = from[i];
