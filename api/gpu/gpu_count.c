@@ -43,8 +43,13 @@ trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, 
 
 /* ---- times ----------------------------------------------------------------------------------- */
 
+/* High throughput takes two blocks at least: one feeds, one follows. */
+static int mostBlocks(const ep_gpu_group_t *g) {
+  return g->ll.numSms < 2 ? 2 : g->ll.numSms;
+}
+
 static size_t stampsOf(const ep_gpu_group_t *g) {
-  return (size_t)g->ll.numSms * 2;
+  return (size_t)mostBlocks(g) * 2;
 }
 
 static void forget(ep_gpu_times_t *t) {
@@ -103,7 +108,7 @@ static ncclEpKernelTime_t timeOf(const ep_gpu_group_t *g, const uint64_t *stamps
   if (!first) return t; /* it has not run */
   t.startNs = first;
   t.numBlocks = 0;
-  for (int b = 0; b < g->ll.numSms; b++) {
+  for (int b = 0; b < mostBlocks(g); b++) {
     if (stamps[2 * b + 1] < first)
       continue; /* no block of this launch: zero, or left by an older one */
     if (stamps[2 * b] < t.startNs) t.startNs = stamps[2 * b];

@@ -20,6 +20,7 @@ struct HtStep {
 // Waits for item k; takes as many as are described and have few pieces together, or one. items 0: the end.
 template <class P> EP_DEV HtStep nextStep(const HtBlock &b, int k, int lane) {
   const int m = min(HT_LOAD_ITEMS, __shfl_sync(FULL_WARP, waitPast(&b.at->head, k), 0));
+  __syncwarp(); // what lane 0 has been told of, all may read
   const int n = lane < m ? b.item(k + lane).n : -1;
   const int there = __ffs(__ballot_sync(FULL_WARP, n < 0)) - 1; // lane m has none
   HtStep s;
@@ -89,9 +90,9 @@ template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int la
 EP_DEV bool waitItem(const HtBlock &b, int k) {
   HtPatience p;
   for (;;) {
-    const int head = (int)told(&b.at->head);
-    if (head > k) return b.item(k).n >= 0;
-    if (head > 0 && b.item(head - 1).n < 0) return false;
+    if ((int)told(&b.at->head) > k) return b.item(k).n >= 0;
+    const int end = (int)told(&b.at->end); // the last description may be another item's by now
+    if (end && end <= k + 1) return false;
     p();
   }
 }
@@ -156,6 +157,7 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
     int n = 0;
     for (int idle = 0;; idle++) {
       const bool is = __shfl_sync(FULL_WARP, (int)told(&b.at->head) > k, 0);
+      __syncwarp();
       n = is ? b.item(k).n : 0;
       if (n < 0) break;
       if (is && __shfl_sync(FULL_WARP, barrierTest(b.isDone(k), b.donePhase(k)), 0)) break;

@@ -52,7 +52,7 @@ struct HtProgress {
   uint32_t complete;      // items written for good (feeders)
   uint32_t ended;         // no more will be
   uint32_t stored, noted; // items that the storer, the clerk is through with
-  uint32_t pad;
+  uint32_t end;           // items and the end, once it is described; before `head` says so
 };
 
 // n / d by a product, for n below 2^31: at most one too great, then put right.
@@ -299,6 +299,7 @@ EP_DEV void finish(const HtBlock &b, int k, int lane) {
   awaitRoom(b, k + 1, HT_DESCS);
   if (lane == 0) {
     b.item(k).n = -1;
+    tell(&b.at->end, k + 1);
     tell(&b.at->head, k + 1);
   }
 }

@@ -8,6 +8,7 @@
 template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int lane) {
   for (int k = 0;;) {
     const int m = __shfl_sync(FULL_WARP, min(4, waitPast(&b.at->head, k)), 0);
+    __syncwarp(); // what lane 0 has been told of, all may read
     const int i = k + lane;
     int n = 0;
     if (lane < m) {
