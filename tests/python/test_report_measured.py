@@ -96,9 +96,7 @@ def test_rows_of_the_benchmark_of_high_throughput(tmp_path: Path) -> None:
 def test_later_figures_replace_earlier_ones(tmp_path: Path) -> None:
     all_of = merged([load_figures(FOLDER)])
     assert len({f.key for f in all_of}) == len(all_of)
-    plain = [
-        f for f in all_of if (f.name, f.tokens, f.ranks) == ("dispatch expert-major", 8, 4)
-    ]
+    plain = [f for f in all_of if (f.name, f.tokens, f.ranks) == ("dispatch expert-major", 8, 4)]
     assert [f.source for f in plain] == [KERNELS]  # not the earlier kernels through the API
     new = sample(tmp_path, Point(4, LL, 8))
     both = merged([all_of, new])
