@@ -88,11 +88,13 @@ trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shar
   return TREFOIL_OK;
 }
 
-// How many blocks feed. Ten fill the wire. Followers of an expert-major dispatch write twice what feeders
-// do, and the feeders of an expert-major combine read all there is. Somebody must follow from the start,
-// or full rings would stop all feeders.
+// How many blocks feed. Ten fill the wire. Followers of an expert-major dispatch write three times what
+// feeders do, and the feeders of an expert-major combine read all there is. Somebody must follow from the
+// start, or full rings would stop all feeders.
 int splitOf(int blocks, int feeders, bool combine, bool expertMajor) {
-  const int share = combine && expertMajor ? blocks * 5 / 7 : expertMajor ? blocks / 3 : blocks / 2;
+  const int share = combine && expertMajor ? blocks * 4 / 5
+                    : expertMajor          ? blocks * 2 / 7
+                                           : blocks / 2;
   const int most = combine && expertMajor ? blocks : combine ? 12 : 10;
   const int n = feeders > 0 ? feeders : share < 1 ? 1 : share > most ? most : share;
   return n > blocks - 1 ? blocks - 1 : n;
@@ -142,7 +144,7 @@ extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *strea
   a.direct = a.feed;
   a.direct.take = a.direct.batch = 8;
   if (a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
-  a.feed.take = a.feed.batch = 4;
+  a.feed.take = a.feed.batch = 8;
   a.follow.batch = op->handle.expertMajor ? 8 : 12;
   a.follow.take = takeOf(a.follow.batch, R, K);
   a.zeros = (const char *)g.scratch;
@@ -172,7 +174,7 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   if (!expertMajor && a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
   a.feed.batch = expertMajor ? 8 : 6;
   a.feed.take = takeOf(a.feed.batch, R, K);
-  a.follow.take = a.follow.batch = 4;
+  a.follow.take = a.follow.batch = 8;
   a.ringBits = log2Of(g.at.ringUnits);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
   a.split = splitOf(blocks, op->numFeeders, true, expertMajor);

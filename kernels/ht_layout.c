@@ -37,17 +37,23 @@ static trefoil_result_t checkConfig(const ep_ht_config_t *c) {
   return TREFOIL_OK;
 }
 
-/* Rings hold an eighth of a rank's tokens: more gained nothing (docs/kernels_ht.md). */
-static int ringUnitsOf(const ep_ht_config_t *c) {
+/* Rings hold an eighth of a rank's tokens, 512 pieces at most; and up to half of its pieces, 2048, as
+ * far as all rings together stay within RINGS_BYTES: then feeders seldom wait for followers
+ * (docs/kernels_ht.md). */
+#define RINGS_BYTES ((size_t)240 << 20)
+static int ringUnitsOf(const ep_ht_config_t *c, const ep_ht_layout_t *at) {
   if (c->ringUnits) return c->ringUnits;
-  int units = 64;
+  int64_t units = 64, half = c->maxTokens * at->rowPieces / 2;
   while (units < 512 && units < c->maxTokens) units *= 2;
-  return units;
+  size_t unitOfAll = 2 * (size_t)c->numRanks * at->unitStride;
+  while (units < 2048 && units * 2 <= half && unitOfAll * (size_t)units * 2 <= RINGS_BYTES) {
+    units *= 2;
+  }
+  return (int)units;
 }
 
 static void layOutDirect(const ep_ht_config_t *c, ep_ht_layout_t *at, size_t next) {
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens;
-  at->rowPieces = (int)((c->maxTokenBytes + at->unitBytes - 1) / at->unitBytes);
   at->placeWords = (int)((N + 1) / 2);
   at->weightWords = (c->maxTopk + 1) / 2;
   at->hellos = next;
@@ -68,9 +74,10 @@ trefoil_result_t epHtLayout(const ep_ht_config_t *c, ep_ht_layout_t *out) {
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens, K = (size_t)c->maxTopk;
   ep_ht_layout_t at = {0};
   at.idVectors = (int)((K + (c->numExperts < 0xffff ? 3 : 1)) / (c->numExperts < 0xffff ? 4 : 2));
-  at.ringUnits = ringUnitsOf(c);
   at.unitBytes = c->maxTokenBytes < EP_HT_PIECE_BYTES ? c->maxTokenBytes : EP_HT_PIECE_BYTES;
   at.unitStride = roundUp(roundUp(at.unitBytes, 16) + 4 * K, 128);
+  at.rowPieces = (int)((c->maxTokenBytes + at.unitBytes - 1) / at.unitBytes);
+  at.ringUnits = ringUnitsOf(c, &at);
   size_t next = 0, words = roundUp(R * (size_t)at.ringUnits * 4, 512);
   at.header = next;
   next += roundUp(2 * R * 16, 512);

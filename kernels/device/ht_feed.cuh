@@ -88,6 +88,12 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
     bulkStore(unitAt(group(), 0, unitRank(e.x), group().rank, e.x), slot,
               pieceBytes(a.row, item.piece));
   }
+  EP_DEV bool hasScales() const { return DIRECT && a.row.scaleBytes > 0; }
+  EP_DEV void storeBeside(const HtItem &item, int2 e, const char *place, int l) const {
+    if (!(e.x & HT_STRAIGHT)) return; // its unit has them
+    const int r = unitRank(e.x & ~HT_STRAIGHT);
+    storeScales(a.row, e.y, item.piece, pairs->scales[r], place, l);
+  }
   // Eight lanes: the token's weights beside its first piece.
   EP_DEV void sendWeights(const HtItem &item, const int2 *entries, int l) const {
     if (!a.op.weights || item.piece) return;

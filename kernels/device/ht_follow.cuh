@@ -165,6 +165,10 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
   EP_DEV void store(const HtItem &item, int2 e, uint32_t slot) const {
     storeRow(a.row, e.x, item.piece, a.op.outTokens, a.op.outScales, slot);
   }
+  EP_DEV bool hasScales() const { return a.row.scaleBytes > 0; }
+  EP_DEV void storeBeside(const HtItem &item, int2 e, const char *place, int l) const {
+    storeScales(a.row, e.x, item.piece, a.op.outScales, place, l);
+  }
   EP_DEV void release(const HtItem &item) const {
     if (item.code < HT_LOCAL) giveCredit(group(), 0, item.code, item.gen);
   }

@@ -34,11 +34,18 @@ template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int l
 }
 
 // Up to four items at a time, eight lanes an item; one group of bulk stores a step. A slot is given back
-// one step later, when its group has been read; with nothing to do at once, since items to come may need it,
-// and then all that was stored is finished and flagged: the credits awaited may depend on it.
+// READ steps later, when its group has been read; with nothing to do at once, since items to come may need
+// it. A feeder tells LAG steps later that a group is written. More of them keep flags back: with small
+// rings 8 steps take 20 % longer, 16 steps 70 %. With nothing to do all are finished, as the credits
+// awaited may depend on their flags.
 template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int lane) {
+  constexpr int LAG = 2, READ = 1;
   const int i = lane >> 3;
-  int k = 0, held = 0, end1 = 0, end2 = 0, end3 = 0;
+  int k = 0, back = 0, end[LAG] = {}; // items stored, slots given back, k before the last steps
+  const auto giveBack = [&](int until) {
+    if (back + lane < until) barrierArrive(&b.empty[b.slot(back + lane)], 1);
+    back = until;
+  };
   for (;;) {
     // The description of k must be there before its slot's phase may be asked for.
     HtPatience patience;
@@ -54,17 +61,17 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
       there = notReady ? (__ffs(notReady) - 1) >> 3 : 4;
       over = __shfl_sync(FULL_WARP, isEnd, 0);
       if (there || over) break;
-      if (held) {
+      if (back < k) {
         bulkRead<0>();
         __syncwarp();
-        if (lane < held) barrierArrive(&b.empty[b.slot(k - held + lane)], 1);
-        held = 0;
+        giveBack(k);
       }
       if (P::FEEDS && ++idle == HT_IDLE) {
         bulkDone<0>();
         __syncwarp();
         if (lane == 0) tell(&b.at->complete, k);
-        end1 = end2 = end3 = k;
+#pragma unroll
+        for (int j = 0; j < LAG; j++) end[j] = k;
       }
       patience();
     }
@@ -75,21 +82,23 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
       for (int j = lane & 7; j < item.n; j += 8) {
         p.store(item, b.entries(u)[j], sharedAddress(b.place(u)));
       }
+      for (int j = 0; p.hasScales() && j < item.n; j++) {
+        p.storeBeside(item, b.entries(u)[j], b.place(u), lane & 7);
+      }
     }
+#pragma unroll
+    for (int j = LAG - 1; j > 0; j--) end[j] = end[j - 1];
+    end[0] = k;
+    k += there;
     bulkCommit();
     __syncwarp();
-    bulkRead<1>();
+    bulkRead<READ>();
     __syncwarp();
-    if (lane < held) barrierArrive(&b.empty[b.slot(k - held + lane)], 1);
-    held = there;
-    k += there;
+    if (end[READ - 1] > back) giveBack(end[READ - 1]);
     if (P::FEEDS) {
-      bulkDone<3>();
+      bulkDone<LAG>();
       __syncwarp();
-      if (lane == 0) tell(&b.at->complete, end3);
-      end3 = end2;
-      end2 = end1;
-      end1 = k;
+      if (lane == 0) tell(&b.at->complete, end[LAG - 1]);
     } else if (lane == 0) {
       tell(&b.at->stored, k);
     }

@@ -31,7 +31,7 @@ struct Options {
 
 constexpr int EXPERTS = 256;
 // SMs of the goals: [expert-major][combine].
-constexpr Sms GOALS[2][2] = {{{24, 10}, {20, 10}}, {{24, 8}, {28, 20}}};
+constexpr Sms GOALS[2][2] = {{{24, 10}, {20, 10}}, {{24, 6}, {28, 22}}};
 
 Shape shapeOf(const Options &o, bool expertMajor, bool fp8, bool windows = false) {
   Shape s = {};
@@ -55,8 +55,8 @@ Shape shapeOf(const Options &o, bool expertMajor, bool fp8, bool windows = false
 
 // How many blocks feed of a number that nothing was tried with.
 int feedersOf(bool expertMajor, bool combine, int sms) {
-  if (combine && expertMajor) return std::max(1, sms * 5 / 7);
-  if (expertMajor) return std::max(1, std::min(10, sms / 3));
+  if (combine && expertMajor) return std::max(1, sms * 4 / 5);
+  if (expertMajor) return std::max(1, std::min(10, sms * 2 / 7));
   return std::max(1, std::min(combine ? 12 : 10, sms / 2));
 }
 
@@ -72,7 +72,7 @@ bool ready(Rows &rows, Work &work, Ranks &w, const Shape &s, const Routing &how,
 void goals(Rows &rows, const Work &work) {
   static const std::vector<Sms> tried[2][2] = {
       {{{24, 10}, {22, 10}, {20, 10}, {16, 8}, {12, 6}}, {{20, 10}, {24, 12}, {18, 10}, {10, 5}}},
-      {{{24, 8}, {24, 10}, {28, 9}, {32, 10}, {20, 6}}, {{28, 20}, {24, 18}, {32, 22}}}};
+      {{{24, 6}, {24, 8}, {28, 8}, {32, 9}, {20, 5}}, {{28, 22}, {24, 19}, {32, 25}}}};
   rows.time(work, 2, Sms{GRID, 0});
   for (int combine = 0; combine < 2; combine++)
     for (const Sms &n : tried[work.s.expertMajor][combine]) rows.time(work, combine, n);
