@@ -16,6 +16,7 @@ typedef struct step_case {
   int64_t maxRecv; /* HT: 0 eager */
   trefoil_quant_t quant, combineQuant;
   int roundScales;
+  unsigned maxSms; /* 0: the library's choice */
 } step_case_t;
 
 /* Everything of a case on all ranks, made from the seed alone. */

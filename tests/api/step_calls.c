@@ -19,6 +19,7 @@ ncclEpGroupConfig_t stepGroupConfig(const step_case_t *c, int numRanks) {
   g.num_topk = isHt(c) ? (unsigned)c->topk : 0;
   g.overflow_policy = c->drop ? NCCL_EP_OVERFLOW_DROP : NCCL_EP_OVERFLOW_AUTO;
   g.timeout_ns = 20000000000u;
+  if (c->maxSms) g.max_num_sms = c->maxSms;
   return g;
 }
 

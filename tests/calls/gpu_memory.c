@@ -93,6 +93,11 @@ static void runCounted(team_rank_t *r) {
                   t[i].endNs - t[i].startNs < 1000000000u && t[i].parts == 3,
               "time %d: %llu to %llu, %d blocks", i, (unsigned long long)t[i].startNs,
               (unsigned long long)t[i].endNs, t[i].numBlocks);
+    /* High throughput: a block that feeds and one that follows, whatever the limit. */
+    if (c->maxSms == 1) {
+      int want = c->mode >= TREFOIL_HT_FLAT ? 2 : 1;
+      teamCheck(r, t[i].numBlocks == want, "%d blocks, %d run on one SM", t[i].numBlocks, want);
+    }
     teamCheck(r, !i || t[i].startNs >= t[i - 1].endNs, "launch %d overlaps the one before", i);
   }
   teamOk(r, ncclEpHandleDestroy(h));
@@ -102,11 +107,12 @@ static void runCounted(team_rank_t *r) {
 
 TEST(bytes_and_times) {
   if (!numGpus()) SKIP("needs a GPU");
-  for (int mode = 0; mode < 2; mode++) {
-    step_case_t c = smallCase((trefoil_mode_t)mode, 630);
+  for (int i = 0; i < 8; i++) {
+    step_case_t c = smallCase((trefoil_mode_t)(i % 4), 630);
     c.maxTokens = 40;
+    c.maxSms = i < 4 ? 0 : 1;
     const char *error = teamThreads(numGpus(), runCounted, &c);
-    CHECK(!*error, "mode %d: %s", mode, error);
+    CHECK(!*error, "mode %d, at most %u SMs: %s", i % 4, c.maxSms, error);
   }
 }
 
