@@ -46,13 +46,15 @@ trefoil_result_t trefoilCostRecordParse(trefoil_cost_record_t *record, const cha
 typedef struct cost_field {
   const char *key;
   size_t offset;
-  int isInt;
+  int isInt, isOptional; /* optional: 0 where it is missing */
 } cost_field_t;
 
 #define COST(key, member, isInt)                                                                   \
-  { key, offsetof(trefoil_costs_t, member), isInt }
+  { key, offsetof(trefoil_costs_t, member), isInt, 0 }
 #define OP_COST(key, member)                                                                       \
-  { key, offsetof(trefoil_op_costs_t, member), 0 }
+  { key, offsetof(trefoil_op_costs_t, member), 0, 0 }
+#define OPTIONAL_COST(key, member)                                                                 \
+  { key, offsetof(trefoil_op_costs_t, member), 0, 1 }
 static const cost_field_t costFields[] = {
     COST("num_sms", numSms, 1),
     COST("nvlink_gb_per_s", nvlinkGbPerS, 0),
@@ -63,14 +65,28 @@ static const cost_field_t costFields[] = {
     COST("net_message_ns", netMessageNs, 0),
     COST("rows_per_message", rowsPerMessage, 0),
     COST("signals_per_expert", signalsPerExpert, 1),
+    {"nvlink_back_share", offsetof(trefoil_costs_t, nvlinkBackShare), 0, 1},
+    {"own_rows_stay", offsetof(trefoil_costs_t, ownRowsStay), 1, 1},
 };
 static const cost_field_t opFields[] = {
-    OP_COST("launch_us", launchUs),          OP_COST("token_ns", tokenNs),
-    OP_COST("send_row_ns", sendRowNs),       OP_COST("send_gb_per_s_per_sm", sendGbPerSPerSm),
-    OP_COST("receive_row_ns", receiveRowNs), OP_COST("receive_gb_per_s_per_sm", receiveGbPerSPerSm),
-    OP_COST("forward_share", forwardShare),  OP_COST("signal_ns", signalNs),
-    OP_COST("net_signal_ns", netSignalNs),   OP_COST("net_start_us", netStartUs),
+    OP_COST("launch_us", launchUs),
+    OP_COST("token_ns", tokenNs),
+    OP_COST("send_row_ns", sendRowNs),
+    OP_COST("send_gb_per_s_per_sm", sendGbPerSPerSm),
+    OP_COST("receive_row_ns", receiveRowNs),
+    OP_COST("receive_gb_per_s_per_sm", receiveGbPerSPerSm),
+    OP_COST("forward_share", forwardShare),
+    OP_COST("signal_ns", signalNs),
+    OP_COST("net_signal_ns", netSignalNs),
+    OP_COST("net_start_us", netStartUs),
     OP_COST("node_round_us", nodeRoundUs),
+    OPTIONAL_COST("send_share", sendShare),
+    OPTIONAL_COST("most_send_sms", mostSendSms),
+    OPTIONAL_COST("slot_ns", slotNs),
+    OPTIONAL_COST("slot_gb_per_s_per_sm", slotGbPerSPerSm),
+    OPTIONAL_COST("hear_us", hearUs),
+    OPTIONAL_COST("rest_gb_per_s_per_sm", restGbPerSPerSm),
+    OPTIONAL_COST("missing_us", missingUs),
 };
 enum {
   numCostFields = sizeof costFields / sizeof *costFields,
@@ -110,6 +126,7 @@ static trefoil_result_t takeNumber(const json_t *object, const char *file, const
   const json_t *value = json_object_get(entry, "value");
   const json_t *low = json_object_get(entry, "low"), *high = json_object_get(entry, "high");
   const char *source = json_string_value(json_object_get(entry, "source"));
+  if (!entry && field->isOptional) return TREFOIL_OK;
   EP_CHECK(entry, TREFOIL_INVALID_ARGUMENT, "%s: %s in %s is missing", file, field->key, where);
   EP_CHECK(
       json_object_size(entry) == 5 && json_is_number(value) && json_is_number(low) &&
@@ -238,6 +255,10 @@ static trefoil_result_t takeAll(json_t *root, const char *file, trefoil_cost_rec
            TREFOIL_INVALID_ARGUMENT,
            "%s: %d SMs, forward_share %g and %g: must be at least 1, and less than 1 each", file,
            c->numSms, c->op[0].forwardShare, c->op[1].forwardShare);
+  EP_CHECK(c->nvlinkBackShare < 1 && c->op[0].sendShare < 1 && c->op[1].sendShare < 1,
+           TREFOIL_INVALID_ARGUMENT,
+           "%s: nvlink_back_share %g, send_share %g and %g: must be less than 1 each", file,
+           c->nvlinkBackShare, c->op[0].sendShare, c->op[1].sendShare);
   return TREFOIL_OK;
 }
 

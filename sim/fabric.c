@@ -112,6 +112,11 @@ static trefoil_result_t choosePorts(const work_t *w) {
 
 /* ---- Times of a row ---------------------------------------------------------------------------- */
 
+/* What the rows of the other direction take of a rank's port, spread over the rows of this one. */
+static double backOf(const work_t *w, int64_t rows, int64_t otherRows) {
+  return rows > 0 ? w->costs->nvlinkBackShare * (double)otherRows / (double)rows : 0;
+}
+
 static void setPorts(const work_t *w) {
   const trefoil_cluster_t *cl = w->run->cluster;
   double bytes = (double)w->replay->rowBytes;
@@ -119,8 +124,10 @@ static void setPorts(const work_t *w) {
   double nic = w->costs->nicGbPerS > 0 ? w->costs->nicGbPerS : cl->nicGbPerS;
   double rows = w->costs->rowsPerMessage > 0 ? w->costs->rowsPerMessage : 1;
   for (int r = 0; r < w->f->numRanks; r++) {
-    ep_fs_t t = toFs(bytes / (nvlink * w->nvlinkFactor[r]) + w->costs->nvlinkRowNs);
-    w->f->row[TREFOIL_RESOURCE_NVLINK_OUT][r] = w->f->row[TREFOIL_RESOURCE_NVLINK_IN][r] = t;
+    int64_t out = w->replay->nearOut[r], in = w->replay->nearIn[r];
+    double t = bytes / (nvlink * w->nvlinkFactor[r]) + w->costs->nvlinkRowNs;
+    w->f->row[TREFOIL_RESOURCE_NVLINK_OUT][r] = toFs(t * (1 + backOf(w, out, in)));
+    w->f->row[TREFOIL_RESOURCE_NVLINK_IN][r] = toFs(t * (1 + backOf(w, in, out)));
   }
   for (int p = 0; p < w->f->numPorts && w->numNodes > 1; p++) {
     ep_fs_t t = toFs(bytes / (nic * w->portFactor[p]) + w->costs->netMessageNs / rows);
@@ -133,6 +140,27 @@ static double smRowNs(double rowNs, double gbPerS, const work_t *w) {
   return rowNs + (gbPerS > 0 ? (double)w->replay->rowBytes / gbPerS : 0);
 }
 
+/* How many of some SMs send; the others receive, unless all do both. */
+static double sendSmsOf(const work_t *w, double sms) {
+  const trefoil_op_costs_t *op = w->op;
+  if (op->sendShare == 0) return sms;
+  double send = sms * op->sendShare;
+  return op->mostSendSms > 0 && send > op->mostSendSms ? op->mostSendSms : send;
+}
+
+/* The time of a rank's tokens and of its slots, spread over its rows. */
+static double spreadNs(double ns, int64_t over) {
+  return over > 0 ? ns / (double)over : 0;
+}
+
+/* ns that receivers look for the words of tokens that are not there. */
+static double missingNs(const work_t *w) {
+  for (int r = 0; r < w->f->numRanks; r++) {
+    if (w->sim->numTokens[r] < w->shape->maxTokens) return w->op->missingUs * 1e3;
+  }
+  return 0;
+}
+
 static void setSms(const work_t *w) {
   const ep_replay_t *replay = w->replay;
   int isDispatch = replay->op == TREFOIL_OP_DISPATCH;
@@ -140,17 +168,23 @@ static void setSms(const work_t *w) {
   double sms = w->run->numSms > 0 ? w->run->numSms : w->costs->numSms;
   double forwardSms = sms * share;
   if (replay->hasNetPhases) sms -= forwardSms;
+  double sendSms = sendSmsOf(w, sms), takeSms = w->op->sendShare > 0 ? sms - sendSms : sms;
   double send = smRowNs(w->op->sendRowNs, w->op->sendGbPerSPerSm, w);
   double take = smRowNs(w->op->receiveRowNs, w->op->receiveGbPerSPerSm, w);
+  double slot = smRowNs(w->op->slotNs, w->op->slotGbPerSPerSm, w);
+  double rest = smRowNs(0, w->op->restGbPerSPerSm, w), missing = missingNs(w);
   for (int r = 0; r < w->f->numRanks; r++) {
-    double token = (double)w->sim->numTokens[r] * w->op->tokenNs;
-    int64_t rows = isDispatch ? replay->sentRows[r] : replay->takenRows[r];
-    double each = rows > 0 ? token / (double)rows : 0; /* the tokens' time, spread over the rows */
-    double speed = w->smFactor[r];
-    w->f->row[TREFOIL_RESOURCE_SEND][r] = toFs((send + (isDispatch ? each : 0)) / (sms * speed));
-    w->f->row[TREFOIL_RESOURCE_RECEIVE][r] = toFs((take + (isDispatch ? 0 : each)) / (sms * speed));
+    double token = (double)w->sim->numTokens[r] * w->op->tokenNs, speed = w->smFactor[r];
+    int64_t rows = isDispatch ? epRowsToSend(w->f, replay, r) : replay->takenRows[r];
+    int64_t holder = isDispatch ? replay->takenRows[r] : epRowsToSend(w->f, replay, r);
+    double each = spreadNs(token, rows), place = spreadNs((double)replay->slots[r] * slot, holder);
+    double sent = send + (isDispatch ? each : place), taken = take + (isDispatch ? place : each);
+    double last = (double)(isDispatch ? replay->takenRows[r] : w->sim->numTokens[r]) * rest;
+    w->f->row[TREFOIL_RESOURCE_SEND][r] = toFs(sent / (sendSms * speed));
+    w->f->row[TREFOIL_RESOURCE_RECEIVE][r] = toFs(taken / (takeSms * speed));
     w->f->row[TREFOIL_RESOURCE_FORWARD][r] =
         toFs((isDispatch ? send : take) / (forwardSms * speed));
+    w->f->rest[r] = toFs(last / (takeSms * speed) + missing);
   }
 }
 
@@ -224,7 +258,8 @@ static trefoil_result_t checkRun(const trefoil_sim_run_t *run, const trefoil_cos
 static trefoil_result_t allocate(work_t *w) {
   ep_fabric_t *f = w->f;
   size_t R = (size_t)f->numRanks, P = (size_t)f->numPorts;
-  size_t times = 6 * R + 4 * P; /* 5 kinds of a rank, start; 2 of a port, 2 of a leaf <= ports */
+  size_t times =
+      7 * R + 4 * P; /* 5 kinds of a rank, start, rest; 2 of a port, 2 of a leaf <= ports */
   size_t doubles = 3 * R + P;
   size_t bytes = times * sizeof(ep_fs_t) + doubles * sizeof(double) + (R + P) * sizeof(int32_t) + P;
   f->memory = calloc(1, bytes);
@@ -237,7 +272,8 @@ static trefoil_result_t allocate(work_t *w) {
     next += f->count[k];
   }
   f->start = next;
-  w->portFactor = (double *)(next + R);
+  f->rest = next + R;
+  w->portFactor = (double *)(next + 2 * R);
   w->nvlinkFactor = w->portFactor + P;
   w->smFactor = w->nvlinkFactor + R;
   w->lateUs = w->smFactor + R;
@@ -251,12 +287,14 @@ static trefoil_result_t allocate(work_t *w) {
 static trefoil_result_t fill(work_t *w) {
   for (int i = 0; i < w->run->numChanges; i++) EP_TRY(applyChange(w, &w->run->changes[i]));
   EP_TRY(choosePorts(w));
+  w->f->ownRowsStay = w->costs->ownRowsStay;
   setPorts(w);
   setSms(w);
   EP_TRY(setLeaves(w));
   setStarts(w);
   const trefoil_cluster_t *cl = w->run->cluster;
   double net = w->costs->netLatencyNs;
+  w->f->hear = toFs(w->op->hearUs * 1e3);
   w->f->latency[TREFOIL_TIER_NVLINK] = toFs(w->costs->nvlinkLatencyNs);
   w->f->latency[TREFOIL_TIER_NET] = toFs(net < 0 ? cl->netLatencyUs * 1e3 : net);
   return TREFOIL_OK;

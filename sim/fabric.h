@@ -10,6 +10,9 @@ typedef struct ep_fabric {
   ep_fs_t *row[TREFOIL_NUM_RESOURCES]; /* [count] time of a row on it; 0 = it does not limit */
   ep_fs_t *start;  /* [R] when a rank's first row may leave: late start, fixed */
   ep_fs_t fixed;   /* the part of start that no row takes */
+  ep_fs_t *rest;   /* [R] what a rank does after its last row has come */
+  ep_fs_t hear;    /* from a rank's start until its word leaves */
+  int ownRowsStay; /* rows of a rank to itself do not cross SEND */
   int32_t *portOf; /* [R] network port of a rank, after failures */
   int32_t *leafOf; /* [ports] */
   ep_fs_t latency[TREFOIL_NUM_TIERS];
@@ -27,11 +30,16 @@ static inline int epCrossesLeaves(const ep_fabric_t *f, const ep_move_t *m) {
          f->leafOf[f->portOf[m->src]] != f->leafOf[f->portOf[m->dst]];
 }
 
+/* Rows that a rank's SMs send. */
+static inline int64_t epRowsToSend(const ep_fabric_t *f, const ep_replay_t *r, int rank) {
+  return r->sentRows[rank] - (f->ownRowsStay ? r->ownRows[rank] : 0);
+}
+
 /* The resource of a kind that a move crosses, or -1. */
 static inline int epResourceOf(const ep_fabric_t *f, const ep_move_t *m, trefoil_resource_t kind) {
   switch (kind) {
   case TREFOIL_RESOURCE_SEND:
-    return epCrossesSend(m) ? m->src : -1;
+    return epCrossesSend(m) && !(f->ownRowsStay && epIsOwn(m)) ? m->src : -1;
   case TREFOIL_RESOURCE_FORWARD:
     return epCrossesForward(m) ? epForwarder(m) : -1;
   case TREFOIL_RESOURCE_NVLINK_OUT:

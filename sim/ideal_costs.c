@@ -39,12 +39,25 @@ static trefoil_result_t checkNumbers(const named_number_t *numbers, size_t n, co
 static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
   EP_CHECK(c->forwardShare >= 0 && c->forwardShare < 1, TREFOIL_INVALID_ARGUMENT,
            "costs: forwardShare %.10g%s: must be in [0, 1)", c->forwardShare, of);
+  EP_CHECK(c->sendShare >= 0 && c->sendShare < 1, TREFOIL_INVALID_ARGUMENT,
+           "costs: sendShare %.10g%s: must be in [0, 1)", c->sendShare, of);
   const named_number_t numbers[] = {
-      {"launchUs", c->launchUs},         {"tokenNs", c->tokenNs},
-      {"sendRowNs", c->sendRowNs},       {"sendGbPerSPerSm", c->sendGbPerSPerSm},
-      {"receiveRowNs", c->receiveRowNs}, {"receiveGbPerSPerSm", c->receiveGbPerSPerSm},
-      {"signalNs", c->signalNs},         {"netSignalNs", c->netSignalNs},
-      {"netStartUs", c->netStartUs},     {"nodeRoundUs", c->nodeRoundUs},
+      {"launchUs", c->launchUs},
+      {"tokenNs", c->tokenNs},
+      {"sendRowNs", c->sendRowNs},
+      {"sendGbPerSPerSm", c->sendGbPerSPerSm},
+      {"receiveRowNs", c->receiveRowNs},
+      {"receiveGbPerSPerSm", c->receiveGbPerSPerSm},
+      {"signalNs", c->signalNs},
+      {"netSignalNs", c->netSignalNs},
+      {"netStartUs", c->netStartUs},
+      {"nodeRoundUs", c->nodeRoundUs},
+      {"mostSendSms", c->mostSendSms},
+      {"slotNs", c->slotNs},
+      {"hearUs", c->hearUs},
+      {"slotGbPerSPerSm", c->slotGbPerSPerSm},
+      {"restGbPerSPerSm", c->restGbPerSPerSm},
+      {"missingUs", c->missingUs},
   };
   return checkNumbers(numbers, sizeof numbers / sizeof *numbers, of);
 }
@@ -53,6 +66,8 @@ trefoil_result_t trefoilCostsCheck(const trefoil_costs_t *c) {
   EP_CHECK(c, TREFOIL_INVALID_ARGUMENT, "the costs are NULL");
   EP_CHECK(c->numSms >= 1 && c->numSms <= 4096, TREFOIL_INVALID_ARGUMENT,
            "costs: %d SMs: must be in [1, 4096]", c->numSms);
+  EP_CHECK(c->nvlinkBackShare >= 0 && c->nvlinkBackShare < 1, TREFOIL_INVALID_ARGUMENT,
+           "costs: nvlinkBackShare %.10g: must be in [0, 1)", c->nvlinkBackShare);
   double net = c->netLatencyNs;
   const named_number_t numbers[] = {
       {"nvlinkGbPerS", c->nvlinkGbPerS},       {"nicGbPerS", c->nicGbPerS},

@@ -83,7 +83,7 @@ static void writeNvlinkEdges(const xml_t *x, int r) {
   name_t taken = nameOf("s", r), summed = nameOf("u", r);
   EDGE(g, sw, SEND, r, NVLINK_OUT, r);
   EDGE(sw, g, NVLINK_IN, r, RECEIVE, r);
-  EDGE(g, taken, SEND, r, RECEIVE, r);
+  EDGE(g, taken, SEND, x->f->ownRowsStay ? -1 : r, RECEIVE, r);
   if (!x->hasForward) return;
   EDGE(f, sw, FORWARD, r, NVLINK_OUT, r);
   EDGE(sw, f, NVLINK_IN, r, FORWARD, r);

@@ -58,6 +58,10 @@ static void issue(queues_t *q) {
     ep_fs_t now = q->fabric->start[rank], row = q->fabric->row[TREFOIL_RESOURCE_SEND][rank];
     for (int64_t i = r->firstOf[rank]; i < r->firstOf[rank + 1]; i++) {
       int32_t id = r->issued[i];
+      if (q->fabric->ownRowsStay && epIsOwn(epMoveOf(r, id))) {
+        q->head[id] = q->tail[id] = q->fabric->start[rank];
+        continue;
+      }
       q->head[id] = now;
       now += epRowsOf(r, id) * row;
       q->tail[id] = now;

@@ -44,6 +44,10 @@ typedef struct ep_replay {
   int64_t *firstOf;   /* [R + 1] */
   int64_t *sentRows;  /* [R] rows that a rank's SEND issues */
   int64_t *takenRows; /* [R] rows that a rank's RECEIVE takes */
+  int64_t *ownRows;   /* [R] rows of sentRows that stay on the rank */
+  int64_t *nearOut;   /* [R] rows that leave by NVLink */
+  int64_t *nearIn;    /* [R] rows that come by NVLink */
+  int64_t *slots;     /* [R] places of rows in the layout of a rank */
 } ep_replay_t;
 
 struct trefoil_sim {
@@ -79,6 +83,9 @@ static inline int epCrossesSend(const ep_move_t *m) {
          m->phase == TREFOIL_PHASE_RETURN;
 }
 /* FORWARD issues there, RETURN is summed there. */
+static inline int epIsOwn(const ep_move_t *m) {
+  return m->phase == TREFOIL_PHASE_DIRECT && m->tier == TREFOIL_TIER_SELF;
+}
 static inline int epCrossesForward(const ep_move_t *m) {
   return m->phase == TREFOIL_PHASE_FORWARD || m->phase == TREFOIL_PHASE_RETURN;
 }

@@ -110,17 +110,45 @@ static void addPartner(build_t *b) {
 }
 
 static trefoil_result_t countRows(ep_replay_t *r, int numRanks) {
-  r->sentRows = calloc((size_t)numRanks, sizeof *r->sentRows);
-  r->takenRows = calloc((size_t)numRanks, sizeof *r->takenRows);
-  r->firstOf = calloc((size_t)numRanks + 1, sizeof *r->firstOf);
-  EP_CHECK(r->sentRows && r->takenRows && r->firstOf, TREFOIL_SYSTEM_ERROR,
-           "out of memory for %d ranks", numRanks);
+  size_t R = (size_t)numRanks;
+  r->sentRows = calloc(6 * R, sizeof *r->sentRows); /* all six arrays */
+  r->firstOf = calloc(R + 1, sizeof *r->firstOf);
+  EP_CHECK(r->sentRows && r->firstOf, TREFOIL_SYSTEM_ERROR, "out of memory for %d ranks", numRanks);
+  r->takenRows = r->sentRows + R;
+  r->ownRows = r->takenRows + R;
+  r->nearOut = r->ownRows + R;
+  r->nearIn = r->nearOut + R;
+  r->slots = r->nearIn + R;
   for (int64_t i = 0; i < r->numMoves; i++) {
     const ep_move_t *m = &r->moves[i];
     if (epCrossesSend(m)) r->sentRows[m->src] += m->rows;
     if (epCrossesReceive(m)) r->takenRows[m->dst] += m->rows;
+    if (epIsOwn(m)) r->ownRows[m->src] += m->rows;
+    if (m->tier != TREFOIL_TIER_NVLINK) continue;
+    r->nearOut[m->src] += m->rows;
+    r->nearIn[m->dst] += m->rows;
   }
   return TREFOIL_OK;
+}
+
+/* Expert-major, a rank has a place for each (token, k) of its experts. Else a token has one place at
+ * each rank: the rows that a dispatch takes there, and that a combine takes from there. */
+static void countSlots(ep_replay_t *r, const trefoil_routing_t *routing, trefoil_mode_t mode) {
+  const trefoil_shape_t *s = &routing->shape;
+  int isExpertMajor = mode == TREFOIL_LL_EXPERT_MAJOR || mode == TREFOIL_HT_EXPERT_MAJOR;
+  for (int src = 0; src < s->numRanks; src++) {
+    for (int64_t t = 0; t < routing->numTokens[src]; t++) {
+      const int32_t *ids = routing->topkIdx[src] + t * s->topk;
+      for (int k = 0; k < s->topk; k++) {
+        if (ids[k] < 0) continue;
+        int rank = trefoilRankOfExpert(s, ids[k]), isNew = 1;
+        for (int j = 0; j < k && isNew && !isExpertMajor; j++) {
+          isNew = ids[j] < 0 || trefoilRankOfExpert(s, ids[j]) != rank;
+        }
+        r->slots[rank] += isNew;
+      }
+    }
+  }
 }
 
 static trefoil_result_t walk(build_t *b, int64_t **blocks) {
@@ -166,6 +194,7 @@ trefoil_result_t epReplayBuild(ep_replay_t *replay, const trefoil_sim_workload_t
   trefoil_result_t result = TREFOIL_SYSTEM_ERROR;
   if (b.slotOfNode) {
     result = walk(&b, &blocks);
+    if (result == TREFOIL_OK) countSlots(&made, w->routing, w->mode);
   } else {
     epFail(result, "out of memory for %d nodes", numNodes);
   }
@@ -188,6 +217,5 @@ void epReplayFree(ep_replay_t *r) {
   free(r->issued);
   free(r->firstOf);
   free(r->sentRows);
-  free(r->takenRows);
   memset(r, 0, sizeof *r);
 }

@@ -48,6 +48,7 @@ ep_lower_bound_t epLowerBound(const ep_loads_t *loads, const ep_fabric_t *f,
     if (f->start[r] < earliest) earliest = f->start[r];
     if (f->start[r] > latest) latest = f->start[r];
   }
+  latest += f->hear;
   ep_lower_bound_t bound = {latest, TREFOIL_RESOURCE_SEND, -1};
   /* the flag of the last rank to start */
   if (s->ranksPerNode > 1) bound.time += f->latency[TREFOIL_TIER_NVLINK];

@@ -28,20 +28,39 @@ typedef struct trefoil_op_costs {
                          and work requests of the network */
   double nodeRoundUs; /* what the operation waits for each doubling of the nodes: the rounds of
                                 a barrier over the network */
+  double sendShare; /* share of the SMs that send while the others receive, [0, 1); 0 = all of them
+                         do both, one after the other */
+  double mostSendSms; /* with sendShare: at most so many send, the rest receive; 0 = no limit */
+  double
+      slotNs; /* SM time of each place of a row in the expert-major layout (else each row): written
+                    by those that receive a dispatch, read by those that send a combine */
+  double slotGbPerSPerSm; /* the same by bytes: what one SM writes or reads; 0 = no limit */
+  double hearUs; /* from a rank's start until its word is on the way to all others, beside its rows:
+                    no rank ends before it has heard that of all */
+  double restGbPerSPerSm; /* the part of the receivers' work that transfers do not hide, after the
+                             last row: bytes that came (dispatch) or of the rank's own tokens
+                             (combine), a second and SM; 0 = all is hidden */
+  double
+      missingUs; /* more if a rank has fewer tokens than the shape's: receivers look for their words
+                       until one says that there are no more */
 } trefoil_op_costs_t;
 
 /* All zero but numSms is legal: then only bytes over ports take time. */
 typedef struct trefoil_costs {
   char name[TREFOIL_MODEL_NAME_BYTES];
-  int numSms;               /* that work on an operation; >= 1 */
-  double nvlinkGbPerS;      /* of one port, one way; 0 = the cluster's */
-  double nicGbPerS;         /* the same of one network port */
-  double nvlinkLatencyNs;   /* one way, from the last byte sent to visible */
-  double netLatencyNs;      /* the same; negative = the cluster's */
-  double nvlinkRowNs;       /* NVLink port time of each row besides its bytes */
-  double netMessageNs;      /* network port time of each message besides its bytes */
-  double rowsPerMessage;    /* rows of a network message; 0 = 1 */
-  int signalsPerExpert;     /* 1: a flag for each expert of the other rank, not one a rank */
+  int numSms;             /* that work on an operation; >= 1 */
+  double nvlinkGbPerS;    /* of one port, one way; 0 = the cluster's */
+  double nicGbPerS;       /* the same of one network port */
+  double nvlinkLatencyNs; /* one way, from the last byte sent to visible */
+  double netLatencyNs;    /* the same; negative = the cluster's */
+  double nvlinkRowNs;     /* NVLink port time of each row besides its bytes */
+  double netMessageNs;    /* network port time of each message besides its bytes */
+  double rowsPerMessage;  /* rows of a network message; 0 = 1 */
+  int signalsPerExpert;   /* 1: a flag for each expert of the other rank, not one a rank */
+  double nvlinkBackShare; /* what a byte takes of the port of the other direction besides its own:
+                               flags, credits and acknowledgements; [0, 1) */
+  int ownRowsStay;        /* 1: a rank's rows to itself are taken where they lie and pass no SM that
+                               sends */
   trefoil_op_costs_t op[2]; /* by trefoil_op_t */
 } trefoil_costs_t;
 
@@ -55,7 +74,8 @@ TREFOIL_API trefoil_result_t trefoilCostsIdeal(trefoil_costs_t *costs,
  * of the rows. */
 TREFOIL_API double trefoilCostsFixedUs(const trefoil_costs_t *costs, trefoil_op_t op,
                                        const trefoil_shape_t *shape);
-/* Numbers must be finite and, netLatencyNs apart, not negative; numSms >= 1, forwardShare < 1. */
+/* Numbers must be finite and, netLatencyNs apart, not negative; numSms >= 1; forwardShare, sendShare
+ * and nvlinkBackShare < 1. */
 TREFOIL_API trefoil_result_t trefoilCostsCheck(const trefoil_costs_t *costs);
 
 #ifdef __cplusplus

@@ -127,7 +127,7 @@ class Costs:
     def set(self, values: Mapping[str, float]) -> Costs:
         for name, value in values.items():
             struct, key = self._place(name)
-            is_int = key in ("num_sms", "signals_per_expert")
+            is_int = key in ("num_sms", "signals_per_expert", "own_rows_stay")
             setattr(struct, key, round(value) if is_int else float(value))
         return self
 
@@ -231,6 +231,8 @@ class OpResult:
     finish_us: npt.NDArray[np.float64]
     max_bytes: dict[str, int] = field(default_factory=dict)  # of the busiest link, by kind
     max_busy_us: dict[str, float] = field(default_factory=dict)
+    bytes_of: dict[str, dict[int, int]] = field(default_factory=dict)  # of every link, by kind
+    busy_us_of: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -349,4 +351,6 @@ def _read(op: SimOp) -> OpResult:
         kind = RESOURCES[link.kind]
         result.max_bytes[kind] = max(result.max_bytes.get(kind, 0), link.bytes)
         result.max_busy_us[kind] = max(result.max_busy_us.get(kind, 0.0), link.busy_us)
+        result.bytes_of.setdefault(kind, {})[link.index] = link.bytes
+        result.busy_us_of.setdefault(kind, {})[link.index] = link.busy_us
     return result

@@ -51,6 +51,13 @@ class OpCosts(ct.Structure):
         ("net_signal_ns", ct.c_double),
         ("net_start_us", ct.c_double),
         ("node_round_us", ct.c_double),
+        ("send_share", ct.c_double),
+        ("most_send_sms", ct.c_double),
+        ("slot_ns", ct.c_double),
+        ("slot_gb_per_s_per_sm", ct.c_double),
+        ("hear_us", ct.c_double),
+        ("rest_gb_per_s_per_sm", ct.c_double),
+        ("missing_us", ct.c_double),
     )
 
 
@@ -66,6 +73,8 @@ class CostFields(ct.Structure):
         ("net_message_ns", ct.c_double),
         ("rows_per_message", ct.c_double),
         ("signals_per_expert", ct.c_int),
+        ("nvlink_back_share", ct.c_double),
+        ("own_rows_stay", ct.c_int),
         ("op", OpCosts * 2),
     )
 

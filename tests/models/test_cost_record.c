@@ -106,6 +106,30 @@ TEST(refused_with_a_sentence) {
   CHECK(trefoilCostRecordLoad(NULL, "nobody") == TREFOIL_INVALID_ARGUMENT, "NULL");
 }
 
+/* Costs that older records do not have are 0 there, and keep the rules of the others where they are. */
+TEST(costs_that_may_be_missing) {
+  if (!hasJson()) SKIP("built without jansson");
+  REQUIRE(getenv("TREFOIL_RECORD"), "TREFOIL_RECORD names no file");
+  trefoil_cost_record_t r;
+  char *text =
+      changed(getenv("TREFOIL_RECORD"), "\"combine\": {\n",
+              "\"combine\": {\n    \"hear_us\": {\"value\": 0.75, \"low\": 0, \"high\": 5, "
+              "\"source\": \"s\", \"state\": \"given\"},\n");
+  REQUIRE(text, "the record has no combine");
+  REQUIRE(trefoilCostRecordParse(&r, "f.json", text, strlen(text)) == TREFOIL_OK, "%s",
+          trefoilLastError());
+  CHECK(r.costs.op[1].hearUs == 0.75 && r.costs.op[0].hearUs == 0, "%g, %g", r.costs.op[1].hearUs,
+        r.costs.op[0].hearUs);
+  CHECK(r.costs.nvlinkBackShare == 0 && r.costs.ownRowsStay == 0 && r.costs.op[1].slotNs == 0,
+        "what is missing is not 0");
+  expectRefused("\"combine\": {\n",
+                "\"combine\": {\n    \"send_share\": {\"value\": 1, \"low\": 0, \"high\": 1, "
+                "\"source\": \"s\", \"state\": \"given\"},\n",
+                "send_share 0 and 1: must be less than 1 each");
+  expectRefused("\"combine\": {\n", "\"combine\": {\n    \"slot_ns\": 3,\n",
+                "slot_ns in combine must be {\"value\"");
+}
+
 /* Measured / predicted was within [0.9, 1.05] where it was fitted and [0.95, 1.3] held out. */
 TEST(intervals_by_hand) {
   trefoil_cost_record_t r = {

@@ -77,6 +77,15 @@ TEST(costs_out_of_range) {
   w.costs.op[1].forwardShare = 1;
   CHECK_REFUSED(&w, "costs: forwardShare 1 of combine: must be in [0, 1)");
   initSome(&w);
+  w.costs.op[0].sendShare = 1;
+  CHECK_REFUSED(&w, "costs: sendShare 1 of dispatch: must be in [0, 1)");
+  initSome(&w);
+  w.costs.nvlinkBackShare = -0.5;
+  CHECK_REFUSED(&w, "costs: nvlinkBackShare -0.5: must be in [0, 1)");
+  initSome(&w);
+  w.costs.op[1].hearUs = -1;
+  CHECK_REFUSED(&w, "costs: hearUs -1 of combine");
+  initSome(&w);
   w.costs.nicGbPerS = 1e-9; /* 50 s and more a row */
   w.costs.netMessageNs = 1e9;
   w.workload.dispatchRowBytes = w.workload.combineRowBytes = (size_t)1 << 30;

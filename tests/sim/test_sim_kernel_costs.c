@@ -1,0 +1,142 @@
+/* The costs of what kernels do beside moving rows, each with both engines in a case worked out by
+ * hand. Rows, ways and fixed times are those of sim_world.h: NVLink row 0.1 us and way 0.5, LL 3,
+ * HT 10. */
+#include "sim_world.h"
+
+static void initPair(world_t *w, trefoil_mode_t mode, int numRows) {
+  worldInit(w, 2, 2, mode);
+  worldSend(w, 0, 1, numRows);
+}
+
+/* Ten tokens of rank 0, each to both experts of rank 1: two places for a token where the layout is
+ * expert-major, else one. */
+static void initTwoExperts(world_t *w, trefoil_mode_t mode) {
+  initPair(w, mode, 0);
+  w->routing.shape.numExperts = 4;
+  w->routing.shape.topk = 2;
+  w->numTokens[0] = 10;
+  for (int i = 0; i < 20; i++) w->idx[0][i] = 2 + i % 2;
+}
+
+TEST(rows_of_the_other_direction_take_a_share_of_a_port) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 10);
+  w.costs.nvlinkBackShare = 0.25;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.1); /* nothing comes back */
+  worldSend(&w, 1, 0, 4);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + (10 + 0.25 * 4) * 0.1);
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + (10 + 0.25 * 4) * 0.1);
+  worldSend(&w, 1, 0, 16); /* now rank 1 sends twice as many */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + (20 + 0.25 * 10) * 0.1);
+}
+
+TEST(own_rows_pass_no_sm_that_sends) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 10);
+  worldSend(&w, 0, 0, 10);
+  w.costs.op[0].sendRowNs = 200;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 20 * 0.2);
+  w.costs.ownRowsStay = 1;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.2);
+  w.costs.op[0].receiveRowNs = 400; /* rank 0 takes its own meanwhile */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.4);
+  worldSend(&w, 0, 0, 20); /* and now is the last to end */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 30 * 0.4);
+}
+
+TEST(own_rows_of_a_rank_alone) {
+  world_t w;
+  worldInit(&w, 1, 1, TREFOIL_HT_FLAT);
+  worldSend(&w, 0, 0, 10);
+  w.costs.ownRowsStay = 1;
+  w.costs.op[0].sendRowNs = 5000;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10);
+  w.costs.op[0].receiveRowNs = 100;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 10 * 0.1);
+}
+
+TEST(some_sms_send_and_the_others_receive) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 10);
+  w.costs.numSms = 8;
+  w.costs.op[0].sendShare = 0.25;
+  w.costs.op[0].sendRowNs = 600; /* two SMs: 300 ns a row */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.3);
+  w.costs.op[0].receiveRowNs = 2400; /* six: 400 */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.4);
+  w.run.numSms = 24; /* six and eighteen: 100 and 133 1/3 */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 2.4 / 18);
+  w.costs.op[0].mostSendSms = 2; /* two and twenty-two: 300 */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.3);
+  w.run.numSms = 4; /* one and three: the bound is not reached */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.8);
+}
+
+TEST(places_are_written_by_who_receives_a_dispatch) {
+  world_t w;
+  initTwoExperts(&w, TREFOIL_LL_EXPERT_MAJOR);
+  w.costs.op[0].slotNs = 150;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 20 * 0.15);
+  w.costs.op[0].slotGbPerSPerSm = 200; /* 50 ns more for 10000 bytes */
+  w.costs.op[0].receiveRowNs = 100;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 20 * 0.2 + 10 * 0.1);
+  initTwoExperts(&w, TREFOIL_HT_EXPERT_MAJOR);
+  w.costs.op[0].slotNs = 150;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 20 * 0.15);
+  w.workload.mode = TREFOIL_HT_FLAT; /* one place a token */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 10 * 0.15);
+}
+
+TEST(places_are_read_by_who_sends_a_combine) {
+  world_t w;
+  initTwoExperts(&w, TREFOIL_HT_EXPERT_MAJOR);
+  w.costs.op[1].slotNs = 150;
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 10 + 0.5 + 20 * 0.15);
+  w.workload.mode = TREFOIL_HT_FLAT;
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 10 + 0.5 + 10 * 0.15);
+  w.workload.mode = TREFOIL_LL_EXPERT_MAJOR; /* exact: twenty rows */
+  w.cluster.llFixedUs = 3, w.costs.op[1].launchUs = 3;
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 20 * 0.15);
+}
+
+TEST(no_rank_ends_before_it_has_heard_of_all) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 0);
+  w.costs.op[0].hearUs = 2;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 2 + 0.5);
+  worldSend(&w, 0, 1, 10); /* rows are under way meanwhile */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 2 + 0.5);
+  worldSend(&w, 0, 1, 20);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 0.1);
+  worldChange(&w, TREFOIL_CHANGE_START_US, 1, 7); /* the word of who is late comes last */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 7 + 2 + 0.5);
+}
+
+TEST(what_transfers_do_not_hide_comes_after_the_last_row) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 10);
+  w.costs.op[0].restGbPerSPerSm = 10; /* 1 us for the bytes of a row */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.1 + 10);
+  w.costs.numSms = 5;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.1 + 2);
+  worldSend(&w, 1, 1, 20); /* own rows came, too; those of rank 1 lie there */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.1 + 6);
+  w.costs.op[1].restGbPerSPerSm = 10; /* a combine: tokens of the rank, here the 20 of rank 1 */
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 4);
+  initTwoExperts(&w, TREFOIL_LL_EXPERT_MAJOR); /* ten tokens, twenty rows */
+  w.costs.op[1].restGbPerSPerSm = 10;
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 20 * 0.1 + 10);
+}
+
+TEST(tokens_that_are_missing_are_looked_for) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, WORLD_TOKENS);
+  w.costs.op[0].missingUs = 4;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 64 * 0.1 + 4); /* rank 1 has none */
+  worldSend(&w, 1, 0, WORLD_TOKENS - 1);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 64 * 0.1 + 4);
+  worldSend(&w, 1, 0, 1);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 64 * 0.1);
+}
+
+TEST_MAIN()
