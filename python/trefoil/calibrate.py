@@ -6,11 +6,12 @@ their errors can be set side by side.
 
 The closed form of one operation:
 
-    fixed + latency + max(busy) + (sum(busy) - max(busy)) * min(1, chunk / tokens)
+    fixed + latency + max(busy) + (sum(busy) - max(busy)) * min(1, chunk / tokens) + rest
 
-where busy is what the rows of the busiest instance of each resource need (SMs that send, forward
-and receive, NVLink and network ports), and the last term, only with several nodes in HT, is the
-time that the first chunk needs to get through the stages of the pipeline before they all work.
+and at least fixed + NVLink's latency + hear_us. busy is what the rows of the busiest instance of
+each resource need (SMs that send, forward and receive, NVLink and network ports); the next term,
+only with several nodes in HT, is the time that the first chunk needs to get through the stages of
+the pipeline before they all work; rest is what receivers do after the last row.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from trefoil.simulator import Cluster, Costs, Simulation, Workload
 
 Array = npt.NDArray[np.float64]
 ROW_KINDS = ("send", "forward", "nvlink-out", "nvlink-in", "nic-out", "nic-in", "receive")
+RANK_COUNTS = ("send", "leaving", "nvlink-out", "nvlink-in", "receive", "slots")
+DIRECT, SELF = 0, 0  # a phase and a tier
 DEFAULT_CHUNK = 64
 
 
@@ -86,15 +89,17 @@ class Replay:
 
     def __init__(self, plans: Plans, cases: Sequence[Case], engine: str = "queues") -> None:
         self.plans, self.cases, self.engine = plans, list(cases), engine
-        self._runs: dict[tuple[int, int], list[int]] = {}  # both operations come from one run
+        self._runs: dict[tuple[int, int, float], list[int]] = {}  # both operations from one run
         for i, case in enumerate(self.cases):
-            self._runs.setdefault((id(plans.of(case)), case.sms), []).append(i)
+            self._runs.setdefault((id(plans.of(case)), case.sms, case.late_us), []).append(i)
 
     def predict(self, costs: Costs) -> Array:
         times = np.empty(len(self.cases))
-        for (_, sms), indices in self._runs.items():
-            simulation = self.plans.of(self.cases[indices[0]])
-            result = simulation.run(self.plans.cluster, costs, self.engine, num_sms=sms)
+        for (_, sms, _), indices in self._runs.items():
+            first = self.cases[indices[0]]
+            result = self.plans.of(first).run(
+                self.plans.cluster, costs, self.engine, num_sms=sms, changes=first.changes
+            )
             for i in indices:
                 times[i] = result[self.cases[i].op].us
         return times
@@ -111,21 +116,30 @@ class ClosedForm:
         for op in OPS:  # every resource must limit, or its rows are not counted
             counting.set({f"{op}.send_row_ns": 1, f"{op}.receive_row_ns": 1})
         self.rows = np.zeros((len(self.cases), len(ROW_KINDS)))
+        most = max((case.ranks for case in self.cases), default=1)
+        self.ranks = {kind: np.zeros((len(self.cases), most)) for kind in RANK_COUNTS}
         self.row_bytes = np.empty(len(self.cases))
         for i, case in enumerate(self.cases):
             simulation = plans.of(case)
-            loads = simulation.run(cluster, counting)[case.op].max_bytes
+            counted = simulation.run(cluster, counting)[case.op]
             workload = simulation.workload
             size = workload.dispatch_row_bytes
             if case.op == "combine":
                 size = workload.combine_row_bytes
             self.row_bytes[i] = size
-            self.rows[i] = [loads.get(kind, 0) / size for kind in ROW_KINDS]
+            self.rows[i] = [counted.max_bytes.get(kind, 0) / size for kind in ROW_KINDS]
+            for kind in ("send", "nvlink-out", "nvlink-in", "receive"):
+                for rank, count in counted.bytes_of.get(kind, {}).items():
+                    self.ranks[kind][i, rank] = count // size
+            own = np.diagonal(simulation.traffic(case.op, DIRECT, SELF)) // size
+            self.ranks["leaving"][i, : case.ranks] = self.ranks["send"][i, : case.ranks] - own
+            self.ranks["slots"][i, : case.ranks] = _slots(simulation, cluster, case.op)
         self.shapes = [plans.setting.workload(case).shape for case in self.cases]
         self.is_dispatch = np.array([case.op == "dispatch" for case in self.cases])
         self.tokens = np.array([case.tokens for case in self.cases], dtype=float)
         self.sms = np.array([case.sms for case in self.cases], dtype=float)
         self.has_net = self.rows[:, ROW_KINDS.index("nic-out")] > 0
+        self.is_ragged = np.array([case.ragged > 0 or case.empty_ranks > 0 for case in self.cases])
         several = np.array([case.nodes > 1 for case in self.cases])
         self.is_staged = several & (plans.setting.mode in ("ht", "ht-expert-major"))
 
@@ -136,27 +150,38 @@ class ClosedForm:
 
     def _busy_us(self, costs: Costs) -> Array:
         size, rows = self.row_bytes, dict(zip(ROW_KINDS, self.rows.T, strict=True))
+        ranks = self.ranks
         nvlink, nic = self.cluster_rates
         nvlink, nic = costs.get("nvlink_gb_per_s") or nvlink, costs.get("nic_gb_per_s") or nic
         sms = np.where(self.sms > 0, self.sms, costs.get("num_sms"))
         share = self._of_op(costs, "forward_share")
         share = np.where(share > 0, share, 0.5)
-        ends = np.where(self.is_staged, sms * (1 - share), sms)
+        sends, takes = self._split(costs, np.where(self.is_staged, sms * (1 - share), sms))
+        self.takes = takes
         send = self._of_op(costs, "send_row_ns") + _time(
             size, self._of_op(costs, "send_gb_per_s_per_sm")
         )
         take = self._of_op(costs, "receive_row_ns") + _time(
             size, self._of_op(costs, "receive_gb_per_s_per_sm")
         )
-        token = self.tokens * self._of_op(costs, "token_ns")
+        place = self._of_op(costs, "slot_ns") + _time(
+            size, self._of_op(costs, "slot_gb_per_s_per_sm")
+        )
+        places = ranks["slots"] * place[:, None]
+        token = (self.tokens * self._of_op(costs, "token_ns"))[:, None]
+        is_dispatch = self.is_dispatch[:, None]
+        sent = ranks["leaving"] if costs.get("own_rows_stay") else ranks["send"]
+        back = costs.get("nvlink_back_share")
         messages = costs.get("net_message_ns") / (costs.get("rows_per_message") or 1)
         busy_ns = {
-            "send": (rows["send"] * send + np.where(self.is_dispatch, token, 0)) / ends,
-            "receive": (rows["receive"] * take + np.where(self.is_dispatch, 0, token)) / ends,
+            "send": _busiest(sent, send, np.where(is_dispatch, token, places)) / sends,
+            "receive": _busiest(ranks["receive"], take, np.where(is_dispatch, places, token))
+            / takes,
             "forward": rows["forward"] * np.where(self.is_dispatch, send, take) / (sms * share),
         }
-        for kind in ("nvlink-out", "nvlink-in"):
-            busy_ns[kind] = rows[kind] * (size / nvlink + costs.get("nvlink_row_ns"))
+        port = size / nvlink + costs.get("nvlink_row_ns")
+        for kind, other in (("nvlink-out", "nvlink-in"), ("nvlink-in", "nvlink-out")):
+            busy_ns[kind] = _busiest(ranks[kind], port, back * ranks[other] * port[:, None])
         if nic > 0:
             for kind in ("nic-out", "nic-in"):
                 busy_ns[kind] = rows[kind] * (size / nic + messages)
@@ -179,7 +204,39 @@ class ClosedForm:
             costs.fixed_us(case.op, shape)
             for case, shape in zip(self.cases, self.shapes, strict=True)
         ]
-        return np.array(fixed) + 1e-3 * latency + longest + (stages - longest) * filling
+        end = np.array(fixed) + 1e-3 * latency + longest + (stages - longest) * filling
+        heard = np.array(fixed) + 1e-3 * near + self._of_op(costs, "hear_us")
+        return np.maximum(end + self._rest_us(costs), heard)
+
+    def _split(self, costs: Costs, sms: Array) -> tuple[Array, Array]:
+        """SMs that send, and that receive."""
+        share, most = self._of_op(costs, "send_share"), self._of_op(costs, "most_send_sms")
+        sends = sms * share
+        sends = np.where(most > 0, np.minimum(sends, most), sends)
+        return np.where(share > 0, sends, sms), np.where(share > 0, sms - sends, sms)
+
+    def _rest_us(self, costs: Costs) -> Array:
+        row = _time(self.row_bytes, self._of_op(costs, "rest_gb_per_s_per_sm"))
+        rows = np.where(self.is_dispatch, self.rows[:, ROW_KINDS.index("receive")], self.tokens)
+        missing = np.where(self.is_ragged, self._of_op(costs, "missing_us"), 0.0)
+        return 1e-3 * rows * row / self.takes + missing
+
+
+def _busiest(rows: Array, each: Array, beside: Array) -> Array:
+    """The longest of all ranks: rows, and beside them what is spread over rows."""
+    busy: Array = (rows * each[:, None] + np.where(rows > 0, beside, 0)).max(axis=1)
+    return busy
+
+
+def _slots(simulation: Simulation, cluster: Cluster, op: str) -> Array:
+    """Places of rows at each rank: how long its SMs are busy at 1 us a place and nothing else."""
+    costs = Costs({"num_sms": 1, f"{op}.slot_ns": 1000})
+    kind = "receive" if op == "dispatch" else "send"
+    busy = simulation.run(cluster, costs)[op].busy_us_of.get(kind, {})
+    found = np.zeros(simulation.workload.ranks)
+    for rank, us in busy.items():
+        found[rank] = round(us)
+    return found
 
 
 def _time(size: Array, gb_per_s: Array) -> Array:

@@ -2,8 +2,9 @@
 
 A point is one shape under one set of circumstances; `trefoil bench --points` runs it. Points are
 grouped into stages, the most useful first, so that a campaign that ends early has answered most:
-the goals, what the costs are fitted to, then what they are scored on. The parts are fixed here and
-in validate/data/campaign/*.split.json before anything is measured.
+the goals, what the costs are fitted to, then what they are scored on, first of that what no
+campaign had before. The parts are fixed here and in validate/data/campaign/*.split.json before they
+are measured.
 """
 
 from __future__ import annotations
@@ -31,8 +32,26 @@ SKEWED: tuple[dict[str, Any], ...] = (
 )
 PREDICTED_SMS = 24  # of the dated predictions for 8 GPUs
 START_SKEWS_US = (5.0, 20.0, 100.0)
+UNSEEN: tuple[dict[str, Any], ...] = (  # values that no campaign had when the model was chosen
+    {"hidden": 3072},
+    {"hidden": 5120},
+    {"hidden": 6144},
+    {"topk": 6},
+    {"topk": 12},
+    {"experts": 128},
+    {"routing": "zipf", "skew": 0.5},
+    {"routing": "zipf", "skew": 1.6},
+    {"routing": "hot-rank", "skew": 3.0},
+    {"routing": "hot-expert", "skew": 20.0},
+    {"ragged": 0.3},
+    {"seed": 5},
+    {"start_skew_us": 10.0},
+    {"start_skew_us": 50.0},
+)
+UNSEEN_SMS = (6, 10, 14, 18, 22, 26, 30)
 LL, HT, HT_EXPERT = "ll-expert-major", "ht-flat", "ht-expert-major"
 HT_DEFAULT_SMS = 32
+LL_DEFAULT_SMS = 132
 
 
 @dataclass(frozen=True)
@@ -111,6 +130,37 @@ def _sizes(g: int) -> Iterator[Point]:
         yield _ht(g, tokens)
 
 
+def _fitted_shapes(g: int) -> Iterator[Point]:
+    """So that the costs of a row, of its bytes and of its places can be told apart."""
+    for tokens in (32, 64):
+        yield _ll(g, tokens, hidden=2048)
+        for topk in (4, 1):
+            yield _ll(g, tokens, topk=topk)
+    for sms in (8, 16):
+        yield _ht(g, 4096, hidden=2048, sms=sms)
+        yield _ht(g, 4096, topk=2, sms=sms)
+
+
+def _unseen(g: int) -> Iterator[Point]:
+    for how in UNSEEN:
+        yield _ll(g, 128, **how)
+        yield _ht(g, 4096, **how)
+    for how in UNSEEN[:4]:
+        yield _ll(g, 48, **how)
+        yield _ht(g, 1536, **how)
+    for tokens in (20, 48, 96):
+        yield _ll(g, tokens)
+    for tokens in (768, 1536, 3072, 6144):
+        yield _ht(g, tokens)
+    for sms in UNSEEN_SMS:
+        yield _ht(g, 4096, sms=sms)
+    for sms in (32, 96):
+        yield _ll(g, 128, sms=sms)
+        yield _ll(g, 64, sms=sms)
+    yield _ht(g, 4096, routing="zipf", skew=1.2, sms=12)
+    yield _ht(g, 4096, hidden=4096, sms=16)
+
+
 def _sweep(g: int) -> Iterator[Point]:
     for sms in SMS:
         yield _ht(g, 4096, sms=sms)
@@ -174,7 +224,8 @@ def stages(gpus: Sequence[int]) -> list[Stage]:
     several = sorted({g for g in gpus if g > 1}, reverse=True)
     plan: list[tuple[str, list[Point]]] = [(f"goals on {most}", list(_goals(most)))]
     if 2 in gpus:
-        plan.append(("fitted rows on 2", [*_sizes(2), *_sweep(2)]))
+        plan.append(("fitted rows on 2", [*_sizes(2), *_sweep(2), *_fitted_shapes(2)]))
+    plan.append((f"unseen on {most}", list(_unseen(most)) if most > 1 else []))
     plan.append((f"sizes on {most}", list(_sizes(most))))
     plan.append((f"skewed routing on {most}", list(_skewed(most))))
     plan.append((f"SM sweep on {most}", list(_sweep(most))))

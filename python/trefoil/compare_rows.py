@@ -99,7 +99,9 @@ class Model:
         key = (cluster.name, workload)
         if key not in self._made:
             self._made[key] = Simulation(workload)
-        return self._made[key].run(cluster, self.costs_of(case), num_sms=case.sms)[case.op]
+        costs = self.costs_of(case)
+        found = self._made[key].run(cluster, costs, num_sms=case.sms, changes=case.changes)
+        return found[case.op]
 
     def rates(self, case: Case) -> dict[str, float]:
         """10^9 bytes a second of a port: "nvlink", "net" (0: there is none)."""

@@ -8,7 +8,9 @@ Two forms, told apart by their columns; times in microseconds, one row a case:
 both with node_num, hidden_size, num_token (of a rank), num_topk, num_experts. Bandwidth columns are
 not read: they follow from the times. Lines that start with # are comments. A table of ours
 (docs/measure.md) may also have num_gpus, in place of a fixed number a node, and say how tokens were
-routed, so that the very same routing can be replayed: routing, skew, ragged, empty_ranks, seed.
+routed, so that the very same routing can be replayed: routing, skew, ragged, empty_ranks, seed. In
+late_us it says how much later than the others the last rank started, and in LL in sms how many SMs
+worked.
 """
 
 from __future__ import annotations
@@ -52,10 +54,17 @@ class Case:
     ragged: float = 0.0
     empty_ranks: int = 0
     seed: int = 1
+    late_us: float = 0.0  # the last rank's start after the others'
 
     @property
     def is_balanced(self) -> bool:
-        return self.routing == "uniform" and self.ragged == 0 and self.empty_ranks == 0
+        even = self.routing == "uniform" and self.ragged == 0 and self.empty_ranks == 0
+        return even and self.late_us == 0
+
+    @property
+    def changes(self) -> list[tuple[str, int, float]]:
+        """What differs from ranks in step, as the simulator takes it."""
+        return [("start-us", self.ranks - 1, self.late_us)] if self.late_us > 0 else []
 
     @property
     def point(self) -> dict[str, int]:
@@ -96,7 +105,7 @@ def _routing_of(row: dict[str, str | None], where: str) -> dict[str, Any]:
             raise TableError(
                 f"{where}routing is {row['routing']!r}: known are {', '.join(ROUTINGS)}"
             )
-    for column in ("skew", "ragged"):
+    for column in ("skew", "ragged", "late_us"):
         if column in row:
             found[column] = _number(row[column], where + column)
     for column in ("empty_ranks", "seed"):
@@ -163,6 +172,7 @@ def read_table(
             sms = 0
             if mode == "ll":
                 us = _time(row[f"{op}_avg_t_us"], f"{where}{op}_avg_t_us")
+                sms = _whole(row["sms"], where + "sms") if "sms" in row else 0
             else:
                 sms = _whole(row[f"{op}_sms"], f"{where}{op}_sms")
                 us = _time(row[f"{op}_transmit_us"], f"{where}{op}_transmit_us")

@@ -12,7 +12,10 @@ from trefoil.calibrate import Range, Setting
 from trefoil.measured import Case
 from trefoil.simulator import Costs
 
-ROW_COLUMNS = ("nodes", "ranks", "hidden", "experts", "topk", "sms", "tokens", "routing", "ragged")
+ROW_COLUMNS = (
+    *("nodes", "ranks", "hidden", "experts", "topk", "sms", "tokens"),
+    *("routing", "ragged", "empty_ranks", "seed", "late_us"),
+)
 
 
 class SplitError(ValueError):
@@ -53,12 +56,13 @@ class Split:
         return Costs({name: p["value"] for name, p in self.text["given"].items()})
 
     def choose(self, part: str, cases: Sequence[Case]) -> list[Case]:
-        if self.text[part] == "rest":
-            return [case for case in cases if not _is_in(self.text["fit"], case)]
-        return [case for case in cases if _is_in(self.text[part], case)]
+        rows = self.text[part]
+        if part == "score" and (rows == "rest" or rows.get("rest")):
+            cases = [case for case in cases if not _is_in(self.text["fit"], case)]
+        return [case for case in cases if rows == "rest" or _is_in(rows, case)]
 
 
-def _is_in(rows: dict[str, list[int]], case: Case) -> bool:
+def _is_in(rows: dict[str, Any], case: Case) -> bool:
     least, most = rows.get("tokens_from_to", (0, 1 << 62))
     listed = (c for c in ROW_COLUMNS if c in rows)
     return least <= case.tokens <= most and all(getattr(case, c) in rows[c] for c in listed)
@@ -104,7 +108,8 @@ def _check_split(path: Path, text: Any) -> None:
     for part in ("fit", "score"):
         if part == "score" and text[part] == "rest":
             continue
-        unknown = set(text[part]) - {*ROW_COLUMNS, "tokens_from_to"}
+        known = {*ROW_COLUMNS, "tokens_from_to", *(("rest",) if part == "score" else ())}
+        unknown = set(text[part]) - known
         if unknown:
             raise SplitError(f"{path}: {part} names {sorted(unknown)[0]}, which is no column")
     for part, key in (("given", "value"), ("fitted", "start")):

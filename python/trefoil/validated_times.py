@@ -83,13 +83,15 @@ class Rows:
 
     def __init__(self, plans: Plans, record: CostRecord, costs: Costs) -> None:
         self._plans, self._record, self._costs = plans, record, costs
-        self._runs: dict[tuple[int, int], Result] = {}
+        self._runs: dict[tuple[int, int, float], Result] = {}
 
     def of(self, case: Case, part: str) -> TimedRow:
         simulation = self._plans.of(case)
-        key = (id(simulation), case.sms)
+        key = (id(simulation), case.sms, case.late_us)
         if key not in self._runs:
-            self._runs[key] = simulation.run(self._plans.cluster, self._costs, num_sms=case.sms)
+            self._runs[key] = simulation.run(
+                self._plans.cluster, self._costs, num_sms=case.sms, changes=case.changes
+            )
         found = self._runs[key][case.op]
         interval = self._record.interval(case.op, {**case.point, "sms": case.sms}, found.us)
         busy = found.max_busy_us

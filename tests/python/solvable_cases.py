@@ -3,8 +3,9 @@
     python3 tests/python/solvable_cases.py      # the table of docs/fit.md
 
 Rows have 50,000 bytes, so a row takes 1 us of a 400 Gb/s card and 1/7 us of an NVLink port of 350
-GB/s. Costs are ideal: nothing but ports, the cluster's latency and its fixed time. "exact" is the
-time of max-min fair flows, derived in each case's comment.
+GB/s. Costs are ideal, nothing but ports, the cluster's latency and its fixed time, and in the last
+cases a cost of the kernels. "exact" is the time of max-min fair flows, derived in each case's
+comment; "closed form" in the last cases is that of calibrate.py, which knows these costs.
 """
 
 from __future__ import annotations
@@ -18,13 +19,26 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
-from trefoil.simulator import Cluster, Simulation, Workload
+from trefoil.calibrate import ClosedForm, Plans, Setting
+from trefoil.measured import Case as Measured
+from trefoil.simulator import Cluster, Costs, Simulation, Workload
 
 ROW = 50_000
 LL_FIXED = (
     3.4 + 8.4
 )  # of dgx-h100: a low-latency operation with no bytes, and the network's latency
 HT_FIXED = 10.9 + 8.4
+NEAR_FIXED = 3.0 + 0.5  # launch and NVLink's latency of the cases with costs of kernels
+PORT = 1 / 7  # us of a row
+SM = 0.5  # GB/s at which an SM takes 100 us for a row
+
+
+KERNEL_COSTS = {
+    "num_sms": 1,
+    "nvlink_latency_ns": 500,
+    "dispatch.launch_us": 3,
+    "combine.launch_us": 3,
+}
 
 
 @dataclass(frozen=True)
@@ -36,9 +50,12 @@ class Case:
     mode: str = "ll"
     cluster: str = "dgx-h100"
     changes: list[tuple[str, int, float]] = field(default_factory=list)
+    costs: dict[str, float] = field(default_factory=dict)  # more than ports; of one node
+    op: str = "dispatch"
+    experts: int = 0  # 0: one a rank
 
     def times(self, engine: str) -> tuple[float, float]:
-        """(by the engine, by the closed form) of dispatch."""
+        """(by the engine, by the closed form) of the operation."""
         topk = max(len(token) for tokens in self.sends.values() for token in tokens)
         idx = [
             np.array(
@@ -52,20 +69,45 @@ class Case:
             ranks=self.ranks,
             tokens=most,
             mode=self.mode,
-            experts=self.ranks,  # expert e lives on rank e
+            ranks_per_node=min(8, self.ranks),
+            experts=self.experts or self.ranks,  # one a rank: expert e lives on rank e
             topk=topk,
             dispatch_row_bytes=ROW,
             combine_row_bytes=ROW,
         )
-        result = Simulation(workload, idx).run(
-            Cluster(self.cluster), None, engine, changes=self.changes
-        )
-        return result.dispatch.us, result.dispatch.closed_form_us
+        simulation, cluster = Simulation(workload, idx), Cluster(self.cluster)
+        costs = Costs({**KERNEL_COSTS, **self.costs}) if self.costs else None
+        result = simulation.run(cluster, costs, engine, changes=self.changes)[self.op]
+        if costs is None:
+            return result.us, result.closed_form_us
+        return result.us, self._closed_form(simulation, costs)
+
+    def _closed_form(self, simulation: Simulation, costs: Costs) -> float:
+        w = simulation.workload
+        shape = (w.ranks, ROW // 2, w.tokens, w.topk, w.experts, round(costs.get("num_sms")))
+        ragged = float(any(len(self.sends.get(r, [])) < w.tokens for r in range(self.ranks)))
+        measured = Measured(self.op, self.mode, 1, *shape, 1.0, ragged=ragged)
+        plans = Plans(Setting(self.mode, "ours", self.cluster))
+        plans.of = lambda case: simulation  # type: ignore[method-assign]
+        return float(ClosedForm(plans, [measured]).predict(costs)[0])
 
 
 def _pairs(ranks: int, tokens: int) -> dict[int, list[tuple[int, ...]]]:
     """Every rank sends all its tokens to the rank half way round: one flow a card each way."""
     return {r: [((r + ranks // 2) % ranks,)] * tokens for r in range(ranks)}
+
+
+def _kernel(
+    name: str,
+    us: float,
+    sends: dict[int, list[tuple[int, ...]]],
+    op: str = "dispatch",
+    experts: int = 0,
+    **costs: float,
+) -> Case:
+    """Two ranks of a node and a cost of their kernels."""
+    exact = NEAR_FIXED + us
+    return Case(name, exact, sends, ranks=2, costs=costs, op=op, experts=experts)
 
 
 CASES = (
@@ -111,6 +153,56 @@ CASES = (
     # Two chunks of 64 rows over card 0 to rank 8, which forwards each to rank 9 when it is there:
     # the second is there after 128 us and takes 64 / 7 us more.
     Case("HT: the last chunk is forwarded", HT_FIXED + 128 + 64 / 7, {0: [(9,)] * 128}, mode="ht"),
+    # Two ranks send each other 70 and 35 rows: the busier port carries 70 and a fifth of 35.
+    _kernel(
+        "rows of the other direction",
+        77 * PORT,
+        {0: [(1,)] * 70, 1: [(0,)] * 35},
+        nvlink_back_share=0.2,
+    ),
+    # A row takes an SM 100 us to send: of 40 rows 30 stay, ten SMs send the other ten.
+    _kernel(
+        "own rows are not sent",
+        10 * 100 / 10,
+        {0: [(0,)] * 30 + [(1,)] * 10},
+        own_rows_stay=1,
+        num_sms=10,
+        **{"dispatch.send_gb_per_s_per_sm": SM},
+    ),
+    # Half of 20 SMs, but at most four, send 20 rows of 100 us each.
+    _kernel(
+        "at most four SMs send",
+        20 * 100 / 4,
+        {0: [(1,)] * 20},
+        num_sms=20,
+        **{
+            "dispatch.send_gb_per_s_per_sm": SM,
+            "dispatch.send_share": 0.5,
+            "dispatch.most_send_sms": 4,
+        },
+    ),
+    # 20 tokens go to rank 1 once and lie there at two experts: 40 places of 100 us on ten SMs.
+    _kernel(
+        "two places of each row",
+        40 * 100 / 10,
+        {0: [(2, 3)] * 20},
+        experts=4,
+        num_sms=10,
+        **{"dispatch.slot_gb_per_s_per_sm": SM},
+    ),
+    # Seven rows take 1 us of a port, but the word of each rank only comes after 25.
+    _kernel("heard after 25 us", 25, {0: [(1,)] * 7}, **{"dispatch.hear_us": 25}),
+    # 70 rows come in 10 us; then ten SMs write the rank's 70 tokens, 100 us each.
+    _kernel(
+        "what is not hidden",
+        70 * PORT + 70 * 100 / 10,
+        {0: [(1,)] * 70},
+        op="combine",
+        num_sms=10,
+        **{"combine.rest_gb_per_s_per_sm": SM},
+    ),
+    # 70 rows one way; the rank without tokens is asked for them for 30 us.
+    _kernel("missing tokens", 70 * PORT + 30, {0: [(1,)] * 70}, **{"dispatch.missing_us": 30}),
 )
 
 
