@@ -40,6 +40,7 @@ typedef struct ep_ht_config {
   int64_t maxTokens;
   size_t maxTokenBytes; /* of one token's row, scales included */
   int ringUnits;        /* pieces of each ring, a power of two; 0 = chosen from maxTokens */
+  int windows;          /* dispatch goes straight into windows as a rule: small rings for it */
 } ep_ht_config_t;
 
 /* Where things lie in the exchange memory; equal on all ranks. Kinds: 0 dispatch, 1 combine. */
@@ -57,7 +58,8 @@ typedef struct ep_ht_layout {
   size_t dones;     /* [R] u32, by source: all its rows are here */
   size_t unitBytes; /* payload of a unit; the token's weights follow it */
   size_t unitStride;
-  int ringUnits, idVectors;
+  int ringUnits[2];
+  int idVectors;
   int rowPieces, placeWords,
       weightWords; /* pieces of the largest row; words of N slots, K weights */
   size_t bytes;

@@ -89,13 +89,20 @@ trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shar
 }
 
 // How many blocks feed. Ten fill the wire. Followers of an expert-major dispatch write three times what
-// feeders do, and the feeders of an expert-major combine read all there is. Somebody must follow from the
-// start, or full rings would stop all feeders.
-int splitOf(int blocks, int feeders, bool combine, bool expertMajor) {
-  const int share = combine && expertMajor ? blocks * 4 / 5
-                    : expertMajor          ? blocks * 2 / 7
-                                           : blocks / 2;
-  const int most = combine && expertMajor ? blocks : combine ? 12 : 10;
+// feeders do, and the feeders of an expert-major combine read all there is. A flat combine's feeder takes
+// 45 units of time a row, its follower 22 a token and 17 a row (two H200: 10 ns each). Somebody must follow
+// from the start, or full rings would stop all feeders.
+int splitOf(int blocks, int feeders, bool combine, bool expertMajor, int ranks, int topk) {
+  int share = expertMajor ? blocks * 2 / 7 : blocks / 2, most = 10;
+  if (combine && expertMajor) {
+    share = blocks * 4 / 5;
+    most = blocks;
+  } else if (combine) {
+    const int rows = ranks < topk ? ranks : topk; // of a token, at most
+    const int feed = 45 * rows * (ranks - 1), follow = (22 + 17 * rows) * ranks;
+    share = (int)((int64_t)blocks * feed / (feed + follow));
+    most = 12;
+  }
   const int n = feeders > 0 ? feeders : share < 1 ? 1 : share > most ? most : share;
   return n > blocks - 1 ? blocks - 1 : n;
 }
@@ -148,9 +155,9 @@ extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *strea
   a.follow.batch = op->handle.expertMajor ? 8 : 12;
   a.follow.take = takeOf(a.follow.batch, R, K);
   a.zeros = (const char *)g.scratch;
-  a.ringBits = log2Of(g.at.ringUnits);
+  a.ringBits = log2Of(g.at.ringUnits[0]);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
-  a.split = splitOf(blocks, op->numFeeders, false, op->handle.expertMajor);
+  a.split = splitOf(blocks, op->numFeeders, false, op->handle.expertMajor, R, K);
   a.directSplit = op->handle.expertMajor ? a.split : blocks;
   return launch(epHtDispatchKernel(op->handle.expertMajor, direct), blocks,
                 direct ? HT_DIRECT_THREADS : HT_SCATTER_THREADS, shared + spare, &a, stream);
@@ -175,9 +182,9 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   a.feed.batch = expertMajor ? 8 : 6;
   a.feed.take = takeOf(a.feed.batch, R, K);
   a.follow.take = a.follow.batch = 8;
-  a.ringBits = log2Of(g.at.ringUnits);
+  a.ringBits = log2Of(g.at.ringUnits[1]);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
-  a.split = splitOf(blocks, op->numFeeders, true, expertMajor);
+  a.split = splitOf(blocks, op->numFeeders, true, expertMajor, R, K);
   return launch(epHtCombineKernel(op->dtype, expertMajor), blocks, HT_GATHER_THREADS, shared, &a,
                 stream);
 }

@@ -41,9 +41,11 @@ static trefoil_result_t checkConfig(const ep_ht_config_t *c) {
  * far as all rings together stay within RINGS_BYTES: then feeders seldom wait for followers
  * (docs/kernels_ht.md). */
 #define RINGS_BYTES ((size_t)240 << 20)
-static int ringUnitsOf(const ep_ht_config_t *c, const ep_ht_layout_t *at) {
+#define LEAST_UNITS 64
+static int ringUnitsOf(const ep_ht_config_t *c, const ep_ht_layout_t *at, int kind) {
   if (c->ringUnits) return c->ringUnits;
-  int64_t units = 64, half = c->maxTokens * at->rowPieces / 2;
+  if (c->windows && kind == 0) return LEAST_UNITS;
+  int64_t units = LEAST_UNITS, half = c->maxTokens * at->rowPieces / 2;
   while (units < 512 && units < c->maxTokens) units *= 2;
   size_t unitOfAll = 2 * (size_t)c->numRanks * at->unitStride;
   while (units < 2048 && units * 2 <= half && unitOfAll * (size_t)units * 2 <= RINGS_BYTES) {
@@ -77,20 +79,21 @@ trefoil_result_t epHtLayout(const ep_ht_config_t *c, ep_ht_layout_t *out) {
   at.unitBytes = c->maxTokenBytes < EP_HT_PIECE_BYTES ? c->maxTokenBytes : EP_HT_PIECE_BYTES;
   at.unitStride = roundUp(roundUp(at.unitBytes, 16) + 4 * K, 128);
   at.rowPieces = (int)((c->maxTokenBytes + at.unitBytes - 1) / at.unitBytes);
-  at.ringUnits = ringUnitsOf(c, &at);
-  size_t next = 0, words = roundUp(R * (size_t)at.ringUnits * 4, 512);
+  size_t next = 0;
   at.header = next;
   next += roundUp(2 * R * 16, 512);
   at.routing = next;
   next += roundUp(2 * R * N * (size_t)at.idVectors * 16, 512);
   for (int kind = 0; kind < 2; kind++) {
+    at.ringUnits[kind] = ringUnitsOf(c, &at, kind);
+    size_t words = roundUp(R * (size_t)at.ringUnits[kind] * 4, 512);
     at.flags[kind] = next;
     at.credits[kind] = next + words;
     next += 2 * words;
   }
   for (int kind = 0; kind < 2; kind++) {
     at.rings[kind] = next;
-    next += roundUp(R * (size_t)at.ringUnits * at.unitStride, 512);
+    next += roundUp(R * (size_t)at.ringUnits[kind] * at.unitStride, 512);
   }
   layOutDirect(c, &at, next);
   *out = at;

@@ -201,6 +201,7 @@ ep_sizing_config_t epSizingConfig(const ep_group_limits_t *g, const ep_handle_li
                 .topk = epTopkBound(g, h->topk),
                 .maxTokens = g->maxTokens},
       .maxTokenBytes = g->maxTokenBytes,
+      .zeroCopyOn = g->zeroCopy == ZERO_COPY_ON,
   };
 }
 

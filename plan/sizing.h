@@ -38,6 +38,7 @@ typedef struct ep_sizing_config {
   trefoil_mode_t mode;
   trefoil_shape_t shape; /* topk = bound on K */
   size_t maxTokenBytes;
+  int zeroCopyOn; /* the caller's dispatch outputs lie in windows */
 } ep_sizing_config_t;
 
 typedef enum ep_memory {

@@ -42,7 +42,8 @@ ep_ht_config_t epGpuHtConfig(const ep_sizing_config_t *config) {
                           .numExperts = s->numExperts,
                           .maxTopk = s->topk,
                           .maxTokens = s->maxTokens,
-                          .maxTokenBytes = config->maxTokenBytes};
+                          .maxTokenBytes = config->maxTokenBytes,
+                          .windows = config->zeroCopyOn};
 }
 
 static void addFixed(ep_sizing_t *t, int ht) {

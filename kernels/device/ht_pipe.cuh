@@ -257,18 +257,18 @@ EP_DEV int unitRank(int code) {
   return code >> 24;
 }
 // The unit `code` of rank `from`'s stream to rank `at`; code's rank is the other end.
-EP_DEV size_t unitIndex(const ep_ht_group_t &g, int rank, int code) {
-  return (size_t)rank * g.at.ringUnits + (code & 0xffffff);
+EP_DEV size_t unitIndex(const ep_ht_group_t &g, int kind, int rank, int code) {
+  return (size_t)rank * g.at.ringUnits[kind] + (code & 0xffffff);
 }
 EP_DEV char *unitAt(const ep_ht_group_t &g, int kind, int at, int from, int code) {
-  return g.peers[at] + g.at.rings[kind] + unitIndex(g, from, code) * g.at.unitStride;
+  return g.peers[at] + g.at.rings[kind] + unitIndex(g, kind, from, code) * g.at.unitStride;
 }
 EP_DEV uint32_t *flagAt(const ep_ht_group_t &g, int kind, int at, int from, int code) {
-  return (uint32_t *)(g.peers[at] + g.at.flags[kind]) + unitIndex(g, from, code);
+  return (uint32_t *)(g.peers[at] + g.at.flags[kind]) + unitIndex(g, kind, from, code);
 }
 // Kept by the sender `at`, written by the receiver `by`.
 EP_DEV uint32_t *creditAt(const ep_ht_group_t &g, int kind, int at, int by, int code) {
-  return (uint32_t *)(g.peers[at] + g.at.credits[kind]) + unitIndex(g, by, code);
+  return (uint32_t *)(g.peers[at] + g.at.credits[kind]) + unitIndex(g, kind, by, code);
 }
 EP_DEV float *unitWeights(const ep_ht_group_t &g, char *unit) {
   return (float *)(unit + ((g.at.unitBytes + 15) & ~(size_t)15));

@@ -47,6 +47,50 @@ static void runMemory(team_rank_t *r) {
   teamOk(r, ncclEpGroupDestroy(group));
 }
 
+/* Bytes of device memory of a high-throughput group with one handle, and that the preflight says so. */
+static void htMemory(team_rank_t *r, ncclEpZeroCopyMode_t zeroCopy, size_t *bytes) {
+  ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
+  config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
+  config.num_experts = 256;
+  config.max_dispatch_tokens_per_rank = 4096;
+  config.max_token_bytes = 7168 * 2;
+  config.num_topk = 8;
+  config.zero_copy = zeroCopy;
+  ncclEpPreflight_t says = NCCL_EP_PREFLIGHT_INIT, is = NCCL_EP_PREFLIGHT_INIT;
+  teamOk(r,
+         ncclEpPreflight(&config, NCCL_EP_LAYOUT_FLAT, NULL, 8, r->numRanks, r->numRanks, &says));
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, NCCL_EP_LAYOUT_FLAT, NULL, 8, NULL));
+  teamOk(r, ncclEpMemoryInUse(group, &is));
+  *bytes = is.group_device_bytes + is.group_shared_bytes + is.handle_device_bytes;
+  size_t said = says.group_device_bytes + says.group_shared_bytes + says.handle_device_bytes;
+  teamCheck(r, *bytes == said, "%zu bytes of device memory, the preflight says %zu", *bytes, said);
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+static void runHtMemory(team_rank_t *r) {
+  size_t any = 0, windows = 0;
+  htMemory(r, NCCL_EP_ZERO_COPY_AUTO, &any);
+  htMemory(r, NCCL_EP_ZERO_COPY_ON, &windows);
+  teamCheck(r, any <= (size_t)300 << 20, "%zu bytes of device memory", any);
+  /* One of two kinds of rings is small. */
+  teamCheck(r, r->numRanks < 2 || windows < any * 6 / 10, "%zu bytes with windows, %zu without",
+            windows, any);
+  if (r->rank == 0) {
+    printf("memory, %d ranks, 4096 tokens: %zu bytes, outputs in windows %zu\n", r->numRanks, any,
+           windows);
+  }
+}
+
+TEST(ht_memory_is_what_the_preflight_says_and_less_with_windows) {
+  if (!numGpus()) SKIP("needs a GPU");
+  const char *error = teamThreads(numGpus(), runHtMemory, NULL);
+  CHECK(!*error, "%s", error);
+}
+
 TEST(memory_is_what_the_preflight_says) {
   if (!numGpus()) SKIP("needs a GPU");
   const char *error = teamThreads(numGpus(), runMemory, NULL);

@@ -30,8 +30,8 @@ struct Options {
 };
 
 constexpr int EXPERTS = 256;
-// SMs of the goals: [expert-major][combine].
-constexpr Sms GOALS[2][2] = {{{24, 10}, {20, 10}}, {{24, 6}, {28, 22}}};
+// SMs of the goals: [expert-major][combine]. 0 feeders: as many as the kernels choose.
+constexpr Sms GOALS[2][2] = {{{24, 0}, {20, 0}}, {{24, 0}, {28, 0}}};
 
 Shape shapeOf(const Options &o, bool expertMajor, bool fp8, bool windows = false) {
   Shape s = {};
@@ -53,13 +53,6 @@ Shape shapeOf(const Options &o, bool expertMajor, bool fp8, bool windows = false
   return s;
 }
 
-// How many blocks feed of a number that nothing was tried with.
-int feedersOf(bool expertMajor, bool combine, int sms) {
-  if (combine && expertMajor) return std::max(1, sms * 4 / 5);
-  if (expertMajor) return std::max(1, std::min(10, sms * 2 / 7));
-  return std::max(1, std::min(combine ? 12 : 10, sms / 2));
-}
-
 // Makes it and checks it; false: it is not to be timed.
 bool ready(Rows &rows, Work &work, Ranks &w, const Shape &s, const Routing &how, int sets) {
   work.make(w, s, how, sets);
@@ -70,18 +63,17 @@ bool ready(Rows &rows, Work &work, Ranks &w, const Shape &s, const Routing &how,
 }
 
 void goals(Rows &rows, const Work &work) {
-  static const std::vector<Sms> tried[2][2] = {
-      {{{24, 10}, {22, 10}, {20, 10}, {16, 8}, {12, 6}}, {{20, 10}, {24, 12}, {18, 10}, {10, 5}}},
-      {{{24, 6}, {24, 8}, {28, 8}, {32, 9}, {20, 5}}, {{28, 22}, {24, 19}, {32, 25}}}};
+  static const std::vector<int> tried[2][2] = {{{24, 22, 20, 16, 12}, {20, 24, 18, 10}},
+                                               {{24, 28, 32, 20}, {28, 24, 32}}};
   rows.time(work, 2, Sms{GRID, 0});
   for (int combine = 0; combine < 2; combine++)
-    for (const Sms &n : tried[work.s.expertMajor][combine]) rows.time(work, combine, n);
+    for (const int sms : tried[work.s.expertMajor][combine]) rows.time(work, combine, Sms{sms, 0});
 }
 
 void sweep(Rows &rows, const Work &work) {
   for (int combine = 0; combine < 2; combine++)
     for (int sms : {4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 64, 132})
-      rows.time(work, combine, Sms{sms, feedersOf(work.s.expertMajor, combine, sms)});
+      rows.time(work, combine, Sms{sms, 0});
 }
 
 void feeders(Rows &rows, const Work &work) {
@@ -123,8 +115,7 @@ void otherShapes(Rows &rows, Ranks &w, Options o, bool expertMajor) {
   if (o.has("fp8")) {
     Work work;
     if (ready(rows, work, w, shapeOf(o, expertMajor, true), UNIFORM, 1)) {
-      for (int sms : {10, 12, 16, 20, 24})
-        rows.time(work, 0, Sms{sms, feedersOf(expertMajor, false, sms)});
+      for (int sms : {10, 12, 16, 20, 24}) rows.time(work, 0, Sms{sms, 0});
     }
     w.free();
   }
@@ -146,12 +137,15 @@ void skewed(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
                                   {TREFOIL_POPULARITY_HOT_EXPERT, 60, "hot-expert"},
                                   {TREFOIL_POPULARITY_HOT_RANK, 8, "hot-rank"}};
   for (const Routing &how : kinds) {
-    Work work;
-    if (ready(rows, work, w, shapeOf(o, expertMajor, false), how, 1)) {
-      for (int combine = 0; combine < 2; combine++)
-        rows.time(work, combine, GOALS[expertMajor][combine]);
+    for (const bool windows : {false, true}) {
+      Work work;
+      if (ready(rows, work, w, shapeOf(o, expertMajor, false, windows), how, 1)) {
+        if (windows) rows.time(work, 0, Sms{expertMajor ? 24 : 16, 0});
+        for (int combine = 0; !windows && combine < 2; combine++)
+          rows.time(work, combine, GOALS[expertMajor][combine]);
+      }
+      w.free();
     }
-    w.free();
   }
 }
 
