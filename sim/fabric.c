@@ -228,6 +228,21 @@ static void setStarts(const work_t *w) {
   }
 }
 
+/* The word of each rank leaves a while after its start and takes the latency of its way. */
+static void setHeard(const work_t *w) {
+  const ep_fabric_t *f = w->f;
+  ep_fs_t hear = toFs(w->op->hearUs * 1e3);
+  for (int r = 0; r < f->numRanks; r++) {
+    f->heard[r] = f->start[r] + hear;
+    for (int s = 0; s < f->numRanks && hear > 0; s++) {
+      int isNear = trefoilNodeOf(w->shape, r) == trefoilNodeOf(w->shape, s);
+      ep_fs_t word =
+          f->start[s] + hear + f->latency[isNear ? TREFOIL_TIER_NVLINK : TREFOIL_TIER_NET];
+      if (s != r && word > f->heard[r]) f->heard[r] = word;
+    }
+  }
+}
+
 /* ---- Together ---------------------------------------------------------------------------------- */
 
 static trefoil_result_t checkRun(const trefoil_sim_run_t *run, const trefoil_costs_t *costs,
@@ -259,7 +274,7 @@ static trefoil_result_t allocate(work_t *w) {
   ep_fabric_t *f = w->f;
   size_t R = (size_t)f->numRanks, P = (size_t)f->numPorts;
   size_t times =
-      7 * R + 4 * P; /* 5 kinds of a rank, start, rest; 2 of a port, 2 of a leaf <= ports */
+      8 * R + 4 * P; /* 5 kinds of a rank, start, rest, heard; 2 of a port, 2 of a leaf */
   size_t doubles = 3 * R + P;
   size_t bytes = times * sizeof(ep_fs_t) + doubles * sizeof(double) + (R + P) * sizeof(int32_t) + P;
   f->memory = calloc(1, bytes);
@@ -273,7 +288,8 @@ static trefoil_result_t allocate(work_t *w) {
   }
   f->start = next;
   f->rest = next + R;
-  w->portFactor = (double *)(next + 2 * R);
+  f->heard = f->rest + R;
+  w->portFactor = (double *)(next + 3 * R);
   w->nvlinkFactor = w->portFactor + P;
   w->smFactor = w->nvlinkFactor + R;
   w->lateUs = w->smFactor + R;
@@ -294,9 +310,9 @@ static trefoil_result_t fill(work_t *w) {
   setStarts(w);
   const trefoil_cluster_t *cl = w->run->cluster;
   double net = w->costs->netLatencyNs;
-  w->f->hear = toFs(w->op->hearUs * 1e3);
   w->f->latency[TREFOIL_TIER_NVLINK] = toFs(w->costs->nvlinkLatencyNs);
   w->f->latency[TREFOIL_TIER_NET] = toFs(net < 0 ? cl->netLatencyUs * 1e3 : net);
+  setHeard(w);
   return TREFOIL_OK;
 }
 

@@ -11,7 +11,7 @@ typedef struct ep_fabric {
   ep_fs_t *start;  /* [R] when a rank's first row may leave: late start, fixed */
   ep_fs_t fixed;   /* the part of start that no row takes */
   ep_fs_t *rest;   /* [R] what a rank does after its last row has come */
-  ep_fs_t hear;    /* from a rank's start until its word leaves */
+  ep_fs_t *heard;  /* [R] when a rank has heard of all, and takes rows; its start without hearUs */
   int ownRowsStay; /* rows of a rank to itself do not cross SEND */
   int32_t *portOf; /* [R] network port of a rank, after failures */
   int32_t *leafOf; /* [ports] */

@@ -1,6 +1,7 @@
 /* The end of an operation: a rank is done when it has taken its rows, its own SMs have sent theirs,
  * and every other rank has let it know that it sends nothing more. That word leaves a rank when its
- * SMs have issued its last row, not before it hears, and takes the latency of its way. */
+ * SMs have issued its last row, and takes the latency of its way. Its receivers need the time of all
+ * its rows from when it has heard of all. */
 #include <stdlib.h>
 
 #include "plan/error.h"
@@ -37,10 +38,8 @@ trefoil_result_t epFinishFlags(const ep_replay_t *replay, const ep_fabric_t *f,
   for (int r = 0; r < s->numRanks; r++) {
     ep_fs_t done = f->start[r] + epRowsToSend(f, replay, r) * f->row[TREFOIL_RESOURCE_SEND][r];
     raiseTo(&finish[r], done);
-    raiseTo(&finish[r], f->start[r] + replay->takenRows[r] * f->row[TREFOIL_RESOURCE_RECEIVE][r]);
+    raiseTo(&finish[r], f->heard[r] + replay->takenRows[r] * f->row[TREFOIL_RESOURCE_RECEIVE][r]);
     finish[r] += f->rest[r];
-    raiseTo(&done, f->start[r] + f->hear);
-    raiseTo(&finish[r], done);
     offer(&nodes[trefoilNodeOf(s, r)], done, r);
   }
   for (int m = 0; m < numNodes; m++) offer(&all, nodes[m].best, m);

@@ -48,7 +48,6 @@ ep_lower_bound_t epLowerBound(const ep_loads_t *loads, const ep_fabric_t *f,
     if (f->start[r] < earliest) earliest = f->start[r];
     if (f->start[r] > latest) latest = f->start[r];
   }
-  latest += f->hear;
   ep_lower_bound_t bound = {latest, TREFOIL_RESOURCE_SEND, -1};
   /* the flag of the last rank to start */
   if (s->ranksPerNode > 1) bound.time += f->latency[TREFOIL_TIER_NVLINK];
@@ -63,6 +62,7 @@ ep_lower_bound_t epLowerBound(const ep_loads_t *loads, const ep_fabric_t *f,
     for (int i = 0; i < f->count[k]; i++) {
       if (loads->rows[k][i] == 0 || f->row[k][i] == 0) continue;
       ep_fs_t begin = ofRank ? f->start[i] : earliest, busy;
+      if (k == TREFOIL_RESOURCE_RECEIVE) begin = f->heard[i];
       if (__builtin_mul_overflow(loads->rows[k][i], f->row[k][i], &busy) || busy > EP_LONGEST_FS) {
         busy = (ep_fs_t)EP_LONGEST_FS;
       }

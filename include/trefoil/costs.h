@@ -35,8 +35,8 @@ typedef struct trefoil_op_costs {
       slotNs; /* SM time of each place of a row in the expert-major layout (else each row): written
                     by those that receive a dispatch, read by those that send a combine */
   double slotGbPerSPerSm; /* the same by bytes: what one SM writes or reads; 0 = no limit */
-  double hearUs; /* from a rank's start until its word is on the way to all others, beside its rows:
-                    no rank ends before it has heard that of all */
+  double hearUs; /* from a rank's start until its word is on the way to all others, beside its rows.
+                    Receivers begin when they have heard of all; 0 = with their rank */
   double restGbPerSPerSm; /* the part of the receivers' work that transfers do not hide, after the
                              last row: bytes that came (dispatch) or of the rank's own tokens
                              (combine), a second and SM; 0 = all is hidden */

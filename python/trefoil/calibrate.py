@@ -8,10 +8,11 @@ The closed form of one operation:
 
     fixed + latency + max(busy) + (sum(busy) - max(busy)) * min(1, chunk / tokens) + rest
 
-and at least fixed + NVLink's latency + hear_us. busy is what the rows of the busiest instance of
-each resource need (SMs that send, forward and receive, NVLink and network ports); the next term,
-only with several nodes in HT, is the time that the first chunk needs to get through the stages of
-the pipeline before they all work; rest is what receivers do after the last row.
+and at least fixed + NVLink's latency + hear_us + receive + rest. busy is what the rows of the
+busiest instance of each resource need (SMs that send, forward and receive, NVLink and network
+ports); the term behind it, only with several nodes in HT, is the time that the first chunk needs to
+get through the stages of the pipeline before they all work; rest is what receivers do after the
+last row.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from trefoil.simulator import Cluster, Costs, Simulation, Workload
 
 Array = npt.NDArray[np.float64]
 ROW_KINDS = ("send", "forward", "nvlink-out", "nvlink-in", "nic-out", "nic-in", "receive")
+RECEIVE = 1  # of the busy times
 RANK_COUNTS = ("send", "leaving", "nvlink-out", "nvlink-in", "receive", "slots")
 DIRECT, SELF = 0, 0  # a phase and a tier
 DEFAULT_CHUNK = 64
@@ -206,7 +208,7 @@ class ClosedForm:
         ]
         end = np.array(fixed) + 1e-3 * latency + longest + (stages - longest) * filling
         heard = np.array(fixed) + 1e-3 * near + self._of_op(costs, "hear_us")
-        return np.maximum(end + self._rest_us(costs), heard)
+        return np.maximum(end, heard + busy[RECEIVE]) + self._rest_us(costs)
 
     def _split(self, costs: Costs, sms: Array) -> tuple[Array, Array]:
         """SMs that send, and that receive."""

@@ -99,7 +99,7 @@ TEST(places_are_read_by_who_sends_a_combine) {
   CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 20 * 0.15);
 }
 
-TEST(no_rank_ends_before_it_has_heard_of_all) {
+TEST(receivers_begin_when_they_have_heard_of_all) {
   world_t w;
   initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 0);
   w.costs.op[0].hearUs = 2;
@@ -108,7 +108,10 @@ TEST(no_rank_ends_before_it_has_heard_of_all) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 2 + 0.5);
   worldSend(&w, 0, 1, 20);
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 0.1);
+  w.costs.op[0].receiveRowNs = 90; /* less than the port, but later */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 2 + 0.5 + 30 * 0.09);
   worldChange(&w, TREFOIL_CHANGE_START_US, 1, 7); /* the word of who is late comes last */
+  w.costs.op[0].receiveRowNs = 0;
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 7 + 2 + 0.5);
 }
 
