@@ -89,19 +89,17 @@ trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shar
 }
 
 // How many blocks feed. Ten fill the wire. Followers of an expert-major dispatch write three times what
-// feeders do, and the feeders of an expert-major combine read all there is. A flat combine's feeder takes
-// 45 units of time a row, its follower 22 a token and 17 a row (two H200: 10 ns each). Somebody must follow
-// from the start, or full rings would stop all feeders.
+// feeders do. In a combine both sides' time of a token is known (10 ns, two H200): a follower takes 22 and 17
+// a rank's row, a flat feeder 45 a row, an expert-major one 25 a row and 23 a slot it adds. Somebody must
+// follow from the start, or full rings would stop all feeders.
 int splitOf(int blocks, int feeders, bool combine, bool expertMajor, int ranks, int topk) {
   int share = expertMajor ? blocks * 2 / 7 : blocks / 2, most = 10;
-  if (combine && expertMajor) {
-    share = blocks * 4 / 5;
-    most = blocks;
-  } else if (combine) {
+  if (combine) {
     const int rows = ranks < topk ? ranks : topk; // of a token, at most
-    const int feed = 45 * rows * (ranks - 1), follow = (22 + 17 * rows) * ranks;
-    share = (int)((int64_t)blocks * feed / (feed + follow));
-    most = 12;
+    const int64_t feed = expertMajor ? 25 * rows + 23 * topk : 45 * rows * (ranks - 1) / ranks;
+    const int64_t both = feed + 22 + 17 * rows;
+    share = (int)((blocks * feed + both / 2) / both);
+    most = expertMajor ? blocks : 12;
   }
   const int n = feeders > 0 ? feeders : share < 1 ? 1 : share > most ? most : share;
   return n > blocks - 1 ? blocks - 1 : n;
