@@ -55,6 +55,8 @@ trefoil_result_t epLlLayout(const ep_ll_config_t *c, ep_ll_layout_t *out) {
     at.free[kind] = next + 2 * R * 16;
     next += 4 * R * 16;
   }
+  at.dones = next;
+  next += 2 * R * 32;
   at.routing = roundUp(next, 512);
   at.weights = at.routing + 2 * roundUp(R * N * idVectors * 16, 512);
   at.rows[0] = at.weights + (c->partial ? 2 * roundUp(R * N * ((K + 2) / 3) * 16, 512) : 0);

@@ -34,7 +34,7 @@ static inline bool quickArgs(const DispatchArgs &a, QuickArgs &q, int &shared, i
   const long long units = (long long)g.maxTokens * a.groups * steps;
   if (op.general || a.roles.parts != EP_LL_BOTH || g.bytes || R >= 32 || a.idBytes != 1 ||
       a.idVectors != 1 || steps < 2 || a.wire.lines * 112 > op.tokenBytes ||
-      units * steps >= 1ll << 32 || (long long)R * g.maxTokens > 1 << 20) {
+      units * steps >= 1ll << 32 || (long long)R * g.maxTokens >= EP_LL_STRAIGHT) {
     return false;
   }
   q = QuickArgs{};

@@ -57,7 +57,7 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     r[1] = q.y;
     r[2] = q.z;
     if (v == 0) {
-      counts[src] = min((int)(q.x & 0x1fffff), g.maxTokens);
+      counts[src] = min((int)(q.x & a.countMask), g.maxTokens);
       if (t == 0) atomicMax((int *)&counts[g.numRanks], (int)(q.x >> 21));
     }
     const unsigned w[3] = {q.x, q.y, q.z};
@@ -203,13 +203,17 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
 
   // All lanes: one step of the rows of up to SOURCES sources, as they come.
   EP_DEV void takeStep(int t, int group, int s, unsigned waiting) {
-    const Piece p = pieceOf(a.wire, s, lane);
-    const char *slot = dispatchSlot(g, g.rank, group * SOURCES, t, op.buf);
-    const size_t stride = g.maxTokens * g.at.rowStride[0];
     const int own = g.rank - group * SOURCES; // in place, unless rows are quantised
-    uint4 v[SOURCES];
     unsigned there = 0;
     if (!QUANT && own >= 0 && own < SOURCES && waiting >> own & 1) there = 1u << own;
+    takePiece(pieceOf(a.wire, s, lane), t, group, s, waiting, there);
+  }
+
+  // `there`: the own rank's bit, if its row is to be read in place.
+  EP_DEV void takePiece(const Piece &p, int t, int group, int s, unsigned waiting, unsigned there) {
+    const char *slot = dispatchSlot(g, g.rank, group * SOURCES, t, op.buf);
+    const size_t stride = g.maxTokens * g.at.rowStride[0];
+    uint4 v[SOURCES];
     Spin spin;
     while (waiting) {
 #pragma unroll
@@ -325,10 +329,9 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     }
   }
 
-  // The last warp, which has the least of the rest to do, writes the notes.
-  EP_DEV void run() {
-    const int threads = numWarps * 32, thread = warp * 32 + lane, steps = a.wire.steps;
-    const bool isLast = warp == numWarps - 1;
+  // All routing words that this block needs; returns the most tokens of a rank.
+  EP_DEV int learn(int steps) {
+    const int threads = numWarps * 32, thread = warp * 32 + lane;
     clear();
     syncWarps(1, threads);
     // Guess that the others have as many tokens as this rank, to read all their words at once.
@@ -348,11 +351,18 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     if (blockIdx.x == 0 && thread == 0) {
       noteHellos(g, EP_LL_DISPATCH, op, (unsigned)counts[g.numRanks]);
     }
+    return most;
+  }
+
+  // Rows of `steps` steps, each taken by take(t, group, step, sources). The last warp, which has the least
+  // of the rest to do, writes the notes.
+  template <typename F> EP_DEV void work(int most, int steps, F take) {
+    const bool isLast = warp == numWarps - 1;
     const int units = most * a.groups * steps, numBlocks = max(1, min((int)gridDim.x, units));
     if ((int)blockIdx.x >= numBlocks) return;
     if (map.chunks > 1) {
       map.scan(warp, numWarps, lane);
-      syncWarps(1, threads);
+      syncWarps(1, numWarps * 32);
     }
     const Share share = shareOf(units, blockIdx.x, gridDim.x);
     int last = -1, u = share.first + warp, noted = isLast ? blockIdx.x : most * a.groups;
@@ -370,11 +380,17 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
         note(t, group, sources);
         noted += numBlocks;
       } else {
-        takeStep(t, group, u - i * steps, sources);
+        take(t, group, u - i * steps, sources);
         u += numWarps;
       }
     }
     count(numBlocks, most);
+  }
+
+  EP_DEV void run() {
+    const int most = learn(a.wire.steps);
+    work(most, a.wire.steps,
+         [&](int t, int group, int s, unsigned sources) { takeStep(t, group, s, sources); });
   }
 };
 

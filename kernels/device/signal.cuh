@@ -30,9 +30,10 @@ struct alignas(16) KindControl {
 static_assert(sizeof(KindControl) == 128, "loadControl reads whole vectors");
 struct Control {
   KindControl kind[2];
-  unsigned failed;             // a wait gave up and there is no mask: everybody leaves
-  unsigned writing;            // a thread is at the record
-  unsigned long long recorded; // device clock of the last record written
+  unsigned failed;                         // a wait gave up and there is no mask: everybody leaves
+  unsigned writing;                        // a thread is at the record
+  unsigned long long recorded;             // device clock of the last record written
+  unsigned doneBefore[2][EP_LL_MAX_RANKS]; // by parity: what `dones` were when a dispatch began
 };
 static_assert(sizeof(Control) <= EP_LL_CONTROL_BYTES, "control memory");
 

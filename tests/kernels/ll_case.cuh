@@ -10,17 +10,17 @@ namespace {
 struct Options {
   int maxBlocks, style,
       general; // general: 0 each rank draws which dispatch it runs, 1 never the short one
-  bool verbose, isLong;
+  bool verbose, isLong, windows;
 };
 
-Shape randomShape(Rng &rng, int R, int maxBlocks, bool isLong) {
+Shape randomShape(Rng &rng, int R, const Options &o) {
   Shape s = {};
   s.R = R;
   s.E = rng.one(4) ? 1 + rng.below(R * 3) : R * (1 + rng.below(6));
   s.K = rng.one(8) ? 1 + rng.below(64) : 1 + rng.below(10);
   s.N = rng.one(6) ? 1 + rng.below(150) : 1 + rng.below(20);
   s.L = (s.E + R - 1) / R;
-  s.rankMajor = rng.one(3);
+  s.rankMajor = rng.one(3) || o.windows;
   s.sum = s.rankMajor ? EP_LL_SUM_RANKS : rng.one(2) ? EP_LL_SUM_PARTIAL : EP_LL_SUM_EXACT;
   static const trefoil_dtype_t wide[] = {TREFOIL_BF16, TREFOIL_F16, TREFOIL_F32};
   s.dtype = wide[rng.below(3)];
@@ -30,7 +30,7 @@ Shape randomShape(Rng &rng, int R, int maxBlocks, bool isLong) {
     s.K = 1 + rng.below(8);
     s.tokenWidth = 16 / (int)trefoilDtypeBytes(s.dtype) * (32 + rng.below(rng.one(3) ? 900 : 60));
   }
-  const int quant = rng.below(4);
+  const int quant = o.windows ? rng.below(2) : rng.below(4);
   if (quant == 1) {
     static const trefoil_dtype_t any[] = {TREFOIL_E4M3, TREFOIL_E5M2, TREFOIL_FP4X2, TREFOIL_BF16};
     s.dtype = any[rng.below(4)];
@@ -67,7 +67,7 @@ Shape randomShape(Rng &rng, int R, int maxBlocks, bool isLong) {
     s.quant = EP_LL_QUANT_NONE;
     s.steps = 2;
   }
-  if (isLong) { // more tokens than 64 chunks of the slot map have bits
+  if (o.isLong) { // more tokens than 64 chunks of the slot map have bits
     s.E = R;
     s.L = 1;
     s.K = 1 + rng.below(std::min(R, 4));
@@ -77,16 +77,19 @@ Shape randomShape(Rng &rng, int R, int maxBlocks, bool isLong) {
     s.quant = EP_LL_QUANT_NONE;
     s.steps = 2;
   }
-  const size_t most = huge || isLong ? 400u << 20 : 6u << 20;
+  const size_t most = huge || o.isLong ? 400u << 20 : 6u << 20;
   while (s.slots() * std::max(s.tokenBytes(), s.combineBytes()) > most && s.N > 1) s.N /= 2;
   s.style = (Style)rng.below(NUM_STYLES);
   s.alone = (s.N + s.K) % 2;
-  s.blocks = 1 + rng.below(maxBlocks);
+  s.blocks = 1 + rng.below(o.maxBlocks);
   s.idx64 = rng.one(2);
   s.globalIds = rng.one(3);
   s.finite = rng.one(2);
   s.delays = rng.one(2);
   s.holes = rng.one(2) ? 2 + rng.below(6) : 0;
+  Rng side = {rng.s ^ 0x57A16417}; // what is drawn elsewhere does not depend on it
+  s.windows = o.windows ? 1 + side.below(2) : side.below(3);
+  s.reuses = s.style != TWO_IN_FLIGHT && side.one(2);
   static const uint64_t starts[] = {
       0, 1, (1ull << 30) - 3, 0xFFFFFFFEull - 3, (1ull << 32) - 2, 1ull << 40};
   s.first = starts[rng.below(6)] + rng.below(3);
@@ -126,10 +129,47 @@ std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_
   return v;
 }
 
-long numDispatches, numShort, numScratch; // for the summary
+long numDispatches, numShort, numStraight, numScratch; // for the summary
+
+// Outputs of one rank: its own, or those of an earlier step.
+void makeOutputs(World &w, Rng &rng, const Shape &s, int r, StepRank &k, const StepRank *earlier) {
+  ep_ll_dispatch_t &d = k.dispatch;
+  const size_t tokens = s.slots() * s.tokenBytes(), scales = s.slots() * s.scaleBytesOut;
+  k.keptTokens = k.keptScales = nullptr;
+  if (s.reuses) {
+    k.keptTokens = w.filled<char>(r, tokens, 0);
+    k.keptScales = w.filled<char>(r, scales, 0);
+  }
+  const bool again = s.reuses && earlier;
+  d.outTokens = again ? earlier->dispatch.outTokens : w.filled<char>(r, tokens, POISON);
+  d.outScales = again ? earlier->dispatch.outScales : w.filled<char>(r, scales, POISON);
+  if (!s.rankMajor || !s.windows) return;
+  Rng side = {rng.s ^ 0x57A1641};
+  if (s.windows == 2 && side.one(3)) return;
+  const ep_ll_way_t way = s.windows == 2 && side.one(4) ? EP_LL_WAY_AUTO : EP_LL_WAY_STRAIGHT;
+  d.window = w.window(r, d.outTokens, d.outScales, way);
+}
+
+// Behind a dispatch on a stream whose next one has the same output: what it held is copied, slowly now and
+// then, and poison put there. No peer may write into it before the next one has begun here.
+void keepOutputs(const Shape &s, const StepRank &k, Rng &rng, cudaStream_t stream) {
+  if (!k.keptTokens) return;
+  const ep_ll_dispatch_t &d = k.dispatch;
+  const size_t tokens = s.slots() * s.tokenBytes(), scales = s.slots() * s.scaleBytesOut;
+  for (int i = 0; i < 2; i++) {
+    if (rng.one(2)) CU(epStart(delayKernel, 1, 1, stream, 1000 + rng.below(40000)));
+    if (i == 0) {
+      CU(cudaMemcpyAsync(k.keptTokens, d.outTokens, tokens, cudaMemcpyDeviceToDevice, stream));
+      CU(cudaMemcpyAsync(k.keptScales, d.outScales, scales, cudaMemcpyDeviceToDevice, stream));
+    } else {
+      CU(cudaMemsetAsync(d.outTokens, POISON, tokens, stream));
+      CU(cudaMemsetAsync(d.outScales, POISON, scales, stream));
+    }
+  }
+}
 
 void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, void *const *handles,
-              const ep_ll_group_t *groups, int general) {
+              const ep_ll_group_t *groups, int general, const std::vector<StepRank> *earlier) {
   for (int r = 0; r < s.R; r++) {
     StepRank &k = step[r];
     k.B = rng.one(5) ? 0 : rng.one(3) ? s.N : rng.below(s.N + 1);
@@ -158,8 +198,7 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     d.tokens = w.upload(r, k.tokens);
     d.scales = s.scaleBytes ? w.upload(r, k.scales) : nullptr;
     d.weights = w.upload(r, k.weights);
-    d.outTokens = w.filled<char>(r, s.slots() * s.tokenBytes(), POISON);
-    d.outScales = w.filled<char>(r, s.slots() * s.scaleBytesOut, POISON);
+    makeOutputs(w, rng, s, r, k, earlier ? &(*earlier)[r] : nullptr);
     d.counters = w.filled<int32_t>(r, s.rankMajor ? s.R : s.L, POISON);
     if (s.rankMajor) {
       d.outWeights = w.filled<float>(r, s.slots() * s.K, POISON);
@@ -187,6 +226,7 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     }
     numDispatches++;
     numShort += s.style != STAGED && epLlDispatchIsShort(&d, EP_LL_BOTH);
+    numStraight += epLlDispatchIsStraight(&d, EP_LL_BOTH);
   }
 }
 
@@ -240,11 +280,13 @@ void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, c
     if (staged) {
       OK(epLlDispatch(&k.dispatch, EP_LL_SEND, stream));
       OK(epLlDispatch(&k.dispatch, EP_LL_RECV, stream));
+      keepOutputs(s, k, rng, stream);
       OK(epLlCombine(&k.combine, EP_LL_SEND, stream));
       maybeDelay(s, rng, stream);
       OK(epLlCombine(&k.combine, EP_LL_RECV, stream));
     } else {
       OK(epLlDispatch(&k.dispatch, EP_LL_BOTH, stream));
+      keepOutputs(s, k, rng, stream);
       maybeDelay(s, rng, stream);
       OK(epLlCombine(&k.combine, EP_LL_BOTH, stream));
     }
@@ -266,7 +308,8 @@ std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s,
   }
   std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
   for (int i = 0; i < s.steps; i++)
-    makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data(), general);
+    makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data(), general,
+             i ? &steps[0] : nullptr);
   w.sync();
   return steps;
 }
@@ -301,11 +344,11 @@ void launchAll(World &w, const Shape &s, std::vector<std::vector<StepRank>> &ste
 void printShape(const Shape &s) {
   printf("  R %d E %d K %d N %d %s sum %d dtype %s width %d scales %d quant %d combine %s width %d "
          "steps %d"
-         " %s blocks %d first %llu\n",
+         " %s blocks %d windows %d%s first %llu\n",
          s.R, s.E, s.K, s.N, s.rankMajor ? "rank-major" : "expert-major", s.sum,
          trefoilDtypeName(s.dtype), s.tokenWidth, s.scaleBytes, s.quant,
          trefoilDtypeName(s.combineDtype), s.combineWidth, s.steps, STYLES[s.style], s.blocks,
-         (unsigned long long)s.first);
+         s.windows, s.reuses ? ", one output" : "", (unsigned long long)s.first);
   fflush(stdout);
 }
 

@@ -24,6 +24,8 @@ struct Shape {
   Style style;
   bool alone; // two in flight: only the last steps have combines
   bool rankMajor, idx64, globalIds, finite, delays;
+  int windows; // outputs lie in windows: 0 on no rank, 1 on all, 2 on some, not always the same
+  bool reuses; // one output for all steps, copied and poisoned behind each
   int holes;
   uint64_t first;
   size_t tokenBytes() const { // of an output row
@@ -43,6 +45,8 @@ struct StepRank {
   std::vector<float> weights;
   ep_ll_dispatch_t dispatch;
   ep_ll_combine_t combine;
+  char *keptTokens,
+      *keptScales; // what a reused output held after this step; NULL: it is this step's own
 };
 
 bool equal(const char *what, int r, int step, const void *got, const void *want, size_t bytes,
@@ -121,10 +125,12 @@ bool checkDispatch(World &w, const Shape &s, const std::vector<StepRank> &step, 
   const ep_ll_dispatch_t &d = step[r].dispatch;
   bool ok = equal("counters", r, at, w.download(r, d.counters, counts.size()).data(),
                   wantCounts.data(), counts.size() * 4, 4);
-  ok &= equal("tokens", r, at, w.download(r, (char *)d.outTokens, slots * tb).data(),
-              wantTokens.data(), slots * tb, tb);
-  ok &= equal("scales", r, at, w.download(r, (char *)d.outScales, slots * sb).data(),
-              wantScales.data(), slots * sb, sb);
+  const char *outTokens = step[r].keptTokens ? step[r].keptTokens : (char *)d.outTokens;
+  const char *outScales = step[r].keptScales ? step[r].keptScales : (char *)d.outScales;
+  ok &= equal("tokens", r, at, w.download(r, outTokens, slots * tb).data(), wantTokens.data(),
+              slots * tb, tb);
+  ok &= equal("scales", r, at, w.download(r, outScales, slots * sb).data(), wantScales.data(),
+              slots * sb, sb);
   if (s.rankMajor) {
     ok &= equal("weights", r, at, w.download(r, d.outWeights, slots * s.K).data(),
                 wantWeights.data(), slots * s.K * 4, s.K * 4);

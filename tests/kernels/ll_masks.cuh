@@ -77,7 +77,7 @@ int numStray(World &w, const Shape &s, const StepRank &k, int r,
 
 bool runMasked(World &w, uint64_t seed, const Options &o) {
   Rng rng = {seed};
-  Shape s = randomShape(rng, w.size(), o.maxBlocks, false);
+  Shape s = randomShape(rng, w.size(), o);
   const bool staged = rng.one(2);
   const std::vector<Regard> regards = drawRegards(rng, s);
   auto steps = makeSteps(w, rng, s, 1, 4000000000ull, o.general);
@@ -94,6 +94,7 @@ bool runMasked(World &w, uint64_t seed, const Options &o) {
         if (staged) OK(epLlDispatch(&k.dispatch, part, stream));
       }
       if (!staged) OK(epLlDispatch(&k.dispatch, EP_LL_BOTH, stream));
+      keepOutputs(s, k, rng, stream);
       setMask(w, r, regards[i].combine, host[(r * s.steps + i) * 2 + 1]);
       if (last) k.combine.group.timeoutNs = 20000000;
       for (const int part : {EP_LL_SEND, EP_LL_RECV}) {

@@ -88,9 +88,9 @@ struct World {
       CU(cudaSetDevice(k.device));
       OK(epLlLoad());
       CU(cudaStreamCreateWithFlags(&k.stream, cudaStreamNonBlocking));
-      CU(cudaMalloc(&k.exchange, exchange));
+      CU(cudaMalloc(&k.exchange, exchange + pool)); // at one distance on every rank, as in windows
+      k.pool = k.exchange + exchange;
       CU(cudaMalloc(&k.control, EP_LL_CONTROL_BYTES));
-      CU(cudaMalloc(&k.pool, pool));
       CU(cudaMalloc(&k.mask, EP_LL_MAX_RANKS * sizeof(int)));
       CU(cudaHostAlloc(&k.record, sizeof *k.record, cudaHostAllocMapped | cudaHostAllocPortable));
       CU(cudaHostGetDevicePointer(&k.recordOnDevice, k.record, 0));
@@ -150,6 +150,11 @@ struct World {
     T *p = take<T>(r, n);
     CU(cudaMemsetAsync(p, byte, n * sizeof(T), ranks[r].stream));
     return p;
+  }
+  // Where outputs of rank r lie, as its peers are told.
+  ep_ll_window_t window(int r, const void *tokens, const void *scales, ep_ll_way_t way) const {
+    const char *own = ranks[r].exchange;
+    return ep_ll_window_t{1, way, (const char *)tokens - own, (const char *)scales - own};
   }
   template <typename T> std::vector<T> download(int r, const T *p, size_t n) {
     std::vector<T> v(n);

@@ -59,6 +59,10 @@ static void moveDispatch(ep_ll_dispatch_t *d) {
   d->weights = address();
   d->outTokens = address();
   d->outScales = address();
+  if (d->window.is) {
+    d->window.tokens = (int64_t)below(1u << 30) * 16 - (1 << 20);
+    d->window.scales = (int64_t)below(1u << 30) * 16 - (1 << 20);
+  }
   d->outWeights = address();
   d->outIdx = address();
   d->counters = address();
@@ -77,6 +81,8 @@ static int fillDispatch(ep_ll_dispatch_t *d) {
   d->numTokens = (int)below((unsigned)d->group.maxTokens + 1);
   d->globalIds = (int)below(2);
   d->general = below(3) == 0;
+  d->window.is = below(2) == 0;
+  d->window.way = (ep_ll_way_t)below(3);
   moveDispatch(d);
   return 1;
 }
@@ -111,13 +117,15 @@ static int isSame(const ep_ll_ready_t *a, const ep_ll_ready_t *b) {
 }
 
 TEST(dispatches_of_the_same_sizes) {
-  int numShort = 0, numGeneral = 0;
+  int numShort = 0, numStraight = 0, numGeneral = 0;
   for (int i = 0; i < 3000; i++) {
     ep_ll_dispatch_t op, next;
     ep_ll_ready_t kept = {0}, fresh = {0};
     REQUIRE(fillDispatch(&op), "case %d: %s", i, trefoilLastError());
     if (epLlPrepareDispatch(&op, EP_LL_BOTH, &kept) != TREFOIL_OK) continue; /* wants scratch */
-    *(kept.isShort ? &numShort : &numGeneral) += 1;
+    int straight = epLlDispatchIsStraight(&op, EP_LL_BOTH);
+    CHECK(!kept.isShort || !straight, "case %d: short and straight", i);
+    *(kept.isShort ? &numShort : straight ? &numStraight : &numGeneral) += 1;
     next = op;
     moveDispatch(&next);
     REQUIRE(epLlPrepareDispatch(&next, EP_LL_BOTH, &fresh) == TREFOIL_OK, "case %d: %s", i,
@@ -127,7 +135,8 @@ TEST(dispatches_of_the_same_sizes) {
     REQUIRE(epLlReuseDispatch(&kept, &next) == 1, "case %d: not reused", i);
     REQUIRE(isSame(&kept, &fresh), "case %d: reused, differs from what is worked out anew", i);
   }
-  CHECK(numShort > 200 && numGeneral > 200, "%d short, %d general", numShort, numGeneral);
+  CHECK(numShort > 200 && numStraight > 100 && numGeneral > 200,
+        "%d short, %d straight, %d general", numShort, numStraight, numGeneral);
 }
 
 TEST(combines_of_the_same_sizes) {
@@ -180,6 +189,9 @@ TEST(another_dispatch_is_not_reused) {
   REFUSES(next.recvWarps = 1);
   REFUSES(next.tokens = (char *)next.tokens + 4);
   REFUSES(next.outTokens = (char *)next.outTokens + 4);
+  REFUSES(next.window.is ^= 1);
+  REFUSES(next.window.way = (ep_ll_way_t)((next.window.way + 1) % 3));
+  REFUSES((next.window.is = 1, next.window.tokens = 8));
   ep_ll_ready_t none = {0};
   CHECK(!epLlReuseDispatch(&none, &op), "nothing was kept");
 }
@@ -211,6 +223,45 @@ TEST(another_combine_is_not_reused) {
   REFUSES(next.out = (char *)next.out + 2);
   ep_ll_ready_t none = {0};
   CHECK(!epLlReuseCombine(&none, &op), "nothing was kept");
+}
+
+/* Who goes straight: outputs in a window, rank-major, rows as they are, no masks; AUTO by the size, alike for
+ * both parts of a staged dispatch. */
+TEST(who_goes_straight) {
+  ep_ll_dispatch_t op;
+  do {
+    REQUIRE(fillDispatch(&op), "%s", trefoilLastError());
+  } while (!op.handle.rankMajor || op.quant || op.numTokens < 1 || op.group.enableMask ||
+           !op.window.is);
+  op.window.way = EP_LL_WAY_STRAIGHT;
+  ep_ll_dispatch_t d = op;
+  CHECK(epLlDispatchIsStraight(&d, EP_LL_BOTH) && epLlDispatchIsStraight(&d, EP_LL_SEND), "is");
+#define NEVER(change)                                                                              \
+  do {                                                                                             \
+    d = op;                                                                                        \
+    change;                                                                                        \
+    CHECK(!epLlDispatchIsStraight(&d, EP_LL_BOTH), "straight in spite of " #change);               \
+  } while (0)
+  NEVER(d.window.is = 0);
+  NEVER(d.window.way = EP_LL_WAY_LINES);
+  NEVER(d.group.enableMask = 1);
+  NEVER(d.handle.rankMajor = 0);
+  NEVER(d.quant = EP_LL_QUANT_E4M3);
+  NEVER(d.group.maxTokens = 1 << 20);
+#undef NEVER
+  for (int i = 0; i < 2000; i++) {
+    d = op;
+    d.window.way = EP_LL_WAY_AUTO;
+    d.numTokens = (int)below((unsigned)d.group.maxTokens + 1);
+    int send = epLlDispatchIsStraight(&d, EP_LL_SEND),
+        recv = epLlDispatchIsStraight(&d, EP_LL_RECV);
+    CHECK(send == recv, "%d tokens: sent one way and received the other", d.numTokens);
+    CHECK(send ==
+              epLlPrefersStraight(d.numTokens, (size_t)(d.tokenBytes + d.scaleBytes), EP_LL_SEND),
+          "%d tokens: not what is preferred", d.numTokens);
+  }
+  CHECK(!epLlPrefersStraight(0, 1 << 20, EP_LL_SEND), "nothing to send");
+  CHECK(epLlPrefersStraight(4096, 14336, EP_LL_BOTH), "59 MB of rows");
 }
 
 TEST_MAIN()
