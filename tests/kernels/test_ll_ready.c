@@ -135,8 +135,8 @@ TEST(dispatches_of_the_same_sizes) {
     REQUIRE(epLlReuseDispatch(&kept, &next) == 1, "case %d: not reused", i);
     REQUIRE(isSame(&kept, &fresh), "case %d: reused, differs from what is worked out anew", i);
   }
-  CHECK(numShort > 200 && numStraight > 100 && numGeneral > 200,
-        "%d short, %d straight, %d general", numShort, numStraight, numGeneral);
+  CHECK(numShort > 200 && numStraight > 50 && numGeneral > 200, "%d short, %d straight, %d general",
+        numShort, numStraight, numGeneral);
 }
 
 TEST(combines_of_the_same_sizes) {
@@ -190,7 +190,7 @@ TEST(another_dispatch_is_not_reused) {
   REFUSES(next.tokens = (char *)next.tokens + 4);
   REFUSES(next.outTokens = (char *)next.outTokens + 4);
   REFUSES(next.window.is ^= 1);
-  REFUSES(next.window.way = (ep_ll_way_t)((next.window.way + 1) % 3));
+  REFUSES(next.window.way = (ep_ll_way_t)!next.window.way);
   REFUSES((next.window.is = 1, next.window.tokens = 8));
   ep_ll_ready_t none = {0};
   CHECK(!epLlReuseDispatch(&none, &op), "nothing was kept");
