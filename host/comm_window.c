@@ -51,7 +51,8 @@ static ncclResult_t mapSegment(const window_record_t *record, int device, ep_pee
     return ncclSuccess;
   }
   EP_NCCL_TRY(epServerAskSegment(&record->process, record->segment, &fd, &bytes, func));
-  void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  char *there = record->local - record->offset; /* if it can be, at the owner's address */
+  void *base = mmap(there, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   close(fd);
   EP_NCCL_CHECK(base != MAP_FAILED, ncclSystemError,
                 "%s: %zu bytes of another process cannot be mapped", func, bytes);

@@ -5,13 +5,19 @@
  * free lists; larger ones have a segment each, given back on free. Every block ends in at least
  * EP_TAIL guard bytes, checked on free: a program that writes past its allocation hears of it. Fresh
  * blocks of at most 1 MiB are filled with a poison byte (TREFOIL_HOST_POISON: "off", or a byte for
- * blocks of every size), since a GPU's fresh memory is not zero either. */
+ * blocks of every size), since a GPU's fresh memory is not zero either.
+ *
+ * ncclMemAlloc's blocks have a segment each, at addresses that ascend in a stretch of each device's own: ranks that
+ * allocate alike find their windows at equal distances from one another, on all ranks, as in NCCL's
+ * symmetric memory. The address is a wish; where it is taken, another does. */
 #include <search.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <fcntl.h>
+
+#include <nccl.h>
 
 #include "host_internal.h"
 
@@ -27,6 +33,8 @@
 enum { EP_TAIL = 64, EP_GUARD_BYTE = 0xA7, EP_NUM_CLASSES = 64 };
 #define EP_SEGMENT_BYTES ((size_t)64 << 20)
 #define EP_POOLED        ((size_t)4 << 20)
+#define EP_FIRST_STRETCH ((uintptr_t)0x200000000000)
+#define EP_STRETCH_BYTES ((size_t)1 << 40)
 
 typedef struct segment {
   struct segment *next;
@@ -51,6 +59,7 @@ static segment_t *segments;
 static range_t *freeRanges[EP_NUM_CLASSES];
 static uint64_t lastSegmentId;
 static size_t usedBytes[64];
+static size_t allocatedBytes[64]; /* by ncclMemAlloc, freed or not */
 
 /* Ranges do not overlap; a lookup key is a range of one byte, equal to the range that contains it. */
 static int compareRanges(const void *a, const void *b) {
@@ -78,12 +87,26 @@ static int classOf(size_t bytes) {
   return classIdx;
 }
 
-static segment_t *newSegment(size_t bytes, bool pooled) {
+/* Where ncclMemAlloc's next block on this device is to lie; NULL: anywhere. ThreadSanitizer has its own view
+ * of the address space. */
+static char *nextAddress(int device, size_t bytes) {
+#if defined(__SANITIZE_THREAD__)
+  (void)device, (void)bytes;
+  return NULL;
+#else
+  size_t at = allocatedBytes[device & 63];
+  allocatedBytes[device & 63] += bytes;
+  if (at + bytes > EP_STRETCH_BYTES) return NULL;
+  return (char *)(EP_FIRST_STRETCH + (uintptr_t)(device & 63) * EP_STRETCH_BYTES + at);
+#endif
+}
+
+static segment_t *newSegment(size_t bytes, bool pooled, char *address) {
   segment_t *seg = calloc(1, sizeof *seg);
   if (!seg) return NULL;
   seg->fd = memfd_create("trefoil-host", MFD_CLOEXEC);
   if (seg->fd < 0 || ftruncate(seg->fd, (off_t)bytes)) goto fail;
-  seg->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, seg->fd, 0);
+  seg->base = mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, seg->fd, 0);
   if (seg->base == MAP_FAILED) goto fail;
   seg->bytes = bytes;
   seg->pooled = pooled;
@@ -118,7 +141,7 @@ static range_t *takePooled(int classIdx) {
   segment_t *seg = segments;
   while (seg && !(seg->pooled && ((seg->used + align - 1) & ~(align - 1)) + bytes <= seg->bytes))
     seg = seg->next;
-  if (!seg) seg = newSegment(EP_SEGMENT_BYTES, true);
+  if (!seg) seg = newSegment(EP_SEGMENT_BYTES, true, NULL);
   range = seg ? calloc(1, sizeof *range) : NULL;
   if (!range) return NULL;
   size_t at = (seg->used + align - 1) & ~(align - 1);
@@ -131,9 +154,11 @@ static range_t *takePooled(int classIdx) {
   return range;
 }
 
-static range_t *takeOwn(size_t bytes) {
+static range_t *takeOwn(size_t bytes, int symmetricDevice) {
   range_t *range = calloc(1, sizeof *range);
-  segment_t *seg = range ? newSegment((bytes + 4095) & ~(size_t)4095, false) : NULL;
+  size_t whole = (bytes + 4095) & ~(size_t)4095;
+  char *address = symmetricDevice < 0 ? NULL : nextAddress(symmetricDevice, whole);
+  segment_t *seg = range ? newSegment(whole, false, address) : NULL;
   if (!seg) {
     free(range);
     return NULL;
@@ -159,9 +184,11 @@ cudaError_t epMemAlloc(void **ptr, size_t bytes, size_t align, ep_mem_kind_t kin
                 "%zu bytes asked for, a device of the host runtime has %zu", bytes,
                 EP_DEVICE_BYTES);
   size_t need = bytes + EP_TAIL;
-  if (need < align) need = align; /* large classes are aligned */
+  if (need < align) need = align;
   pthread_mutex_lock(&lock);
-  range_t *range = need <= EP_POOLED ? takePooled(classOf(need)) : takeOwn(need);
+  int symmetric = align >= NCCL_WIN_REQUIRED_ALIGNMENT;
+  range_t *range = !symmetric && need <= EP_POOLED ? takePooled(classOf(need))
+                                                   : takeOwn(need, symmetric ? device : -1);
   if (range) {
     range->mem.bytes = bytes;
     range->mem.kind = kind;
