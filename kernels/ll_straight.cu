@@ -9,8 +9,8 @@
 //   receiving warps   send the routing words, read everybody's, take lines as they arrive
 //
 // Work is dealt by (token, step) of the row as lines, whoever goes straight, so that a block knows its share
-// before it knows the pairs. Step s of that stands for 512 bytes s of the row as it lies, and the last
-// steps for its weights.
+// before it knows the pairs. Step s of that stands for 512 bytes s of the row as it lies, and for step s
+// of its weights.
 #include "kernels/device/announce.cuh"
 #include "kernels/device/receiver.cuh"
 #include "kernels/device/straight.cuh"
@@ -156,9 +156,8 @@ struct StraightSender {
     moveTo(t);
     const unsigned long long straight = to & pairs.set, lines = to & ~straight;
     const int first = g.rank + 1 == g.numRanks ? 0 : g.rank + 1;
-    const int weightStep = step - (a.wire.steps - s.weights.steps);
+    if (step < s.weights.steps) storeWeights(straight, first, step);
     if (step < s.rowSteps) storeRow(straight, first, step, v);
-    if (weightStep >= 0) storeWeights(straight, first, weightStep);
     if (lines) sendLines(a, op, lines, t, step, lane);
   }
 

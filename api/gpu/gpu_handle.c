@@ -164,6 +164,36 @@ trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
   return TREFOIL_OK;
 }
 
+/* A window, as the kernels want it: as far from the exchange memory on every rank, seen from here, as on this
+ * one. Asked for at every call, as in gpu_ht.c. */
+static int isAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *distance) {
+  char *starts[EP_LL_MAX_RANKS];
+  if (!window || !epGpuReaches(window, g->R, starts)) return 0;
+  *distance = (int64_t)((uintptr_t)starts[g->me] - (uintptr_t)g->ll.peers[g->me]);
+  for (int r = 0; r < g->R; r++) {
+    if ((int64_t)((uintptr_t)starts[r] - (uintptr_t)g->ll.peers[r]) != *distance) return 0;
+  }
+  return 1;
+}
+
+/* Outputs that peers may write: all bytes that travel, in windows. */
+static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
+                        ep_ll_dispatch_t *op) {
+  const ep_group_limits_t *limits = &g->group->limits;
+  ep_ll_window_t *w = &op->window;
+  w->way = limits->zeroCopy == NCCL_EP_ZERO_COPY_ON    ? EP_LL_WAY_STRAIGHT
+           : limits->zeroCopy == NCCL_EP_ZERO_COPY_OFF ? EP_LL_WAY_LINES
+                                                       : EP_LL_WAY_AUTO;
+  if (!op->handle.rankMajor || op->quant || w->way == EP_LL_WAY_LINES || limits->enableMask ||
+      !isAtOneDistance(g, call->out.tokensWindow, &w->tokens) ||
+      (op->scaleBytes && !isAtOneDistance(g, call->out.scalesWindow, &w->scales))) {
+    return;
+  }
+  w->tokens += (int64_t)call->out.tokensOffset;
+  w->scales += op->scaleBytes ? (int64_t)call->out.scalesOffset : 0;
+  w->is = ((w->tokens | w->scales) & 15) == 0;
+}
+
 /* ---- operations ------------------------------------------------------------------------------ */
 
 trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *call,
@@ -197,6 +227,7 @@ trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
              : call->roundScales ? EP_LL_QUANT_E4M3_POW2
                                  : EP_LL_QUANT_E4M3;
   op.globalIds = call->globalIds;
+  findOutputs(g, call, &op);
   EP_TRY(run(h, EP_LL_DISPATCH, &op, sizeof op, call->sendOnly, stream));
   h->dispatchedNo = h->notedNo;
   return TREFOIL_OK;
