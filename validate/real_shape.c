@@ -267,6 +267,13 @@ static trefoil_result_t makeTensors(real_rank_t *rank) {
   return TREFOIL_OK;
 }
 
+/* Where low latency takes zero_copy ON. Of its own accord it would go by the number of tokens, and a point with
+ * windows is to be compared with one without. */
+static int mayForceZeroCopy(const ep_real_options_t *o) {
+  return o->mode == TREFOIL_LL_RANK_MAJOR && !o->toE4m3 &&
+         o->shape.ranksPerNode == o->shape.numRanks;
+}
+
 /* ---- Calls ---- */
 
 trefoil_result_t epRealOpen(real_rank_t *rank) {
@@ -293,6 +300,7 @@ trefoil_result_t epRealOpen(real_rank_t *rank) {
   config.max_token_bytes = (unsigned)((2 * o->hidden + 15) / 16 * 16);
   config.timeout_ns = o->timeoutNs;
   config.max_num_sms = o->maxSms;
+  if (o->window && mayForceZeroCopy(o)) config.zero_copy = NCCL_EP_ZERO_COPY_ON;
   rank->doing = "ncclEpCreateGroup";
   EP_REAL_EP(rank, run->lib.ncclEpCreateGroup(&rank->group, rank->comm, &config));
   rank->doing = "ncclEpInitHandle";
