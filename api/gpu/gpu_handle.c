@@ -176,7 +176,8 @@ static int isAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t
   return 1;
 }
 
-/* Outputs that peers may write: all bytes that travel, in windows. */
+/* Outputs that peers may write: all bytes that travel, in windows. Nothing is asked where nothing would come of
+ * it, as that takes its time on the host. */
 static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
                         ep_ll_dispatch_t *op) {
   const ep_group_limits_t *limits = &g->group->limits;
@@ -184,7 +185,10 @@ static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
   w->way = limits->zeroCopy == NCCL_EP_ZERO_COPY_ON    ? EP_LL_WAY_STRAIGHT
            : limits->zeroCopy == NCCL_EP_ZERO_COPY_OFF ? EP_LL_WAY_LINES
                                                        : EP_LL_WAY_AUTO;
+  unsigned parts = call->sendOnly ? EP_LL_SEND : EP_LL_BOTH;
   if (!op->handle.rankMajor || op->quant || w->way == EP_LL_WAY_LINES || limits->enableMask ||
+      (w->way == EP_LL_WAY_AUTO &&
+       !epLlPrefersStraight(op->numTokens, (size_t)(op->tokenBytes + op->scaleBytes), parts)) ||
       !isAtOneDistance(g, call->out.tokensWindow, &w->tokens) ||
       (op->scaleBytes && !isAtOneDistance(g, call->out.scalesWindow, &w->scales))) {
     return;
