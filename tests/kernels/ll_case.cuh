@@ -148,6 +148,9 @@ void makeOutputs(World &w, Rng &rng, const Shape &s, int r, StepRank &k, const S
   if (s.windows == 2 && side.one(3)) return;
   const ep_ll_way_t way = s.windows == 2 && side.one(4) ? EP_LL_WAY_AUTO : EP_LL_WAY_STRAIGHT;
   d.window = w.window(r, d.outTokens, d.outScales, way);
+  if (way == EP_LL_WAY_AUTO || side.one(3)) return;
+  d.sendWarps = 1 + side.below(3); // slow: rows come long after their weights
+  d.recvWarps = 1 + side.below(8);
 }
 
 // Behind a dispatch on a stream whose next one has the same output: what it held is copied, slowly now and

@@ -23,7 +23,7 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
   if (o.style >= 0) s.style = (Style)o.style;
   if (s.style == TWO_IN_FLIGHT) s.reuses = false;
   if (o.verbose) printShape(s);
-  auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull, o.general);
+  auto steps = makeSteps(w, rng, s, rng.one(o.windows ? 8 : 3), 4000000000ull, o.general);
   launchAll(w, s, steps, rng);
   bool ok = true;
   for (int r = 0; r < s.R; r++) {
