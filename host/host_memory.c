@@ -7,9 +7,9 @@
  * blocks of at most 1 MiB are filled with a poison byte (TREFOIL_HOST_POISON: "off", or a byte for
  * blocks of every size), since a GPU's fresh memory is not zero either.
  *
- * ncclMemAlloc's blocks have a segment each, at addresses that ascend in a stretch of each device's own: ranks that
- * allocate alike find their windows at equal distances from one another, on all ranks, as in NCCL's
- * symmetric memory. The address is a wish; where it is taken, another does. */
+ * ncclMemAlloc's blocks have a segment each, at addresses that ascend in a stretch of each device's
+ * own: ranks that allocate alike find their windows at equal distances from one another, on all
+ * ranks, as in NCCL's symmetric memory. The address is a wish; where it is taken, another does. */
 #include <search.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,8 +87,8 @@ static int classOf(size_t bytes) {
   return classIdx;
 }
 
-/* Where ncclMemAlloc's next block on this device is to lie; NULL: anywhere. ThreadSanitizer has its own view
- * of the address space. */
+/* Where ncclMemAlloc's next block on this device is to lie; NULL: anywhere. ThreadSanitizer has its
+ * own view of the address space. */
 static char *nextAddress(int device, size_t bytes) {
 #if defined(__SANITIZE_THREAD__)
   (void)device, (void)bytes;

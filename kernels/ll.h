@@ -143,9 +143,9 @@ typedef enum ep_ll_way {
 } ep_ll_way_t;
 
 /* Rank-major outputs that every rank can store to: tokens, and scales if there are any. All ranks reach
- * the output of any rank as far from its exchange memory (peers[]) as this rank reaches its own: so it is with
- * windows of one communicator. Every rank decides by itself; rows travel straight between two that
- * both do. */
+ * the output of any rank as far from its exchange memory (peers[]) as this rank reaches its own: so
+ * it is with windows of one communicator. Every rank decides by itself; rows travel straight
+ * between two that both do. */
 typedef struct ep_ll_window {
   int is; /* 0: this rank's outputs lie in none */
   ep_ll_way_t way;
@@ -192,8 +192,8 @@ size_t epLlDispatchScratch(const ep_ll_group_t *group, const ep_ll_handle_t *han
 trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned parts, void *cudaStream);
 trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *cudaStream);
 
-/* The same in two steps, so that a caller who keeps the first one's result works out nothing for the next
- * operation like it: Prepare, or Reuse if that returns 1, then Launch. */
+/* The same in two steps, so that a caller who keeps the first one's result works out nothing for
+ * the next operation like it: Prepare, or Reuse if that returns 1, then Launch. */
 typedef struct ep_ll_ready {
   const void *kernel; /* NULL: zeroed, nothing is kept */
   size_t shared;
@@ -205,8 +205,8 @@ trefoil_result_t epLlPrepareDispatch(const ep_ll_dispatch_t *op, unsigned parts,
                                      ep_ll_ready_t *out);
 trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsigned parts, ep_ll_ready_t *out);
 /* 1: *ready now has op's addresses; what it keeps differs from op in nothing else. 0: it is another
- * operation, and nothing was touched. Of op->group only stamps are read, of op->handle only the routing: the
- * caller knows that the rest is as it was, and prepares the same parts. */
+ * operation, and nothing was touched. Of op->group only stamps are read, of op->handle only the
+ * routing: the caller knows that the rest is as it was, and prepares the same parts. */
 int epLlReuseDispatch(ep_ll_ready_t *ready, const ep_ll_dispatch_t *op);
 int epLlReuseCombine(ep_ll_ready_t *ready, const ep_ll_combine_t *op);
 trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *cudaStream);

@@ -267,8 +267,8 @@ static trefoil_result_t makeTensors(real_rank_t *rank) {
   return TREFOIL_OK;
 }
 
-/* Where low latency takes zero_copy ON. Of its own accord it would go by the number of tokens, and a point with
- * windows is to be compared with one without. */
+/* Where low latency takes zero_copy ON. Of its own accord it would go by the number of tokens, and
+ * a point with windows is to be compared with one without. */
 static int mayForceZeroCopy(const ep_real_options_t *o) {
   return o->mode == TREFOIL_LL_RANK_MAJOR && !o->toE4m3 &&
          o->shape.ranksPerNode == o->shape.numRanks;

@@ -82,8 +82,8 @@ static trefoil_result_t receive(ep_gpu_handle_t *h, cudaStream_t stream) {
 }
 
 /* Receives run in the order of the sends, and before a whole operation that follows them: two numbers
- * of a kind share a buffer. An older pending operation of this kind than send `no` is received first; its
- * outputs are the library's until its own Complete. */
+ * of a kind share a buffer. An older pending operation of this kind than send `no` is received
+ * first; its outputs are the library's until its own Complete. */
 static trefoil_result_t receiveOlder(ep_gpu_handle_t *h, ep_ll_kind_t kind, uint64_t no,
                                      cudaStream_t stream) {
   if (!h->handle->group->numPending) return TREFOIL_OK;
@@ -164,8 +164,8 @@ trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
   return TREFOIL_OK;
 }
 
-/* A window, as the kernels want it: as far from the exchange memory on every rank, seen from here, as on this
- * one. Asked for at every call, as in gpu_ht.c. */
+/* A window, as the kernels want it: as far from the exchange memory on every rank, seen from here,
+ * as on this one. Asked for at every call, as in gpu_ht.c. */
 static int isAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *distance) {
   char *starts[EP_LL_MAX_RANKS];
   if (!window || !epGpuReaches(window, g->R, starts)) return 0;
@@ -176,8 +176,8 @@ static int isAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t
   return 1;
 }
 
-/* Outputs that peers may write: all bytes that travel, in windows. Nothing is asked where nothing would come of
- * it, as that takes its time on the host. */
+/* Outputs that peers may write: all bytes that travel, in windows. Nothing is asked where nothing
+ * would come of it, as that takes its time on the host. */
 static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
                         ep_ll_dispatch_t *op) {
   const ep_group_limits_t *limits = &g->group->limits;

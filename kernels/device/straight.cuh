@@ -1,26 +1,27 @@
-// Rank-major dispatch straight into the receivers' outputs: which pairs of ranks do it, where their rows belong,
-// and when all are there.
+// Rank-major dispatch straight into the receivers' outputs: which pairs of ranks do it, where their
+// rows belong, and when all are there.
 //
-//   start  every rank that goes straight says so in its routing words and tells each peer in one more word
-//          how far from its exchange memory its output lies (sayHello). A pair goes straight if both have; any
-//          other pair of the operation uses lines. Who has said it has finished what its stream did with the
-//          output before, so it may be written.
-//   rows   go into slots that the sender counts from its own routing alone. Their weights travel as lines,
-//          in the slots where the whole row would: so K weights cost one line, and no word is new.
-//   end    a block that has stored its last row adds to the peers' `dones`; what the blocks of a launch
-//          add up to does not depend on their number (as in ht_direct.cuh). One warp of the receiver
-//          waits for that.
+//   start  every rank that goes straight says so in its routing words and tells each peer in one
+//          more word how far from its exchange memory its output lies (sayHello). A pair goes
+//          straight if both have; any other pair of the operation uses lines. Who has said it has
+//          finished what its stream did with the output before, so it may be written.
+//   rows   go into slots that the sender counts from its own routing alone. Their weights travel as
+//          lines, in the slots where the whole row would: so K weights cost one line, and no word
+//          is new.
+//   end    a block that has stored its last row adds to the peers' `dones`; what the blocks of a
+//          launch add up to does not depend on their number (as in ht_direct.cuh). One warp of the
+//          receiver waits for that.
 //
-// Hellos and dones of dispatch e lie in buffer e mod 2, as its routing words do, and are free when those are. A
-// counter is never set back: what it starts from is looked up before the hello is said, and all of e - 2
-// had been counted before e - 2 was received.
+// Hellos and dones of dispatch e lie in buffer e mod 2, as its routing words do, and are free when
+// those are. A counter is never set back: what it starts from is looked up before the hello is
+// said, and all of e - 2 had been counted before e - 2 was received.
 //
-// Memory order: rows are ordinary stores; the storing warps meet at a barrier, one warp runs a system fence,
-// which covers what the barrier ordered before it, then adds. The receiver's load of the counter acquires, and
-// what its stream runs later reads the rows.
+// Memory order: rows are ordinary stores; the storing warps meet at a barrier, one warp runs a
+// system fence, which covers what the barrier ordered before it, then adds. The receiver's load of
+// the counter acquires, and what its stream runs later reads the rows.
 //
-// Not with masks: a rank that was given up has been told where the output lies, and would store there when
-// it comes late, into a later operation's.
+// Not with masks: a rank that was given up has been told where the output lies, and would store
+// there when it comes late, into a later operation's.
 #ifndef TREFOIL_KERNELS_DEVICE_STRAIGHT_CUH
 #define TREFOIL_KERNELS_DEVICE_STRAIGHT_CUH
 

@@ -3,13 +3,14 @@
 //   ll_bench [--ranks R] [--out file.json] [--tokens B] [--tune] [--dispatch] [--general] [--window]
 //
 // Lockstep time: ranks are aligned by a barrier kernel; device clock from the first block's start to the
-// last block's end, slowest rank, median and 99th percentile of 200 launches that go round three data sets.
-// Back to back: events round the same launches in a graph, per launch. The plain copy rate is that of an
-// all-to-all of 16-byte stores in the same run, and the ratio is time / (bytes of the busiest port of the
-// plan / that rate + 3.4 us). What fails its check against the reference is not timed.
+// last block's end, slowest rank, median and 99th percentile of 200 launches that go round three
+// data sets. Back to back: events round the same launches in a graph, per launch. The plain copy
+// rate is that of an all-to-all of 16-byte stores in the same run, and the ratio is time / (bytes
+// of the busiest port of the plan / that rate + 3.4 us). What fails its check against the reference
+// is not timed.
 //
-// --window: rank-major dispatch alone, by lines and straight into windows, whole and staged (ll_window.cuh); any
-// --tokens up to 4096. With --tune, for several numbers of warps.
+// --window: rank-major dispatch alone, by lines and straight into windows, whole and staged
+// (ll_window.cuh); any --tokens up to 4096. With --tune, for several numbers of warps.
 #include "ll_window.cuh"
 
 namespace {

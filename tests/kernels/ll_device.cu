@@ -3,16 +3,16 @@
 //   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s]
 //             [--faults | --masks] [--general 1 | 2] [--long] [--windows]
 //
-// By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a mode and
-// a number of steps; each step has new routing and new data, all steps are launched back to back
-// without the host waiting in between, with ranks delayed at random, into poisoned outputs. Operation numbers
-// start near the places where marks wrap and buffers are cleared. Payloads are random bits in which words
-// that equal marks are sown. Each rank draws whether it runs the short dispatch (--general 1: never, 2:
-// wherever it can). Outputs lie in windows on no rank, on all, or on some, and may be one for all steps, which
-// its owner's stream still reads when peers go on. --windows: rank-major and on all or some, always.
-// --long: few experts and thousands of tokens. --faults: every other case, a rank that
-// never launches. --masks: ranks that take others for lost (ll_masks.cuh). A failure prints the command
-// that repeats it.
+// By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a
+// mode and a number of steps; each step has new routing and new data, all steps are launched back
+// to back without the host waiting in between, with ranks delayed at random, into poisoned outputs.
+// Operation numbers start near the places where marks wrap and buffers are cleared. Payloads are
+// random bits in which words that equal marks are sown. Each rank draws whether it runs the short
+// dispatch (--general 1: never, 2: wherever it can). Outputs lie in windows on no rank, on all, or
+// on some, and may be one for all steps, which its owner's stream still reads when peers go on.
+// --windows: rank-major and on all or some, always. --long: few experts and thousands of tokens.
+// --faults: every other case, a rank that never launches. --masks: ranks that take others for lost
+// (ll_masks.cuh). A failure prints the command that repeats it.
 #include "ll_masks.cuh"
 
 namespace {

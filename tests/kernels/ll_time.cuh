@@ -1,5 +1,5 @@
-// Timing of the low-latency kernels: lockstep and back to back, the rate of plain copies in the same run, rows
-// of the report; for the benchmark.
+// Timing of the low-latency kernels: lockstep and back to back, the rate of plain copies in the
+// same run, rows of the report; for the benchmark.
 #ifndef TREFOIL_TESTS_KERNELS_LL_TIME_CUH
 #define TREFOIL_TESTS_KERNELS_LL_TIME_CUH
 

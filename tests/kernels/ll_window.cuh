@@ -1,5 +1,6 @@
-// Rank-major dispatch by lines and straight into windows, side by side: whole, and its parts apart; for the
-// benchmark. Every way is compared with the reference, into poisoned outputs, before it is timed.
+// Rank-major dispatch by lines and straight into windows, side by side: whole, and its parts apart;
+// for the benchmark. Every way is compared with the reference, into poisoned outputs, before it is
+// timed.
 #ifndef TREFOIL_TESTS_KERNELS_LL_WINDOW_CUH
 #define TREFOIL_TESTS_KERNELS_LL_WINDOW_CUH
 
@@ -82,8 +83,8 @@ bool checkWay(Bench &b, const Shape &s, const Sets &sets, bool staged) {
 
 enum Part { WHOLE, SENDING, COMPLETING };
 
-// The other part of a staged dispatch runs untimed; before Complete all ranks meet again, with their rows under
-// way or there.
+// The other part of a staged dispatch runs untimed; before Complete all ranks meet again, with
+// their rows under way or there.
 Bench::Times timePart(Bench &b, const Sets &sets, Part part, std::pair<int, int> warps) {
   return b.time(
       [&](int r, int i, unsigned long long *stamps) {

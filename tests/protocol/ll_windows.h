@@ -1,13 +1,14 @@
-/* Low-latency dispatches straight into the receivers' outputs as a machine to search (kernels/device/straight.cuh):
- * is an output written only while its owner is in the operation, is every row there when it has been
- * received, and do the ranks ever wait for each other forever.
+/* Low-latency dispatches straight into the receivers' outputs as a machine to search
+ * (kernels/device/straight.cuh): is an output written only while its owner is in the operation, is
+ * every row there when it has been received, and do the ranks ever wait for each other forever.
  *
- * A rank runs launches in order: a whole operation (B), the sending part of the next one (S), the receiving part of the
- * oldest (R). The sending part tells each peer that the rank is in the operation, once the peer has received the
- * operation before the last one; a block that has heard all peers writes its rows to each peer with which the pair goes
- * straight, its weights as lines, and adds to that peer's count. The receiving part hears all peers,
- * takes the weights, and ends when every count is full. A pair goes straight if both ranks do in that operation;
- * lines of other pairs are left out, they are explored elsewhere (explorer.h). */
+ * A rank runs launches in order: a whole operation (B), the sending part of the next one (S), the
+ * receiving part of the oldest (R). The sending part tells each peer that the rank is in the
+ * operation, once the peer has received the operation before the last one; a block that has heard
+ * all peers writes its rows to each peer with which the pair goes straight, its weights as lines,
+ * and adds to that peer's count. The receiving part hears all peers, takes the weights, and ends
+ * when every count is full. A pair goes straight if both ranks do in that operation; lines of other
+ * pairs are left out, they are explored elsewhere (explorer.h). */
 #ifndef TREFOIL_TESTS_PROTOCOL_LL_WINDOWS_H
 #define TREFOIL_TESTS_PROTOCOL_LL_WINDOWS_H
 

@@ -14,7 +14,8 @@ static void checkClean(const window_setup_t *s) {
   CHECK(o.isComplete && o.numStates > 20, "%llu states", (unsigned long long)o.numStates);
 }
 
-/* Going straight or not, from one operation to the next; whole, staged, two in flight, and each rank its own. */
+/* Going straight or not, from one operation to the next; whole, staged, two in flight, and each
+ * rank its own. */
 TEST(two_ranks) {
   static const char *const programs[][2] = {{"BBBB", "BBBB"},         {"SRSRSRSR", "SRSRSRSR"},
                                             {"SSRRSSRR", "SSRRSSRR"}, {"SSRSRSRR", "SSRSRSRR"},
