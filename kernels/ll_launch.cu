@@ -15,8 +15,9 @@ namespace {
 
 constexpr size_t MAX_SHARED = 200 * 1024; // of the 227 KB that a block can have
 
-// Bytes of rows from which EP_LL_WAY_AUTO goes straight: estimates (docs/kernels.md).
-constexpr size_t STRAIGHT_WHOLE = 8u << 20, STRAIGHT_STAGED = 1u << 20;
+// Bytes of rows from which EP_LL_WAY_AUTO goes straight, if send and receive are launches of their own:
+// measured (docs/results_ll.md). In one launch lines were faster at every size.
+constexpr size_t STRAIGHT_STAGED = 4u << 20;
 
 size_t roundUp(size_t n, size_t to) {
   return (n + to - 1) / to * to;
@@ -55,12 +56,12 @@ Roles quickRolesOf(const ep_ll_dispatch_t &op) {
   return Roles{send, tokens > 32 ? 15 : tokens > 8 ? 8 : 4, EP_LL_BOTH};
 }
 
-// Not measured: many senders, as receivers have one line a row to take.
+// More senders hold up the polls for weights: 4 + 12 take 13.3 us at 128 tokens, 12 + 4 18.0 (two H200).
 Roles straightRolesOf(int tokens, unsigned parts) {
-  const int each = tokens > 8 ? 8 : 4;
-  if (parts == EP_LL_SEND) return Roles{2 * each, 0, parts};
-  if (parts == EP_LL_RECV) return Roles{0, 2 * each, parts};
-  return Roles{each, each, parts};
+  const int all = tokens > 8 ? 16 : 8;
+  if (parts == EP_LL_SEND) return Roles{all, 0, parts};
+  if (parts == EP_LL_RECV) return Roles{0, all, parts};
+  return Roles{4, 12, parts};
 }
 
 void shareSharedMemory(DispatchArgs &a) {
@@ -242,8 +243,7 @@ static trefoil_result_t prepareQuick(QuickArgs &q, size_t shared, ep_ll_ready_t 
 }
 
 extern "C" int epLlPrefersStraight(int numTokens, size_t rowBytes, unsigned parts) {
-  const size_t most = parts == EP_LL_BOTH ? STRAIGHT_WHOLE : STRAIGHT_STAGED;
-  return (size_t)numTokens * rowBytes >= most;
+  return parts != EP_LL_BOTH && (size_t)numTokens * rowBytes >= STRAIGHT_STAGED;
 }
 
 static trefoil_result_t prepareStraight(const StraightArgs &s, size_t shared, ep_ll_ready_t *out) {
