@@ -140,17 +140,43 @@ static double smRowNs(double rowNs, double gbPerS, const work_t *w) {
   return rowNs + (gbPerS > 0 ? (double)w->replay->rowBytes / gbPerS : 0);
 }
 
-/* How many of some SMs send; the others receive, unless all do both. */
-static double sendSmsOf(const work_t *w, double sms) {
-  const trefoil_op_costs_t *op = w->op;
-  if (op->sendShare == 0) return sms;
-  double send = sms * op->sendShare;
-  return op->mostSendSms > 0 && send > op->mostSendSms ? op->mostSendSms : send;
+/* What the SMs of each kind have to do for a row, and beside rows for tokens and places: ns of one. */
+typedef struct sm_work {
+  double send, take, token, slot, rest;
+} sm_work_t;
+
+/* A row that a rank's SMs send, with its part of the tokens (dispatch) or places (combine). */
+static double sendNs(const work_t *w, const sm_work_t *c, int r) {
+  int64_t rows = epRowsToSend(w->f, w->replay, r);
+  int isDispatch = w->replay->op == TREFOIL_OP_DISPATCH;
+  double beside =
+      isDispatch ? (double)w->sim->numTokens[r] * c->token : (double)w->replay->slots[r] * c->slot;
+  return rows > 0 ? c->send + beside / (double)rows : c->send;
 }
 
-/* The time of a rank's tokens and of its slots, spread over its rows. */
-static double spreadNs(double ns, int64_t over) {
-  return over > 0 ? ns / (double)over : 0;
+/* A row that it takes, with its part of the places (dispatch) or tokens (combine). */
+static double takeNs(const work_t *w, const sm_work_t *c, int r) {
+  int64_t rows = w->replay->takenRows[r];
+  int isDispatch = w->replay->op == TREFOIL_OP_DISPATCH;
+  double beside =
+      isDispatch ? (double)w->replay->slots[r] * c->slot : (double)w->sim->numTokens[r] * c->token;
+  return rows > 0 ? c->take + beside / (double)rows : c->take;
+}
+
+/* How many of some SMs send while the others receive. Without a share it is the work that the busiest
+ * rank sends, of that and the work that the busiest takes; at least one SM either side. */
+static double sendSmsOf(const work_t *w, const sm_work_t *c, double sms) {
+  double most = w->op->mostSendSms > 0 ? w->op->mostSendSms : sms, share = w->op->sendShare;
+  if (share == 0) {
+    double sent = 0, taken = 0, least = sms > 2 ? 1 / sms : 0.5;
+    for (int r = 0; r < w->f->numRanks; r++) {
+      sent = fmax(sent, (double)epRowsToSend(w->f, w->replay, r) * sendNs(w, c, r));
+      taken = fmax(taken, (double)w->replay->takenRows[r] * takeNs(w, c, r));
+    }
+    share = sent > 0 ? sent / (sent + taken) : 0;
+    share = share < least ? least : share > 1 - least ? 1 - least : share;
+  }
+  return sms * share < most ? sms * share : most;
 }
 
 /* ns that receivers look for the words of tokens that are not there. */
@@ -163,28 +189,28 @@ static double missingNs(const work_t *w) {
 
 static void setSms(const work_t *w) {
   const ep_replay_t *replay = w->replay;
+  const trefoil_op_costs_t *op = w->op;
   int isDispatch = replay->op == TREFOIL_OP_DISPATCH;
-  double share = w->op->forwardShare > 0 ? w->op->forwardShare : 0.5;
+  double share = op->forwardShare > 0 ? op->forwardShare : 0.5;
   double sms = w->run->numSms > 0 ? w->run->numSms : w->costs->numSms;
-  double forwardSms = sms * share;
+  double forwardSms = sms * share, missing = missingNs(w);
   if (replay->hasNetPhases) sms -= forwardSms;
-  double sendSms = sendSmsOf(w, sms), takeSms = w->op->sendShare > 0 ? sms - sendSms : sms;
-  double send = smRowNs(w->op->sendRowNs, w->op->sendGbPerSPerSm, w);
-  double take = smRowNs(w->op->receiveRowNs, w->op->receiveGbPerSPerSm, w);
-  double slot = smRowNs(w->op->slotNs, w->op->slotGbPerSPerSm, w);
-  double rest = smRowNs(0, w->op->restGbPerSPerSm, w), missing = missingNs(w);
+  sm_work_t c = {.send = smRowNs(op->sendRowNs, op->sendGbPerSPerSm, w),
+                 .take = smRowNs(op->receiveRowNs, op->receiveGbPerSPerSm, w),
+                 .token = op->tokenNs,
+                 .slot = smRowNs(op->slotNs, op->slotGbPerSPerSm, w),
+                 .rest = smRowNs(0, op->restGbPerSPerSm, w)};
+  int areSplit = op->sendShare > 0 || op->mostSendSms > 0;
+  double sendSms = areSplit ? sendSmsOf(w, &c, sms) : sms;
+  double takeSms = areSplit ? sms - sendSms : sms;
   for (int r = 0; r < w->f->numRanks; r++) {
-    double token = (double)w->sim->numTokens[r] * w->op->tokenNs, speed = w->smFactor[r];
-    int64_t rows = isDispatch ? epRowsToSend(w->f, replay, r) : replay->takenRows[r];
-    int64_t holder = isDispatch ? replay->takenRows[r] : epRowsToSend(w->f, replay, r);
-    double each = spreadNs(token, rows), place = spreadNs((double)replay->slots[r] * slot, holder);
-    double sent = send + (isDispatch ? each : place), taken = take + (isDispatch ? place : each);
-    double last = (double)(isDispatch ? replay->takenRows[r] : w->sim->numTokens[r]) * rest;
-    w->f->row[TREFOIL_RESOURCE_SEND][r] = toFs(sent / (sendSms * speed));
-    w->f->row[TREFOIL_RESOURCE_RECEIVE][r] = toFs(taken / (takeSms * speed));
+    double speed = w->smFactor[r];
+    int64_t last = isDispatch ? replay->takenRows[r] : w->sim->numTokens[r];
+    w->f->row[TREFOIL_RESOURCE_SEND][r] = toFs(sendNs(w, &c, r) / (sendSms * speed));
+    w->f->row[TREFOIL_RESOURCE_RECEIVE][r] = toFs(takeNs(w, &c, r) / (takeSms * speed));
     w->f->row[TREFOIL_RESOURCE_FORWARD][r] =
-        toFs((isDispatch ? send : take) / (forwardSms * speed));
-    w->f->rest[r] = toFs(last / (takeSms * speed) + missing);
+        toFs((isDispatch ? c.send : c.take) / (forwardSms * speed));
+    w->f->rest[r] = toFs((double)last * c.rest / (takeSms * speed) + missing);
   }
 }
 

@@ -28,21 +28,20 @@ typedef struct trefoil_op_costs {
                          and work requests of the network */
   double nodeRoundUs; /* what the operation waits for each doubling of the nodes: the rounds of
                                 a barrier over the network */
-  double sendShare; /* share of the SMs that send while the others receive, [0, 1); 0 = all of them
-                         do both, one after the other */
-  double mostSendSms; /* with sendShare: at most so many send, the rest receive; 0 = no limit */
-  double
-      slotNs; /* SM time of each place of a row in the expert-major layout (else each row): written
-                    by those that receive a dispatch, read by those that send a combine */
+  double sendShare; /* share of the SMs that send while the others receive, [0, 1); 0: shared by the
+                         busiest work of either side if there is mostSendSms, else all do both */
+  double mostSendSms; /* at most so many SMs send, the rest receive; 0 = no limit */
+  double slotNs; /* SM time of each place of a row (expert-major: one for each expert of a token;
+                         else one a rank): written by who receives a dispatch, read by who sends a
+                         combine */
   double slotGbPerSPerSm; /* the same by bytes: what one SM writes or reads; 0 = no limit */
   double hearUs; /* from a rank's start until its word is on the way to all others, beside its rows.
                     Receivers begin when they have heard of all; 0 = with their rank */
   double restGbPerSPerSm; /* the part of the receivers' work that transfers do not hide, after the
                              last row: bytes that came (dispatch) or of the rank's own tokens
                              (combine), a second and SM; 0 = all is hidden */
-  double
-      missingUs; /* more if a rank has fewer tokens than the shape's: receivers look for their words
-                       until one says that there are no more */
+  double missingUs; /* more where a rank has fewer tokens than the shape's: receivers look for them
+                       until a word says that there are no more */
 } trefoil_op_costs_t;
 
 /* All zero but numSms is legal: then only bytes over ports take time. */

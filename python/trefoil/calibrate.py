@@ -158,8 +158,6 @@ class ClosedForm:
         sms = np.where(self.sms > 0, self.sms, costs.get("num_sms"))
         share = self._of_op(costs, "forward_share")
         share = np.where(share > 0, share, 0.5)
-        sends, takes = self._split(costs, np.where(self.is_staged, sms * (1 - share), sms))
-        self.takes = takes
         send = self._of_op(costs, "send_row_ns") + _time(
             size, self._of_op(costs, "send_gb_per_s_per_sm")
         )
@@ -174,16 +172,21 @@ class ClosedForm:
         is_dispatch = self.is_dispatch[:, None]
         sent = ranks["leaving"] if costs.get("own_rows_stay") else ranks["send"]
         back = costs.get("nvlink_back_share")
+        sending = _work(sent, send, np.where(is_dispatch, token, places))
+        taking = _work(ranks["receive"], take, np.where(is_dispatch, places, token))
+        works = sending.max(axis=1), taking.max(axis=1)
+        sends, takes = self._split(costs, np.where(self.is_staged, sms * (1 - share), sms), *works)
+        self.takes = takes
         messages = costs.get("net_message_ns") / (costs.get("rows_per_message") or 1)
         busy_ns = {
-            "send": _busiest(sent, send, np.where(is_dispatch, token, places)) / sends,
-            "receive": _busiest(ranks["receive"], take, np.where(is_dispatch, places, token))
-            / takes,
+            "send": sending.max(axis=1) / sends,
+            "receive": taking.max(axis=1) / takes,
             "forward": rows["forward"] * np.where(self.is_dispatch, send, take) / (sms * share),
         }
         port = size / nvlink + costs.get("nvlink_row_ns")
         for kind, other in (("nvlink-out", "nvlink-in"), ("nvlink-in", "nvlink-out")):
-            busy_ns[kind] = _busiest(ranks[kind], port, back * ranks[other] * port[:, None])
+            work = _work(ranks[kind], port, back * ranks[other] * port[:, None])
+            busy_ns[kind] = work.max(axis=1)
         if nic > 0:
             for kind in ("nic-out", "nic-in"):
                 busy_ns[kind] = rows[kind] * (size / nic + messages)
@@ -210,12 +213,15 @@ class ClosedForm:
         heard = np.array(fixed) + 1e-3 * near + self._of_op(costs, "hear_us")
         return np.maximum(end, heard + busy[RECEIVE]) + self._rest_us(costs)
 
-    def _split(self, costs: Costs, sms: Array) -> tuple[Array, Array]:
-        """SMs that send, and that receive."""
+    def _split(self, costs: Costs, sms: Array, sent: Array, taken: Array) -> tuple[Array, Array]:
+        """SMs that send, and that receive; where no share is given, by the work of either side."""
         share, most = self._of_op(costs, "send_share"), self._of_op(costs, "most_send_sms")
-        sends = sms * share
-        sends = np.where(most > 0, np.minimum(sends, most), sends)
-        return np.where(share > 0, sends, sms), np.where(share > 0, sms - sends, sms)
+        is_split = (share > 0) | (most > 0)
+        least, works = np.where(sms > 2, 1 / sms, 0.5), sent + taken
+        fair = np.divide(sent, works, out=np.zeros_like(works), where=works > 0)
+        share = np.where(share > 0, share, np.clip(fair, least, 1 - least))
+        sends = np.minimum(sms * share, np.where(most > 0, most, sms))
+        return np.where(is_split, sends, sms), np.where(is_split, sms - sends, sms)
 
     def _rest_us(self, costs: Costs) -> Array:
         row = _time(self.row_bytes, self._of_op(costs, "rest_gb_per_s_per_sm"))
@@ -224,10 +230,10 @@ class ClosedForm:
         return 1e-3 * rows * row / self.takes + missing
 
 
-def _busiest(rows: Array, each: Array, beside: Array) -> Array:
-    """The longest of all ranks: rows, and beside them what is spread over rows."""
-    busy: Array = (rows * each[:, None] + np.where(rows > 0, beside, 0)).max(axis=1)
-    return busy
+def _work(rows: Array, each: Array, beside: Array) -> Array:
+    """Of every rank: rows, and beside them what is spread over rows."""
+    work: Array = rows * each[:, None] + np.where(rows > 0, beside, 0)
+    return work
 
 
 def _slots(simulation: Simulation, cluster: Cluster, op: str) -> Array:

@@ -72,6 +72,22 @@ TEST(some_sms_send_and_the_others_receive) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.8);
 }
 
+/* Rank 0 sends 30 rows of 1200 ns, rank 1 takes them at 2400: a third of the SMs sends. */
+TEST(sms_are_shared_by_the_work_of_either_side) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 30);
+  w.costs.numSms = 9;
+  w.costs.op[0].sendRowNs = 1200;
+  w.costs.op[0].receiveRowNs = 2400;
+  w.costs.op[0].mostSendSms = 9;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 0.4);
+  w.costs.op[0].mostSendSms = 2;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 0.6);
+  w.costs.op[0].receiveRowNs = 0; /* one SM is left to receive all the same */
+  w.costs.op[0].mostSendSms = 9;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 0.15);
+}
+
 TEST(places_are_written_by_who_receives_a_dispatch) {
   world_t w;
   initTwoExperts(&w, TREFOIL_LL_EXPERT_MAJOR);
