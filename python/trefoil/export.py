@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     predictions.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="SET", help=", ".join(names)
     )
+    predictions.add_argument("--costs", help="another cost record, for sets of its mode")
     predictions.add_argument("--commit", help="of this tree (default: what git says)")
     predictions.add_argument(
         "--revision",
@@ -167,6 +169,11 @@ def _predictions(a: argparse.Namespace) -> int:
     day = f"{datetime.now(timezone.utc):%Y-%m-%d}{a.revision}"
     a.output.mkdir(parents=True, exist_ok=True)
     chosen = [(s, a.output / f"{day}-{s.name}.csv") for s in SETS if s.name in a.only]
+    if a.costs:
+        mode = "ht" if CostRecord(a.costs).fields.is_ht else "ll"
+        chosen = [(replace(s, record=a.costs), path) for s, path in chosen if s.mode == mode]
+        if not chosen:
+            raise TableError(f"--costs {a.costs}: they are of {mode}, none of these sets is")
     for _, path in chosen:
         if path.exists():
             raise TableError(f"{path}: is there already, and predictions are not made anew")
@@ -179,7 +186,10 @@ def _predictions(a: argparse.Namespace) -> int:
     for what, path in chosen:
         about = {"date": day, "commit": a.commit or _commit(), "costs": what.record}
         revision = f" --revision {a.revision}" if a.revision else ""
-        about["command"] = f"trefoil export predictions --only {what.name}{revision} -o {a.output}"
+        costs = f" --costs {a.costs}" if a.costs else ""
+        about["command"] = (
+            f"trefoil export predictions --only {what.name}{costs}{revision} -o {a.output}"
+        )
         count += write_predictions(path, list(make_predictions(what, report=show)), about)
     show("")
     return count

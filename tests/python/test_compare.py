@@ -256,6 +256,14 @@ def test_predictions_go_round_and_are_not_made_anew(
     assert max(made.name, second.name) == second.name  # compare asks the newest
     assert read_predictions(second).about["date"] in second.name
     assert "is there already" in capsys.readouterr().err
+    again = ["predictions", "-o", out, "--revision", "c", "--costs"]
+    assert export.main([*again, "trefoil-ht-h200"]) == 1
+    assert "none of these sets is" in capsys.readouterr().err
+    assert export.main([*again, "deepep-ll-h200-1node"]) == 0
+    third = read_predictions(Path(out) / made.name.replace(f"-{small.name}", f"c-{small.name}"))
+    assert {row.record for row in third.rows} == {"deepep-ll-h200-1node"}
+    assert "--costs deepep-ll-h200-1node" in third.about["command"]
+    assert [row.us for row in third.rows] != [row.us for row in rows]
 
 
 def test_bad_tables_of_predictions(tmp_path: Path) -> None:
