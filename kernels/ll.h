@@ -196,6 +196,7 @@ trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *cu
  * the next operation like it: Prepare, or Reuse if that returns 1, then Launch. */
 typedef struct ep_ll_ready {
   const void *kernel; /* NULL: zeroed, nothing is kept */
+  void *driver;       /* the same as the driver knows it; NULL: not at hand */
   size_t shared;
   int blocks, warps, isShort;
   uint64_t args[EP_LL_ARGS_WORDS]; /* what the kernel gets */
