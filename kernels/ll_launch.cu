@@ -66,7 +66,7 @@ Roles quickRolesOf(const ep_ll_dispatch_t &op) {
 Roles straightRolesOf(int tokens, unsigned parts) {
   const int all = tokens > 8 ? 16 : 8;
   if (parts == EP_LL_SEND) return Roles{all, 0, parts};
-  if (parts == EP_LL_RECV) return Roles{0, all, parts};
+  if (parts == EP_LL_RECV) return Roles{1, all - 1, parts};
   return Roles{4, 12, parts};
 }
 

@@ -6,7 +6,8 @@
 //                     before the block's first token; then rows, read once and stored to all that need
 //                     them, the own output included; as lines the weights, and rows of pairs that do
 //                     not go straight
-//   receiving warps   send the routing words, read everybody's, take lines as they arrive
+//   receiving warps   send the routing words, read everybody's, take lines as they arrive (Complete has one
+//                     warp of the others that only hears which pairs there are)
 //
 // Work is dealt by (token, step) of the row as lines, whoever goes straight, so that a block knows its share
 // before it knows the pairs. Step s of that stands for 512 bytes s of the row as it lies, and for step s
@@ -217,11 +218,10 @@ struct StraightReceiver {
     }
   }
 
-  EP_DEV void run(bool hears) {
+  EP_DEV void run() {
     const int R = r.g.numRanks;
-    if (hears && r.warp == 0) hearPeers(s, r.op, pairs, r.lane);
     const int most = r.learn(s.d.wire.steps);
-    if (!hears) syncWarps(HEARD, (r.numWarps + 1) * 32);
+    syncWarps(HEARD, (r.numWarps + 1) * 32);
     const unsigned long long all = R == 64 ? ~0ull : (1ull << R) - 1, set = pairs.set;
     r.work(most, set == all ? s.weights.steps : s.d.wire.steps,
            [&](int t, int group, int step, unsigned sources) { take(t, group, step, sources); });
@@ -237,16 +237,22 @@ __global__ void __launch_bounds__(STRAIGHT_THREADS, 1)
   const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const bool sends = warp < a.roles.numSend;
+  const int w = sends ? warp : warp - a.roles.numSend;
+  const bool announces = sends == (a.roles.numRecv == 0) && (a.roles.parts & EP_LL_SEND);
+  unsigned dones[2] = {0, 0};
+  if (announces && blockIdx.x == 0 && w == 0) lookAtDones(g, dones, lane);
   const Op op = currentOp(g, a.op.handle, EP_LL_DISPATCH, a.roles.parts);
   const unsigned long long active = activeRanks(g, lane);
   char *mine = shared + a.warpAt + warp * a.warpBytes;
-  const int w = sends ? warp : warp - a.roles.numSend;
   StraightPairs &pairs = *(StraightPairs *)(shared + s.pairsAt);
-  if (sends == (a.roles.numRecv == 0) && (a.roles.parts & EP_LL_SEND)) {
+  if (announces) {
     announce(a, op, active, w, sends ? a.roles.numSend : a.roles.numRecv, (unsigned *)mine, lane,
-             EP_LL_STRAIGHT, [&] { sayHello(s, op, lane); });
+             EP_LL_STRAIGHT, [&] { sayHello(s, op, op.buf ? dones[1] : dones[0], lane); });
   }
-  if (sends) {
+  if (sends && !(a.roles.parts & EP_LL_SEND)) { // Complete: one warp that hears for the others
+    hearPeers(s, op, pairs, lane);
+    arriveWarps(HEARD, (a.roles.numRecv + 1) * 32);
+  } else if (sends) {
     StraightSender sender = {s, a, g, op, pairs, (int *)(&pairs + 1), w, a.roles.numSend, lane};
     sender.tellsReceivers = a.roles.numRecv > 0;
     sender.run();
@@ -268,7 +274,7 @@ __global__ void __launch_bounds__(STRAIGHT_THREADS, 1)
                                       map,
                                       (unsigned *)(big + a.routeAt),
                                       (unsigned *)(big + a.owedAt)};
-    StraightReceiver{s, receiver, pairs}.run(a.roles.numSend == 0);
+    StraightReceiver{s, receiver, pairs}.run();
   }
   finishLaunch(g, a.op.handle, EP_LL_DISPATCH, op, a.roles.parts, began);
 }

@@ -60,13 +60,24 @@ EP_DEV long long helloScales(uint4 q) {
   return (long long)((unsigned long long)q.y << 16 | (unsigned long long)(q.z >> 16) << 48) >> 12;
 }
 
-// One warp of the first block, when the peers' memory is free.
-EP_DEV void sayHello(const StraightArgs &s, const Op &op, int lane) {
+// One warp of the first block, before it knows which operation this is: the counters of the first 32
+// ranks, of either parity.
+EP_DEV void lookAtDones(const ep_ll_group_t &g, unsigned (&dones)[2], int lane) {
+  if (lane >= g.numRanks) return;
+  dones[0] = loadVolatile(doneAt(g, g.rank, lane, 0));
+  dones[1] = loadVolatile(doneAt(g, g.rank, lane, 1));
+}
+
+// The same warp, when the peers' memory is free. No peer adds to a counter before it has the hello, which
+// is stored when the counter's value is here.
+EP_DEV void sayHello(const StraightArgs &s, const Op &op, unsigned dones, int lane) {
   const ep_ll_group_t &g = s.d.op.group;
   const ep_ll_window_t &w = s.d.op.window;
   for (int r = lane; r < g.numRanks; r += 32) {
     if (r == g.rank) continue;
-    controlOf(g).doneBefore[op.buf][r] = loadAcquire(doneAt(g, g.rank, r, op.buf));
+    if (r >= 32) dones = loadVolatile(doneAt(g, g.rank, r, op.buf));
+    settle(dones);
+    controlOf(g).doneBefore[op.buf][r] = dones;
     storeSys(helloAt(g, EP_LL_DISPATCH, r, g.rank, op.buf), packHello(w.tokens, w.scales, op.mark));
   }
 }

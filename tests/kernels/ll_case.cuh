@@ -229,7 +229,9 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     }
     numDispatches++;
     numShort += s.style != STAGED && epLlDispatchIsShort(&d, EP_LL_BOTH);
-    numStraight += epLlDispatchIsStraight(&d, EP_LL_BOTH);
+    const bool straight = epLlDispatchIsStraight(&d, EP_LL_BOTH);
+    if (!straight) d.sendWarps = d.recvWarps = 0;
+    numStraight += straight;
   }
 }
 
