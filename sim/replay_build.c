@@ -132,21 +132,18 @@ static trefoil_result_t countRows(ep_replay_t *r, int numRanks) {
 }
 
 /* Expert-major, a rank has a place for each (token, k) of its experts. Else a token has one place at
- * each rank: the rows that a dispatch takes there, and that a combine takes from there. */
+ * each rank: the rows that a dispatch takes there, and that a combine sends from there. */
 static void countSlots(ep_replay_t *r, const trefoil_routing_t *routing, trefoil_mode_t mode) {
   const trefoil_shape_t *s = &routing->shape;
-  int isExpertMajor = mode == TREFOIL_LL_EXPERT_MAJOR || mode == TREFOIL_HT_EXPERT_MAJOR;
+  if (mode != TREFOIL_LL_EXPERT_MAJOR && mode != TREFOIL_HT_EXPERT_MAJOR) {
+    const int64_t *rows = r->op == TREFOIL_OP_DISPATCH ? r->takenRows : r->sentRows;
+    memcpy(r->slots, rows, (size_t)s->numRanks * sizeof *rows);
+    return;
+  }
   for (int src = 0; src < s->numRanks; src++) {
-    for (int64_t t = 0; t < routing->numTokens[src]; t++) {
-      const int32_t *ids = routing->topkIdx[src] + t * s->topk;
-      for (int k = 0; k < s->topk; k++) {
-        if (ids[k] < 0) continue;
-        int rank = trefoilRankOfExpert(s, ids[k]), isNew = 1;
-        for (int j = 0; j < k && isNew && !isExpertMajor; j++) {
-          isNew = ids[j] < 0 || trefoilRankOfExpert(s, ids[j]) != rank;
-        }
-        r->slots[rank] += isNew;
-      }
+    const int32_t *ids = routing->topkIdx[src];
+    for (int64_t i = 0; i < routing->numTokens[src] * s->topk; i++) {
+      if (ids[i] >= 0) r->slots[trefoilRankOfExpert(s, ids[i])]++;
     }
   }
 }
