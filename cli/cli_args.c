@@ -10,6 +10,7 @@
 int cliUsage(const char *verb, const char *format, ...) {
   va_list ap;
   va_start(ap, format);
+  cliProgressEnd();
   fprintf(stderr, "trefoil %s: ", verb);
   vfprintf(stderr, format, ap);
   fprintf(stderr, "; see trefoil %s --help\n", verb);
@@ -20,6 +21,7 @@ int cliUsage(const char *verb, const char *format, ...) {
 int cliFail(const char *verb, const char *format, ...) {
   va_list ap;
   va_start(ap, format);
+  cliProgressEnd();
   fprintf(stderr, "trefoil %s: ", verb);
   vfprintf(stderr, format, ap);
   fputc('\n', stderr);

@@ -200,6 +200,11 @@ static trefoil_result_t compareEngines(simulated_t *s, const trefoil_sim_workloa
   return result;
 }
 
+/* Many tokens take a while in each of these. */
+static void showStage(uint64_t done, const char *what) {
+  cliProgress("simulating", done, 3, what);
+}
+
 static trefoil_result_t replay(const request_t *q, simulated_t *s, trefoil_sim_t **sim) {
   const trefoil_sim_workload_t workload = {.routing = &s->step.routing,
                                            .mode = s->of.spec.mode,
@@ -217,10 +222,12 @@ static trefoil_result_t replay(const request_t *q, simulated_t *s, trefoil_sim_t
   s->run.numChanges = s->whatIf.numChanges;
   s->run.maxSpans = q->timeline ? s->maxSpans : 0;
   s->run.timeoutS = q->timeoutS;
+  showStage(1, "the plan's transfers");
   EP_TRY(trefoilSimCreate(sim, &workload));
   if (q->platform) {
     EP_TRY(trefoilSimWritePlatform(*sim, &s->run, TREFOIL_OP_DISPATCH, q->platform));
   }
+  showStage(2, "replay");
   EP_TRY(trefoilSimRun(*sim, &s->run, &s->result));
   return q->compare ? compareEngines(s, &workload) : TREFOIL_OK;
 }
@@ -241,6 +248,7 @@ static int answer(const request_t *q, const simulated_t *s) {
 
 static int simulate(const request_t *q, simulated_t *s) {
   double start = nowSeconds();
+  showStage(0, "routing");
   int rc = load(q, s);
   if (rc < 0) rc = whatIfParse(verb, &s->whatIf, &s->of.cluster, &s->step.routing.shape);
   if (rc < 0) rc = checkStraggler(s);
@@ -249,12 +257,14 @@ static int simulate(const request_t *q, simulated_t *s) {
     trefoil_sim_t *sim = NULL;
     trefoil_result_t result = s->closedForm ? closedForm(s) : replay(q, s, &sim);
     s->wallS = nowSeconds() - start;
+    cliProgressEnd();
     if (result == TREFOIL_OK) result = findIntervals(s);
     rc = result == TREFOIL_OK                 ? answer(q, s)
          : result == TREFOIL_INVALID_ARGUMENT ? cliUsage(verb, "%s", trefoilLastError())
                                               : cliFail(verb, "%s", trefoilLastError());
     trefoilSimDestroy(sim);
   }
+  cliProgressEnd();
   scenarioReleaseRouting(&s->step);
   return rc;
 }
