@@ -111,7 +111,7 @@ template <bool EXPERT_MAJOR> struct Feed {
   }
   EP_DEV void store(const HtItem &item, int2, uint32_t from) const { store(item, from); }
   EP_DEV bool hasScales() const { return false; }
-  EP_DEV void storeBeside(const HtItem &, int2, const char *, int) const {}
+  EP_DEV void storeBeside(const HtItem &, const int2 *, const char *, int) const {}
 
   // Eight lanes, backward: the gradient of each of the token's weights that is known here, at its k.
   EP_DEV void sendWeights(const HtItem &item, const int2 *entries, int l) const {

@@ -37,8 +37,8 @@ static trefoil_result_t checkConfig(const ep_ht_config_t *c) {
   return TREFOIL_OK;
 }
 
-/* Rings hold an eighth of a rank's tokens, 512 pieces at most; and up to half of its pieces, 2048, as
- * far as all rings together stay within RINGS_BYTES: then feeders seldom wait for followers
+/* Rings hold an eighth of a rank's tokens, 512 pieces at most; and up to half of its pieces as far as
+ * all rings together stay within RINGS_BYTES: then feeders seldom wait for followers
  * (docs/kernels_ht.md). */
 #define RINGS_BYTES ((size_t)240 << 20)
 #define LEAST_UNITS 64
@@ -48,7 +48,7 @@ static int ringUnitsOf(const ep_ht_config_t *c, const ep_ht_layout_t *at, int ki
   int64_t units = LEAST_UNITS, half = c->maxTokens * at->rowPieces / 2;
   while (units < 512 && units < c->maxTokens) units *= 2;
   size_t unitOfAll = 2 * (size_t)c->numRanks * at->unitStride;
-  while (units < 2048 && units * 2 <= half && unitOfAll * (size_t)units * 2 <= RINGS_BYTES) {
+  while (units < (1 << 20) && units * 2 <= half && unitOfAll * (size_t)units * 2 <= RINGS_BYTES) {
     units *= 2;
   }
   return (int)units;

@@ -89,10 +89,12 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
               pieceBytes(a.row, item.piece));
   }
   EP_DEV bool hasScales() const { return DIRECT && a.row.scaleBytes > 0; }
-  EP_DEV void storeBeside(const HtItem &item, int2 e, const char *place, int l) const {
-    if (!(e.x & HT_STRAIGHT)) return; // its unit has them
-    const int r = unitRank(e.x & ~HT_STRAIGHT);
-    storeScales(a.row, e.y, item.piece, pairs->scales[r], place, l);
+  EP_DEV void storeBeside(const HtItem &item, const int2 *entries, const char *place, int l) const {
+    storeScales(a.row, item.piece, place, item.n, l, [&](int j) -> char * {
+      const int2 e = entries[j];
+      if (!(e.x & HT_STRAIGHT)) return nullptr; // its unit has them
+      return pairs->scales[unitRank(e.x & ~HT_STRAIGHT)] + (size_t)e.y * a.row.scaleBytes;
+    });
   }
   // Eight lanes: the token's weights beside its first piece.
   EP_DEV void sendWeights(const HtItem &item, const int2 *entries, int l) const {

@@ -166,8 +166,10 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
     storeRow(a.row, e.x, item.piece, a.op.outTokens, a.op.outScales, slot);
   }
   EP_DEV bool hasScales() const { return a.row.scaleBytes > 0; }
-  EP_DEV void storeBeside(const HtItem &item, int2 e, const char *place, int l) const {
-    storeScales(a.row, e.x, item.piece, a.op.outScales, place, l);
+  EP_DEV void storeBeside(const HtItem &item, const int2 *entries, const char *place, int l) const {
+    storeScales(a.row, item.piece, place, item.n, l, [&](int j) {
+      return (char *)a.op.outScales + (size_t)entries[j].x * a.row.scaleBytes;
+    });
   }
   EP_DEV void release(const HtItem &item) const {
     if (item.code < HT_LOCAL) giveCredit(group(), 0, item.code, item.gen);

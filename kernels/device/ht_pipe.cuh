@@ -233,12 +233,19 @@ EP_DEV void storeRow(const HtRow &r, long long row, int piece, void *tokens, voi
 }
 // Eight lanes, l is the lane's number: few scales as ordinary stores, which cost a warp less than to issue
 // one more bulk store (115 ns).
-EP_DEV void storeScales(const HtRow &r, long long row, int piece, void *scales, const char *place,
-                        int l) {
+// rowOf(j): where the scales of copy j of the row begin, or NULL.
+template <class RowOf>
+EP_DEV void storeScales(const HtRow &r, int piece, const char *place, int copies, int l,
+                        RowOf rowOf) {
   if (!r.scaleBytes || r.scaleBytes > HT_FEW_BYTES) return;
-  const HtSegment s = segmentOf(r, 1, row, piece, nullptr, scales);
-  for (int at = l * 16; at < s.bytes; at += 8 * 16) {
-    *(uint4 *)((char *)s.at + at) = *(const uint4 *)(place + s.offset + at);
+  const int from = max(piece * r.pieceBytes, r.tokenBytes);
+  const int to = min(r.rowBytes, (piece + 1) * r.pieceBytes);
+  for (int at = from + l * 16; at < to; at += 8 * 16) {
+    const uint4 v = *(const uint4 *)(place + (at - piece * r.pieceBytes));
+    for (int j = 0; j < copies; j++) {
+      char *row = rowOf(j);
+      if (row) *(uint4 *)(row + (at - r.tokenBytes)) = v;
+    }
   }
 }
 

@@ -82,9 +82,7 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
       for (int j = lane & 7; j < item.n; j += 8) {
         p.store(item, b.entries(u)[j], sharedAddress(b.place(u)));
       }
-      for (int j = 0; p.hasScales() && j < item.n; j++) {
-        p.storeBeside(item, b.entries(u)[j], b.place(u), lane & 7);
-      }
+      if (p.hasScales()) p.storeBeside(item, b.entries(u), b.place(u), lane & 7);
     }
 #pragma unroll
     for (int j = LAG - 1; j > 0; j--) end[j] = end[j - 1];
