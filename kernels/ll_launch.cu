@@ -147,7 +147,8 @@ bool straightArgs(const DispatchArgs &a, StraightArgs &s, int &shared) {
   s.rowSteps = (rowBytes + 511) / 512;
   s.perRow = Divisor::of((unsigned)a.wire.steps);
   const size_t at = roundUp(s.d.bigAt + s.d.bigBytes, 16),
-               counts = roundUp((size_t)s.d.roles.numSend * g.numRanks * 4, 16);
+               warps = (size_t)(s.d.roles.numSend + s.d.roles.numRecv), // of both parts alike
+      counts = roundUp(warps * g.numRanks * 4, 16);
   s.pairsAt = (int)at;
   shared = (int)(at + sizeof(StraightPairs) + counts);
   return at + sizeof(StraightPairs) + counts <= MAX_SHARED;
@@ -411,12 +412,12 @@ extern "C" trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *stream)
   void *params[] = {(void *)ready->args};
   const LaunchFn direct = driverLaunch.load(std::memory_order_acquire);
   const unsigned blocks = (unsigned)ready->blocks, threads = (unsigned)ready->warps * 32;
-  cudaError_t e;
-  if (direct && ready->driver) {
-    // The driver's codes are the runtime's.
+  cudaError_t e = cudaErrorUnknown;
+  if (direct && ready->driver) { // the driver's codes are the runtime's
     e = (cudaError_t)direct(ready->driver, blocks, 1, 1, threads, 1, 1, (unsigned)ready->shared,
                             stream, params, nullptr);
-  } else {
+  }
+  if (e != cudaSuccess) { // also a thread that has no context yet: the runtime gives it one
     e = cudaLaunchKernel(ready->kernel, dim3(blocks), dim3(threads), params, ready->shared,
                          (cudaStream_t)stream);
   }

@@ -177,7 +177,9 @@ static int isAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t
 }
 
 /* Outputs that peers may write: all bytes that travel, in windows. Nothing is asked where nothing
- * would come of it, as that takes its time on the host. */
+ * would come of it, as that takes its time on the host. Not where launches of two handles are left
+ * unordered: a send could come before this rank's own receive of the last but one, whose counters it
+ * looks up. */
 static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
                         ep_ll_dispatch_t *op) {
   const ep_group_limits_t *limits = &g->group->limits;
@@ -187,6 +189,7 @@ static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
                                                        : EP_LL_WAY_AUTO;
   unsigned parts = call->sendOnly ? EP_LL_SEND : EP_LL_BOTH;
   if (!op->handle.rankMajor || op->quant || w->way == EP_LL_WAY_LINES || limits->enableMask ||
+      (g->fitsTwice && g->group->numHandles > 1) ||
       (w->way == EP_LL_WAY_AUTO &&
        !epLlPrefersStraight(op->numTokens, (size_t)(op->tokenBytes + op->scaleBytes), parts)) ||
       !isAtOneDistance(g, call->out.tokensWindow, &w->tokens) ||

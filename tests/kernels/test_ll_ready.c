@@ -260,6 +260,26 @@ TEST(who_goes_straight) {
               epLlPrefersStraight(d.numTokens, (size_t)(d.tokenBytes + d.scaleBytes), EP_LL_SEND),
           "%d tokens: not what is preferred", d.numTokens);
   }
+  /* Where shared memory just suffices, both parts must say the same. */
+  d = op;
+  d.handle.numTopk = 8;
+  d.handle.idx64 = 0;
+  int fits = 0, most = 0;
+  for (int ranks = 2; ranks <= 64; ranks *= 2) {
+    for (int n = 1; n < 8192; n++) {
+      d.group.numRanks = ranks;
+      d.group.numExperts = 4 * ranks;
+      d.group.numLocal = 4;
+      d.group.maxTokens = n;
+      d.numTokens = n % 2 ? n : 4;
+      int send = epLlDispatchIsStraight(&d, EP_LL_SEND),
+          recv = epLlDispatchIsStraight(&d, EP_LL_RECV);
+      REQUIRE(send == recv, "%d ranks of %d tokens: sent one way and received the other", ranks, n);
+      fits += send;
+      most += !send;
+    }
+  }
+  CHECK(fits && most, "%d fit, %d do not", fits, most);
   CHECK(!epLlPrefersStraight(0, 1 << 20, EP_LL_SEND), "nothing to send");
   CHECK(epLlPrefersStraight(4096, 14336, EP_LL_SEND), "59 MB of rows");
   CHECK(!epLlPrefersStraight(4096, 14336, EP_LL_BOTH), "slower in one launch");
