@@ -1,5 +1,7 @@
 /* The C API on GPUs, call by call: every mode against the reference, two operations in flight, graphs,
  * masks, late ranks. Ranks are threads, and processes. */
+#include <pthread.h>
+
 #include "gpu_case.h"
 #include "test.h"
 
@@ -389,6 +391,60 @@ TEST(group_creation_names_whom_it_misses) {
   if (numGpus() < 2) SKIP("needs two GPUs");
   const char *error = teamThreads(numGpus(), runRefused, NULL);
   CHECK(!*error, "%s", error);
+}
+
+/* ---- a thread that has called nothing yet ------------------------------------------------------- */
+
+typedef struct afresh {
+  step_data_t *d;
+  ncclEpHandle_t handle;
+  char error[200];
+} afresh_t;
+
+static void callOnce(afresh_t *a) {
+  int ok = stepDispatch(a->d, a->handle, NULL) && !ncclEpComplete(a->handle, NULL, NULL) &&
+           stepCombine(a->d, a->handle, NULL) && !ncclEpComplete(a->handle, NULL, NULL);
+  snprintf(a->error, sizeof a->error, "%s", ok ? "" : ncclEpGetLastError());
+}
+
+static void *callAfresh(void *user) {
+  callOnce(user);
+  return NULL;
+}
+
+/* On the null stream, after the same calls of another thread: nothing before the launch needs the runtime. */
+static void runAfresh(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  afresh_t a = {.d = d};
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&a.handle, group, stepLayout(c), NULL, c->topk, NULL));
+  teamCheck(r, stepUpdate(d, a.handle, NULL), "update: %s", ncclEpGetLastError());
+  callOnce(&a);
+  teamCheck(r, !*a.error, "the first thread: %s", a.error);
+  teamCheck(r, !cudaDeviceSynchronize(), "synchronize");
+  stepPoison(d);
+  pthread_t thread;
+  teamCheck(r, !pthread_create(&thread, NULL, callAfresh, &a), "pthread_create");
+  pthread_join(thread, NULL);
+  teamCheck(r, !*a.error, "the new thread: %s", a.error);
+  teamCheck(r, !cudaDeviceSynchronize(), "synchronize");
+  teamCheck(r, !*stepCompareDispatch(d), "dispatch: %s", stepCompareDispatch(d));
+  teamCheck(r, !*stepCompareCombine(d), "combine: %s", stepCompareCombine(d));
+  teamOk(r, ncclEpHandleDestroy(a.handle));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(a_new_thread_calls) {
+  if (!numGpus()) SKIP("needs a GPU");
+  for (int mode = 0; mode < 4; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 640);
+    const char *error = teamThreads(1, runAfresh, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
 }
 
 TEST_MAIN()
