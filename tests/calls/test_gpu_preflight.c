@@ -53,9 +53,14 @@ TEST(bytes_follow_the_shape) {
   ncclEpPreflight_t some = ask(&h, NCCL_EP_LAYOUT_FLAT, 8, 4, 4);
   h.max_dispatch_tokens_per_rank = 8192;
   ncclEpPreflight_t more = ask(&h, NCCL_EP_LAYOUT_FLAT, 8, 4, 4);
-  CHECK(some.supported && some.group_shared_bytes < (size_t)80 << 20 &&
+  CHECK(some.supported && some.group_shared_bytes < (size_t)300 << 20 &&
             more.group_shared_bytes < some.group_shared_bytes + ((size_t)8 << 20),
         "%zu, %zu, %s", some.group_shared_bytes, more.group_shared_bytes, some.reason);
+  h.max_dispatch_tokens_per_rank = 4096;
+  h.zero_copy = NCCL_EP_ZERO_COPY_ON;
+  ncclEpPreflight_t windows = ask(&h, NCCL_EP_LAYOUT_FLAT, 8, 4, 4);
+  CHECK(windows.supported && windows.group_shared_bytes < (size_t)126000000,
+        "%zu with outputs in windows", windows.group_shared_bytes);
 }
 
 static void refused(const char *what, ncclEpPreflight_t p, const char *limit,
