@@ -182,6 +182,13 @@ def _how(f: Figure) -> str:
     return ", ".join(words)
 
 
+def _bar(f: Figure) -> str:
+    """What happened, to which operation, with how many SMs (high throughput)."""
+    variant = "" if f.variant == "plain" else f" {f.variant}"
+    sms = f" [{f.sms}]" if f.mode == "ht" and f.sms and f.beside == "nothing" else ""
+    return f"{_how(f)}: {f.op}{variant}{sms}"
+
+
 KINDS: tuple[tuple[str, str, Callable[[Figure], bool]], ...] = (
     (
         "Skewed routing",
@@ -216,7 +223,10 @@ def circumstances(figures: Sequence[Figure], own: Own) -> dict[str, Any]:
                 name = (f.mode.upper(), f.layout, f"{f.tokens:,} tokens")
                 groups.setdefault(name, []).append((f, p))
         for name, pairs in groups.items():
-            labels = [f"{f.op}, {_how(f)}" for f, _ in pairs]
+            # Of several seeds the first.
+            once = {_bar(f): (f, p) for f, p in sorted(pairs, key=lambda x: -x[0].seed)}
+            pairs = [once[label] for label in sorted(once)]
+            labels = [_bar(f) for f, _ in pairs]
             loads = [
                 f.port_bytes / p.port_bytes if p.port_bytes and stage == "skewed routing" else 0.0
                 for f, p in pairs
