@@ -173,8 +173,16 @@ TEST(send_only_and_complete) {
   closeBed(&b);
 }
 
+/* maxSms 1: two launches fit on the GPU together, and are not ordered. */
+typedef struct windows_case {
+  ncclEpZeroCopyMode_t mode;
+  int windowed, sendOnly;
+  unsigned maxSms;
+  int twoHandles;
+} windows_case_t;
+
 /* The kernel of a rank-major dispatch whose output lies in a window, or not. */
-static const void *kernelOf(ncclEpZeroCopyMode_t mode, int windowed, int sendOnly) {
+static const void *kernelOf(windows_case_t c) {
   bed_t b;
   openBed(&b, 0, 0);
   if (testFailures) return NULL;
@@ -184,9 +192,14 @@ static const void *kernelOf(ncclEpZeroCopyMode_t mode, int windowed, int sendOnl
   config.num_experts = EXPERTS;
   config.max_dispatch_tokens_per_rank = TOKENS;
   config.max_token_bytes = WIDTH * 2;
-  config.zero_copy = mode;
+  config.zero_copy = c.mode;
+  if (c.maxSms) config.max_num_sms = c.maxSms;
   OK_NULL(ncclEpCreateGroup(&b.group, b.comm, &config));
   OK_NULL(ncclEpInitHandle(&b.handle, b.group, NCCL_EP_LAYOUT_RANK_MAJOR, NULL, TOPK, NULL));
+  ncclEpHandle_t other = NULL;
+  if (c.twoHandles) {
+    OK_NULL(ncclEpInitHandle(&other, b.group, NCCL_EP_LAYOUT_RANK_MAJOR, NULL, TOPK, NULL));
+  }
   void *memory = NULL;
   ncclWindow_t window = NULL;
   CHECK(!ncclMemAlloc(&memory, 1 << 20), "memory");
@@ -195,7 +208,7 @@ static const void *kernelOf(ncclEpZeroCopyMode_t mode, int windowed, int sendOnl
   b.out = tensor(&b, 3, ncclBfloat16, out);
   b.outWeights = tensor(&b, 3, ncclFloat32, topk);
   b.outIdx = tensor(&b, 3, ncclInt32, topk);
-  if (windowed) {
+  if (c.windowed) {
     b.out.data = NULL;
     b.out.win_hdl = window;
     b.out.win_offset = 4096;
@@ -208,11 +221,12 @@ static const void *kernelOf(ncclEpZeroCopyMode_t mode, int windowed, int sendOnl
   to.tokens = &b.out;
   to.topk_weights = &b.outWeights;
   to.topk_idx = &b.outIdx;
-  how.send_only = sendOnly != 0;
+  how.send_only = c.sendOnly != 0;
   OK_NULL(ncclEpUpdateHandle(b.handle, &b.idx, NULL, b.stream));
   OK_NULL(ncclEpDispatch(b.handle, &in, &to, NULL, &how, b.stream));
-  if (sendOnly) OK_NULL(ncclEpComplete(b.handle, NULL, b.stream));
+  if (c.sendOnly) OK_NULL(ncclEpComplete(b.handle, NULL, b.stream));
   const void *kernel = lastKernel;
+  if (other) OK_NULL(ncclEpHandleDestroy(other));
   closeBed(&b);
   ncclMemFree(memory);
   return kernel;
@@ -222,12 +236,23 @@ static const void *kernelOf(ncclEpZeroCopyMode_t mode, int windowed, int sendOnl
  * (epLlPrefersStraight). */
 TEST(windows_choose_the_kernel) {
   for (int staged = 0; staged < 2; staged++) {
-    const void *lines = kernelOf(NCCL_EP_ZERO_COPY_OFF, 0, staged);
+    windows_case_t off = {NCCL_EP_ZERO_COPY_OFF, 0, staged, 0, 0}, is = off;
+    const void *lines = kernelOf(off);
     CHECK(lines, "no kernel");
-    CHECK(kernelOf(NCCL_EP_ZERO_COPY_OFF, 1, staged) == lines, "OFF goes straight");
-    CHECK(kernelOf(NCCL_EP_ZERO_COPY_AUTO, 0, staged) == lines, "without a window");
-    CHECK(kernelOf(NCCL_EP_ZERO_COPY_AUTO, 1, staged) == lines, "2 KB of rows");
-    CHECK(kernelOf(NCCL_EP_ZERO_COPY_ON, 1, staged) != lines, "ON goes by lines");
+    is.windowed = 1;
+    CHECK(kernelOf(is) == lines, "OFF goes straight");
+    is.mode = NCCL_EP_ZERO_COPY_AUTO;
+    CHECK(kernelOf(is) == lines, "2 KB of rows");
+    is.windowed = 0;
+    CHECK(kernelOf(is) == lines, "without a window");
+    is = (windows_case_t){NCCL_EP_ZERO_COPY_ON, 1, staged, 0, 0};
+    CHECK(kernelOf(is) != lines, "ON goes by lines");
+    is.maxSms = 1;
+    CHECK(kernelOf(is) != lines, "one handle, whose caller orders its launches");
+    is.twoHandles = 1;
+    CHECK(kernelOf(is) == lines, "straight though nobody orders the launches of two handles");
+    is.maxSms = 0;
+    CHECK(kernelOf(is) != lines, "two handles whose launches are ordered");
   }
 }
 
