@@ -92,13 +92,15 @@ typedef struct ep_combine_call {
   trefoil_dtype_t dtype;
   int64_t width; /* elements of a row */
   const void *tokens;
-  int64_t rows;             /* of tokens */
-  const float *slotWeights; /* HT backward */
-  int64_t slotWeightRows;   /* */
-  const float *slotScales;  /* NVFP4: [slots] */
-  void *out;                /* [B, width] */
-  const float *weights;     /* LL expert-major: [B, K] */
-  float *outWeights;        /* HT backward: [B, K] */
+  ncclWindow_t tokensWindow; /* NULL: in none */
+  uint64_t tokensOffset;     /* in it */
+  int64_t rows;              /* of tokens */
+  const float *slotWeights;  /* HT backward */
+  int64_t slotWeightRows;    /* */
+  const float *slotScales;   /* NVFP4: [slots] */
+  void *out;                 /* [B, width] */
+  const float *weights;      /* LL expert-major: [B, K] */
+  float *outWeights;         /* HT backward: [B, K] */
 } ep_combine_call_t;
 
 typedef struct ep_backend {

@@ -173,6 +173,8 @@ static trefoil_result_t combine(combine_args_t *a) {
   call.dtype = (trefoil_dtype_t)a->tokens.dtype;
   call.width = (int64_t)a->outTokens.sizes[1];
   call.tokens = a->tokens.data;
+  call.tokensWindow = a->in.tokens->win_hdl;
+  call.tokensOffset = a->in.tokens->win_offset;
   call.rows = a->tokens.rows;
   call.out = a->outTokens.data;
   EP_TRY(epBackend.combine(a->h, &call, a->stream));

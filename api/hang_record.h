@@ -75,6 +75,8 @@ static inline const char *epHangPhase(uint32_t phase) {
     return "weights";
   case EP_LL_PHASE_BUFFER:
     return "receive of the last operation but one";
+  case EP_LL_PHASE_READ:
+    return "word that it has read its rows";
   default:
     return "answer";
   }

@@ -51,11 +51,16 @@ typedef struct ep_ht_layout {
   size_t credits[2]; /* [R][ringUnits] u32, by destination: the piece has been read there */
   size_t rings[2];   /* [R][ringUnits] units of unitStride bytes, by source */
   /* of dispatches straight into windows, W a word of 16 bytes: */
-  size_t hellos;    /* [2][R][4] W, by rank: where its output lies */
-  size_t places;    /* [2][R][placeWords] W, by destination: the own tokens' first slots there */
-  size_t weights;   /* [R][N][weightWords] W, by source */
-  size_t arrivals;  /* [R][N][rowPieces] u32, by source: the piece lies in its first slot */
-  size_t dones;     /* [R] u32, by source: all its rows are here */
+  size_t hellos;   /* [2][R][4] W, by rank: where its output lies */
+  size_t places;   /* [2][R][placeWords] W, by destination: the own tokens' first slots there */
+  size_t weights;  /* [R][N][weightWords] W, by source */
+  size_t arrivals; /* [R][N][rowPieces] u32, by source: the piece lies in its first slot */
+  size_t dones;    /* [R] u32, by source: all its rows are here */
+  /* of combines out of windows: */
+  size_t inputs;    /* [R][2] W, by rank: where its input lies */
+  size_t gradients; /* [R][N][weightWords] W, by expert's rank: of an own token's weights */
+  size_t reads;     /* [R] u32, by destination: it has read all its rows here */
+  size_t readBytes; /* [R] u64, by destination: how much, where bytes are counted */
   size_t unitBytes; /* payload of a unit; the token's weights follow it */
   size_t unitStride;
   int ringUnits[2];
@@ -142,10 +147,19 @@ typedef struct ep_ht_dispatch {
   int numSms, numFeeders; /* blocks, and how many of them send first; 0 = chosen */
 } ep_ht_dispatch_t;
 
+/* An input of a flat combine that every rank can read where it lies: `tokens` bytes past this rank's
+ * exchange memory, whoever looks. Between two ranks that both have such inputs, each reads the other's
+ * rows there; between others they go through the ring. */
+typedef struct ep_ht_input {
+  int is;         /* 0: no */
+  int64_t tokens; /* a multiple of 16 */
+} ep_ht_input_t;
+
 typedef struct ep_ht_combine {
   ep_ht_group_t group;
   ep_ht_handle_t handle;
   const void *tokens;       /* the dispatch output's slots */
+  ep_ht_input_t input;      /* expert-major: not used */
   const float *slotWeights; /* backward: as dispatch's outWeights; else NULL */
   void *out;                /* [B, H] */
   float *outWeights;        /* backward: [B, K] */

@@ -5,7 +5,12 @@
 //   followers  own token: the sum over its ranks, ascending, rounded; flat reads the own rank's row in place
 //
 // What a rank has dropped, or all of it if it was trapped, travels as flags alone and adds nothing.
+//
+// A rank whose flat input lies in a window runs the kernel out of windows: between it and every other such
+// rank followers read rows where they lie (device/ht_pull.cuh), between it and the rest feeders and rings do
+// as ever. Where no pair needs a ring all blocks follow.
 #include "kernels/device/ht_gather.cuh"
+#include "kernels/device/ht_pull.cuh"
 #include "kernels/device/ht_scatter.cuh"
 
 namespace {
@@ -21,7 +26,7 @@ EP_DEV void loadPiece(const HtCombineArgs &a, const char *from, int piece, uint3
   bulkLoad(to, from, bytes, full);
 }
 
-template <bool EXPERT_MAJOR> struct Feed {
+template <bool EXPERT_MAJOR, bool PULLS> struct Feed {
   static constexpr bool FEEDS = true, WATCH_ONE = EXPERT_MAJOR, FENCE = false, ZERO_ROW = false;
   static constexpr bool GATHERS = EXPERT_MAJOR;
   static constexpr int LANES = EXPERT_MAJOR ? 4 : 1; // of the scout, for an item
@@ -31,6 +36,7 @@ template <bool EXPERT_MAJOR> struct Feed {
   const HtTables &t;
   const unsigned long long *sent;
   const HtDivisor byPieces, byOwners;
+  const HtSources *sources; // PULLS
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV const HtRow &row() const { return a.row; }
@@ -48,6 +54,7 @@ template <bool EXPERT_MAJOR> struct Feed {
   EP_DEV int index(int c) const {
     HtItem item;
     which(c, item);
+    if (PULLS && sources->rows[item.source]) return -1;
     return t.index[(size_t)item.source * group().maxTokens + item.token];
   }
   EP_DEV int bound() const { return EXPERT_MAJOR ? a.op.handle.numTopk : 1; }
@@ -123,16 +130,6 @@ template <bool EXPERT_MAJOR> struct Feed {
       to[k] = slotWeight(a, here, k, EXPERT_MAJOR ? -1 : entries[0].x);
     }
   }
-  // flatSlot -1: expert-major.
-  static EP_DEV float slotWeight(const HtCombineArgs &a, const int *here, int k,
-                                 long long flatSlot) {
-    const int id = here[k], K = a.op.handle.numTopk;
-    if (id < 0) return 0.0f;
-    if (flatSlot < 0) return a.op.slotWeights[id];
-    int at = 0;
-    for (int j = 0; j < K; j++) at += here[j] >= 0 && here[j] < id;
-    return a.op.slotWeights[flatSlot * K + at];
-  }
   EP_DEV void raise(const HtItem &item, const int2 *, int l) const {
     if (l || item.n <= 0) return;
     storeRelaxed(flagAt(group(), 1, item.source, group().rank, item.code), (uint32_t)item.gen << 1);
@@ -143,7 +140,7 @@ template <bool EXPERT_MAJOR> struct Feed {
   }
 };
 
-template <bool EXPERT_MAJOR> struct Follow {
+template <bool EXPERT_MAJOR, bool PULLS> struct Follow {
   static constexpr bool FEEDS = false, WATCH_ONE = false, FENCE = true, ZERO_ROW = true;
   static constexpr bool GATHERS = true;
   static constexpr int LANES = 4;
@@ -153,6 +150,8 @@ template <bool EXPERT_MAJOR> struct Follow {
   const HtTables &t;
   const unsigned long long *received;
   const HtDivisor byPieces;
+  const HtSources *sources; // PULLS
+  unsigned long long number;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV const HtRow &row() const { return a.row; }
@@ -181,6 +180,11 @@ template <bool EXPERT_MAJOR> struct Follow {
       e.unit = HtUnit{HT_LOCAL, slot};
       return e;
     }
+    if (PULLS && sources->rows[d.x]) {
+      e.is = d.y < sources->count[d.x];
+      e.unit = HtUnit{HT_PULLED + d.x, d.y};
+      return e;
+    }
     e.is = true;
     e.unit = unitOf(d.x, received[d.x] + (unsigned long long)d.y * a.row.numPieces + item.piece,
                     a.ringBits);
@@ -192,6 +196,7 @@ template <bool EXPERT_MAJOR> struct Follow {
 
   EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
     const char *from = e.x == HT_LOCAL ? pieceAt(a, e.y, item.piece)
+                       : isPulled(e.x) ? pulledAt(a.row, *sources, pulledFrom(e.x), e.y, item.piece)
                                        : unitAt(group(), 1, group().rank, unitRank(e.x), e.x);
     loadPiece(a, from, item.piece, to, full);
   }
@@ -199,15 +204,17 @@ template <bool EXPERT_MAJOR> struct Follow {
     storeRow(a.row, item.token, item.piece, a.op.out, nullptr, from);
   }
   EP_DEV void release(int2 e) const {
-    if (e.x != HT_LOCAL) giveCredit(group(), 1, e.x, e.y);
+    if (e.x < HT_LOCAL) giveCredit(group(), 1, e.x, e.y);
   }
   // All lanes, backward: the gradient of each of the token's weights, from the rank of its expert.
   EP_DEV void note(const HtItem &item, const int2 *entries, int n, int lane) const {
     if (group().bytes && lane == 0 && !EXPERT_MAJOR) {
       for (int i = 0; i < n; i++) {
-        if (entries[i].x != HT_LOCAL) continue;
+        const int from = entries[i].x, bytes = pieceBytes(a.row, item.piece);
+        if (isPulled(from)) countRead(group(), pulledFrom(from), bytes);
+        if (from != HT_LOCAL) continue;
         atomicAdd((unsigned long long *)&group().bytes[group().numRanks + group().rank],
-                  (unsigned long long)pieceBytes(a.row, item.piece));
+                  (unsigned long long)bytes);
       }
     }
     if (!a.op.outWeights || item.piece) return;
@@ -220,6 +227,8 @@ template <bool EXPERT_MAJOR> struct Follow {
         const int2 entry = entries[i];
         if (entry.x == HT_LOCAL) {
           if (rank == group().rank) w = own(item, k, entry.y);
+        } else if (isPulled(entry.x)) {
+          if (rank == pulledFrom(entry.x)) w = awaitGradient(group(), rank, item.token, k, number);
         } else if (unitRank(entry.x) == rank) {
           w = __ldcv(unitWeights(group(), unitAt(group(), 1, group().rank, rank, entry.x)) + k);
         }
@@ -231,25 +240,37 @@ template <bool EXPERT_MAJOR> struct Follow {
   EP_DEV float own(const HtItem &item, int k, long long slot) const {
     const int K = a.op.handle.numTopk;
     const int *here = t.entries + ((size_t)group().rank * group().maxTokens + item.token) * K;
-    return Feed<false>::slotWeight(a, here, k, slot);
+    return slotWeight(a, here, k, slot);
   }
 };
 
-template <Elem T, bool EXPERT_MAJOR>
+template <Elem T, bool EXPERT_MAJOR, bool PULLS>
 __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
     combineKernel(const __grid_constant__ HtCombineArgs a) {
-  static_assert(!Feed<EXPERT_MAJOR>::ZERO_ROW, "a feeder sends no row for nothing");
+  static_assert(!Feed<EXPERT_MAJOR, PULLS>::ZERO_ROW, "a feeder sends no row for nothing");
   EP_DYNAMIC_SHARED(128, shared);
   const ep_ht_group_t &g = a.op.group;
   HtControl &c = htControl(g);
   const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
   const HtTables t = htTables(g, a.op.handle);
   if (htVolatile(&c.failed)) return;
-  const bool feeds = (int)blockIdx.x < a.split;
+  const unsigned long long number = htVolatile(&c.numbers[1]) + 1;
+  HtSources *sources = (HtSources *)(shared + a.sourcesAt);
+  bool feeds = (int)blockIdx.x < a.split;
+  if (!EXPERT_MAJOR && blockIdx.x == 0 && threadIdx.x >> 5 == 3) sayInput<PULLS>(a, t, number);
+  if constexpr (PULLS) {
+    if (!hearInputs(a, t, number, *sources)) return;
+    if (a.op.slotWeights) sendGradients(a, t, *sources, number);
+    feeds = feeds && sources->numRings > 0;
+  }
   if (feeds) {
     const HtBlock b = blockOf(shared, a.feed, a.room, a.slotStride);
-    const Feed<EXPERT_MAJOR> feed{a, t, c.rings[1].sent, HtDivisor(a.row.numPieces),
-                                  HtDivisor(max(g.numRanks - (EXPERT_MAJOR ? 0 : 1), 1))};
+    const Feed<EXPERT_MAJOR, PULLS> feed{a,
+                                         t,
+                                         c.rings[1].sent,
+                                         HtDivisor(a.row.numPieces),
+                                         HtDivisor(max(g.numRanks - (EXPERT_MAJOR ? 0 : 1), 1)),
+                                         sources};
     arm(b, EXPERT_MAJOR ? HT_GATHER_READERS : HT_SCATTER_READERS, HT_REDUCE_WARPS, false);
     if constexpr (EXPERT_MAJOR)
       gatherPipe<T>(b, feed, a.feed, &c.work[1][0]);
@@ -258,20 +279,32 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
   }
   const HtBlock b = blockOf(shared, a.follow, a.room, a.slotStride);
   arm(b, HT_GATHER_READERS, HT_REDUCE_WARPS, feeds);
-  gatherPipe<T>(b, Follow<EXPERT_MAJOR>{a, t, c.rings[1].received, HtDivisor(a.row.numPieces)},
+  gatherPipe<T>(b,
+                Follow<EXPERT_MAJOR, PULLS>{a, t, c.rings[1].received, HtDivisor(a.row.numPieces),
+                                            sources, number},
                 a.follow, &c.work[1][1]);
+  if constexpr (PULLS) tellRead(g, *sources);
   leave<true>(
-      g, t, a.row.numPieces, began, [&](int r) { return EXPERT_MAJOR || r != g.rank; }, [] {});
+      g, t, a.row.numPieces, began,
+      [&](int r) { return EXPERT_MAJOR || (r != g.rank && !(PULLS && sources->rows[r])); },
+      [&] {
+        if constexpr (PULLS) {
+          awaitRead(g, *sources);
+          __syncthreads(); // the number of the operation stands until nobody waits any more
+        }
+      });
 }
 
-template <Elem T> const void *kernelOf(bool expertMajor) {
-  return expertMajor ? EP_KERNEL(combineKernel<T, true>) : EP_KERNEL(combineKernel<T, false>);
+template <Elem T> const void *kernelOf(bool expertMajor, bool pulls) {
+  return expertMajor ? EP_KERNEL(combineKernel<T, true, false>)
+         : pulls     ? EP_KERNEL(combineKernel<T, false, true>)
+                     : EP_KERNEL(combineKernel<T, false, false>);
 }
 
 } // namespace
 
-const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor) {
-  return dtype == TREFOIL_F32   ? kernelOf<Elem::F32>(expertMajor)
-         : dtype == TREFOIL_F16 ? kernelOf<Elem::F16>(expertMajor)
-                                : kernelOf<Elem::BF16>(expertMajor);
+const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool outOfWindows) {
+  return dtype == TREFOIL_F32   ? kernelOf<Elem::F32>(expertMajor, outOfWindows)
+         : dtype == TREFOIL_F16 ? kernelOf<Elem::F16>(expertMajor, outOfWindows)
+                                : kernelOf<Elem::BF16>(expertMajor, outOfWindows);
 }

@@ -44,16 +44,19 @@ struct HtCombineArgs {
   HtRow row;
   HtShape feed, follow;
   int split, ringBits, room, slotStride;
+  int sourcesAt; // in shared memory: where a combine out of windows reads
 };
 
 const void *epHtUpdateKernel();
 size_t epHtUpdateShared(int rows, int numLocal);
 const void *epHtDispatchKernel(bool expertMajor, bool direct);
-const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor);
+// outOfWindows: flat only.
+const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool outOfWindows);
 
 constexpr int HT_SCATTER_THREADS = 128;                    // a block of two scatter pipelines
 constexpr int HT_DIRECT_THREADS = HT_SCATTER_THREADS + 64; // with the warps for weights
 constexpr int HT_PAIRS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
+constexpr int HT_SOURCES_BYTES = EP_HT_MAX_RANKS * 12 + 8;
 constexpr int HT_REDUCE_WARPS = 7, HT_REDUCE_GROUPS = 2;
 constexpr int HT_REDUCE_VECTORS = // of 16 bytes, of a thread
     (EP_HT_PIECE_BYTES / 16 + HT_REDUCE_WARPS * 32 - 1) / (HT_REDUCE_WARPS * 32);

@@ -173,9 +173,12 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   a.op = *op;
   a.row = rowOf(op->rowBytes, 0, g.at);
   EP_TRY(checkRow(a.row, g));
-  EP_CHECK(aligned(op->tokens) && aligned(op->out), TREFOIL_INVALID_ARGUMENT,
-           "tokens must be 16-byte aligned");
-  const size_t shared = dealShared(a, expertMajor ? K : 1, R < K ? R : K, 0);
+  EP_CHECK(aligned(op->tokens) && aligned(op->out) && (op->input.tokens & 15) == 0,
+           TREFOIL_INVALID_ARGUMENT, "tokens must be 16-byte aligned");
+  const bool outOfWindows = op->input.is && !expertMajor;
+  const int spare = outOfWindows ? HT_SOURCES_BYTES : 0;
+  const size_t shared = dealShared(a, expertMajor ? K : 1, R < K ? R : K, spare);
+  a.sourcesAt = (int)shared;
   if (!expertMajor && a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
   a.feed.batch = expertMajor ? 8 : 6;
   a.feed.take = takeOf(a.feed.batch, R, K);
@@ -183,18 +186,19 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   a.ringBits = log2Of(g.at.ringUnits[1]);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
   a.split = splitOf(blocks, op->numFeeders, true, expertMajor, R, K);
-  return launch(epHtCombineKernel(op->dtype, expertMajor), blocks, HT_GATHER_THREADS, shared, &a,
-                stream);
+  return launch(epHtCombineKernel(op->dtype, expertMajor, outOfWindows), blocks, HT_GATHER_THREADS,
+                shared + spare, &a, stream);
 }
 
 extern "C" trefoil_result_t epHtLoad(void) {
-  const void *kernels[11];
+  const void *kernels[14];
   int n = 0;
   kernels[n++] = epHtUpdateKernel();
   for (int i = 0; i < 4; i++) kernels[n++] = epHtDispatchKernel(i & 1, i & 2);
   for (trefoil_dtype_t t : {TREFOIL_F32, TREFOIL_F16, TREFOIL_BF16}) {
-    kernels[n++] = epHtCombineKernel(t, false);
-    kernels[n++] = epHtCombineKernel(t, true);
+    kernels[n++] = epHtCombineKernel(t, false, false);
+    kernels[n++] = epHtCombineKernel(t, false, true);
+    kernels[n++] = epHtCombineKernel(t, true, false);
   }
   for (int i = 0; i < n; i++) {
     cudaFuncAttributes attributes;

@@ -61,7 +61,8 @@ typedef enum ep_ll_phase {
   EP_LL_PHASE_ROUTING = 2, /* which experts a token uses */
   EP_LL_PHASE_ROWS = 3,    /* a token's row */
   EP_LL_PHASE_WEIGHTS = 4, /* partial sums: a token's weights */
-  EP_LL_PHASE_BUFFER = 5   /* the peer has not finished the operation before the last one */
+  EP_LL_PHASE_BUFFER = 5,  /* the peer has not finished the operation before the last one */
+  EP_LL_PHASE_READ = 6 /* HT combine: the peer has not read its rows out of this rank's window */
 } ep_ll_phase_t;
 
 /* Which rank keeps this rank waiting. One a rank, in host memory mapped to the device; written only

@@ -153,6 +153,9 @@ trefoil_result_t epGpuFindWindow(ncclEpGroup_t group, ncclWindow_t window, ep_wi
 trefoil_result_t epGpuPeers(ncclEpGroup_t group, ncclWindow_t window, int numRanks, char **peers);
 /* The same of a window of the caller's; 0: some rank's cannot be reached. */
 int epGpuReaches(ncclWindow_t window, int numRanks, char **peers);
+/* Whether a window of the caller's (NULL: none) lies as far from the exchange memory on every rank, seen
+ * from here, as on this one; and how far. Asked at every call, as in gpu_ht.c. */
+int epGpuIsAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *distance);
 trefoil_result_t epGpuNccl(ncclComm_t comm, ncclResult_t result, const char *what);
 
 /* ---- gpu_group.c ---- */

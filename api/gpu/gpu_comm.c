@@ -82,6 +82,16 @@ int epGpuReaches(ncclWindow_t window, int numRanks, char **peers) {
   return 1;
 }
 
+int epGpuIsAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *distance) {
+  char *starts[EP_LL_MAX_RANKS];
+  if (!window || !epGpuReaches(window, g->R, starts)) return 0;
+  *distance = (int64_t)((uintptr_t)starts[g->me] - (uintptr_t)g->ll.peers[g->me]);
+  for (int r = 0; r < g->R; r++) {
+    if ((int64_t)((uintptr_t)starts[r] - (uintptr_t)g->ll.peers[r]) != *distance) return 0;
+  }
+  return 1;
+}
+
 trefoil_result_t epGpuPeers(ncclEpGroup_t group, ncclWindow_t window, int numRanks, char **peers) {
   for (int r = 0; r < numRanks; r++) {
     void *p = NULL;

@@ -164,18 +164,6 @@ trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
   return TREFOIL_OK;
 }
 
-/* A window, as the kernels want it: as far from the exchange memory on every rank, seen from here,
- * as on this one. Asked for at every call, as in gpu_ht.c. */
-static int isAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *distance) {
-  char *starts[EP_LL_MAX_RANKS];
-  if (!window || !epGpuReaches(window, g->R, starts)) return 0;
-  *distance = (int64_t)((uintptr_t)starts[g->me] - (uintptr_t)g->ll.peers[g->me]);
-  for (int r = 0; r < g->R; r++) {
-    if ((int64_t)((uintptr_t)starts[r] - (uintptr_t)g->ll.peers[r]) != *distance) return 0;
-  }
-  return 1;
-}
-
 /* Outputs that peers may write: all bytes that travel, in windows. Nothing is asked where nothing
  * would come of it, as that takes its time on the host. Not where launches of two handles are left
  * unordered: a send could come before this rank's own receive of the last but one, whose counters it
@@ -192,8 +180,8 @@ static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
       (g->fitsTwice && g->group->numHandles > 1) ||
       (w->way == EP_LL_WAY_AUTO &&
        !epLlPrefersStraight(op->numTokens, (size_t)(op->tokenBytes + op->scaleBytes), parts)) ||
-      !isAtOneDistance(g, call->out.tokensWindow, &w->tokens) ||
-      (op->scaleBytes && !isAtOneDistance(g, call->out.scalesWindow, &w->scales))) {
+      !epGpuIsAtOneDistance(g, call->out.tokensWindow, &w->tokens) ||
+      (op->scaleBytes && !epGpuIsAtOneDistance(g, call->out.scalesWindow, &w->scales))) {
     return;
   }
   w->tokens += (int64_t)call->out.tokensOffset;

@@ -132,6 +132,16 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   return epGpuHtAfter(h->htMemory, guard, g->noteOnDevice, stream);
 }
 
+/* Flat rows that peers may read where they lie. */
+static void findInput(const ep_gpu_group_t *g, const ep_combine_call_t *call, ep_ht_combine_t *op) {
+  if (op->handle.expertMajor || g->group->limits.zeroCopy == NCCL_EP_ZERO_COPY_OFF ||
+      !epGpuIsAtOneDistance(g, call->tokensWindow, &op->input.tokens)) {
+    return;
+  }
+  op->input.tokens += (int64_t)call->tokensOffset;
+  op->input.is = (op->input.tokens & 15) == 0;
+}
+
 trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *call,
                                 cudaStream_t stream) {
   ep_gpu_group_t *g = h->g;
@@ -142,6 +152,7 @@ trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *cal
   op.outWeights = call->outWeights;
   op.dtype = call->dtype;
   op.rowBytes = (int)((size_t)call->width * trefoilDtypeBytes(call->dtype));
+  findInput(g, call, &op);
   op.numSms = numSmsOf(g);
   /* as with dispatch: a rank without slots takes part in the backward pass */
   if (call->backward && !op.slotWeights) op.slotWeights = (const float *)g->ht.control;

@@ -26,6 +26,7 @@ struct HtControl {
   unsigned long long numbers[3]; // operations finished: dispatch, combine, Update
   HtRings rings[2];
   unsigned doneBefore[EP_HT_MAX_RANKS]; // dispatch: each source's count at the start
+  unsigned readBefore[EP_HT_MAX_RANKS]; // combine: each destination's
 };
 static_assert(sizeof(HtControl) <= EP_HT_CONTROL_BYTES, "control memory");
 

@@ -7,7 +7,7 @@
 //   goals    Update, dispatch and combine, both layouts, with the SMs of the goals and some others
 //   sweep    both operations and layouts by 4 to 32 SMs, and more
 //   feeders  the same with the SMs of the goals, by how many blocks feed first
-//   window   dispatch with outputs in windows, the caller's E4M3 rows too
+//   window   dispatch into windows, the caller's E4M3 rows too, and flat combine out of windows
 //   fp8      dispatch of the caller's E4M3 rows with f32 scales, a scale for 128
 //   twice    twice the tokens
 //   skewed   Zipf, a hot expert, a hot rank, against the bound from exact port loads
@@ -95,7 +95,7 @@ void layout(Rows &rows, Beside &beside, Ranks &w, const Options &o, bool expertM
   w.free();
 }
 
-// Flat, all blocks feed.
+// Flat: all blocks of a dispatch feed, all of a combine follow.
 void window(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
   for (const bool fp8 : {false, true}) {
     Work work;
@@ -103,6 +103,7 @@ void window(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
       for (const int sms : {32, 28, 24, 20, 16, 12, 10, 8, 6, 4}) {
         if (fp8 && sms > 24) continue;
         rows.time(work, 0, Sms{sms, 0});
+        if (!expertMajor && !fp8) rows.time(work, 1, Sms{sms, 0});
         for (int eighth = 3; expertMajor && eighth < 8; eighth++)
           rows.time(work, 0, Sms{sms, std::max(1, sms * eighth / 8)});
       }

@@ -22,7 +22,8 @@ struct Shape {
   bool expertMajor, drop, zeroCopyOn, idx64, count64, globalIds, finite, delays;
   trefoil_dtype_t dtype, combineDtype;
   int width, scaleBytes, combineWidth, holes;
-  int windows; // dispatch outputs lie in windows: 0 on no rank, 1 on all, 2 on some, not always the same
+  int windows; // dispatch outputs and combine inputs lie in windows: 0 on no rank, 1 on all, 2 on some,
+               // not always the same
   int spare;    // rows of the outputs past maxRecv
   int crowd;    // tokens go to the first experts only, so many; 0: to all
   bool sowsBad; // unused entries are now and then ids that no expert has
@@ -228,6 +229,9 @@ void openWindows(Rng &rng, const Shape &s, std::vector<StepRank> &step) {
       w.id = s.windows == 1 || !rng.one(4) ? 7 : 8;
       w.tokensOffset = 16 * rng.below(1000);
       w.scalesOffset = 16 * rng.below(1000);
+      ep_ht_combine_t &m = k.pass[back].combine;
+      m.input.is = s.windows == 1 || !rng.one(3);
+      m.input.tokens = (const char *)m.tokens - m.group.peers[m.group.rank];
     }
     for (StepRank &k : step) {
       for (int r = 0; r < s.R; r++) {

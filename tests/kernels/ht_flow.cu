@@ -136,6 +136,10 @@ void Run::queue(int round, int pass, int r) {
   c.dtype = TREFOIL_BF16;
   c.rowBytes = f.width * 2;
   c.numSms = f.numSms;
+  if (f.windows == 1 || (f.windows && round / 2 % 3)) {
+    c.input.is = 1;
+    c.input.tokens = (const char *)b.received - g.peers[r];
+  }
   if (pass == 1) {
     c.slotWeights = b.slotWeights;
     c.outWeights = b.outWeights;
