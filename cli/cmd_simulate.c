@@ -39,8 +39,8 @@ static int checkRequest(const request_t *q, simulated_t *s) {
   s->closedForm = engine == -1;
   s->run.engine = engine < 0 ? TREFOIL_ENGINE_AUTO : (trefoil_engine_t)engine;
   if (s->closedForm && whatIfNeedsEngine(&s->whatIf)) {
-    return cliUsage(verb, "the closed form knows neither failures, stragglers nor switches: leave "
-                          "out --engine closed-form");
+    return cliUsage(verb, "the closed form knows neither failures, stragglers, switches nor work "
+                          "beside: leave out --engine closed-form");
   }
   if (s->closedForm && (q->timeline || q->links || q->platform)) {
     return cliUsage(verb, "the closed form has no %s: leave out --engine closed-form",
@@ -220,6 +220,9 @@ static trefoil_result_t replay(const request_t *q, simulated_t *s, trefoil_sim_t
   s->run.seed = (uint64_t)s->args.seed;
   s->run.changes = s->whatIf.changes;
   s->run.numChanges = s->whatIf.numChanges;
+  s->run.flows = s->whatIf.flows;
+  s->run.numFlows = s->whatIf.numFlows;
+  s->run.hasProducts = s->whatIf.hasProducts;
   s->run.maxSpans = q->timeline ? s->maxSpans : 0;
   s->run.timeoutS = q->timeoutS;
   showStage(1, "the plan's transfers");

@@ -7,13 +7,16 @@
 #include "trefoil/sim.h"
 
 #define WHAT_IF_KINDS TREFOIL_NUM_CHANGES
-enum { maxChanges = 64 };
+enum { maxChanges = 64, maxFlows = 64 };
 
 typedef struct what_if {
   char *given[WHAT_IF_KINDS]; /* the options' texts, by trefoil_change_kind_t */
   double oversubscription, skewUs, zipf;
   trefoil_change_t changes[maxChanges];
   int numChanges;
+  char *beside; /* the option's text, of which the next three are made */
+  trefoil_flow_t flows[maxFlows];
+  int numFlows, hasProducts;
 } what_if_t;
 
 #define WHAT_IF_OPTIONS(w)                                                                         \
@@ -80,6 +83,14 @@ typedef struct what_if {
        CLI_POSITIVE,                                                                               \
        "leaf switches have X times less to the spines than to the nodes",                          \
        "X"},                                                                                       \
+      {"beside",                                                                                   \
+       0,                                                                                          \
+       POPT_ARG_STRING,                                                                            \
+       &(w)->beside,                                                                               \
+       0,                                                                                          \
+       "others copy from rank I to J, GBS GB/s (default and 0: what they get) from START to END "  \
+       "us; products: matrix products on the SMs left",                                            \
+       "I-J[:GBS[:START[:END]]],..."},                                                             \
   {                                                                                                \
     "zipf", 0, POPT_ARG_DOUBLE, &(w)->zipf, CLI_NOT_NEGATIVE,                                      \
         "experts popular by Zipf's law with exponent S (default 0: uniform)", "S"                  \

@@ -67,6 +67,8 @@ static const cost_field_t costFields[] = {
     COST("signals_per_expert", signalsPerExpert, 1),
     {"nvlink_back_share", offsetof(trefoil_costs_t, nvlinkBackShare), 0, 1},
     {"own_rows_stay", offsetof(trefoil_costs_t, ownRowsStay), 1, 1},
+    {"flow_share", offsetof(trefoil_costs_t, flowShare), 0, 1},
+    {"product_share", offsetof(trefoil_costs_t, productShare), 0, 1},
 };
 static const cost_field_t opFields[] = {
     OP_COST("launch_us", launchUs),
@@ -259,6 +261,9 @@ static trefoil_result_t takeAll(json_t *root, const char *file, trefoil_cost_rec
            TREFOIL_INVALID_ARGUMENT,
            "%s: nvlink_back_share %g, send_share %g and %g: must be less than 1 each", file,
            c->nvlinkBackShare, c->op[0].sendShare, c->op[1].sendShare);
+  EP_CHECK(c->flowShare < 1 && c->productShare < 1, TREFOIL_INVALID_ARGUMENT,
+           "%s: flow_share %g, product_share %g: must be less than 1 each", file, c->flowShare,
+           c->productShare);
   return TREFOIL_OK;
 }
 

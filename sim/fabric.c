@@ -128,10 +128,14 @@ static void setPorts(const work_t *w) {
     double t = bytes / (nvlink * w->nvlinkFactor[r]) + w->costs->nvlinkRowNs;
     w->f->row[TREFOIL_RESOURCE_NVLINK_OUT][r] = toFs(t * (1 + backOf(w, out, in)));
     w->f->row[TREFOIL_RESOURCE_NVLINK_IN][r] = toFs(t * (1 + backOf(w, in, out)));
+    w->f->gbPerS[TREFOIL_RESOURCE_NVLINK_OUT][r] = nvlink * w->nvlinkFactor[r];
+    w->f->gbPerS[TREFOIL_RESOURCE_NVLINK_IN][r] = nvlink * w->nvlinkFactor[r];
   }
   for (int p = 0; p < w->f->numPorts && w->numNodes > 1; p++) {
     ep_fs_t t = toFs(bytes / (nic * w->portFactor[p]) + w->costs->netMessageNs / rows);
     w->f->row[TREFOIL_RESOURCE_NIC_OUT][p] = w->f->row[TREFOIL_RESOURCE_NIC_IN][p] = t;
+    w->f->gbPerS[TREFOIL_RESOURCE_NIC_OUT][p] = nic * w->portFactor[p];
+    w->f->gbPerS[TREFOIL_RESOURCE_NIC_IN][p] = nic * w->portFactor[p];
   }
 }
 
@@ -204,7 +208,7 @@ static void setSms(const work_t *w) {
   double sendSms = areSplit ? sendSmsOf(w, &c, sms) : sms;
   double takeSms = areSplit ? sms - sendSms : sms;
   for (int r = 0; r < w->f->numRanks; r++) {
-    double speed = w->smFactor[r];
+    double speed = w->smFactor[r] * (w->run->hasProducts ? 1 - w->costs->productShare : 1);
     int64_t last = isDispatch ? replay->takenRows[r] : w->sim->numTokens[r];
     w->f->row[TREFOIL_RESOURCE_SEND][r] = toFs(sendNs(w, &c, r) / (sendSms * speed));
     w->f->row[TREFOIL_RESOURCE_RECEIVE][r] = toFs(takeNs(w, &c, r) / (takeSms * speed));
@@ -240,6 +244,8 @@ static trefoil_result_t setLeaves(const work_t *w) {
     if (ports == 0) continue;
     ep_fs_t t = toFs((double)w->replay->rowBytes * over / (nic * ports));
     f->row[TREFOIL_RESOURCE_LEAF_UP][leaf] = f->row[TREFOIL_RESOURCE_LEAF_DOWN][leaf] = t;
+    f->gbPerS[TREFOIL_RESOURCE_LEAF_UP][leaf] = nic * ports / over;
+    f->gbPerS[TREFOIL_RESOURCE_LEAF_DOWN][leaf] = nic * ports / over;
   }
   return TREFOIL_OK;
 }
@@ -292,6 +298,9 @@ static trefoil_result_t checkRun(const trefoil_sim_run_t *run, const trefoil_cos
   EP_CHECK(run->numChanges >= 0 && (run->numChanges == 0 || run->changes), TREFOIL_INVALID_ARGUMENT,
            "%d changes%s", run->numChanges,
            run->numChanges < 0 ? ": must not be negative" : ", but the list is NULL");
+  EP_CHECK(!run->hasProducts || costs->productShare > 0, TREFOIL_INVALID_ARGUMENT,
+           "the costs %s do not know what matrix products beside take: productShare is 0",
+           costs->name);
   return TREFOIL_OK;
 }
 
@@ -301,7 +310,7 @@ static trefoil_result_t allocate(work_t *w) {
   size_t R = (size_t)f->numRanks, P = (size_t)f->numPorts;
   size_t times =
       8 * R + 4 * P; /* 5 kinds of a rank, start, rest, heard; 2 of a port, 2 of a leaf */
-  size_t doubles = 3 * R + P;
+  size_t doubles = 5 * R + 5 * P; /* 3 of a rank, 1 of a port that differ; rates of ports, leaves */
   size_t bytes = times * sizeof(ep_fs_t) + doubles * sizeof(double) + (R + P) * sizeof(int32_t) + P;
   f->memory = calloc(1, bytes);
   EP_CHECK(f->memory, TREFOIL_SYSTEM_ERROR, "out of memory: %zu bytes for a fabric", bytes);
@@ -319,7 +328,12 @@ static trefoil_result_t allocate(work_t *w) {
   w->nvlinkFactor = w->portFactor + P;
   w->smFactor = w->nvlinkFactor + R;
   w->lateUs = w->smFactor + R;
-  f->portOf = (int32_t *)(w->lateUs + R);
+  double *rates = w->lateUs + R;
+  for (int k = TREFOIL_RESOURCE_NVLINK_OUT; k <= TREFOIL_RESOURCE_NIC_IN; k++) {
+    f->gbPerS[k] = rates;
+    rates += f->count[k];
+  }
+  f->portOf = (int32_t *)rates;
   f->leafOf = f->portOf + R;
   w->isDown = (char *)(f->leafOf + P);
   for (size_t i = 0; i < P + 2 * R; i++) w->portFactor[i] = 1;
@@ -339,7 +353,7 @@ static trefoil_result_t fill(work_t *w) {
   w->f->latency[TREFOIL_TIER_NVLINK] = toFs(w->costs->nvlinkLatencyNs);
   w->f->latency[TREFOIL_TIER_NET] = toFs(net < 0 ? cl->netLatencyUs * 1e3 : net);
   setHeard(w);
-  return TREFOIL_OK;
+  return epFlowsApply(w->f, w->shape, w->run, w->costs->flowShare);
 }
 
 trefoil_result_t epFabricBuild(ep_fabric_t *fabric, const trefoil_sim_t *sim,
@@ -367,6 +381,7 @@ trefoil_result_t epFabricBuild(ep_fabric_t *fabric, const trefoil_sim_t *sim,
 }
 
 void epFabricFree(ep_fabric_t *fabric) {
+  free(fabric->flowMemory);
   free(fabric->memory);
   memset(fabric, 0, sizeof *fabric);
 }

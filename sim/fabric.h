@@ -16,13 +16,32 @@ typedef struct ep_fabric {
   int32_t *portOf; /* [R] network port of a rank, after failures */
   int32_t *leafOf; /* [ports] */
   ep_fs_t latency[TREFOIL_NUM_TIERS];
-  void *memory;
+  double *gbPerS[TREFOIL_NUM_RESOURCES]; /* [count] of ports and leaves: bytes alone */
+  /* What flows of others leave (flows.c): up to until[p], left[kind][p * count + at] of a port. */
+  int numParts; /* 0: all of it, always */
+  ep_fs_t *until;
+  double *left[TREFOIL_NUM_RESOURCES];
+  void *memory, *flowMemory;
 } ep_fabric_t;
 
 /* Checks the run as far as it concerns the fabric. */
 trefoil_result_t epFabricBuild(ep_fabric_t *fabric, const trefoil_sim_t *sim,
                                const trefoil_sim_run_t *run, trefoil_op_t op);
 void epFabricFree(ep_fabric_t *fabric);
+
+/* Takes the run's flows off the ports. */
+trefoil_result_t epFlowsApply(ep_fabric_t *fabric, const trefoil_shape_t *shape,
+                              const trefoil_sim_run_t *run, double flowShare);
+/* When a resource that begins so much work, as by itself, is done with it. */
+ep_fs_t epServed(const ep_fabric_t *fabric, trefoil_resource_t kind, int at, ep_fs_t begin,
+                 ep_fs_t work);
+/* The part of a port's rate that flows leave in a part of the time. */
+static inline double epLeftOf(const ep_fabric_t *f, trefoil_resource_t kind, int at, int part) {
+  return f->left[kind][(size_t)part * (size_t)f->count[kind] + (size_t)at];
+}
+static inline int epIsPort(trefoil_resource_t kind) {
+  return kind >= TREFOIL_RESOURCE_NVLINK_OUT && kind <= TREFOIL_RESOURCE_NIC_IN;
+}
 
 /* Whether a move goes through the leaves' uplinks. */
 static inline int epCrossesLeaves(const ep_fabric_t *f, const ep_move_t *m) {

@@ -102,6 +102,40 @@ static void writeNetEdges(const xml_t *x, int r) {
   EDGE(sw, b, NIC_IN, port, RECEIVE, -1);
 }
 
+/* Calls back for each port and part of the time of which flows beside take something. */
+static void forTaken(const xml_t *x, void (*each)(const xml_t *, int kind, int at, int part)) {
+  for (int p = 0; p < x->f->numParts; p++) {
+    for (int k = 0; k < TREFOIL_NUM_RESOURCES; k++) {
+      if (!epIsPort((trefoil_resource_t)k)) continue;
+      for (int i = 0; i < x->f->count[k]; i++) {
+        if (epLeftOf(x->f, (trefoil_resource_t)k, i, p) < 1 && x->f->row[k][i] > 0)
+          each(x, k, i, p);
+      }
+    }
+  }
+}
+
+static void writeBesideHosts(const xml_t *x, int kind, int at, int part) {
+  put(x, "    <host id=\"" EP_BESIDE_NAME("o") "\" speed=\"1f\"/>\n", kind, at, part);
+  put(x, "    <host id=\"" EP_BESIDE_NAME("q") "\" speed=\"1f\"/>\n", kind, at, part);
+}
+
+static void writeBesideLink(const xml_t *x, int kind, int at, int part) {
+  double taken = 1 - epLeftOf(x->f, (trefoil_resource_t)kind, at, part);
+  double rate = (double)x->rowBytes * 1e15 / (double)x->f->row[kind][at] * taken;
+  put(x, "    <link id=\"" EP_BESIDE_NAME("beside") "\" bandwidth=\"%.17gBps\" latency=\"0s\"/>\n",
+      kind, at, part, rate);
+}
+
+static void writeBesideRoute(const xml_t *x, int kind, int at, int part) {
+  put(x,
+      "    <route src=\"" EP_BESIDE_NAME("o") "\" dst=\"" EP_BESIDE_NAME(
+          "q") "\" "
+               "symmetrical=\"NO\"><link_ctn id=\"" EP_BESIDE_NAME("beside") "\"/>",
+      kind, at, part, kind, at, part, kind, at, part);
+  put(x, "<link_ctn id=\"%s-%d\"/></route>\n", linkNames[kind], at);
+}
+
 static void writeHosts(const xml_t *x) {
   static const char *const kinds[] = {"g", "s", "n", "f", "u", "b"};
   int numKinds = x->hasForward ? 6 : x->hasNet ? 3 : 2;
@@ -130,7 +164,10 @@ int epPlatformWrite(FILE *file, const ep_fabric_t *f, const ep_replay_t *replay,
         "<platform version=\"4.1\">\n  <zone id=\"cluster\" routing=\"DijkstraCache\">\n",
         file);
   writeHosts(x);
+  forTaken(x, writeBesideHosts);
   writeLinks(x);
+  forTaken(x, writeBesideLink);
+  forTaken(x, writeBesideRoute);
   for (int r = 0; r < f->numRanks; r++) writeNvlinkEdges(x, r);
   for (int r = 0; r < f->numRanks && x->hasNet; r++) writeNetEdges(x, r);
   for (int l = 0; l < f->numLeaves; l++) {

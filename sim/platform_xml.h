@@ -6,6 +6,10 @@
 
 #include "sim/fabric.h"
 
+/* Between these hosts runs what flows of others take of a port in a part of the time, over a link of that
+ * rate and the port: kind, index, part. */
+#define EP_BESIDE_NAME(letter) letter "%d-%d-%d"
+
 /* Hosts of rank R, each with the links that one role of the rank crosses:
  *   gR  NVLink, as an origin or a target        nR  network, the same
  *   fR  NVLink, as a forwarder for its node     bR  network, the same (HT over nodes only)

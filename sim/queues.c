@@ -136,7 +136,7 @@ static void serve(queues_t *q, trefoil_resource_t kind, int at, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     int32_t id = q->keyed[i].id;
     q->head[id] = later(q->head[id] + latency, isFree);
-    isFree = q->head[id] + epRowsOf(q->replay, id) * row;
+    isFree = epServed(f, kind, at, q->head[id], epRowsOf(q->replay, id) * row);
     q->tail[id] = later(isFree, q->tail[id] + latency);
     if (kind == TREFOIL_RESOURCE_RECEIVE || kind == TREFOIL_RESOURCE_FORWARD) {
       q->timing->finish[at] = later(q->timing->finish[at], q->tail[id]);

@@ -33,12 +33,12 @@ void epLoadsFree(ep_loads_t *loads) {
   memset(loads, 0, sizeof *loads);
 }
 
-static ep_fs_t latencyAfter(const ep_fabric_t *f, int kind) {
+/* Of a row's way, before it comes to a port in or after it has left another. */
+static ep_fs_t latencyOf(const ep_fabric_t *f, int kind) {
   if (kind == TREFOIL_RESOURCE_NVLINK_OUT || kind == TREFOIL_RESOURCE_NVLINK_IN) {
     return f->latency[TREFOIL_TIER_NVLINK];
   }
-  int isNet = kind >= TREFOIL_RESOURCE_NIC_OUT && kind <= TREFOIL_RESOURCE_NIC_IN;
-  return isNet ? f->latency[TREFOIL_TIER_NET] : 0;
+  return epIsPort((trefoil_resource_t)kind) ? f->latency[TREFOIL_TIER_NET] : 0;
 }
 
 ep_lower_bound_t epLowerBound(const ep_loads_t *loads, const ep_fabric_t *f,
@@ -66,7 +66,9 @@ ep_lower_bound_t epLowerBound(const ep_loads_t *loads, const ep_fabric_t *f,
       if (__builtin_mul_overflow(loads->rows[k][i], f->row[k][i], &busy) || busy > EP_LONGEST_FS) {
         busy = (ep_fs_t)EP_LONGEST_FS;
       }
-      ep_fs_t end = begin + busy + latencyAfter(f, k);
+      int isIn = k == TREFOIL_RESOURCE_NVLINK_IN || k == TREFOIL_RESOURCE_NIC_IN;
+      ep_fs_t before = isIn ? latencyOf(f, k) : 0, after = latencyOf(f, k) - before;
+      ep_fs_t end = epServed(f, (trefoil_resource_t)k, i, begin + before, busy) + after;
       if (end > bound.time) bound = (ep_lower_bound_t){end, (trefoil_resource_t)k, i};
     }
   }

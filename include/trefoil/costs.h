@@ -60,6 +60,11 @@ typedef struct trefoil_costs {
                                flags, credits and acknowledgements; [0, 1) */
   int ownRowsStay;        /* 1: a rank's rows to itself are taken where they lie and pass no SM that
                                sends */
+  double
+      flowShare; /* of a port that both want, what flows of others get together, [0, 1); 0 = 0.5 */
+  double
+      productShare; /* what matrix products on the SMs that an operation leaves take of the rates of
+                             its own, by memory and clocks, [0, 1); 0 = not known */
   trefoil_op_costs_t op[2]; /* by trefoil_op_t */
 } trefoil_costs_t;
 
@@ -73,8 +78,8 @@ TREFOIL_API trefoil_result_t trefoilCostsIdeal(trefoil_costs_t *costs,
  * of the rows. */
 TREFOIL_API double trefoilCostsFixedUs(const trefoil_costs_t *costs, trefoil_op_t op,
                                        const trefoil_shape_t *shape);
-/* Numbers must be finite and, netLatencyNs apart, not negative; numSms >= 1; forwardShare, sendShare
- * and nvlinkBackShare < 1. */
+/* Numbers must be finite and, netLatencyNs apart, not negative; numSms >= 1; forwardShare, sendShare,
+ * nvlinkBackShare, flowShare and productShare < 1. */
 TREFOIL_API trefoil_result_t trefoilCostsCheck(const trefoil_costs_t *costs);
 
 #ifdef __cplusplus

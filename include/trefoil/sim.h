@@ -61,6 +61,15 @@ typedef struct trefoil_change {
   double factor; /* of the rate, or microseconds */
 } trefoil_change_t;
 
+/* Work of others beside the operation: bytes from rank to rank, say by copy engines, that pass no SM of the
+ * operation and take a part of each port on their way. */
+typedef struct trefoil_flow {
+  int from, to;   /* ranks, not the same */
+  double gbPerS;  /* what it wants; 0 = as much as it gets */
+  double startUs; /* after the start of a rank that is not late */
+  double endUs;   /* the same, more than startUs; 0 = it does not end */
+} trefoil_flow_t;
+
 typedef struct trefoil_sim_run {
   const trefoil_cluster_t *cluster;
   const trefoil_costs_t *costs; /* NULL: trefoilCostsIdeal */
@@ -71,6 +80,9 @@ typedef struct trefoil_sim_run {
   uint64_t seed;           /* of the skew */
   const trefoil_change_t *changes; /* [numChanges] */
   int numChanges;
+  const trefoil_flow_t *flows; /* [numFlows] */
+  int numFlows;
+  int hasProducts;  /* 1: the SMs that the operation leaves multiply matrices (productShare) */
   int64_t maxSpans; /* keep a timeline of at most this many spans; 0 = none */
   double timeoutS;  /* SimGrid's child: wall clock; 0 = 600 */
 } trefoil_sim_run_t;

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import ctypes as ct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from trefoil.simulator_structs import (
     Change,
     ClusterFields,
     CostFields,
+    Flow,
     IntervalFields,
     MoeFields,
     OpCosts,
@@ -315,10 +316,14 @@ class Simulation:
         start_skew_us: float = 0.0,
         seed: int = 1,
         changes: list[tuple[str, int, float]] | None = None,
+        flows: Sequence[tuple[float, ...]] = (),
+        products: bool = False,
     ) -> Result:
-        """changes: (kind, index, factor), see CHANGES and trefoil_change_t."""
+        """changes: (kind, index, factor), see CHANGES and trefoil_change_t. flows: (from, to), and
+        what of (GB/s, start, end) is not 0, see trefoil_flow_t."""
         listed = [Change(_index(CHANGES, k, "change"), i, f) for k, i, f in changes or []]
         array = (Change * len(listed))(*listed)
+        beside = (Flow * len(flows))(*(Flow(int(a), int(b), *more) for a, b, *more in flows))
         run = SimRun(
             ct.pointer(cluster.fields),
             ct.pointer(costs.fields) if costs else None,
@@ -329,6 +334,9 @@ class Simulation:
             seed,
             array,
             len(listed),
+            beside,
+            len(flows),
+            int(products),
         )
         raw = SimResult()
         _check(library().trefoilSimRun(self._sim, ct.byref(run), ct.byref(raw)))

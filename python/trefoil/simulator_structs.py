@@ -75,6 +75,8 @@ class CostFields(ct.Structure):
         ("signals_per_expert", ct.c_int),
         ("nvlink_back_share", ct.c_double),
         ("own_rows_stay", ct.c_int),
+        ("flow_share", ct.c_double),
+        ("product_share", ct.c_double),
         ("op", OpCosts * 2),
     )
 
@@ -170,6 +172,16 @@ class Change(ct.Structure):
     _fields_ = (("kind", ct.c_int), ("index", ct.c_int), ("factor", ct.c_double))
 
 
+class Flow(ct.Structure):
+    _fields_ = (
+        ("source", ct.c_int),
+        ("target", ct.c_int),
+        ("gb_per_s", ct.c_double),
+        ("start_us", ct.c_double),
+        ("end_us", ct.c_double),
+    )
+
+
 class SimRun(ct.Structure):
     _fields_ = (
         ("cluster", ct.POINTER(ClusterFields)),
@@ -181,6 +193,9 @@ class SimRun(ct.Structure):
         ("seed", ct.c_uint64),
         ("changes", ct.POINTER(Change)),
         ("num_changes", ct.c_int),
+        ("flows", ct.POINTER(Flow)),
+        ("num_flows", ct.c_int),
+        ("has_products", ct.c_int),
         ("max_spans", ct.c_int64),
         ("timeout_s", ct.c_double),
     )

@@ -56,6 +56,7 @@ def check_answers(schema: dict[str, Any]) -> None:
         ("--engine", "queues", "--gpus", 32, "--ep", 16, "--dispatch-dtype", "fp8"),
         ("--gpus", 320, "--physical-experts", 320, "--variant", "per-expert"),
         ("--cluster", "h100-single-rail", "--gpus", 16, "--slow-nic", "1:0.25"),
+        ("--gpus", 8, "--beside", "0-1:100,2-3"),
     ]
     for case in cases:
         answer = simulate(*small, *case)
@@ -238,6 +239,13 @@ def check_refusals() -> None:
         (["--mode", "ht", "--combine", "partial"], "is of ll"),
         (["--slow-nic", "1:2GB"], "I:FACTOR"),
         (["--late", "1:-5"], "0 or more"),
+        (["--beside", "0-8"], "8 ranks, 0 to 7"),
+        (["--beside", "0:1"], "expected I-J[:GBS[:START[:END]]]"),
+        (["--beside", "0-1:many"], "expected I-J"),
+        (["--beside", "1-1"], "must be two ranks"),
+        (["--beside", "0-1:0:5:2"], "a flow from 5 us to 2 us"),
+        (["--beside", "products"], "do not know what matrix products beside take"),
+        (["--beside", "0-1", "--engine", "closed-form"], "closed form knows neither"),
         (["--oversubscribe", "0"], "above 0"),
         (["--skew-us", "nan"], "0 or more"),
         (["--engine", "closed-form", "--rail-fail", "0"], "closed form knows neither"),

@@ -73,7 +73,10 @@ static inline int firstEngine(void) {
 }
 
 /* Both engines, to a nanosecond of a hundred (SimGrid adds up seconds in doubles). */
-#define NEAR(us, wanted) (fabs((us) - (wanted)) < 1e-5)
+#ifndef WORLD_NEAR_US
+#define WORLD_NEAR_US 1e-5
+#endif
+#define NEAR(us, wanted) (fabs((us) - (wanted)) < WORLD_NEAR_US)
 #define CHECK_US(w, op_, wanted)                                                                   \
   do {                                                                                             \
     for (int e_ = firstEngine(); e_ <= TREFOIL_ENGINE_QUEUES; e_++) {                              \
