@@ -142,8 +142,8 @@ void skewed(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
       Work work;
       if (ready(rows, work, w, shapeOf(o, expertMajor, false, windows), how, 1)) {
         if (windows) rows.time(work, 0, Sms{expertMajor ? 24 : 16, 0});
-        for (int combine = 0; !windows && combine < 2; combine++)
-          rows.time(work, combine, GOALS[expertMajor][combine]);
+        if (!windows) rows.time(work, 0, GOALS[expertMajor][0]);
+        if (!windows || !expertMajor) rows.time(work, 1, GOALS[expertMajor][1]);
       }
       w.free();
     }
