@@ -10,9 +10,9 @@
 //          the caller may overwrite its input.
 //   gradients of weights travel as words of two that say themselves that they are there, at once.
 //
-// There is one buffer for the words, and a rank without a window waits for nobody: it may be operations ahead.
-// So a word with a greater number than this combine's says that its writer had no window in this one,
-// for if it had, and this rank too, it would still be waiting for this rank's `reads`.
+// There is one buffer for the words, and a rank without a window waits for nobody: it may be operations
+// ahead. So a word with a greater number than this combine's says that its writer had no window in this
+// one, for if it had, and this rank too, it would still be waiting for this rank's `reads`.
 //
 // Memory order: what wrote the rows has ended before the launch; a system fence stands before the word,
 // another behind it at the reader, and each bulk load has its proxy fence.

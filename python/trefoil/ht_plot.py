@@ -49,7 +49,8 @@ def _draw(axes: Axes, rows: Sequence[Row], label: str, **style: Any) -> None:
 def _panel(axes: Axes, rows: Sequence[Row], operation: str) -> None:
     plain, window = curve(rows, operation), curve(rows, f"{operation} window")
     if window:
-        _draw(axes, window, "output in a window", color=SKY, marker="s", markersize=4)
+        side = "input" if operation.startswith("combine") else "output"
+        _draw(axes, window, f"{side} in a window", color=SKY, marker="s", markersize=4)
     if plain:
         _draw(axes, plain, "kernel, p50 to p99", color=BLUE, marker="o", markersize=4)
     shown = [*plain, *window]

@@ -50,6 +50,8 @@ GOALS = (
     Goal("dispatch flat", 480, 24, 0.94),
     Goal("combine flat", 490, 20, 0.93),
     Goal("combine flat", 505, 10),
+    Goal("combine flat window", 490, 20, 0.93),
+    Goal("combine flat window", 505, 10),
     Goal("dispatch expert-major window", 490, 24),
     Goal("dispatch expert-major", 490, 24),
     Goal("combine expert-major", 500, 28),

@@ -29,6 +29,7 @@ def bench() -> dict[str, Any]:
         row("dispatch flat", 32, 450.0),
         row("dispatch flat window", 12, 470.0),
         row("combine flat", 20, 495.0),
+        row("combine flat window", 10, 500.0),
         row("dispatch flat fp8", 16, 250.0),
         row("dispatch flat fp8", 24, 240.0),
         row("dispatch flat", 24, 960.0, tokens=8192),
@@ -58,6 +59,8 @@ def test_each_goal_takes_the_fastest_row_with_few_enough_sms() -> None:
     assert a["dispatch flat <= 480 us [24], >= 94 %"].figure.startswith("475.0 us [24]")
     assert a["dispatch flat window <= 465 us [12], >= 97 %"].reached is False
     assert a["combine flat <= 490 us [20], >= 93 %"].reached is False
+    assert a["combine flat window <= 505 us [10]"].reached is True
+    assert a["combine flat window <= 490 us [20], >= 93 %"].reached is False
     assert a["combine flat <= 505 us [10]"] == ht_rows.Answer(
         "combine flat <= 505 us [10]", "not measured", None
     )
