@@ -118,7 +118,7 @@ static json_t *figuresJson(const ep_gpu_times_t *t, ep_gpu_what_t what) {
 static const char *const whatNames[EP_GPU_NUM_WHAT] = {"empty", "dispatch", "combine", "both"};
 
 static const char *const routingNames[] = {"uniform", "zipf", "hot-expert", "hot-rank"};
-static const char *const besideNames[] = {"nothing", "copies", "gemm"};
+static const char *const besideNames[] = {"nothing", "copies", "copies-from-0", "gemm"};
 
 static int indexOf(const char *word, const char *const *names, int n) {
   for (int i = 0; i < n; i++)

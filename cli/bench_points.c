@@ -55,7 +55,7 @@ static const char *takePoint(json_t *j, ep_real_options_t *o) {
   if (!cliModes(mode, &modes) || (modes & (modes - 1))) return "mode names no single mode";
   if (!cliTakeVariant(variant, o)) return "variant is not known";
   if (cliRoutingOf(routing) < 0) return "routing is none of uniform, zipf, hot-expert, hot-rank";
-  if (cliBesideOf(beside) < 0) return "beside is none of nothing, copies, gemm";
+  if (cliBesideOf(beside) < 0) return "beside is none of nothing, copies, copies-from-0, gemm";
   if (!between((double)tokens, 1, 1 << 20) || !between((double)hidden, 1, 1 << 20))
     return "tokens and hidden are 1 to 1048576";
   if (experts < 1 || topk < 1 || topk > experts) return "experts and topk: 1 <= topk <= experts";

@@ -220,6 +220,7 @@ static int smsBeside(const real_t *run) {
 static trefoil_result_t startBeside(real_rank_t *rank) {
   const real_t *run = rank->run;
   if (run->options->beside == EP_REAL_BESIDE_NOTHING) return TREFOIL_OK;
+  if (run->options->beside == EP_REAL_BESIDE_COPIES_FROM_0 && rank->rank > 0) return TREFOIL_OK;
   rank->doing = "work beside";
   return epGpuBesideStart(&run->peers[rank->rank],
                           run->options->beside == EP_REAL_BESIDE_GEMM ? EP_GPU_GEMM : EP_GPU_COPIES,
@@ -375,6 +376,7 @@ static void sumUpBeside(real_t *run) {
   ep_gpu_times_t *t = &run->result->gpu;
   for (int r = 0; r < run->options->shape.numRanks; r++) {
     const gpu_rank_t *g = &run->gpuRanks[r];
+    if (r > 0 && run->options->beside == EP_REAL_BESIDE_COPIES_FROM_0) break;
     if (r == 0 || g->besideAlone < t->besideAlone) t->besideAlone = g->besideAlone;
     if (r == 0 || g->beside < t->beside) t->beside = g->beside;
   }

@@ -20,8 +20,9 @@ typedef struct ep_real_result ep_real_result_t;
 /* What runs on another stream of every GPU while an operation is timed. */
 typedef enum ep_real_beside {
   EP_REAL_BESIDE_NOTHING,
-  EP_REAL_BESIDE_COPIES, /* copy engines store to the next rank's memory */
-  EP_REAL_BESIDE_GEMM,   /* matrix products on the SMs that the operation leaves */
+  EP_REAL_BESIDE_COPIES,        /* copy engines store to the next rank's memory */
+  EP_REAL_BESIDE_COPIES_FROM_0, /* rank 0's alone */
+  EP_REAL_BESIDE_GEMM,          /* matrix products on the SMs that the operation leaves */
   EP_REAL_NUM_BESIDE
 } ep_real_beside_t;
 

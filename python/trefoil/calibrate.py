@@ -12,7 +12,7 @@ and at least fixed + NVLink's latency + hear_us + receive + rest. busy is what t
 busiest instance of each resource need (SMs that send, forward and receive, NVLink and network
 ports); the term behind it, only with several nodes in HT, is the time that the first chunk needs to
 get through the stages of the pipeline before they all work; rest is what receivers do after the
-last row.
+last row. Copies beside take flow_share of the NVLink ports that they cross, from start to end.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ Array = npt.NDArray[np.float64]
 ROW_KINDS = ("send", "forward", "nvlink-out", "nvlink-in", "nic-out", "nic-in", "receive")
 RECEIVE = 1  # of the busy times
 RANK_COUNTS = ("send", "leaving", "nvlink-out", "nvlink-in", "receive", "slots")
+NEAR_PORTS = ("nvlink-out", "nvlink-in")
 DIRECT, SELF = 0, 0  # a phase and a tier
 DEFAULT_CHUNK = 64
 
@@ -91,16 +92,16 @@ class Replay:
 
     def __init__(self, plans: Plans, cases: Sequence[Case], engine: str = "queues") -> None:
         self.plans, self.cases, self.engine = plans, list(cases), engine
-        self._runs: dict[tuple[int, int, float], list[int]] = {}  # both operations from one run
+        self._runs: dict[tuple[object, ...], list[int]] = {}  # both operations from one run
         for i, case in enumerate(self.cases):
-            self._runs.setdefault((id(plans.of(case)), case.sms, case.late_us), []).append(i)
+            self._runs.setdefault((id(plans.of(case)), *case.run_key), []).append(i)
 
     def predict(self, costs: Costs) -> Array:
         times = np.empty(len(self.cases))
-        for (_, sms, _), indices in self._runs.items():
+        for indices in self._runs.values():
             first = self.cases[indices[0]]
             result = self.plans.of(first).run(
-                self.plans.cluster, costs, self.engine, num_sms=sms, changes=first.changes
+                self.plans.cluster, costs, self.engine, **first.circumstances
             )
             for i in indices:
                 times[i] = result[self.cases[i].op].us
@@ -121,6 +122,7 @@ class ClosedForm:
         most = max((case.ranks for case in self.cases), default=1)
         self.ranks = {kind: np.zeros((len(self.cases), most)) for kind in RANK_COUNTS}
         self.row_bytes = np.empty(len(self.cases))
+        self.contested = {kind: np.zeros((len(self.cases), most)) for kind in NEAR_PORTS}
         for i, case in enumerate(self.cases):
             simulation = plans.of(case)
             counted = simulation.run(cluster, counting)[case.op]
@@ -136,11 +138,14 @@ class ClosedForm:
             own = np.diagonal(simulation.traffic(case.op, DIRECT, SELF)) // size
             self.ranks["leaving"][i, : case.ranks] = self.ranks["send"][i, : case.ranks] - own
             self.ranks["slots"][i, : case.ranks] = _slots(simulation, cluster, case.op)
+            for kind, ends in zip(NEAR_PORTS, zip(*case.flows, strict=True), strict=False):
+                self.contested[kind][i, list(ends)] = 1
         self.shapes = [plans.setting.workload(case).shape for case in self.cases]
         self.is_dispatch = np.array([case.op == "dispatch" for case in self.cases])
         self.tokens = np.array([case.tokens for case in self.cases], dtype=float)
         self.sms = np.array([case.sms for case in self.cases], dtype=float)
         self.has_net = self.rows[:, ROW_KINDS.index("nic-out")] > 0
+        self.has_products = np.array([case.beside == "gemm" for case in self.cases])
         self.is_ragged = np.array([case.ragged > 0 or case.empty_ranks > 0 for case in self.cases])
         several = np.array([case.nodes > 1 for case in self.cases])
         self.is_staged = several & (plans.setting.mode in ("ht", "ht-expert-major"))
@@ -176,17 +181,21 @@ class ClosedForm:
         taking = _work(ranks["receive"], take, np.where(is_dispatch, places, token))
         works = sending.max(axis=1), taking.max(axis=1)
         sends, takes = self._split(costs, np.where(self.is_staged, sms * (1 - share), sms), *works)
-        self.takes = takes
+        speed = np.where(self.has_products, 1 - costs.get("product_share"), 1)
+        self.takes = takes * speed
         messages = costs.get("net_message_ns") / (costs.get("rows_per_message") or 1)
         busy_ns = {
-            "send": sending.max(axis=1) / sends,
-            "receive": taking.max(axis=1) / takes,
-            "forward": rows["forward"] * np.where(self.is_dispatch, send, take) / (sms * share),
+            "send": sending.max(axis=1) / (sends * speed),
+            "receive": taking.max(axis=1) / (takes * speed),
+            "forward": rows["forward"]
+            * np.where(self.is_dispatch, send, take)
+            / (sms * share * speed),
         }
         port = size / nvlink + costs.get("nvlink_row_ns")
         for kind, other in (("nvlink-out", "nvlink-in"), ("nvlink-in", "nvlink-out")):
             work = _work(ranks[kind], port, back * ranks[other] * port[:, None])
-            busy_ns[kind] = work.max(axis=1)
+            left = 1 - (costs.get("flow_share") or 0.5) * self.contested[kind]
+            busy_ns[kind] = (work / left).max(axis=1)
         if nic > 0:
             for kind in ("nic-out", "nic-in"):
                 busy_ns[kind] = rows[kind] * (size / nic + messages)

@@ -1,8 +1,8 @@
 """Results of a campaign as tables: every figure with where it comes from, and what a fit reads.
 
     figures.csv   one row for each operation of each point, all columns
-    ll.csv        low latency, expert-major, plain and by itself: the columns of docs/fit.md, how
-                  tokens were routed, and how late the last rank started
+    ll.csv        low latency, expert-major, plain: the columns of docs/fit.md, how tokens were
+                  routed, how late the last rank started, and what ran beside
     ht.csv        the same of high throughput, flat
 
 Only points whose check passed become rows. Times are of the slowest rank, replayed from a graph.
@@ -40,6 +40,7 @@ COLUMNS = (*SHAPE, *CIRCUMSTANCES, *FIGURES, *PROVENANCE)
 LABELS = ("framework", "version", "device", "op_name", "kernel_source")
 TABLE_SHAPE = ("node_num", "hidden_size", "num_token", "num_topk", "num_experts", "num_gpus")
 ROUTING = ("routing", "skew", "ragged", "empty_ranks", "seed")
+HOW = ("late_us", "beside")
 LL_TIMES = ("combine_avg_t_us", "dispatch_avg_t_us", "sms")
 HT_TIMES = tuple(f"{op}_{part}" for op in OPS for part in ("sms", "transmit_us", "notify_us"))
 
@@ -102,8 +103,7 @@ def _write(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
 
 
 def _is_plain(row: Row, mode: str) -> bool:
-    plain = row["variant"] == "plain" and row["beside"] == "nothing"
-    return bool(row["mode"] == mode and plain)
+    return bool(row["mode"] == mode and row["variant"] == "plain")
 
 
 def fit_rows(rows: Iterable[Row], mode: str) -> list[Row]:
@@ -122,7 +122,8 @@ def fit_rows(rows: Iterable[Row], mode: str) -> list[Row]:
                 **{"hidden_size": row["hidden"], "num_token": row["tokens"]},
                 **{"num_topk": row["topk"], "num_experts": row["experts"]},
                 **{name: row[name] for name in ROUTING},
-                **{"late_us": row["start_skew_us"], "sms": row["sms"] or LL_DEFAULT_SMS},
+                **{"late_us": row["start_skew_us"], "beside": row["beside"]},
+                **{"sms": row["sms"] or LL_DEFAULT_SMS},
             },
         )
         op = row["op"]
@@ -139,6 +140,6 @@ def write_tables(folder: Path, lines: Iterable[Mapping[str, Any]]) -> dict[str, 
     for name, mode, times in (("ll.csv", LL, LL_TIMES), ("ht.csv", HT, HT_TIMES)):
         chosen = fit_rows(rows, mode)
         if chosen:
-            _write(folder / name, (*LABELS, *TABLE_SHAPE, *times, *ROUTING, "late_us"), chosen)
+            _write(folder / name, (*LABELS, *TABLE_SHAPE, *times, *ROUTING, *HOW), chosen)
             counts[name] = len(chosen)
     return counts

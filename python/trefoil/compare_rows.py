@@ -99,9 +99,9 @@ class Model:
         key = (cluster.name, workload)
         if key not in self._made:
             self._made[key] = Simulation(workload)
-        costs = self.costs_of(case)
-        found = self._made[key].run(cluster, costs, num_sms=case.sms, changes=case.changes)
-        return found[case.op]
+        costs, how = self.costs_of(case), case.circumstances
+        how["products"] &= costs.get("product_share") > 0  # others do not know what they take
+        return self._made[key].run(cluster, costs, **how)[case.op]
 
     def rates(self, case: Case) -> dict[str, float]:
         """10^9 bytes a second of a port: "nvlink", "net" (0: there is none)."""

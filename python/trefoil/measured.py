@@ -9,8 +9,8 @@ both with node_num, hidden_size, num_token (of a rank), num_topk, num_experts. B
 not read: they follow from the times. Lines that start with # are comments. A table of ours
 (docs/measure.md) may also have num_gpus, in place of a fixed number a node, and say how tokens were
 routed, so that the very same routing can be replayed: routing, skew, ragged, empty_ranks, seed. In
-late_us it says how much later than the others the last rank started, and in LL in sms how many SMs
-worked.
+late_us it says how much later than the others the last rank started, in LL in sms how many SMs
+worked, and in beside what ran meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ LL_COLUMNS = ("dispatch_avg_t_us", "combine_avg_t_us")
 HT_COLUMNS = tuple(f"{op}_{part}" for op in OPS for part in ("sms", "transmit_us", "notify_us"))
 LABELS = ("framework", "version", "device", "op_name", "kernel_source")
 GPUS_PER_NODE = 8
+BESIDES = ("nothing", "copies", "copies-from-0", "gemm")
 ROUTINGS = ("uniform", "zipf", "hot-expert", "hot-rank")
 
 
@@ -55,16 +56,30 @@ class Case:
     empty_ranks: int = 0
     seed: int = 1
     late_us: float = 0.0  # the last rank's start after the others'
+    beside: str = "nothing"  # what ran meanwhile (docs/measure.md), one of BESIDES
 
     @property
     def is_balanced(self) -> bool:
         even = self.routing == "uniform" and self.ragged == 0 and self.empty_ranks == 0
-        return even and self.late_us == 0
+        return even and self.late_us == 0 and self.beside == "nothing"
 
     @property
-    def changes(self) -> list[tuple[str, int, float]]:
-        """What differs from ranks in step, as the simulator takes it."""
-        return [("start-us", self.ranks - 1, self.late_us)] if self.late_us > 0 else []
+    def flows(self) -> list[tuple[int, int]]:
+        """From rank to rank, what copy engines carried beside."""
+        senders = {"copies": self.ranks, "copies-from-0": 1}.get(self.beside, 0)
+        return [(r, (r + 1) % self.ranks) for r in range(senders) if self.ranks > 1]
+
+    @property
+    def circumstances(self) -> dict[str, Any]:
+        """What differs from ranks in step and by themselves, as Simulation.run takes it."""
+        late = [("start-us", self.ranks - 1, self.late_us)] if self.late_us > 0 else []
+        found = {"num_sms": self.sms, "changes": late, "flows": self.flows}
+        return {**found, "products": self.beside == "gemm"}
+
+    @property
+    def run_key(self) -> tuple[object, ...]:
+        """The same where one run of the simulator answers."""
+        return (self.sms, self.late_us, self.beside)
 
     @property
     def point(self) -> dict[str, int]:
@@ -97,14 +112,15 @@ def _time(text: str | None, where: str) -> float:
 
 
 def _routing_of(row: dict[str, str | None], where: str) -> dict[str, Any]:
-    """The columns that say how tokens were routed, where the table has them."""
+    """The columns that say how tokens were routed and what ran beside, where the table has them."""
     found: dict[str, Any] = {}
-    if "routing" in row:
-        found["routing"] = row["routing"]
-        if row["routing"] not in ROUTINGS:
-            raise TableError(
-                f"{where}routing is {row['routing']!r}: known are {', '.join(ROUTINGS)}"
-            )
+    for column, known in (("routing", ROUTINGS), ("beside", BESIDES)):
+        if column in row:
+            found[column] = row[column]
+            if row[column] not in known:
+                raise TableError(
+                    f"{where}{column} is {row[column]!r}: known are {', '.join(known)}"
+                )
     for column in ("skew", "ragged", "late_us"):
         if column in row:
             found[column] = _number(row[column], where + column)

@@ -14,7 +14,7 @@ from trefoil.simulator import Costs
 
 ROW_COLUMNS = (
     *("nodes", "ranks", "hidden", "experts", "topk", "sms", "tokens"),
-    *("routing", "ragged", "empty_ranks", "seed", "late_us"),
+    *("routing", "ragged", "empty_ranks", "seed", "late_us", "beside"),
 )
 
 

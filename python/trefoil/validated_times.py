@@ -83,15 +83,13 @@ class Rows:
 
     def __init__(self, plans: Plans, record: CostRecord, costs: Costs) -> None:
         self._plans, self._record, self._costs = plans, record, costs
-        self._runs: dict[tuple[int, int, float], Result] = {}
+        self._runs: dict[tuple[object, ...], Result] = {}
 
     def of(self, case: Case, part: str) -> TimedRow:
         simulation = self._plans.of(case)
-        key = (id(simulation), case.sms, case.late_us)
+        key = (id(simulation), *case.run_key)
         if key not in self._runs:
-            self._runs[key] = simulation.run(
-                self._plans.cluster, self._costs, num_sms=case.sms, changes=case.changes
-            )
+            self._runs[key] = simulation.run(self._plans.cluster, self._costs, **case.circumstances)
         found = self._runs[key][case.op]
         interval = self._record.interval(case.op, {**case.point, "sms": case.sms}, found.us)
         busy = found.max_busy_us

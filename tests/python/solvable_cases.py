@@ -53,6 +53,7 @@ class Case:
     costs: dict[str, float] = field(default_factory=dict)  # more than ports; of one node
     op: str = "dispatch"
     experts: int = 0  # 0: one a rank
+    flows: tuple[tuple[float, ...], ...] = ()  # of others beside, see Simulation.run
 
     def times(self, engine: str) -> tuple[float, float]:
         """(by the engine, by the closed form) of the operation."""
@@ -77,7 +78,8 @@ class Case:
         )
         simulation, cluster = Simulation(workload, idx), Cluster(self.cluster)
         costs = Costs({**KERNEL_COSTS, **self.costs}) if self.costs else None
-        result = simulation.run(cluster, costs, engine, changes=self.changes)[self.op]
+        how = {"changes": self.changes, "flows": self.flows}
+        result = simulation.run(cluster, costs, engine, **how)[self.op]
         if costs is None:
             return result.us, result.closed_form_us
         return result.us, self._closed_form(simulation, costs)
@@ -86,7 +88,8 @@ class Case:
         w = simulation.workload
         shape = (w.ranks, ROW // 2, w.tokens, w.topk, w.experts, round(costs.get("num_sms")))
         ragged = float(any(len(self.sends.get(r, [])) < w.tokens for r in range(self.ranks)))
-        measured = Measured(self.op, self.mode, 1, *shape, 1.0, ragged=ragged)
+        beside = "copies-from-0" if self.flows == ((0, 1),) else "nothing"  # steady ones alone
+        measured = Measured(self.op, self.mode, 1, *shape, 1.0, ragged=ragged, beside=beside)
         plans = Plans(Setting(self.mode, "ours", self.cluster))
         plans.of = lambda case: simulation  # type: ignore[method-assign]
         return float(ClosedForm(plans, [measured]).predict(costs)[0])
@@ -103,11 +106,13 @@ def _kernel(
     sends: dict[int, list[tuple[int, ...]]],
     op: str = "dispatch",
     experts: int = 0,
+    flows: tuple[tuple[float, ...], ...] = (),
     **costs: float,
 ) -> Case:
     """Two ranks of a node and a cost of their kernels."""
     exact = NEAR_FIXED + us
-    return Case(name, exact, sends, ranks=2, costs=costs, op=op, experts=experts)
+    more = {"op": op, "experts": experts, "flows": flows}
+    return Case(name, exact, sends, ranks=2, costs=costs, **more)
 
 
 CASES = (
@@ -202,6 +207,34 @@ CASES = (
         **{"combine.rest_gb_per_s_per_sm": SM},
     ),
     # 70 rows one way; the rank without tokens is asked for them for 30 us.
+    # Of the port that 70 rows need for 10 us a copy takes six tenths.
+    _kernel(
+        "a copy over the busiest port",
+        70 * PORT / 0.4,
+        {0: [(1,)] * 70},
+        flows=((0, 1),),
+        flow_share=0.6,
+    ),
+    # The same copy, and rows the other way.
+    _kernel(
+        "a copy over an idle port", 70 * PORT, {1: [(0,)] * 70}, flows=((0, 1),), flow_share=0.6
+    ),
+    # Rows leave at 3 us; until 15.5 they have four tenths of the port, so half of them is through.
+    _kernel(
+        "a copy that ends halfway",
+        12.5 + 35 * PORT,
+        {0: [(1,)] * 70},
+        flows=((0, 1, 0, 0, 15.5),),
+        flow_share=0.6,
+    ),
+    # Half of the rows are through when it begins, at 8 us.
+    _kernel(
+        "a copy that begins halfway",
+        5 + 35 * PORT / 0.4,
+        {0: [(1,)] * 70},
+        flows=((0, 1, 0, 8),),
+        flow_share=0.6,
+    ),
     _kernel("missing tokens", 70 * PORT + 30, {0: [(1,)] * 70}, **{"dispatch.missing_us": 30}),
 )
 

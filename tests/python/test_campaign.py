@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from trefoil.calibrate import ClosedForm, Plans, Replay, Setting
 from trefoil.campaign import HT, LL, Point, point_of, scaled_down, stages
 from trefoil.campaign_rows import fit_rows, rows_of, write_tables
 from trefoil.campaign_run import main
 from trefoil.measured import TableError, read_table
+from trefoil.simulator import Costs
 from trefoil.split import load_split
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +38,10 @@ def test_the_plan_covers_what_was_asked() -> None:
     at_4 = [p for p in points if p.gpus == 4]
     assert {1, 2, 128} <= {p.tokens for p in at_4 if p.mode == LL}
     assert {512, 4096, 8192} <= {p.tokens for p in at_4 if p.mode == HT}
-    assert {p.hidden for p in at_4} == {2048, 3072, 4096, 5120, 6144, 7168}
-    assert {p.topk for p in at_4} == {1, 2, 4, 6, 8, 12, 16}
+    assert {p.hidden for p in at_4} == {2048, 2560, 4096, 6656, 7168}
+    assert {p.topk for p in at_4} == {1, 2, 3, 4, 5, 8, 10, 16}
     assert {p.routing for p in at_4} == {"uniform", "zipf", "hot-rank", "hot-expert"}
-    assert {p.beside for p in at_4} == {"nothing", "copies", "gemm"}
+    assert {p.beside for p in at_4} == {"nothing", "copies", "copies-from-0", "gemm"}
     assert {p.variant for p in at_4} == {"plain", "e4m3", "partial", "fp8", "backward"}
     assert any(p.ragged for p in at_4) and any(p.start_skew_us for p in at_4)
     assert len({p.sms for p in at_4 if p.mode == HT}) >= 8
@@ -95,16 +97,16 @@ def test_a_fit_reads_only_plain_rows_with_their_routing(tmp_path: Path) -> None:
         if p.mode in (LL, HT)  # others have no table
     ]
     counts = write_tables(tmp_path, lines)
-    plain = [line for line in lines if line["variant"] == "plain" and line["beside"] == "nothing"]
+    plain = [line for line in lines if line["variant"] == "plain"]
     assert counts["ll.csv"] + counts["ht.csv"] == len(plain) < len(lines)
-    assert not fit_rows(rows_of([line_of(Point(4, LL, 64, beside="copies"), 1.0)]), LL)
+    assert not fit_rows(rows_of([line_of(Point(4, LL, 64, variant="e4m3"), 1.0)]), LL)
     cases = read_table(tmp_path / "ll.csv")
     assert {c.ranks for c in cases} == {2, 4}
     assert {c.sms for c in cases} >= {132, 64} and {c.late_us for c in cases} >= {0, 5, 20, 100}
     balanced = {(c.routing, c.ragged, c.empty_ranks, c.late_us) for c in cases if c.is_balanced}
     assert balanced == {("uniform", 0.0, 0, 0.0)} and not all(c.is_balanced for c in cases)
     assert {c.routing for c in cases} == {"uniform", "zipf", "hot-rank", "hot-expert"}
-    assert {c.seed for c in cases} == {1, 2, 3, 4, 5} and 1.0 in {c.ragged for c in cases}
+    assert {c.seed for c in cases} == {1, 6, 7, 9} and 1.0 in {c.ragged for c in cases}
     assert {c.sms for c in read_table(tmp_path / "ht.csv")} >= {8, 16, 32}
 
 
@@ -117,12 +119,35 @@ def test_the_split_parts_the_plan(tmp_path: Path, mode: str) -> None:
     assert not set(inside) & set(outside) and len(inside) >= 14
     rest = [c for c in cases if c not in set(inside) | set(outside)]
     assert all(c.ranks == 1 or (mode == "ll" and c.topk > 8) for c in rest)
-    assert all(c.ranks == 2 and c.tokens % 2 == 0 and c.is_balanced for c in inside)
+    assert all(c.ranks == 2 and c.tokens % 2 == 0 and c.seed == 1 for c in inside)
+    even = [c for c in inside if c.beside == "nothing"]
+    assert all(c.is_balanced for c in even) and len(even) == len(inside) - 4
+    assert {c.beside for c in inside} == {"nothing", "copies", "gemm"}
+    assert {c.beside for c in outside} == {"nothing", "copies", "copies-from-0", "gemm"}
     assert {c.hidden for c in inside} == {7168, 2048}
     assert {c.ranks for c in outside} == {2, 4} and any(c.tokens % 2 for c in outside)
-    assert {c.hidden for c in outside} >= {2048, 3072, 4096, 5120, 6144, 7168}
-    assert {c.late_us for c in outside} >= {0, 5, 10, 20, 50, 100}
+    assert {c.hidden for c in outside} >= {2048, 2560, 4096, 6656, 7168}
+    assert {c.late_us for c in outside} >= {0, 5, 15, 20, 35, 100}
     assert {c.routing for c in outside} == {"uniform", "zipf", "hot-rank", "hot-expert"}
+
+
+def test_what_runs_beside_is_replayed(tmp_path: Path) -> None:
+    kinds = ("nothing", "copies", "copies-from-0", "gemm")
+    write_tables(tmp_path, [line_of(Point(4, HT, 256, beside=kind), 30.0) for kind in kinds])
+    cases = read_table(tmp_path / "ht.csv")
+    ring, first = [(0, 1), (1, 2), (2, 3), (3, 0)], [(0, 1)]
+    assert [c.flows for c in cases if c.op == "combine"] == [[], ring, first, []]
+    assert [c.circumstances["products"] for c in cases[::2]] == [False, False, False, True]
+    assert [c.is_balanced for c in cases[::2]] == [True, False, False, False]
+    plans = Plans(Setting("ht", "ours", "h200-x4", 4, "bf16"))
+    values = {"num_sms": 32, "nvlink_gb_per_s": 350, "flow_share": 0.6, "product_share": 0.2}
+    costs = Costs({**values, "combine.send_row_ns": 12000})  # SMs of a combine, ports of a dispatch
+    times = Replay(plans, cases).predict(costs).reshape(4, 2)
+    assert times[1, 0] == pytest.approx(times[0, 0] / 0.4, rel=0.02)
+    assert times[3, 1] == pytest.approx(times[0, 1] / 0.8, rel=0.02)
+    assert times[3, 0] == times[0, 0] and times[0, 0] < times[2, 0] < times[1, 0]
+    near = ClosedForm(plans, cases).predict(costs).reshape(4, 2)
+    assert near == pytest.approx(times, rel=0.05)
 
 
 def test_a_strange_routing_is_refused(tmp_path: Path) -> None:
@@ -130,6 +155,9 @@ def test_a_strange_routing_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "ll.csv"
     table.write_text(table.read_text().replace("uniform", "cold"))
     with pytest.raises(TableError, match="line 2: routing is 'cold'"):
+        read_table(table)
+    table.write_text(table.read_text().replace("cold", "uniform").replace("nothing", "music"))
+    with pytest.raises(TableError, match="line 2: beside is 'music'"):
         read_table(table)
 
 

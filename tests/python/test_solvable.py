@@ -12,6 +12,8 @@ BLIND = {  # what the closed form says less than, by the case's comment
     "a card down",
     "a rank 250 us late",
     "HT: the last chunk is forwarded",
+    "a copy that ends halfway",
+    "a copy that begins halfway",
 }
 
 
