@@ -67,7 +67,6 @@ static const cost_field_t costFields[] = {
     COST("signals_per_expert", signalsPerExpert, 1),
     {"nvlink_back_share", offsetof(trefoil_costs_t, nvlinkBackShare), 0, 1},
     {"own_rows_stay", offsetof(trefoil_costs_t, ownRowsStay), 1, 1},
-    {"flow_share", offsetof(trefoil_costs_t, flowShare), 0, 1},
     {"product_share", offsetof(trefoil_costs_t, productShare), 0, 1},
 };
 static const cost_field_t opFields[] = {
@@ -89,6 +88,7 @@ static const cost_field_t opFields[] = {
     OPTIONAL_COST("hear_us", hearUs),
     OPTIONAL_COST("rest_gb_per_s_per_sm", restGbPerSPerSm),
     OPTIONAL_COST("missing_us", missingUs),
+    OPTIONAL_COST("flow_share", flowShare),
 };
 enum {
   numCostFields = sizeof costFields / sizeof *costFields,
@@ -261,9 +261,10 @@ static trefoil_result_t takeAll(json_t *root, const char *file, trefoil_cost_rec
            TREFOIL_INVALID_ARGUMENT,
            "%s: nvlink_back_share %g, send_share %g and %g: must be less than 1 each", file,
            c->nvlinkBackShare, c->op[0].sendShare, c->op[1].sendShare);
-  EP_CHECK(c->flowShare < 1 && c->productShare < 1, TREFOIL_INVALID_ARGUMENT,
-           "%s: flow_share %g, product_share %g: must be less than 1 each", file, c->flowShare,
-           c->productShare);
+  EP_CHECK(c->productShare < 1 && c->op[0].flowShare < 1 && c->op[1].flowShare < 1,
+           TREFOIL_INVALID_ARGUMENT,
+           "%s: product_share %g, flow_share %g and %g: must be less than 1 each", file,
+           c->productShare, c->op[0].flowShare, c->op[1].flowShare);
   return TREFOIL_OK;
 }
 

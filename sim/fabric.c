@@ -353,7 +353,7 @@ static trefoil_result_t fill(work_t *w) {
   w->f->latency[TREFOIL_TIER_NVLINK] = toFs(w->costs->nvlinkLatencyNs);
   w->f->latency[TREFOIL_TIER_NET] = toFs(net < 0 ? cl->netLatencyUs * 1e3 : net);
   setHeard(w);
-  return epFlowsApply(w->f, w->shape, w->run, w->costs->flowShare);
+  return epFlowsApply(w->f, w->shape, w->run, w->op->flowShare);
 }
 
 trefoil_result_t epFabricBuild(ep_fabric_t *fabric, const trefoil_sim_t *sim,

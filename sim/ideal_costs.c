@@ -41,6 +41,8 @@ static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
            "costs: forwardShare %.10g%s: must be in [0, 1)", c->forwardShare, of);
   EP_CHECK(c->sendShare >= 0 && c->sendShare < 1, TREFOIL_INVALID_ARGUMENT,
            "costs: sendShare %.10g%s: must be in [0, 1)", c->sendShare, of);
+  EP_CHECK(c->flowShare >= 0 && c->flowShare < 1, TREFOIL_INVALID_ARGUMENT,
+           "costs: flowShare %.10g%s: must be in [0, 1)", c->flowShare, of);
   const named_number_t numbers[] = {
       {"launchUs", c->launchUs},
       {"tokenNs", c->tokenNs},
@@ -68,8 +70,6 @@ trefoil_result_t trefoilCostsCheck(const trefoil_costs_t *c) {
            "costs: %d SMs: must be in [1, 4096]", c->numSms);
   EP_CHECK(c->nvlinkBackShare >= 0 && c->nvlinkBackShare < 1, TREFOIL_INVALID_ARGUMENT,
            "costs: nvlinkBackShare %.10g: must be in [0, 1)", c->nvlinkBackShare);
-  EP_CHECK(c->flowShare >= 0 && c->flowShare < 1, TREFOIL_INVALID_ARGUMENT,
-           "costs: flowShare %.10g: must be in [0, 1)", c->flowShare);
   EP_CHECK(c->productShare >= 0 && c->productShare < 1, TREFOIL_INVALID_ARGUMENT,
            "costs: productShare %.10g: must be in [0, 1)", c->productShare);
   double net = c->netLatencyNs;

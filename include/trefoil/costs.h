@@ -42,6 +42,8 @@ typedef struct trefoil_op_costs {
                              (combine), a second and SM; 0 = all is hidden */
   double missingUs; /* more where a rank has fewer tokens than the shape's: receivers look for them
                        until a word says that there are no more */
+  double flowShare; /* of a port that both want, what flows of others get together, [0, 1): less if
+                       the operation has more stores under way; 0 = 0.5 */
 } trefoil_op_costs_t;
 
 /* All zero but numSms is legal: then only bytes over ports take time. */
@@ -60,11 +62,8 @@ typedef struct trefoil_costs {
                                flags, credits and acknowledgements; [0, 1) */
   int ownRowsStay;        /* 1: a rank's rows to itself are taken where they lie and pass no SM that
                                sends */
-  double
-      flowShare; /* of a port that both want, what flows of others get together, [0, 1); 0 = 0.5 */
-  double
-      productShare; /* what matrix products on the SMs that an operation leaves take of the rates of
-                             its own, by memory and clocks, [0, 1); 0 = not known */
+  double productShare;    /* what matrix products on the SMs that an operation leaves take of the
+                          rates of its own, by memory and clocks, [0, 1); 0 = not known */
   trefoil_op_costs_t op[2]; /* by trefoil_op_t */
 } trefoil_costs_t;
 

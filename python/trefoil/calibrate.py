@@ -191,10 +191,12 @@ class ClosedForm:
             * np.where(self.is_dispatch, send, take)
             / (sms * share * speed),
         }
+        taken = self._of_op(costs, "flow_share")
+        taken = np.where(taken > 0, taken, 0.5)
         port = size / nvlink + costs.get("nvlink_row_ns")
         for kind, other in (("nvlink-out", "nvlink-in"), ("nvlink-in", "nvlink-out")):
             work = _work(ranks[kind], port, back * ranks[other] * port[:, None])
-            left = 1 - (costs.get("flow_share") or 0.5) * self.contested[kind]
+            left = 1 - taken[:, None] * self.contested[kind]
             busy_ns[kind] = (work / left).max(axis=1)
         if nic > 0:
             for kind in ("nic-out", "nic-in"):

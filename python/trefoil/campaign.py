@@ -218,7 +218,8 @@ def _circumstances(g: int) -> Iterator[Point]:
     for sms in (16, 24):
         yield _ht(g, 4096, sms=sms, beside="gemm")
     yield _ht(g, 4096, beside="copies")
-    yield _ll(g, 64, beside="copies")
+    for tokens in (64, 16):
+        yield _ll(g, tokens, beside="copies")
     yield _ll(g, 64, sms=64, beside="gemm")
     yield _ll(g, 64, sms=64)
 

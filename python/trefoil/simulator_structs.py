@@ -58,6 +58,7 @@ class OpCosts(ct.Structure):
         ("hear_us", ct.c_double),
         ("rest_gb_per_s_per_sm", ct.c_double),
         ("missing_us", ct.c_double),
+        ("flow_share", ct.c_double),
     )
 
 
@@ -75,7 +76,6 @@ class CostFields(ct.Structure):
         ("signals_per_expert", ct.c_int),
         ("nvlink_back_share", ct.c_double),
         ("own_rows_stay", ct.c_int),
-        ("flow_share", ct.c_double),
         ("product_share", ct.c_double),
         ("op", OpCosts * 2),
     )

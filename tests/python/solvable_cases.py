@@ -213,11 +213,15 @@ CASES = (
         70 * PORT / 0.4,
         {0: [(1,)] * 70},
         flows=((0, 1),),
-        flow_share=0.6,
+        **{"dispatch.flow_share": 0.6},
     ),
     # The same copy, and rows the other way.
     _kernel(
-        "a copy over an idle port", 70 * PORT, {1: [(0,)] * 70}, flows=((0, 1),), flow_share=0.6
+        "a copy over an idle port",
+        70 * PORT,
+        {1: [(0,)] * 70},
+        flows=((0, 1),),
+        **{"dispatch.flow_share": 0.6},
     ),
     # Rows leave at 3 us; until 15.5 they have four tenths of the port, so half of them is through.
     _kernel(
@@ -225,7 +229,7 @@ CASES = (
         12.5 + 35 * PORT,
         {0: [(1,)] * 70},
         flows=((0, 1, 0, 0, 15.5),),
-        flow_share=0.6,
+        **{"dispatch.flow_share": 0.6},
     ),
     # Half of the rows are through when it begins, at 8 us.
     _kernel(
@@ -233,7 +237,7 @@ CASES = (
         5 + 35 * PORT / 0.4,
         {0: [(1,)] * 70},
         flows=((0, 1, 0, 8),),
-        flow_share=0.6,
+        **{"dispatch.flow_share": 0.6},
     ),
     _kernel("missing tokens", 70 * PORT + 30, {0: [(1,)] * 70}, **{"dispatch.missing_us": 30}),
 )

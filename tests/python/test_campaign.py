@@ -121,7 +121,7 @@ def test_the_split_parts_the_plan(tmp_path: Path, mode: str) -> None:
     assert all(c.ranks == 1 or (mode == "ll" and c.topk > 8) for c in rest)
     assert all(c.ranks == 2 and c.tokens % 2 == 0 and c.seed == 1 for c in inside)
     even = [c for c in inside if c.beside == "nothing"]
-    assert all(c.is_balanced for c in even) and len(even) == len(inside) - 4
+    assert all(c.is_balanced for c in even) and len(inside) - len(even) in (4, 6)
     assert {c.beside for c in inside} == {"nothing", "copies", "gemm"}
     assert {c.beside for c in outside} == {"nothing", "copies", "copies-from-0", "gemm"}
     assert {c.hidden for c in inside} == {7168, 2048}
@@ -140,8 +140,9 @@ def test_what_runs_beside_is_replayed(tmp_path: Path) -> None:
     assert [c.circumstances["products"] for c in cases[::2]] == [False, False, False, True]
     assert [c.is_balanced for c in cases[::2]] == [True, False, False, False]
     plans = Plans(Setting("ht", "ours", "h200-x4", 4, "bf16"))
-    values = {"num_sms": 32, "nvlink_gb_per_s": 350, "flow_share": 0.6, "product_share": 0.2}
-    costs = Costs({**values, "combine.send_row_ns": 12000})  # SMs of a combine, ports of a dispatch
+    values = {"num_sms": 32, "nvlink_gb_per_s": 350, "product_share": 0.2}
+    values |= {"dispatch.flow_share": 0.6, "combine.send_row_ns": 12000}  # ports, SMs
+    costs = Costs(values)
     times = Replay(plans, cases).predict(costs).reshape(4, 2)
     assert times[1, 0] == pytest.approx(times[0, 0] / 0.4, rel=0.02)
     assert times[3, 1] == pytest.approx(times[0, 1] / 0.8, rel=0.02)

@@ -18,7 +18,7 @@ TEST(a_flow_takes_its_share_of_a_port_that_both_want) {
   world_t w;
   initPair(&w, 4, 40, &flow);
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4 / 0.5); /* a half, where the costs say nothing */
-  w.costs.flowShare = 0.6;
+  w.costs.op[0].flowShare = 0.6;
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4 / 0.4);
   flow.gbPerS = 20; /* it wants no more */
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4 / 0.8);
@@ -125,9 +125,9 @@ TEST(flows_that_make_no_sense) {
   expectRefusal(&w, "1 flows");
   w.run.numFlows = 0, w.run.hasProducts = 1;
   expectRefusal(&w, "do not know what matrix products beside take: productShare is 0");
-  w.run.hasProducts = 0, w.costs.flowShare = 1;
-  expectRefusal(&w, "costs: flowShare 1: must be in [0, 1)");
-  w.costs.flowShare = 0, w.costs.productShare = -0.5;
+  w.run.hasProducts = 0, w.costs.op[1].flowShare = 1;
+  expectRefusal(&w, "costs: flowShare 1 of combine: must be in [0, 1)");
+  w.costs.op[1].flowShare = 0, w.costs.productShare = -0.5;
   expectRefusal(&w, "costs: productShare -0.5: must be in [0, 1)");
 }
 
