@@ -120,15 +120,23 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Feed {
   EP_DEV bool hasScales() const { return false; }
   EP_DEV void storeBeside(const HtItem &, const int2 *, const char *, int) const {}
 
-  // Eight lanes, backward: the gradient of each of the token's weights that is known here, at its k.
-  EP_DEV void sendWeights(const HtItem &item, const int2 *entries, int l) const {
-    if (!a.op.slotWeights || item.piece) return;
-    const int K = a.op.handle.numTopk;
-    const int *here = t.entries + ((size_t)item.source * group().maxTokens + item.token) * K;
-    float *to = unitWeights(group(), unitAt(group(), 1, item.source, group().rank, item.code));
-    for (int k = l; k < K; k += 8) {
-      to[k] = slotWeight(a, here, k, EXPERT_MAJOR ? -1 : entries[0].x);
-    }
+  // Backward: the gradient of each of the token's weights that is known here, at its k.
+  struct Note {
+    float weight;
+    bool is;
+  };
+  EP_DEV int numNotes() const { return a.op.slotWeights ? a.op.handle.numTopk : 0; }
+  EP_DEV Note take(const HtItem &item, const int2 *entries, int k) const {
+    Note n = {0.0f, !item.piece && item.n > 0};
+    if (!n.is) return n;
+    const size_t at = (size_t)item.source * group().maxTokens + item.token;
+    n.weight =
+        slotWeight(a, t.entries[at * a.op.handle.numTopk + k], EXPERT_MAJOR ? -1 : entries[0].x);
+    return n;
+  }
+  EP_DEV void give(const HtItem &item, const int2 *, int k, const Note &n) const {
+    char *unit = unitAt(group(), 1, item.source, group().rank, item.code);
+    unitWeights(group(), unit)[k] = n.weight;
   }
   EP_DEV void raise(const HtItem &item, const int2 *, int l) const {
     if (l || item.n <= 0) return;
@@ -149,7 +157,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Follow {
   const HtCombineArgs &a;
   const HtTables &t;
   const unsigned long long *received;
-  const HtDivisor byPieces;
+  const HtDivisor byPieces, byLocal;
   const HtSources *sources; // PULLS
   unsigned long long number;
 
@@ -203,44 +211,62 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Follow {
   EP_DEV void store(const HtItem &item, uint32_t from) const {
     storeRow(a.row, item.token, item.piece, a.op.out, nullptr, from);
   }
-  EP_DEV void release(int2 e) const {
-    if (e.x < HT_LOCAL) giveCredit(group(), 1, e.x, e.y);
-  }
-  // All lanes, backward: the gradient of each of the token's weights, from the rank of its expert.
-  EP_DEV void note(const HtItem &item, const int2 *entries, int n, int lane) const {
-    if (group().bytes && lane == 0 && !EXPERT_MAJOR) {
-      for (int i = 0; i < n; i++) {
-        const int from = entries[i].x, bytes = pieceBytes(a.row, item.piece);
-        if (isPulled(from)) countRead(group(), pulledFrom(from), bytes);
-        if (from != HT_LOCAL) continue;
-        atomicAdd((unsigned long long *)&group().bytes[group().numRanks + group().rank],
-                  (unsigned long long)bytes);
+  EP_DEV void release(const HtItem &item, const int2 *entries) const {
+    const int bytes = pieceBytes(a.row, item.piece);
+    for (int i = 0; i < item.n; i++) {
+      const int code = entries[i].x;
+      if (code < HT_LOCAL) {
+        giveCredit(group(), 1, code, entries[i].y);
+      } else if (group().bytes) {
+        countBytes(code, (unsigned long long)bytes);
       }
     }
-    if (!a.op.outWeights || item.piece) return;
-    const int K = a.op.handle.numTopk;
-    for (int k = lane; k < K; k += 32) {
-      const int e = t.ids[(size_t)item.token * K + k];
-      const int rank = e < 0 ? -1 : e / group().numLocal;
-      float w = 0.0f;
-      for (int i = 0; i < n; i++) {
-        const int2 entry = entries[i];
-        if (entry.x == HT_LOCAL) {
-          if (rank == group().rank) w = own(item, k, entry.y);
-        } else if (isPulled(entry.x)) {
-          if (rank == pulledFrom(entry.x)) w = awaitGradient(group(), rank, item.token, k, number);
-        } else if (unitRank(entry.x) == rank) {
-          w = __ldcv(unitWeights(group(), unitAt(group(), 1, group().rank, rank, entry.x)) + k);
-        }
-      }
-      a.op.outWeights[(size_t)item.token * K + k] = w;
-    }
-    __syncwarp();
   }
-  EP_DEV float own(const HtItem &item, int k, long long slot) const {
+  EP_DEV void countBytes(int code, unsigned long long bytes) const {
+    if (isPulled(code))
+      countRead(group(), pulledFrom(code), bytes);
+    else
+      atomicAdd((unsigned long long *)&group().bytes[group().numRanks + group().rank], bytes);
+  }
+
+  // Backward: the gradient of each of the token's weights, from the rank of its expert.
+  struct Note {
+    float weight;
+    int pulled; // the rank that a word comes from; -1: none does
+    uint4 seen;
+    bool is;
+  };
+  EP_DEV int numNotes() const { return a.op.outWeights ? a.op.handle.numTopk : 0; }
+  EP_DEV Note take(const HtItem &item, const int2 *entries, int k) const {
     const int K = a.op.handle.numTopk;
-    const int *here = t.entries + ((size_t)group().rank * group().maxTokens + item.token) * K;
-    return slotWeight(a, here, k, slot);
+    Note n = {0.0f, -1, make_uint4(0, 0, 0, 0), item.piece == 0};
+    const int e = n.is ? t.ids[(size_t)item.token * K + k] : -1;
+    if (e < 0) return n;
+    const int rank = byLocal.quotient(e);
+    for (int i = 0; i < item.n; i++) {
+      const int2 from = entries[i];
+      if (from.x == HT_LOCAL) {
+        if (rank == group().rank) n.weight = own(item.token, k, from.y);
+      } else if (PULLS && isPulled(from.x)) {
+        if (rank != pulledFrom(from.x)) continue;
+        n.pulled = rank;
+        n.seen = lookForGradient(group(), rank, item.token, k);
+      } else if (unitRank(from.x) == rank) {
+        const char *unit = unitAt(group(), 1, group().rank, rank, from.x);
+        n.weight = __ldcv(unitWeights(group(), (char *)unit) + k);
+      }
+    }
+    return n;
+  }
+  EP_DEV void give(const HtItem &item, const int2 *, int k, const Note &n) const {
+    float weight = n.weight;
+    if (PULLS && n.pulled >= 0)
+      weight = awaitGradient(group(), n.seen, n.pulled, item.token, k, number);
+    a.op.outWeights[(size_t)item.token * a.op.handle.numTopk + k] = weight;
+  }
+  EP_DEV float own(int token, int k, long long slot) const {
+    const size_t at = (size_t)group().rank * group().maxTokens + token;
+    return slotWeight(a, t.entries[at * a.op.handle.numTopk + k], slot);
   }
 };
 
@@ -281,7 +307,7 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
   arm(b, HT_GATHER_READERS, HT_REDUCE_WARPS, feeds);
   gatherPipe<T>(b,
                 Follow<EXPERT_MAJOR, PULLS>{a, t, c.rings[1].received, HtDivisor(a.row.numPieces),
-                                            sources, number},
+                                            HtDivisor(g.numLocal), sources, number},
                 a.follow, &c.work[1][1]);
   if constexpr (PULLS) tellRead(g, *sources);
   leave<true>(

@@ -48,7 +48,7 @@ static int ringUnitsOf(const ep_ht_config_t *c, const ep_ht_layout_t *at, int ki
   int64_t units = LEAST_UNITS, half = c->maxTokens * at->rowPieces / 2;
   while (units < 512 && units < c->maxTokens) units *= 2;
   size_t unitOfAll = 2 * (size_t)c->numRanks * at->unitStride;
-  while (units < (1 << 20) && units * 2 <= half && unitOfAll * (size_t)units * 2 <= RINGS_BYTES) {
+  while (units < (1 << 20) && units < half && unitOfAll * (size_t)units * 2 <= RINGS_BYTES) {
     units *= 2;
   }
   return (int)units;

@@ -70,8 +70,26 @@ EP_DEV void sendIds(const UpdateArgs &a, unsigned long long number) {
 
 // Which token of which source this thread looks at, and its experts.
 struct Look {
+  static constexpr int MOST = 128;
   int src, t;
-  bool is; // there is such a token
+  bool is;                  // there is such a token
+  int numHere;              // flat: its entries that are local experts
+  unsigned bits[MOST / 32]; // which, as far as there are bits
+
+  EP_DEV void add(int local) {
+    numHere++;
+#pragma unroll
+    for (int w = 0; w < MOST / 32; w++) bits[w] |= local >> 5 == w ? 1u << (local & 31) : 0;
+  }
+  EP_DEV int before(int local) const {
+    int n = 0;
+#pragma unroll
+    for (int w = 0; w < MOST / 32; w++) {
+      const unsigned below = local >> 5 > w ? ~0u : local >> 5 < w ? 0 : (1u << (local & 31)) - 1;
+      n += __popc(bits[w] & below);
+    }
+    return n;
+  }
 };
 
 template <class F>
@@ -94,7 +112,7 @@ EP_DEV void forIds(const UpdateArgs &a, const Look &l, unsigned long long number
 EP_DEV Look readChunk(const UpdateArgs &a, const Shared &s, int chunk, unsigned long long number) {
   EP_SHARED(int, numTokens);
   const ep_ht_group_t &g = a.op.group;
-  Look l = {chunk / a.perSource, chunk % a.perSource * CHUNK + (int)threadIdx.x, false};
+  Look l = {chunk / a.perSource, chunk % a.perSource * CHUNK + (int)threadIdx.x, false, 0, {}};
   __syncthreads();
   for (int i = threadIdx.x; i < a.rows * WORDS; i += CHUNK) s.bits[i] = 0;
   if (threadIdx.x == 0) {
@@ -113,6 +131,7 @@ EP_DEV Look readChunk(const UpdateArgs &a, const Shared &s, int chunk, unsigned 
       if (e >= first && e < first + g.numLocal) {
         atomicOr(&s.bits[(e - first) * WORDS + w], bit);
         atomicOr(&s.bits[g.numLocal * WORDS + w], bit);
+        if (!a.op.handle.expertMajor) l.add(e - first);
       }
       if (l.src == g.rank) {
         atomicOr(&s.bits[(g.numLocal + 1 + e / g.numLocal) * WORDS + w], bit);
@@ -211,6 +230,22 @@ EP_DEV void findZones(const UpdateArgs &a, const Shared &s) {
   __syncthreads();
 }
 
+// One thread, flat: the places of a token's entries (ht_control.cuh) where there are more local experts than
+// Look has bits.
+EP_DEV void placeMany(int *entries, int topk) {
+  int numHere = 0, numNone = 0;
+  for (int k = 0; k < topk; k++) numHere += entries[k] >= 0;
+  for (int k = 0; k < topk; k++) {
+    const int local = expertOf(entries[k]);
+    int before = 0;
+    for (int j = 0; j < topk; j++) {
+      const int other = expertOf(entries[j]);
+      before += other >= 0 && other < local;
+    }
+    entries[k] = local < 0 ? flatNone(numHere + numNone++) : flatEntry(local, before);
+  }
+}
+
 // All threads: what the tables say of a chunk's tokens, and for DROP how many of each expert stay.
 EP_DEV void placeChunk(const UpdateArgs &a, const Shared &s, const Look &l,
                        unsigned long long number) {
@@ -227,20 +262,23 @@ EP_DEV void placeChunk(const UpdateArgs &a, const Shared &s, const Look &l,
     tables.index[at] = here ? flat - s.firstOf[l.src] : -1;
     unsigned slot = HT_NOWHERE;
     if (l.is) {
+      int numNone = 0;
       forIds(a, l, number, [&](int k, int e) {
+        const bool mine = e >= first && e < first + L;
         int entry = -1;
-        if (e >= first && e < first + L) {
-          entry = e - first;
-          if (h.expertMajor) {
-            entry = s.zone[e - first] + s.before[e - first] +
-                    countBefore(s.bits + (e - first) * WORDS, thread);
-            if (!stays || (h.drop && h.maxRecv && entry >= h.maxRecv)) entry = -1;
-          }
+        if (!h.expertMajor) {
+          entry =
+              mine ? flatEntry(e - first, l.before(e - first)) : flatNone(l.numHere + numNone++);
+        } else if (mine) {
+          entry = s.zone[e - first] + s.before[e - first] +
+                  countBefore(s.bits + (e - first) * WORDS, thread);
+          if (!stays || (h.drop && h.maxRecv && entry >= h.maxRecv)) entry = -1;
         }
         tables.entries[at * K + k] = entry;
         if (entry >= 0) slot = slot == HT_NOWHERE ? 2 * (unsigned)entry : slot | 1;
         if (l.src == g.rank) tables.ids[(size_t)l.t * K + k] = e;
       });
+      if (!h.expertMajor && L > Look::MOST) placeMany(tables.entries + at * K, K);
       if (l.src == g.rank) {
         int n = 0;
         int2 *dests = tables.dests + (size_t)l.t * tables.width;

@@ -29,6 +29,12 @@ size_t roundUp(size_t n, size_t to) {
   return (n + to - 1) / to * to;
 }
 
+// Tokens by which warps are dealt: a rank without own ones is there for the others', of which it knows only
+// how many there may be.
+int tokensToServe(int own, const ep_ll_group_t &g) {
+  return own > 0 ? own : g.maxTokens;
+}
+
 // Measured (docs/kernels.md): few senders in dispatch, half of the warps in combine, small blocks
 // for few tokens because large ones start slowly.
 Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned parts) {
@@ -56,7 +62,7 @@ Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned pa
 }
 
 Roles quickRolesOf(const ep_ll_dispatch_t &op) {
-  const int tokens = op.numTokens;
+  const int tokens = tokensToServe(op.numTokens, op.group);
   if (op.quant) return Roles{tokens > 64 ? 4 : 8, tokens > 64 ? 15 : 8, EP_LL_BOTH};
   const int send = op.handle.rankMajor ? (tokens > 32 ? 4 : 2) : tokens > 64 ? 3 : 2;
   return Roles{send, tokens > 32 ? 15 : tokens > 8 ? 8 : 4, EP_LL_BOTH};
@@ -96,8 +102,8 @@ DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned parts) {
   const int K = op.handle.numTopk;
   a.wire =
       wireOf(op.tokenBytes + op.scaleBytes + (op.handle.rankMajor ? (K * 4 + 15) / 16 * 16 : 0));
-  a.roles =
-      rolesOf(EP_LL_DISPATCH, op.numTokens, op.quant != EP_LL_QUANT_NONE, op.handle.sum, parts);
+  a.roles = rolesOf(EP_LL_DISPATCH, tokensToServe(op.numTokens, g), op.quant != EP_LL_QUANT_NONE,
+                    op.handle.sum, parts);
   if (parts == EP_LL_BOTH && op.sendWarps > 0) a.roles = Roles{op.sendWarps, op.recvWarps, parts};
   a.idBytes = g.numLocal < 0xff ? 1 : 2;
   a.idVectors = (4 + K * a.idBytes + 11) / 12;
@@ -350,7 +356,8 @@ extern "C" trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsign
   CombineArgs a = {};
   a.op = *op;
   a.wire = words ? wordsWireOf(op->rowBytes) : wireOf(op->rowBytes);
-  a.roles = rolesOf(EP_LL_COMBINE, op->numTokens, false, op->handle.sum, parts);
+  a.roles =
+      rolesOf(EP_LL_COMBINE, tokensToServe(op->numTokens, op->group), false, op->handle.sum, parts);
   if (parts == EP_LL_BOTH && op->sendWarps > 0)
     a.roles = Roles{op->sendWarps, op->recvWarps, parts};
   a.weightVectors = (op->handle.numTopk + 2) / 3;

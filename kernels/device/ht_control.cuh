@@ -44,7 +44,8 @@ template <typename T> EP_DEV T htVolatile(const T *p) {
 //   index    [R, N] received token: how many-th of its source; -1 = does not come here
 //   first    [R, N] received token, expert-major: twice its first slot, by ascending k, + 1 if it has more;
 //            HT_NOWHERE = none
-//   entries  [R, N, K] received token: expert-major the slot, flat the local expert; -1 = none
+//   entries  [R, N, K] received token: expert-major the slot, -1 = none; flat the local expert and its place
+//            (below)
 //   zones    [L] {first slot, rows in use}; pads [L + 1] rows to be zeroed before each zone's
 constexpr unsigned HT_NOWHERE = ~0u;
 struct HtTables {
@@ -57,6 +58,21 @@ struct HtTables {
   int *pads;
   int width; // W
 };
+
+// Flat: an entry of a token says which of its local experts this is, and the place of that among the row's
+// weights: local experts by ascending id, then the entries that are none here.
+EP_DEV int flatEntry(int expert, int place) {
+  return expert | place << 16;
+}
+EP_DEV int flatNone(int place) {
+  return -1 - place;
+}
+EP_DEV int expertOf(int entry) { // -1: none
+  return entry < 0 ? -1 : entry & 0xffff;
+}
+EP_DEV int placeOf(int entry) {
+  return entry < 0 ? -1 - entry : entry >> 16;
+}
 
 __host__ __device__ inline size_t htAlign(size_t n) {
   return (n + 255) & ~(size_t)255;

@@ -96,15 +96,22 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
       return pairs->scales[unitRank(e.x & ~HT_STRAIGHT)] + (size_t)e.y * a.row.scaleBytes;
     });
   }
-  // Eight lanes: the token's weights beside its first piece.
-  EP_DEV void sendWeights(const HtItem &item, const int2 *entries, int l) const {
-    if (!a.op.weights || item.piece) return;
-    const int K = a.op.handle.numTopk;
+  // The token's weights beside its first piece; of direct pairs: ht_weights.cuh.
+  struct Note {
+    float weight;
+    bool is;
+  };
+  EP_DEV int numNotes() const { return a.op.weights ? a.op.handle.numTopk : 0; }
+  EP_DEV Note take(const HtItem &item, const int2 *, int k) const {
+    Note n = {0.0f, !item.piece && item.n > 0};
+    if (n.is) n.weight = a.op.weights[(size_t)item.token * a.op.handle.numTopk + k];
+    return n;
+  }
+  EP_DEV void give(const HtItem &item, const int2 *entries, int k, const Note &n) const {
     for (int i = 0; i < item.n; i++) {
       const int code = entries[i].x;
-      if (DIRECT && (code & HT_STRAIGHT)) continue; // ht_weights.cuh
-      float *to = unitWeights(group(), unitAt(group(), 0, unitRank(code), group().rank, code));
-      for (int k = l; k < K; k += 8) to[k] = a.op.weights[(size_t)item.token * K + k];
+      if (DIRECT && (code & HT_STRAIGHT)) continue;
+      unitWeights(group(), unitAt(group(), 0, unitRank(code), group().rank, code))[k] = n.weight;
     }
   }
   // Whether any piece is announced to its receiver: flat and direct, none is.

@@ -146,7 +146,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
   }
   EP_DEV void isVoid(const HtUnit &) const {}
   // Dropped or trapped: the unit is free at once.
-  EP_DEV void isEmpty(const HtItem &item) const { release(item); }
+  EP_DEV void isEmpty(const HtItem &item) const { free(item); }
 
   EP_DEV void load(const HtItem &item, uint32_t slot, uint64_t *full) const {
     const int bytes = pieceBytes(a.row, item.piece);
@@ -171,21 +171,28 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
       return (char *)a.op.outScales + (size_t)entries[j].x * a.row.scaleBytes;
     });
   }
-  EP_DEV void release(const HtItem &item) const {
+  EP_DEV void free(const HtItem &item) const {
     if (item.code < HT_LOCAL) giveCredit(group(), 0, item.code, item.gen);
   }
+  EP_DEV void release(const HtItem &item, const int2 *) const {
+    if (item.n <= 0) return;
+    if (item.code == HT_LOCAL && group().bytes) {
+      atomicAdd((unsigned long long *)&group().bytes[group().rank],
+                (unsigned long long)pieceBytes(a.row, item.piece));
+    }
+    free(item);
+  }
 
-  // A lane: what the k-th expert of an item's token has to be told. Loads and stores apart, so that a lane's
-  // loads are all under way before its first store.
+  // What the k-th expert of an item's token has to be told.
   struct Note {
-    int here, at;
+    int entry;
     float weight;
     bool is;
   };
   EP_DEV int numNotes() const { return a.op.outWeights ? max(a.op.handle.numTopk, 8) : 0; }
-  EP_DEV Note take(const HtItem &item, int k) const {
+  EP_DEV Note take(const HtItem &item, const int2 *, int k) const {
     const int K = a.op.handle.numTopk;
-    Note n = {-1, 0, 0.0f, false};
+    Note n = {-1, 0.0f, false};
     if (item.piece || item.n <= 0) return n;
     if (DIRECT && item.code == HT_FIRST) return n; // ht_weights.cuh
     n.is = k < (item.code == HT_ZEROS ? item.n : K);
@@ -195,25 +202,18 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
         item.code == HT_LOCAL
             ? a.op.weights + (size_t)item.token * K
             : unitWeights(group(), unitAt(group(), 0, group().rank, item.source, item.code));
-    n.here = here[k];
+    n.entry = here[k];
     n.weight = __ldcv(weights + k);
-    if (!EXPERT_MAJOR) n.at = flatPlace(here, k, K);
     return n;
   }
   EP_DEV void give(const HtItem &item, const int2 *entries, int k, const Note &n) const {
-    if (!n.is) return;
     if (item.code == HT_ZEROS) {
       a.op.outWeights[entries[k].x] = 0.0f;
     } else if (EXPERT_MAJOR) {
-      if (n.here >= 0) a.op.outWeights[n.here] = n.weight;
+      if (n.entry >= 0) a.op.outWeights[n.entry] = n.weight;
     } else {
-      giveFlat(a, entries[0].x, n.at, n.here, n.weight);
+      giveFlat(a, entries[0].x, n.entry, n.weight);
     }
-  }
-  EP_DEV void countOwn(const HtItem &item) const {
-    if (item.code != HT_LOCAL || !group().bytes) return;
-    atomicAdd((unsigned long long *)&group().bytes[group().rank],
-              (unsigned long long)pieceBytes(a.row, item.piece));
   }
 };
 

@@ -202,21 +202,6 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
   }
 }
 
-// A follower's: once an item's sum is on its way, and so its pieces have been read, their units are free.
-template <class P> EP_DEV void gatherClerk(const HtBlock &b, const P &p, int lane) {
-  for (int k = 0;; k++) {
-    waitPast(&b.at->head, k);
-    const HtItem &item = b.item(k);
-    const int n = item.n;
-    if (n < 0) return;
-    p.note(item, b.entries(k), n, lane);
-    waitPast(&b.at->stored, k);
-    for (int i = lane; i < n; i += 32) p.release(b.entries(k)[i]);
-    __syncwarp();
-    if (lane == 0) tell(&b.at->noted, k + 1);
-  }
-}
-
 // All threads: roles 0 to 3, then the reducers.
 template <Elem T, class P>
 EP_DEV void gatherPipe(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work) {
@@ -228,7 +213,7 @@ EP_DEV void gatherPipe(const HtBlock &b, const P &p, const HtShape &shape, unsig
     if constexpr (P::FEEDS)
       flagger(b, p, lane);
     else
-      gatherClerk(b, p, lane);
+      clerk(b, p, lane);
   }
   if (role >= 4) reducer<T>(b, p, lane);
 }

@@ -122,15 +122,12 @@ EP_DEV bool hearInputs(const HtCombineArgs &a, const HtTables &t, unsigned long 
 
 // ---------------------------------------------------------------------------------------- gradients
 
-// The weight of the token's k-th expert, if that is here. here: the token's entries; flatSlot -1:
-// expert-major, where they are slots.
-EP_DEV float slotWeight(const HtCombineArgs &a, const int *here, int k, long long flatSlot) {
-  const int id = here[k], K = a.op.handle.numTopk;
-  if (id < 0) return 0.0f;
-  if (flatSlot < 0) return a.op.slotWeights[id];
-  int at = 0;
-  for (int j = 0; j < K; j++) at += here[j] >= 0 && here[j] < id;
-  return a.op.slotWeights[flatSlot * K + at];
+// The gradient of the weight of a token's expert, by its entry; 0 if it is none here. flatSlot -1:
+// expert-major, where entries are slots.
+EP_DEV float slotWeight(const HtCombineArgs &a, int entry, long long flatSlot) {
+  if (entry < 0) return 0.0f;
+  const long long at = flatSlot < 0 ? entry : flatSlot * a.op.handle.numTopk + placeOf(entry);
+  return a.op.slotWeights[at];
 }
 
 // All threads of all blocks: of every token that is summed up by a rank that reads here.
@@ -149,27 +146,35 @@ EP_DEV void sendGradients(const HtCombineArgs &a, const HtTables &t, const HtSou
     if (index < 0 || index >= rowsFor(t, r)) continue;
     const int *here = t.entries + at * K;
     const long long slot = t.head->recvBase[r] + index;
-    const unsigned lo = __float_as_uint(slotWeight(a, here, k, slot));
-    const unsigned hi = k + 1 < K ? __float_as_uint(slotWeight(a, here, k + 1, slot)) : 0;
+    const unsigned lo = __float_as_uint(slotWeight(a, here[k], slot));
+    const unsigned hi = k + 1 < K ? __float_as_uint(slotWeight(a, here[k + 1], slot)) : 0;
     storeSys(gradientsAt(g, r, g.rank, token, k / 2),
              packWord(lo | (unsigned long long)hi << 32, number));
   }
 }
 
-// The gradient of an own token's k-th weight, from the rank of its expert; 0 if it does not come.
-EP_DEV float awaitGradient(const ep_ht_group_t &g, int rank, int token, int k,
+// What lies where an own token's k-th gradient comes from the rank of its expert, and its half of that.
+EP_DEV uint4 lookForGradient(const ep_ht_group_t &g, int rank, int token, int k) {
+  return loadSys(gradientsAt(g, g.rank, rank, token, k / 2));
+}
+EP_DEV float gradientOf(unsigned long long both, int k) {
+  return __uint_as_float((unsigned)(both >> (k & 1) * 32));
+}
+// The same when it has come; 0 if it does not.
+EP_DEV float awaitGradient(const ep_ht_group_t &g, uint4 seen, int rank, int token, int k,
                            unsigned long long number) {
+  if (isWordOf(seen, number)) return gradientOf(wordData(seen), k);
   const HtAwaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_WEIGHTS, rank, (unsigned)number, 0, token};
   unsigned long long both = 0;
   takeWord(g, gradientsAt(g, g.rank, rank, token, k / 2), number, w, both);
-  return __uint_as_float((unsigned)(both >> (k & 1) * 32));
+  return gradientOf(both, k);
 }
 
 // ---------------------------------------------------------------------------------------------- end
 
 // One thread: bytes that have been read at rank r count there, as sent by it.
-EP_DEV void countRead(const ep_ht_group_t &g, int r, int bytes) {
-  atomicAdd_system(readBytesAt(g, r, g.rank), (unsigned long long)bytes);
+EP_DEV void countRead(const ep_ht_group_t &g, int r, unsigned long long bytes) {
+  atomicAdd_system(readBytesAt(g, r, g.rank), bytes);
 }
 
 // All threads of a block that will read no more, after its pipeline.

@@ -109,45 +109,6 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
   }
 }
 
-// A follower's: once an item's stores are out, and so its piece has been loaded, the ring unit is free;
-// weights and ids are written. It holds no slot: the loader need not wait for it.
-template <class P> EP_DEV void scatterClerk(const HtBlock &b, const P &p, int lane) {
-  HtPatience patience;
-  for (int k = 0;;) {
-    const int m = min(32, __shfl_sync(FULL_WARP, (int)told(&b.at->stored), 0) - k);
-    if (m == 0) {
-      if (__shfl_sync(FULL_WARP, (int)told(&b.at->head), 0) > k && b.item(k).n < 0) return;
-      patience();
-      __nanosleep(50);
-      continue;
-    }
-    const int per = p.numNotes(), notes = m * per;
-    for (int u0 = 0; u0 < notes; u0 += 4 * 32) {
-      typename P::Note note[4];
-#pragma unroll
-      for (int u = 0; u < 4; u++) {
-        const int q = u0 + u * 32 + lane, j = q / per;
-        note[u].is = false;
-        if (q < notes) note[u] = p.take(b.item(k + j), q - j * per);
-      }
-#pragma unroll
-      for (int u = 0; u < 4; u++) {
-        const int q = u0 + u * 32 + lane, j = q / per;
-        if (q < notes) p.give(b.item(k + j), b.entries(k + j), q - j * per, note[u]);
-      }
-    }
-    __syncwarp();
-    if (lane < m && b.item(k + lane).n > 0) {
-      p.countOwn(b.item(k + lane));
-      p.release(b.item(k + lane));
-    }
-    __syncwarp();
-    k += m;
-    if (lane == 0) tell(&b.at->noted, k);
-    patience = HtPatience();
-  }
-}
-
 // All threads: roles 0 to 3.
 template <class P>
 EP_DEV void scatterPipe(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work) {
@@ -159,7 +120,7 @@ EP_DEV void scatterPipe(const HtBlock &b, const P &p, const HtShape &shape, unsi
     if constexpr (P::FEEDS)
       flagger(b, p, lane);
     else
-      scatterClerk(b, p, lane);
+      clerk(b, p, lane);
   }
 }
 constexpr int HT_SCATTER_READERS = 1; // of a slot: the storer

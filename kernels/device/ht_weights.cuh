@@ -6,22 +6,13 @@
 
 #include "kernels/device/ht_direct.cuh"
 
-// Flat: the place of entry k of a received token: local experts by ascending id, then those that are none.
-EP_DEV int flatPlace(const int *here, int k, int K) {
-  const int mine = here[k];
-  int at = 0;
-  for (int j = 0; j < K; j++) {
-    const int other = here[j];
-    at += mine >= 0 ? other >= 0 && other < mine : other >= 0 || j < k;
-  }
-  return at;
-}
-// here: the local expert, -1 = none.
-EP_DEV void giveFlat(const HtDispatchArgs &a, long long row, int place, int here, float weight) {
+// Flat: what an entry of row `row` says.
+EP_DEV void giveFlat(const HtDispatchArgs &a, long long row, int entry, float weight) {
   const ep_ht_group_t &g = a.op.group;
-  const long long at = row * a.op.handle.numTopk + place;
-  a.op.outWeights[at] = here >= 0 ? weight : 0.0f;
-  a.op.outIdx[at] = here >= 0 ? (a.op.globalIds ? g.rank * g.numLocal : 0) + here : -1;
+  const long long at = row * a.op.handle.numTopk + placeOf(entry);
+  const int expert = expertOf(entry);
+  a.op.outWeights[at] = expert >= 0 ? weight : 0.0f;
+  a.op.outIdx[at] = expert >= 0 ? (a.op.globalIds ? g.rank * g.numLocal : 0) + expert : -1;
 }
 
 // Weights 0 and ids -1 past the rows that arrived, as far as the tensor goes. i: of `step` threads.
@@ -116,7 +107,7 @@ struct HtWeights {
     for (int k = 2 * d.j; k < min(2 * d.j + 2, K); k++) {
       const float weight = __uint_as_float((unsigned)(both >> (k & 1) * 32));
       if (!a.op.handle.expertMajor) {
-        giveFlat(a, t.head->recvBase[d.source] + d.index, flatPlace(here, k, K), here[k], weight);
+        giveFlat(a, t.head->recvBase[d.source] + d.index, here[k], weight);
       } else if (here[k] >= 0) {
         a.op.outWeights[here[k]] = weight;
       }

@@ -1,7 +1,7 @@
 // Kernel times of high-throughput Update, dispatch and combine on GPUs that share NVLink.
 //
 //   ht_bench [--ranks R] [--tokens B] [--hidden H] [--topk K] [--align A] [--iterations n]
-//            [--stages LIST] [--only flat|em] [--out file.json]
+//            [--stages LIST] [--only flat|em] [--ring UNITS] [--out file.json]
 //
 // Stages (default goals):
 //   goals    Update, dispatch and combine, both layouts, with the SMs of the goals and some others
@@ -9,6 +9,7 @@
 //   feeders  the same with the SMs of the goals, by how many blocks feed first
 //   window   dispatch into windows, the caller's E4M3 rows too, and flat combine out of windows
 //   fp8      dispatch of the caller's E4M3 rows with f32 scales, a scale for 128
+//   backward the same of gradients, with those of the weights
 //   twice    twice the tokens
 //   skewed   Zipf, a hot expert, a hot rank, against the bound from exact port loads
 //   beside   beside products of matrices (ht_beside.cuh)
@@ -20,6 +21,7 @@ namespace {
 
 struct Options {
   int R = 4, tokens = 4096, hidden = 7168, topk = 8, iterations = 200;
+  int ring = 0; // pieces; 0: as the library chooses
   int64_t alignment = 1;
   std::string only, out, stages = "goals";
 
@@ -49,7 +51,7 @@ Shape shapeOf(const Options &o, bool expertMajor, bool fp8, bool windows = false
   s.alignment = expertMajor ? o.alignment : 1;
   s.idx64 = s.finite = true;
   s.windows = windows;
-  s.config = ep_ht_config_t{s.R, s.E, s.K, s.N, (size_t)s.combineBytes(), 0};
+  s.config = ep_ht_config_t{s.R, s.E, s.K, s.N, (size_t)s.combineBytes(), o.ring};
   return s;
 }
 
@@ -112,6 +114,19 @@ void window(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
   }
 }
 
+void backward(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
+  for (const bool windows : {false, true}) {
+    Work work;
+    Shape s = shapeOf(o, expertMajor, false, windows);
+    s.passes = 2;
+    if (ready(rows, work, w, s, UNIFORM, 1)) {
+      for (int combine = 0; combine < 2; combine++)
+        rows.time(work, combine, GOALS[expertMajor][combine]);
+    }
+    w.free();
+  }
+}
+
 void otherShapes(Rows &rows, Ranks &w, Options o, bool expertMajor) {
   if (o.has("fp8")) {
     Work work;
@@ -163,6 +178,8 @@ bool parse(Options &o, int argc, char **argv) {
       o.hidden = atoi(value);
     else if (name == "--topk")
       o.topk = atoi(value);
+    else if (name == "--ring")
+      o.ring = atoi(value);
     else if (name == "--align")
       o.alignment = atoi(value);
     else if (name == "--iterations")
@@ -206,6 +223,7 @@ int main(int argc, char **argv) {
     if (o.has("goals") || o.has("sweep") || o.has("feeders") || o.has("beside"))
       layout(rows, beside, w, o, expertMajor);
     if (o.has("window")) window(rows, w, o, expertMajor);
+    if (o.has("backward")) backward(rows, w, o, expertMajor);
     otherShapes(rows, w, o, expertMajor);
     if (o.has("skewed")) skewed(rows, w, o, expertMajor);
   }

@@ -62,10 +62,10 @@ std::vector<std::vector<StepRank>> makeSteps(Ranks &w, Rng &rng, const Shape &s,
 
 void printShape(const Shape &s) {
   printf("  R %d E %d K %d N %d %s align %ld maxRecv %ld drop %d zc %d width %d (%d B) scales %d "
-         "combine %d B, ring %d, sms %d, steps %d, windows %d, crowd %d\n",
+         "combine %d B, ring %d, sms %d, steps %d, windows %d, crowd %d, combines %d\n",
          s.R, s.E, s.K, s.N, s.expertMajor ? "expert-major" : "flat", (long)s.alignment,
          (long)s.maxRecv, s.drop, s.zeroCopyOn, s.width, s.tokenBytes(), s.scaleBytes,
-         s.combineBytes(), s.config.ringUnits, s.numSms, s.steps, s.windows, s.crowd);
+         s.combineBytes(), s.config.ringUnits, s.numSms, s.steps, s.windows, s.crowd, s.combines);
   fflush(stdout);
 }
 
@@ -91,7 +91,7 @@ bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill, const Around 
         CU(epStart(copyVectors, 4, 256, q, (uint4 *)p.seen, (const uint4 *)p.dispatch.outTokens,
                    (size_t)(step[r].rows * s.tokenBytes() / 16)));
         if (s.delays && rng.one(3)) CU(epStart(delayKernel, 1, 1, q, rng.below(300000)));
-        OK(epHtCombine(&p.combine, q));
+        for (int n = 0; n < std::max(s.combines, 1); n++) OK(epHtCombine(&p.combine, q));
       }
     }
   }

@@ -24,6 +24,8 @@ struct Shape {
   int width, scaleBytes, combineWidth, holes;
   int windows; // dispatch outputs and combine inputs lie in windows: 0 on no rank, 1 on all, 2 on some,
                // not always the same
+  int closed;   // 1 + a rank whose tensors never lie in windows; 0: none
+  int combines; // how often each combine is made; 0 as 1
   int spare;    // rows of the outputs past maxRecv
   int crowd;    // tokens go to the first experts only, so many; 0: to all
   bool sowsBad; // unused entries are now and then ids that no expert has
@@ -231,6 +233,7 @@ void openWindows(Rng &rng, const Shape &s, std::vector<StepRank> &step) {
       w.scalesOffset = 16 * rng.below(1000);
       ep_ht_combine_t &m = k.pass[back].combine;
       m.input.is = s.windows == 1 || !rng.one(3);
+      if (m.group.rank == s.closed - 1) w.is = m.input.is = 0;
       m.input.tokens = (const char *)m.tokens - m.group.peers[m.group.rank];
     }
     for (StepRank &k : step) {
@@ -380,7 +383,8 @@ bool checkBytes(const Ranks &w, const Shape &s, const std::vector<std::vector<St
       OK(trefoilRefTraffic(&c, op, rows.data()));
       const uint64_t bytes = op ? s.combineBytes() : s.tokenBytes() + s.scaleBytes;
       for (int i = 0; i < s.R * s.R; i++) {
-        want[(i / s.R * 2 + op) * s.R + i % s.R] += (uint64_t)rows[i] * s.passes * bytes;
+        const int times = s.passes * (op ? std::max(s.combines, 1) : 1);
+        want[(i / s.R * 2 + op) * s.R + i % s.R] += (uint64_t)rows[i] * times * bytes;
       }
     }
   }

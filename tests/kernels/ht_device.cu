@@ -20,7 +20,7 @@ Shape randomShape(Rng &rng, int R, bool big, int maxTokens) {
   s.N = big ? 1024 : rng.one(4) ? 1 + rng.below(900) : 1 + rng.below(60);
   const bool many = !big && rng.one(6);
   if (many) {
-    s.E = R * (20 + rng.below(60));
+    s.E = R * (rng.one(5) ? 250 + rng.below(200) : 20 + rng.below(60));
     s.N = 1 + rng.below(60);
   }
   const bool crowd = !big && rng.one(4);
@@ -78,6 +78,7 @@ Shape randomShape(Rng &rng, int R, bool big, int maxTokens) {
   s.sowsBad = rng.one(3);
   s.spare = s.E % 3 * 7;
   s.windows = rng.below(3);
+  s.combines = rng.one(3) ? 3 : 1;
   s.config = ep_ht_config_t{R,
                             s.E,
                             s.K + (s.K < 60 ? rng.below(4) : 0),

@@ -6,7 +6,8 @@
 // being absent: the victim leaves out Update, dispatch or combine. All other ranks must end within the
 // time limit, with a record that names the operation, the victim and no other; what they launch after that
 // must return at once; the process lives, and a fresh group on the same GPUs is exact again. And a rank
-// that comes 20 ms late, which is within the limit, costs nothing but time.
+// that comes 20 ms late, which is within the limit, costs nothing but time. Nor does one that is ahead: without
+// tokens or experts in use it waits for nobody, and makes its combines before the others begin theirs.
 #include "ht_case.cuh"
 
 #include <chrono>
@@ -144,6 +145,24 @@ bool late(Ranks &w, bool expertMajor, bool windows, int victim) {
   return runCase(w, rng, s, everywhere(s), around);
 }
 
+bool ahead(Ranks &w, bool windows, int victim) {
+  Shape s = shapeOf((int)w.ranks.size(), false, windows);
+  s.steps = 4;
+  s.passes = 2;
+  s.combines = 3;
+  s.delays = true;
+  s.closed = 1 + victim;
+  Rng rng = {7};
+  return runCase(w, rng, s, [&](int step, int rank, StepRank &k) {
+    everywhere(s)(step, rank, k);
+    if (rank == victim) k.B = 0;
+    for (int32_t &e : k.topk) {
+      if (e >= 0 && e / s.L == victim) e = -1;
+    }
+    if (rank == victim) k.topk.clear();
+  });
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
@@ -172,6 +191,11 @@ int main(int argc, char **argv) {
       if (absent(w, em, windows, victim, what)) continue;
       failed++;
       printf("FAILED: rank %d of %d leaves out %s, %s%s\n", victim, R, names[what], how, where);
+    }
+    if (!em) ran++;
+    if (!em && !ahead(w, windows, victim)) {
+      failed++;
+      printf("FAILED: rank %d of %d is ahead, flat%s\n", victim, R, where);
     }
     ran++;
     if (late(w, em, windows, victim)) continue;

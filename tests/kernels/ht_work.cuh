@@ -29,6 +29,7 @@ struct Work {
   ep_ht_layout_t at;
   std::vector<std::vector<StepRank>> sets;
   double port[2]; // bytes through the busiest port: dispatch, combine; mean of the sets
+  int pass = 0;   // 1: gradients
 
   void make(Ranks &ranks, const Shape &shape, const Routing &how, int numSets);
   bool check(const Sms &dispatch, const Sms &combine);
@@ -41,7 +42,7 @@ struct Work {
     OK(epHtUpdate(&o, q));
   }
   void operate(bool combine, const Sms &n, int r, int i, uint64_t *stamps, cudaStream_t q) const {
-    const Pass &p = sets[i % sets.size()][r].pass[0];
+    const Pass &p = sets[i % sets.size()][r].pass[pass];
     if (combine) {
       ep_ht_combine_t o = p.combine;
       o.group.stamps = stamps;
@@ -148,15 +149,19 @@ void Work::make(Ranks &ranks, const Shape &shape, const Routing &how, int numSet
   w->sync();
 }
 
-// Each set is updated with its own routing, into a handle of its own, and stays so.
+// Each set is updated with its own routing, into a handle of its own, and stays so. With gradients those are
+// what is timed.
 bool Work::check(const Sms &dispatch, const Sms &combine) {
   for (int i = 0; i < (int)sets.size(); i++) {
     for (int r = 0; r < s.R; r++) {
       CU(cudaSetDevice(w->ranks[r].device));
       cudaStream_t q = w->ranks[r].stream;
       update(r, i, nullptr, q);
-      operate(false, dispatch, r, i, nullptr, q);
-      operate(true, combine, r, i, nullptr, q);
+      for (pass = 0; pass < s.passes; pass++) {
+        operate(false, dispatch, r, i, nullptr, q);
+        operate(true, combine, r, i, nullptr, q);
+      }
+      pass = s.passes - 1;
     }
   }
   w->sync();
@@ -180,6 +185,7 @@ bool Work::failed() const {
 std::string Work::name(const char *operation) const {
   std::string n = std::string(operation) + (s.expertMajor ? " expert-major" : " flat");
   if (s.scaleBytes) n += " fp8";
+  if (pass) n += " backward";
   if (s.windows) n += " window";
   if (*routing.name) n += std::string(" ") + routing.name;
   return n;
