@@ -452,8 +452,8 @@ EP_DEV void scout(const HtBlock &b, const P &p, const HtShape &shape, unsigned *
 
 // ------------------------------------------------------------------------------------------- clerks
 
-// What items [k, k + m) have to tell besides their rows: weights and ids. Four notes a lane at a time, so that
-// all their loads are under way before the first is looked at.
+// What items [k, k + m) have to tell besides their rows: weights and ids. Four notes a lane at a time, so
+// that all their loads are under way before the first is looked at.
 template <class P> EP_DEV void passNotes(const HtBlock &b, const P &p, int k, int m, int lane) {
   const int per = p.numNotes(), notes = m * per;
   for (int u0 = 0; u0 < notes; u0 += 4 * 32) {

@@ -6,8 +6,8 @@
 // being absent: the victim leaves out Update, dispatch or combine. All other ranks must end within the
 // time limit, with a record that names the operation, the victim and no other; what they launch after that
 // must return at once; the process lives, and a fresh group on the same GPUs is exact again. And a rank
-// that comes 20 ms late, which is within the limit, costs nothing but time. Nor does one that is ahead: without
-// tokens or experts in use it waits for nobody, and makes its combines before the others begin theirs.
+// that comes 20 ms late, which is within the limit, costs nothing but time. Nor does one that is ahead:
+// without tokens or experts in use it waits for nobody, and makes its combines before the others begin theirs.
 #include "ht_case.cuh"
 
 #include <chrono>
