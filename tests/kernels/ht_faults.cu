@@ -7,7 +7,8 @@
 // time limit, with a record that names the operation, the victim and no other; what they launch after that
 // must return at once; the process lives, and a fresh group on the same GPUs is exact again. And a rank
 // that comes 20 ms late, which is within the limit, costs nothing but time. Nor does one that is ahead:
-// without tokens or experts in use it waits for nobody, and makes its combines before the others begin theirs.
+// without tokens or experts in use it waits for nobody, and is through with its combines before the others
+// begin theirs.
 #include "ht_case.cuh"
 
 #include <chrono>
