@@ -52,7 +52,7 @@ enum Load { OWN, CUBLAS_LEFT, CUBLAS_ALL, NUM_LOADS };
 const char *const LOADS[] = {"own", "cublas", "cublas all"};
 
 struct Beside {
-  static constexpr int SIZE = 4096, OPERATIONS = 24;
+  static constexpr int SIZE = 4096, OPERATIONS = 48;
   static constexpr int EVENTS = 150, EACH = 4; // products: so many events, one after each four
   static constexpr size_t WORKSPACE = 64 << 20;
   Rows *rows;
