@@ -5,7 +5,8 @@
 
 Of the same operation, shape and circumstances the last figure read counts: later files replace
 earlier ones, and in a folder what goes through the C API comes first, kernels by themselves next,
-a campaign last. Times are in microseconds, of the slowest rank. Rehearsals without GPUs have none.
+a campaign last; of a folder's campaigns on as many GPUs only the last by name counts. Times are in
+microseconds, of the slowest rank. Rehearsals without GPUs have none.
 """
 
 from __future__ import annotations
@@ -266,9 +267,22 @@ def load_figures(path: Path) -> list[Figure]:
         return found
     files = [*path.rglob("*.json"), *path.rglob("figures.csv")]
     parts = [_of_file(file) for file in sorted(files) if file.name.count(".") == 1]
-    parts = [part for part in parts if part]
+    parts = _newest_campaigns([part for part in parts if part])
     parts.sort(key=lambda part: ORDER[part[0].how])
     return [figure for part in parts for figure in part]
+
+
+def _newest_campaigns(parts: list[list[Figure]]) -> list[list[Figure]]:
+    """Of several campaigns on as many GPUs the last alone: they measured different kernels, and one
+    picture shows those of one. Other files stay."""
+    known: set[int] = set()
+    kept = []
+    for part in reversed(parts):
+        if part[0].how == "campaign":
+            part = [figure for figure in part if figure.ranks not in known]
+            known |= {figure.ranks for figure in part}
+        kept.append(part)
+    return [part for part in reversed(kept) if part]
 
 
 def of_one_kind(figures: Iterable[Figure], by: str = "us") -> list[Figure]:

@@ -104,6 +104,18 @@ def test_later_figures_replace_earlier_ones(tmp_path: Path) -> None:
     assert found == [new[0]] and len(both) == len(all_of)
 
 
+def test_of_a_folders_campaigns_the_newest_counts(tmp_path: Path) -> None:
+    """Rows that only the older one has are of older kernels; on other GPUs they stay."""
+    sample_campaign.write(
+        tmp_path / "2026-01-01-a", [Point(2, LL, 8), Point(2, LL, 16), Point(4, LL, 8)]
+    )
+    sample_campaign.write(tmp_path / "2026-01-01-b", [Point(2, LL, 8)])
+    found = {(f.ranks, f.tokens, f.source.split("/")[0][-1]) for f in load_figures(tmp_path)}
+    assert found == {(2, 8, "b"), (4, 8, "a")}
+    committed = {f.source for f in load_figures(FOLDER) if f.how == "campaign"}
+    assert committed == {"2026-11-22-h200x2b/figures.csv"}
+
+
 def test_kinds_are_not_mixed_in_a_curve(tmp_path: Path) -> None:
     kernels = [f for f in load_figures(FOLDER / KERNELS) if f.name == "dispatch rank-major"]
     two = [replace(f, how="campaign") for f in kernels[:2]]
@@ -273,7 +285,7 @@ def test_pictures_of_models_hold_every_part() -> None:
 def test_scaling_shows_the_newest_table_of_each_set() -> None:
     tables = report_measured.newest_tables()
     dates = {t.path.name: t.about["date"] for t in tables}
-    assert len(tables) == 5 and "2026-11-22-trefoil-ll.csv" in dates
+    assert len(tables) == 5 and "2026-11-22b-trefoil-ll.csv" in dates
     figures_of_8 = [replace(f, ranks=8) for f in load_figures(FOLDER / KERNELS)]
     told = report_measured.scaling(tables, figures_of_8, own)
     assert "measured" in told["svgs"][0] + told["svgs"][1]
