@@ -83,13 +83,29 @@ static bool processLives(ncclComm_t comm, int rank) {
   return poll(&poller, 1, 0) <= 0;
 }
 
+/* A rank that gave up on a dead one may have ended, too: all whose processes are gone are named. */
+static void sayEnded(ncclComm_t comm, int rank) {
+  char others[160] = "";
+  size_t n = 0;
+  for (int r = 0; r < comm->numRanks && n < sizeof others - 16; r++) {
+    if (r == rank || atomic_load(&epCommEntry(comm, r)->state) != EP_RANK_THERE) continue;
+    if (processLives(comm, r)) continue;
+    n += (size_t)snprintf(others + n, sizeof others - n, "%s %d", n ? "," : "; so has that of rank",
+                          r);
+  }
+  epSay("rank %d is gone: its process %d has ended%s", rank, epCommEntry(comm, rank)->process.pid,
+        others);
+}
+
 bool epCommPeerThere(ncclComm_t comm, int rank) {
   switch ((ep_rank_state_t)atomic_load(&epCommEntry(comm, rank)->state)) {
   case EP_RANK_EXPECTED:
     return true;
   case EP_RANK_THERE:
     if (processLives(comm, rank)) return true;
-    epSay("rank %d is gone: its process %d has ended", rank, epCommEntry(comm, rank)->process.pid);
+    if (atomic_load(&epCommEntry(comm, rank)->state) != EP_RANK_THERE)
+      return epCommPeerThere(comm, rank); /* it said why before it ended */
+    sayEnded(comm, rank);
     return false;
   case EP_RANK_DESTROYED:
     epSay("rank %d is gone: it destroyed its communicator", rank);
