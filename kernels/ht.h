@@ -60,7 +60,6 @@ typedef struct ep_ht_layout {
   size_t inputs;    /* [R][2] W, by rank: where its input lies */
   size_t gradients; /* [R][N][weightWords] W, by expert's rank: of an own token's weights */
   size_t reads;     /* [R] u32, by destination: it has read all its rows here */
-  size_t readBytes; /* [R] u64, by destination: how much, where bytes are counted */
   size_t unitBytes; /* payload of a unit; the token's weights follow it */
   size_t unitStride;
   int ringUnits[2];

@@ -39,6 +39,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Feed {
   const HtSources *sources; // PULLS
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
+  EP_DEV int missing() const { return EXPERT_MAJOR ? -1 : missingInput(group()); }
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV int owners() const { return group().numRanks - (EXPERT_MAJOR ? 0 : 1); }
   EP_DEV long long candidates() const {
@@ -162,6 +163,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Follow {
   unsigned long long number;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
+  EP_DEV int missing() const { return EXPERT_MAJOR ? -1 : missingInput(group()); }
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numPieces; }
   EP_DEV int index(int) const { return 0; }
@@ -215,20 +217,13 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Follow {
     const int bytes = pieceBytes(a.row, item.piece);
     for (int i = 0; i < item.n; i++) {
       const int code = entries[i].x;
-      if (code < HT_LOCAL) {
-        giveCredit(group(), 1, code, entries[i].y);
-      } else if (group().bytes) {
-        countBytes(code, (unsigned long long)bytes);
+      if (code < HT_LOCAL) giveCredit(group(), 1, code, entries[i].y);
+      if (code == HT_LOCAL && group().bytes) {
+        atomicAdd((unsigned long long *)&group().bytes[group().numRanks + group().rank],
+                  (unsigned long long)bytes);
       }
     }
   }
-  EP_DEV void countBytes(int code, unsigned long long bytes) const {
-    if (isPulled(code))
-      countRead(group(), pulledFrom(code), bytes);
-    else
-      atomicAdd((unsigned long long *)&group().bytes[group().numRanks + group().rank], bytes);
-  }
-
   // Backward: the gradient of each of the token's weights, from the rank of its expert.
   struct Note {
     float weight;
@@ -315,7 +310,7 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
       [&](int r) { return EXPERT_MAJOR || (r != g.rank && !(PULLS && sources->rows[r])); },
       [&] {
         if constexpr (PULLS) {
-          awaitRead(g, *sources);
+          awaitRead(a, t, *sources);
           __syncthreads(); // the number of the operation stands until nobody waits any more
         }
       });

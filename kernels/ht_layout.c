@@ -73,9 +73,7 @@ static void layOutDirect(const ep_ht_config_t *c, ep_ht_layout_t *at, size_t nex
   at->gradients = next;
   next += roundUp(R * N * (size_t)at->weightWords * 16, 512);
   at->reads = next;
-  next += roundUp(R * 4, 512);
-  at->readBytes = next;
-  at->bytes = next + roundUp(R * 8, 512);
+  at->bytes = next + roundUp(R * 4, 512);
 }
 
 trefoil_result_t epHtLayout(const ep_ht_config_t *c, ep_ht_layout_t *out) {

@@ -77,6 +77,15 @@ EP_DEV void sayHello(const HtDispatchArgs &a, const HtTables &t, unsigned long l
   }
 }
 
+// The first rank of which this dispatch has no hello yet; -1: all are in it (as missingInput, ht_pull.cuh).
+EP_DEV int missingHello(const ep_ht_group_t &g) {
+  const unsigned long long number = htVolatile(&htControl(g).numbers[0]) + 1;
+  for (int r = 0; r < g.numRanks; r++) {
+    if (!isWordOf(loadSys(helloAt(g, g.rank, r, number)), number)) return r;
+  }
+  return -1;
+}
+
 EP_DEV HtAwaited awaitedHello(int r, unsigned long long number) {
   return HtAwaited{EP_HT_KIND_DISPATCH, EP_LL_PHASE_HELLO, r, (unsigned)number, 0, -1};
 }

@@ -24,6 +24,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
   unsigned long long number;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
+  EP_DEV int missing() const { return missingHello(group()); }
   EP_DEV bool isDirect(int rank) const { return DIRECT && pairs->tokens[rank]; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numPieces; }
   EP_DEV int index(int) const { return 0; }
@@ -101,7 +102,9 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
     float weight;
     bool is;
   };
-  EP_DEV int numNotes() const { return a.op.weights ? a.op.handle.numTopk : 0; }
+  EP_DEV int numNotes() const {
+    return a.op.weights && (!DIRECT || pairs->numRings > 0) ? a.op.handle.numTopk : 0;
+  }
   EP_DEV Note take(const HtItem &item, const int2 *, int k) const {
     Note n = {0.0f, !item.piece && item.n > 0};
     if (n.is) n.weight = a.op.weights[(size_t)item.token * a.op.handle.numTopk + k];

@@ -27,6 +27,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
   unsigned long long number;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
+  EP_DEV int missing() const { return missingHello(group()); }
   EP_DEV bool isDirect(int rank) const { return DIRECT && pairs->tokens[rank]; }
   EP_DEV long long candidates() const {
     return (long long)max(t.head->mostTokens, padGroups ? 1 : 0) * perToken * a.row.numPieces;

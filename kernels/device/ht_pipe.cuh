@@ -327,6 +327,16 @@ template <class P> EP_DEV int piecesOf(int n) {
   return n == 0 && P::ZERO_ROW ? 1 : n;
 }
 
+// Who is not in the operation at all is what everybody waits for.
+template <class P> EP_DEV void blameMissing(const P &p, HtAwaited &w) {
+  const int r = p.missing();
+  if (r < 0) return;
+  w.phase = EP_LL_PHASE_HELLO;
+  w.rank = r;
+  w.expected = w.received = 0;
+  w.item = -1;
+}
+
 // Describes items [k, k + m): the groups of P::LANES lanes that have one, in their order. Items are shown
 // as soon as all before them are. False: gave up.
 template <class P>
@@ -358,8 +368,8 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
           p.isVoid(e.unit);
         }
       } else {
-        const HtAwaited w = {P::KIND, P::PHASE,  e.watch.rank, (unsigned)e.watch.want,
-                             v >> 1,  item.token};
+        HtAwaited w = {P::KIND, P::PHASE, e.watch.rank, (unsigned)e.watch.want, v >> 1, item.token};
+        if (!((spin.polls + 1) & 255)) blameMissing(p, w);
         alive = htKeepWaiting(p.group(), w, spin);
       }
     }

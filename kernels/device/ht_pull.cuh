@@ -51,9 +51,6 @@ EP_DEV char *inputAt(const ep_ht_group_t &g, int at, int from) {
 EP_DEV uint32_t *readAt(const ep_ht_group_t &g, int at, int by) {
   return (uint32_t *)(g.peers[at] + g.at.reads) + by;
 }
-EP_DEV unsigned long long *readBytesAt(const ep_ht_group_t &g, int at, int by) {
-  return (unsigned long long *)(g.peers[at] + g.at.readBytes) + by;
-}
 // Gradients of weights 2 j and 2 j + 1 of a token of rank `at`, by the rank of their experts.
 EP_DEV char *gradientsAt(const ep_ht_group_t &g, int at, int by, int token, int j) {
   return g.peers[at] + g.at.gradients +
@@ -82,6 +79,17 @@ EP_DEV void sayInput(const HtCombineArgs &a, const HtTables &t, unsigned long lo
       storeSys(to, packWord(0, number));
     }
   }
+}
+
+// The first rank of which this combine has no word yet; -1: all are in it. Whoever waits for something else
+// then knows whom it waits for in truth: a rank that has heard of all may be waiting for that one, too.
+EP_DEV int missingInput(const ep_ht_group_t &g) {
+  const unsigned long long number = htVolatile(&htControl(g).numbers[1]) + 1;
+  for (int r = 0; r < g.numRanks; r++) {
+    const uint4 word = loadSys(inputAt(g, g.rank, r));
+    if ((word.z | (unsigned long long)word.w << 32) < number) return r;
+  }
+  return -1;
 }
 
 // One thread a rank: whether its word comes.
@@ -172,11 +180,6 @@ EP_DEV float awaitGradient(const ep_ht_group_t &g, uint4 seen, int rank, int tok
 
 // ---------------------------------------------------------------------------------------------- end
 
-// One thread: bytes that have been read at rank r count there, as sent by it.
-EP_DEV void countRead(const ep_ht_group_t &g, int r, unsigned long long bytes) {
-  atomicAdd_system(readBytesAt(g, r, g.rank), bytes);
-}
-
 // All threads of a block that will read no more, after its pipeline.
 EP_DEV void tellRead(const ep_ht_group_t &g, const HtSources &sources) {
   __syncthreads();
@@ -187,7 +190,8 @@ EP_DEV void tellRead(const ep_ht_group_t &g, const HtSources &sources) {
 }
 
 // One thread a rank, of the last block.
-EP_DEV void awaitRead(const ep_ht_group_t &g, const HtSources &sources) {
+EP_DEV void awaitRead(const HtCombineArgs &a, const HtTables &t, const HtSources &sources) {
+  const ep_ht_group_t &g = a.op.group;
   const int r = threadIdx.x;
   if (r >= g.numRanks || r == g.rank || !sources.rows[r]) return;
   const unsigned before = htVolatile(&htControl(g).readBefore[r]);
@@ -198,10 +202,8 @@ EP_DEV void awaitRead(const ep_ht_group_t &g, const HtSources &sources) {
     const HtAwaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_READ, r, HT_READ, n, -1};
     if (!htKeepWaiting(g, w, spin)) return;
   }
-  if (!g.bytes) return;
-  unsigned long long *bytes = readBytesAt(g, g.rank, r);
-  g.bytes[g.numRanks + r] += htVolatile(bytes);
-  *bytes = 0; // nobody adds before it has heard of the next combine
+  // Counting is each rank's own affair, so the owner counts, by what it has told the reader of.
+  if (g.bytes) g.bytes[g.numRanks + r] += (unsigned long long)rowsFor(t, r) * a.row.rowBytes;
 }
 
 #endif

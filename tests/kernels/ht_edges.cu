@@ -159,6 +159,18 @@ void Edges::experts(bool em) {
     s.K = std::min(E, 2);
     add(std::to_string(E) + " experts", s, 8, random(s, full));
   }
+  for (const int each : {31, 32, 33, 127, 128, 129, 257}) { // bits in Update, and more than it has
+    Shape s = small(em);
+    s.N = 9;
+    s.E = R * each;
+    s.K = 8;
+    const int E = s.E;
+    add(std::to_string(each) + " experts a rank", s, 8, [E](int step, int rank, StepRank &k) {
+      Rng rng = {(uint64_t)(step * 64 + rank + 1)};
+      k.B = 9;
+      k.topk = randomRouting(rng, 9, 8, E, 3);
+    });
+  }
   for (const int n : {127, 128, 129}) {
     Shape s = small(em);
     s.N = n;

@@ -96,8 +96,9 @@ bool judge(const Ranks &w, const Records &records, int victim, int what) {
 }
 
 // The victim launches what comes before operation `what`, the others everything.
-bool absent(Ranks &w, bool expertMajor, bool windows, int victim, int what) {
-  const Shape s = shapeOf((int)w.ranks.size(), expertMajor, windows);
+bool absent(Ranks &w, bool expertMajor, bool windows, bool mixed, int victim, int what) {
+  Shape s = shapeOf((int)w.ranks.size(), expertMajor, windows);
+  if (mixed) s.closed = 1 + (victim + 1) % s.R;
   Rng rng = {5};
   std::vector<std::vector<StepRank>> steps = makeSteps(w, rng, s, everywhere(s));
   const Records records(w);
@@ -188,10 +189,13 @@ int main(int argc, char **argv) {
     const int victim = i & 4 ? R - 1 : 0;
     const char *how = em ? "expert-major" : "flat", *where = windows ? ", windows" : "";
     for (int what = 0; what < 3; what++) {
-      ran++;
-      if (absent(w, em, windows, victim, what)) continue;
-      failed++;
-      printf("FAILED: rank %d of %d leaves out %s, %s%s\n", victim, R, names[what], how, where);
+      for (int mixed = 0; mixed <= windows; mixed++) {
+        ran++;
+        if (absent(w, em, windows, mixed, victim, what)) continue;
+        failed++;
+        printf("FAILED: rank %d of %d leaves out %s, %s%s%s\n", victim, R, names[what], how, where,
+               mixed ? " on all ranks but the next" : "");
+      }
     }
     if (!em) ran++;
     if (!em && !ahead(w, windows, victim)) {
