@@ -83,7 +83,7 @@ int epGpuReaches(ncclWindow_t window, int numRanks, char **peers) {
 }
 
 int epGpuIsAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *distance) {
-  char *starts[EP_LL_MAX_RANKS];
+  char *starts[EP_LL_MAX_RANKS] = {NULL};
   if (!window || !epGpuReaches(window, g->R, starts)) return 0;
   *distance = (int64_t)((uintptr_t)starts[g->me] - (uintptr_t)g->ll.peers[g->me]);
   for (int r = 0; r < g->R; r++) {
