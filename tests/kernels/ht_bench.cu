@@ -199,6 +199,7 @@ bool parse(Options &o, int argc, char **argv) {
 } // namespace
 
 int main(int argc, char **argv) {
+  beforeCuda();
   Options o;
   if (!parse(o, argc, argv)) {
     fprintf(stderr, "usage: see the head of ht_bench.cu; 2 to 8 ranks\n");

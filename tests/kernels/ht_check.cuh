@@ -58,6 +58,13 @@ struct StepRank {
   Pass pass[2];
 };
 
+// First of all in a program: more than eight ranks of one GPU would share queues and wait for each other, and
+// a kernel that is loaded late would wait for those that run.
+void beforeCuda() {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+}
+
 struct Ranks {
   std::vector<HtRank> ranks;
 

@@ -97,6 +97,7 @@ void randomStep(Rng &rng, const Shape &s, StepRank &k) {
 } // namespace
 
 int main(int argc, char **argv) {
+  beforeCuda();
   int R = 4, cases = 100, only = -1, tokens = INT32_MAX;
   unsigned long long seed = 1;
   bool gpus = false, big = false, verbose = false;

@@ -282,6 +282,7 @@ bool held(Ranks &w) {
 } // namespace
 
 int main(int argc, char **argv) {
+  beforeCuda();
   int R = 4, most = INT32_MAX;
   bool gpus = false, list = false;
   std::string only;

@@ -168,6 +168,7 @@ bool ahead(Ranks &w, bool windows, int victim) {
 } // namespace
 
 int main(int argc, char **argv) {
+  beforeCuda();
   int R = 4;
   bool gpus = false;
   for (int i = 1; i < argc; i++) {

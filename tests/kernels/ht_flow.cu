@@ -217,6 +217,7 @@ std::vector<Flow> hugeFlows(int R) {
 } // namespace
 
 int main(int argc, char **argv) {
+  beforeCuda();
   int R = 4, tokens = 1024, width = 512;
   long long total = 1 << 20;
   bool gpus = false, huge = false;
