@@ -162,17 +162,17 @@ ep_fs_t epServed(const ep_fabric_t *f, trefoil_resource_t kind, int at, ep_fs_t 
                  ep_fs_t work) {
   if (f->numParts == 0 || !epIsPort(kind)) return begin + work;
   ep_fs_t shift = shiftOf(f, kind);
-  double todo = (double)work;
+  double rest = (double)work;
   for (int p = 0;; p++) {
     int isLast = p + 1 == f->numParts;
     if (!isLast && f->until[p] + shift <= begin) continue;
     double left = epLeftOf(f, kind, at, p);
     double done = isLast ? HUGE_VAL : (double)(f->until[p] + shift - begin) * left;
-    if (todo <= done) {
-      double end = (double)begin + todo / left;
-      return end < EP_LONGEST_FS ? begin + (ep_fs_t)llround(todo / left) : (ep_fs_t)EP_LONGEST_FS;
+    if (rest <= done) {
+      double end = (double)begin + rest / left;
+      return end < EP_LONGEST_FS ? begin + (ep_fs_t)llround(rest / left) : (ep_fs_t)EP_LONGEST_FS;
     }
-    todo -= done;
+    rest -= done;
     begin = f->until[p] + shift;
   }
 }

@@ -6,7 +6,7 @@
 #ifndef TREFOIL_KERNELS_DEVICE_HT_GATHER_CUH
 #define TREFOIL_KERNELS_DEVICE_HT_GATHER_CUH
 
-#include "kernels/device/ht_pipe.cuh"
+#include "kernels/device/ht_clerk.cuh"
 #include "kernels/device/reduce.cuh"
 
 constexpr int HT_LOAD_ITEMS = 8, HT_LOAD_PIECES = 8; // of a step of the loader

@@ -2,7 +2,7 @@
 #ifndef TREFOIL_KERNELS_DEVICE_HT_SCATTER_CUH
 #define TREFOIL_KERNELS_DEVICE_HT_SCATTER_CUH
 
-#include "kernels/device/ht_pipe.cuh"
+#include "kernels/device/ht_clerk.cuh"
 
 // Up to four items at a time, a lane an item. Items without entries take a slot and load nothing.
 template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int lane) {
