@@ -28,12 +28,6 @@ extern "C" {
 #define EP_LL_CONTROL_BYTES 1024
 #define EP_LL_ARGS_WORDS    144 /* of 8 bytes, that a kernel gets at most */
 
-/* Words: the 16 bytes that stand for nothing. Rows may hold them all the same. */
-#define EP_LL_ABSENT_X 0x8A5D1F3Bu
-#define EP_LL_ABSENT_Y 0x0B27C6D1u
-#define EP_LL_ABSENT_Z 0x9E3339B9u
-#define EP_LL_ABSENT_W 0x41C63E6Du
-
 /* A launch does the sending part, the receiving part, or both. */
 #define EP_LL_SEND 1u
 #define EP_LL_RECV 2u
@@ -91,10 +85,6 @@ typedef struct ep_ll_layout {
   size_t rows[2];  /* dispatch [2][R][N], combine [2][N][K] slots of rowStride */
   size_t half[2];  /* bytes of one of the two buffers of rows */
   size_t rowStride[2]; /* bytes of a slot */
-  size_t
-      beside[2]; /* words: dispatch [2][R][N][maxSteps], combine [2][N][K][maxSteps] of 16 bytes */
-  size_t besideHalf[2];
-  int maxSteps[2]; /* of a row, 512 bytes each */
   size_t bytes;
 } ep_ll_layout_t;
 
@@ -103,7 +93,6 @@ typedef struct ep_ll_config {
   int64_t maxTokens;
   size_t maxTokenBytes; /* of one token's row, scales included */
   int partial;          /* weights travel */
-  int words;            /* room for rows that travel as words (docs/kernels.md) */
 } ep_ll_config_t;
 
 /* TREFOIL_INVALID_ARGUMENT with a sentence: past the limits above, or no multiple of 16 bytes. */
@@ -124,7 +113,6 @@ typedef struct ep_ll_group {
   uint64_t timeoutNs;
   int rank, numRanks, numExperts, numLocal; /* numLocal = ceil(E / R) */
   int maxTokens, enableMask;
-  int words;  /* 1 << kind: rows of that kind travel as words; equal on all ranks, not with masks */
   int numSms; /* blocks of a launch, <= 1023; all of them must fit on the GPU at once */
 } ep_ll_group_t;
 
@@ -220,9 +208,6 @@ int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts);
 int epLlDispatchIsStraight(const ep_ll_dispatch_t *op, unsigned parts);
 /* What EP_LL_WAY_AUTO goes by: rows of rowBytes, scales included. */
 int epLlPrefersStraight(int numTokens, size_t rowBytes, unsigned parts);
-/* Words: must have run on every rank before the first operation of any, and again after a launch that
- * gave up. Else does nothing. */
-trefoil_result_t epLlClearRows(const ep_ll_group_t *group, void *cudaStream);
 /* Loads all kernels on the current device, so that no later launch waits for that. */
 trefoil_result_t epLlLoad(void);
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int IN_FLIGHT = 2; // rows that a sending warp may load before it stores the first
 
-template <bool WORDS> struct RowSender {
+struct RowSender {
   const CombineArgs &a;
   const ControlWords words;
   const Lane lane;
@@ -78,12 +78,8 @@ template <bool WORDS> struct RowSender {
       for (int j = 0; j < IN_FLIGHT; j++) {
         if (j >= a.inFlight || i + j * numWarps >= walk.count) break;
         char *to = (char *)__shfl_sync(FULL_WARP, (unsigned long long)place, u[j].row);
-        v[j] = toWire<WORDS>(v[j], lane, mark);
-        if (WORDS) {
-          const unsigned from = __shfl_sync(FULL_WARP, entry.from, u[j].row);
-          if (to) sendEscape(a, Owed{0, from}, u[j].step, v[j], lane, buf, mark);
-        }
-        if (to) storeStep<WORDS>(to, lane, u[j].step, v[j]);
+        v[j] = toWire(v[j], lane, mark);
+        if (to) storeStep(to, lane, u[j].step, v[j]);
       }
     }
   }
@@ -111,7 +107,7 @@ template <bool WORDS> struct RowSender {
   }
 };
 
-template <Elem T, ep_ll_sum_t SUM, bool WORDS>
+template <Elem T, ep_ll_sum_t SUM>
 __global__ void __launch_bounds__(COMBINE_THREADS, 1)
     combineKernel(const __grid_constant__ CombineArgs a) {
   EP_SHARED(uint64_t, began); // here and not in registers, until the end
@@ -129,31 +125,27 @@ __global__ void __launch_bounds__(COMBINE_THREADS, 1)
     const uint4 guess = guessOwed(a, lane);
     const uint4 head = loadEarly(&headOf(a.op.handle).reached);
     const ControlWords words = loadControl(controlOf(g).kind[EP_LL_COMBINE]);
-    RowSender<WORDS>{a, words, laneOf<WORDS>(a.wire, lane)}.run((int)head.z, guess, w,
+    RowSender{a, words, laneOf(a.wire, lane)}.run((int)head.z, guess, w,
                                                                 a.roles.numSend);
     if (greets && !a.roles.numRecv) greet(a);
   } else {
     if (greets && (a.roles.parts & EP_LL_SEND)) greet(a);
-    TermSum<T, SUM, WORDS>{a, g, laneOf<WORDS>(a.wire, lane)}.run(w, a.roles.numRecv);
+    TermSum<T, SUM>{a, g, laneOf(a.wire, lane)}.run(w, a.roles.numRecv);
   }
   if (greets && (a.roles.parts & EP_LL_RECV) && sends == (a.roles.numSend > 0)) hearAll(a);
   if (threadIdx.x == 0) saved = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
   finishLaunch(g, a.op.handle, EP_LL_COMBINE, saved, a.roles.parts, began);
 }
 
-template <Elem T> const void *kernelOf(ep_ll_sum_t sum, bool words) {
-  if (words) {
-    return sum == EP_LL_SUM_EXACT ? EP_KERNEL(combineKernel<T, EP_LL_SUM_EXACT, true>)
-                                  : EP_KERNEL(combineKernel<T, EP_LL_SUM_RANKS, true>);
-  }
-  return sum == EP_LL_SUM_EXACT ? EP_KERNEL(combineKernel<T, EP_LL_SUM_EXACT, false>)
-                                : EP_KERNEL(combineKernel<T, EP_LL_SUM_RANKS, false>);
+template <Elem T> const void *kernelOf(ep_ll_sum_t sum) {
+  return sum == EP_LL_SUM_EXACT ? EP_KERNEL(combineKernel<T, EP_LL_SUM_EXACT>)
+                                : EP_KERNEL(combineKernel<T, EP_LL_SUM_RANKS>);
 }
 
 } // namespace
 
-const void *epLlCombineKernel(Elem elem, ep_ll_sum_t sum, bool words) {
-  return elem == Elem::F32   ? kernelOf<Elem::F32>(sum, words)
-         : elem == Elem::F16 ? kernelOf<Elem::F16>(sum, words)
-                             : kernelOf<Elem::BF16>(sum, words);
+const void *epLlCombineKernel(Elem elem, ep_ll_sum_t sum) {
+  return elem == Elem::F32   ? kernelOf<Elem::F32>(sum)
+         : elem == Elem::F16 ? kernelOf<Elem::F16>(sum)
+                             : kernelOf<Elem::BF16>(sum);
 }

@@ -16,7 +16,7 @@ static_assert(PARTIAL_ROWS >= EP_LL_MAX_TOPK && PARTIAL_ROWS * 512 <= PARTIAL_ST
 const void *epLlDispatchKernel(bool quantises, bool segments, bool scratch);
 const void *epLlStraightKernel();
 const void *epLlQuickKernel(bool rankMajor, bool quantises, bool segments);
-const void *epLlCombineKernel(Elem elem, ep_ll_sum_t sum, bool words); // EXACT and RANKS
-const void *epLlPartialKernel(Elem elem, bool words);
+const void *epLlCombineKernel(Elem elem, ep_ll_sum_t sum); // EXACT and RANKS
+const void *epLlPartialKernel(Elem elem);
 
 #endif

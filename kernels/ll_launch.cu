@@ -352,10 +352,9 @@ extern "C" trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsign
   EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
   EP_TRY(checkGroup(op->group, op->handle, op->numTokens, parts));
   const bool partial = op->handle.sum == EP_LL_SUM_PARTIAL;
-  const bool words = op->group.words >> EP_LL_COMBINE & 1;
   CombineArgs a = {};
   a.op = *op;
-  a.wire = words ? wordsWireOf(op->rowBytes) : wireOf(op->rowBytes);
+  a.wire = wireOf(op->rowBytes);
   a.roles =
       rolesOf(EP_LL_COMBINE, tokensToServe(op->numTokens, op->group), false, op->handle.sum, parts);
   if (parts == EP_LL_BOTH && op->sendWarps > 0)
@@ -369,9 +368,6 @@ extern "C" trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsign
   a.perRank = Divisor::of((unsigned)op->group.numLocal);
   // However the routing looks, a step of all rows of a batch fits a stage: 512 bytes a row.
   a.pairs = imin(PARTIAL_PAIRS, PARTIAL_ROWS / op->handle.numTopk);
-  EP_CHECK(!words || !op->group.enableMask, TREFOIL_INVALID_USAGE,
-           "rows that travel as words and masks exclude each other: a late row of a rank that was "
-           "given up would be taken for a new one");
   EP_CHECK(op->rowBytes >= 16 && op->rowBytes % 16 == 0, TREFOIL_INVALID_ARGUMENT,
            "rows of %d bytes: must be a multiple of 16", op->rowBytes);
   EP_CHECK((size_t)a.wire.steps * 512 <= op->group.at.rowStride[1], TREFOIL_INVALID_ARGUMENT,
@@ -386,8 +382,8 @@ extern "C" trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsign
   EP_CHECK(warps <= (partial ? PARTIAL_THREADS : COMBINE_THREADS) / 32, TREFOIL_INVALID_ARGUMENT,
            "too many warps");
   const size_t shared = partial ? PARTIAL_STAGES * PARTIAL_STAGE_BYTES : 0;
-  const void *kernel = partial ? epLlPartialKernel(elemOf(op->dtype), words)
-                               : epLlCombineKernel(elemOf(op->dtype), op->handle.sum, words);
+  const void *kernel = partial ? epLlPartialKernel(elemOf(op->dtype))
+                               : epLlCombineKernel(elemOf(op->dtype), op->handle.sum);
   keep(out, kernel, op->group.numSms, warps, shared, a);
   out->isShort = 0;
   return TREFOIL_OK;
@@ -433,7 +429,7 @@ extern "C" trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *stream)
 }
 
 extern "C" trefoil_result_t epLlLoad(void) {
-  const void *kernels[30];
+  const void *kernels[21];
   int n = 0;
   for (int q = 0; q < 6; q++) kernels[n++] = epLlDispatchKernel(q >= 4, q >= 2, q & 1);
   for (int q = 0; q < 5; q++) kernels[n++] = epLlQuickKernel(q & 1, q >= 3, q >= 1);
@@ -443,11 +439,10 @@ extern "C" trefoil_result_t epLlLoad(void) {
         kernels[q], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
     EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
   }
-  for (int i = 0; i < 6; i++) {
-    const Elem t = i < 2 ? Elem::F32 : i < 4 ? Elem::F16 : Elem::BF16;
-    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_EXACT, i & 1);
-    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_RANKS, i & 1);
-    kernels[n++] = epLlPartialKernel(t, i & 1);
+  for (const Elem t : {Elem::F32, Elem::F16, Elem::BF16}) {
+    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_EXACT);
+    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_RANKS);
+    kernels[n++] = epLlPartialKernel(t);
     const cudaError_t e = cudaFuncSetAttribute(
         kernels[n - 1], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
     EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));

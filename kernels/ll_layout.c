@@ -65,13 +65,7 @@ trefoil_result_t epLlLayout(const ep_ll_config_t *c, ep_ll_layout_t *out) {
   at.half[0] = roundUp(R * N * at.rowStride[0], 512);
   at.half[1] = roundUp(N * K * at.rowStride[1], 512);
   at.rows[1] = at.rows[0] + 2 * at.half[0];
-  at.maxSteps[0] = (int)((c->maxTokenBytes + roundUp(4 * K, 16) + 511) / 512);
-  at.maxSteps[1] = (int)((c->maxTokenBytes + 511) / 512);
-  at.besideHalf[0] = c->words ? roundUp(R * N * (size_t)at.maxSteps[0] * 16, 512) : 0;
-  at.besideHalf[1] = c->words ? roundUp(N * K * (size_t)at.maxSteps[1] * 16, 512) : 0;
-  at.beside[0] = at.rows[1] + 2 * at.half[1];
-  at.beside[1] = at.beside[0] + 2 * at.besideHalf[0];
-  at.bytes = at.beside[1] + 2 * at.besideHalf[1];
+  at.bytes = at.rows[1] + 2 * at.half[1];
   *out = at;
   return TREFOIL_OK;
 }

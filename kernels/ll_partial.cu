@@ -77,7 +77,7 @@ EP_DEV void sendWeights(const CombineArgs &a, const Op &op, unsigned long long l
   }
 }
 
-template <Elem T, bool WORDS> struct Sender {
+template <Elem T> struct Sender {
   const CombineArgs &a;
   const ep_ll_group_t &g;
   const ControlWords words;
@@ -153,7 +153,7 @@ template <Elem T, bool WORDS> struct Sender {
     }
   }
 
-  static constexpr int HEAD = WORDS ? 512 : FRONT, ROOM = WORDS ? 512 : FRONT + TAIL; // of a step
+  static constexpr int ROOM = FRONT + TAIL; // of a step
 
   // Steps [from, to) of a batch, `len` a pass. In a stage a row has the front parts of its len
   // steps, then the tail parts (line.cuh).
@@ -184,12 +184,12 @@ template <Elem T, bool WORDS> struct Sender {
   EP_DEV Slice sliceOf(const Walk &walk, const Passes &p, int pass, int i, int &skipped) const {
     const int b = max(p.begin(pass), i == 0 ? walk.from : 0),
               e = min(p.end(pass), i == walk.rows - 1 ? walk.to : a.wire.steps);
-    const int front = WORDS ? a.wire.rowBytes : frontBytes(a.wire);
+    const int front = frontBytes(a.wire);
     skipped = b - p.begin(pass);
-    Slice s = {b * HEAD, 0, front + b * TAIL, 0};
+    Slice s = {b * FRONT, 0, front + b * TAIL, 0};
     if (b >= e) return s;
-    s.frontBytes = max(0, min(e * HEAD, min(a.wire.rowBytes, front)) - s.front);
-    if (!WORDS) s.tailBytes = max(0, min(s.tail + (e - b) * TAIL, a.wire.rowBytes) - s.tail);
+    s.frontBytes = max(0, min(e * FRONT, min(a.wire.rowBytes, front)) - s.front);
+    s.tailBytes = max(0, min(s.tail + (e - b) * TAIL, a.wire.rowBytes) - s.tail);
     return s;
   }
 
@@ -214,9 +214,9 @@ template <Elem T, bool WORDS> struct Sender {
         const int at = batch.first[i] + j;
         const char *row = (const char *)a.op.tokens + (size_t)batch.row[at] * a.op.rowBytes;
         const uint32_t to = stage + at * p.len * ROOM;
-        if (s.frontBytes) bulkLoad(to + skipped * HEAD, row + s.front, s.frontBytes, bar);
+        if (s.frontBytes) bulkLoad(to + skipped * FRONT, row + s.front, s.frontBytes, bar);
         if (s.tailBytes)
-          bulkLoad(to + p.len * HEAD + skipped * TAIL, row + s.tail, s.tailBytes, bar);
+          bulkLoad(to + p.len * FRONT + skipped * TAIL, row + s.tail, s.tailBytes, bar);
       }
     }
   }
@@ -226,9 +226,8 @@ template <Elem T, bool WORDS> struct Sender {
     if (!(active >> e.source() & 1)) return;
     const int l = lane.lane, space = p.len * ROOM, at = batch.first[i], n = batch.n[i];
     const char *row = stageOf(passes + pass) + at * space +
-                      (WORDS           ? l * 16
-                       : isMarkLane(l) ? p.len * FRONT + min(l >> 3, 2) * 16
-                                       : (l >> 3) * 112 + (l & 7) * 16) +
+                      (isMarkLane(l) ? p.len * FRONT + min(l >> 3, 2) * 16
+                                     : (l >> 3) * 112 + (l & 7) * 16) +
                       (s - p.begin(pass)) * lane.stride;
     Sum<T> sum;
     sum.clear();
@@ -236,10 +235,8 @@ template <Elem T, bool WORDS> struct Sender {
     for (int j = 0; j < n; j++) {
       sum.addWeighted(*(const uint4 *)(row + j * space), batch.weight[at + j]);
     }
-    uint4 out = toWire<WORDS>(sum.round(), lane, mark);
-    if (WORDS) sendEscape(a, e, s, out, lane, buf, mark);
-    storeStep<WORDS>(combineSlot(g, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf), lane,
-                     s, out);
+    storeStep(combineSlot(g, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf), lane, s,
+              toWire(sum.round(), lane, mark));
     if (s == 0 && l == 0) countBytes(g, EP_LL_COMBINE, e.source(), a.op.rowBytes);
   }
 
@@ -333,7 +330,7 @@ EP_DEV void weigh(const CombineArgs &a, int warp, int numWarps, int lane) {
   }
 }
 
-template <Elem T, bool WORDS>
+template <Elem T>
 __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
     partialKernel(const __grid_constant__ CombineArgs a) {
   EP_DYNAMIC_SHARED(16, shared);
@@ -360,24 +357,20 @@ __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
       for (int i = 0; i < PARTIAL_STAGES; i++) barrierInit(&batch.arrived[i], a.roles.numSend);
       barrierInitFence();
     }
-    Sender<T, WORDS>{a, g, words, w, a.roles.numSend, laneOf<WORDS>(a.wire, lane), batch, shared}
+    Sender<T>{a, g, words, w, a.roles.numSend, laneOf(a.wire, lane), batch, shared}
         .run((int)head.z, guess);
   } else {
-    TermSum<T, EP_LL_SUM_PARTIAL, WORDS>{a, g, laneOf<WORDS>(a.wire, lane)}.run(w, a.roles.numRecv);
+    TermSum<T, EP_LL_SUM_PARTIAL>{a, g, laneOf(a.wire, lane)}.run(w, a.roles.numRecv);
   }
   if (greets && (a.roles.parts & EP_LL_RECV) && sends == (a.roles.numSend > 0)) hearAll(a);
   if (threadIdx.x == 0) saved = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
   finishLaunch(g, a.op.handle, EP_LL_COMBINE, saved, a.roles.parts, began);
 }
 
-template <bool WORDS> const void *kernelOf(Elem elem) {
-  return elem == Elem::F32   ? EP_KERNEL(partialKernel<Elem::F32, WORDS>)
-         : elem == Elem::F16 ? EP_KERNEL(partialKernel<Elem::F16, WORDS>)
-                             : EP_KERNEL(partialKernel<Elem::BF16, WORDS>);
-}
-
 } // namespace
 
-const void *epLlPartialKernel(Elem elem, bool words) {
-  return words ? kernelOf<true>(elem) : kernelOf<false>(elem);
+const void *epLlPartialKernel(Elem elem) {
+  return elem == Elem::F32   ? EP_KERNEL(partialKernel<Elem::F32>)
+         : elem == Elem::F16 ? EP_KERNEL(partialKernel<Elem::F16>)
+                             : EP_KERNEL(partialKernel<Elem::BF16>);
 }

@@ -87,11 +87,6 @@ EP_DEV char *dispatchSlot(const ep_ll_group_t &g, int at, int from, int t, int b
   return g.peers[at] + g.at.rows[0] + buf * g.at.half[0] +
          ((size_t)from * g.maxTokens + t) * g.at.rowStride[0];
 }
-// Words: the word beside step s of a row, of `item` slots from the start of the kind's places.
-EP_DEV char *besideStep(const ep_ll_group_t &g, int kind, int at, size_t item, int s, int buf) {
-  return g.peers[at] + g.at.beside[kind] + buf * g.at.besideHalf[kind] +
-         (item * g.at.maxSteps[kind] + s) * 16;
-}
 EP_DEV char *combineSlot(const ep_ll_group_t &g, int numTopk, int at, int t, int k, int buf) {
   return g.peers[at] + g.at.rows[1] + buf * g.at.half[1] +
          ((size_t)t * numTopk + k) * g.at.rowStride[1];

@@ -14,9 +14,7 @@
 #ifndef TREFOIL_KERNELS_DEVICE_LANE_CUH
 #define TREFOIL_KERNELS_DEVICE_LANE_CUH
 
-#include "kernels/device/absent.cuh"
-
-// WORDS: the other wire (absent.cuh), on which a row travels as it lies.
+#include "kernels/device/line.cuh"
 
 // Where some steps of a row are kept together: their front parts, then their tail parts.
 constexpr int FRONT = 448, TAIL = 48; // bytes a step
@@ -31,8 +29,7 @@ EP_DEV int frontBytes(const Wire &w) {
   return w.steps * FRONT;
 }
 
-template <bool WORDS> EP_DEV Lane laneOf(const Wire &w, int lane) {
-  if (WORDS) return Lane{lane, lane * 16, 512, w.rowBytes};
+EP_DEV Lane laneOf(const Wire &w, int lane) {
   const int i = lane >> 3, j = lane & 7, front = frontBytes(w);
   const bool tail = isMarkLane(lane);
   return Lane{lane, tail ? front + i * 16 : i * 112 + j * 16, tail ? TAIL : FRONT,
@@ -56,24 +53,22 @@ EP_DEV void writeRow(char *row, const Lane &l, int step, uint4 v) {
 }
 
 // All lanes: from memory's order to the wire's, and back.
-template <bool WORDS> EP_DEV uint4 toWire(uint4 v, const Lane &l, unsigned mark) {
-  if (WORDS) return v;
+EP_DEV uint4 toWire(uint4 v, const Lane &l, unsigned mark) {
   const unsigned a = __shfl_sync(FULL_WARP, v.w, 7), b = __shfl_sync(FULL_WARP, v.w, 15),
                  c = __shfl_sync(FULL_WARP, v.w, 23);
   if (l.lane == 31) v = make_uint4(a, b, c, mark);
   if (isMarkLane(l.lane)) v.w = mark;
   return v;
 }
-template <bool WORDS> EP_DEV uint4 fromWire(uint4 v, const Lane &l) {
-  if (WORDS) return v;
+EP_DEV uint4 fromWire(uint4 v, const Lane &l) {
   const unsigned a = __shfl_sync(FULL_WARP, v.x, 31), b = __shfl_sync(FULL_WARP, v.y, 31),
                  c = __shfl_sync(FULL_WARP, v.z, 31);
   if (isMarkLane(l.lane)) v.w = l.lane == 7 ? a : l.lane == 15 ? b : c;
   return v;
 }
 
-template <bool WORDS> EP_DEV void storeStep(char *slot, const Lane &l, int step, uint4 v) {
-  storeSysIf(slot + step * 512 + l.lane * 16, v, !WORDS || hasPart(l, step));
+EP_DEV void storeStep(char *slot, const Lane &l, int step, uint4 v) {
+  storeSys(slot + step * 512 + l.lane * 16, v);
 }
 
 #endif

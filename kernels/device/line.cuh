@@ -26,11 +26,6 @@ __host__ __device__ inline Wire wireOf(int rowBytes) {
   return Wire{rowBytes, lines, (lines + 3) / 4};
 }
 
-// On the other wire (absent.cuh) there are no lines.
-__host__ __device__ inline Wire wordsWireOf(int rowBytes) {
-  return Wire{rowBytes, 0, (rowBytes + 511) / 512};
-}
-
 // The part of a row that one lane moves in one step.
 struct Piece {
   int off;   // byte of the row

@@ -118,30 +118,7 @@ static __device__ __noinline__ Term listTerms(const CombineArgs &a, int t, int b
   return q;
 }
 
-// All lanes, WORDS: turns a step into what is stored, and sends the word beside it if one is due.
-EP_DEV void sendEscape(const CombineArgs &a, Owed e, int s, uint4 &v, const Lane &lane, int buf,
-                       unsigned mark) {
-  unsigned lanes;
-  if (!escape(v, lanes) || lane.lane) return;
-  const size_t item = (size_t)e.token() * a.op.handle.numTopk + e.k();
-  storeSys(besideStep(a.op.group, EP_LL_COMBINE, e.source(), item, s, buf),
-           make_uint4(lanes, 0, 0, mark));
-}
-
-// All lanes, WORDS: step s of slot (t, k) as it was sent.
-static __device__ __noinline__ uint4 unescape(const CombineArgs &a, uint4 v, int t, int k, int s) {
-  const ep_ll_group_t &g = a.op.group;
-  const int lane = threadIdx.x & 31;
-  const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
-  const size_t item = (size_t)t * a.op.handle.numTopk + k;
-  const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_ROWS, rankOfEntry(a, t, k), 0u, t};
-  const unsigned lanes =
-      awaitBeside(g, op, w, besideStep(g, EP_LL_COMBINE, g.rank, item, s, op.buf), lane);
-  if (isAbsent(v, FLIP) && !(lanes >> lane & 1)) v.x ^= FLIP;
-  return v;
-}
-
-template <Elem T, ep_ll_sum_t SUM, bool WORDS> struct TermSum {
+template <Elem T, ep_ll_sum_t SUM> struct TermSum {
   const CombineArgs &a;
   const ep_ll_group_t &g;
   const Lane lane;
@@ -199,19 +176,17 @@ template <Elem T, ep_ll_sum_t SUM, bool WORDS> struct TermSum {
         unsigned missing = 0;
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-          if (WORDS ? isAbsent(v[j], 0) : v[j].w != mark) missing |= 1u << j;
+          if (v[j].w != mark) missing |= 1u << j;
         }
-        const bool sees = WORDS ? hasPart(lane, s) : isMarkLane(lane.lane);
-        need = __reduce_or_sync(FULL_WARP, sees ? missing & need : 0u);
+        need = __reduce_or_sync(FULL_WARP, isMarkLane(lane.lane) ? missing & need : 0u);
       }
       if (!need) {
         if (SUM != EP_LL_SUM_PARTIAL && mine) {
 #pragma unroll
           for (int j = 0; j < AT_ONCE; j++) {
-            if (mine >> j & 1) v[j] = toWire<WORDS>(v[j], lane, mark);
+            if (mine >> j & 1) v[j] = toWire(v[j], lane, mark);
           }
         }
-        if (WORDS) settle(v, (term.valid >> j0 & 255) & ~mine & ~gone, j0, t, s);
         return gone;
       }
       if (!lookForRow<SUM>(a, base + j0 + __ffs(need) - 1, t, looks, since)) gone |= need & -need;
@@ -220,28 +195,6 @@ template <Elem T, ep_ll_sum_t SUM, bool WORDS> struct TermSum {
 
   EP_DEV int slotOfTerm(int j) const {
     return SUM == EP_LL_SUM_PARTIAL ? __shfl_sync(FULL_WARP, term.where, j) : base + j;
-  }
-
-  // All lanes, WORDS: what has come as it was sent.
-  EP_DEV void settle(uint4 (&v)[AT_ONCE], unsigned come, int j0, int t, int s) const {
-#pragma unroll
-    for (int j = 0; j < AT_ONCE; j++) {
-      if (come >> j & 1 && __any_sync(FULL_WARP, isAbsent(v[j], FLIP))) {
-        v[j] = unescape(a, v[j], t, slotOfTerm(j0 + j), s);
-      }
-    }
-  }
-
-  // All lanes, WORDS: this step's places are free for the operation after the next.
-  EP_DEV void putBack(int t, int s) {
-#pragma unroll 1
-    for (int i = 0; i < numTerms(); i++) {
-      list(t, i & ~31);
-      if (!((term.valid & ~term.own) >> (i & 31) & 1)) continue;
-      char *slot =
-          const_cast<char *>(slotOf(t, s)) + (size_t)slotOfTerm(i & 31) * g.at.rowStride[1];
-      storeStreamIf(slot, absent(), hasPart(lane, s));
-    }
   }
 
   // All lanes: one step of the result of token t.
@@ -271,8 +224,7 @@ template <Elem T, ep_ll_sum_t SUM, bool WORDS> struct TermSum {
     uint4 v = make_uint4(0, 0, 0, 0); // no row gives zeros
     if (added) v = sum.round();
     if (SUM != EP_LL_SUM_EXACT && added == 1) v = reload(t, last, s);
-    writeRow(out, lane, s, fromWire<WORDS>(v, lane));
-    if (WORDS) putBack(t, s);
+    writeRow(out, lane, s, fromWire(v, lane));
   }
 
   // All lanes: one unweighted row is copied, NaN payloads included.
@@ -281,11 +233,10 @@ template <Elem T, ep_ll_sum_t SUM, bool WORDS> struct TermSum {
     list(t, i & ~31);
     const int at = __shfl_sync(FULL_WARP, term.where, SUM == EP_LL_SUM_RANKS ? 0 : i & 31);
     if (SUM == EP_LL_SUM_RANKS && term.own >> (i & 31) & 1)
-      return toWire<WORDS>(readRow((const char *)a.op.tokens + (size_t)at * a.op.rowBytes, lane, s),
+      return toWire(readRow((const char *)a.op.tokens + (size_t)at * a.op.rowBytes, lane, s),
                            lane, 0);
     const int k = SUM == EP_LL_SUM_PARTIAL ? at : i;
     loadSysIf(v, slotOf(t, s), k, (unsigned)g.at.rowStride[1], true);
-    if (WORDS && __any_sync(FULL_WARP, isAbsent(v, FLIP))) v = unescape(a, v, t, k, s);
     return v;
   }
 

@@ -136,18 +136,6 @@ EP_DEV unsigned awaitHellos(const ep_ll_group_t &g, int kind, const Op &op,
   return __reduce_max_sync(FULL_WARP, lag);
 }
 
-// All lanes, words: the word beside a step.
-static __device__ __noinline__ unsigned awaitBeside(const ep_ll_group_t &g, const Op &op, Awaited w,
-                                                    const char *word, int lane) {
-  Spin spin;
-  uint4 q;
-  do {
-    q = loadSys(word);
-    w.received = q.w;
-  } while (__shfl_sync(FULL_WARP, q.w, 0) != op.mark && keepWarpWaiting(g, op, w, spin, lane));
-  return __shfl_sync(FULL_WARP, q.x, 0);
-}
-
 // One thread of the launch, after all hellos: what this launch has learnt, for later launches.
 EP_DEV void noteHellos(const ep_ll_group_t &g, int kind, const Op &op, unsigned lag) {
   KindControl &c = controlOf(g).kind[kind];
@@ -166,11 +154,7 @@ static __device__ __noinline__ void clearBuffer(const ep_ll_group_t &g, int kind
   char *mine = g.peers[g.rank];
   const size_t R = g.numRanks;
   clearBytes(mine + g.at.hello[kind] + buf * R * 16, R * 16);
-  if (g.words >> kind & 1) { // the rows themselves bear no marks
-    clearBytes(mine + g.at.beside[kind] + buf * g.at.besideHalf[kind], g.at.besideHalf[kind]);
-  } else {
-    clearBytes(mine + g.at.rows[kind] + buf * g.at.half[kind], g.at.half[kind]);
-  }
+  clearBytes(mine + g.at.rows[kind] + buf * g.at.half[kind], g.at.half[kind]);
   // The words of both buffers lie together in one block each: routing and weights by halves too.
   const size_t from = kind == EP_LL_DISPATCH ? g.at.routing : g.at.weights;
   const size_t to = kind == EP_LL_DISPATCH ? g.at.weights : g.at.rows[0];

@@ -116,13 +116,7 @@ std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_
       x = (x & 0x83FF83FFu) | (dtype == TREFOIL_F16 ? 0x30003000u : 0x3C003C00u);
     else if (x % 17 == 0)
       x = (uint32_t)(s.first % 0xFFFFFFFEull) + 2 + rng.below(2 * s.steps + 2);
-    else if (x % 23 == 0 &&
-             i % 4 == 3) { // what the wire of words takes for nothing, or its stand-in
-      w[i - 3] = EP_LL_ABSENT_X ^ rng.below(2);
-      w[i - 2] = EP_LL_ABSENT_Y;
-      w[i - 1] = EP_LL_ABSENT_Z;
-      x = EP_LL_ABSENT_W;
-    } else if (x % 19 == 0)
+    else if (x % 19 == 0)
       x = rng.one(2) ? 0 : 0xFFFFFFFFu;
     w[i] = x;
   }
@@ -306,7 +300,6 @@ void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, c
 std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s, int enableMask,
                                              uint64_t timeoutNs, int general) {
   ep_ll_config_t config = s.config;
-  config.words = !enableMask && rng.one(2); // how the rows of combine travel
   w.reset(config, s.first);
   std::vector<ep_ll_group_t> groups;
   std::vector<void *> handles[2];

@@ -115,11 +115,6 @@ struct World {
       memset(k.record, 0, sizeof *k.record);
       k.used = 0;
     }
-    for (int r = 0; r < size(); r++) {
-      CU(cudaSetDevice(ranks[r].device));
-      const ep_ll_group_t g = group(r, config, 16, 0);
-      OK(epLlClearRows(&g, ranks[r].stream));
-    }
     sync();
   }
 
@@ -175,7 +170,6 @@ struct World {
     g.numExperts = c.numExperts;
     g.numLocal = (c.numExperts + c.numRanks - 1) / c.numRanks;
     g.maxTokens = (int)c.maxTokens;
-    g.words = c.words ? 1 << EP_LL_COMBINE : 0;
     g.numSms = blocks;
     return g;
   }
