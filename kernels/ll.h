@@ -77,13 +77,12 @@ typedef struct ep_ll_record {
 
 /* Where things lie in the exchange memory; equal on all ranks. */
 typedef struct ep_ll_layout {
-  size_t hello[2]; /* [kind]: [2][R] words of 16 bytes; dispatch: where a rank's output lies */
-  size_t free[2];  /* [kind]: [2][R] words: a peer's buffer may be written again */
-  size_t dones;    /* [2][R] counters, 32 bytes apart: stored straight into this rank's output */
-  size_t routing;  /* [2][R][N][idVectors] */
-  size_t weights;  /* [2][R][N][weightVectors], partial sums */
-  size_t rows[2];  /* dispatch [2][R][N], combine [2][N][K] slots of rowStride */
-  size_t half[2];  /* bytes of one of the two buffers of rows */
+  size_t hello;        /* combine: [2][R] words of 16 bytes */
+  size_t free[2];      /* [kind]: [2][R] words: a peer's buffer may be written again */
+  size_t routing;      /* [2][R][N][idVectors] */
+  size_t weights;      /* [2][R][N][weightVectors], partial sums */
+  size_t rows[2];      /* dispatch [2][R][N], combine [2][N][K] slots of rowStride */
+  size_t half[2];      /* bytes of one of the two buffers of rows */
   size_t rowStride[2]; /* bytes of a slot */
   size_t bytes;
 } ep_ll_layout_t;
@@ -123,31 +122,12 @@ typedef struct ep_ll_handle {
   ep_ll_sum_t sum; /* which combine will follow; equal on all ranks */
 } ep_ll_handle_t;
 
-/* Whether rows go from the sender straight into the receiver's slots (docs/kernels.md), or as lines
- * through its exchange memory. */
-typedef enum ep_ll_way {
-  EP_LL_WAY_AUTO = 0, /* straight if epLlPrefersStraight says so */
-  EP_LL_WAY_STRAIGHT = 1,
-  EP_LL_WAY_LINES = 2
-} ep_ll_way_t;
-
-/* Rank-major outputs that every rank can store to: tokens, and scales if there are any. All ranks reach
- * the output of any rank as far from its exchange memory (peers[]) as this rank reaches its own: so
- * it is with windows of one communicator. Every rank decides by itself; rows travel straight
- * between two that both do. */
-typedef struct ep_ll_window {
-  int is; /* 0: this rank's outputs lie in none */
-  ep_ll_way_t way;
-  int64_t tokens, scales; /* outputs - peers[rank], in bytes; multiples of 16 */
-} ep_ll_window_t;
-
 typedef struct ep_ll_dispatch {
   ep_ll_group_t group;
   ep_ll_handle_t handle;
   const void *tokens, *scales; /* rows 16-byte aligned */
   const float *weights;        /* rank-major: [B, K] */
   void *outTokens, *outScales; /* expert-major [L, R*N, .], rank-major [R, N, .] */
-  ep_ll_window_t window;       /* of outTokens and outScales; lines with masks and with E4M3 */
   float *outWeights;           /* rank-major [R, N, K] */
   int32_t *outIdx;             /* rank-major [R, N, K] */
   int32_t *counters;           /* expert-major [L]; rank-major [R] or NULL */
@@ -203,11 +183,6 @@ trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *cudaStream);
 
 /* 1 if this dispatch runs on the short kernel, 0 if on another one; the result is the same. */
 int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts);
-/* 1 if it stores straight into the outputs of all ranks that do the same. The same for both parts of a
- * staged dispatch. */
-int epLlDispatchIsStraight(const ep_ll_dispatch_t *op, unsigned parts);
-/* What EP_LL_WAY_AUTO goes by: rows of rowBytes, scales included. */
-int epLlPrefersStraight(int numTokens, size_t rowBytes, unsigned parts);
 /* Loads all kernels on the current device, so that no later launch waits for that. */
 trefoil_result_t epLlLoad(void);
 

@@ -82,8 +82,7 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
   char *mine = shared + a.warpAt + warp * a.warpBytes;
   const int w = sends ? warp : warp - a.roles.numSend;
   if (sends == (a.roles.numRecv == 0) && (a.roles.parts & EP_LL_SEND)) {
-    announce(a, op, active, w, sends ? a.roles.numSend : a.roles.numRecv, (unsigned *)mine, lane, 0,
-             [] {});
+    announce(a, op, active, w, sends ? a.roles.numSend : a.roles.numRecv, (unsigned *)mine, lane);
   }
   if (sends) {
     if (QUANT)

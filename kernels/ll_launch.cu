@@ -1,7 +1,6 @@
 // Low latency: from an operation to a launch. Checks what the kernels rely on, works out what all threads
 // would work out alike, and chooses the roles of the warps.
 #include "kernels/device/quick_host.cuh"
-#include "kernels/device/straight.cuh"
 #include "kernels/ll_kernels.cuh"
 
 extern "C" {
@@ -15,10 +14,6 @@ extern "C" {
 namespace {
 
 constexpr size_t MAX_SHARED = 200 * 1024; // of the 227 KB that a block can have
-
-// Bytes of rows from which EP_LL_WAY_AUTO goes straight, if send and receive are launches of their own:
-// measured (docs/results_ll.md). In one launch lines were faster at every size.
-constexpr size_t STRAIGHT_STAGED = 4u << 20;
 
 // cuLaunchKernel, which takes the host 0.2 to 0.4 us less than cudaLaunchKernel; asked for by epLlLoad.
 using LaunchFn = int (*)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
@@ -68,14 +63,6 @@ Roles quickRolesOf(const ep_ll_dispatch_t &op) {
   return Roles{send, tokens > 32 ? 15 : tokens > 8 ? 8 : 4, EP_LL_BOTH};
 }
 
-// More senders hold up the polls for weights: 4 + 12 take 13.3 us at 128 tokens, 12 + 4 18.0 (two H200).
-Roles straightRolesOf(int tokens, unsigned parts) {
-  const int all = tokens > 8 ? 16 : 8;
-  if (parts == EP_LL_SEND) return Roles{all, 0, parts};
-  if (parts == EP_LL_RECV) return Roles{1, all - 1, parts};
-  return Roles{4, 12, parts};
-}
-
 void shareSharedMemory(DispatchArgs &a) {
   const ep_ll_group_t &g = a.op.group;
   const ep_ll_handle_t &h = a.op.handle;
@@ -109,7 +96,6 @@ DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned parts) {
   a.idVectors = (4 + K * a.idBytes + 11) / 12;
   a.copies = op.handle.rankMajor ? 1 : K;
   a.groups = (g.numRanks + SOURCES - 1) / SOURCES;
-  a.countMask = g.maxTokens < (int)EP_LL_STRAIGHT ? EP_LL_COUNT_MASK : EP_LL_STRAIGHT * 2 - 1;
   a.perSource = (g.maxTokens + 31) / 32 * 32;
   a.chunks = SlotMap::chunksOf(g.numRanks, a.perSource);
   shareSharedMemory(a);
@@ -125,39 +111,7 @@ bool aligned(const void *p) {
 }
 
 bool areAligned(const ep_ll_dispatch_t &op) {
-  return aligned(op.tokens) && aligned(op.outTokens) && (op.quant || aligned(op.scales)) &&
-         (!op.window.is || ((op.window.tokens | op.window.scales) & 15) == 0);
-}
-
-// Whether a dispatch goes straight where its peers do, and what its kernel then gets. a: with the roles of
-// lines.
-bool straightArgs(const DispatchArgs &a, StraightArgs &s, int &shared) {
-  const ep_ll_dispatch_t &op = a.op;
-  const ep_ll_group_t &g = op.group;
-  const int rowBytes = op.tokenBytes + op.scaleBytes;
-  if (!op.window.is || !op.handle.rankMajor || op.quant || g.enableMask ||
-      g.maxTokens >= (int)EP_LL_STRAIGHT || op.window.way == EP_LL_WAY_LINES ||
-      (op.window.way == EP_LL_WAY_AUTO &&
-       !epLlPrefersStraight(op.numTokens, rowBytes, a.roles.parts))) {
-    return false;
-  }
-  s = StraightArgs{};
-  s.d = a;
-  s.d.op.scratch = nullptr;
-  s.d.roles = straightRolesOf(op.numTokens, a.roles.parts);
-  if (a.roles.parts == EP_LL_BOTH && op.sendWarps > 0) {
-    s.d.roles = Roles{op.sendWarps, op.recvWarps, EP_LL_BOTH};
-  }
-  shareSharedMemory(s.d);
-  s.weights = wireOf(a.wire.rowBytes - rowBytes);
-  s.rowSteps = (rowBytes + 511) / 512;
-  s.perRow = Divisor::of((unsigned)a.wire.steps);
-  const size_t at = roundUp(s.d.bigAt + s.d.bigBytes, 16),
-               warps = (size_t)(s.d.roles.numSend + s.d.roles.numRecv), // of both parts alike
-      counts = roundUp(warps * g.numRanks * 4, 16);
-  s.pairsAt = (int)at;
-  shared = (int)(at + sizeof(StraightPairs) + counts);
-  return at + sizeof(StraightPairs) + counts <= MAX_SHARED;
+  return aligned(op.tokens) && aligned(op.outTokens) && (op.quant || aligned(op.scales));
 }
 
 trefoil_result_t checkGroup(const ep_ll_group_t &g, const ep_ll_handle_t &h, int numTokens,
@@ -251,21 +205,9 @@ static trefoil_result_t prepareQuick(QuickArgs &q, size_t shared, ep_ll_ready_t 
   EP_CHECK(warps * 32 <= QUICK_THREADS, TREFOIL_INVALID_ARGUMENT, "too many warps");
   keep(out,
        epLlQuickKernel(op.handle.rankMajor, op.quant != EP_LL_QUANT_NONE,
-                       q.wire.rowBytes != op.tokenBytes),
+                       q.wire.rowBytes != op.tokenBytes, op.group.bytes != nullptr),
        op.group.numSms, warps, shared, q);
   out->isShort = 1;
-  return TREFOIL_OK;
-}
-
-extern "C" int epLlPrefersStraight(int numTokens, size_t rowBytes, unsigned parts) {
-  return parts != EP_LL_BOTH && (size_t)numTokens * rowBytes >= STRAIGHT_STAGED;
-}
-
-static trefoil_result_t prepareStraight(const StraightArgs &s, size_t shared, ep_ll_ready_t *out) {
-  const int warps = s.d.roles.numSend + s.d.roles.numRecv;
-  EP_CHECK(warps * 32 <= STRAIGHT_THREADS, TREFOIL_INVALID_ARGUMENT, "too many warps");
-  keep(out, epLlStraightKernel(), s.d.op.group.numSms, warps, shared, s);
-  out->isShort = 0;
   return TREFOIL_OK;
 }
 
@@ -274,10 +216,6 @@ extern "C" trefoil_result_t epLlPrepareDispatch(const ep_ll_dispatch_t *op, unsi
   EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
   DispatchArgs a = dispatchArgs(*op, parts);
   EP_TRY(checkDispatch(*op, a, parts));
-  StraightArgs straight;
-  int straightBytes;
-  if (straightArgs(a, straight, straightBytes))
-    return prepareStraight(straight, straightBytes, out);
   QuickArgs quick;
   int quickBytes;
   if (quickArgs(a, quick, quickBytes, (int)MAX_SHARED)) {
@@ -302,7 +240,6 @@ static void moveDispatch(ep_ll_dispatch_t &kept, const ep_ll_dispatch_t &op) {
   kept.weights = op.weights;
   kept.outTokens = op.outTokens;
   kept.outScales = op.outScales;
-  kept.window = op.window;
   kept.outWeights = op.outWeights;
   kept.outIdx = op.outIdx;
   kept.counters = op.counters;
@@ -316,8 +253,7 @@ extern "C" int epLlReuseDispatch(ep_ll_ready_t *ready, const ep_ll_dispatch_t *o
       kept.scaleBytes != op->scaleBytes || kept.quant != op->quant ||
       kept.globalIds != op->globalIds || kept.handle.idx64 != op->handle.idx64 ||
       kept.scratch != op->scratch || kept.sendWarps != op->sendWarps ||
-      kept.recvWarps != op->recvWarps || kept.general != op->general ||
-      kept.window.is != op->window.is || kept.window.way != op->window.way || !areAligned(*op)) {
+      kept.recvWarps != op->recvWarps || kept.general != op->general || !areAligned(*op)) {
     return 0;
   }
   moveDispatch(kept, *op);
@@ -337,14 +273,7 @@ extern "C" trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned pa
 extern "C" int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts) {
   QuickArgs quick;
   int bytes;
-  return !epLlDispatchIsStraight(op, parts) &&
-         quickArgs(dispatchArgs(*op, parts), quick, bytes, (int)MAX_SHARED);
-}
-
-extern "C" int epLlDispatchIsStraight(const ep_ll_dispatch_t *op, unsigned parts) {
-  StraightArgs straight;
-  int bytes;
-  return straightArgs(dispatchArgs(*op, parts), straight, bytes);
+  return quickArgs(dispatchArgs(*op, parts), quick, bytes, (int)MAX_SHARED);
 }
 
 extern "C" trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsigned parts,
@@ -429,11 +358,13 @@ extern "C" trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *stream)
 }
 
 extern "C" trefoil_result_t epLlLoad(void) {
-  const void *kernels[21];
+  const void *kernels[25];
   int n = 0;
   for (int q = 0; q < 6; q++) kernels[n++] = epLlDispatchKernel(q >= 4, q >= 2, q & 1);
-  for (int q = 0; q < 5; q++) kernels[n++] = epLlQuickKernel(q & 1, q >= 3, q >= 1);
-  kernels[n++] = epLlStraightKernel();
+  for (int q = 0; q < 5; q++) {
+    kernels[n++] = epLlQuickKernel(q & 1, q >= 3, q >= 1, false);
+    kernels[n++] = epLlQuickKernel(q & 1, q >= 3, q >= 1, true);
+  }
   for (int q = 0; q < n; q++) {
     const cudaError_t e = cudaFuncSetAttribute(
         kernels[q], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);

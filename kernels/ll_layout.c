@@ -49,15 +49,10 @@ trefoil_result_t epLlLayout(const ep_ll_config_t *c, ep_ll_layout_t *out) {
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens, K = (size_t)c->maxTopk;
   size_t idVectors = (4 + K * (numLocal(c) < 0xff ? 1 : 2) + 11) / 12;
   ep_ll_layout_t at = {0};
-  size_t next = 0;
-  for (int kind = 0; kind < 2; kind++) {
-    at.hello[kind] = next;
-    at.free[kind] = next + 2 * R * 16;
-    next += 4 * R * 16;
-  }
-  at.dones = next;
-  next += 2 * R * 32;
-  at.routing = roundUp(next, 512);
+  at.hello = 0;
+  at.free[0] = at.hello + 2 * R * 16;
+  at.free[1] = at.free[0] + 2 * R * 16;
+  at.routing = roundUp(at.free[1] + 2 * R * 16, 512);
   at.weights = at.routing + 2 * roundUp(R * N * idVectors * 16, 512);
   at.rows[0] = at.weights + (c->partial ? 2 * roundUp(R * N * ((K + 2) / 3) * 16, 512) : 0);
   at.rowStride[0] = slotBytes(c->maxTokenBytes + roundUp(4 * K, 16));

@@ -24,7 +24,7 @@ EP_DEV void finishQuick(const QuickArgs &a, unsigned long long number, uint64_t 
   stampBlock(a.op.group, began);
 }
 
-template <bool RANKS, bool QUANT, bool SEGMENTS>
+template <bool RANKS, bool QUANT, bool SEGMENTS, bool COUNT>
 __global__ void __launch_bounds__(QUICK_THREADS, 1)
     quickKernel(const __grid_constant__ QuickArgs a) {
   EP_DYNAMIC_SHARED(16, shared);
@@ -53,21 +53,26 @@ __global__ void __launch_bounds__(QUICK_THREADS, 1)
                                                       map,
                                                       owed,
                                                       (unsigned long long *)(shared + a.routeAt)};
-    quickAnnounce(a, receiver.op, receiver.active, e, w, lane);
+    quickAnnounce<COUNT>(a, receiver.op, receiver.active, e, w, lane);
     if (QUANT) helpQuantise(a, w, shared + a.rowAt, lane);
     receiver.run();
   }
   finishQuick(a, (first.control.clock >> 16) + 1, began);
 }
 
+template <bool COUNT> const void *kernelOf(bool rankMajor, bool quantises, bool segments) {
+  if (quantises) {
+    return rankMajor ? EP_KERNEL(quickKernel<true, true, true, COUNT>)
+                     : EP_KERNEL(quickKernel<false, true, true, COUNT>);
+  }
+  if (rankMajor) return EP_KERNEL(quickKernel<true, false, true, COUNT>);
+  return segments ? EP_KERNEL(quickKernel<false, false, true, COUNT>)
+                  : EP_KERNEL(quickKernel<false, false, false, COUNT>);
+}
+
 } // namespace
 
-const void *epLlQuickKernel(bool rankMajor, bool quantises, bool segments) {
-  if (quantises) {
-    return rankMajor ? EP_KERNEL(quickKernel<true, true, true>)
-                     : EP_KERNEL(quickKernel<false, true, true>);
-  }
-  if (rankMajor) return EP_KERNEL(quickKernel<true, false, true>);
-  return segments ? EP_KERNEL(quickKernel<false, false, true>)
-                  : EP_KERNEL(quickKernel<false, false, false>);
+const void *epLlQuickKernel(bool rankMajor, bool quantises, bool segments, bool counts) {
+  return counts ? kernelOf<true>(rankMajor, quantises, segments)
+                : kernelOf<false>(rankMajor, quantises, segments);
 }

@@ -16,11 +16,9 @@
 #define EP_LL_MARKS        0xFFFFFFFEull /* even, so that a mark keeps its operation's parity */
 #define EP_LL_CLEAR_PERIOD (1ull << 30)  /* a power of two */
 #define EP_LL_MAX_LAG      2047u         /* what a routing word has room for */
-#define EP_LL_STRAIGHT                                                                             \
-  (1u << 20) /* its sender stores rows straight into outputs, and says where its own lies */
-#define EP_LL_COUNT_MASK                                                                           \
-  (EP_LL_STRAIGHT - 1)    /* the number of tokens, where there are fewer than 2^20 */
-#define EP_LL_DONE 65536u /* what the blocks of a launch add up to: the sum of epLlTick */
+#define EP_LL_LAG_SHIFT    21 /* a routing word: the number of tokens below, the lag above */
+#define EP_LL_COUNT_MASK   ((1u << EP_LL_LAG_SHIFT) - 1)
+#define EP_LL_DONE         65536u /* what the blocks of a launch add up to: the sum of epLlTick */
 
 /* Never 0, repeats after `marks` operations. 2^32 is 2 modulo EP_LL_MARKS, so there the upper half counts
  * twice, and nothing is divided. */

@@ -40,7 +40,17 @@
 #define EP_GPU_HT_HEAD_BYTES   256
 #define EP_GPU_HT_HANDLE_EXTRA (240 + EP_GPU_HT_HEAD_BYTES) /* handle_mem is 16-byte aligned */
 
-/* Kinds of launches: ep_ll_kind_t's, and those of high throughput (EP_HT_KIND_*). */
+/* An operation to launch: its kind, ep_ll_kind_t or EP_HT_KIND_*, and the struct of that kind. */
+typedef struct ep_gpu_op {
+  unsigned kind;
+  union {
+    ep_ll_dispatch_t *llDispatch;
+    ep_ll_combine_t *llCombine;
+    ep_ht_update_t *htUpdate;
+    ep_ht_dispatch_t *htDispatch;
+    ep_ht_combine_t *htCombine;
+  };
+} ep_gpu_op_t;
 
 /* The window of one size; older ones stay while captured launches may use them. */
 typedef struct ep_gpu_arena {
@@ -197,9 +207,9 @@ trefoil_result_t epGpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, 
 /* ---- gpu_launch.c ---- */
 /* 0: not capturing. */
 trefoil_result_t epGpuCapture(cudaStream_t stream, unsigned long long *capture);
-/* Launches h's operation, which lies at op (the struct of its kind), after the group's launches before
- * it. Low latency: op's group is filled here, if it is needed. parts: EP_LL_BOTH in high throughput. */
-trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, unsigned kind, void *op, unsigned parts,
+/* Launches h's operation after the group's launches before it. Low latency: the operation's group is filled
+ * here, if it is needed. parts: EP_LL_BOTH in high throughput. */
+trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned parts,
                              cudaStream_t stream);
 
 /* What is queued on `stream` from now on comes after what is queued on `before`. */

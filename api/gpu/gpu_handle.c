@@ -78,7 +78,9 @@ trefoil_result_t epGpuUpdate(ncclEpHandle_t handle, const ep_update_call_t *call
 /* ---- halves ---------------------------------------------------------------------------------- */
 
 static trefoil_result_t receive(ep_gpu_handle_t *h, cudaStream_t stream) {
-  return epGpuLaunch(h, (ep_ll_kind_t)h->pendingKind, &h->pendingOp, EP_LL_RECV, stream);
+  ep_gpu_op_t op = {(unsigned)h->pendingKind, {.llDispatch = &h->pendingOp.dispatch}};
+  if (op.kind == EP_LL_COMBINE) op.llCombine = &h->pendingOp.combine;
+  return epGpuLaunch(h, op, EP_LL_RECV, stream);
 }
 
 /* Receives run in the order of the sends, and before a whole operation that follows them: two numbers
@@ -119,17 +121,20 @@ static trefoil_result_t checkSecond(ep_gpu_handle_t *h, ep_ll_kind_t kind, int c
   return TREFOIL_OK;
 }
 
-static trefoil_result_t run(ep_gpu_handle_t *h, ep_ll_kind_t kind, void *op, size_t bytes,
-                            int sendOnly, cudaStream_t stream) {
+static trefoil_result_t run(ep_gpu_handle_t *h, ep_gpu_op_t op, int sendOnly, cudaStream_t stream) {
+  const ep_ll_kind_t kind = (ep_ll_kind_t)op.kind;
   if (!sendOnly) {
     EP_TRY(receiveOlder(h, kind, UINT64_MAX, stream));
-    return epGpuLaunch(h, kind, op, EP_LL_BOTH, stream);
+    return epGpuLaunch(h, op, EP_LL_BOTH, stream);
   }
   unsigned long long capture;
   EP_TRY(epGpuCapture(stream, &capture));
   EP_TRY(checkSecond(h, kind, capture != 0));
-  EP_TRY(epGpuLaunch(h, kind, op, EP_LL_SEND, stream));
-  memcpy(&h->pendingOp, op, bytes);
+  EP_TRY(epGpuLaunch(h, op, EP_LL_SEND, stream));
+  if (kind == EP_LL_DISPATCH)
+    h->pendingOp.dispatch = *op.llDispatch;
+  else
+    h->pendingOp.combine = *op.llCombine;
   h->pendingKind = (int)kind;
   h->pendingNo = ++h->g->numSends;
   h->pendingCapture = capture;
@@ -162,31 +167,6 @@ trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream) {
   h->pendingKind = -1;
   h->receivedEarly = 0;
   return TREFOIL_OK;
-}
-
-/* Outputs that peers may write: all bytes that travel, in windows. Nothing is asked where nothing
- * would come of it, as that takes its time on the host. Not where launches of two handles are left
- * unordered: a send could come before this rank's own receive of the last but one, whose counters it
- * looks up. */
-static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
-                        ep_ll_dispatch_t *op) {
-  const ep_group_limits_t *limits = &g->group->limits;
-  ep_ll_window_t *w = &op->window;
-  w->way = limits->zeroCopy == NCCL_EP_ZERO_COPY_ON    ? EP_LL_WAY_STRAIGHT
-           : limits->zeroCopy == NCCL_EP_ZERO_COPY_OFF ? EP_LL_WAY_LINES
-                                                       : EP_LL_WAY_AUTO;
-  unsigned parts = call->sendOnly ? EP_LL_SEND : EP_LL_BOTH;
-  if (!op->handle.rankMajor || op->quant || w->way == EP_LL_WAY_LINES || limits->enableMask ||
-      (g->fitsTwice && g->group->numHandles > 1) ||
-      (w->way == EP_LL_WAY_AUTO &&
-       !epLlPrefersStraight(op->numTokens, (size_t)(op->tokenBytes + op->scaleBytes), parts)) ||
-      !epGpuIsAtOneDistance(g, call->out.tokensWindow, &w->tokens) ||
-      (op->scaleBytes && !epGpuIsAtOneDistance(g, call->out.scalesWindow, &w->scales))) {
-    return;
-  }
-  w->tokens += (int64_t)call->out.tokensOffset;
-  w->scales += op->scaleBytes ? (int64_t)call->out.scalesOffset : 0;
-  w->is = ((w->tokens | w->scales) & 15) == 0;
 }
 
 /* ---- operations ------------------------------------------------------------------------------ */
@@ -222,8 +202,7 @@ trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
              : call->roundScales ? EP_LL_QUANT_E4M3_POW2
                                  : EP_LL_QUANT_E4M3;
   op.globalIds = call->globalIds;
-  findOutputs(g, call, &op);
-  EP_TRY(run(h, EP_LL_DISPATCH, &op, sizeof op, call->sendOnly, stream));
+  EP_TRY(run(h, (ep_gpu_op_t){EP_LL_DISPATCH, {.llDispatch = &op}}, call->sendOnly, stream));
   h->dispatchedNo = h->notedNo;
   return TREFOIL_OK;
 }
@@ -250,5 +229,5 @@ trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *ca
   op.dtype = call->dtype;
   op.numTokens = (int)call->numTokens;
   op.rowBytes = (int)((size_t)call->width * trefoilDtypeBytes(call->dtype));
-  return run(h, EP_LL_COMBINE, &op, sizeof op, call->sendOnly, stream);
+  return run(h, (ep_gpu_op_t){EP_LL_COMBINE, {.llCombine = &op}}, call->sendOnly, stream);
 }

@@ -68,7 +68,7 @@ trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
   _Static_assert(sizeof memory == sizeof op.words, "EP_HT_MEMO_WORDS");
   op.memo = (uint64_t *)h->htHead;
   memcpy(op.words, &memory, sizeof memory);
-  EP_TRY(epGpuLaunch(h, EP_HT_KIND_UPDATE, &op, EP_LL_BOTH, stream));
+  EP_TRY(epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_UPDATE, {.htUpdate = &op}}, EP_LL_BOTH, stream));
   if (g->group->limits.maxRecv) return TREFOIL_OK; /* only eager sizing waits for the event */
   unsigned long long capture;
   EP_TRY(epGpuCapture(stream, &capture));
@@ -127,7 +127,8 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   op.numSms = numSmsOf(g);
   int64_t guard = guardOf(h, op.outWeights != NULL, op.topkRows);
   if (guard >= 0) EP_TRY(epGpuHtGuard(h->htMemory, guard, stream));
-  EP_TRY(epGpuLaunch(h, EP_HT_KIND_DISPATCH, &op, EP_LL_BOTH, stream));
+  EP_TRY(
+      epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_DISPATCH, {.htDispatch = &op}}, EP_LL_BOTH, stream));
   if (guard < 0) return TREFOIL_OK;
   return epGpuHtAfter(h->htMemory, guard, g->noteOnDevice, stream);
 }
@@ -158,7 +159,7 @@ trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *cal
   if (call->backward && !op.slotWeights) op.slotWeights = (const float *)g->ht.control;
   int64_t guard = guardOf(h, call->backward, call->slotWeightRows);
   if (guard >= 0) EP_TRY(epGpuHtGuard(h->htMemory, guard, stream));
-  EP_TRY(epGpuLaunch(h, EP_HT_KIND_COMBINE, &op, EP_LL_BOTH, stream));
+  EP_TRY(epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_COMBINE, {.htCombine = &op}}, EP_LL_BOTH, stream));
   if (guard < 0) return TREFOIL_OK;
   return epGpuHtAfter(h->htMemory, guard, g->noteOnDevice, stream);
 }

@@ -56,53 +56,57 @@ trefoil_result_t epGpuAfter(ep_gpu_group_t *g, cudaStream_t before, cudaStream_t
   return result;
 }
 
-static trefoil_result_t launchHt(unsigned kind, void *op, uint64_t *stamps, cudaStream_t stream) {
-  if (kind == EP_HT_KIND_UPDATE) {
-    ((ep_ht_update_t *)op)->group.stamps = stamps;
-    return epHtUpdate(op, stream);
+static void setStamps(ep_gpu_op_t op, uint64_t *stamps) {
+  switch (op.kind) {
+  case EP_LL_DISPATCH:
+    op.llDispatch->group.stamps = stamps;
+    break;
+  case EP_LL_COMBINE:
+    op.llCombine->group.stamps = stamps;
+    break;
+  case EP_HT_KIND_UPDATE:
+    op.htUpdate->group.stamps = stamps;
+    break;
+  case EP_HT_KIND_DISPATCH:
+    op.htDispatch->group.stamps = stamps;
+    break;
+  default:
+    op.htCombine->group.stamps = stamps;
   }
-  if (kind == EP_HT_KIND_DISPATCH) {
-    ((ep_ht_dispatch_t *)op)->group.stamps = stamps;
-    return epHtDispatch(op, stream);
-  }
-  ((ep_ht_combine_t *)op)->group.stamps = stamps;
-  return epHtCombine(op, stream);
 }
 
-static trefoil_result_t prepare(const ep_gpu_group_t *g, unsigned kind, void *op, unsigned parts,
+static trefoil_result_t launchHt(ep_gpu_op_t op, cudaStream_t stream) {
+  if (op.kind == EP_HT_KIND_UPDATE) return epHtUpdate(op.htUpdate, stream);
+  if (op.kind == EP_HT_KIND_DISPATCH) return epHtDispatch(op.htDispatch, stream);
+  return epHtCombine(op.htCombine, stream);
+}
+
+static trefoil_result_t prepare(const ep_gpu_group_t *g, ep_gpu_op_t op, unsigned parts,
                                 ep_ll_ready_t *out) {
-  ep_ll_group_t *group =
-      kind == EP_LL_DISPATCH ? &((ep_ll_dispatch_t *)op)->group : &((ep_ll_combine_t *)op)->group;
+  ep_ll_group_t *group = op.kind == EP_LL_DISPATCH ? &op.llDispatch->group : &op.llCombine->group;
   uint64_t *stamps = group->stamps;
   *group = g->ll;
   group->stamps = stamps;
-  return kind == EP_LL_DISPATCH ? epLlPrepareDispatch(op, parts, out)
-                                : epLlPrepareCombine(op, parts, out);
+  return op.kind == EP_LL_DISPATCH ? epLlPrepareDispatch(op.llDispatch, parts, out)
+                                   : epLlPrepareCombine(op.llCombine, parts, out);
 }
 
-static trefoil_result_t launchLl(ep_gpu_handle_t *h, unsigned kind, void *op, unsigned parts,
+static trefoil_result_t launchLl(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned parts,
                                  cudaStream_t stream) {
   ep_gpu_group_t *g = h->g;
   if (parts != EP_LL_BOTH) {
     ep_ll_ready_t once;
-    EP_TRY(prepare(g, kind, op, parts, &once));
+    EP_TRY(prepare(g, op, parts, &once));
     return epLlLaunch(&once, stream);
   }
-  ep_ll_ready_t *ready = &h->ready[kind];
-  if (h->readyVersion[kind] != g->version ||
-      !(kind == EP_LL_DISPATCH ? epLlReuseDispatch(ready, op) : epLlReuseCombine(ready, op))) {
-    EP_TRY(prepare(g, kind, op, parts, ready));
-    h->readyVersion[kind] = g->version;
+  ep_ll_ready_t *ready = &h->ready[op.kind];
+  if (h->readyVersion[op.kind] != g->version ||
+      !(op.kind == EP_LL_DISPATCH ? epLlReuseDispatch(ready, op.llDispatch)
+                                  : epLlReuseCombine(ready, op.llCombine))) {
+    EP_TRY(prepare(g, op, parts, ready));
+    h->readyVersion[op.kind] = g->version;
   }
   return epLlLaunch(ready, stream);
-}
-
-static void setStamps(unsigned kind, void *op, uint64_t *stamps) {
-  if (kind == EP_LL_DISPATCH) {
-    ((ep_ll_dispatch_t *)op)->group.stamps = stamps;
-  } else {
-    ((ep_ll_combine_t *)op)->group.stamps = stamps;
-  }
 }
 
 /* With a progress file: the operation is finished. */
@@ -114,20 +118,15 @@ static trefoil_result_t noteFinished(ep_gpu_handle_t *h, unsigned kind, unsigned
   return epGpuNoteFinished(h->ll.memory, (int)kind, g->finished + kind, stream);
 }
 
-static trefoil_result_t launch(ep_gpu_handle_t *h, unsigned kind, void *op, unsigned parts,
+static trefoil_result_t launch(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned parts,
                                cudaStream_t stream) {
   ep_gpu_group_t *g = h->g;
   unsigned long long capture;
   EP_TRY(epGpuCapture(stream, &capture));
   EP_TRY(waitForLast(g, stream, capture));
-  uint64_t *stamps = epGpuStampsFor(g, kind, parts);
-  if (g->isHt) {
-    EP_TRY(launchHt(kind, op, stamps, stream));
-  } else {
-    setStamps(kind, op, stamps);
-    EP_TRY(launchLl(h, kind, op, parts, stream));
-  }
-  EP_TRY(noteFinished(h, kind, parts, stream));
+  setStamps(op, epGpuStampsFor(g, op.kind, parts));
+  EP_TRY(g->isHt ? launchHt(op, stream) : launchLl(h, op, parts, stream));
+  EP_TRY(noteFinished(h, op.kind, parts, stream));
   g->hasLast = !g->fitsTwice && g->group->numHandles > 1;
   if (g->hasLast) EP_CUDA(cudaEventRecord(g->tail[capture != 0], stream));
   g->lastStream = stream;
@@ -136,12 +135,12 @@ static trefoil_result_t launch(ep_gpu_handle_t *h, unsigned kind, void *op, unsi
   return TREFOIL_OK;
 }
 
-trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, unsigned kind, void *op, unsigned parts,
+trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned parts,
                              cudaStream_t stream) {
-  if (h->g->isHt) return launch(h, kind, op, parts, stream); /* the caller has entered */
+  if (h->g->isHt) return launch(h, op, parts, stream); /* the caller has entered */
   int before;
   EP_TRY(epGpuEnter(h->g, &before));
-  trefoil_result_t result = launch(h, kind, op, parts, stream);
+  trefoil_result_t result = launch(h, op, parts, stream);
   epGpuLeave(h->g, before);
   return result;
 }

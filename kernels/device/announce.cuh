@@ -1,18 +1,14 @@
-// What a dispatch sends ahead of its rows: the routing words, and one step of a row as lines. Of the kernels
-// that take any shape (ll_dispatch.cu, ll_straight.cu).
-//
-// The first word of a token is {B, flags | lag << 21, ids ..., mark}: B in the lowest bits, and whether this
-// rank stores rows straight into outputs (EP_LL_STRAIGHT), which only groups of fewer than 2^20 tokens do.
+// What a dispatch sends ahead of its rows: the routing words, and one step of a row as lines. Of the kernel
+// that takes any shape (ll_dispatch.cu). The first word of a token is {B | lag << 21, ids ..., mark}.
 #ifndef TREFOIL_KERNELS_DEVICE_ANNOUNCE_CUH
 #define TREFOIL_KERNELS_DEVICE_ANNOUNCE_CUH
 
 #include "kernels/device/rows.cuh"
 
-// One warp: the routing word of token t to every active rank, itself included. firstId is the lane's entry
-// of the first 32, `mine` is the warp's
-// shared memory, K words.
+// One warp: the routing word of token t to every active rank, itself included. firstId is the lane's
+// entry of the first 32, `mine` is the warp's shared memory, K words.
 EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long active, int t,
-                        int firstId, unsigned *mine, int lane, unsigned flags) {
+                        int firstId, unsigned *mine, int lane) {
   const ep_ll_group_t &g = a.op.group;
   const int K = a.op.handle.numTopk, perWord = 4 / a.idBytes, bits = 8 * a.idBytes;
   __syncwarp();
@@ -41,7 +37,7 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
         }
       }
     }
-    if (v == 0) w[0] = (unsigned)a.op.numTokens | flags | op.lag << 21;
+    if (v == 0) w[0] = (unsigned)a.op.numTokens | op.lag << EP_LL_LAG_SHIFT;
     storeSys(routingAt(a, d, g.rank, t, op.buf) + v * 16, make_uint4(w[0], w[1], w[2], op.mark));
   }
   if (g.bytes && t < a.op.numTokens) {
@@ -53,22 +49,17 @@ EP_DEV void sendRouting(const DispatchArgs &a, const Op &op, unsigned long long 
   }
 }
 
-// Routing words of this block's tokens, by the first warps of a role. The first warp of the launch calls
-// `first` in front of them, once the peers' memory is free.
-template <typename F>
+// Routing words of this block's tokens, by the first warps of a role.
 EP_DEV void announce(const DispatchArgs &a, const Op &op, unsigned long long active, int warp,
-                     int numWarps, unsigned *mine, int lane, unsigned flags, F first) {
+                     int numWarps, unsigned *mine, int lane) {
   const bool has = lane < a.op.handle.numTopk;
   int t = blockIdx.x + gridDim.x * warp;
   int id = has && t < a.op.numTokens ? expertAt(a.op.handle, t, lane) : -1; // before the first wait
   awaitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
-  if (blockIdx.x == 0 && warp == 0) {
-    if (lane == 0) headOf(a.op.handle).reached = active;
-    first();
-  }
+  if (blockIdx.x == 0 && warp == 0 && lane == 0) headOf(a.op.handle).reached = active;
 #pragma unroll 1
   while (t < max(1, a.op.numTokens)) {
-    sendRouting(a, op, active, t, id, mine, lane, flags);
+    sendRouting(a, op, active, t, id, mine, lane);
     t += gridDim.x * numWarps;
     id = has && t < a.op.numTokens ? expertAt(a.op.handle, t, lane) : -1;
   }

@@ -23,7 +23,6 @@ struct DispatchArgs {
   int idBytes, idVectors;        // of a routing word: local ids of 1 or 2 bytes, 12 bytes a vector
   int copies;                    // entries of rowOf a token: K, rank-major 1
   int groups;                    // of SOURCES sources
-  unsigned countMask;            // of a routing word's first: the source's tokens
   int perSource, chunks;         // slots.cuh
   int warpAt, warpBytes;         // shared memory, bytes: token counts of 64 ranks, then
   int rowAt;                     // the quantised row, then

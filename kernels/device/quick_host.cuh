@@ -25,16 +25,16 @@ static inline int quickShared(QuickArgs &q) {
 }
 
 // True if the short kernel takes this launch: one routing word a token, rows of several steps whose scales
-// and weights travel beside the marks, slot map in shared memory, both parts at once, nothing counted. Fills
+// and weights travel beside the marks, slot map in shared memory, both parts at once. Fills
 // everything but the roles and `shared`, the bytes of shared memory.
 static inline bool quickArgs(const DispatchArgs &a, QuickArgs &q, int &shared, int maxShared) {
   const ep_ll_dispatch_t &op = a.op;
   const ep_ll_group_t &g = op.group;
   const int L = g.numLocal, R = g.numRanks, steps = a.wire.steps, blocks = g.numSms;
   const long long units = (long long)g.maxTokens * a.groups * steps;
-  if (op.general || a.roles.parts != EP_LL_BOTH || g.bytes || R >= 32 || a.idBytes != 1 ||
-      a.idVectors != 1 || steps < 2 || a.wire.lines * 112 > op.tokenBytes ||
-      units * steps >= 1ll << 32 || (long long)R * g.maxTokens >= EP_LL_STRAIGHT) {
+  if (op.general || a.roles.parts != EP_LL_BOTH || R >= 32 || a.idBytes != 1 || a.idVectors != 1 ||
+      steps < 2 || a.wire.lines * 112 > op.tokenBytes || units * steps >= 1ll << 32 ||
+      (long long)R * g.maxTokens >= 1 << 20) {
     return false;
   }
   q = QuickArgs{};

@@ -34,7 +34,7 @@ template <bool RANKS, bool QUANT, bool SEGMENTS> struct QuickReceiver {
   // One thread: a routing word that has come.
   EP_DEV void takeWord(uint4 q, int src, int t) {
     counts[src] = min((int)(q.x & EP_LL_COUNT_MASK), a.maxTokens);
-    if (t == 0) atomicMax((int *)&counts[a.numRanks], (int)(q.x >> 21));
+    if (t == 0) atomicMax((int *)&counts[a.numRanks], (int)(q.x >> EP_LL_LAG_SHIFT));
     route[src * a.maxTokens + t] = q.y | (unsigned long long)q.z << 32;
     const int bit = map.bitOf(src, t);
     unsigned *column = map.bits + (bit >> 5);

@@ -33,7 +33,9 @@ EP_DEV int firstExpert(const QuickArgs &a, int warp, int lane) {
   return k < a.topk && t < a.numTokens ? quickExpert(a, t, k) : -1;
 }
 
-// One warp: routing words of this block's tokens; lane = (destination of four, k).
+// One warp: routing words of this block's tokens; lane = (destination of four, k). COUNT: adds the bytes of
+// their rows to the counters.
+template <bool COUNT>
 EP_DEV void quickAnnounce(const QuickArgs &a, const Op &op, unsigned active, int e, int warp,
                           int lane) {
   int t = (int)blockIdx.x + (int)gridDim.x * warp;
@@ -55,8 +57,12 @@ EP_DEV void quickAnnounce(const QuickArgs &a, const Op &op, unsigned active, int
       const unsigned upper = __shfl_down_sync(FULL_WARP, w, 4);
       if (k == 0 && active >> d & 1) {
         storeSys(a.op.group.peers[d] + at,
-                 make_uint4((unsigned)a.numTokens | op.lag << 21, w, upper, op.mark));
+                 make_uint4((unsigned)a.numTokens | op.lag << EP_LL_LAG_SHIFT, w, upper, op.mark));
       }
+    }
+    if (COUNT && t < a.numTokens) {
+      const unsigned to = __reduce_or_sync(FULL_WARP, r >= 0 ? 1u << r : 0u) & active;
+      if (to >> lane & 1) countBytes(a.op.group, EP_LL_DISPATCH, lane, a.tokenBytes + a.scaleBytes);
     }
     t += gridDim.x * a.numRecv;
     if (t >= a.numTokens) break;

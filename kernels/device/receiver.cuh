@@ -57,8 +57,8 @@ template <bool QUANT, bool SEGMENTS> struct Receiver {
     r[1] = q.y;
     r[2] = q.z;
     if (v == 0) {
-      counts[src] = min((int)(q.x & a.countMask), g.maxTokens);
-      if (t == 0) atomicMax((int *)&counts[g.numRanks], (int)(q.x >> 21));
+      counts[src] = min((int)(q.x & EP_LL_COUNT_MASK), g.maxTokens);
+      if (t == 0) atomicMax((int *)&counts[g.numRanks], (int)(q.x >> EP_LL_LAG_SHIFT));
     }
     const unsigned w[3] = {q.x, q.y, q.z};
     const unsigned none = a.idBytes == 2 ? NO_EXPERT : 0xffu, width = 8 * a.idBytes;

@@ -30,10 +30,9 @@ struct alignas(16) KindControl {
 static_assert(sizeof(KindControl) == 128, "loadControl reads whole vectors");
 struct Control {
   KindControl kind[2];
-  unsigned failed;                         // a wait gave up and there is no mask: everybody leaves
-  unsigned writing;                        // a thread is at the record
-  unsigned long long recorded;             // device clock of the last record written
-  unsigned doneBefore[2][EP_LL_MAX_RANKS]; // by parity: what `dones` were when a dispatch began
+  unsigned failed;             // a wait gave up and there is no mask: everybody leaves
+  unsigned writing;            // a thread is at the record
+  unsigned long long recorded; // device clock of the last record written
 };
 static_assert(sizeof(Control) <= EP_LL_CONTROL_BYTES, "control memory");
 
@@ -110,19 +109,18 @@ EP_DEV unsigned long long activeRanks(const ep_ll_group_t &g, int lane) {
   return a | (unsigned long long)b << 32 | 1ull << g.rank;
 }
 
-EP_DEV char *helloAt(const ep_ll_group_t &g, int kind, int at, int from, int buf) {
-  return g.peers[at] + g.at.hello[kind] + (size_t)(buf * g.numRanks + from) * 16;
+EP_DEV char *helloAt(const ep_ll_group_t &g, int at, int from, int buf) {
+  return g.peers[at] + g.at.hello + (size_t)(buf * g.numRanks + from) * 16;
 }
 EP_DEV char *freeAt(const ep_ll_group_t &g, int kind, int at, int from, int buf) {
   return g.peers[at] + g.at.free[kind] + (size_t)(buf * g.numRanks + from) * 16;
 }
 
 // One warp of a combine: the word to everybody. (In a dispatch the routing words do the same.)
-EP_DEV void sendHello(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
-                      int lane) {
+EP_DEV void sendHello(const ep_ll_group_t &g, const Op &op, unsigned long long active, int lane) {
   for (int r = lane; r < g.numRanks; r += 32) {
     if (active >> r & 1) {
-      storeSys(helloAt(g, kind, r, g.rank, op.buf), make_uint4(op.lag, 0, 0, op.mark));
+      storeSys(helloAt(g, r, g.rank, op.buf), make_uint4(op.lag, 0, 0, op.mark));
     }
   }
 }

@@ -233,8 +233,8 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
     list(t, i & ~31);
     const int at = __shfl_sync(FULL_WARP, term.where, SUM == EP_LL_SUM_RANKS ? 0 : i & 31);
     if (SUM == EP_LL_SUM_RANKS && term.own >> (i & 31) & 1)
-      return toWire(readRow((const char *)a.op.tokens + (size_t)at * a.op.rowBytes, lane, s),
-                           lane, 0);
+      return toWire(readRow((const char *)a.op.tokens + (size_t)at * a.op.rowBytes, lane, s), lane,
+                    0);
     const int k = SUM == EP_LL_SUM_PARTIAL ? at : i;
     loadSysIf(v, slotOf(t, s), k, (unsigned)g.at.rowStride[1], true);
     return v;
@@ -286,7 +286,7 @@ static __device__ __noinline__ void greet(const CombineArgs &a) {
   const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
   const unsigned long long active = activeRanks(g, lane);
   awaitFree(g, EP_LL_COMBINE, op, active, lane);
-  sendHello(g, EP_LL_COMBINE, op, active, lane);
+  sendHello(g, op, active, lane);
   tellReceived(g, EP_LL_COMBINE, op, active, lane);
 }
 
@@ -295,7 +295,7 @@ static __device__ __noinline__ void hearAll(const CombineArgs &a) {
   const ep_ll_group_t &g = a.op.group;
   const int lane = threadIdx.x & 31;
   const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
-  const unsigned lag = awaitHellos(g, EP_LL_COMBINE, op, activeRanks(g, lane), lane);
+  const unsigned lag = awaitHellos(g, op, activeRanks(g, lane), lane);
   if (lane == 0) noteHellos(g, EP_LL_COMBINE, op, lag);
 }
 

@@ -117,19 +117,19 @@ EP_DEV void awaitFree(const ep_ll_group_t &g, int kind, const Op &op, unsigned l
 }
 
 // All lanes of a warp: the hello of every active rank; returns the greatest lag that peers reported.
-EP_DEV unsigned awaitHellos(const ep_ll_group_t &g, int kind, const Op &op,
-                            unsigned long long active, int lane) {
+EP_DEV unsigned awaitHellos(const ep_ll_group_t &g, const Op &op, unsigned long long active,
+                            int lane) {
   unsigned lag = 0;
   for (int r = lane; r < g.numRanks; r += 32) {
     if (!(active >> r & 1)) continue;
     Spin s;
     for (;;) {
-      const uint4 v = loadSys(helloAt(g, kind, g.rank, r, op.buf));
+      const uint4 v = loadSys(helloAt(g, g.rank, r, op.buf));
       if (v.w == op.mark) {
         lag = max(lag, v.x);
         break;
       }
-      const Awaited w = {(ep_ll_kind_t)kind, EP_LL_PHASE_HELLO, r, v.w, -1};
+      const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_HELLO, r, v.w, -1};
       if (!keepWaiting(g, op, w, s)) break;
     }
   }
@@ -153,7 +153,7 @@ __device__ inline void clearBytes(char *p, size_t bytes) {
 static __device__ __noinline__ void clearBuffer(const ep_ll_group_t &g, int kind, int buf) {
   char *mine = g.peers[g.rank];
   const size_t R = g.numRanks;
-  clearBytes(mine + g.at.hello[kind] + buf * R * 16, R * 16);
+  if (kind == EP_LL_COMBINE) clearBytes(mine + g.at.hello + buf * R * 16, R * 16);
   clearBytes(mine + g.at.rows[kind] + buf * g.at.half[kind], g.at.half[kind]);
   // The words of both buffers lie together in one block each: routing and weights by halves too.
   const size_t from = kind == EP_LL_DISPATCH ? g.at.routing : g.at.weights;

@@ -10,12 +10,11 @@
 enum { TOKENS = 16, WIDTH = 64, EXPERTS = 8, TOPK = 2, STEPS = 3 };
 
 static atomic_int launches;
-static const void *lastKernel;
 
 static void *prepare(const void *function, const trefoil_host_launch_t *launch) {
   static int any;
   (void)launch;
-  lastKernel = function;
+  (void)function;
   atomic_fetch_add(&launches, 1);
   return &any;
 }
@@ -36,13 +35,6 @@ typedef struct bed {
 } bed_t;
 
 #define OK(call) REQUIRE((call) == ncclSuccess, "%s: %s", #call, ncclEpGetLastError())
-
-#define OK_NULL(call)                                                                              \
-  do {                                                                                             \
-    ncclResult_t result = (call);                                                                  \
-    CHECK(result == ncclSuccess, "%s: %s", #call, ncclEpGetLastError());                           \
-    if (result != ncclSuccess) return NULL;                                                        \
-  } while (0)
 
 static ncclEpTensor_t tensor(bed_t *b, unsigned ndim, ncclDataType_t type, size_t *sizes) {
   return (ncclEpTensor_t){NCCL_EP_TENSOR_INIT_INLINE, .ndim = ndim, .datatype = type,
@@ -171,89 +163,6 @@ TEST(send_only_and_complete) {
   OK(ncclEpComplete(b.handle, NULL, b.stream));
   expect("the receiving half", 1);
   closeBed(&b);
-}
-
-/* maxSms 1: two launches fit on the GPU together, and are not ordered. */
-typedef struct windows_case {
-  ncclEpZeroCopyMode_t mode;
-  int windowed, sendOnly;
-  unsigned maxSms;
-  int twoHandles;
-} windows_case_t;
-
-/* The kernel of a rank-major dispatch whose output lies in a window, or not. */
-static const void *kernelOf(windows_case_t c) {
-  bed_t b;
-  openBed(&b, 0, 0);
-  if (testFailures) return NULL;
-  OK_NULL(ncclEpHandleDestroy(b.handle));
-  OK_NULL(ncclEpGroupDestroy(b.group));
-  ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
-  config.num_experts = EXPERTS;
-  config.max_dispatch_tokens_per_rank = TOKENS;
-  config.max_token_bytes = WIDTH * 2;
-  config.zero_copy = c.mode;
-  if (c.maxSms) config.max_num_sms = c.maxSms;
-  OK_NULL(ncclEpCreateGroup(&b.group, b.comm, &config));
-  OK_NULL(ncclEpInitHandle(&b.handle, b.group, NCCL_EP_LAYOUT_RANK_MAJOR, NULL, TOPK, NULL));
-  ncclEpHandle_t other = NULL;
-  if (c.twoHandles) {
-    OK_NULL(ncclEpInitHandle(&other, b.group, NCCL_EP_LAYOUT_RANK_MAJOR, NULL, TOPK, NULL));
-  }
-  void *memory = NULL;
-  ncclWindow_t window = NULL;
-  CHECK(!ncclMemAlloc(&memory, 1 << 20), "memory");
-  CHECK(!ncclCommWindowRegister(b.comm, memory, 1 << 20, &window, 0), "window");
-  size_t out[3] = {1, TOKENS, WIDTH}, topk[3] = {1, TOKENS, TOPK};
-  b.out = tensor(&b, 3, ncclBfloat16, out);
-  b.outWeights = tensor(&b, 3, ncclFloat32, topk);
-  b.outIdx = tensor(&b, 3, ncclInt32, topk);
-  if (c.windowed) {
-    b.out.data = NULL;
-    b.out.win_hdl = window;
-    b.out.win_offset = 4096;
-  }
-  ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
-  ncclEpDispatchOutputs_t to = NCCL_EP_DISPATCH_OUTPUTS_INIT;
-  ncclEpDispatchConfig_t how = NCCL_EP_DISPATCH_CONFIG_INIT;
-  in.tokens = &b.in;
-  in.topk_weights = &b.weights;
-  to.tokens = &b.out;
-  to.topk_weights = &b.outWeights;
-  to.topk_idx = &b.outIdx;
-  how.send_only = c.sendOnly != 0;
-  OK_NULL(ncclEpUpdateHandle(b.handle, &b.idx, NULL, b.stream));
-  OK_NULL(ncclEpDispatch(b.handle, &in, &to, NULL, &how, b.stream));
-  if (c.sendOnly) OK_NULL(ncclEpComplete(b.handle, NULL, b.stream));
-  const void *kernel = lastKernel;
-  if (other) OK_NULL(ncclEpHandleDestroy(other));
-  closeBed(&b);
-  ncclMemFree(memory);
-  return kernel;
-}
-
-/* An output in a window goes straight if that is asked for; of its own accord only where rows are many
- * (epLlPrefersStraight). */
-TEST(windows_choose_the_kernel) {
-  for (int staged = 0; staged < 2; staged++) {
-    windows_case_t off = {NCCL_EP_ZERO_COPY_OFF, 0, staged, 0, 0}, is = off;
-    const void *lines = kernelOf(off);
-    CHECK(lines, "no kernel");
-    is.windowed = 1;
-    CHECK(kernelOf(is) == lines, "OFF goes straight");
-    is.mode = NCCL_EP_ZERO_COPY_AUTO;
-    CHECK(kernelOf(is) == lines, "2 KB of rows");
-    is.windowed = 0;
-    CHECK(kernelOf(is) == lines, "without a window");
-    is = (windows_case_t){NCCL_EP_ZERO_COPY_ON, 1, staged, 0, 0};
-    CHECK(kernelOf(is) != lines, "ON goes by lines");
-    is.maxSms = 1;
-    CHECK(kernelOf(is) != lines, "one handle, whose caller orders its launches");
-    is.twoHandles = 1;
-    CHECK(kernelOf(is) == lines, "straight though nobody orders the launches of two handles");
-    is.maxSms = 0;
-    CHECK(kernelOf(is) != lines, "two handles whose launches are ordered");
-  }
 }
 
 TEST_MAIN()

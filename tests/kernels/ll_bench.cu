@@ -1,6 +1,6 @@
 // Kernel times of low-latency dispatch and combine on GPUs that share NVLink, one thread for all ranks.
 //
-//   ll_bench [--ranks R] [--out file.json] [--tokens B] [--tune] [--dispatch] [--general] [--window]
+//   ll_bench [--ranks R] [--out file.json] [--tokens B] [--tune] [--dispatch] [--general]
 //
 // Lockstep time: ranks are aligned by a barrier kernel; device clock from the first block's start to the
 // last block's end, slowest rank, median and 99th percentile of 200 launches that go round three
@@ -9,9 +9,7 @@
 // of the busiest port of the plan / that rate + 3.4 us). What fails its check against the reference
 // is not timed.
 //
-// --window: rank-major dispatch alone, by lines and straight into windows, whole and staged
-// (ll_window.cuh); any --tokens up to 4096. With --tune, for several numbers of warps.
-#include "ll_window.cuh"
+#include "ll_time.cuh"
 
 namespace {
 
@@ -161,7 +159,6 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
 
 int main(int argc, char **argv) {
   int R = 4, only = 0;
-  bool window = false;
   Choice choice = {};
   const char *out = nullptr;
   for (int i = 1; i < argc; i++) {
@@ -177,8 +174,6 @@ int main(int argc, char **argv) {
       choice.dispatchOnly = true;
     else if (!strcmp(argv[i], "--general"))
       choice.general = true;
-    else if (!strcmp(argv[i], "--window"))
-      window = true;
     else {
       fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;
@@ -191,7 +186,7 @@ int main(int argc, char **argv) {
     return 77;
   }
   Bench b;
-  b.open(R, window ? WINDOW_EXCHANGE : 80u << 20);
+  b.open(R, 80u << 20);
   b.measureCopies();
   if (out) b.json = fopen(out, "w");
   if (b.json) {
@@ -200,12 +195,6 @@ int main(int argc, char **argv) {
     fprintf(b.json,
             "{\"device\": \"%d x %s\", \"copy_rate_GBps\": %.1f, \"iterations\": %d, \"rows\": [",
             R, p.name, b.copyRate, ITERATIONS);
-  }
-  if (window) {
-    const std::vector<int> usual = {1, 8, 32, 64, 128, 512, 1024};
-    for (int B : only ? std::vector<int>{only} : usual) benchWindow(b, B, choice.tune);
-    if (b.json) fprintf(b.json, "\n]}\n"), fclose(b.json);
-    return b.failed;
   }
   Data data = {std::vector<std::vector<char>>(R), std::vector<std::vector<char>>(R)};
   std::vector<std::thread> threads;

@@ -10,7 +10,7 @@ namespace {
 struct Options {
   int maxBlocks, style,
       general; // general: 0 each rank draws which dispatch it runs, 1 never the short one
-  bool verbose, isLong, windows;
+  bool verbose, isLong;
 };
 
 Shape randomShape(Rng &rng, int R, const Options &o) {
@@ -20,7 +20,7 @@ Shape randomShape(Rng &rng, int R, const Options &o) {
   s.K = rng.one(8) ? 1 + rng.below(64) : 1 + rng.below(10);
   s.N = rng.one(6) ? 1 + rng.below(150) : 1 + rng.below(20);
   s.L = (s.E + R - 1) / R;
-  s.rankMajor = rng.one(3) || o.windows;
+  s.rankMajor = rng.one(3);
   s.sum = s.rankMajor ? EP_LL_SUM_RANKS : rng.one(2) ? EP_LL_SUM_PARTIAL : EP_LL_SUM_EXACT;
   static const trefoil_dtype_t wide[] = {TREFOIL_BF16, TREFOIL_F16, TREFOIL_F32};
   s.dtype = wide[rng.below(3)];
@@ -30,7 +30,7 @@ Shape randomShape(Rng &rng, int R, const Options &o) {
     s.K = 1 + rng.below(8);
     s.tokenWidth = 16 / (int)trefoilDtypeBytes(s.dtype) * (32 + rng.below(rng.one(3) ? 900 : 60));
   }
-  const int quant = o.windows ? rng.below(2) : rng.below(4);
+  const int quant = rng.below(4);
   if (quant == 1) {
     static const trefoil_dtype_t any[] = {TREFOIL_E4M3, TREFOIL_E5M2, TREFOIL_FP4X2, TREFOIL_BF16};
     s.dtype = any[rng.below(4)];
@@ -88,7 +88,6 @@ Shape randomShape(Rng &rng, int R, const Options &o) {
   s.delays = rng.one(2);
   s.holes = rng.one(2) ? 2 + rng.below(6) : 0;
   Rng side = {rng.s ^ 0x57A16417}; // what is drawn elsewhere does not depend on it
-  s.windows = o.windows ? 1 + side.below(2) : side.below(3);
   s.reuses = s.style != TWO_IN_FLIGHT && side.one(2);
   static const uint64_t starts[] = {
       0, 1, (1ull << 30) - 3, 0xFFFFFFFEull - 3, (1ull << 32) - 2, 1ull << 40};
@@ -123,7 +122,7 @@ std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_
   return v;
 }
 
-long numDispatches, numShort, numStraight, numScratch; // for the summary
+long numDispatches, numShort, numScratch; // for the summary
 
 // Outputs of one rank: its own, or those of an earlier step.
 void makeOutputs(World &w, Rng &rng, const Shape &s, int r, StepRank &k, const StepRank *earlier) {
@@ -137,14 +136,6 @@ void makeOutputs(World &w, Rng &rng, const Shape &s, int r, StepRank &k, const S
   const bool again = s.reuses && earlier;
   d.outTokens = again ? earlier->dispatch.outTokens : w.filled<char>(r, tokens, POISON);
   d.outScales = again ? earlier->dispatch.outScales : w.filled<char>(r, scales, POISON);
-  if (!s.rankMajor || !s.windows) return;
-  Rng side = {rng.s ^ 0x57A1641};
-  if (s.windows == 2 && side.one(3)) return;
-  const ep_ll_way_t way = s.windows == 2 && side.one(4) ? EP_LL_WAY_AUTO : EP_LL_WAY_STRAIGHT;
-  d.window = w.window(r, d.outTokens, d.outScales, way);
-  if (way == EP_LL_WAY_AUTO || side.one(3)) return;
-  d.sendWarps = 1 + side.below(3); // slow: rows come long after their weights
-  d.recvWarps = 1 + side.below(8);
 }
 
 // from NULL: poison. Not a cudaMemcpyAsync or cudaMemsetAsync: under compute-sanitizer's initcheck the host
@@ -228,9 +219,6 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     }
     numDispatches++;
     numShort += s.style != STAGED && epLlDispatchIsShort(&d, EP_LL_BOTH);
-    const bool straight = epLlDispatchIsStraight(&d, EP_LL_BOTH);
-    if (!straight) d.sendWarps = d.recvWarps = 0;
-    numStraight += straight;
   }
 }
 
@@ -347,11 +335,11 @@ void launchAll(World &w, const Shape &s, std::vector<std::vector<StepRank>> &ste
 void printShape(const Shape &s) {
   printf("  R %d E %d K %d N %d %s sum %d dtype %s width %d scales %d quant %d combine %s width %d "
          "steps %d"
-         " %s blocks %d windows %d%s first %llu\n",
+         " %s blocks %d%s first %llu\n",
          s.R, s.E, s.K, s.N, s.rankMajor ? "rank-major" : "expert-major", s.sum,
          trefoilDtypeName(s.dtype), s.tokenWidth, s.scaleBytes, s.quant,
          trefoilDtypeName(s.combineDtype), s.combineWidth, s.steps, STYLES[s.style], s.blocks,
-         s.windows, s.reuses ? ", one output" : "", (unsigned long long)s.first);
+         s.reuses ? ", one output" : "", (unsigned long long)s.first);
   fflush(stdout);
 }
 

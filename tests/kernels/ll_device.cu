@@ -1,16 +1,16 @@
 // The low-latency kernels against the reference, bit for bit, on random shapes.
 //
 //   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s]
-//             [--faults | --masks] [--general 1 | 2] [--long] [--windows]
+//             [--faults | --masks] [--general 1 | 2] [--long]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a
 // mode and a number of steps; each step has new routing and new data, all steps are launched back
 // to back without the host waiting in between, with ranks delayed at random, into poisoned outputs.
 // Operation numbers start near the places where marks wrap and buffers are cleared. Payloads are
 // random bits in which words that equal marks are sown. Each rank draws whether it runs the short
-// dispatch (--general 1: never, 2: wherever it can). Outputs lie in windows on no rank, on all, or
-// on some, and may be one for all steps, which its owner's stream still reads when peers go on.
-// --windows: rank-major and on all or some, always. --long: few experts and thousands of tokens.
+// dispatch (--general 1: never, 2: wherever it can). Outputs may be one
+// for all steps, which its owner's stream still reads when peers go on. --long: few experts and
+// thousands of tokens.
 // --faults: every other case, a rank that never launches. --masks: ranks that take others for lost
 // (ll_masks.cuh). A failure prints the command that repeats it.
 #include "ll_masks.cuh"
@@ -23,7 +23,7 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
   if (o.style >= 0) s.style = (Style)o.style;
   if (s.style == TWO_IN_FLIGHT) s.reuses = false;
   if (o.verbose) printShape(s);
-  auto steps = makeSteps(w, rng, s, rng.one(o.windows ? 8 : 3), 4000000000ull, o.general);
+  auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull, o.general);
   launchAll(w, s, steps, rng);
   bool ok = true;
   for (int r = 0; r < s.R; r++) {
@@ -90,7 +90,7 @@ int main(int argc, char **argv) {
   int R = 4, cases = 200, only = -1;
   uint64_t seed = 1;
   bool gpus = false, faults = false, masks = false;
-  Options o = {0, -1, 0, false, false, false};
+  Options o = {0, -1, 0, false, false};
   for (int i = 1; i < argc; i++) {
     auto value = [&] { return i + 1 < argc ? strtoull(argv[++i], nullptr, 0) : 0ull; };
     if (!strcmp(argv[i], "--ranks"))
@@ -115,8 +115,6 @@ int main(int argc, char **argv) {
       o.general = (int)value();
     else if (!strcmp(argv[i], "--long"))
       o.isLong = true;
-    else if (!strcmp(argv[i], "--windows"))
-      o.windows = true;
     else if (!strcmp(argv[i], "--verbose"))
       o.verbose = true;
     else {
@@ -147,17 +145,12 @@ int main(int argc, char **argv) {
     failed++;
     printf("FAILED: ll_device --ranks %d%s%s%s%s --blocks %d --seed %llu --case %d --verbose\n", R,
            gpus ? " --gpus" : "", faults ? " --faults" : "", masks ? " --masks" : "",
-           o.isLong    ? " --long"
-           : o.windows ? " --windows"
-                       : "",
-           o.maxBlocks, (unsigned long long)seed, i);
+           o.isLong ? " --long" : "", o.maxBlocks, (unsigned long long)seed, i);
     fflush(stdout);
     if (failed == 5) break;
   }
-  printf("%d ranks on %s: %d cases, %d failed; of %ld dispatches %ld were short, %ld straight, %ld "
-         "used "
+  printf("%d ranks on %s: %d cases, %d failed; of %ld dispatches %ld were short, %ld used "
          "scratch\n",
-         R, needed > 1 ? "GPUs" : "one GPU", ran, failed, numDispatches, numShort, numStraight,
-         numScratch);
+         R, needed > 1 ? "GPUs" : "one GPU", ran, failed, numDispatches, numShort, numScratch);
   return failed ? 1 : 0;
 }

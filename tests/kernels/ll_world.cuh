@@ -146,11 +146,6 @@ struct World {
     CU(cudaMemsetAsync(p, byte, n * sizeof(T), ranks[r].stream));
     return p;
   }
-  // Where outputs of rank r lie, as its peers are told.
-  ep_ll_window_t window(int r, const void *tokens, const void *scales, ep_ll_way_t way) const {
-    const char *own = ranks[r].exchange;
-    return ep_ll_window_t{1, way, (const char *)tokens - own, (const char *)scales - own};
-  }
   template <typename T> std::vector<T> download(int r, const T *p, size_t n) {
     std::vector<T> v(n);
     if (n) CU(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));

@@ -59,10 +59,6 @@ static void moveDispatch(ep_ll_dispatch_t *d) {
   d->weights = address();
   d->outTokens = address();
   d->outScales = address();
-  if (d->window.is) {
-    d->window.tokens = (int64_t)below(1u << 30) * 16 - (1 << 20);
-    d->window.scales = (int64_t)below(1u << 30) * 16 - (1 << 20);
-  }
   d->outWeights = address();
   d->outIdx = address();
   d->counters = address();
@@ -81,8 +77,6 @@ static int fillDispatch(ep_ll_dispatch_t *d) {
   d->numTokens = (int)below((unsigned)d->group.maxTokens + 1);
   d->globalIds = (int)below(2);
   d->general = below(3) == 0;
-  d->window.is = below(2) == 0;
-  d->window.way = (ep_ll_way_t)below(3);
   moveDispatch(d);
   return 1;
 }
@@ -117,15 +111,13 @@ static int isSame(const ep_ll_ready_t *a, const ep_ll_ready_t *b) {
 }
 
 TEST(dispatches_of_the_same_sizes) {
-  int numShort = 0, numStraight = 0, numGeneral = 0;
+  int numShort = 0, numGeneral = 0;
   for (int i = 0; i < 3000; i++) {
     ep_ll_dispatch_t op, next;
     ep_ll_ready_t kept = {0}, fresh = {0};
     REQUIRE(fillDispatch(&op), "case %d: %s", i, trefoilLastError());
     if (epLlPrepareDispatch(&op, EP_LL_BOTH, &kept) != TREFOIL_OK) continue; /* wants scratch */
-    int straight = epLlDispatchIsStraight(&op, EP_LL_BOTH);
-    CHECK(!kept.isShort || !straight, "case %d: short and straight", i);
-    *(kept.isShort ? &numShort : straight ? &numStraight : &numGeneral) += 1;
+    *(kept.isShort ? &numShort : &numGeneral) += 1;
     next = op;
     moveDispatch(&next);
     REQUIRE(epLlPrepareDispatch(&next, EP_LL_BOTH, &fresh) == TREFOIL_OK, "case %d: %s", i,
@@ -135,8 +127,7 @@ TEST(dispatches_of_the_same_sizes) {
     REQUIRE(epLlReuseDispatch(&kept, &next) == 1, "case %d: not reused", i);
     REQUIRE(isSame(&kept, &fresh), "case %d: reused, differs from what is worked out anew", i);
   }
-  CHECK(numShort > 200 && numStraight > 50 && numGeneral > 200, "%d short, %d straight, %d general",
-        numShort, numStraight, numGeneral);
+  CHECK(numShort > 200 && numGeneral > 200, "%d short, %d general", numShort, numGeneral);
 }
 
 TEST(combines_of_the_same_sizes) {
@@ -189,9 +180,6 @@ TEST(another_dispatch_is_not_reused) {
   REFUSES(next.recvWarps = 1);
   REFUSES(next.tokens = (char *)next.tokens + 4);
   REFUSES(next.outTokens = (char *)next.outTokens + 4);
-  REFUSES(next.window.is ^= 1);
-  REFUSES(next.window.way = (ep_ll_way_t)!next.window.way);
-  REFUSES((next.window.is = 1, next.window.tokens = 8));
   ep_ll_ready_t none = {0};
   CHECK(!epLlReuseDispatch(&none, &op), "nothing was kept");
 }
@@ -223,66 +211,6 @@ TEST(another_combine_is_not_reused) {
   REFUSES(next.out = (char *)next.out + 2);
   ep_ll_ready_t none = {0};
   CHECK(!epLlReuseCombine(&none, &op), "nothing was kept");
-}
-
-/* Who goes straight: outputs in a window, rank-major, rows as they are, no masks; AUTO by the size, alike for
- * both parts of a staged dispatch. */
-TEST(who_goes_straight) {
-  ep_ll_dispatch_t op;
-  do {
-    REQUIRE(fillDispatch(&op), "%s", trefoilLastError());
-  } while (!op.handle.rankMajor || op.quant || op.numTokens < 1 || op.group.enableMask ||
-           !op.window.is);
-  op.window.way = EP_LL_WAY_STRAIGHT;
-  ep_ll_dispatch_t d = op;
-  CHECK(epLlDispatchIsStraight(&d, EP_LL_BOTH) && epLlDispatchIsStraight(&d, EP_LL_SEND), "is");
-#define NEVER(change)                                                                              \
-  do {                                                                                             \
-    d = op;                                                                                        \
-    change;                                                                                        \
-    CHECK(!epLlDispatchIsStraight(&d, EP_LL_BOTH), "straight in spite of " #change);               \
-  } while (0)
-  NEVER(d.window.is = 0);
-  NEVER(d.window.way = EP_LL_WAY_LINES);
-  NEVER(d.group.enableMask = 1);
-  NEVER(d.handle.rankMajor = 0);
-  NEVER(d.quant = EP_LL_QUANT_E4M3);
-  NEVER(d.group.maxTokens = 1 << 20);
-#undef NEVER
-  for (int i = 0; i < 2000; i++) {
-    d = op;
-    d.window.way = EP_LL_WAY_AUTO;
-    d.numTokens = (int)below((unsigned)d.group.maxTokens + 1);
-    int send = epLlDispatchIsStraight(&d, EP_LL_SEND),
-        recv = epLlDispatchIsStraight(&d, EP_LL_RECV);
-    CHECK(send == recv, "%d tokens: sent one way and received the other", d.numTokens);
-    CHECK(send ==
-              epLlPrefersStraight(d.numTokens, (size_t)(d.tokenBytes + d.scaleBytes), EP_LL_SEND),
-          "%d tokens: not what is preferred", d.numTokens);
-  }
-  /* Where shared memory just suffices, both parts must say the same. */
-  d = op;
-  d.handle.numTopk = 8;
-  d.handle.idx64 = 0;
-  int fits = 0, most = 0;
-  for (int ranks = 2; ranks <= 64; ranks *= 2) {
-    for (int n = 1; n < 8192; n++) {
-      d.group.numRanks = ranks;
-      d.group.numExperts = 4 * ranks;
-      d.group.numLocal = 4;
-      d.group.maxTokens = n;
-      d.numTokens = n % 2 ? n : 4;
-      int send = epLlDispatchIsStraight(&d, EP_LL_SEND),
-          recv = epLlDispatchIsStraight(&d, EP_LL_RECV);
-      REQUIRE(send == recv, "%d ranks of %d tokens: sent one way and received the other", ranks, n);
-      fits += send;
-      most += !send;
-    }
-  }
-  CHECK(fits && most, "%d fit, %d do not", fits, most);
-  CHECK(!epLlPrefersStraight(0, 1 << 20, EP_LL_SEND), "nothing to send");
-  CHECK(epLlPrefersStraight(4096, 14336, EP_LL_SEND), "59 MB of rows");
-  CHECK(!epLlPrefersStraight(4096, 14336, EP_LL_BOTH), "slower in one launch");
 }
 
 TEST_MAIN()
