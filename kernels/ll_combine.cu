@@ -125,8 +125,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, 1)
     const uint4 guess = guessOwed(a, lane);
     const uint4 head = loadEarly(&headOf(a.op.handle).reached);
     const ControlWords words = loadControl(controlOf(g).kind[EP_LL_COMBINE]);
-    RowSender{a, words, laneOf(a.wire, lane)}.run((int)head.z, guess, w,
-                                                                a.roles.numSend);
+    RowSender{a, words, laneOf(a.wire, lane)}.run((int)head.z, guess, w, a.roles.numSend);
     if (greets && !a.roles.numRecv) greet(a);
   } else {
     if (greets && (a.roles.parts & EP_LL_SEND)) greet(a);

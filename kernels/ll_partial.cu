@@ -225,10 +225,10 @@ template <Elem T> struct Sender {
     const Owed e = batch.pair[i];
     if (!(active >> e.source() & 1)) return;
     const int l = lane.lane, space = p.len * ROOM, at = batch.first[i], n = batch.n[i];
-    const char *row = stageOf(passes + pass) + at * space +
-                      (isMarkLane(l) ? p.len * FRONT + min(l >> 3, 2) * 16
-                                     : (l >> 3) * 112 + (l & 7) * 16) +
-                      (s - p.begin(pass)) * lane.stride;
+    const char *row =
+        stageOf(passes + pass) + at * space +
+        (isMarkLane(l) ? p.len * FRONT + min(l >> 3, 2) * 16 : (l >> 3) * 112 + (l & 7) * 16) +
+        (s - p.begin(pass)) * lane.stride;
     Sum<T> sum;
     sum.clear();
 #pragma unroll 2
@@ -357,8 +357,8 @@ __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
       for (int i = 0; i < PARTIAL_STAGES; i++) barrierInit(&batch.arrived[i], a.roles.numSend);
       barrierInitFence();
     }
-    Sender<T>{a, g, words, w, a.roles.numSend, laneOf(a.wire, lane), batch, shared}
-        .run((int)head.z, guess);
+    Sender<T>{a, g, words, w, a.roles.numSend, laneOf(a.wire, lane), batch, shared}.run((int)head.z,
+                                                                                        guess);
   } else {
     TermSum<T, EP_LL_SUM_PARTIAL>{a, g, laneOf(a.wire, lane)}.run(w, a.roles.numRecv);
   }

@@ -80,8 +80,10 @@ void sweep(Rows &rows, const Work &work) {
 
 void feeders(Rows &rows, const Work &work) {
   for (int combine = 0; combine < 2; combine++) {
-    const int sms = GOALS[work.s.expertMajor][combine].sms;
-    for (int eighth = 2; eighth < 8; eighth++) rows.time(work, combine, Sms{sms, sms * eighth / 8});
+    const int goal = GOALS[work.s.expertMajor][combine].sms;
+    for (int sms : {goal - 4, goal, goal + 4})
+      for (int n = sms / 4; n < sms; n += n < sms / 2 ? 1 : sms / 6)
+        rows.time(work, combine, Sms{sms, n});
   }
 }
 
