@@ -10,6 +10,8 @@ extern "C" {
 
 #include <cuda_runtime.h>
 
+#include <cmath>
+
 namespace {
 
 constexpr int MAX_SHARED = 232448 - 512; // of a block on sm_90, less what the kernels have by name
@@ -88,21 +90,31 @@ trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shar
   return TREFOIL_OK;
 }
 
-// How many blocks feed. Ten fill the wire. Followers of an expert-major dispatch write three times what
-// feeders do. In a combine both sides' time of a token is known (10 ns, two H200): a follower takes 22 and 17
-// a rank's row, a flat feeder 45 a row, an expert-major one 25 a row and 23 a slot it adds. Somebody must
-// follow from the start, or full rings would stop all feeders.
-int splitOf(int blocks, int feeders, bool combine, bool expertMajor, int ranks, int topk) {
-  int share = expertMajor ? blocks * 2 / 7 : blocks / 2, most = 10;
-  if (combine) {
-    const int rows = ranks < topk ? ranks : topk; // of a token, at most
-    const int64_t feed = expertMajor ? 25 * rows + 23 * topk : 45 * rows * (ranks - 1) / ranks;
-    const int64_t both = feed + 22 + 17 * rows;
-    share = (int)((blocks * feed + both / 2) / both);
-    most = expertMajor ? blocks : 12;
+// How many blocks feed, by what both sides take for a token (10 ns, H200); at most ten, which fill the wire.
+// A dispatch rounds up: a feeder too few costs more than one too many. Somebody must follow from the start, or
+// full rings would stop all feeders.
+struct Split {
+  double feed, follow, rounding;
+  int most;
+  int of(int blocks, int feeders) const {
+    const int share = (int)(blocks * feed / (feed + follow) + rounding);
+    const int n = feeders > 0 ? feeders : share < 1 ? 1 : share > most ? most : share;
+    return n > blocks - 1 ? blocks - 1 : n;
   }
-  const int n = feeders > 0 ? feeders : share < 1 ? 1 : share > most ? most : share;
-  return n > blocks - 1 ? blocks - 1 : n;
+};
+
+// A feeder stores a row to each rank of the token; followers of an expert-major dispatch store all its slots.
+Split dispatchSplit(bool expertMajor, bool direct, int ranks, int topk) {
+  if (!expertMajor) return Split{1, 1, 0, 10};
+  const double rows = ranks * (1 - pow(1 - 1.0 / ranks, topk)); // of a token, uniform routing
+  return direct ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 10}
+                : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 10};
+}
+
+Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
+  const double rows = ranks < topk ? ranks : topk; // of a token, at most
+  return expertMajor ? Split{25 * rows + 23 * topk, 22 + 17 * rows, 0.5, blocks}
+                     : Split{45 * rows * (ranks - 1) / ranks, 22 + 17 * rows, 0.5, 12};
 }
 
 } // namespace
@@ -155,8 +167,9 @@ extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *strea
   a.zeros = (const char *)g.scratch;
   a.ringBits = log2Of(g.at.ringUnits[0]);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
-  a.split = splitOf(blocks, op->numFeeders, false, op->handle.expertMajor, R, K);
-  a.directSplit = op->handle.expertMajor ? a.split : blocks;
+  const bool em = op->handle.expertMajor;
+  a.split = dispatchSplit(em, false, R, K).of(blocks, op->numFeeders);
+  a.directSplit = em ? dispatchSplit(em, true, R, K).of(blocks, op->numFeeders) : blocks;
   return launch(epHtDispatchKernel(op->handle.expertMajor, direct), blocks,
                 direct ? HT_DIRECT_THREADS : HT_SCATTER_THREADS, shared + spare, &a, stream);
 }
@@ -185,7 +198,7 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   a.follow.take = a.follow.batch = 8;
   a.ringBits = log2Of(g.at.ringUnits[1]);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
-  a.split = splitOf(blocks, op->numFeeders, true, expertMajor, R, K);
+  a.split = combineSplit(expertMajor, R, K, blocks).of(blocks, op->numFeeders);
   return launch(epHtCombineKernel(op->dtype, expertMajor, outOfWindows), blocks, HT_GATHER_THREADS,
                 shared + spare, &a, stream);
 }
