@@ -1,12 +1,12 @@
-/* Verbs that the Python package does: the verb's arguments go to MODULE, as `python -m MODULE` would hand them on,
- * but without the current directory in the module path: a json.py there is not ours.
+/* Verbs that the Python package does: the verb's arguments go to MODULE, as `python -m MODULE` would hand
+ * them on, but without the current directory in the module path: a json.py there is not ours.
  *
  * The package lies beside the program: in share/trefoil/python of an installation, in python/ of the
  * source tree that the build folder is in. The interpreter is the first of: $TREFOIL_PYTHON; the private
- * environment that tools/tour makes in the source tree; the one that CMake found; python3 in an absolute folder of
- * $PATH. What lies beside the program must belong to the caller, to root or to the program's owner, and be writable
- * by nobody else. The module finds this program again in $TREFOIL_PROGRAM, and by it the library in $TREFOIL_LIB,
- * unless the caller has set them. */
+ * environment that tools/tour makes in the source tree; the one that CMake found; python3 in an absolute
+ * folder of $PATH. What lies beside the program must belong to the caller, to root or to the program's
+ * owner, and be writable by nobody else. The module finds this program again in $TREFOIL_PROGRAM, and by
+ * it the library in $TREFOIL_LIB, unless the caller has set them. */
 #include "cli/cli.h"
 
 #include <errno.h>
@@ -18,15 +18,14 @@
 
 enum { maxPath = 4096 };
 
-/* What `python -m` does, less the folder that it puts first. From 3.11 on PYTHONSAFEPATH keeps it out, here and in
- * the interpreters that this one starts. */
-static const char runModule[] =
-    "import sys\n"
-    "if not getattr(sys.flags, 'safe_path', False):\n"
-    "    del sys.path[0]\n"
-    "module = sys.argv.pop(1)\n"
-    "import runpy\n"
-    "runpy.run_module(module, run_name='__main__', alter_sys=True)\n";
+/* What `python -m` does, less the folder that it puts first. From 3.11 on PYTHONSAFEPATH keeps it out, here
+ * and in the interpreters that this one starts. */
+static const char runModule[] = "import sys\n"
+                                "if not getattr(sys.flags, 'safe_path', False):\n"
+                                "    del sys.path[0]\n"
+                                "module = sys.argv.pop(1)\n"
+                                "import runpy\n"
+                                "runpy.run_module(module, run_name='__main__', alter_sys=True)\n";
 
 /* Whether only the caller, root and the owner of the program can have put there what path leads to. */
 static int isOurs(const char *path) {
@@ -35,7 +34,8 @@ static int isOurs(const char *path) {
   uid_t owner = stat("/proc/self/exe", &program) ? 0 : program.st_uid;
   if (it.st_uid != 0 && it.st_uid != geteuid() && it.st_uid != owner) return 0;
   if (it.st_mode & S_IWOTH) return 0;
-  return !(it.st_mode & S_IWGRP) || it.st_gid == it.st_uid; /* a group of one, as useradd makes it */
+  return !(it.st_mode & S_IWGRP) ||
+         it.st_gid == it.st_uid; /* a group of one, as useradd makes it */
 }
 
 /* path = the folder of the running program + suffix; whether that exists. */
@@ -117,7 +117,8 @@ int cliRunPython(const char *verb, const char *module, int argc, char **argv) {
   if (!setPaths()) return cliFail(verb, "the environment cannot be set for Python");
   char interpreter[maxPath];
   const char *python = cliPython(interpreter, sizeof interpreter);
-  if (!*python) return cliFail(verb, "there is no python3 in PATH (TREFOIL_PYTHON names another interpreter)");
+  if (!*python)
+    return cliFail(verb, "there is no python3 in PATH (TREFOIL_PYTHON names another interpreter)");
   char **arguments = calloc((size_t)argc + 4, sizeof *arguments);
   if (!arguments) return cliFail(verb, "out of memory");
   arguments[0] = (char *)python;

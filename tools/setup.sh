@@ -1,9 +1,9 @@
-# Sourced by tools/test, tools/tour and tools/gpu: brings a bare Debian or Ubuntu machine to where Trefoil builds.
+# Sourced by tools/test and others: brings a bare Debian or Ubuntu machine to where Trefoil builds.
 #
-# Each need is tested by what the build does with it (a command, a program that compiles and links, a Python module),
-# so a machine that has everything is left alone and nothing touches the network. What is missing comes from apt-get
-# (as root or with sudo) and, for Python, from PyPI into the private environment .venv, with pinned hashes. need_...
-# ends the script where that fails; want_... goes on without, and keeps in left_out what is missing.
+# Each need is tested by what the build does with it (a command, a program that compiles and links, a Python
+# module), so a machine that has everything is left alone and nothing touches the network. What is missing comes
+# from apt-get (as root or with sudo) and, for Python, from PyPI into the private environment .venv, with pinned
+# hashes. need_... ends the script where that fails; want_... goes on without, and left_out has what is missing.
 
 set -Eeuo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -94,7 +94,8 @@ want_packages() {
   local missing package
   mapfile -t missing < <(missing_packages "$@")
   [ ${#missing[@]} -gt 0 ] || return 0
-  install_packages "${missing[@]}" || printf 'tools/%s: goes on without %s: %s\n' "${0##*/}" "${missing[*]}" "$why"
+  install_packages "${missing[@]}" ||
+    printf 'tools/%s: goes on without %s: %s\n' "${0##*/}" "${missing[*]}" "$why"
   while read -r package; do
     left_out+=("$package")
   done < <(missing_packages "$@")
@@ -123,8 +124,13 @@ need_fuzzer() {
   [ -z "$package" ] || install_packages "$package" || die "needs $package, and $why"
 }
 
-# names_of LIST...: the packages that tools/LIST.in names.
-names_of() { sed -n 's/^\([a-z][^ ;]*\).*/\1/p' "${@/%/.in}" | sort -u | tr '\n' ' '; }
+# names_of LIST...: the packages that tools/LIST.in names, and those of the lists that it includes.
+names_of() {
+  local files=("${@/#/tools/}")
+  files=("${files[@]/%/.in}")
+  mapfile -t -O ${#files[@]} files < <(sed -n 's/^-r /tools\//p' "${files[@]}")
+  sed -n 's/^\([a-z][^ ;]*\).*/\1/p' "${files[@]}" | sort -u | tr '\n' ' '
+}
 
 # stamp_of LIST: the file that says that .venv has what tools/LIST.txt pins.
 stamp_of() { echo ".venv/.has-$1-$(cksum <"tools/$1.txt" | tr -d ' ')"; }
@@ -146,7 +152,7 @@ install_python() {
   export VIRTUAL_ENV=$root/.venv PATH=$root/.venv/bin:$PATH
   stamp=$(stamp_of "$1")
   [ ! -e "$stamp" ] || return 0
-  say "installing into .venv: $(cd tools && names_of "$1")"
+  say "installing into .venv: $(names_of "$1")"
   if ! python -m pip install --disable-pip-version-check --require-hashes --only-binary :all: \
          -r "tools/$1.txt" >"$log" 2>&1 </dev/null; then
     why="pip could not install tools/$1.txt: $(grep ERROR "$log" | tail -n 1) (all of its output: $log)"
@@ -212,8 +218,8 @@ too_old() {
   [ "$(printf '%s\n' "$2" "${version:-0}" | sort -V | head -n 1)" != "$2" ]
 }
 
-# CMake for the presets (3.25; Ubuntu 22.04 has 3.22), and ninja: where the system's do not do, PyPI's; make does
-# for ninja, too.
+# CMake for the presets (3.25; Ubuntu 22.04 has 3.22), and ninja: where the system's do not do, PyPI's; make
+# does for ninja, too.
 need_cmake() {
   if too_old cmake 3.25; then
     need_python requirements-build
@@ -235,15 +241,16 @@ announce() {
   [ ${#packages[@]} -gt 0 ] || [ ${#python[@]} -gt 0 ] || { echo "nothing is to be installed"; return 0; }
   echo "will be installed, because this machine lacks it:"
   [ ${#packages[@]} = 0 ] || printf '  with apt-get, and what they need: %s\n' "${packages[*]}"
-  [ ${#python[@]} = 0 ] || (cd tools && printf '  from PyPI into .venv, and what they need: %s\n' "$(names_of "${python[@]}")")
+  [ ${#python[@]} = 0 ] || echo "  from PyPI into .venv, and what they need: $(names_of "${python[@]}")"
   if printf '%s\n' "${packages[@]}" | grep -qxE 'clang|cmake'; then
-    echo "  then, depending on the versions that come: clang's runtime for libFuzzer; cmake and ninja from PyPI"
+    echo "  then, depending on the versions: clang's runtime for libFuzzer; cmake and ninja from PyPI"
   fi
 }
 
 # tell_left_out: one line, last, where something is.
 tell_left_out() {
-  [ ${#left_out[@]} = 0 ] || printf 'left out, because it is not here and cannot be installed: %s\n' "$(IFS=,; echo "${left_out[*]}")"
+  local IFS=,
+  [ ${#left_out[@]} = 0 ] || echo "left out, because it is not here and cannot be installed: ${left_out[*]}"
 }
 
 # build PRESET [TARGET...]: configures and builds; quiet where nobody watches, the log on failure.

@@ -50,6 +50,20 @@ foreach(library trefoil nccl_ep nccl_ep_cpu trefoil_host)
 endforeach()
 file(RELATIVE_PATH up "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
 trefoil_install_library(trefoil_cli "$ORIGIN/${up}")
+# An old-style run path also holds for what the libraries found by it need in turn (the tarball brings those).
+foreach(target trefoil trefoil_cli)
+  if(TARGET ${target})
+    target_link_options(${target} PRIVATE -Wl,--disable-new-dtags)
+  endif()
+endforeach()
+
+# What runs anywhere: the command, the libraries and what they need, in one file.
+add_custom_target(tarball
+  COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR} -DOUT=${CMAKE_BINARY_DIR}
+    -DNAME=trefoil-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}
+    -P ${CMAKE_SOURCE_DIR}/tools/cmake/tarball.cmake
+  VERBATIM)
+add_dependencies(tarball installable)
 
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h")
