@@ -16,6 +16,7 @@ say() { printf '\n== [%d:%02d] %s\n' $(((SECONDS - started) / 60)) $(((SECONDS -
 die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 2; }
 
 left_out=()
+configure_options=() # for every preset
 
 # compiles LANGUAGE SOURCE FLAGS...: whether such a program compiles and links.
 compiles() {
@@ -263,7 +264,7 @@ build() {
   fi
   local generator=()
   have cmd:ninja || generator=(-G "Unix Makefiles")
-  if ! cmake --preset "$preset" "${generator[@]}" >"$log" 2>&1; then
+  if ! cmake --preset "$preset" "${generator[@]}" "${configure_options[@]}" >"$log" 2>&1; then
     tail -n 30 "$log"
     return 1
   fi
