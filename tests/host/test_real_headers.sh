@@ -1,7 +1,7 @@
 #!/bin/sh
 # The same sources compile against the real headers, where a toolkit and NCCL >= 2.27 are installed.
-#   test_real_headers.sh CC CXX TESTS_HOST
-cuda=${CUDA_HOME:-/usr/local/cuda}/include
+#   test_real_headers.sh CC CXX TESTS_HOST CUDA_INCLUDE [NCCL_INCLUDE]
+cuda=$4 nccl=$5
 if [ ! -f "$cuda/cuda_runtime.h" ]; then
   echo "skipped: no CUDA toolkit at $cuda"
   exit 77
@@ -11,13 +11,13 @@ if ! grep -q 'define CUDART_VERSION *1[3-9]' "$cuda/cuda_runtime_api.h"; then
   exit 77
 fi
 cc=$1 cxx=$2 here=$3
-paths="-I$cuda -I$here -I$here/.. -I$here/../../host"
+paths="-I$cuda ${nccl:+-I$nccl} -I$here -I$here/.. -I$here/../../host"
 facts() { # COMPILER LANGUAGE STANDARD [OPTION]
   echo '#include "abi_facts.h"' | $1 -x "$2" -std="$3" $4 -fsyntax-only $paths -
 }
 facts "$cc" c c11 -DFACTS_WITHOUT_NCCL || exit 1
 facts "$cxx" c++ c++11 -DFACTS_WITHOUT_NCCL || exit 1
-if ! echo '#include <nccl.h>' | $cc -fsyntax-only -I"$cuda" -x c - 2>/dev/null; then
+if ! echo '#include <nccl.h>' | $cc -fsyntax-only $paths -x c - 2>/dev/null; then
   echo "ok for CUDA; no NCCL header was found"
   exit 0
 fi

@@ -1,5 +1,8 @@
 """The sum at the end of tools/test: counts what programs count, hides no failure and no skip."""
 
+import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -17,28 +20,45 @@ SKIP = (
 )
 
 
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], *cases: str, **notes: str):
-    (tmp_path / "ci.xml").write_text(f"<testsuite>{''.join(cases)}</testsuite>")
-    for name, text in notes.items():
-        (tmp_path / f"asan.{name}").write_text(text)
+def leave(folder: Path, preset: str, *cases: str, asked: list[str] | None = None) -> None:
+    """What tools/test leaves of a preset; `asked` is what was to run, if not what ran."""
+    if asked is None:
+        asked = re.findall(r'testcase name="(.*?)"', "".join(cases))
+    expected = {"tests": [{"name": name} for name in asked]}
+    (folder / f"{preset}.expected.json").write_text(json.dumps(expected))
+    (folder / f"{preset}.xml").write_text(f"<testsuite>{''.join(cases)}</testsuite>")
+    failed = any('status="fail"' in case for case in cases)
+    (folder / f"{preset}.code").write_text("8\n" if failed else "0\n")
+
+
+def read(folder: Path, capsys: pytest.CaptureFixture[str], gpus: int = 0, user: int = 1000):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["sum_results.py", str(tmp_path)])
+        patch.setattr("sys.argv", ["sum_results.py", str(folder)])
+        patch.setattr(sum_results, "number_of_gpus", lambda: gpus)
+        patch.setattr("os.geteuid", lambda: user)
         code = sum_results.main()
     lines = capsys.readouterr().out.splitlines()
     return code, lines
+
+
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], *cases: str, **notes: str):
+    leave(tmp_path, "ci", *cases)
+    for name, text in notes.items():
+        (tmp_path / f"asan.{name}").write_text(text)
+    return read(tmp_path, capsys)
 
 
 def test_programs_count_for_themselves(tmp_path, capsys) -> None:
     code, lines = run(
         tmp_path,
         capsys,
-        RUN.format("ours", "skipped: no MPI here\n12 tests, 0 failed, 1 skipped\n"),
+        RUN.format("ours", "skipped: needs a GPU\n12 tests, 0 failed, 1 skipped\n"),
         RUN.format("pytest", ".....\nSKIPPED [1] a.py:3: no GPU\n4 passed, 1 skipped in 0.3s\n"),
         RUN.format("plain", "fine\n"),
     )
     assert code == 0
     assert lines[-1] == "16 passed, 0 failed, 2 skipped"
-    assert "skipped ci/ours: no MPI here" in lines
+    assert "skipped ci/ours: needs a GPU" in lines
     assert "skipped ci/pytest: a.py:3: no GPU" in lines
 
 
@@ -56,23 +76,94 @@ def test_failures_count_and_are_named(tmp_path, capsys) -> None:
     assert {"FAILED ci/two (2)", "FAILED ci/crash (1)", "FAILED ci/leak (1)"} <= set(lines)
 
 
-def test_skips_and_broken_builds(tmp_path, capsys) -> None:
+def test_what_was_not_run_is_a_failure(tmp_path, capsys) -> None:
     code, lines = run(
         tmp_path,
         capsys,
         SKIP.format("whole", "skipped: no clang\n1 tests, 0 failed, 1 skipped\n"),
         SKIP.format("silent", ""),
+        RUN.format("part", "skipped: no MPI here\n3 tests, 0 failed, 1 skipped\n"),
         RUN.format("good", ""),
         failed="the asan preset does not build",
-        skipped="cannot run here",
     )
     assert code == 1
-    assert lines[-1] == "1 passed, 1 failed, 3 skipped"
-    assert "skipped ci/silent: no reason given" in lines
+    assert lines[-1] == "3 passed, 4 failed"
+    assert "FAILED ci/whole: not run: no clang" in lines
+    assert "FAILED ci/silent: not run: no reason given" in lines
+    assert "FAILED ci/part: not run: no MPI here" in lines
     assert "FAILED asan: the asan preset does not build" in lines
+
+
+def test_gpus_that_are_not_here_are_a_reason(tmp_path, capsys) -> None:
+    leave(
+        tmp_path,
+        "ci",
+        SKIP.format("one", "skipped: needs a GPU\n"),
+        SKIP.format("two", "skipped: needs two GPUs\n"),
+        RUN.format("good", ""),
+    )
+    assert read(tmp_path, capsys)[1][-1] == "1 passed, 0 failed, 2 skipped"
+    code, lines = read(tmp_path, capsys, gpus=1)
+    assert code == 1
+    assert lines[-1] == "1 passed, 1 failed, 1 skipped"
+    assert "FAILED ci/one: not run: needs a GPU" in lines
+
+
+def test_root_that_is_here_is_no_reason(tmp_path, capsys) -> None:
+    leave(tmp_path, "ci", SKIP.format("one", "skipped: needs root\n"), RUN.format("good", ""))
+    assert read(tmp_path, capsys)[0] == 0
+    code, lines = read(tmp_path, capsys, user=0)
+    assert (code, lines[-1]) == (1, "1 passed, 1 failed")
+
+
+def test_a_sanitizer_may_skip_what_ran_without_it(tmp_path, capsys) -> None:
+    leave(tmp_path, "ci", RUN.format("fork", ""))
+    leave(
+        tmp_path,
+        "tsan",
+        SKIP.format("fork", "skipped: not after a fork\n"),
+        SKIP.format("other", "skipped: not after a fork\n"),
+    )
+    code, lines = read(tmp_path, capsys)
+    assert code == 1
+    assert lines[-1] == "1 passed, 1 failed, 1 skipped"
+    assert "FAILED tsan/other: not run: not after a fork" in lines
+
+
+def test_a_run_that_was_cut_short_fails(tmp_path, capsys) -> None:
+    leave(tmp_path, "ci", RUN.format("a", ""), asked=["a", "b"])
+    code, lines = read(tmp_path, capsys)
+    assert (code, lines[-1]) == (1, "1 passed, 1 failed")
+    assert "FAILED ci/b: was to run and has no result" in lines
+
+    (tmp_path / "ci.xml").write_text("<testsuite><testcase name=")
+    code, lines = read(tmp_path, capsys)
+    assert code == 1
+    assert "FAILED ci: ctest left no results of 2 tests" in lines
+
+    (tmp_path / "ci.xml").unlink()
+    assert "FAILED ci: ctest left no results of 2 tests" in read(tmp_path, capsys)[1]
+
+
+def test_results_must_be_of_this_run_and_agree_with_ctest(tmp_path, capsys) -> None:
+    leave(tmp_path, "ci", RUN.format("a", ""))
+    assert read(tmp_path, capsys)[0] == 0
+
+    os.utime(tmp_path / "ci.xml", (1, 1))
+    assert "FAILED ci: the results are from before this run" in read(tmp_path, capsys)[1]
+
+    leave(tmp_path, "ci", RUN.format("a", ""))
+    (tmp_path / "ci.code").write_text("143\n")
+    code, lines = read(tmp_path, capsys)
+    assert code == 1
+    assert "FAILED ci: ctest ended 143, and no result says why" in lines
+
+    (tmp_path / "ci.expected.json").unlink()
+    (tmp_path / "ci.code").write_text("0\n")
+    assert "FAILED ci: there is no list of the tests that were to run" in read(tmp_path, capsys)[1]
 
 
 def test_nothing_run_is_a_failure(tmp_path, capsys) -> None:
     code, lines = run(tmp_path, capsys)
     assert code == 1
-    assert lines[-1] == "0 passed, 0 failed"
+    assert lines[-1] == "0 passed, 1 failed"

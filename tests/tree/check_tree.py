@@ -241,6 +241,27 @@ def check_shell(root: Path) -> list[str]:
     return findings
 
 
+def check_locks(root: Path) -> list[str]:
+    """What pip installs is pinned with hashes, and what was asked for is what was pinned."""
+    findings = []
+    for asked in sorted((root / "tools").glob("requirements*.in")):
+        locked = asked.with_suffix(".txt")
+        text = locked.read_text() if locked.exists() else ""
+        pins = re.findall(r"^([\w.-]+==\S+)((?:.*\\\n)+.*)", text, re.MULTILINE)
+        lines = [line for line in text.splitlines() if re.match(r"[^\s#]", line)]
+        where = locked.relative_to(root)
+        findings += [
+            f"{where}: {pin} has no hash" for pin, rest in pins if "--hash=sha256:" not in rest
+        ]
+        if not lines or len(pins) != len(lines):
+            findings.append(f"{where}: {len(lines)} packages, {len(pins)} of them pinned")
+        names = {pin.lower().replace("_", "-") for pin, _ in pins}
+        for line in re.findall(r"^[a-z][^\s;]*", asked.read_text(), re.MULTILINE):
+            if line.replace("_", "-") not in names:
+                findings.append(f"{where}: {line} is not in it; run tools/lock")
+    return findings
+
+
 def check_links(root: Path) -> list[str]:
     """Relative links and paths in the documents lead somewhere."""
     findings = []

@@ -1,8 +1,14 @@
-# Components that need something a machine may lack. AUTO builds what is possible and says in the
-# closing summary what was left out and which package brings it; ON makes that an error.
+# Components that need something a machine may lack. AUTO builds what is possible and says in the closing summary
+# what was left out and which package brings it; ON makes that an error (every component in the preset ci).
+#
+# Each need is tested by a program that compiles and links as the component's own do: headers without their library,
+# or a library without its headers, are no component.
+include(CheckCSourceCompiles)
+include(CheckCXXSourceCompiles)
 find_package(PkgConfig)
 find_package(Threads REQUIRED)
 set_property(GLOBAL PROPERTY TREFOIL_LEFT_OUT "")
+set_property(GLOBAL PROPERTY TREFOIL_IN "")
 
 function(trefoil_left_out component needs)
   if(TREFOIL_WITH_${component} STREQUAL "ON")
@@ -11,69 +17,103 @@ function(trefoil_left_out component needs)
   set_property(GLOBAL APPEND PROPERTY TREFOIL_LEFT_OUT "${component} (needs ${needs})")
 endfunction()
 
-foreach(component CLI JSON TRACE_FILES SIMGRID MPI_TESTS)
-  set(TREFOIL_WITH_${component} AUTO CACHE STRING "AUTO, ON or OFF")
-  set_property(CACHE TREFOIL_WITH_${component} PROPERTY STRINGS AUTO ON OFF)
+# trefoil_component(name): declares TREFOIL_WITH_<name> and sets TREFOIL_<name> to OFF until it is found.
+macro(trefoil_component name)
+  set(TREFOIL_WITH_${name} AUTO CACHE STRING "AUTO, ON or OFF")
+  set_property(CACHE TREFOIL_WITH_${name} PROPERTY STRINGS AUTO ON OFF)
+  set(TREFOIL_${name} OFF)
+endmacro()
+
+# trefoil_decide(name works needs): TREFOIL_<name>, from what was asked for and what works.
+function(trefoil_decide name works needs)
+  if(TREFOIL_WITH_${name} STREQUAL "OFF")
+    set_property(GLOBAL APPEND PROPERTY TREFOIL_LEFT_OUT "${name} (TREFOIL_WITH_${name} is OFF)")
+  elseif(works)
+    set_property(GLOBAL APPEND PROPERTY TREFOIL_IN ${name})
+    set(TREFOIL_${name} ON PARENT_SCOPE)
+  else()
+    trefoil_left_out(${name} "${needs}")
+  endif()
+endfunction()
+
+# trefoil_links(result language libraries source): whether that compiles and links.
+macro(trefoil_links result language libraries source)
+  set(CMAKE_REQUIRED_LIBRARIES ${libraries})
+  set(CMAKE_REQUIRED_QUIET ON)
+  if("${language}" STREQUAL "C")
+    check_c_source_compiles("${source}" ${result})
+  else()
+    check_cxx_source_compiles("${source}" ${result})
+  endif()
+  if(NOT ${result})
+    unset(${result} CACHE) # asked again, once what it needs was installed
+  endif()
+  unset(CMAKE_REQUIRED_LIBRARIES)
+  unset(CMAKE_REQUIRED_QUIET)
+endmacro()
+
+# trefoil_module(variable module source): a library found by pkg-config; <variable>_WORKS, PkgConfig::<variable>.
+macro(trefoil_module variable module source)
+  if(PKG_CONFIG_FOUND)
+    pkg_check_modules(${variable} QUIET IMPORTED_TARGET ${module})
+    if(${variable}_FOUND)
+      trefoil_links(${variable}_WORKS C PkgConfig::${variable} "${source}")
+    endif()
+  endif()
+endmacro()
+
+foreach(component CLI JSON TRACE_FILES SIMGRID EMULATOR MPI_TESTS PROTOCOL_TESTS PYTHON_TESTS)
+  trefoil_component(${component})
 endforeach()
 
 # JSON (cluster presets, model shapes, machine-readable output): jansson.
-set(TREFOIL_JSON OFF)
-if(NOT TREFOIL_WITH_JSON STREQUAL "OFF" AND PKG_CONFIG_FOUND)
-  pkg_check_modules(JANSSON IMPORTED_TARGET jansson)
-  if(JANSSON_FOUND)
-    set(TREFOIL_JSON ON)
-    set(TREFOIL_JANSSON_LIBS PkgConfig::JANSSON)
-  endif()
-endif()
-if(NOT TREFOIL_JSON AND NOT TREFOIL_WITH_JSON STREQUAL "OFF")
-  trefoil_left_out(JSON "libjansson-dev")
+trefoil_module(JANSSON jansson "#include <jansson.h>
+int main(void) { json_t *v = json_object(); json_decref(v); return 0; }")
+trefoil_decide(JSON "${JANSSON_WORKS}" "libjansson-dev")
+if(TREFOIL_JSON)
+  set(TREFOIL_JANSSON_LIBS PkgConfig::JANSSON)
 endif()
 
 # Trace files (.npz): libzip.
-set(TREFOIL_TRACE_FILES OFF)
-if(NOT TREFOIL_WITH_TRACE_FILES STREQUAL "OFF" AND PKG_CONFIG_FOUND)
-  pkg_check_modules(LIBZIP IMPORTED_TARGET libzip)
-  if(LIBZIP_FOUND)
-    set(TREFOIL_TRACE_FILES ON)
-    set(TREFOIL_LIBZIP_LIBS PkgConfig::LIBZIP)
-  endif()
-endif()
-if(NOT TREFOIL_TRACE_FILES AND NOT TREFOIL_WITH_TRACE_FILES STREQUAL "OFF")
-  trefoil_left_out(TRACE_FILES "libzip-dev")
+trefoil_module(LIBZIP libzip "#include <zip.h>
+int main(void) { return zip_source_buffer_create(0, 0, 0, 0) != 0; }")
+trefoil_decide(TRACE_FILES "${LIBZIP_WORKS}" "libzip-dev")
+if(TREFOIL_TRACE_FILES)
+  set(TREFOIL_LIBZIP_LIBS PkgConfig::LIBZIP)
 endif()
 
 # The simulator's engine for flows: SimGrid. Without it the simulator has its port queues.
-set(TREFOIL_SIMGRID OFF)
-if(NOT TREFOIL_WITH_SIMGRID STREQUAL "OFF" AND PKG_CONFIG_FOUND)
-  pkg_check_modules(SIMGRID IMPORTED_TARGET simgrid)
-  if(SIMGRID_FOUND AND SIMGRID_VERSION VERSION_LESS 4)
-    set(TREFOIL_SIMGRID ON)
-    set(TREFOIL_SIMGRID_LIBS PkgConfig::SIMGRID)
-  endif()
-endif()
-if(NOT TREFOIL_SIMGRID AND NOT TREFOIL_WITH_SIMGRID STREQUAL "OFF")
-  trefoil_left_out(SIMGRID "libsimgrid-dev, version 3")
+trefoil_module(SIMGRID simgrid "#include <simgrid/engine.h>
+int main(void) { return (int)simgrid_get_clock(); }")
+trefoil_decide(SIMGRID "${SIMGRID_WORKS}" "libsimgrid-dev")
+if(TREFOIL_SIMGRID)
+  set(TREFOIL_SIMGRID_LIBS PkgConfig::SIMGRID)
 endif()
 
 # The command `trefoil`: popt for arguments, plus JSON.
-set(TREFOIL_CLI OFF)
-if(NOT TREFOIL_WITH_CLI STREQUAL "OFF" AND PKG_CONFIG_FOUND)
-  pkg_check_modules(POPT IMPORTED_TARGET popt)
-  if(POPT_FOUND AND TREFOIL_JSON)
-    set(TREFOIL_CLI ON)
-    set(TREFOIL_POPT_LIBS PkgConfig::POPT)
-  endif()
+trefoil_module(POPT popt "#include <popt.h>
+int main(void) { return poptFreeContext(0) != 0; }")
+if(POPT_WORKS AND TREFOIL_JSON)
+  set(cli_works ON)
 endif()
-if(NOT TREFOIL_CLI AND NOT TREFOIL_WITH_CLI STREQUAL "OFF")
-  trefoil_left_out(CLI "libpopt-dev and libjansson-dev")
+trefoil_decide(CLI "${cli_works}" "libpopt-dev and libjansson-dev")
+if(TREFOIL_CLI)
+  set(TREFOIL_POPT_LIBS PkgConfig::POPT)
+endif()
+
+if(BUILD_TESTING)
+  include(TrefoilTestComponents)
 endif()
 
 function(trefoil_summary)
+  get_property(in GLOBAL PROPERTY TREFOIL_IN)
   get_property(left GLOBAL PROPERTY TREFOIL_LEFT_OUT)
+  list(JOIN in ", " in)
+  message(STATUS "Trefoil: built with: ${in}")
   if(left)
     list(JOIN left "; " left)
     message(STATUS "Trefoil: left out: ${left}")
   else()
-    message(STATUS "Trefoil: every component is in")
+    message(STATUS "Trefoil: nothing is left out")
   endif()
 endfunction()

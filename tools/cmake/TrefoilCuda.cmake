@@ -3,9 +3,10 @@
 #
 # nvcc is that of -DCMAKE_CUDA_COMPILER or CUDACXX, else the system's, else the one of NVIDIA's wheels in the Python
 # that is found (tools/requirements-cuda.txt; tools/test installs them): enough to compile and link all kernels.
-set(TREFOIL_WITH_KERNELS AUTO CACHE STRING "AUTO, ON or OFF")
-set_property(CACHE TREFOIL_WITH_KERNELS PROPERTY STRINGS AUTO ON OFF)
-set(TREFOIL_KERNELS OFF)
+#
+# CUDA's runtime comes from beside nvcc, as CUDA::cudart_static. It is not looked for with FindCUDAToolkit, which
+# also wants cuBLAS's headers and more that the wheels do not bring, and stops in CMake 3.25 where they lack.
+trefoil_component(KERNELS)
 if(NOT TREFOIL_WITH_KERNELS STREQUAL "OFF")
   include(CheckLanguage)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
@@ -20,7 +21,7 @@ if(NOT TREFOIL_WITH_KERNELS STREQUAL "OFF")
       execute_process(
         COMMAND ${Python3_EXECUTABLE} -c "import nvidia.cu13 as n; print(list(n.__path__)[0])"
         OUTPUT_VARIABLE TREFOIL_CUDA_WHEEL ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
-      if(EXISTS "${TREFOIL_CUDA_WHEEL}/lib64/libcudart.so")
+      if(EXISTS "${TREFOIL_CUDA_WHEEL}/lib64/libcudart_static.a")
         set(TREFOIL_NVCC ${TREFOIL_CUDA_WHEEL}/bin/nvcc CACHE FILEPATH "nvcc" FORCE)
       endif()
     endif()
@@ -29,14 +30,26 @@ if(NOT TREFOIL_WITH_KERNELS STREQUAL "OFF")
     endif()
   endif()
   check_language(CUDA)
+  set(needs "nvcc of CUDA 13.0 or newer")
   if(CMAKE_CUDA_COMPILER)
     enable_language(CUDA)
+    find_path(CUDA_RUNTIME_INCLUDE_DIR cuda_runtime.h PATHS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} NO_DEFAULT_PATH)
+    foreach(kind cudart cudart_static)
+      find_library(CUDA_${kind}_LIBRARY NAMES ${kind} lib${kind}.so.13 PATHS ${CMAKE_CUDA_HOST_IMPLICIT_LINK_DIRECTORIES}
+        NO_DEFAULT_PATH)
+    endforeach()
+    mark_as_advanced(CUDA_RUNTIME_INCLUDE_DIR CUDA_cudart_LIBRARY CUDA_cudart_static_LIBRARY)
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.0)
-      trefoil_left_out(KERNELS "nvcc of CUDA 13.0 or newer, not ${CMAKE_CUDA_COMPILER_VERSION}")
+      set(needs "nvcc of CUDA 13.0 or newer, not ${CMAKE_CUDA_COMPILER_VERSION}")
+    elseif(NOT CUDA_RUNTIME_INCLUDE_DIR OR NOT CUDA_cudart_static_LIBRARY)
+      set(needs "cuda_runtime.h and libcudart_static.a beside ${CMAKE_CUDA_COMPILER}")
     else()
-      set(TREFOIL_KERNELS ON)
+      set(kernels_work ON)
+      add_library(CUDA::cudart_static STATIC IMPORTED)
+      set_target_properties(CUDA::cudart_static PROPERTIES IMPORTED_LOCATION ${CUDA_cudart_static_LIBRARY}
+        INTERFACE_INCLUDE_DIRECTORIES ${CUDA_RUNTIME_INCLUDE_DIR}
+        INTERFACE_LINK_LIBRARIES "Threads::Threads;${CMAKE_DL_LIBS};rt")
     endif()
-  else()
-    trefoil_left_out(KERNELS "nvcc of CUDA 13.0 or newer")
   endif()
 endif()
+trefoil_decide(KERNELS "${kernels_work}" "${needs}")

@@ -9,23 +9,61 @@ set(host_include ${CMAKE_INSTALL_INCLUDEDIR}/trefoil-host)
 # Builds all that `cmake --install` copies, and nothing else.
 add_custom_target(installable)
 
+# trefoil_install_library(target rpath [elements for the build tree...]). What is built has its final run path: where
+# CMake rewrites it at installation it reserves room with empty elements, and those are the current directory.
 function(trefoil_install_library target rpath)
-  if(TARGET ${target})
-    add_dependencies(installable ${target})
-    set_target_properties(${target} PROPERTIES INSTALL_RPATH "${rpath}")
-    install(TARGETS ${target}
-            RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
-            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
-            ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  if(NOT TARGET ${target})
+    return()
+  endif()
+  add_dependencies(installable ${target})
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${rpath};${ARGN}" BUILD_WITH_INSTALL_RPATH ON)
+  install(TARGETS ${target}
+          RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  if(ARGN)
+    list(JOIN rpath ":" new)
+    list(JOIN ARGN ":" extra)
+    install(CODE "file(RPATH_CHANGE FILE
+      \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/lib${target}.so.0\"
+      OLD_RPATH \"${new}:${extra}\" NEW_RPATH \"${new}\")")
   endif()
 endfunction()
 
+# Where libnccl_ep.so.0 in the build tree finds the NCCL that it was built with, if the loader does not know.
+set(nccl_folder)
+if(TREFOIL_NCCL)
+  get_filename_component(nccl_folder ${NCCL_LIBRARY} DIRECTORY)
+  if(nccl_folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+    set(nccl_folder)
+  elseif(nccl_folder MATCHES "^${CMAKE_SOURCE_DIR}/")
+    file(RELATIVE_PATH nccl_folder ${CMAKE_BINARY_DIR}/api ${nccl_folder})
+    set(nccl_folder "$ORIGIN/${nccl_folder}")
+  endif()
+endif()
+trefoil_install_library(trefoil "$ORIGIN")
+trefoil_install_library(trefoil_host "$ORIGIN")
+trefoil_install_library(nccl_ep_cpu "$ORIGIN" "$ORIGIN/../host")
+trefoil_install_library(nccl_ep "$ORIGIN" ${nccl_folder})
 foreach(library trefoil nccl_ep nccl_ep_cpu trefoil_host)
-  trefoil_install_library(${library} "$ORIGIN")
   trefoil_install_library(${library}_static "")
 endforeach()
 file(RELATIVE_PATH up "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
 trefoil_install_library(trefoil_cli "$ORIGIN/${up}")
+# An old-style run path also holds for what the libraries found by it need in turn (the tarball brings those).
+foreach(target trefoil trefoil_cli)
+  if(TARGET ${target})
+    target_link_options(${target} PRIVATE -Wl,--disable-new-dtags)
+  endif()
+endforeach()
+
+# What runs anywhere: the command, the libraries and what they need, in one file.
+add_custom_target(tarball
+  COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR} -DOUT=${CMAKE_BINARY_DIR}
+    -DNAME=trefoil-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}
+    -P ${CMAKE_SOURCE_DIR}/tools/cmake/tarball.cmake
+  VERBATIM)
+add_dependencies(tarball installable)
 
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h")
