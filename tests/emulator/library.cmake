@@ -45,6 +45,17 @@ foreach(program gpu_calls gpu_captures gpu_memory gpu_told)
     ENVIRONMENT TREFOIL_HOST_SMS=3)
 endforeach()
 
+# Tensors in wrong memory, when the library is asked to look.
+add_executable(tensors_emulated ../api/test_tensors.c ../api/team.c)
+target_compile_definitions(tensors_emulated PRIVATE EMULATED)
+target_include_directories(tensors_emulated PRIVATE ${CMAKE_SOURCE_DIR}/tests/api
+  ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/host/include)
+target_link_libraries(tensors_emulated PRIVATE trefoil_flags nccl_ep_emulated trefoil_host
+  Threads::Threads)
+add_test(NAME tensors_emulated COMMAND tensors_emulated)
+set_tests_properties(tensors_emulated PROPERTIES TIMEOUT 120 LABELS cpu
+  ENVIRONMENT "TREFOIL_HOST_SMS=3;NCCL_EP_CHECK_TENSORS=1")
+
 # How many kernels a call launches.
 trefoil_test(launches SOURCES test_launches.c LIBS nccl_ep_emulated trefoil_host)
 target_include_directories(test_launches PRIVATE ${CMAKE_SOURCE_DIR}/host/include ${CMAKE_SOURCE_DIR}/host)
