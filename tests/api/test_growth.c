@@ -4,6 +4,7 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <unistd.h>
 
 #include "team.h"
 #include "test.h"
@@ -109,6 +110,19 @@ TEST(communicators_with_all_that_goes_with_them) {
   const held_t before = hold();
   lives(300);
   compare("communicators", before, 600);
+}
+
+TEST(communicators_whose_groups_keep_progress_records) {
+  char folder[] = "/tmp/trefoil-growth-XXXXXX";
+  REQUIRE(mkdtemp(folder), "no folder");
+  setenv("NCCL_EP_HANG_DIR", folder, 1);
+  lives(60);
+  const held_t before = hold();
+  lives(300);
+  compare("communicators", before, 600);
+  unsetenv("NCCL_EP_HANG_DIR");
+  CHECK(countEntries(folder) == 2, "%d records are left", countEntries(folder) - 2);
+  rmdir(folder);
 }
 
 static void manyGroups(team_rank_t *r) {
