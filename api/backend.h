@@ -45,6 +45,23 @@ typedef struct ep_window {
   int symmetric; /* registered with NCCL_WIN_COLL_SYMMETRIC */
 } ep_window_t;
 
+/* The memory that an address lies in. */
+typedef enum ep_place_kind {
+  EP_PLACE_NONE, /* none that the runtime knows */
+  EP_PLACE_FREED,
+  EP_PLACE_DEVICE,
+  EP_PLACE_MANAGED,
+  EP_PLACE_PINNED,
+  EP_PLACE_PEER, /* another process's */
+  EP_PLACE_APART /* host memory that the device has at another address */
+} ep_place_kind_t;
+typedef struct ep_place {
+  ep_place_kind_t kind;
+  int device;
+  uintptr_t base; /* of the allocation */
+  size_t bytes;   /* of the allocation */
+} ep_place_t;
+
 typedef enum ep_quant {
   EP_QUANT_NONE = 0,
   EP_QUANT_CALLER = 1, /* tokens and scales travel side by side */
@@ -123,6 +140,7 @@ typedef struct ep_backend {
   trefoil_result_t (*handleDestroy)(ncclEpHandle_t handle);
   /* Any handle may come: one that is no window of the group's communicator is refused. */
   trefoil_result_t (*findWindow)(ncclEpGroup_t group, ncclWindow_t window, ep_window_t *out);
+  void (*findPlace)(const void *ptr, ep_place_t *out);
   trefoil_result_t (*update)(ncclEpHandle_t handle, const ep_update_call_t *call,
                              cudaStream_t stream);
   trefoil_result_t (*dispatch)(ncclEpHandle_t handle, const ep_dispatch_call_t *call,

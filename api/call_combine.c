@@ -13,6 +13,7 @@ typedef struct combine_args {
   cudaStream_t stream;
   int backward, nvfp4;
   int64_t eagerCount; /* HT eager: slots that arrived; else -1 */
+  ep_ranges_t *ranges;
   ep_view_t tokens, outTokens;
 } combine_args_t;
 
@@ -72,7 +73,7 @@ static trefoil_result_t checkTokens(combine_args_t *a) {
   rule.dtypes = a->nvfp4 ? EP_DTYPE(ncclBfloat16) : EP_DTYPES_SUM;
   slotDims(a, &rule);
   rule.sizes[rule.ndim - 1] = EP_ANY;
-  EP_TRY(epViewTensor(a->g, a->in.tokens, &rule, &a->tokens));
+  EP_TRY(epViewTensor(a->ranges, a->in.tokens, &rule, &a->tokens));
   size_t width = a->tokens.sizes[rule.ndim - 1];
   EP_CHECK(width > 0, TREFOIL_INVALID_ARGUMENT, "inputs->tokens: sizes[%u] is 0", rule.ndim - 1);
   EP_CHECK(a->tokens.rowBytes <= a->g->limits.maxTokenBytes, TREFOIL_INVALID_ARGUMENT,
@@ -85,9 +86,10 @@ static trefoil_result_t checkTokens(combine_args_t *a) {
            TREFOIL_INVALID_ARGUMENT, "inputs->tokens: zero_copy ON needs a window (win_hdl)");
   ep_tensor_rule_t out = {.name = "outputs->tokens",
                           .ndim = 2,
+                          .written = 1,
                           .sizes = {(size_t)a->h->routed.numTokens, width},
                           .dtypes = EP_DTYPE(a->tokens.dtype)};
-  return epViewTensor(a->g, a->out.tokens, &out, &a->outTokens);
+  return epViewTensor(a->ranges, a->out.tokens, &out, &a->outTokens);
 }
 
 static trefoil_result_t checkScales(const combine_args_t *a, ep_combine_call_t *call) {
@@ -99,7 +101,7 @@ static trefoil_result_t checkScales(const combine_args_t *a, ep_combine_call_t *
                            .sizes = {a->tokens.sizes[0], a->tokens.sizes[1], 1},
                            .dtypes = EP_DTYPE(ncclFloat32)};
   ep_view_t v;
-  EP_TRY(epViewTensor(a->g, a->in.scales, &rule, &v));
+  EP_TRY(epViewTensor(a->ranges, a->in.scales, &rule, &v));
   call->slotScales = v.data;
   return TREFOIL_OK;
 }
@@ -108,10 +110,11 @@ static trefoil_result_t checkScales(const combine_args_t *a, ep_combine_call_t *
 static trefoil_result_t viewTokenWeights(const combine_args_t *a, float **out) {
   ep_tensor_rule_t rule = {.name = "outputs->topk_weights",
                            .ndim = 2,
+                           .written = a->backward,
                            .sizes = {a->outTokens.sizes[0], (size_t)a->h->routed.topk},
                            .dtypes = EP_DTYPE(ncclFloat32)};
   ep_view_t v;
-  EP_TRY(epViewTensor(a->g, a->out.topk_weights, &rule, &v));
+  EP_TRY(epViewTensor(a->ranges, a->out.topk_weights, &rule, &v));
   *out = v.data;
   return TREFOIL_OK;
 }
@@ -126,7 +129,7 @@ static trefoil_result_t viewSlotWeights(const combine_args_t *a, ep_combine_call
   EP_CHECK(a->out.topk_weights, TREFOIL_INVALID_ARGUMENT, "outputs->topk_weights is NULL");
   if (flat) rule.sizes[1] = a->out.topk_weights->sizes[1];
   ep_view_t v;
-  EP_TRY(epViewTensor(a->g, a->in.topk_weights, &rule, &v));
+  EP_TRY(epViewTensor(a->ranges, a->in.topk_weights, &rule, &v));
   EP_CHECK((v.sizes[0] == 0) == (a->tokens.rows == 0), TREFOIL_INVALID_ARGUMENT,
            "inputs->tokens has %lld rows and inputs->topk_weights %zu; both or neither may be "
            "empty",
@@ -157,6 +160,9 @@ static trefoil_result_t findEagerCount(combine_args_t *a) {
 }
 
 static trefoil_result_t combine(combine_args_t *a) {
+  ep_ranges_t ranges;
+  epRangesBegin(&ranges, a->g, "ncclEpCombine");
+  a->ranges = &ranges;
   ep_combine_call_t call;
   memset(&call, 0, sizeof call);
   EP_TRY(checkOrder(a));
@@ -165,6 +171,7 @@ static trefoil_result_t combine(combine_args_t *a) {
   EP_TRY(checkTokens(a));
   EP_TRY(checkScales(a, &call));
   EP_TRY(checkWeights(a, &call));
+  if (a->g->checkTensors) EP_TRY(epRangeCheckHandle(a->ranges, a->h));
   call.numTokens = (int64_t)a->outTokens.sizes[0];
   call.backward = a->backward;
   call.topk = call.weights || call.outWeights ? a->h->routed.topk : 0;

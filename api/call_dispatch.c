@@ -15,6 +15,7 @@ typedef struct dispatch_args {
   size_t R, L, N;
   int64_t eagerCount; /* HT eager: slots that arrive; else -1 */
   cudaStream_t stream;
+  ep_ranges_t *ranges;
   ep_view_t tokens, scales, outTokens, outScales;
 } dispatch_args_t;
 
@@ -78,7 +79,7 @@ static trefoil_result_t checkInputTokens(dispatch_args_t *a) {
   rule.sizes[1] = EP_ANY;
   rule.dtypes = isCaller(a) ? CALLER_TOKENS : isE4m3(a) ? EP_DTYPE(ncclBfloat16) : EP_DTYPES_SUM;
   rule.alignment = isCaller(a) ? 16 : 0;
-  EP_TRY(epViewTensor(a->g, a->in.tokens, &rule, &a->tokens));
+  EP_TRY(epViewTensor(a->ranges, a->in.tokens, &rule, &a->tokens));
   EP_CHECK(a->tokens.sizes[1] > 0, TREFOIL_INVALID_ARGUMENT, "inputs->tokens: sizes[1] is 0");
   if (!isCaller(a)) {
     const char *why = "only NCCL_EP_DISP_QUANT_FWD takes the caller's scales";
@@ -93,7 +94,7 @@ static trefoil_result_t checkInputTokens(dispatch_args_t *a) {
                              .sizes = {a->tokens.sizes[0], EP_ANY},
                              .alignment = 16,
                              .dtypes = CALLER_SCALES};
-  EP_TRY(epViewTensor(a->g, a->in.scales, &scales, &a->scales));
+  EP_TRY(epViewTensor(a->ranges, a->in.scales, &scales, &a->scales));
   EP_CHECK(a->tokens.rowBytes % 16 == 0, TREFOIL_INVALID_ARGUMENT,
            "inputs->tokens: a row has %zu bytes; must be a multiple of 16", a->tokens.rowBytes);
   EP_CHECK(a->scales.rowBytes > 0 && a->scales.rowBytes % 16 == 0, TREFOIL_INVALID_ARGUMENT,
@@ -134,20 +135,22 @@ static void slotDims(const dispatch_args_t *a, ep_tensor_rule_t *rule) {
 }
 
 static trefoil_result_t checkOutputTokens(dispatch_args_t *a) {
-  ep_tensor_rule_t rule = {.name = "outputs->tokens", .alignment = isCaller(a) ? 16 : 0};
+  ep_tensor_rule_t rule = {
+      .name = "outputs->tokens", .alignment = isCaller(a) ? 16 : 0, .written = 1};
   rule.dtypes = isE4m3(a) ? EP_DTYPE(ncclFloat8e4m3) : EP_DTYPE(a->tokens.dtype);
   slotDims(a, &rule);
   rule.sizes[rule.ndim - 1] = a->tokens.sizes[1];
-  EP_TRY(epViewTensor(a->g, a->out.tokens, &rule, &a->outTokens));
+  EP_TRY(epViewTensor(a->ranges, a->out.tokens, &rule, &a->outTokens));
   if (!isCaller(a) && !isE4m3(a)) {
     return epCheckAbsent(a->out.scales, "outputs->scales", "nothing is quantised");
   }
-  ep_tensor_rule_t scales = {.name = "outputs->scales", .alignment = isCaller(a) ? 16 : 0};
+  ep_tensor_rule_t scales = {
+      .name = "outputs->scales", .alignment = isCaller(a) ? 16 : 0, .written = 1};
   scales.dtypes = isE4m3(a) ? EP_DTYPE(ncclFloat32) : EP_DTYPE(a->scales.dtype);
   scales.ndim = rule.ndim;
   memcpy(scales.sizes, a->outTokens.sizes, sizeof scales.sizes);
   scales.sizes[rule.ndim - 1] = isE4m3(a) ? a->tokens.sizes[1] / 128 : a->scales.sizes[1];
-  EP_TRY(epViewTensor(a->g, a->out.scales, &scales, &a->outScales));
+  EP_TRY(epViewTensor(a->ranges, a->out.scales, &scales, &a->outScales));
   EP_CHECK(!epIsHt(a->g) || a->outTokens.windowed == a->outScales.windowed,
            TREFOIL_INVALID_ARGUMENT,
            "outputs->tokens and outputs->scales: windows for both or for neither");
@@ -184,7 +187,7 @@ static trefoil_result_t viewInputWeights(const dispatch_args_t *a, ep_dispatch_c
                            .sizes = {a->tokens.sizes[0], (size_t)a->h->routed.topk},
                            .dtypes = EP_DTYPE(ncclFloat32)};
   ep_view_t v;
-  EP_TRY(epViewTensor(a->g, a->in.topk_weights, &rule, &v));
+  EP_TRY(epViewTensor(a->ranges, a->in.topk_weights, &rule, &v));
   call->topk = a->h->routed.topk;
   call->hasWeights = 1;
   call->weights = v.data; /* NULL is fine for zero rows */
@@ -194,7 +197,8 @@ static trefoil_result_t viewInputWeights(const dispatch_args_t *a, ep_dispatch_c
 static trefoil_result_t viewOutputTopk(const dispatch_args_t *a, ep_dispatch_call_t *call) {
   int ht = epIsHt(a->g), flat = a->h->mode != TREFOIL_HT_EXPERT_MAJOR;
   size_t topk = (size_t)call->topk;
-  ep_tensor_rule_t rule = {.name = "outputs->topk_weights", .dtypes = EP_DTYPE(ncclFloat32)};
+  ep_tensor_rule_t rule = {
+      .name = "outputs->topk_weights", .written = 1, .dtypes = EP_DTYPE(ncclFloat32)};
   if (ht) {
     rule.ndim = flat ? 2 : 1;
     rule.atLeast = 1;
@@ -207,7 +211,7 @@ static trefoil_result_t viewOutputTopk(const dispatch_args_t *a, ep_dispatch_cal
     rule.sizes[2] = topk;
   }
   ep_view_t v;
-  EP_TRY(epViewTensor(a->g, a->out.topk_weights, &rule, &v));
+  EP_TRY(epViewTensor(a->ranges, a->out.topk_weights, &rule, &v));
   int64_t weightRows = ht ? (int64_t)v.sizes[0] : v.rows;
   EP_CHECK(!ht || (v.sizes[0] == 0) == (a->outTokens.rows == 0), TREFOIL_INVALID_ARGUMENT,
            "outputs->tokens has %lld rows and outputs->topk_weights %zu; both or neither may be "
@@ -221,7 +225,7 @@ static trefoil_result_t viewOutputTopk(const dispatch_args_t *a, ep_dispatch_cal
   }
   rule.name = "outputs->topk_idx";
   rule.dtypes = EP_DTYPE(ht ? ncclInt64 : ncclInt32);
-  EP_TRY(epViewTensor(a->g, a->out.topk_idx, &rule, &v));
+  EP_TRY(epViewTensor(a->ranges, a->out.topk_idx, &rule, &v));
   EP_CHECK(!ht || v.rows == weightRows, TREFOIL_INVALID_ARGUMENT,
            "outputs->topk_idx has %lld rows and outputs->topk_weights %lld; must be equal",
            (long long)v.rows, (long long)weightRows);
@@ -244,12 +248,12 @@ static trefoil_result_t checkCounters(const dispatch_args_t *a, ep_dispatch_call
     EP_CHECK(a->hasInfo && a->info.expert_counters, TREFOIL_INVALID_ARGUMENT,
              "layout_info->expert_counters is %s; low-latency expert-major needs it",
              a->hasInfo ? "NULL" : "missing: layout_info is NULL");
-    return epViewCounter(a->g, a->info.expert_counters, "layout_info->expert_counters", a->L, int32,
-                         &call->expertCounters);
+    return epViewCounter(a->ranges, a->info.expert_counters, "layout_info->expert_counters", a->L,
+                         int32, &call->expertCounters);
   }
   if (a->h->mode == TREFOIL_LL_RANK_MAJOR && a->hasInfo) {
-    return epViewCounter(a->g, a->info.src_rank_counters, "layout_info->src_rank_counters", a->R,
-                         int32, &call->srcRankCounters);
+    return epViewCounter(a->ranges, a->info.src_rank_counters, "layout_info->src_rank_counters",
+                         a->R, int32, &call->srcRankCounters);
   }
   return TREFOIL_OK;
 }
@@ -291,6 +295,9 @@ static trefoil_result_t dispatch(dispatch_args_t *a) {
   a->R = (size_t)a->g->numRanks;
   a->L = (size_t)trefoilExpertsPerRank(&a->h->sizing.config.shape);
   a->N = a->g->limits.maxTokens;
+  ep_ranges_t ranges;
+  epRangesBegin(&ranges, a->g, "ncclEpDispatch");
+  a->ranges = &ranges;
   ep_dispatch_call_t call;
   memset(&call, 0, sizeof call);
   call.backward = a->config.pass_direction == NCCL_EP_BWD_PASS;
@@ -303,6 +310,7 @@ static trefoil_result_t dispatch(dispatch_args_t *a) {
   EP_TRY(checkOutputTokens(a));
   EP_TRY(checkZeroCopy(a));
   EP_TRY(checkTopk(a, &call));
+  if (a->g->checkTensors) EP_TRY(epRangeCheckHandle(a->ranges, a->h));
   fillCall(a, &call);
   EP_TRY(epBackend.dispatch(a->h, &call, a->stream));
   if (call.sendOnly) {

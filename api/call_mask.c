@@ -12,6 +12,11 @@ static trefoil_result_t checkMaskCall(ncclEpGroup_t g, const char *function) {
 static trefoil_result_t maskQuery(ncclEpGroup_t g, int *deviceMask, cudaStream_t stream) {
   EP_TRY(checkMaskCall(g, "ncclEpMaskQuery"));
   EP_CHECK(deviceMask, TREFOIL_INVALID_ARGUMENT, "ncclEpMaskQuery: device_mask is NULL");
+  if (g->checkTensors) {
+    ep_ranges_t ranges;
+    epRangesBegin(&ranges, g, "ncclEpMaskQuery");
+    EP_TRY(epRangeCheck(&ranges, "device_mask", deviceMask, sizeof(int) * (size_t)g->numRanks, 1));
+  }
   return epBackend.maskQuery(g, deviceMask, stream);
 }
 

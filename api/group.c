@@ -39,6 +39,11 @@ static trefoil_result_t readEnvironment(ncclEpGroup_t g) {
       g->llPartial || !partial || !*partial || !strcmp(partial, "exact"), TREFOIL_INVALID_ARGUMENT,
       "ncclEpCreateGroup: NCCL_EP_LL_COMBINE is '%.40s'; must be exact, partial or unset", partial);
   g->debug = debug && *debug && strcmp(debug, "0") != 0;
+  const char *check = getenv("NCCL_EP_CHECK_TENSORS");
+  g->checkTensors =
+      epBackend.kind == EP_BACKEND_CPU || (check && *check && strcmp(check, "0") != 0);
+  EP_CHECK(!g->checkTensors || ncclCommCuDevice(g->comm, &g->device) == ncclSuccess,
+           TREFOIL_INVALID_ARGUMENT, "ncclEpCreateGroup: comm tells no device");
   g->timeoutNs = g->config.timeout_ns ? g->config.timeout_ns : 100000000000ull;
   if (!readTimeout(timeout, &g->timeoutNs))
     epLog(g, "NCCL_EP_TIMEOUT_MS is '%.40s', no whole number of milliseconds: ignored", timeout);

@@ -80,10 +80,13 @@ static trefoil_result_t describe(ncclEpGroup_t g, ncclEpLayout_t layout,
                            .ndim = 1,
                            .sizes = {h->sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes},
                            .atLeast = 1,
+                           .written = 1,
                            .alignment = 16,
                            .dtypes = EP_DTYPE(ncclUint8)};
   ep_view_t view;
-  EP_TRY(epViewTensor(g, mem, &rule, &view));
+  ep_ranges_t ranges;
+  epRangesBegin(&ranges, g, "ncclEpInitHandle");
+  EP_TRY(epViewTensor(&ranges, mem, &rule, &view));
   h->handleMem = view.data;
   return checkShared(h);
 }
@@ -161,15 +164,15 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclE
   return endCall(group, initHandle(handle, group, layout, config, num_topk, handle_mem));
 }
 
-static trefoil_result_t viewRouting(const struct ncclEpHandle *h, const ncclEpTensor_t *topkIdx,
-                                    ep_update_call_t *call) {
+static trefoil_result_t viewRouting(ep_ranges_t *ranges, const struct ncclEpHandle *h,
+                                    const ncclEpTensor_t *topkIdx, ep_update_call_t *call) {
   ncclEpGroup_t g = h->group;
   ep_tensor_rule_t rule = {.name = "topk_idx",
                            .ndim = 2,
                            .sizes = {EP_ANY, h->topk > 0 ? (size_t)h->topk : EP_ANY},
                            .dtypes = EP_DTYPE(ncclInt32) | EP_DTYPE(ncclInt64)};
   ep_view_t v;
-  EP_TRY(epViewTensor(g, topkIdx, &rule, &v));
+  EP_TRY(epViewTensor(ranges, topkIdx, &rule, &v));
   EP_CHECK(v.sizes[0] <= g->limits.maxTokens, TREFOIL_INVALID_ARGUMENT,
            "topk_idx: sizes[0] is %zu; must be at most max_dispatch_tokens_per_rank (%u)",
            v.sizes[0], g->limits.maxTokens);
@@ -185,8 +188,8 @@ static trefoil_result_t viewRouting(const struct ncclEpHandle *h, const ncclEpTe
   return TREFOIL_OK;
 }
 
-static trefoil_result_t viewCounters(const struct ncclEpHandle *h, const ncclEpLayoutInfo_t *info,
-                                     ep_update_call_t *call) {
+static trefoil_result_t viewCounters(ep_ranges_t *ranges, const struct ncclEpHandle *h,
+                                     const ncclEpLayoutInfo_t *info, ep_update_call_t *call) {
   ncclEpGroup_t g = h->group;
   if (!info) return TREFOIL_OK;
   EP_CHECK(epIsHt(g), TREFOIL_INVALID_ARGUMENT,
@@ -195,12 +198,12 @@ static trefoil_result_t viewCounters(const struct ncclEpHandle *h, const ncclEpL
   EP_TRY(epCopyStruct(&i, info, EP_STRUCT(ncclEpLayoutInfo_t, NCCL_EP_LAYOUT_INFO_V1_SIZE)));
   size_t L = (size_t)trefoilExpertsPerRank(&h->sizing.config.shape);
   unsigned ints = EP_DTYPE(ncclInt32) | EP_DTYPE(ncclInt64);
-  EP_TRY(epViewCounter(g, i.expert_counters, "layout_info->expert_counters", L, ints,
+  EP_TRY(epViewCounter(ranges, i.expert_counters, "layout_info->expert_counters", L, ints,
                        &call->expertCounters));
-  EP_TRY(epViewCounter(g, i.recv_total_counter, "layout_info->recv_total_counter", 1, ints,
+  EP_TRY(epViewCounter(ranges, i.recv_total_counter, "layout_info->recv_total_counter", 1, ints,
                        &call->total));
   if (h->mode != TREFOIL_HT_EXPERT_MAJOR) return TREFOIL_OK;
-  return epViewCounter(g, i.expert_offsets, "layout_info->expert_offsets", L, ints,
+  return epViewCounter(ranges, i.expert_offsets, "layout_info->expert_offsets", L, ints,
                        &call->expertOffsets);
 }
 
@@ -226,13 +229,18 @@ static trefoil_result_t updateChecked(ncclEpHandle_t h, const ncclEpTensor_t *to
                                       const ncclEpLayoutInfo_t *info, cudaStream_t stream) {
   ep_update_call_t call;
   memset(&call, 0, sizeof call);
-  EP_TRY(viewRouting(h, topkIdx, &call));
-  EP_TRY(viewCounters(h, info, &call));
+  ep_ranges_t ranges;
+  epRangesBegin(&ranges, h->group, "ncclEpUpdateHandle");
+  EP_TRY(viewRouting(&ranges, h, topkIdx, &call));
+  EP_TRY(viewCounters(&ranges, h, info, &call));
+  if (h->group->checkTensors) EP_TRY(epRangeCheckMemory(&ranges, h));
   EP_CHECK(h->pending == EP_PENDING_NONE, TREFOIL_INVALID_USAGE,
            "ncclEpUpdateHandle: the handle's send_only operation is pending; call ncclEpComplete "
            "first");
   EP_TRY(epCheckTrouble(h->group));
   EP_TRY(epBackend.update(h, &call, stream));
+  h->noted = call.topkIdx;
+  h->notedBytes = (size_t)call.numTokens * (size_t)call.topk * (call.is64 ? 8 : 4);
   /* handles on the same memory see this routing too */
   for (struct ncclEpHandle *other = h->group->handles; other; other = other->next) {
     if (other->handleMem != h->handleMem || (other != h && !epIsHt(h->group))) continue;
@@ -284,15 +292,18 @@ static trefoil_result_t createHandle(ncclEpHandle_t *out, ncclEpGroup_t g, ncclE
                            .sizes = {EP_ANY, EP_ANY},
                            .dtypes = EP_DTYPE(ncclInt32) | EP_DTYPE(ncclInt64)};
   ep_view_t v;
-  EP_TRY(epViewTensor(g, topkIdx, &rule, &v));
+  ep_ranges_t ranges;
+  epRangesBegin(&ranges, g, "ncclEpCreateHandle");
+  EP_TRY(epViewTensor(&ranges, topkIdx, &rule, &v));
   EP_CHECK(v.sizes[1] >= 1 && v.sizes[1] <= EP_MAX_TOPK, TREFOIL_INVALID_ARGUMENT,
            "topk_idx: sizes[1] is %zu; must be 1 to %d", v.sizes[1], EP_MAX_TOPK);
   struct ncclEpHandle like;
   ep_update_call_t call;
   memset(&call, 0, sizeof call);
   EP_TRY(describe(g, layout, config, (int)v.sizes[1], NULL, &like));
-  EP_TRY(viewRouting(&like, topkIdx, &call));
-  EP_TRY(viewCounters(&like, info, &call));
+  epRangesBegin(&ranges, g, "ncclEpCreateHandle");
+  EP_TRY(viewRouting(&ranges, &like, topkIdx, &call));
+  EP_TRY(viewCounters(&ranges, &like, info, &call));
   ncclEpHandle_t h;
   EP_TRY(initHandle(&h, g, layout, config, (int)v.sizes[1], NULL));
   trefoil_result_t result = updateChecked(h, topkIdx, info, stream);

@@ -2,7 +2,6 @@
 #include "api/hang_file.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,29 +12,6 @@
 _Static_assert(sizeof(ep_hang_record_t) <= EP_HANG_FILE_BYTES, "EP_HANG_FILE_BYTES");
 
 static _Atomic uint32_t numFiles;
-
-/* Groups that this rank of this communicator has made before: the same number on all its ranks, also
- * where several of them are threads of one process. 0 if it cannot be kept. */
-static uint32_t countGroup(uint64_t groupId, int rank) {
-  typedef struct seen {
-    uint64_t groupId;
-    int rank;
-    uint32_t count;
-    struct seen *next;
-  } seen_t;
-  static seen_t *first;
-  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  pthread_mutex_lock(&mutex);
-  seen_t *s = first;
-  while (s && (s->groupId != groupId || s->rank != rank)) s = s->next;
-  if (!s && (s = calloc(1, sizeof *s))) {
-    *s = (seen_t){groupId, rank, 0, first};
-    first = s;
-  }
-  uint32_t no = s ? s->count++ : 0;
-  pthread_mutex_unlock(&mutex);
-  return no;
-}
 
 static uint64_t realNs(void) {
   struct timespec t;
@@ -73,7 +49,8 @@ static void fillRecord(ep_hang_record_t *r, const struct ncclEpGroup *g, uint64_
   r->magic = EP_HANG_MAGIC;
 }
 
-void epHangFileOpen(ep_hang_file_t *file, const struct ncclEpGroup *g, uint64_t groupId) {
+void epHangFileOpen(ep_hang_file_t *file, const struct ncclEpGroup *g, uint64_t commHash,
+                    uint64_t id) {
   const char *dir = getenv("NCCL_EP_HANG_DIR");
   file->record = NULL;
   if (!dir || !*dir) return;
@@ -88,7 +65,7 @@ void epHangFileOpen(ep_hang_file_t *file, const struct ncclEpGroup *g, uint64_t 
           file->path);
     return;
   }
-  fillRecord(file->record, g, groupId, countGroup(groupId, g->rank));
+  fillRecord(file->record, g, commHash, (uint32_t)(id ^ id >> 32));
 }
 
 void epHangFileClose(ep_hang_file_t *file, int keep) {

@@ -53,7 +53,7 @@ typedef struct ep_hang_record {
   int32_t rank, numRanks, ranksPerNode;
   int32_t pid;
   uint64_t groupId;   /* the same on all ranks of a communicator */
-  uint32_t groupNo;   /* groups made before on this rank of the communicator */
+  uint32_t groupNo;   /* the same on all ranks, another for each group of the communicator */
   uint32_t algorithm; /* 0 low latency, 1 high throughput */
   uint64_t startNs, timeoutNs;
   uint32_t failed; /* 1: the group gave up */

@@ -25,7 +25,9 @@ struct ncclEpGroup {
   uint64_t timeoutNs;
   int llPartial; /* NCCL_EP_LL_COMBINE=partial */
   int debug;
-  void *state; /* the backend's */
+  int checkTensors; /* of every call: where its tensors lie */
+  int device;       /* with checkTensors: the communicator's */
+  void *state;      /* the backend's */
   int numHandles;
   struct ncclEpHandle *handles;
   int numPending;         /* send_only operations not completed */
@@ -54,6 +56,8 @@ struct ncclEpHandle {
   ep_routed_t routed;        /* by the last Update on its memory, whichever handle's */
   struct ncclEpHandle *next; /* of the group */
   ep_pending_t pending;
+  const void *noted; /* LL: topk_idx of the last Update, which operations read */
+  size_t notedBytes;
 };
 
 /* Registry of live objects, so that a stale pointer is told from a live one without touching it. */
@@ -94,12 +98,38 @@ typedef struct ep_struct_type {
 trefoil_result_t epCopyStruct(void *out, const void *in, const ep_struct_type_t *type);
 #define EP_STRUCT(type, v1) (&(const ep_struct_type_t){#type, (v1), sizeof(type)})
 
+/* The memory that the tensors of one call take (tensor_range.c). */
+typedef struct ep_extent {
+  const char *name;
+  uintptr_t first, end;
+  int written;
+} ep_extent_t;
+typedef struct ep_ranges {
+  ncclEpGroup_t group;
+  const char *function;
+  int count;
+  ep_extent_t extents[12];
+} ep_ranges_t;
+static inline void epRangesBegin(ep_ranges_t *ranges, ncclEpGroup_t group, const char *function) {
+  ranges->group = group;
+  ranges->function = function;
+  ranges->count = 0;
+}
+/* In a group that checks tensors: all of it lies in one live allocation that the device reads and writes,
+ * and what is written overlaps nothing else of the call. */
+trefoil_result_t epRangeCheck(ep_ranges_t *ranges, const char *name, const void *data, size_t bytes,
+                              int written);
+/* What operations use besides the call's tensors: a caller's handle_mem, and in LL also topk_idx. */
+trefoil_result_t epRangeCheckMemory(ep_ranges_t *ranges, ncclEpHandle_t handle);
+trefoil_result_t epRangeCheckHandle(ep_ranges_t *ranges, ncclEpHandle_t handle);
+
 /* Rules of one tensor: rank, types, sizes. */
 typedef struct ep_tensor_rule {
   const char *name; /* "inputs->tokens" */
   unsigned ndim;
   size_t sizes[4];  /* EP_ANY: any; else must be equal, or at least with `atLeast` */
   int atLeast;      /* the first dimension may be larger */
+  int written;      /* the call writes it */
   size_t alignment; /* of data (and of win_offset); 0: that of the element */
   unsigned dtypes;  /* bit set of 1 << ncclDataType_t */
 } ep_tensor_rule_t;
@@ -107,12 +137,12 @@ typedef struct ep_tensor_rule {
 #define EP_DTYPE(d)   (1u << (unsigned)(d))
 #define EP_DTYPES_SUM (EP_DTYPE(ncclFloat32) | EP_DTYPE(ncclFloat16) | EP_DTYPE(ncclBfloat16))
 
-trefoil_result_t epViewTensor(ncclEpGroup_t group, const ncclEpTensor_t *tensor,
+trefoil_result_t epViewTensor(ep_ranges_t *call, const ncclEpTensor_t *tensor,
                               const ep_tensor_rule_t *rule, ep_view_t *view);
 /* The tensor must be NULL: `why` completes "inputs->scales must be NULL: <why>". */
 trefoil_result_t epCheckAbsent(const ncclEpTensor_t *tensor, const char *name, const char *why);
 /* An optional 1-D counter of at least `least` elements. */
-trefoil_result_t epViewCounter(ncclEpGroup_t group, const ncclEpTensor_t *tensor, const char *name,
+trefoil_result_t epViewCounter(ep_ranges_t *call, const ncclEpTensor_t *tensor, const char *name,
                                size_t least, unsigned dtypes, ep_counter_t *out);
 
 /* A group's settings as all ranks must have them (settings.c). */

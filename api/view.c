@@ -95,7 +95,7 @@ static trefoil_result_t findData(ncclEpGroup_t group, const ncclEpTensor_t *t, c
 
 /* Fields are stored one by one: a struct made here and copied would wait for its own stores, and this
  * is a good part of a call's time. */
-trefoil_result_t epViewTensor(ncclEpGroup_t group, const ncclEpTensor_t *t,
+trefoil_result_t epViewTensor(ep_ranges_t *call, const ncclEpTensor_t *t,
                               const ep_tensor_rule_t *rule, ep_view_t *view) {
   EP_TRY(checkHead(t, rule->name));
   EP_TRY(checkDtype(t, rule));
@@ -113,7 +113,9 @@ trefoil_result_t epViewTensor(ncclEpGroup_t group, const ncclEpTensor_t *t,
   EP_CHECK(!overflow, TREFOIL_INVALID_ARGUMENT, "%s: sizes exceed 2^62 bytes", rule->name);
   void *data = NULL;
   size_t alignment = rule->alignment ? rule->alignment : bytes;
-  EP_TRY(findData(group, t, rule->name, alignment, rows && width ? all : 0, &data));
+  all = rows && width ? all : 0;
+  EP_TRY(findData(call->group, t, rule->name, alignment, all, &data));
+  if (call->group->checkTensors) EP_TRY(epRangeCheck(call, rule->name, data, all, rule->written));
   view->data = data;
   view->ndim = t->ndim;
   view->dtype = t->datatype;
@@ -129,14 +131,14 @@ trefoil_result_t epCheckAbsent(const ncclEpTensor_t *tensor, const char *name, c
   return TREFOIL_OK;
 }
 
-trefoil_result_t epViewCounter(ncclEpGroup_t group, const ncclEpTensor_t *tensor, const char *name,
+trefoil_result_t epViewCounter(ep_ranges_t *call, const ncclEpTensor_t *tensor, const char *name,
                                size_t least, unsigned dtypes, ep_counter_t *out) {
   memset(out, 0, sizeof *out);
   if (!tensor) return TREFOIL_OK;
   ep_tensor_rule_t rule = {
-      .name = name, .ndim = 1, .sizes = {least}, .atLeast = 1, .dtypes = dtypes};
+      .name = name, .ndim = 1, .sizes = {least}, .atLeast = 1, .written = 1, .dtypes = dtypes};
   ep_view_t v;
-  EP_TRY(epViewTensor(group, tensor, &rule, &v));
+  EP_TRY(epViewTensor(call, tensor, &rule, &v));
   *out = (ep_counter_t){v.data, v.dtype == ncclInt64};
   return TREFOIL_OK;
 }

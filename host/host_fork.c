@@ -3,10 +3,12 @@
  * parent's. A unique id made before the fork is served by the parent, which must stay until the ranks
  * have met. */
 #include "comm_internal.h"
+#include "host_kernel.h"
 
 static void inChild(void) {
   epServerForked();
   epMemForked();
+  epSymbolsForked();
   epStreamsForked();
   epCaptureForked();
   epBoardForked();

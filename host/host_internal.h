@@ -77,6 +77,10 @@ cudaError_t epMemNote(const ep_mem_t *mem);
 bool epMemForget(void *base);
 /* The allocation that contains ptr. */
 bool epMemFind(const void *ptr, ep_mem_t *out);
+/* ptr lies in memory that allocations were cut from, and in none that lives. */
+bool epMemIsFree(const void *ptr);
+/* Grows with every allocation that is made or freed. */
+extern _Atomic uint64_t epMemChanges;
 /* A duplicate of the segment's descriptor and its size, or -1. */
 int epSegmentFd(uint64_t segment, size_t *bytes);
 size_t epMemUsed(int device);

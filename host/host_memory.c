@@ -60,6 +60,7 @@ static range_t *freeRanges[EP_NUM_CLASSES];
 static uint64_t lastSegmentId;
 static size_t usedBytes[64];
 static size_t allocatedBytes[64]; /* by ncclMemAlloc, freed or not */
+_Atomic uint64_t epMemChanges;
 
 /* Ranges do not overlap; a lookup key is a range of one byte, equal to the range that contains it. */
 static int compareRanges(const void *a, const void *b) {
@@ -198,6 +199,7 @@ cudaError_t epMemAlloc(void **ptr, size_t bytes, size_t align, ep_mem_kind_t kin
     usedBytes[device & 63] += bytes;
     if (!tsearch(range, &tree, compareRanges)) range = NULL;
   }
+  atomic_fetch_add(&epMemChanges, 1);
   pthread_mutex_unlock(&lock);
   EP_CUDA_CHECK(range, cudaErrorMemoryAllocation,
                 "no shared memory for %zu bytes (memfd_create or mmap failed)", bytes);
@@ -233,6 +235,7 @@ cudaError_t epMemFree(void *ptr, bool hostSide, const char *func) {
     bytes = range->mem.bytes;
     usedBytes[range->mem.device & 63] -= bytes;
     tdelete(range, &tree, compareRanges);
+    atomic_fetch_add(&epMemChanges, 1);
     if (range->classIdx >= 0) {
       EP_SHUT(range->mem.base, range->capacity);
       range->nextFree = freeRanges[range->classIdx];
@@ -260,6 +263,7 @@ cudaError_t epMemNote(const ep_mem_t *mem) {
   pthread_mutex_lock(&lock);
   void *node = tsearch(range, &tree, compareRanges);
   bool fresh = node && *(range_t **)node == range;
+  atomic_fetch_add(&epMemChanges, 1);
   pthread_mutex_unlock(&lock);
   if (!fresh) free(range);
   EP_CUDA_CHECK(fresh, cudaErrorHostMemoryAlreadyRegistered,
@@ -273,6 +277,7 @@ bool epMemForget(void *base) {
   range_t *range = findRange(base);
   bool found = range && !range->capacity && range->mem.base == (char *)base;
   if (found) tdelete(range, &tree, compareRanges);
+  atomic_fetch_add(&epMemChanges, 1);
   pthread_mutex_unlock(&lock);
   if (found) free(range);
   return found;
@@ -284,6 +289,16 @@ bool epMemFind(const void *ptr, ep_mem_t *out) {
   if (range) *out = range->mem;
   pthread_mutex_unlock(&lock);
   return range != NULL;
+}
+
+bool epMemIsFree(const void *ptr) {
+  bool inside = false;
+  pthread_mutex_lock(&lock);
+  for (segment_t *seg = segments; seg && !inside; seg = seg->next)
+    inside = (const char *)ptr >= seg->base && (const char *)ptr < seg->base + seg->used;
+  inside = inside && !findRange(ptr);
+  pthread_mutex_unlock(&lock);
+  return inside;
 }
 
 int epSegmentFd(uint64_t segment, size_t *bytes) {
@@ -308,6 +323,7 @@ size_t epMemUsed(int device) {
 /* In the child of a fork: memory of the parent stays mapped but is no longer this process's. */
 void epMemForked(void) {
   pthread_mutex_init(&lock, NULL);
+  atomic_fetch_add(&epMemChanges, 1);
   tree = NULL;
   segments = NULL;
   memset(freeRanges, 0, sizeof freeRanges);

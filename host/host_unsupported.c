@@ -4,11 +4,6 @@
 #define NOT_IMPLEMENTED(func)                                                                      \
   return epCudaFail(cudaErrorNotSupported, "%s is not implemented by the host runtime", #func)
 
-cudaError_t cudaLaunchCooperativeKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args,
-                                        size_t sharedMem, cudaStream_t stream) {
-  (void)func, (void)gridDim, (void)blockDim, (void)args, (void)sharedMem, (void)stream;
-  NOT_IMPLEMENTED(cudaLaunchCooperativeKernel);
-}
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, const void *func,
                                                           int blockSize, size_t dynamicSMemSize) {
   (void)numBlocks, (void)func, (void)blockSize, (void)dynamicSMemSize;

@@ -35,6 +35,24 @@ ncclResult_t trefoilHostPeerPointer(ncclWindow_t window, size_t offset, int rank
 ncclResult_t trefoilHostWindowRange(ncclComm_t comm, ncclWindow_t window, void **base,
                                     size_t *bytes, int *flags);
 
+/* The live allocation that an address lies in. Costs a few nanoseconds for an address that this thread has
+ * asked for since memory was last allocated or freed. */
+typedef enum {
+  trefoilHostMemoryNone = 0,    /* the program's own memory, or no memory */
+  trefoilHostMemoryFreed = 1,   /* between allocations: freed, or past the end of one */
+  trefoilHostMemoryDevice = 2,  /* */
+  trefoilHostMemoryManaged = 3, /* */
+  trefoilHostMemoryPinned = 4,  /* pinned or registered host memory */
+  trefoilHostMemoryPeer = 5     /* another process's, mapped here for a window */
+} trefoil_host_memory_kind_t;
+typedef struct {
+  trefoil_host_memory_kind_t kind;
+  int device;   /* -1 unless an allocation was found, as below */
+  void *base;   /* NULL */
+  size_t bytes; /* 0 */
+} trefoil_host_memory_t;
+void trefoilHostMemory(const void *ptr, trefoil_host_memory_t *out);
+
 /* All ranks meet: each shows `bytes` (at most 256) at `mine` and finds everybody's in `all`, by rank.
  * ncclRemoteError if a rank is gone or does not come within timeoutNs; then the meeting has failed for all
  * who had come, nothing of it is left, and the next one begins anew: a meeting is held by all or by none. */

@@ -108,8 +108,9 @@ typedef struct {
   unsigned magic;          /* NCCL_EP_TENSOR_MAGIC */
   unsigned ndim;           /* >= 1 */
   ncclDataType_t datatype; /* element type */
-  void *data;              /* local device address; may be NULL if a dimension is 0, or if win_hdl
-                              is set; then it is the window's user pointer + win_offset */
+  void *data;              /* local device address, all of it in one allocation; may be NULL if a
+                              dimension is 0, or if win_hdl is set; then it is the window's user
+                              pointer + win_offset. What a call writes overlaps nothing else of it */
   ncclWindow_t win_hdl;    /* NULL, or the ncclCommWindowRegister window that holds the data */
   uint64_t win_offset;     /* bytes into the window, the same on all ranks */
   size_t *sizes;           /* [ndim] elements */

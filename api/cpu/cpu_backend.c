@@ -14,6 +14,17 @@ static trefoil_result_t findWindow(ncclEpGroup_t group, ncclWindow_t window, ep_
   return TREFOIL_OK;
 }
 
+static void findPlace(const void *ptr, ep_place_t *out) {
+  static const ep_place_kind_t kinds[] = {
+      [trefoilHostMemoryNone] = EP_PLACE_NONE,     [trefoilHostMemoryFreed] = EP_PLACE_FREED,
+      [trefoilHostMemoryDevice] = EP_PLACE_DEVICE, [trefoilHostMemoryManaged] = EP_PLACE_MANAGED,
+      [trefoilHostMemoryPinned] = EP_PLACE_PINNED, [trefoilHostMemoryPeer] = EP_PLACE_PEER,
+  };
+  trefoil_host_memory_t memory;
+  trefoilHostMemory(ptr, &memory);
+  *out = (ep_place_t){kinds[memory.kind], memory.device, (uintptr_t)memory.base, memory.bytes};
+}
+
 const ep_backend_t epBackend = {
     .kind = EP_BACKEND_CPU,
     .name = "CPU",
@@ -28,6 +39,7 @@ const ep_backend_t epBackend = {
     .handleCreate = epCpuHandleCreate,
     .handleDestroy = epCpuHandleDestroy,
     .findWindow = findWindow,
+    .findPlace = findPlace,
     .update = epCpuUpdate,
     .dispatch = epCpuDispatch,
     .combine = epCpuCombine,

@@ -25,7 +25,7 @@ void epHangOpen(ep_cpu_group_t *g) {
   ncclCommProperties_t p;
   epCommProperties(&p);
   int known = ncclCommQueryProperties(g->group->comm, &p) == ncclSuccess;
-  epHangFileOpen(&h->file, g->group, known ? p.commHash : 0);
+  epHangFileOpen(&h->file, g->group, known ? p.commHash : 0, g->id);
   if (h->file.record) {
     g->hang = h;
   } else {

@@ -168,6 +168,9 @@ int epGpuReaches(ncclWindow_t window, int numRanks, char **peers);
 int epGpuIsAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *distance);
 trefoil_result_t epGpuNccl(ncclComm_t comm, ncclResult_t result, const char *what);
 
+/* ---- gpu_place.c ---- */
+void epGpuFindPlace(const void *ptr, ep_place_t *out);
+
 /* ---- gpu_group.c ---- */
 trefoil_result_t epGpuGroupCreate(ncclEpGroup_t group);
 trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group);

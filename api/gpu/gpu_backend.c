@@ -16,6 +16,7 @@ const ep_backend_t epBackend = {
     .handleCreate = epGpuHandleCreate,
     .handleDestroy = epGpuHandleDestroy,
     .findWindow = epGpuFindWindow,
+    .findPlace = epGpuFindPlace,
     .update = epGpuUpdate,
     .dispatch = epGpuDispatch,
     .combine = epGpuCombine,

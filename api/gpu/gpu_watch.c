@@ -87,7 +87,7 @@ trefoil_result_t epGpuWatchOpen(ep_gpu_group_t *g) {
   EP_CHECK(h, TREFOIL_SYSTEM_ERROR, "ncclEpCreateGroup: out of memory");
   g->hang = h;
   g->group->allocated[0][EP_MEMORY_HOST] += EP_GPU_RECORD_BYTES;
-  epHangFileOpen(&h->file, g->group, epGpuCommHash(g->group->comm));
+  epHangFileOpen(&h->file, g->group, epGpuCommHash(g->group->comm), g->id);
   return start(g, h);
 }
 

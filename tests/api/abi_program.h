@@ -7,15 +7,20 @@
 
 static int runProgram(ncclComm_t comm, cudaStream_t stream) {
   enum { T = 4, K = 2, E = 3, H = 8 };
-  float x[T * H], out[E * T * H], back[T * H], w[T * K];
-  int idx[T * K], counts[E];
+  static struct {
+    float x[T * H], out[E * T * H], back[T * H], w[T * K];
+    int idx[T * K], counts[E];
+  } memory;
+  float *x = memory.x, *back = memory.back, *w = memory.w;
+  int *idx = memory.idx, *counts = memory.counts;
+  OK(cudaHostRegister(&memory, sizeof memory, 0));
   for (int i = 0; i < T * H; i++) x[i] = (float)i;
   for (int i = 0; i < T; i++) idx[2 * i] = i % E, idx[2 * i + 1] = (i + 1) % E;
   for (int i = 0; i < T * K; i++) w[i] = 0.5f;
   size_t sx[] = {T, H}, si[] = {T, K}, so[] = {E, T, H}, sc[] = {E};
   tensor_t tx = {sizeof tx, 0xCAFECAFEu, 2, 7, x, 0, 0, sx};
   tensor_t ti = {sizeof ti, 0xCAFECAFEu, 2, 2, idx, 0, 0, si};
-  tensor_t to = {sizeof to, 0xCAFECAFEu, 3, 7, out, 0, 0, so};
+  tensor_t to = {sizeof to, 0xCAFECAFEu, 3, 7, memory.out, 0, 0, so};
   tensor_t tc = {sizeof tc, 0xCAFECAFEu, 1, 2, counts, 0, 0, sc};
   tensor_t tb = {sizeof tb, 0xCAFECAFEu, 2, 7, back, 0, 0, sx};
   tensor_t tw = {sizeof tw, 0xCAFECAFEu, 2, 7, w, 0, 0, si};
@@ -49,5 +54,6 @@ static int runProgram(ncclComm_t comm, cudaStream_t stream) {
   }
   OK(ncclEpHandleDestroy(handle));
   OK(ncclEpGroupDestroy(group));
+  OK(cudaHostUnregister(&memory));
   return 0;
 }

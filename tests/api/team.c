@@ -42,6 +42,15 @@ static team_shared_t *makeShared(int numRanks) {
   return s;
 }
 
+void teamPin(team_rank_t *r, void *memory, size_t bytes) {
+  cudaError_t error = cudaHostRegister(memory, bytes, 0);
+  if (!r || (error == cudaSuccess && r->numPinned < 16)) {
+    if (r) r->pinned[r->numPinned++] = memory;
+    return;
+  }
+  teamFail(r, "cudaHostRegister: %s", cudaGetErrorString(error));
+}
+
 static void runRank(team_rank_t *r, team_body_t body) {
   cudaSetDevice(r->rank % 8);
   if (ncclCommInitRank(&r->comm, r->numRanks, r->id, r->rank) != ncclSuccess) {
@@ -50,6 +59,7 @@ static void runRank(team_rank_t *r, team_body_t body) {
     teamFail(r, "cudaStreamCreate");
   } else {
     body(r);
+    for (int i = 0; i < r->numPinned; i++) cudaHostUnregister(r->pinned[i]);
     cudaStreamDestroy(r->stream);
     ncclCommDestroy(r->comm);
   }

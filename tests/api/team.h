@@ -15,6 +15,8 @@ typedef struct team_rank {
   cudaStream_t stream;
   void *user;
   char error[400];
+  void *pinned[16];
+  int numPinned;
   struct team_shared *shared;
 } team_rank_t;
 
@@ -25,6 +27,8 @@ const char *teamThreads(int numRanks, team_body_t body, void *user);
 /* Children of fork; `user` is copied. A rank that is killed by a signal counts as an error unless its
  * bit is set in `mayDie`. */
 const char *teamProcesses(int numRanks, team_body_t body, void *user, unsigned mayDie);
+/* Memory of the program, for tensors: devices reach it until the rank ends, or, with r NULL, for good. */
+void teamPin(team_rank_t *r, void *memory, size_t bytes);
 /* All ranks of the team, outside of NCCL: a host barrier. */
 void teamBarrier(team_rank_t *r);
 

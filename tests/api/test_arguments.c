@@ -234,6 +234,7 @@ static ncclResult_t runCombine(ncclEpHandle_t h, call_t *c, cudaStream_t stream)
   } while (0)
 
 static void makeGroups(team_rank_t *r, context_t *x) {
+  teamPin(NULL, memory, sizeof memory);
   ncclEpGroupConfig_t g = NCCL_EP_GROUP_CONFIG_INIT;
   g.num_experts = E;
   g.max_dispatch_tokens_per_rank = N;
@@ -244,6 +245,7 @@ static void makeGroups(team_rank_t *r, context_t *x) {
   g.num_topk = K;
   teamOk(r, ncclEpCreateGroup(&x->group[1], r->comm, &g));
   static int64_t ids[B * K];
+  teamPin(NULL, ids, sizeof ids);
   for (int i = 0; i < B * K; i++) ids[i] = i % K + i / K % 3;
   size_t sizes[2] = {B, K};
   ncclEpTensor_t idx = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, .datatype = ncclInt64, .data = ids,
@@ -503,6 +505,7 @@ static void badIds(team_rank_t *r) {
   context_t x;
   makeGroups(r, &x);
   static int32_t ids[B * K];
+  teamPin(NULL, ids, sizeof ids);
   for (int i = 0; i < B * K; i++) ids[i] = i % K;
   ids[4] = E; /* token 1, k 1: out of range */
   size_t sizes[2] = {B, K};

@@ -72,6 +72,11 @@ static void run(team_rank_t *r, ncclEpHandle_t h, uint64_t *memory) {
   for (int t = 0; t < N; t++) ids[t] = t % f->stride == f->stride - 1 ? 3 : 2;
   float outWeights[N];
   int64_t outIds[N];
+  teamPin(NULL, (void *)(uintptr_t)ones, sizeof ones);
+  teamPin(r, ids, sizeof ids);
+  teamPin(r, outWeights, sizeof outWeights);
+  teamPin(r, outIds, sizeof outIds);
+  teamPin(r, memory, (ROUNDS + 1) * each * sizeof *memory);
   tensors_t s;
   s.ids = tensor(ids, ncclInt32, s.idx, B, 1);
   s.w = tensor((void *)(uintptr_t)ones, ncclFloat32, s.weights, B, 1);

@@ -85,6 +85,7 @@ static void runFreed(team_rank_t *r) {
   size_t bytes = (size_t)f->c.width * 2 * (size_t)(f->combine ? d->slots : d->numTokens[r->rank]);
   mine = mmap(NULL, bytes + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   teamCheck(r, mine != MAP_FAILED, "mmap");
+  teamPin(r, mine, bytes + 1);
   memcpy(mine, rows, bytes);
   uint16_t **place = f->combine ? &d->expertRows[r->rank] : &d->tokens[r->rank];
   *place = mine;
@@ -126,6 +127,7 @@ static void runMasked(team_rank_t *r) {
   config.enable_mask = 1;
   config.timeout_ns = 200000000u;
   int mask[3] = {9, 9, 9}, error = 9;
+  teamPin(r, mask, sizeof mask);
   teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
   teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
   teamCheck(r, stepUpdate(d, h, r->stream), "update");
@@ -313,8 +315,11 @@ static void runClean(team_rank_t *r) {
   config.enable_mask = 1;
   config.timeout_ns = 2000000000u;
   teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  int mask[3];
+  teamPin(r, mask, sizeof mask);
   for (int round = 0; round < 3; round++) {
-    int without2[3] = {1, 1, 0}, mask[3] = {9, 9, 9}, error = 9;
+    int without2[3] = {1, 1, 0}, error = 9;
+    for (int i = 0; i < 3; i++) mask[i] = 9;
     if (r->rank < 2) {
       teamOk(r, ncclEpMaskUpdate(group, without2, r->stream));
       teamOk(r, ncclEpMaskClean(group, r->stream));

@@ -45,6 +45,7 @@ static void commFirst(team_rank_t *r) {
                         .sizes = sizes};
   ncclComm_t old = NULL;
   idx.data = ids;
+  teamPin(r, ids, sizeof ids);
   teamCheck(r, ncclCommSplit(r->comm, 0, r->rank, &old, NULL) == ncclSuccess, "split");
   teamOk(r, ncclEpCreateGroup(&group, old, &config));
   teamOk(r, ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, 2, NULL));

@@ -54,11 +54,13 @@ static ncclEpTensor_t *shape(shaped_t *s, void *data, ncclDataType_t dtype, unsi
   return &s->t;
 }
 
-static int64_t ids[N * K];
+static int64_t ids[(N + 1) * K]; /* a row more than is right */
 
 /* Once, before the tests: queued Updates read them at any time. */
 __attribute__((constructor)) static void makeIds(void) {
-  for (int i = 0; i < N * K; i++) ids[i] = i % K + i / K % 3;
+  teamPin(NULL, ids, sizeof ids);
+  teamPin(NULL, memory, sizeof memory);
+  for (int i = 0; i < (N + 1) * K; i++) ids[i] = i % K + i / K % 3;
 }
 
 static ncclEpTensor_t *routing(shaped_t *s) {
@@ -424,6 +426,7 @@ static void maskFaults(team_rank_t *r) {
   ncclEpGroup_t g;
   teamOk(r, ncclEpCreateGroup(&g, r->comm, &config));
   int mine[2] = {1, 1}, wrong[2] = {1, 1}, flag = 9, seen[2] = {9, 9};
+  teamPin(r, seen, sizeof seen);
   const ncclResult_t bad = ncclInvalidArgument;
   ncclEpGroup_t none = NULL, garbage = (ncclEpGroup_t)(void *)mine;
   expect(r, "query: no mask", ncclEpMaskQuery(g, NULL, r->stream), bad, "device_mask is NULL");

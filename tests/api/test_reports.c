@@ -81,6 +81,10 @@ static void otherType(team_rank_t *r) {
   teamOk(r, ncclEpInitHandle(&h, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, 1, NULL));
   int32_t ids[N] = {0, 1, 0, 1}, counts[1];
   uint16_t in[N * H] = {0}, out[2 * N * H];
+  teamPin(r, ids, sizeof ids);
+  teamPin(r, counts, sizeof counts);
+  teamPin(r, in, sizeof in);
+  teamPin(r, out, sizeof out);
   ncclDataType_t dtype = r->rank == 1 ? ncclFloat16 : ncclBfloat16;
   ncclEpTensor_t idx = tensor(ids, ncclInt32, 2, (size_t[]){N, 1});
   ncclEpTensor_t x = tensor(in, dtype, 2, (size_t[]){N, H});
@@ -190,6 +194,8 @@ static void emptyTogether(team_rank_t *r) {
   static uint16_t rows[ROOM * H];
   static float weights[ROOM * K];
   static int32_t ids[K];
+  teamPin(NULL, rows, sizeof rows);
+  teamPin(NULL, weights, sizeof weights);
   ncclEpTensor_t idx = tensor(ids, ncclInt32, 2, (size_t[]){0, K});
   teamOk(r, ncclEpUpdateHandle(h, &idx, NULL, r->stream));
   ncclEpCombineConfig_t backward = NCCL_EP_COMBINE_CONFIG_INIT;
@@ -240,6 +246,10 @@ static void hugeZones(team_rank_t *r) {
   teamOk(r, ncclEpInitHandle(&h, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, &zones, 1, NULL));
   int32_t ids[N], total32 = 0, offsets32[E];
   int64_t total64 = 0;
+  teamPin(r, ids, sizeof ids);
+  teamPin(r, &total32, sizeof total32);
+  teamPin(r, offsets32, sizeof offsets32);
+  teamPin(r, &total64, sizeof total64);
   for (int i = 0; i < N; i++) ids[i] = i % E;
   ncclEpTensor_t idx = tensor(ids, ncclInt32, 2, (size_t[]){N, 1});
   ncclEpTensor_t total = tensor(&total32, ncclInt32, 1, (size_t[]){1});

@@ -52,6 +52,10 @@ typedef struct place {
 static void everyPlace(team_rank_t *r) {
   static float in[R][N * H], plain[R][ROWS * H];
   static int32_t ids[N * K], counts[R][E / R];
+  teamPin(NULL, in, sizeof in);
+  teamPin(NULL, plain, sizeof plain);
+  teamPin(NULL, ids, sizeof ids);
+  teamPin(NULL, counts, sizeof counts);
   ncclComm_t other;
   teamCheck(r, !ncclCommSplit(r->comm, 0, r->rank, &other, NULL), "split");
   windows_t w;

@@ -36,6 +36,16 @@ static ncclWindow_t window(team_rank_t *r, void **memory) {
 
 static int32_t ids[N * K] = {0, 2, 0, 2, 0, 2, 0, 2}; /* one expert of each rank */
 
+/* Memory of a rank that lies in no window. */
+typedef struct own {
+  _Alignas(64) char in[MEMORY], inScales[MEMORY], out[MEMORY], outScales[MEMORY];
+  float weights[N * K], outWeights[SLOTS * K];
+  int64_t ids[SLOTS * K];
+  int32_t counters[E];
+} own_t;
+
+static own_t owns[2];
+
 static void openSide(team_rank_t *r, int ht, ncclEpLayout_t layout, side_t *s) {
   s->r = r;
   s->rows = window(r, &s->rowMemory);
@@ -52,6 +62,8 @@ static void openSide(team_rank_t *r, int ht, ncclEpLayout_t layout, side_t *s) {
   }
   ncclEpTensor_t idx = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, .datatype = ncclInt32, .data = ids,
                         .sizes = (size_t[]){N, K}};
+  teamPin(NULL, ids, sizeof ids);
+  teamPin(NULL, owns, sizeof owns);
   teamOk(r, ncclEpCreateGroup(&s->group, r->comm, &g));
   teamOk(r, ncclEpInitHandle(&s->h, s->group, layout, NULL, K, NULL));
   teamOk(r, ncclEpUpdateHandle(s->h, &idx, NULL, r->stream));
@@ -66,16 +78,6 @@ static void closeSide(side_t *s) {
   teamCheck(r, !ncclCommWindowDeregister(r->comm, s->scales), "deregister");
   teamCheck(r, !ncclMemFree(s->rowMemory) && !ncclMemFree(s->scaleMemory), "free");
 }
-
-/* Memory of a rank that lies in no window. */
-typedef struct own {
-  _Alignas(64) char in[MEMORY], inScales[MEMORY], out[MEMORY], outScales[MEMORY];
-  float weights[N * K], outWeights[SLOTS * K];
-  int64_t ids[SLOTS * K];
-  int32_t counters[E];
-} own_t;
-
-static own_t owns[2];
 
 /* Shapes of a call: the dimensions in front of a row's. */
 typedef struct dims {

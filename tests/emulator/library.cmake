@@ -32,7 +32,7 @@ foreach(objects emulated_calls_steps emulated_calls)
   target_include_directories(${objects} PRIVATE ${CMAKE_SOURCE_DIR}/tests/api
     ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/host/include)
 endforeach()
-foreach(program gpu_calls gpu_captures gpu_memory gpu_told)
+foreach(program gpu_calls gpu_captures gpu_memory gpu_tensors gpu_told)
   add_executable(${program}_emulated ../calls/${program}.c $<TARGET_OBJECTS:emulated_calls>
     $<TARGET_OBJECTS:emulated_calls_steps> $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_ref>)
   target_compile_definitions(${program}_emulated PRIVATE TREFOIL_EMULATED_RANKS=3)
@@ -44,6 +44,17 @@ foreach(program gpu_calls gpu_captures gpu_memory gpu_told)
   set_tests_properties(${program}_emulated PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900 LABELS slow
     ENVIRONMENT TREFOIL_HOST_SMS=3)
 endforeach()
+
+# Tensors in wrong memory, when the library is asked to look.
+add_executable(tensors_emulated ../api/test_tensors.c ../api/team.c)
+target_compile_definitions(tensors_emulated PRIVATE EMULATED)
+target_include_directories(tensors_emulated PRIVATE ${CMAKE_SOURCE_DIR}/tests/api
+  ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/host/include)
+target_link_libraries(tensors_emulated PRIVATE trefoil_flags nccl_ep_emulated trefoil_host
+  Threads::Threads)
+add_test(NAME tensors_emulated COMMAND tensors_emulated)
+set_tests_properties(tensors_emulated PROPERTIES TIMEOUT 120 LABELS cpu
+  ENVIRONMENT "TREFOIL_HOST_SMS=3;NCCL_EP_CHECK_TENSORS=1")
 
 # How many kernels a call launches.
 trefoil_test(launches SOURCES test_launches.c LIBS nccl_ep_emulated trefoil_host)
