@@ -7,6 +7,9 @@
 static void inChild(void) {
   epServerForked();
   epMemForked();
+  epPoolsForked();
+  epGraphMemForked();
+  epUserObjectsForked();
   epStreamsForked();
   epCaptureForked();
   epBoardForked();
