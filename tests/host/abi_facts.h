@@ -13,6 +13,11 @@
 #define FACT(cond) _Static_assert(cond, #cond)
 #endif
 
+#include <nvtx3/nvToolsExt.h>
+FACT(sizeof(nvtxEventAttributes_t) == 48 && offsetof(nvtxEventAttributes_t, message) == 40);
+FACT(NVTX_MESSAGE_TYPE_REGISTERED == 3 && NVTX_NO_PUSH_POP_TRACKING == -2 && NVTX_VERSION == 3);
+FACT(NVTX_COLOR_ARGB == 1 && NVTX_PAYLOAD_TYPE_FLOAT == 6 && sizeof(nvtxRangeId_t) == 8);
+
 FACT(CUDART_VERSION >= 13000);
 FACT(cudaErrorInvalidValue == 1 && cudaErrorMemoryAllocation == 2 && cudaErrorInvalidDevice == 101);
 FACT(cudaErrorInvalidResourceHandle == 400 && cudaErrorIllegalState == 401);

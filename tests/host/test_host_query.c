@@ -1,6 +1,7 @@
 /* Copies of three dimensions, questions about devices, occupancy, and the names of CUDA 12's programs. */
 #include <cuda_profiler_api.h>
 #include <cuda_runtime.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include "test.h"
 #include "trefoil_host.h"
@@ -98,7 +99,22 @@ TEST(devices_reach_one_another) {
   IS(cudaDeviceGetP2PAttribute(&value, cudaDevP2PAttrAccessSupported, 1, 1),
      cudaErrorInvalidDevice);
   IS(cudaDeviceGetP2PAttribute(&value, (enum cudaDeviceP2PAttr)6, 0, 1), cudaErrorInvalidValue);
+}
+
+TEST(profilers_are_told_nothing) {
   OK(cudaProfilerStart());
+  nvtxEventAttributes_t event;
+  memset(&event, 0, sizeof event);
+  event.version = NVTX_VERSION;
+  event.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+  event.messageType = NVTX_MESSAGE_TYPE_ASCII;
+  event.message.ascii = "a range";
+  CHECK(nvtxRangePushEx(&event) == NVTX_NO_PUSH_POP_TRACKING, "a level");
+  CHECK(nvtxRangePushA("another") == NVTX_NO_PUSH_POP_TRACKING, "a level");
+  CHECK(nvtxRangePop() == NVTX_NO_PUSH_POP_TRACKING, "a level");
+  CHECK(!nvtxRangeStartA("a third") && !nvtxDomainCreateA("a domain"), "a handle");
+  nvtxRangeEnd(0);
+  nvtxMarkA("a mark");
   OK(cudaProfilerStop());
 }
 
