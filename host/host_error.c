@@ -8,11 +8,13 @@
 
 static _Thread_local char sentence[512];
 static _Thread_local cudaError_t lastError;
+static _Thread_local cudaError_t toldCode; /* what the sentence is about */
 
 void epSayV(const char *format, va_list args) {
   char text[sizeof sentence]; /* the arguments may quote the present sentence */
   vsnprintf(text, sizeof text, format, args);
   memcpy(sentence, text, sizeof text);
+  toldCode = cudaSuccess;
 }
 
 void epSay(const char *format, ...) {
@@ -35,7 +37,7 @@ cudaError_t epCudaFail(cudaError_t code, const char *format, ...) {
   va_start(args, format);
   epSayV(format, args);
   va_end(args);
-  lastError = code;
+  lastError = toldCode = code;
   return code;
 }
 
@@ -110,7 +112,7 @@ const char *cudaGetErrorString(cudaError_t error) {
   const char *plain = "unrecognized error code";
   for (size_t i = 0; i < sizeof errorNames / sizeof errorNames[0]; i++)
     if (errorNames[i].code == error) plain = errorNames[i].text;
-  if (error == cudaSuccess || error == cudaErrorNotReady || error != lastError || !sentence[0])
+  if (error == cudaSuccess || error == cudaErrorNotReady || error != toldCode || !sentence[0])
     return plain;
   snprintf(text, sizeof text, "%s (%s)", plain, sentence);
   return text;

@@ -3,6 +3,7 @@
  * parent's. A unique id made before the fork is served by the parent, which must stay until the ranks
  * have met. */
 #include "comm_internal.h"
+#include "host_kernel.h"
 
 static void inChild(void) {
   epServerForked();
@@ -10,6 +11,8 @@ static void inChild(void) {
   epPoolsForked();
   epGraphMemForked();
   epUserObjectsForked();
+  epSymbolsForked();
+  epSymbolCopiesForked();
   epStreamsForked();
   epCaptureForked();
   epBoardForked();

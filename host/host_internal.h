@@ -197,6 +197,8 @@ __typeof__(cudaMemcpy3DPeer) cudaMemcpy3DPeer_ptds;
 __typeof__(cudaMemset) cudaMemset_ptds;
 __typeof__(cudaMemset2D) cudaMemset2D_ptds;
 __typeof__(cudaMemset3D) cudaMemset3D_ptds;
+__typeof__(cudaMemcpyToSymbol) cudaMemcpyToSymbol_ptds;
+__typeof__(cudaMemcpyFromSymbol) cudaMemcpyFromSymbol_ptds;
 #pragma GCC visibility pop
 
 /* ---- Events (host_event.c) ---- */

@@ -1,8 +1,10 @@
 /* Kernel launches, for who has given this runtime a launcher (trefoil_host.h); without one they fail and
  * say so. A launch is a piece of work of its stream like any other; a graph keeps it and runs it again. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "comm_internal.h"
+#include "host_kernel.h"
 
 typedef struct {
   atomic_int holders;
@@ -37,25 +39,56 @@ static void runLaunch(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
   l->launcher->run(l->launch);
 }
 
-static cudaError_t queueLaunch(const void *func, const trefoil_host_launch_t *at,
-                               cudaStream_t stream, const char *name) {
+/* The compiler's name for a kernel, readable where the program has the C++ library. */
+extern char *__cxa_demangle(const char *name, char *buffer, size_t *bytes, int *status)
+    __attribute__((weak));
+
+static void nameKernel(const void *func, char *text, size_t bytes) {
+  ep_symbol_t symbol;
+  if (!epSymbolFind(func, &symbol)) {
+    snprintf(text, bytes, "the kernel at %p", func);
+    return;
+  }
+  char *readable = __cxa_demangle ? __cxa_demangle(symbol.name, NULL, NULL, NULL) : NULL;
+  snprintf(text, bytes, "%s", readable ? readable : symbol.name);
+  free(readable);
+}
+
+/* A launch that fails is missing from what its stream captures. */
+static cudaError_t refuse(cudaStream_t stream, cudaError_t code, const void *func, const char *name,
+                          const char *why) {
+  char kernel[300];
+  nameKernel(func, kernel, sizeof kernel);
+  if (epCapturing(stream)) epCaptureBreak(stream, code, name);
+  return epCudaFail(code, "%s: %s did not run: %s", name, kernel, why);
+}
+
+static bool fits(const cudaLaunchConfig_t *c) {
+  const uint64_t threads = (uint64_t)c->blockDim.x * c->blockDim.y * c->blockDim.z;
+  return c->gridDim.x && c->gridDim.y && c->gridDim.z && threads > 0 && threads <= 1024;
+}
+
+cudaError_t epLaunch(const void *func, const cudaLaunchConfig_t *c, void **args, const char *name) {
   const trefoil_host_launcher_t *launcher = atomic_load(&chosen);
   cudaStream_t s;
-  EP_CUDA_CHECK(launcher, cudaErrorNotSupported, "%s is not implemented by the host runtime", name);
-  EP_CUDA_TRY(epStreamResolve(stream, name, &s));
-  EP_CUDA_CHECK(func, cudaErrorInvalidValue, "%s: the kernel is NULL", name);
-  const unsigned threads = at->blockDim.x * at->blockDim.y * at->blockDim.z;
-  EP_CUDA_CHECK(at->gridDim.x * at->gridDim.y * at->gridDim.z > 0 && threads > 0 && threads <= 1024,
-                cudaErrorInvalidValue, "%s: %u blocks of %u threads", name,
-                at->gridDim.x * at->gridDim.y * at->gridDim.z, threads);
+  EP_CUDA_TRY(epStreamResolve(c->stream, name, &s));
+  if (!launcher)
+    return refuse(s, cudaErrorNotSupported, func, name,
+                  "the host runtime runs no kernels, and the program has given it no launcher "
+                  "(trefoilHostSetLauncher)");
+  EP_CUDA_CHECK(func, cudaErrorInvalidDeviceFunction, "%s: the kernel is NULL", name);
+  EP_CUDA_CHECK(fits(c), cudaErrorInvalidConfiguration,
+                "%s: %u x %u x %u blocks of %u x %u x %u threads", name, c->gridDim.x, c->gridDim.y,
+                c->gridDim.z, c->blockDim.x, c->blockDim.y, c->blockDim.z);
+  const trefoil_host_launch_t at = {c->gridDim, c->blockDim, args, c->dynamicSmemBytes};
   ep_launch_t *l = calloc(1, sizeof *l);
   ep_op_t *op = l ? epOpNew(cudaGraphNodeTypeKernel, runLaunch) : NULL;
   if (op) {
-    l->launch = launcher->prepare(func, at);
+    l->launch = launcher->prepare(func, &at);
     if (!l->launch) {
       free(op);
       free(l);
-      return epCudaFail(cudaErrorInvalidValue, "%s: the launcher does not know this kernel", name);
+      return refuse(s, cudaErrorInvalidDeviceFunction, func, name, "the launcher does not know it");
     }
   }
   if (!op) {
@@ -70,17 +103,28 @@ static cudaError_t queueLaunch(const void *func, const trefoil_host_launch_t *at
   return epEnqueue(s, op, name);
 }
 
+static cudaError_t launchPlain(const void *func, dim3 gridDim, dim3 blockDim, void **args,
+                               size_t sharedMem, cudaStream_t stream, const char *name) {
+  const cudaLaunchConfig_t config = {
+      .gridDim = gridDim, .blockDim = blockDim, .dynamicSmemBytes = sharedMem, .stream = stream};
+  return epLaunch(func, &config, args, name);
+}
+
 cudaError_t cudaLaunchKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args,
                              size_t sharedMem, cudaStream_t stream) {
-  const trefoil_host_launch_t at = {gridDim, blockDim, args, sharedMem};
-  return queueLaunch(func, &at, stream, "cudaLaunchKernel");
+  return launchPlain(func, gridDim, blockDim, args, sharedMem, stream, "cudaLaunchKernel");
+}
+
+/* Whether all blocks are there together is the launcher's to keep. */
+cudaError_t cudaLaunchCooperativeKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args,
+                                        size_t sharedMem, cudaStream_t stream) {
+  return launchPlain(func, gridDim, blockDim, args, sharedMem, stream,
+                     "cudaLaunchCooperativeKernel");
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *func, void **args) {
   EP_CUDA_CHECK(config, cudaErrorInvalidValue, "cudaLaunchKernelExC: config is NULL");
-  const trefoil_host_launch_t at = {config->gridDim, config->blockDim, args,
-                                    config->dynamicSmemBytes};
-  return queueLaunch(func, &at, config->stream, "cudaLaunchKernelExC");
+  return epLaunch(func, config, args, "cudaLaunchKernelExC");
 }
 
 cudaError_t cudaFuncSetAttribute(const void *func, enum cudaFuncAttribute attr, int value) {

@@ -18,6 +18,14 @@ PER_THREAD(cudaMemcpy2DAsync,
            (void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
             enum cudaMemcpyKind kind, cudaStream_t s),
            dst, dpitch, src, spitch, width, height, kind, MINE(s))
+PER_THREAD(cudaMemcpyToSymbolAsync,
+           (const void *symbol, const void *src, size_t count, size_t offset,
+            enum cudaMemcpyKind kind, cudaStream_t s),
+           symbol, src, count, offset, kind, MINE(s))
+PER_THREAD(cudaMemcpyFromSymbolAsync,
+           (void *dst, const void *symbol, size_t count, size_t offset, enum cudaMemcpyKind kind,
+            cudaStream_t s),
+           dst, symbol, count, offset, kind, MINE(s))
 PER_THREAD(cudaMemcpy3DAsync, (const struct cudaMemcpy3DParms *p, cudaStream_t s), p, MINE(s))
 PER_THREAD(cudaMemcpy3DPeerAsync, (const struct cudaMemcpy3DPeerParms *p, cudaStream_t s), p,
            MINE(s))
@@ -68,6 +76,9 @@ PER_THREAD(cudaStreamUpdateCaptureDependencies,
 PER_THREAD(cudaGraphUpload, (cudaGraphExec_t exec, cudaStream_t s), exec, MINE(s))
 PER_THREAD(cudaGraphLaunch, (cudaGraphExec_t exec, cudaStream_t s), exec, MINE(s))
 PER_THREAD(cudaLaunchKernel,
+           (const void *func, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t s),
+           func, grid, block, args, shared, MINE(s))
+PER_THREAD(cudaLaunchCooperativeKernel,
            (const void *func, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t s),
            func, grid, block, args, shared, MINE(s))
 PER_THREAD(cudaGetDriverEntryPoint,
