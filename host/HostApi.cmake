@@ -23,6 +23,8 @@ function(host_api_read)
       list(APPEND profiler ${name})
     elseif(also STREQUAL "p")
       list(APPEND names p${name})
+    elseif(also STREQUAL "zero") # written by hand
+      continue()
     elseif(also)
       list(APPEND names ${name}${also})
     endif()

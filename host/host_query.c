@@ -17,6 +17,12 @@ cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr attr, i
   return cudaSuccess;
 }
 
+struct cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w,
+                                                   enum cudaChannelFormatKind f) {
+  struct cudaChannelFormatDesc desc = {x, y, z, w, f};
+  return desc;
+}
+
 /* ---- Occupancy: by threads, registers as cudaFuncGetAttributes tells them, and shared memory ---- */
 
 static cudaError_t deviceFigures(const void *func, int blockSize, struct cudaDeviceProp *prop,

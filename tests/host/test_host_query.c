@@ -17,7 +17,7 @@ static int valueAt(int x, int y, int z) {
 
 /* A sub-box of a pitched box, to the host and back into another place. */
 TEST(boxes_are_copied_and_filled) {
-  struct cudaExtent extent = {WIDTH, HEIGHT, DEPTH};
+  struct cudaExtent extent = make_cudaExtent(WIDTH, HEIGHT, DEPTH);
   struct cudaPitchedPtr box;
   unsigned char host[DEPTH][HEIGHT][WIDTH], back[DEPTH][HEIGHT][WIDTH];
   for (int z = 0; z < DEPTH; z++)
@@ -28,9 +28,9 @@ TEST(boxes_are_copied_and_filled) {
   OK(cudaMemset3D(box, 0, extent));
   struct cudaMemcpy3DParms p;
   memset(&p, 0, sizeof p);
-  p.srcPtr = (struct cudaPitchedPtr){host, WIDTH, WIDTH, HEIGHT};
+  p.srcPtr = make_cudaPitchedPtr(host, WIDTH, WIDTH, HEIGHT);
   p.dstPtr = box;
-  p.srcPos = (struct cudaPos){1, 2, 1};
+  p.srcPos = make_cudaPos(1, 2, 1);
   p.dstPos = (struct cudaPos){3, 0, 0};
   p.extent = (struct cudaExtent){4, 3, 2};
   p.kind = cudaMemcpyHostToDevice;
@@ -162,6 +162,20 @@ TEST(blocks_fit_by_threads_and_shared_memory) {
   IS(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, prepare, 1025, 0),
      cudaErrorInvalidValue);
   trefoilHostSetLauncher(NULL);
+}
+
+extern struct ncclTeamOf { int numRanks, rank, stride; } ncclTeamCft(void *comm, int mode);
+extern int ncclLLA2ACalcSlots(int maxElts, int maxEltSize);
+
+TEST(what_returns_no_code_returns_nothing_and_says_so) {
+  struct ncclTeamOf team = ncclTeamCft(NULL, 0);
+  CHECK(!team.numRanks && !team.rank && !team.stride, "%d ranks", team.numRanks);
+  CHECK(strstr(trefoilHostLastError(), "ncclTeamCft is not"), "%s", trefoilHostLastError());
+  CHECK(ncclLLA2ACalcSlots(1, 1) == 0, "slots");
+  CHECK(strstr(trefoilHostLastError(), "ncclLLA2ACalcSlots is not"), "%s", trefoilHostLastError());
+  struct cudaChannelFormatDesc desc = cudaCreateChannelDesc(8, 16, 0, 1, cudaChannelFormatKindNone);
+  CHECK(desc.x == 8 && desc.y == 16 && desc.w == 1 && desc.f == cudaChannelFormatKindNone, "%d",
+        desc.x);
 }
 
 /* As CUDA 12's header declares it. */

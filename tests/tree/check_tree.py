@@ -331,7 +331,8 @@ def check_host_api(root: Path, library: str, others: str, *folders: str) -> list
     rows, findings = host_api_rows(root / "docs/host_api.md")
     known, exported_names = set(), set((root / others).read_text().split())
     for name, (state, also) in rows.items():
-        names = {name} | ({f"p{name}"} if also == "p" else {name + also})
+        suffixed = {"p": f"p{name}", "zero": name}.get(also, name + also)
+        names = {name, suffixed}
         known |= names
         exported_names |= names if state != "absent" else set()
     headers = sorted((root / "host/include").rglob("*.h"))
