@@ -59,6 +59,7 @@ TEST(a_pool_counts_what_it_allocates) {
   IS(cudaMemPoolTrimTo(pool, 0), cudaErrorInvalidValue);
   IS(cudaMallocFromPoolAsync((void **)&a, 10, pool, s), cudaErrorInvalidValue);
   OK(cudaMemset(b, 1, 500));
+  OK(cudaDeviceSynchronize()); /* freeing waits for the work of device 2 alone */
   OK(makePool(&other, 1, 0));
   CHECK(other != pool, "a pool with memory is not used again");
   OK(cudaFree(b));
