@@ -232,6 +232,7 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
   atomic_store(&comm->served, 0);
   atomic_store(&comm->asyncError, ncclSuccess);
   atomic_store(&comm->aborting, false);
+  comm->numShrinks = 0;
   ncclResult_t result = epBoardJoin(owner, key, numRanks, &comm->board, func);
   if (result == ncclSuccess) {
     result = takeEntry(comm, func);

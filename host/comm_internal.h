@@ -122,6 +122,7 @@ struct ncclComm {
   ep_process_t self;
   _Atomic int *pidfds;             /* [numRanks]; -1: this process, or the system has none */
   uint32_t numExchanges;           /* control exchanges begun */
+  uint32_t numShrinks;             /* ncclCommShrink called on it */
   uint32_t numCalls, callsSince;   /* collective calls since that many meetings */
   _Atomic uint64_t issued, served; /* stream-ordered works */
   _Atomic uint32_t turn;           /* futex: served, low bits */

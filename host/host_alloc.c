@@ -1,5 +1,5 @@
 /* The allocation functions of the CUDA runtime over host_memory.c. Freeing device memory waits for the
- * device's queued work first, as CUDA does; cudaFreeAsync frees in stream order. */
+ * device's queued work first, as CUDA does; host_pool.c has what allocates and frees in stream order. */
 #include <string.h>
 
 #include "host_internal.h"
@@ -56,7 +56,10 @@ static cudaError_t freeMemory(void *ptr, bool hostSide, const char *func) {
   EP_CUDA_CHECK(!epInHostFunc(), cudaErrorNotPermitted, "%s was called from a host function", func);
   EP_CUDA_TRY(epCaptureForbids(func));
   ep_mem_t mem;
+  cudaError_t error;
   if (epMemFind(ptr, &mem)) epStreamsForEach(mem.device, drain, NULL);
+  if (epGraphMemFree(ptr, &error, func)) return error;
+  epPoolForget(ptr);
   return epMemFree(ptr, hostSide, func);
 }
 
@@ -66,73 +69,6 @@ cudaError_t cudaFree(void *devPtr) {
 
 cudaError_t cudaFreeHost(void *ptr) {
   return freeMemory(ptr, true, "cudaFreeHost");
-}
-
-/* The stream only orders the use of the memory, so it is there at once. */
-cudaError_t cudaMallocAsync(void **devPtr, size_t size, cudaStream_t hStream) {
-  cudaStream_t stream;
-  EP_CUDA_TRY(epStreamResolve(hStream, "cudaMallocAsync", &stream));
-  EP_CUDA_CHECK(!epCapturing(stream), cudaErrorNotSupported,
-                "cudaMallocAsync is not implemented for a capturing stream");
-  return allocate(devPtr, size, EP_MEM_DEVICE, 0, "cudaMallocAsync");
-}
-
-cudaError_t cudaMallocFromPoolAsync(void **ptr, size_t size, cudaMemPool_t memPool,
-                                    cudaStream_t stream) {
-  (void)memPool;
-  return cudaMallocAsync(ptr, size, stream);
-}
-
-static void runFree(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
-  (void)ticket;
-  if (epMemFree(op->u.ptr, false, "cudaFreeAsync") != cudaSuccess)
-    epStreamSetError(stream, cudaErrorIllegalAddress, epSentence());
-}
-
-cudaError_t cudaFreeAsync(void *devPtr, cudaStream_t hStream) {
-  cudaStream_t stream;
-  if (!devPtr) return cudaSuccess;
-  EP_CUDA_TRY(epStreamResolve(hStream, "cudaFreeAsync", &stream));
-  EP_CUDA_CHECK(!epCapturing(stream), cudaErrorNotSupported,
-                "cudaFreeAsync is not implemented for a capturing stream");
-  ep_mem_t mem;
-  EP_CUDA_CHECK(epMemFind(devPtr, &mem) && mem.base == (char *)devPtr && mem.kind == EP_MEM_DEVICE,
-                cudaErrorInvalidValue, "cudaFreeAsync: %p is not the start of a live allocation",
-                devPtr);
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeMemFree, runFree);
-  EP_CUDA_CHECK(op, cudaErrorMemoryAllocation, "cudaFreeAsync: out of memory");
-  op->u.ptr = devPtr;
-  return epEnqueue(stream, op, "cudaFreeAsync");
-}
-
-cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *memPool, int device) {
-  EP_CUDA_CHECK(memPool && device >= 0 && device < epNumDevices(), cudaErrorInvalidValue,
-                "cudaDeviceGetDefaultMemPool: no device %d", device);
-  *memPool = (cudaMemPool_t)(uintptr_t)(0x1000 + device); /* a name; there is nothing behind it */
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr, void *value) {
-  EP_CUDA_CHECK(memPool && value && (int)attr >= 1 && (int)attr <= 8, cudaErrorInvalidValue,
-                "cudaMemPoolSetAttribute: pool or value is NULL, or there is no attribute %d",
-                (int)attr);
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr, void *value) {
-  EP_CUDA_CHECK(memPool && value && (int)attr >= 1 && (int)attr <= 8, cudaErrorInvalidValue,
-                "cudaMemPoolGetAttribute: pool or value is NULL, or there is no attribute %d",
-                (int)attr);
-  if (attr <= cudaMemPoolReuseAllowInternalDependencies)
-    *(int *)value = 0;
-  else
-    *(uint64_t *)value = 0;
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemPoolTrimTo(cudaMemPool_t memPool, size_t minBytesToKeep) {
-  (void)memPool, (void)minBytesToKeep;
-  return cudaSuccess;
 }
 
 cudaError_t cudaHostRegister(void *ptr, size_t size, unsigned int flags) {

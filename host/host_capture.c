@@ -321,6 +321,49 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
   return cudaStreamGetCaptureInfo(stream, status, NULL, NULL, NULL, NULL, NULL);
 }
 
+/* What the stream's next node comes after: these nodes instead, or as well. */
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *dependencies,
+                                                const cudaGraphEdgeData *dependencyData,
+                                                size_t numDependencies, unsigned int flags) {
+  const char *func = "cudaStreamUpdateCaptureDependencies";
+  static const cudaGraphEdgeData plain;
+  cudaStream_t s;
+  EP_CUDA_TRY(epStreamResolve(stream, func, &s));
+  EP_CUDA_CHECK(flags <= cudaStreamSetCaptureDependencies && (dependencies || !numDependencies),
+                cudaErrorInvalidValue, "%s: flags are %u, or dependencies is NULL", func, flags);
+  for (size_t i = 0; dependencyData && i < numDependencies; i++)
+    EP_CUDA_CHECK(!memcmp(&dependencyData[i], &plain, sizeof plain), cudaErrorNotSupported,
+                  "%s: edge data is not implemented", func);
+  /* A copy: they may be the stream's own, as cudaStreamGetCaptureInfo shows them. */
+  node_t **nodes = malloc((numDependencies + 1) * sizeof *nodes);
+  EP_CUDA_CHECK(nodes, cudaErrorMemoryAllocation, "%s: out of memory", func);
+  cudaError_t error = cudaSuccess;
+  pthread_mutex_lock(&lock);
+  if (numDependencies) memcpy(nodes, dependencies, numDependencies * sizeof *nodes);
+  ep_capture_t *c = s->capture;
+  if (!c) error = cudaErrorIllegalState;
+  if (c && c->broken) error = cudaErrorStreamCaptureInvalidated;
+  for (size_t i = 0; error == cudaSuccess && i < numDependencies; i++)
+    if (!epGraphHas(c->graph, nodes[i])) error = cudaErrorInvalidValue;
+  if (error == cudaSuccess) {
+    size_t before = s->numLeaves;
+    if (flags == cudaStreamSetCaptureDependencies) s->numLeaves = 0;
+    if (!addLeaves(s, nodes, numDependencies)) {
+      s->numLeaves = before;
+      error = cudaErrorMemoryAllocation;
+    }
+  }
+  pthread_mutex_unlock(&lock);
+  free(nodes);
+  if (error == cudaSuccess) return error;
+  return epCudaFail(error, "%s: %s", func,
+                    error == cudaErrorIllegalState ? "the stream is not capturing"
+                    : error == cudaErrorStreamCaptureInvalidated
+                        ? "an earlier call broke this capture"
+                    : error == cudaErrorInvalidValue ? "a node is not of the stream's capture"
+                                                     : "out of memory");
+}
+
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
   EP_CUDA_CHECK(mode && (unsigned)*mode <= 2, cudaErrorInvalidValue,
                 "cudaThreadExchangeStreamCaptureMode: not a mode");

@@ -8,7 +8,11 @@
 static void inChild(void) {
   epServerForked();
   epMemForked();
+  epPoolsForked();
+  epGraphMemForked();
+  epUserObjectsForked();
   epSymbolsForked();
+  epSymbolCopiesForked();
   epStreamsForked();
   epCaptureForked();
   epBoardForked();

@@ -98,6 +98,19 @@ typedef struct ep_op ep_op_t;
 typedef struct ep_mark ep_mark_t;
 typedef struct ep_capture ep_capture_t;
 
+/* Depth slices of height rows of width bytes each. */
+typedef struct {
+  char *dst;
+  const char *src;
+  size_t dpitch, spitch, dslice, sslice, width, height, depth;
+  enum cudaMemcpyKind kind;
+} ep_copy_t;
+typedef struct {
+  char *dst;
+  size_t pitch, slice, width, height, depth;
+  int value;
+} ep_fill_t;
+
 /* One piece of work. `shared`, if any, is reference counted through retain and release, so that a
  * graph can run the same work many times. prepare is called when the work is issued (directly or by a
  * graph launch) and its result is handed to run. */
@@ -111,16 +124,8 @@ struct ep_op {
   void *shared;
   uint64_t ticket;
   union {
-    struct {
-      char *dst;
-      const char *src;
-      size_t dpitch, spitch, width, height;
-    } copy;
-    struct {
-      char *dst;
-      size_t pitch, width, height;
-      int value;
-    } fill;
+    ep_copy_t copy;
+    ep_fill_t fill;
     struct {
       cudaHostFn_t fn;
       cudaStreamCallback_t callback;
@@ -130,6 +135,7 @@ struct ep_op {
       cudaStream_t stream;
       uint64_t seq;
     } after;
+    bool autoFree; /* of a graph's allocation: freed before the next launch allocates it again */
     void *ptr;
   } u;
 };
@@ -181,6 +187,24 @@ bool epInHostFunc(void);
 void epRunHost(ep_op_t *op, cudaStream_t stream, uint64_t ticket);
 void epRunAfter(ep_op_t *op, cudaStream_t stream, uint64_t ticket);
 
+/* ---- Copies (host_copy.c): checked and queued; sync: complete when it returns ---- */
+
+cudaError_t epCopy(const ep_copy_t *copy, cudaStream_t stream, bool sync, const char *func);
+cudaError_t epFill(const ep_fill_t *fill, cudaStream_t stream, bool sync, const char *func);
+
+/* The names of programs built for the per-thread default stream; host_per_thread.c has the others. */
+#pragma GCC visibility push(default)
+__typeof__(cudaMemcpy) cudaMemcpy_ptds;
+__typeof__(cudaMemcpy2D) cudaMemcpy2D_ptds;
+__typeof__(cudaMemcpy3D) cudaMemcpy3D_ptds;
+__typeof__(cudaMemcpy3DPeer) cudaMemcpy3DPeer_ptds;
+__typeof__(cudaMemset) cudaMemset_ptds;
+__typeof__(cudaMemset2D) cudaMemset2D_ptds;
+__typeof__(cudaMemset3D) cudaMemset3D_ptds;
+__typeof__(cudaMemcpyToSymbol) cudaMemcpyToSymbol_ptds;
+__typeof__(cudaMemcpyFromSymbol) cudaMemcpyFromSymbol_ptds;
+#pragma GCC visibility pop
+
 /* ---- Events (host_event.c) ---- */
 
 #define EP_EVENT_MAGIC 0x57e4a002u
@@ -211,10 +235,21 @@ struct CUgraphNode_st {
   struct CUgraphNode_st **deps;
   size_t numDeps;
 };
+/* References to user objects that a graph, or what was made from it, holds (host_user_object.c). */
+typedef struct ep_user_refs {
+  struct ep_user_refs *next;
+  cudaUserObject_t object;
+  uint64_t count;
+} ep_user_refs_t;
+bool epUserRefsCopy(const ep_user_refs_t *from, ep_user_refs_t **out);
+void epUserRefsDrop(ep_user_refs_t *refs);
+void epUserObjectsForked(void);
+
 struct CUgraph_st {
   _Atomic uint32_t magic;
   struct CUgraphNode_st **nodes;
   size_t numNodes, maxNodes;
+  ep_user_refs_t *objects;
   cudaGraph_t nextFree;
 };
 
@@ -238,5 +273,21 @@ cudaGraph_t epGraphNew(void);
 struct CUgraphNode_st *epGraphAdd(cudaGraph_t graph, ep_op_t *op, struct CUgraphNode_st **deps,
                                   size_t numDeps);
 void epGraphFree(cudaGraph_t graph);
+bool epGraphHas(cudaGraph_t graph, const struct CUgraphNode_st *node);
+cudaError_t epGraphGet(cudaGraph_t graph, const char *func);
+
+/* ---- Pools (host_pool.c) and memory of graphs (host_graph_memory.c) ---- */
+
+/* The memory is being freed: its pool no longer counts it. */
+void epPoolForget(void *ptr);
+void epPoolsForked(void);
+/* cudaMallocAsync and cudaFreeAsync in a capture: nodes of its graph. */
+cudaError_t epGraphMalloc(void **ptr, size_t bytes, cudaStream_t stream);
+cudaError_t epGraphFreeNode(void *ptr, cudaStream_t stream);
+/* Whether ptr is a graph's memory; if so it is given back, or *error says why it cannot be. */
+bool epGraphMemFree(void *ptr, cudaError_t *error, const char *func);
+void epGraphMemForked(void);
+
+bool epHasLauncher(void); /* host_launch.c */
 
 #endif

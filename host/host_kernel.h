@@ -41,6 +41,7 @@ typedef struct ep_symbol {
 /* What the program registered at this address. */
 bool epSymbolFind(const void *host, ep_symbol_t *out);
 void epSymbolsForked(void);
+void epSymbolCopiesForked(void); /* host_symbol.c */
 /* A launch by any name; `func` is the program's function. */
 cudaError_t epLaunch(const void *func, const cudaLaunchConfig_t *config, void **args,
                      const char *name);

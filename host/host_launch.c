@@ -18,6 +18,10 @@ void trefoilHostSetLauncher(const trefoil_host_launcher_t *launcher) {
   atomic_store(&chosen, launcher);
 }
 
+bool epHasLauncher(void) {
+  return atomic_load(&chosen) != NULL;
+}
+
 static void retain(void *shared) {
   atomic_fetch_add(&((ep_launch_t *)shared)->holders, 1);
 }

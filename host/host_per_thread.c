@@ -1,110 +1,102 @@
-/* The names that programs built with a default stream per thread call (nvcc --default-stream per-thread,
- * CUDA_API_PER_THREAD_DEFAULT_STREAM): as the others, but stream 0 is the calling thread's own. */
+/* The names of programs that are built for the per-thread default stream: stream 0 is the calling thread's.
+ * Those without a stream (cudaMemcpy_ptds) are beside their functions. */
 #include "host_internal.h"
 
-#define OWN(stream) ((stream) ? (stream) : cudaStreamPerThread)
-#define EXPORTED    __attribute__((visibility("default")))
-#define PER_THREAD(name, parameters, arguments)                                                    \
-  EXPORTED cudaError_t name##_ptsz parameters;                                                     \
+#pragma GCC visibility push(default)
+
+#define MINE(stream) ((stream) ? (stream) : cudaStreamPerThread)
+#define PER_THREAD(name, parameters, ...)                                                          \
+  __typeof__(name) name##_ptsz;                                                                    \
   cudaError_t name##_ptsz parameters {                                                             \
-    return name arguments;                                                                         \
+    return name(__VA_ARGS__);                                                                      \
   }
 
-PER_THREAD(cudaMallocAsync, (void **devPtr, size_t size, cudaStream_t hStream),
-           (devPtr, size, OWN(hStream)))
-PER_THREAD(cudaMallocFromPoolAsync,
-           (void **ptr, size_t size, cudaMemPool_t memPool, cudaStream_t stream),
-           (ptr, size, memPool, OWN(stream)))
-PER_THREAD(cudaFreeAsync, (void *devPtr, cudaStream_t hStream), (devPtr, OWN(hStream)))
 PER_THREAD(cudaMemcpyAsync,
-           (void *dst, const void *src, size_t count, enum cudaMemcpyKind kind,
-            cudaStream_t stream),
-           (dst, src, count, kind, OWN(stream)))
+           (void *dst, const void *src, size_t count, enum cudaMemcpyKind kind, cudaStream_t s),
+           dst, src, count, kind, MINE(s))
 PER_THREAD(cudaMemcpy2DAsync,
            (void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
-            enum cudaMemcpyKind kind, cudaStream_t stream),
-           (dst, dpitch, src, spitch, width, height, kind, OWN(stream)))
-PER_THREAD(cudaMemsetAsync, (void *devPtr, int value, size_t count, cudaStream_t stream),
-           (devPtr, value, count, OWN(stream)))
+            enum cudaMemcpyKind kind, cudaStream_t s),
+           dst, dpitch, src, spitch, width, height, kind, MINE(s))
+PER_THREAD(cudaMemcpyToSymbolAsync,
+           (const void *symbol, const void *src, size_t count, size_t offset,
+            enum cudaMemcpyKind kind, cudaStream_t s),
+           symbol, src, count, offset, kind, MINE(s))
+PER_THREAD(cudaMemcpyFromSymbolAsync,
+           (void *dst, const void *symbol, size_t count, size_t offset, enum cudaMemcpyKind kind,
+            cudaStream_t s),
+           dst, symbol, count, offset, kind, MINE(s))
+PER_THREAD(cudaMemcpy3DAsync, (const struct cudaMemcpy3DParms *p, cudaStream_t s), p, MINE(s))
+PER_THREAD(cudaMemcpy3DPeerAsync, (const struct cudaMemcpy3DPeerParms *p, cudaStream_t s), p,
+           MINE(s))
+PER_THREAD(cudaMemsetAsync, (void *ptr, int value, size_t count, cudaStream_t s), ptr, value, count,
+           MINE(s))
 PER_THREAD(cudaMemset2DAsync,
-           (void *devPtr, size_t pitch, int value, size_t width, size_t height,
-            cudaStream_t stream),
-           (devPtr, pitch, value, width, height, OWN(stream)))
+           (void *ptr, size_t pitch, int value, size_t width, size_t height, cudaStream_t s), ptr,
+           pitch, value, width, height, MINE(s))
+PER_THREAD(cudaMemset3DAsync,
+           (struct cudaPitchedPtr ptr, int value, struct cudaExtent extent, cudaStream_t s), ptr,
+           value, extent, MINE(s))
 PER_THREAD(cudaMemPrefetchAsync,
-           (const void *devPtr, size_t count, struct cudaMemLocation location, unsigned int flags,
-            cudaStream_t stream),
-           (devPtr, count, location, flags, OWN(stream)))
-PER_THREAD(cudaStreamGetPriority, (cudaStream_t hStream, int *priority), (OWN(hStream), priority))
-PER_THREAD(cudaStreamGetFlags, (cudaStream_t hStream, unsigned int *flags), (OWN(hStream), flags))
-PER_THREAD(cudaStreamGetDevice, (cudaStream_t hStream, int *device), (OWN(hStream), device))
-PER_THREAD(cudaStreamGetId, (cudaStream_t hStream, unsigned long long *streamId),
-           (OWN(hStream), streamId))
-PER_THREAD(cudaStreamSynchronize, (cudaStream_t stream), (OWN(stream)))
-PER_THREAD(cudaStreamQuery, (cudaStream_t stream), (OWN(stream)))
-PER_THREAD(cudaStreamWaitEvent, (cudaStream_t stream, cudaEvent_t event, unsigned int flags),
-           (OWN(stream), event, flags))
+           (const void *ptr, size_t count, struct cudaMemLocation to, unsigned int flags,
+            cudaStream_t s),
+           ptr, count, to, flags, MINE(s))
+PER_THREAD(cudaMallocAsync, (void **ptr, size_t size, cudaStream_t s), ptr, size, MINE(s))
+PER_THREAD(cudaMallocFromPoolAsync, (void **ptr, size_t size, cudaMemPool_t pool, cudaStream_t s),
+           ptr, size, pool, MINE(s))
+PER_THREAD(cudaFreeAsync, (void *ptr, cudaStream_t s), ptr, MINE(s))
+PER_THREAD(cudaStreamGetPriority, (cudaStream_t s, int *priority), MINE(s), priority)
+PER_THREAD(cudaStreamGetFlags, (cudaStream_t s, unsigned int *flags), MINE(s), flags)
+PER_THREAD(cudaStreamGetDevice, (cudaStream_t s, int *device), MINE(s), device)
+PER_THREAD(cudaStreamGetId, (cudaStream_t s, unsigned long long *id), MINE(s), id)
+PER_THREAD(cudaStreamSynchronize, (cudaStream_t s), MINE(s))
+PER_THREAD(cudaStreamQuery, (cudaStream_t s), MINE(s))
+PER_THREAD(cudaStreamWaitEvent, (cudaStream_t s, cudaEvent_t event, unsigned int flags), MINE(s),
+           event, flags)
 PER_THREAD(cudaStreamAddCallback,
-           (cudaStream_t stream, cudaStreamCallback_t callback, void *userData, unsigned int flags),
-           (OWN(stream), callback, userData, flags))
-PER_THREAD(cudaLaunchHostFunc, (cudaStream_t stream, cudaHostFn_t fn, void *userData),
-           (OWN(stream), fn, userData))
-PER_THREAD(cudaEventRecord, (cudaEvent_t event, cudaStream_t stream), (event, OWN(stream)))
-PER_THREAD(cudaEventRecordWithFlags, (cudaEvent_t event, cudaStream_t stream, unsigned int flags),
-           (event, OWN(stream), flags))
-PER_THREAD(cudaStreamBeginCapture, (cudaStream_t stream, enum cudaStreamCaptureMode mode),
-           (OWN(stream), mode))
-PER_THREAD(cudaStreamEndCapture, (cudaStream_t stream, cudaGraph_t *pGraph), (OWN(stream), pGraph))
-PER_THREAD(cudaStreamIsCapturing,
-           (cudaStream_t stream, enum cudaStreamCaptureStatus *pCaptureStatus),
-           (OWN(stream), pCaptureStatus))
+           (cudaStream_t s, cudaStreamCallback_t callback, void *data, unsigned int flags), MINE(s),
+           callback, data, flags)
+PER_THREAD(cudaLaunchHostFunc, (cudaStream_t s, cudaHostFn_t fn, void *data), MINE(s), fn, data)
+PER_THREAD(cudaEventRecord, (cudaEvent_t event, cudaStream_t s), event, MINE(s))
+PER_THREAD(cudaEventRecordWithFlags, (cudaEvent_t event, cudaStream_t s, unsigned int flags), event,
+           MINE(s), flags)
+PER_THREAD(cudaStreamBeginCapture, (cudaStream_t s, enum cudaStreamCaptureMode mode), MINE(s), mode)
+PER_THREAD(cudaStreamEndCapture, (cudaStream_t s, cudaGraph_t *graph), MINE(s), graph)
+PER_THREAD(cudaStreamIsCapturing, (cudaStream_t s, enum cudaStreamCaptureStatus *status), MINE(s),
+           status)
 PER_THREAD(cudaStreamGetCaptureInfo,
-           (cudaStream_t stream, enum cudaStreamCaptureStatus *captureStatus_out,
-            unsigned long long *id_out, cudaGraph_t *graph_out,
-            const cudaGraphNode_t **dependencies_out, const cudaGraphEdgeData **edgeData_out,
-            size_t *numDependencies_out),
-           (OWN(stream), captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out,
-            numDependencies_out))
-PER_THREAD(cudaGraphUpload, (cudaGraphExec_t graphExec, cudaStream_t stream),
-           (graphExec, OWN(stream)))
-PER_THREAD(cudaGraphLaunch, (cudaGraphExec_t graphExec, cudaStream_t stream),
-           (graphExec, OWN(stream)))
+           (cudaStream_t s, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+            cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
+            size_t *count),
+           MINE(s), status, id, graph, nodes, edges, count)
+PER_THREAD(cudaStreamUpdateCaptureDependencies,
+           (cudaStream_t s, cudaGraphNode_t *nodes, const cudaGraphEdgeData *edges, size_t count,
+            unsigned int flags),
+           MINE(s), nodes, edges, count, flags)
+PER_THREAD(cudaGraphUpload, (cudaGraphExec_t exec, cudaStream_t s), exec, MINE(s))
+PER_THREAD(cudaGraphLaunch, (cudaGraphExec_t exec, cudaStream_t s), exec, MINE(s))
 PER_THREAD(cudaLaunchKernel,
-           (const void *func, dim3 gridDim, dim3 blockDim, void **args, size_t sharedMem,
-            cudaStream_t stream),
-           (func, gridDim, blockDim, args, sharedMem, OWN(stream)))
+           (const void *func, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t s),
+           func, grid, block, args, shared, MINE(s))
 PER_THREAD(cudaLaunchCooperativeKernel,
-           (const void *func, dim3 gridDim, dim3 blockDim, void **args, size_t sharedMem,
-            cudaStream_t stream),
-           (func, gridDim, blockDim, args, sharedMem, OWN(stream)))
+           (const void *func, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t s),
+           func, grid, block, args, shared, MINE(s))
+PER_THREAD(cudaGetDriverEntryPoint,
+           (const char *symbol, void **ptr, unsigned long long flags,
+            enum cudaDriverEntryPointQueryResult *status),
+           symbol, ptr, flags, status)
+PER_THREAD(cudaGetDriverEntryPointByVersion,
+           (const char *symbol, void **ptr, unsigned int version, unsigned long long flags,
+            enum cudaDriverEntryPointQueryResult *status),
+           symbol, ptr, version, flags, status)
 
-EXPORTED cudaError_t cudaLaunchKernelExC_ptsz(const cudaLaunchConfig_t *config, const void *func,
-                                              void **args);
+__typeof__(cudaLaunchKernelExC) cudaLaunchKernelExC_ptsz;
 cudaError_t cudaLaunchKernelExC_ptsz(const cudaLaunchConfig_t *config, const void *func,
                                      void **args) {
   if (!config) return cudaLaunchKernelExC(config, func, args);
-  cudaLaunchConfig_t own = *config;
-  own.stream = OWN(config->stream);
-  return cudaLaunchKernelExC(&own, func, args);
+  cudaLaunchConfig_t mine = *config;
+  mine.stream = MINE(config->stream);
+  return cudaLaunchKernelExC(&mine, func, args);
 }
 
-/* Copies and fills without a stream: on the thread's own. Copies wait, fills do not. */
-#define ON_OWN_STREAM(name, parameters, queue, then)                                               \
-  EXPORTED cudaError_t name##_ptds parameters;                                                     \
-  cudaError_t name##_ptds parameters {                                                             \
-    cudaError_t error = queue;                                                                     \
-    return error == cudaSuccess ? then : error;                                                    \
-  }
-
-ON_OWN_STREAM(cudaMemcpy, (void *dst, const void *src, size_t count, enum cudaMemcpyKind kind),
-              cudaMemcpyAsync(dst, src, count, kind, cudaStreamPerThread),
-              cudaStreamSynchronize(cudaStreamPerThread))
-ON_OWN_STREAM(cudaMemcpy2D,
-              (void *dst, size_t dpitch, const void *src, size_t spitch, size_t width,
-               size_t height, enum cudaMemcpyKind kind),
-              cudaMemcpy2DAsync(dst, dpitch, src, spitch, width, height, kind, cudaStreamPerThread),
-              cudaStreamSynchronize(cudaStreamPerThread))
-ON_OWN_STREAM(cudaMemset, (void *devPtr, int value, size_t count),
-              cudaMemsetAsync(devPtr, value, count, cudaStreamPerThread), cudaSuccess)
-ON_OWN_STREAM(cudaMemset2D, (void *devPtr, size_t pitch, int value, size_t width, size_t height),
-              cudaMemset2DAsync(devPtr, pitch, value, width, height, cudaStreamPerThread),
-              cudaSuccess)
+#pragma GCC visibility pop

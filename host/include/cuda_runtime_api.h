@@ -20,6 +20,57 @@
 #define __device__
 #endif
 
+/* Programs built for the per-thread default stream call other names. */
+#if defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+#define cudaEventRecord                     cudaEventRecord_ptsz
+#define cudaEventRecordWithFlags            cudaEventRecordWithFlags_ptsz
+#define cudaFreeAsync                       cudaFreeAsync_ptsz
+#define cudaGetDriverEntryPoint             cudaGetDriverEntryPoint_ptsz
+#define cudaGetDriverEntryPointByVersion    cudaGetDriverEntryPointByVersion_ptsz
+#define cudaGraphLaunch                     cudaGraphLaunch_ptsz
+#define cudaGraphUpload                     cudaGraphUpload_ptsz
+#define cudaLaunchCooperativeKernel         cudaLaunchCooperativeKernel_ptsz
+#define cudaLaunchHostFunc                  cudaLaunchHostFunc_ptsz
+#define cudaLaunchKernel                    cudaLaunchKernel_ptsz
+#define cudaLaunchKernelExC                 cudaLaunchKernelExC_ptsz
+#define cudaMallocAsync                     cudaMallocAsync_ptsz
+#define cudaMallocFromPoolAsync             cudaMallocFromPoolAsync_ptsz
+#define cudaMemPrefetchAsync                cudaMemPrefetchAsync_ptsz
+#define cudaMemcpy                          cudaMemcpy_ptds
+#define cudaMemcpy2D                        cudaMemcpy2D_ptds
+#define cudaMemcpy2DAsync                   cudaMemcpy2DAsync_ptsz
+#define cudaMemcpy2DFromArray               cudaMemcpy2DFromArray_ptds
+#define cudaMemcpy2DToArray                 cudaMemcpy2DToArray_ptds
+#define cudaMemcpy3D                        cudaMemcpy3D_ptds
+#define cudaMemcpy3DAsync                   cudaMemcpy3DAsync_ptsz
+#define cudaMemcpy3DPeer                    cudaMemcpy3DPeer_ptds
+#define cudaMemcpy3DPeerAsync               cudaMemcpy3DPeerAsync_ptsz
+#define cudaMemcpyAsync                     cudaMemcpyAsync_ptsz
+#define cudaMemcpyFromSymbol                cudaMemcpyFromSymbol_ptds
+#define cudaMemcpyFromSymbolAsync           cudaMemcpyFromSymbolAsync_ptsz
+#define cudaMemcpyToSymbol                  cudaMemcpyToSymbol_ptds
+#define cudaMemcpyToSymbolAsync             cudaMemcpyToSymbolAsync_ptsz
+#define cudaMemset                          cudaMemset_ptds
+#define cudaMemset2D                        cudaMemset2D_ptds
+#define cudaMemset2DAsync                   cudaMemset2DAsync_ptsz
+#define cudaMemset3D                        cudaMemset3D_ptds
+#define cudaMemset3DAsync                   cudaMemset3DAsync_ptsz
+#define cudaMemsetAsync                     cudaMemsetAsync_ptsz
+#define cudaStreamAddCallback               cudaStreamAddCallback_ptsz
+#define cudaStreamBeginCapture              cudaStreamBeginCapture_ptsz
+#define cudaStreamEndCapture                cudaStreamEndCapture_ptsz
+#define cudaStreamGetCaptureInfo            cudaStreamGetCaptureInfo_ptsz
+#define cudaStreamGetDevice                 cudaStreamGetDevice_ptsz
+#define cudaStreamGetFlags                  cudaStreamGetFlags_ptsz
+#define cudaStreamGetId                     cudaStreamGetId_ptsz
+#define cudaStreamGetPriority               cudaStreamGetPriority_ptsz
+#define cudaStreamIsCapturing               cudaStreamIsCapturing_ptsz
+#define cudaStreamQuery                     cudaStreamQuery_ptsz
+#define cudaStreamSynchronize               cudaStreamSynchronize_ptsz
+#define cudaStreamUpdateCaptureDependencies cudaStreamUpdateCaptureDependencies_ptsz
+#define cudaStreamWaitEvent                 cudaStreamWaitEvent_ptsz
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #define TREFOIL_DV(value) = value
@@ -52,6 +103,10 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority, int *greatestPr
 cudaError_t cudaDeviceCanAccessPeer(int *canAccessPeer, int device, int peerDevice);
 cudaError_t cudaDeviceEnablePeerAccess(int peerDevice, unsigned int flags);
 cudaError_t cudaDeviceDisablePeerAccess(int peerDevice);
+cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr attr, int srcDevice,
+                                      int dstDevice);
+struct cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w,
+                                                   enum cudaChannelFormatKind f);
 cudaError_t cudaDeviceSetLimit(enum cudaLimit limit, size_t value);
 cudaError_t cudaDeviceGetLimit(size_t *pValue, enum cudaLimit limit);
 cudaError_t cudaDeviceSynchronize(void);
@@ -62,6 +117,7 @@ cudaError_t cudaRuntimeGetVersion(int *runtimeVersion);
 /* Memory. Device memory is shared memory that other processes can map; fresh memory is not zero. */
 cudaError_t cudaMalloc(void **devPtr, size_t size);
 cudaError_t cudaMallocPitch(void **devPtr, size_t *pitch, size_t width, size_t height);
+cudaError_t cudaMalloc3D(struct cudaPitchedPtr *pitchedDevPtr, struct cudaExtent extent);
 cudaError_t cudaFree(void *devPtr);
 cudaError_t cudaMallocHost(void **ptr, size_t size);
 cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags);
@@ -82,7 +138,15 @@ cudaError_t cudaFreeAsync(void *devPtr, cudaStream_t hStream);
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *memPool, int device);
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr, void *value);
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr, void *value);
+cudaError_t cudaDeviceGetMemPool(cudaMemPool_t *memPool, int device);
+cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t memPool);
+cudaError_t cudaMemPoolCreate(cudaMemPool_t *memPool, const struct cudaMemPoolProps *poolProps);
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t memPool);
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t memPool, size_t minBytesToKeep);
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t memPool, const struct cudaMemAccessDesc *descList,
+                                 size_t count);
+cudaError_t cudaMemPoolGetAccess(enum cudaMemAccessFlags *flags, cudaMemPool_t memPool,
+                                 struct cudaMemLocation *location);
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total);
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *ptr);
 
@@ -98,12 +162,33 @@ cudaError_t cudaMemcpy2D(void *dst, size_t dpitch, const void *src, size_t spitc
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch,
                               size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream TREFOIL_DV(0));
+cudaError_t cudaMemcpy3D(const struct cudaMemcpy3DParms *p);
+cudaError_t cudaMemcpy3DAsync(const struct cudaMemcpy3DParms *p, cudaStream_t stream TREFOIL_DV(0));
+cudaError_t cudaMemcpy3DPeer(const struct cudaMemcpy3DPeerParms *p);
+cudaError_t cudaMemcpy3DPeerAsync(const struct cudaMemcpy3DPeerParms *p,
+                                  cudaStream_t stream TREFOIL_DV(0));
+cudaError_t cudaGetSymbolAddress(void **devPtr, const void *symbol);
+cudaError_t cudaGetSymbolSize(size_t *size, const void *symbol);
+cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *src, size_t count,
+                               size_t offset TREFOIL_DV(0),
+                               enum cudaMemcpyKind kind TREFOIL_DV(cudaMemcpyHostToDevice));
+cudaError_t cudaMemcpyFromSymbol(void *dst, const void *symbol, size_t count,
+                                 size_t offset TREFOIL_DV(0),
+                                 enum cudaMemcpyKind kind TREFOIL_DV(cudaMemcpyDeviceToHost));
+cudaError_t cudaMemcpyToSymbolAsync(const void *symbol, const void *src, size_t count,
+                                    size_t offset, enum cudaMemcpyKind kind,
+                                    cudaStream_t stream TREFOIL_DV(0));
+cudaError_t cudaMemcpyFromSymbolAsync(void *dst, const void *symbol, size_t count, size_t offset,
+                                      enum cudaMemcpyKind kind, cudaStream_t stream TREFOIL_DV(0));
 cudaError_t cudaMemset(void *devPtr, int value, size_t count);
 cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count,
                             cudaStream_t stream TREFOIL_DV(0));
 cudaError_t cudaMemset2D(void *devPtr, size_t pitch, int value, size_t width, size_t height);
 cudaError_t cudaMemset2DAsync(void *devPtr, size_t pitch, int value, size_t width, size_t height,
                               cudaStream_t stream TREFOIL_DV(0));
+cudaError_t cudaMemset3D(struct cudaPitchedPtr pitchedDevPtr, int value, struct cudaExtent extent);
+cudaError_t cudaMemset3DAsync(struct cudaPitchedPtr pitchedDevPtr, int value,
+                              struct cudaExtent extent, cudaStream_t stream TREFOIL_DV(0));
 cudaError_t cudaMemPrefetchAsync(const void *devPtr, size_t count, struct cudaMemLocation location,
                                  unsigned int flags, cudaStream_t stream TREFOIL_DV(0));
 
@@ -147,6 +232,10 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
                                      const cudaGraphNode_t **dependencies_out TREFOIL_DV(0),
                                      const cudaGraphEdgeData **edgeData_out TREFOIL_DV(0),
                                      size_t *numDependencies_out TREFOIL_DV(0));
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *dependencies,
+                                                const cudaGraphEdgeData *dependencyData,
+                                                size_t numDependencies,
+                                                unsigned int flags TREFOIL_DV(0));
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode);
 cudaError_t cudaGraphCreate(cudaGraph_t *pGraph, unsigned int flags);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
@@ -160,7 +249,19 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t graphExec, cudaStream_t stream);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graphExec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graphExec);
 
-/* Not implemented: there is no device to run kernels on. */
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t hGraphExec, cudaGraph_t hGraph,
+                                cudaGraphExecUpdateResultInfo *resultInfo);
+cudaError_t cudaUserObjectCreate(cudaUserObject_t *object_out, void *ptr, cudaHostFn_t destroy,
+                                 unsigned int initialRefcount, unsigned int flags);
+cudaError_t cudaUserObjectRetain(cudaUserObject_t object, unsigned int count TREFOIL_DV(1));
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned int count TREFOIL_DV(1));
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object,
+                                      unsigned int count TREFOIL_DV(1),
+                                      unsigned int flags TREFOIL_DV(0));
+cudaError_t cudaGraphReleaseUserObject(cudaGraph_t graph, cudaUserObject_t object,
+                                       unsigned int count TREFOIL_DV(1));
+
+/* Kernels: for who has given this runtime a launcher. */
 cudaError_t cudaLaunchKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args,
                              size_t sharedMem, cudaStream_t stream);
 cudaError_t cudaLaunchCooperativeKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args,
@@ -170,9 +271,35 @@ cudaError_t cudaFuncSetAttribute(const void *func, enum cudaFuncAttribute attr, 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attr, const void *func);
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, const void *func,
                                                           int blockSize, size_t dynamicSMemSize);
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *numBlocks, const void *func,
+                                                                   int blockSize,
+                                                                   size_t dynamicSMemSize,
+                                                                   unsigned int flags);
+cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t *dynamicSmemSize, const void *func,
+                                                      int numBlocks, int blockSize);
+
+/* The driver API is not here: these say so. */
+cudaError_t
+cudaGetDriverEntryPoint(const char *symbol, void **funcPtr, unsigned long long flags,
+                        enum cudaDriverEntryPointQueryResult *driverStatus TREFOIL_DV(NULL));
+cudaError_t cudaGetDriverEntryPointByVersion(
+    const char *symbol, void **funcPtr, unsigned int cudaVersion, unsigned long long flags,
+    enum cudaDriverEntryPointQueryResult *driverStatus TREFOIL_DV(NULL));
+
+/* Not implemented: each fails and says so. docs/host_api.md lists the others, which are exported only. */
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *devPtr);
 cudaError_t cudaIpcOpenMemHandle(void **devPtr, cudaIpcMemHandle_t handle, unsigned int flags);
 cudaError_t cudaIpcCloseMemHandle(void *devPtr);
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event);
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle);
+cudaError_t cudaMemcpy2DToArray(cudaArray_t dst, size_t wOffset, size_t hOffset, const void *src,
+                                size_t spitch, size_t width, size_t height,
+                                enum cudaMemcpyKind kind);
+cudaError_t cudaMemcpy2DFromArray(void *dst, size_t dpitch, cudaArray_t src, size_t wOffset,
+                                  size_t hOffset, size_t width, size_t height,
+                                  enum cudaMemcpyKind kind);
+cudaError_t cudaDeviceGraphMemTrim(int device);
+cudaError_t cudaGraphDebugDotPrint(cudaGraph_t graph, const char *path, unsigned int flags);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -183,8 +183,8 @@ TEST(what_is_missing_says_so_by_name) {
   dim3 one = {1, 1, 1};
   CHECK(cudaLaunchKernel(NULL, one, one, NULL, 0, NULL) == cudaErrorNotSupported, "no error");
   CHECK(strstr(trefoilHostLastError(), "cudaLaunchKernel"), "%s", trefoilHostLastError());
-  CHECK(ncclCommShrink(NULL, NULL, 0, NULL, NULL, 0) == ncclInvalidUsage, "no error");
-  CHECK(strstr(ncclGetLastError(NULL), "ncclCommShrink"), "%s", ncclGetLastError(NULL));
+  CHECK(ncclCommRevoke(NULL, 0) == ncclInvalidUsage, "no error");
+  CHECK(strstr(ncclGetLastError(NULL), "ncclCommRevoke"), "%s", ncclGetLastError(NULL));
 }
 
 TEST_MAIN()

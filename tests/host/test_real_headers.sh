@@ -25,5 +25,7 @@ facts "$cxx" c++ c++17 || exit 1
 for language in c c++; do
   $cc -fsyntax-only $paths -x "$language" "$here/host_user_program.c" || exit 1
 done
-$cc -fsyntax-only $paths -D_GNU_SOURCE "$here/test_host_capture.c" || exit 1
+for name in capture pool graph query per_thread; do
+  $cc -fsyntax-only -Wno-deprecated-declarations $paths -D_GNU_SOURCE "$here/test_host_$name.c" || exit 1
+done
 echo "ok: CUDA and NCCL headers of $cuda"

@@ -115,8 +115,8 @@ def check_names(root: Path) -> list[str]:
     for path in tracked(root):
         if path.name in shared or path.suffix not in SOURCES | {".md"}:
             continue
-        # Headers of the emulator take the place of others by having their names.
-        if path.is_relative_to("tests/emulator/include"):
+        # Headers of the emulator and NVTX's take the place of others by having their names.
+        if path.is_relative_to("tests/emulator/include") or "nvtx3" in path.parts:
             continue
         # api/cpu and api/gpu are two backends with the same parts.
         backend = str(path.parent) if str(path.parent) in ("api/cpu", "api/gpu") else ""
@@ -307,6 +307,67 @@ def check_exports(root: Path, library: str, *rest: str) -> list[str]:
     return [f"{name}: {s} is declared but not exported" for s in sorted(wanted - present)] + [
         f"{name}: {s} is exported but not declared" for s in sorted(present - wanted)
     ]
+
+
+def host_api_rows(page: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """The rows of docs/host_api.md: name to (works, sentence or absent; suffix), and findings."""
+    rows: dict[str, tuple[str, str]] = {}
+    findings = []
+    for number, line in enumerate(page.read_text().split("\n"), start=1):
+        if not re.match(r"\| (cuda|nccl)", line):
+            continue
+        name, state, also, why = (cell.strip() for cell in line.strip("|").split("|"))
+        where = f"docs/{page.name}:{number}"
+        if state not in ("works", "sentence", "absent"):
+            findings.append(f"{where}: {name} is {state}")
+        if (state == "works") == bool(why):
+            findings.append(f"{where}: {name}: a reason is for what does not work")
+        if name in rows:
+            findings.append(f"{where}: {name} is there twice")
+        rows[name] = (state, also)
+    return rows, findings
+
+
+def header_names(folder: Path) -> set[str]:
+    """Functions that the real headers of a folder declare, with their per-thread names."""
+    names: set[str] = set()
+    for header in ("cuda_runtime_api.h", "cuda_profiler_api.h", "nccl.h", "nccl_device/host.h"):
+        path = folder / header
+        if not path.is_file():
+            continue
+        text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+        for kind, name in re.findall(r"__CUDART_API_(PTDS|PTSZ)\((cuda\w+)\)", text):
+            names.add(f"{name}_{kind.lower()}")
+        code = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*", "", text, flags=re.MULTILINE)
+        names |= set(re.findall(r"CUDARTAPI(?:_CDECL)?\s+(cuda\w+)\s*\(", code))
+        names |= set(
+            re.findall(r"(?:ncclResult_t|ncclTeam_t|int|void|char\s*\*)\s+(p?nccl\w+)\(", code)
+        )
+    return names
+
+
+def check_host_api(root: Path, library: str, others: str, *folders: str) -> list[str]:
+    """host_api LIBRARY LIST FOLDER...: docs/host_api.md against the library (which exports besides
+    what LIST has), against host/include, and against the real headers in the folders."""
+    rows, findings = host_api_rows(root / "docs/host_api.md")
+    known, exported_names = set(), set((root / others).read_text().split())
+    for name, (state, also) in rows.items():
+        suffixed = {"p": f"p{name}", "zero": name}.get(also, name + also)
+        names = {name, suffixed}
+        known |= names
+        exported_names |= names if state != "absent" else set()
+    headers = sorted((root / "host/include").rglob("*.h"))
+    ours = declared(root, [str(h) for h in headers], "(?:cuda|nccl)[A-Z]*")
+    present = exported(library) - {"_init", "_fini", "_edata", "_end", "__bss_start"}
+    lib = Path(library).name
+    findings += [f"{lib}: {s} is listed but not exported" for s in exported_names - present]
+    findings += [f"{lib}: {s} is exported but not listed" for s in present - exported_names]
+    findings += [f"host/include: {s} is declared but not exported" for s in ours - present]
+    for folder in {Path(f).resolve() for f in folders if Path(f).is_dir()}:
+        names = header_names(folder)
+        print(f"{folder}: {len(names)} names")
+        findings += [f"{folder}: {s} is not in docs/host_api.md" for s in names - known]
+    return sorted(findings)
 
 
 def skip(reason: str) -> None:
