@@ -57,7 +57,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *tree; /* of range_t, by address */
 static segment_t *segments;
 static range_t *freeRanges[EP_NUM_CLASSES];
-static uint64_t lastSegmentId;
 static size_t usedBytes[64];
 static size_t allocatedBytes[64]; /* by ncclMemAlloc, freed or not */
 
@@ -104,13 +103,13 @@ static char *nextAddress(int device, size_t bytes) {
 static segment_t *newSegment(size_t bytes, bool pooled, char *address) {
   segment_t *seg = calloc(1, sizeof *seg);
   if (!seg) return NULL;
-  seg->fd = memfd_create("trefoil-host", MFD_CLOEXEC);
-  if (seg->fd < 0 || ftruncate(seg->fd, (off_t)bytes)) goto fail;
+  seg->fd = epMemfdNew("trefoil-host", bytes);
+  if (seg->fd < 0) goto fail;
   seg->base = mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, seg->fd, 0);
   if (seg->base == MAP_FAILED) goto fail;
   seg->bytes = bytes;
   seg->pooled = pooled;
-  seg->id = ++lastSegmentId;
+  seg->id = epRandom(); /* nobody guesses it */
   seg->next = segments;
   segments = seg;
   return seg;
