@@ -16,6 +16,7 @@
 
 #include "comm_wire.h"
 #include "host_ranks.h"
+#include "plan/process.h"
 
 #define OK(call)      REQUIRE((call) == ncclSuccess, "%s: %s", #call, trefoilHostLastError())
 #define CUDA_OK(call) REQUIRE((call) == cudaSuccess, "%s: %s", #call, trefoilHostLastError())
@@ -322,7 +323,23 @@ TEST(an_impostor_of_another_user_is_not_believed) {
   believeNobody(1, "a process of another user has its name");
 }
 
-/* ---- Process-id namespaces ---- */
+/* ---- Processes that have ended, and process-id namespaces ---- */
+
+TEST(a_zombie_has_ended) {
+  pid_t pid = fork();
+  if (pid == 0) _exit(0);
+  for (int ms = 0; ms < 5000 && !epPidEnded(pid); ms++) usleep(1000);
+  int fd = epProcessOpen(pid);
+  CHECK(kill(pid, 0) == 0 && epPidEnded(pid), "by its id");
+  CHECK(epProcessEnded(fd, pid), "by a descriptor");
+  if (fd >= 0) close(fd);
+  ended(pid);
+  CHECK(epPidEnded(pid) && epProcessEnded(epProcessOpen(pid), pid), "when it is reaped");
+  CHECK(!epPidEnded(getpid()) && !epPidEnded(1), "this process and the first one live");
+  fd = epProcessOpen(getppid());
+  CHECK(!epProcessEnded(fd, getppid()), "the parent lives");
+  if (fd >= 0) close(fd);
+}
 
 typedef struct {
   ncclUniqueId id;
