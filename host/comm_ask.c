@@ -87,11 +87,16 @@ static outcome_t sayForeign(asking_t *a) {
                               a->owner->pid));
 }
 
-static outcome_t sayNoDescriptor(asking_t *a) {
-  return failed(a, epNcclFail(ncclSystemError,
-                              "process %d cannot be asked: this process has no descriptor left "
-                              "(ulimit -n)",
+static outcome_t sayGone(asking_t *a) {
+  return failed(a, epNcclFail(ncclRemoteError,
+                              "process %d, which made the id or owns the memory, is gone or on "
+                              "another machine",
                               a->owner->pid));
+}
+
+static outcome_t sayErrno(asking_t *a) {
+  return failed(a, epNcclFail(ncclSystemError, "process %d cannot be asked: %s", a->owner->pid,
+                              strerror(errno)));
 }
 
 /* On a connected socket: greeting, request, answer. */
@@ -106,7 +111,7 @@ static outcome_t talk(asking_t *a) {
   if (send(a->socket, &a->request, sizeof a->request, MSG_NOSIGNAL) != (ssize_t)sizeof a->request)
     return AGAIN;
   got = receiveAnswer(a);
-  if (got < 0 && errno == EMFILE) return sayNoDescriptor(a);
+  if (got < 0 && errno == EMFILE) return sayErrno(a);
   if (got <= 0) return AGAIN;
   epWireMac(a->owner->secret, &greeting, &a->request, &a->answer, mac);
   if (got != (ssize_t)sizeof a->answer || a->answer.refused ||
@@ -122,14 +127,10 @@ static outcome_t connectOnce(asking_t *a) {
   struct ucred peer;
   socklen_t peerBytes = sizeof peer;
   a->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  if (a->socket < 0) return sayNoDescriptor(a);
+  if (a->socket < 0) return sayErrno(a);
   if (!setPatience(a)) return AGAIN;
   if (connect(a->socket, (struct sockaddr *)&name, length))
-    return isLate() ? AGAIN
-                    : failed(a, epNcclFail(ncclRemoteError,
-                                           "process %d, which made the id or owns the memory, is "
-                                           "gone or on another machine",
-                                           a->owner->pid));
+    return isLate() ? AGAIN : errno == ECONNREFUSED ? sayGone(a) : sayErrno(a);
   if (getsockopt(a->socket, SOL_SOCKET, SO_PEERCRED, &peer, &peerBytes) || peer.uid != geteuid())
     return failed(a, epNcclFail(ncclRemoteError,
                                 "process %d is gone: a process of another user has its name",

@@ -26,7 +26,7 @@ enum { MAX_TALKING = 64, MAX_CLIENTS = 2048 };
 
 typedef struct pending {
   struct pending *next;
-  uint64_t key, askedNs;
+  uint64_t key, endNs; /* endNs: the ranks that asked have given up */
   int numRanks, joined, fd;
 } pending_t;
 
@@ -56,11 +56,11 @@ static void dropPending(pending_t **at) {
   free(p);
 }
 
-/* Boards that some rank never asked for; the others have given up long ago. */
-static void dropOldBoards(uint64_t now) {
-  if (patienceNs > UINT64_MAX / 4) return;
+/* Boards that some rank never asked for. With the lock held. */
+static void dropOldBoards(void) {
+  uint64_t now = epNowNs();
   for (pending_t **at = &pendings; *at;) {
-    if (now - (*at)->askedNs > 2 * patienceNs + 1000000000u)
+    if (now >= (*at)->endNs)
       dropPending(at);
     else
       at = &(*at)->next;
@@ -80,10 +80,9 @@ static pending_t *newBoard(uint64_t key, int numRanks) {
 
 /* The board of a key for one more rank; the first rank makes it, the last takes it off the list. */
 static int takeBoard(uint64_t key, int numRanks, ep_answer_t *answer) {
-  uint64_t now = epNowNs();
   int fd = -1;
   pthread_mutex_lock(&lock);
-  dropOldBoards(now);
+  dropOldBoards();
   pending_t **at = &pendings;
   while (*at && (*at)->key != key) at = &(*at)->next;
   pending_t *p = *at;
@@ -96,7 +95,7 @@ static int takeBoard(uint64_t key, int numRanks, ep_answer_t *answer) {
   }
   if (!p) p = *at = newBoard(key, numRanks); /* at the end of the list */
   if (p) {
-    p->askedNs = now;
+    p->endNs = patienceNs < INT64_MAX / 4 ? epNowNs() + 2 * patienceNs : UINT64_MAX;
     fd = fcntl(p->fd, F_DUPFD_CLOEXEC, 0);
     if (fd >= 0 && ++p->joined == numRanks) dropPending(at);
   }
@@ -313,6 +312,7 @@ static bool startServer(void) {
 ncclResult_t epServerSelf(ep_process_t *out, const char *func) {
   pthread_mutex_lock(&lock);
   patienceNs = trefoilHostTimeoutNs();
+  dropOldBoards();
   bool there = self.uid || startServer();
   if (there) *out = self;
   pthread_mutex_unlock(&lock);

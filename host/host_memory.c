@@ -169,6 +169,19 @@ static range_t *takeOwn(size_t bytes, int symmetricDevice) {
   return range;
 }
 
+/* A range that is not in the tree. */
+static void giveBack(range_t *range) {
+  usedBytes[range->mem.device & 63] -= range->mem.bytes;
+  if (range->classIdx >= 0) {
+    EP_SHUT(range->mem.base, range->capacity);
+    range->nextFree = freeRanges[range->classIdx];
+    freeRanges[range->classIdx] = range;
+  } else {
+    dropSegment(range->segment);
+    free(range);
+  }
+}
+
 /* The poison byte for a fresh block, or -1. */
 static int poisonByte(size_t bytes) {
   const char *text = getenv("TREFOIL_HOST_POISON");
@@ -195,7 +208,10 @@ cudaError_t epMemAlloc(void **ptr, size_t bytes, size_t align, ep_mem_kind_t kin
     range->mem.flags = flags;
     range->mem.segment = range->segment->id;
     usedBytes[device & 63] += bytes;
-    if (!tsearch(range, &tree, compareRanges)) range = NULL;
+    if (!tsearch(range, &tree, compareRanges)) {
+      giveBack(range);
+      range = NULL;
+    }
   }
   pthread_mutex_unlock(&lock);
   EP_CUDA_CHECK(range, cudaErrorMemoryAllocation,
@@ -230,16 +246,8 @@ cudaError_t epMemFree(void *ptr, bool hostSide, const char *func) {
   if (ours) {
     damaged = damagedTail(range);
     bytes = range->mem.bytes;
-    usedBytes[range->mem.device & 63] -= bytes;
     tdelete(range, &tree, compareRanges);
-    if (range->classIdx >= 0) {
-      EP_SHUT(range->mem.base, range->capacity);
-      range->nextFree = freeRanges[range->classIdx];
-      freeRanges[range->classIdx] = range;
-    } else {
-      dropSegment(range->segment);
-      free(range);
-    }
+    giveBack(range);
   }
   pthread_mutex_unlock(&lock);
   EP_CUDA_CHECK(ours, cudaErrorInvalidValue,
