@@ -43,8 +43,7 @@ static int noteObject(struct dl_phdr_info *info, size_t bytes, void *arg) {
       const ElfW(Phdr) *p = &info->dlpi_phdr[i];
       uintptr_t from = info->dlpi_addr + p->p_vaddr;
       if (p->p_type == PT_LOAD && (p->p_flags & PF_X))
-        ranges[numRanges++] =
-            (struct range){from, from + p->p_memsz, info->dlpi_addr, names[n]};
+        ranges[numRanges++] = (struct range){from, from + p->p_memsz, info->dlpi_addr, names[n]};
     }
   }
   return 0;
@@ -128,8 +127,8 @@ static int fails(const char *what, const void *caller) {
   return now;
 }
 
-#define CALLER         __builtin_return_address(0)
-#define FAILS(what)    fails(what, CALLER)
+#define CALLER      __builtin_return_address(0)
+#define FAILS(what) fails(what, CALLER)
 #define FAIL_WITH(e, value)                                                                        \
   do {                                                                                             \
     errno = (e);                                                                                   \

@@ -7,7 +7,7 @@
  *   - afterwards the same processes do the scenario well: nothing is left locked or half made;
  *   - no block, descriptor, mapping or file more is left than without a fault.
  *
- * argv: [--all | --places N] [--jobs N] [--only HASH]. With N (default 40) places are drawn evenly. */
+ * argv: [--all | --places N] [--jobs N] [--only RANK:HASH] [--list]. With N (default 40) places are drawn evenly. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,32 +18,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <nccl.h>
-#include <nccl_device.h>
-
-#include "../api/step.h"
-#include "fault_calls.h"
+#include "fault_scenario.h"
 #include "test.h"
-#include "trefoil_host.h"
 
-enum { R = 3, RUNS = 3, LIMIT_S = 90, SHORT_MS = 600, LONG_MS = 30000, MAX_JOBS = 16 };
-
-typedef struct {
-  int bad;           /* of a call without a fault, or a difference from the reference */
-  int failed;        /* in the run with the fault: a call failed, and had a sentence */
-  int hit, grouped;  /* the fault happened; a group was made in that run */
-  long blocks, descriptors, mappings;
-  char sentence[400], live[2000];
-} outcome_t;
-
-/* What the three processes of one place share. */
-typedef struct {
-  ncclUniqueId ids[RUNS];
-  _Atomic int idReady[RUNS]; /* 1 there, 2 there is none */
-  _Atomic int arrived[RUNS + 1];
-  outcome_t outcomes[R];
-  fault_places_t places[R];
-} shared_t;
+enum { LIMIT_S = 90, SHORT_MS = 600, LONG_MS = 30000, MAX_JOBS = 16 };
 
 typedef struct {
   int rank;      /* whose call fails; -1: none, the places are noted */
@@ -65,103 +43,9 @@ static outcome_t plain[R]; /* without a fault */
 
 /* ---- One rank ---- */
 
-typedef struct {
-  shared_t *s;
-  int rank, run, faulty; /* faulty: failures are expected */
-  outcome_t *out;
-} player_t;
-
 static void barrier(player_t *p, int which) {
   atomic_fetch_add(&p->s->arrived[which], 1);
   for (int ms = 0; ms < 60000 && atomic_load(&p->s->arrived[which]) < R; ms++) usleep(1000);
-}
-
-/* Whether a call went well; if not, the first time its sentence is kept. */
-static int good(player_t *p, int ok, const char *call, const char *sentence) {
-  if (ok) return 1;
-  if (!p->faulty || !sentence || !*sentence) p->out->bad = 1;
-  if (!p->out->sentence[0])
-    snprintf(p->out->sentence, sizeof p->out->sentence, "run %d: %s: %s", p->run, call,
-             sentence && *sentence ? sentence : "NO SENTENCE");
-  p->out->failed = 1;
-  return 0;
-}
-
-#define HOST(p, call) good((p), (call) == 0, #call, trefoilHostLastError())
-#define EP(p, call)   good((p), (call) == ncclSuccess, #call, ncclEpGetLastError())
-#define STEP(p, call) good((p), (call), #call, ncclEpGetLastError())
-
-static int compared(player_t *p, const char *difference) {
-  if (!*difference) return 1;
-  p->out->bad = 1;
-  snprintf(p->out->sentence, sizeof p->out->sentence, "run %d: differs: %s", p->run, difference);
-  return 0;
-}
-
-/* Queued operations have ended; what failed is told by the group's next call. */
-static int settled(player_t *p, step_data_t *d, ncclEpHandle_t h, cudaStream_t stream) {
-  return HOST(p, cudaStreamSynchronize(stream)) && STEP(p, stepUpdate(d, h, stream)) &&
-         HOST(p, cudaStreamSynchronize(stream));
-}
-
-static int doOperations(player_t *p, step_data_t *d, ncclEpHandle_t h, cudaStream_t stream) {
-  return STEP(p, stepUpdate(d, h, stream)) && STEP(p, stepDispatch(d, h, stream)) &&
-         settled(p, d, h, stream) && compared(p, stepCompareDispatch(d)) &&
-         STEP(p, stepCombine(d, h, stream)) && settled(p, d, h, stream) &&
-         compared(p, stepCompareCombine(d));
-}
-
-static void doStep(player_t *p, trefoil_mode_t mode, ncclComm_t comm, cudaStream_t stream) {
-  step_case_t c = {.mode = mode, .topk = 2, .numExperts = 6, .maxTokens = 5, .width = 16, .seed = 9};
-  if (mode >= TREFOIL_HT_FLAT) c.maxRecv = R * 5 * 2;
-  step_data_t *d = stepMake(&c, p->rank, R, R);
-  ncclEpGroupConfig_t config = stepGroupConfig(&c, R);
-  ncclEpGroup_t group = NULL;
-  ncclEpHandle_t h = NULL;
-  if (EP(p, ncclEpCreateGroup(&group, comm, &config))) {
-    p->out->grouped |= p->faulty;
-    if (EP(p, ncclEpInitHandle(&h, group, stepLayout(&c), NULL, 2, NULL)))
-      doOperations(p, d, h, stream);
-  }
-  /* Destroying may be what fails: then it is done again. */
-  if (h && !EP(p, ncclEpHandleDestroy(h))) (void)ncclEpHandleDestroy(h);
-  if (group && !EP(p, ncclEpGroupDestroy(group))) (void)ncclEpGroupDestroy(group);
-  stepFree(d);
-}
-
-static void doWindow(player_t *p, ncclComm_t comm, cudaStream_t stream) {
-  ncclWindow_t win = NULL;
-  ncclComm_t part = NULL;
-  int *mem = NULL, *peer, sum = p->rank;
-  if (HOST(p, ncclMemAlloc((void **)&mem, 65536)) &&
-      HOST(p, ncclCommWindowRegister(comm, mem, 65536, &win, 0)) &&
-      HOST(p, ncclGetPeerDevicePointer(win, 0, (p->rank + 1) % R, (void **)&peer)))
-    atomic_fetch_add((_Atomic int *)peer, 1);
-  if (HOST(p, ncclAllReduce(&sum, &sum, 1, ncclInt32, ncclSum, comm, stream)) &&
-      HOST(p, cudaStreamSynchronize(stream)))
-    good(p, sum == 3, "the sum", "is wrong");
-  if (HOST(p, ncclCommSplit(comm, 0, p->rank, &part, NULL))) HOST(p, ncclCommDestroy(part));
-  if (win) HOST(p, ncclCommWindowDeregister(comm, win));
-  if (mem) HOST(p, ncclMemFree(mem));
-}
-
-static void doScenario(player_t *p) {
-  shared_t *s = p->s;
-  ncclComm_t comm = NULL;
-  cudaStream_t stream = NULL;
-  if (p->rank == 0)
-    atomic_store(&s->idReady[p->run], HOST(p, ncclGetUniqueId(&s->ids[p->run])) ? 1 : 2);
-  while (!atomic_load(&s->idReady[p->run])) usleep(200);
-  if (atomic_load(&s->idReady[p->run]) == 2) return;
-  int there = HOST(p, cudaStreamCreate(&stream)) &&
-              HOST(p, ncclCommInitRank(&comm, R, s->ids[p->run], p->rank));
-  if (there) {
-    doWindow(p, comm, stream);
-    doStep(p, p->run & 1 ? TREFOIL_LL_RANK_MAJOR : TREFOIL_LL_EXPERT_MAJOR, comm, stream);
-    doStep(p, p->run & 1 ? TREFOIL_HT_EXPERT_MAJOR : TREFOIL_HT_FLAT, comm, stream);
-  }
-  if (comm && !HOST(p, ncclCommDestroy(comm))) (void)ncclCommAbort(comm);
-  if (stream && !HOST(p, cudaStreamDestroy(stream))) (void)cudaStreamDestroy(stream);
 }
 
 static int countMappings(void) {
@@ -190,7 +74,7 @@ static void playRank(const job_t *job, int rank) {
     setenv("NCCL_EP_TIMEOUT_MS", ms, 1);
     if (p.run == 0 && job->rank < 0) faultStart(&job->shared->places[rank], 0);
     if (p.run == 0 && job->rank == rank) faultStart(NULL, job->hash);
-    doScenario(&p);
+    faultScenario(&p);
     if (p.run == 0) p.out->hit = faultStop();
     barrier(&p, p.run);
   }
@@ -200,8 +84,8 @@ static void playRank(const job_t *job, int rank) {
     (void)ncclGetUniqueId(&id);
     p.out->descriptors = countDescriptors();
     p.out->blocks = faultLiveBlocks();
-    if (job->rank < 0 || (p.out->descriptors <= plain[rank].descriptors &&
-                          p.out->blocks <= plain[rank].blocks))
+    if (job->rank < 0 ||
+        (p.out->descriptors <= plain[rank].descriptors && p.out->blocks <= plain[rank].blocks))
       break;
   }
   p.out->mappings = countMappings();
@@ -263,10 +147,11 @@ static int checkRank(const job_t *job, int r, const char *place) {
         job->statuses[r] == SIGKILL ? " (it hangs)" : "", o->sentence);
   CHECK(!o->bad, "%s: rank %d: %s", place, r, o->sentence);
   if (testFailures > before) return 0;
-  CHECK(o->blocks <= ref->blocks, "%s: rank %d: %ld blocks live, %ld without a fault: %s (%s)", place,
-        r, o->blocks, ref->blocks, o->live, o->sentence);
-  CHECK(o->descriptors <= ref->descriptors, "%s: rank %d: %ld descriptors, %ld without a fault (%s)",
-        place, r, o->descriptors, ref->descriptors, o->sentence);
+  CHECK(o->blocks <= ref->blocks, "%s: rank %d: %ld blocks live, %ld without a fault: %s (%s)",
+        place, r, o->blocks, ref->blocks, o->live, o->sentence);
+  CHECK(o->descriptors <= ref->descriptors,
+        "%s: rank %d: %ld descriptors, %ld without a fault (%s)", place, r, o->descriptors,
+        ref->descriptors, o->sentence);
   CHECK(o->mappings <= ref->mappings, "%s: rank %d: %ld mappings, %ld without a fault (%s)", place,
         r, o->mappings, ref->mappings, o->sentence);
   return testFailures == before;
@@ -302,7 +187,7 @@ typedef struct {
   fault_place_t place;
 } task_t;
 static task_t tasks[2 * FAULT_MAX_PLACES];
-static int numTasks, maxPlaces = 40, maxJobs = 6, onlyRank = -1;
+static int numTasks, maxPlaces = 40, maxJobs = 6, onlyRank = -1, list;
 static uint64_t onlyHash;
 
 /* The scenario without a fault: what it calls, and what is live at its end. */
@@ -315,8 +200,11 @@ static void learn(void) {
     plain[r] = *o;
     CHECK(job.statuses[r] == 0 && !o->bad && !o->failed, "without a fault: rank %d: 0x%x %s", r,
           job.statuses[r], o->sentence);
-    for (int i = 0; r < 2 && i < job.shared->places[r].count; i++)
-      tasks[numTasks++] = (task_t){r, job.shared->places[r].places[i]};
+    for (int i = 0; r < 2 && i < job.shared->places[r].count; i++) {
+      const fault_place_t *place = &job.shared->places[r].places[i];
+      if (list) printf("%d %s %s\n", r, place->what, place->from);
+      tasks[numTasks++] = (task_t){r, *place};
+    }
   }
   CHECK(emptyFolder(&job) == 0, "files are left without a fault");
   munmap(job.shared, sizeof *job.shared);
@@ -351,14 +239,16 @@ TEST(each_place_fails_once) {
     if (!active && next >= numTasks) break;
     usleep(2000);
   }
-  printf("%d of %d places failed once each: %d ended in sentences, %d were borne, %d did not come\n",
-         counts.places, numTasks, counts.told, counts.tolerated, counts.missed);
+  printf(
+      "%d of %d places failed once each: %d ended in sentences, %d were borne, %d did not come\n",
+      counts.places, numTasks, counts.told, counts.tolerated, counts.missed);
   CHECK(counts.told > counts.places / 4, "too few faults were noticed to mean anything");
   CHECK(counts.missed <= counts.places / 5, "places do not come again");
 }
 
 int main(int argc, char **argv) {
   for (int i = 1; i < argc; i++) {
+    if (!strcmp(argv[i], "--list")) list = 1;
     if (!strcmp(argv[i], "--all")) maxPlaces = 2 * FAULT_MAX_PLACES;
     if (!strcmp(argv[i], "--places") && i + 1 < argc) maxPlaces = atoi(argv[++i]);
     if (!strcmp(argv[i], "--jobs") && i + 1 < argc) maxJobs = atoi(argv[++i]);
