@@ -20,7 +20,8 @@ typedef struct {
   fault_place_t places[FAULT_MAX_PLACES];
 } fault_places_t;
 
-/* From now on, calls are noted in `places` (may be NULL), and the first one of the place `hash` fails; 0: none. */
+/* From now on, calls are noted in `places` (may be NULL), and the first one of the place `hash` fails;
+ * 0: none. */
 void faultStart(fault_places_t *places, uint64_t hash);
 /* Whether it has failed; nothing is noted and nothing fails any more. */
 int faultStop(void);

@@ -1,13 +1,15 @@
-/* Every allocation and every call of the system that the host runtime and the CPU library make fails once, at
- * each place (chain of callers), on each of ranks 0 and 1 of three rank processes. A scenario is everything from
- * the unique id to the last destroy, with a window and an LL and an HT step compared with the reference.
+/* Every allocation and every call of the system that the host runtime and the CPU library make fails once,
+ * at each place (chain of callers), on each of ranks 0 and 1 of three rank processes. A scenario is
+ * everything from the unique id to the last destroy, with a window, a graph, and an LL and an HT step
+ * compared with the reference (fault_scenario.c).
  * Each place is run as: the scenario with the fault, then twice without. Expected:
  *   - nobody dies by a signal and nobody hangs;
  *   - every rank ends well, with results equal to the reference, or with a sentence;
  *   - afterwards the same processes do the scenario well: nothing is left locked or half made;
  *   - no block, descriptor, mapping or file more is left than without a fault.
  *
- * argv: [--all | --places N] [--jobs N] [--only RANK:HASH] [--list]. With N (default 40) places are drawn evenly. */
+ * argv: [--all | --places N] [--jobs N] [--only RANK:HASH] [--list]. With N
+ * (default 40) places are drawn evenly. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
