@@ -1,8 +1,8 @@
 /* Eight rank processes make low-latency steps with masks while they are killed (kill -9), stopped for a
  * short time and for longer than the timeout, and while the clock of the day jumps. Rounds of fresh
- * processes until enough steps are made. Expected: nobody hangs, nobody dies of anything else, and what every survivor
- * gets equals the reference byte for byte: all of it in steps in which its masks did not change, else
- * everything that concerns only ranks that stayed. Masks are cleaned now and then.
+ * processes until enough steps are made. Expected: nobody hangs, nobody dies of anything else, and what
+ * every survivor gets equals the reference byte for byte: all of it in steps in which its masks did not
+ * change, else everything that concerns only ranks that stayed. Masks are cleaned now and then.
  *
  * argv: [--steps N] [--seed N] */
 #include <errno.h>
