@@ -82,6 +82,10 @@ int faultStop(void) {
   return hit;
 }
 
+void faultPause(int paused) {
+  busy = paused;
+}
+
 /* Of the callers within the libraries, up to eight. */
 static uint64_t hashOfCallers(const char *what) {
   void *frames[24];

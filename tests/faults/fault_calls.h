@@ -25,6 +25,9 @@ typedef struct {
 void faultStart(fault_places_t *places, uint64_t hash);
 /* Whether it has failed; nothing is noted and nothing fails any more. */
 int faultStop(void);
+/* Calls of this thread neither fail nor are noted while it is paused: for the program's own use of a
+ * library. */
+void faultPause(int paused);
 /* Blocks that the libraries have allocated and nobody has freed. */
 long faultLiveBlocks(void);
 /* Whence most of them are: for a message about a leak. */

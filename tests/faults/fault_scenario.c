@@ -48,7 +48,9 @@ static void doStep(player_t *p, trefoil_mode_t mode, ncclComm_t comm, cudaStream
   step_case_t c = {
       .mode = mode, .topk = 2, .numExperts = 6, .maxTokens = 5, .width = 16, .seed = 9};
   if (mode >= TREFOIL_HT_FLAT) c.maxRecv = R * 5 * 2;
+  faultPause(1); /* its tensors are pinned memory of the host runtime */
   step_data_t *d = stepMake(&c, p->rank, R, R);
+  faultPause(0);
   ncclEpGroupConfig_t config = stepGroupConfig(&c, R);
   ncclEpGroup_t group = NULL;
   ncclEpHandle_t h = NULL;
@@ -60,7 +62,9 @@ static void doStep(player_t *p, trefoil_mode_t mode, ncclComm_t comm, cudaStream
   /* Destroying may be what fails: then it is done again. */
   if (h && !EP(p, ncclEpHandleDestroy(h))) (void)ncclEpHandleDestroy(h);
   if (group && !EP(p, ncclEpGroupDestroy(group))) (void)ncclEpGroupDestroy(group);
+  faultPause(1);
   stepFree(d);
+  faultPause(0);
 }
 
 static void doWindow(player_t *p, ncclComm_t comm, cudaStream_t stream) {
