@@ -1,13 +1,15 @@
 /* Progress records: one page a rank in NCCL_EP_HANG_DIR, mapped, so that it outlives the process. */
 #include "api/hang_file.h"
 
-#include <fcntl.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "api/own_file.h"
 
 _Static_assert(sizeof(ep_hang_record_t) <= EP_HANG_FILE_BYTES, "EP_HANG_FILE_BYTES");
 
@@ -19,15 +21,25 @@ static uint64_t realNs(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* A new file. One of an earlier process with the same id that this user left gives way. */
 static ep_hang_record_t *mapFile(const char *path) {
-  int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return NULL;
-  void *p = MAP_FAILED;
-  if (ftruncate(fd, EP_HANG_FILE_BYTES) == 0) {
-    p = mmap(NULL, EP_HANG_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  int fd = epOwnFileNew(path, EP_HANG_FILE_BYTES);
+  if (fd < 0 && errno == EEXIST) {
+    int left = epOwnFileOpen(path);
+    if (left >= 0) {
+      unlink(path);
+      close(left);
+      fd = epOwnFileNew(path, EP_HANG_FILE_BYTES);
+    }
   }
+  if (fd < 0) return NULL;
+  void *p = mmap(NULL, EP_HANG_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  int error = errno;
   close(fd);
-  return p == MAP_FAILED ? NULL : p;
+  if (p != MAP_FAILED) return p;
+  unlink(path);
+  errno = error;
+  return NULL;
 }
 
 static void fillRecord(ep_hang_record_t *r, const struct ncclEpGroup *g, uint64_t groupId,
@@ -59,10 +71,13 @@ void epHangFileOpen(ep_hang_file_t *file, const struct ncclEpGroup *g, uint64_t 
   uint32_t no = atomic_fetch_add(&numFiles, 1);
   int n = snprintf(file->path, sizeof file->path, "%s/nccl_ep.%s.%d.%u.%d.hang", dir, host,
                    (int)getpid(), no, g->rank);
+  errno = ENAMETOOLONG;
   file->record = n < (int)sizeof file->path ? mapFile(file->path) : NULL;
   if (!file->record) {
-    epLog((ncclEpGroup_t)(uintptr_t)g, "NCCL_EP_HANG_DIR: cannot write %s; no record is kept",
-          file->path);
+    epFail(TREFOIL_SYSTEM_ERROR,
+           "the group is there, but NCCL_EP_HANG_DIR: cannot write %s (%s); no record is kept",
+           file->path, errno == EPERM ? "another user's file, or a link" : strerror(errno));
+    epLog((ncclEpGroup_t)(uintptr_t)g, "%s", trefoilLastError());
     return;
   }
   fillRecord(file->record, g, commHash, (uint32_t)(id ^ id >> 32));

@@ -7,12 +7,14 @@
 
 #include "api/hang_record.h"
 #include "cli/cli.h"
+#include "plan/process.h"
 
 #include <errno.h>
-#include <signal.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,14 +35,16 @@ static void cleanText(char *text, size_t bytes) {
 
 /* One file; 0 and a sentence if it is none. */
 static int readRecord(const char *path, ep_hang_record_t *record, char *why, size_t whyBytes) {
-  FILE *f = fopen(path, "rb");
-  if (!f) {
+  struct stat info;
+  int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); /* a FIFO has no writer */
+  if (fd < 0 || fstat(fd, &info)) {
     snprintf(why, whyBytes, "%s: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
     return 0;
   }
-  size_t n = fread(record, 1, sizeof *record, f);
-  fclose(f);
-  int ok = n == sizeof *record && record->magic == EP_HANG_MAGIC &&
+  ssize_t n = S_ISREG(info.st_mode) ? pread(fd, record, sizeof *record, 0) : 0;
+  close(fd);
+  int ok = n == (ssize_t)sizeof *record && record->magic == EP_HANG_MAGIC &&
            record->version == EP_HANG_VERSION && record->bytes == sizeof *record &&
            record->numRanks >= 1 && record->rank >= 0 && record->rank < record->numRanks &&
            record->pid > 0;
@@ -70,7 +74,7 @@ static uint64_t nowNs(void) {
 static int isGone(const ep_hang_record_t *r) {
   char host[64] = "";
   gethostname(host, sizeof host - 1);
-  return !strcmp(host, r->host) && kill(r->pid, 0) != 0 && errno == ESRCH;
+  return !strcmp(host, r->host) && epPidEnded(r->pid);
 }
 
 static const ep_hang_kind_t *waiting(const ep_hang_record_t *r) {

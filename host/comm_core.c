@@ -1,18 +1,16 @@
 /* Communicator objects: what every function needs of them, waiting for the bell, and noticing that a
  * rank is gone (its process ended, it destroyed or aborted its communicator, or it failed). */
-#include <errno.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "comm_internal.h"
+#include "plan/process.h"
 
-enum { PIDFD_NONE = -1, PIDFD_UNOPENED = -2 };
+/* In place of a descriptor. */
+typedef enum { WATCH_BY_PID = -1, WATCH_UNOPENED = -2, WATCH_GONE = -3 } watch_t;
 
 static pthread_mutex_t freeLock = PTHREAD_MUTEX_INITIALIZER;
 static ncclComm_t freeComms;
@@ -66,21 +64,32 @@ void epCommSleep(ncclComm_t comm, uint32_t bellSeen, uint64_t maxNs) {
 
 /* ---- Who is there ---- */
 
+/* A descriptor that becomes readable when the rank's process ends, or a watch_t. Ids of processes of another
+ * namespace mean nothing here, or another process: those are asked for a connection to be held. */
+static int openWatch(const ep_process_t *process, uint64_t mySpace) {
+  int fd;
+  if (mySpace && process->pidSpace == mySpace) {
+    fd = epProcessOpen(process->pid);
+    return fd >= 0 ? fd : fd == EP_PROCESS_GONE ? WATCH_GONE : WATCH_BY_PID;
+  }
+  ncclResult_t result = epServerWatch(process, &fd);
+  return result == ncclSuccess ? fd : result == ncclRemoteError ? WATCH_GONE : WATCH_UNOPENED;
+}
+
 static bool processLives(ncclComm_t comm, int rank) {
-  int pid = epCommEntry(comm, rank)->process.pid, fd = atomic_load(&comm->pidfds[rank]);
+  const ep_process_t *process = &epCommEntry(comm, rank)->process;
+  int fd = atomic_load(&comm->watches[rank]);
   if (epCommSameProcess(comm, rank)) return true;
-  if (fd == PIDFD_UNOPENED) {
-    int opened = (int)syscall(SYS_pidfd_open, pid, 0);
-    if (opened < 0 && errno == ESRCH) return false;
-    if (opened < 0) opened = PIDFD_NONE;
-    if (atomic_compare_exchange_strong(&comm->pidfds[rank], &fd, opened))
+  if (fd == WATCH_UNOPENED) {
+    int opened = openWatch(process, comm->self.pidSpace);
+    if (opened == WATCH_UNOPENED) return true; /* not to be told now */
+    if (atomic_compare_exchange_strong(&comm->watches[rank], &fd, opened))
       fd = opened;
     else if (opened >= 0)
       close(opened); /* another thread was faster */
   }
-  if (fd == PIDFD_NONE) return kill(pid, 0) == 0 || errno != ESRCH;
-  struct pollfd poller = {fd, POLLIN, 0};
-  return poll(&poller, 1, 0) <= 0;
+  if (fd == WATCH_GONE) return false;
+  return !epProcessEnded(fd == WATCH_BY_PID ? EP_PROCESS_NO_FD : fd, process->pid);
 }
 
 /* A rank that gave up on a dead one may have ended, too: all whose processes are gone are named. */
@@ -186,8 +195,8 @@ static ncclComm_t takeObject(void) {
 }
 
 static void giveObject(ncclComm_t comm) {
-  free(comm->pidfds);
-  comm->pidfds = NULL;
+  free(comm->watches);
+  comm->watches = NULL;
   pthread_mutex_lock(&freeLock);
   comm->nextFree = freeComms;
   freeComms = comm;
@@ -212,13 +221,13 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
   ep_process_t self;
   EP_NCCL_TRY(epServerSelf(&self, func));
   ncclComm_t comm = takeObject();
-  _Atomic int *pidfds = comm ? malloc((size_t)numRanks * sizeof *pidfds) : NULL;
-  if (comm) comm->pidfds = pidfds;
-  if (!pidfds) {
+  _Atomic int *watches = comm ? malloc((size_t)numRanks * sizeof *watches) : NULL;
+  if (comm) comm->watches = watches;
+  if (!watches) {
     if (comm) giveObject(comm);
     return epNcclFail(ncclSystemError, "%s: out of memory", func);
   }
-  for (int r = 0; r < numRanks; r++) atomic_init(&pidfds[r], PIDFD_UNOPENED);
+  for (int r = 0; r < numRanks; r++) atomic_init(&watches[r], WATCH_UNOPENED);
   comm->rank = rank;
   comm->numRanks = numRanks;
   comm->device = epCurrentDevice();
@@ -253,7 +262,7 @@ void epCommFree(ncclComm_t comm, ep_rank_state_t lastState) {
   if (atomic_load(state) != EP_RANK_FAILED) atomic_store(state, lastState); /* the cause stays */
   epCommRingAll(comm);
   for (int r = 0; r < comm->numRanks; r++)
-    if (comm->pidfds[r] >= 0) close(comm->pidfds[r]);
+    if (comm->watches[r] >= 0) close(comm->watches[r]);
   epBoardLeave(comm->board);
   giveObject(comm);
 }

@@ -131,6 +131,15 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myran
       initRank(newcomm, nranks, &commIds[0], myrank, config, "ncclCommInitRankScalable"));
 }
 
+/* Jobs that have not run, and their communicators. */
+static void dropJobs(ep_job_t *jobs) {
+  for (ep_job_t *next; jobs; jobs = next) {
+    next = jobs->next;
+    epCommFree(jobs->comm, EP_RANK_FAILED);
+    free(jobs);
+  }
+}
+
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
   const char *func = "ncclCommInitAll";
   ep_process_t self;
@@ -157,16 +166,16 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
     else
       result = ncclSystemError;
   }
-  if (result == ncclSuccess) {
+  if (result == ncclSuccess)
     result = epJobsRun(jobs);
-  } else {
-    for (ep_job_t *next; jobs; jobs = next) {
-      next = jobs->next;
-      epCommFree(jobs->comm, EP_RANK_FAILED);
-      free(jobs);
-    }
+  else
+    dropJobs(jobs);
+  for (int r = 0; r < ndev && made; r++) {
+    if (result == ncclSuccess)
+      comm[r] = made[r];
+    else if (made[r]) /* all or none */
+      epCommFree(made[r], EP_RANK_FAILED);
   }
-  if (result == ncclSuccess) memcpy(comm, made, (size_t)ndev * sizeof *made);
   free(made);
   return result;
 }

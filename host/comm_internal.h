@@ -37,7 +37,8 @@ enum {
   EP_SLOT_BYTES = 16384, /* payload of a ring slot */
   EP_NUM_SLOTS = 8,
   EP_EXCUSE_WORDS = 48, /* 8 bytes of text each */
-  EP_ADDRESS_BYTES = 64
+  EP_ADDRESS_BYTES = 48,
+  EP_SECRET_BYTES = 16
 };
 
 typedef enum {
@@ -48,10 +49,14 @@ typedef enum {
   EP_RANK_FAILED = 4 /* met an error: its part of the work is not coming */
 } ep_rank_state_t;
 
-/* How to find a process: its server's abstract socket name. uid tells processes apart. */
+/* How to find a process: its server's abstract socket name, and the secret that its server asks for.
+ * Names are listed in /proc/net/unix; the secret is in unique ids and on boards alone. uid tells
+ * processes apart. */
 typedef struct {
   uint64_t uid;
-  int32_t pid;
+  uint64_t pidSpace; /* where pid means something; 0: not known */
+  int32_t pid, reserved;
+  unsigned char secret[EP_SECRET_BYTES];
   char address[EP_ADDRESS_BYTES];
 } ep_process_t;
 
@@ -98,7 +103,7 @@ ncclResult_t epBoardJoin(const ep_process_t *owner, uint64_t key, int numRanks, 
 void epBoardLeave(ep_board_t *board);
 void epBoardForked(void);
 
-/* ---- The server of this process (comm_server.c) ---- */
+/* ---- The server of this process (comm_server.c), and asking others' (comm_ask.c) ---- */
 
 /* This process's name; starts the server if it is not there. */
 ncclResult_t epServerSelf(ep_process_t *out, const char *func);
@@ -107,6 +112,9 @@ ncclResult_t epServerAskBoard(const ep_process_t *owner, uint64_t key, int numRa
                               const char *func);
 ncclResult_t epServerAskSegment(const ep_process_t *owner, uint64_t segment, int *fd, size_t *bytes,
                                 const char *func);
+/* A descriptor that becomes readable when the process ends, for processes of another process-id namespace.
+ * Says nothing: ncclRemoteError: it has ended; any other failure: it cannot be told now. */
+ncclResult_t epServerWatch(const ep_process_t *owner, int *fd);
 void epServerForked(void);
 
 /* ---- Communicators ---- */
@@ -120,7 +128,7 @@ struct ncclComm {
   int rank, numRanks, device, lsaSize;
   ep_board_t *board;
   ep_process_t self;
-  _Atomic int *pidfds;             /* [numRanks]; -1: this process, or the system has none */
+  _Atomic int *watches;            /* [numRanks] of the ranks' processes, or a watch_t */
   uint32_t numExchanges;           /* control exchanges begun */
   uint32_t numShrinks;             /* ncclCommShrink called on it */
   uint32_t numCalls, callsSince;   /* collective calls since that many meetings */

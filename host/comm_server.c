@@ -1,62 +1,91 @@
 /* The server of a process: one background thread behind an abstract unix socket that hands out file
- * descriptors to other processes of the same user: the board of a communicator that this process made
- * the id for, and memory segments that windows lie in. A request is one packet, the answer one packet
- * with one descriptor; nothing is kept open. The thread starts with the first unique id or window and
- * ends with the process. Abstract names leave no files behind. */
+ * descriptors to other processes of the same user and job (comm_wire.h): the board of a communicator that
+ * this process made the id for, and memory segments that windows lie in. The thread starts with the
+ * first unique id or window and ends with the process. Abstract names leave no files behind.
+ *
+ * It serves all its clients at once. One that says nothing has TALK_NS, and when MAX_TALKING do, a
+ * new one takes the place of the oldest: honest ones answer at once, and ask again if they were too slow.
+ * Who watches for this process's end stays connected. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include "comm_internal.h"
+#include "comm_wire.h"
+#include "plan/process.h"
 
-typedef enum { ASK_BOARD = 1, ASK_SEGMENT = 2 } ask_t;
-
-typedef struct {
-  uint32_t what;
-  int32_t numRanks;
-  uint64_t uid, id;
-} request_t;
-
-typedef struct {
-  int32_t result; /* ncclResult_t */
-  uint64_t bytes;
-  char sentence[200];
-} answer_t;
+enum { MAX_TALKING = 64, MAX_CLIENTS = 2048 };
+#define TALK_NS  2000000000ull /* for a client's request */
+#define YOUNG_NS 200000000ull  /* nobody's place is taken before */
+#define PAUSE_NS 50000000ull   /* after a descriptor was lacking */
 
 typedef struct pending {
   struct pending *next;
-  uint64_t key;
+  uint64_t key, endNs; /* endNs: the ranks that asked have given up */
   int numRanks, joined, fd;
 } pending_t;
+
+typedef struct {
+  int fd;
+  bool watches; /* it has shown that it belongs here */
+  uint64_t sinceNs;
+  ep_greeting_t greeting;
+} client_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ep_process_t self; /* uid 0: not started */
 static int listenFd = -1;
 static pending_t *pendings;
+static uint64_t
+    patienceNs; /* of the ranks, when they asked last: the thread reads no environment */
+static client_t clients[MAX_CLIENTS]; /* the thread's */
+static int numClients, numTalking;
+static uint64_t pausedUntilNs;
 
-static socklen_t socketName(struct sockaddr_un *name, const char *address) {
-  memset(name, 0, sizeof *name);
-  name->sun_family = AF_UNIX;
-  size_t length = strnlen(address, EP_ADDRESS_BYTES - 1);
-  memcpy(name->sun_path + 1, address, length); /* sun_path[0] = 0: abstract */
-  return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+/* ---- What is handed out ---- */
+
+static void dropPending(pending_t **at) {
+  pending_t *p = *at;
+  *at = p->next;
+  close(p->fd);
+  free(p);
+}
+
+/* Boards that some rank never asked for. With the lock held. */
+static void dropOldBoards(void) {
+  uint64_t now = epNowNs();
+  for (pending_t **at = &pendings; *at;) {
+    if (now >= (*at)->endNs)
+      dropPending(at);
+    else
+      at = &(*at)->next;
+  }
+}
+
+static pending_t *newBoard(uint64_t key, int numRanks) {
+  pending_t *p = calloc(1, sizeof *p);
+  if (!p) return NULL;
+  p->key = key;
+  p->numRanks = numRanks;
+  p->fd = epMemfdNew("trefoil-board", epBoardBytes(numRanks));
+  if (p->fd >= 0) return p;
+  free(p);
+  return NULL;
 }
 
 /* The board of a key for one more rank; the first rank makes it, the last takes it off the list. */
-static int takeBoard(uint64_t key, int numRanks, answer_t *answer) {
+static int takeBoard(uint64_t key, int numRanks, ep_answer_t *answer) {
+  int fd = -1;
   pthread_mutex_lock(&lock);
+  dropOldBoards();
   pending_t **at = &pendings;
   while (*at && (*at)->key != key) at = &(*at)->next;
   pending_t *p = *at;
-  int fd = -1;
   if (p && p->numRanks != numRanks) {
     answer->result = ncclInvalidArgument;
     snprintf(answer->sentence, sizeof answer->sentence,
@@ -64,25 +93,11 @@ static int takeBoard(uint64_t key, int numRanks, answer_t *answer) {
     pthread_mutex_unlock(&lock);
     return -1;
   }
-  if (!p && (p = calloc(1, sizeof *p))) {
-    p->key = key;
-    p->numRanks = numRanks;
-    p->fd = memfd_create("trefoil-board", MFD_CLOEXEC);
-    if (p->fd < 0 || ftruncate(p->fd, (off_t)epBoardBytes(numRanks))) {
-      if (p->fd >= 0) close(p->fd);
-      free(p);
-      p = NULL;
-    } else {
-      *at = p; /* at the end of the list */
-    }
-  }
+  if (!p) p = *at = newBoard(key, numRanks); /* at the end of the list */
   if (p) {
+    p->endNs = patienceNs < INT64_MAX / 4 ? epNowNs() + 2 * patienceNs : UINT64_MAX;
     fd = fcntl(p->fd, F_DUPFD_CLOEXEC, 0);
-    if (fd >= 0 && ++p->joined == numRanks) {
-      *at = p->next;
-      close(p->fd);
-      free(p);
-    }
+    if (fd >= 0 && ++p->joined == numRanks) dropPending(at);
   }
   pthread_mutex_unlock(&lock);
   if (fd < 0) {
@@ -93,12 +108,14 @@ static int takeBoard(uint64_t key, int numRanks, answer_t *answer) {
   return fd;
 }
 
-static int takeDescriptor(const request_t *ask, answer_t *answer) {
+int epServerTake(const ep_request_t *request, ep_answer_t *answer) {
   int fd = -1;
   size_t bytes = 0;
-  if (ask->what == ASK_BOARD && ask->numRanks >= 1 && ask->numRanks <= EP_MAX_RANKS)
-    return takeBoard(ask->id, ask->numRanks, answer);
-  if (ask->what == ASK_SEGMENT) fd = epSegmentFd(ask->id, &bytes);
+  memset(answer, 0, sizeof *answer);
+  if (request->what == EP_ASK_WATCH) return -1;
+  if (request->what == EP_ASK_BOARD && request->numRanks >= 1 && request->numRanks <= EP_MAX_RANKS)
+    return takeBoard(request->id, request->numRanks, answer);
+  if (request->what == EP_ASK_SEGMENT) fd = epSegmentFd(request->id, &bytes);
   answer->bytes = bytes;
   if (fd < 0) {
     answer->result = ncclInvalidUsage;
@@ -108,18 +125,19 @@ static int takeDescriptor(const request_t *ask, answer_t *answer) {
   return fd;
 }
 
-static void serve(int fd) {
-  struct ucred peer;
-  socklen_t length = sizeof peer;
-  struct timeval patience = {2, 0};
-  request_t ask;
-  answer_t answer = {0};
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) || peer.uid != geteuid()) return;
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-  if (recv(fd, &ask, sizeof ask, 0) != (ssize_t)sizeof ask || ask.uid != self.uid) return;
-  int given = takeDescriptor(&ask, &answer);
-  struct iovec part = {&answer, sizeof answer};
+/* ---- One client ---- */
+
+/* Off the list before it is closed: a fork between the two closes what is on the list. */
+static void dropClient(int i) {
+  int fd = clients[i].fd;
+  if (!clients[i].watches) numTalking--;
+  clients[i] = clients[--numClients];
+  close(fd);
+}
+
+/* The answer, and its descriptor if there is one. */
+static bool sendAnswer(int socket, const ep_answer_t *answer, int given) {
+  struct iovec part = {(void *)(uintptr_t)answer, sizeof *answer};
   _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
   if (given >= 0) {
@@ -131,37 +149,144 @@ static void serve(int fd) {
     head->cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(head), &given, sizeof given);
   }
-  (void)!sendmsg(fd, &message, MSG_NOSIGNAL);
+  return sendmsg(socket, &message, MSG_NOSIGNAL) == (ssize_t)sizeof *answer;
+}
+
+/* Answers a client that has said something; whether it stays. */
+static bool serve(client_t *client) {
+  ep_request_t request;
+  ep_answer_t answer = {.refused = 1};
+  unsigned char mac[EP_DIGEST_BYTES];
+  ssize_t got = recv(client->fd, &request, sizeof request, MSG_TRUNC);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  if (client->watches || got <= 0) return false;
+  if (got == (ssize_t)sizeof request)
+    epWireMac(self.secret, &client->greeting, &request, NULL, mac);
+  if (got != (ssize_t)sizeof request || !epSameBytes(mac, request.mac, sizeof mac) ||
+      request.uid != self.uid) {
+    sendAnswer(client->fd, &answer, -1);
+    return false;
+  }
+  int given = epServerTake(&request, &answer);
+  epWireMac(self.secret, &client->greeting, &request, &answer, answer.mac);
+  bool sent = sendAnswer(client->fd, &answer, given);
   if (given >= 0) close(given);
+  if (!sent || request.what != EP_ASK_WATCH) return false;
+  client->watches = true;
+  numTalking--;
+  return true;
+}
+
+static void greet(int socket, uint64_t now) {
+  struct ucred peer;
+  socklen_t length = sizeof peer;
+  client_t client = {.fd = socket, .sinceNs = now, .greeting.magic = EP_GREETING_MAGIC};
+  bool ours = !getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) &&
+              peer.uid == geteuid() && numClients < MAX_CLIENTS;
+  if (!ours || !epRandomBytes(client.greeting.nonce, sizeof client.greeting.nonce) ||
+      send(socket, &client.greeting, sizeof client.greeting, MSG_NOSIGNAL) !=
+          (ssize_t)sizeof client.greeting) {
+    close(socket);
+    return;
+  }
+  clients[numClients++] = client;
+  numTalking++;
+}
+
+/* ---- All of them ---- */
+
+/* The client that has said nothing for longest, or -1. */
+static int oldestTalking(void) {
+  int oldest = -1;
+  for (int i = 0; i < numClients; i++)
+    if (!clients[i].watches && (oldest < 0 || clients[i].sinceNs < clients[oldest].sinceNs))
+      oldest = i;
+  return oldest;
+}
+
+/* When there is something to do that no descriptor tells; UINT64_MAX: never. */
+static uint64_t nextMoment(void) {
+  uint64_t next = pausedUntilNs ? pausedUntilNs : UINT64_MAX;
+  int oldest = oldestTalking();
+  if (oldest < 0) return next;
+  uint64_t due = clients[oldest].sinceNs + (numTalking >= MAX_TALKING ? YOUNG_NS : TALK_NS);
+  return due < next ? due : next;
+}
+
+static void dropSilent(uint64_t now) {
+  for (int i; (i = oldestTalking()) >= 0;) {
+    if (now - clients[i].sinceNs < (numTalking >= MAX_TALKING ? YOUNG_NS : TALK_NS)) return;
+    dropClient(i);
+  }
+}
+
+/* Whether the socket is still there. */
+static bool acceptClients(int fd, uint64_t now) {
+  while (numTalking < MAX_TALKING) {
+    int client = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (client >= 0) {
+      greet(client, now);
+      continue;
+    }
+    if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK) return false;
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+      pausedUntilNs = now + PAUSE_NS;
+    if (errno != EINTR && errno != ECONNABORTED) return true;
+  }
+  return true;
 }
 
 static sem_t running; /* the server's thread has begun */
 
 static void *serverMain(void *arg) {
+  static struct pollfd polls[MAX_CLIENTS + 1];
   int fd = (int)(intptr_t)arg;
   sem_post(&running);
   for (;;) {
-    int client = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
-    if (client < 0 && (errno == EBADF || errno == EINVAL)) return NULL;
-    if (client < 0) continue;
-    serve(client);
-    close(client);
+    uint64_t now = epNowNs(), next = nextMoment();
+    bool open = numTalking < MAX_TALKING && now >= pausedUntilNs;
+    polls[0] = (struct pollfd){open ? fd : -1, POLLIN, 0};
+    for (int i = 0; i < numClients; i++) polls[i + 1] = (struct pollfd){clients[i].fd, POLLIN, 0};
+    int ms = next == UINT64_MAX ? -1 : next <= now ? 0 : (int)((next - now) / 1000000 + 1);
+    int polled = numClients;
+    if (poll(polls, (nfds_t)polled + 1, ms) < 0 && errno != EINTR) usleep(10000);
+    now = epNowNs();
+    if (now >= pausedUntilNs) pausedUntilNs = 0;
+    for (int i = polled - 1; i >= 0; i--) /* downwards: dropping one moves the last */
+      if (polls[i + 1].revents && !serve(&clients[i])) dropClient(i);
+    dropSilent(now);
+    if (polls[0].revents && !acceptClients(fd, now)) return NULL;
   }
+}
+
+/* ---- Starting ---- */
+
+static bool describeSelf(ep_process_t *me) {
+  memset(me, 0, sizeof *me);
+  me->uid = epRandom();
+  me->pid = (int32_t)getpid();
+  me->pidSpace = epPidSpace();
+  snprintf(me->address, sizeof me->address, "trefoil-host-%d-%016llx", (int)me->pid,
+           (unsigned long long)me->uid);
+  return epRandomBytes(me->secret, sizeof me->secret);
+}
+
+static int openSocket(const char *address) {
+  struct sockaddr_un name;
+  socklen_t length = epSocketName(&name, address);
+  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return -1;
+  if (!bind(fd, (struct sockaddr *)&name, length) && !listen(fd, 1024)) return fd;
+  close(fd);
+  return -1;
 }
 
 /* With the lock held. */
 static bool startServer(void) {
-  struct sockaddr_un name;
-  ep_process_t me = {.uid = epRandom(), .pid = (int32_t)getpid()};
-  snprintf(me.address, sizeof me.address, "trefoil-host-%d-%016llx", (int)me.pid,
-           (unsigned long long)me.uid);
-  socklen_t length = socketName(&name, me.address);
-  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  ep_process_t me;
+  if (!describeSelf(&me)) return false;
+  int fd = openSocket(me.address);
   if (fd < 0) return false;
-  if (bind(fd, (struct sockaddr *)&name, length) || listen(fd, 1024)) {
-    close(fd);
-    return false;
-  }
   sigset_t all, old;
   pthread_t thread;
   sigfillset(&all);
@@ -171,8 +296,9 @@ static bool startServer(void) {
   int failed = pthread_create(&thread, NULL, serverMain, (void *)(intptr_t)fd);
   pthread_sigmask(SIG_SETMASK, &old, NULL);
   if (failed) {
-    self.uid = 0;
+    memset(&self, 0, sizeof self);
     close(fd);
+    errno = failed;
     return false;
   }
   pthread_detach(thread);
@@ -185,6 +311,8 @@ static bool startServer(void) {
 
 ncclResult_t epServerSelf(ep_process_t *out, const char *func) {
   pthread_mutex_lock(&lock);
+  patienceNs = trefoilHostTimeoutNs();
+  dropOldBoards();
   bool there = self.uid || startServer();
   if (there) *out = self;
   pthread_mutex_unlock(&lock);
@@ -194,67 +322,15 @@ ncclResult_t epServerSelf(ep_process_t *out, const char *func) {
   return ncclSuccess;
 }
 
-/* One request to another process. The answer's descriptor, or -1. */
-static int exchange(const ep_process_t *owner, const request_t *ask, answer_t *answer,
-                    const char *func) {
-  struct sockaddr_un name;
-  socklen_t length = socketName(&name, owner->address);
-  struct timeval patience = {5, 0};
-  int given = -1, fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  answer->result = ncclSystemError;
-  snprintf(answer->sentence, sizeof answer->sentence, "process %d does not answer", owner->pid);
-  if (fd < 0) return -1;
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  struct iovec part = {answer, sizeof *answer};
-  _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  struct msghdr message = {
-      .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-  if (connect(fd, (struct sockaddr *)&name, length)) {
-    answer->result = ncclRemoteError;
-    snprintf(answer->sentence, sizeof answer->sentence,
-             "process %d, which made the id or owns the memory, is gone or on another machine",
-             owner->pid);
-  } else if (send(fd, ask, sizeof *ask, MSG_NOSIGNAL) == (ssize_t)sizeof *ask &&
-             recvmsg(fd, &message, MSG_CMSG_CLOEXEC) == (ssize_t)sizeof *answer) {
-    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
-    if (head && head->cmsg_type == SCM_RIGHTS) memcpy(&given, CMSG_DATA(head), sizeof given);
-  }
-  close(fd);
-  (void)func;
-  return given;
-}
-
-static ncclResult_t ask(const ep_process_t *owner, const request_t *request, int *fd, size_t *bytes,
-                        const char *func) {
-  ep_process_t me;
-  answer_t answer = {0};
-  EP_NCCL_TRY(epServerSelf(&me, func));
-  int given = owner->uid == me.uid ? takeDescriptor(request, &answer)
-                                   : exchange(owner, request, &answer, func);
-  EP_NCCL_CHECK(given >= 0, answer.result ? (ncclResult_t)answer.result : ncclSystemError, "%s: %s",
-                func, answer.sentence);
-  *fd = given;
-  if (bytes) *bytes = (size_t)answer.bytes;
-  return ncclSuccess;
-}
-
-ncclResult_t epServerAskBoard(const ep_process_t *owner, uint64_t key, int numRanks, int *fd,
-                              const char *func) {
-  request_t request = {ASK_BOARD, numRanks, owner->uid, key};
-  return ask(owner, &request, fd, NULL, func);
-}
-
-ncclResult_t epServerAskSegment(const ep_process_t *owner, uint64_t segment, int *fd, size_t *bytes,
-                                const char *func) {
-  request_t request = {ASK_SEGMENT, 0, owner->uid, segment};
-  return ask(owner, &request, fd, bytes, func);
-}
-
-/* In the child of a fork: the server's thread is the parent's; this process is another one. */
+/* In the child of a fork: the server's thread is the parent's; this process is another one. What watches the
+ * parent must see its end, and not wait for the child's. */
 void epServerForked(void) {
   pthread_mutex_init(&lock, NULL);
   if (listenFd >= 0) close(listenFd);
   listenFd = -1;
+  for (int i = 0; i < numClients; i++) close(clients[i].fd);
+  numClients = numTalking = 0;
+  pausedUntilNs = 0;
   memset(&self, 0, sizeof self);
   for (pending_t *p = pendings; p; p = p->next) close(p->fd);
   pendings = NULL;

@@ -51,6 +51,11 @@ static ncclResult_t mapSegment(const window_record_t *record, int device, ep_pee
     return ncclSuccess;
   }
   EP_NCCL_TRY(epServerAskSegment(&record->process, record->segment, &fd, &bytes, func));
+  if (record->offset > bytes || record->bytes > bytes - record->offset) {
+    close(fd);
+    return epNcclFail(ncclInvalidUsage, "%s: the memory was freed while it was being registered",
+                      func);
+  }
   char *there = record->local - record->offset; /* if it can be, at the owner's address */
   void *base = mmap(there, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   close(fd);

@@ -46,6 +46,8 @@ void epThreadWake(const _Atomic uint32_t *word);
 bool epSpin(const _Atomic uint32_t *word, uint32_t seen);
 /* Random bits that differ between processes and calls. */
 uint64_t epRandom(void);
+/* Random bytes that nobody can guess; false: the system gives none. */
+bool epRandomBytes(void *out, size_t bytes);
 /* An environment variable as a number, or fallback if unset or not one. */
 int64_t epEnvInt(const char *name, int64_t fallback);
 
@@ -85,6 +87,13 @@ extern _Atomic uint64_t epMemChanges;
 int epSegmentFd(uint64_t segment, size_t *bytes);
 size_t epMemUsed(int device);
 void epMemForked(void);
+
+/* ---- Memory without a file (host_memfd.c) ---- */
+
+/* A descriptor of that many bytes, all zero, sealed against shrinking and growing; -1 and errno. */
+int epMemfdNew(const char *name, size_t bytes);
+/* Whether a descriptor of somebody else's is such memory and holds so many bytes. */
+bool epMemfdHolds(int fd, size_t bytes);
 
 /* ---- Devices (host_device.c) ---- */
 

@@ -57,7 +57,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *tree; /* of range_t, by address */
 static segment_t *segments;
 static range_t *freeRanges[EP_NUM_CLASSES];
-static uint64_t lastSegmentId;
 static size_t usedBytes[64];
 static size_t allocatedBytes[64]; /* by ncclMemAlloc, freed or not */
 _Atomic uint64_t epMemChanges;
@@ -105,13 +104,13 @@ static char *nextAddress(int device, size_t bytes) {
 static segment_t *newSegment(size_t bytes, bool pooled, char *address) {
   segment_t *seg = calloc(1, sizeof *seg);
   if (!seg) return NULL;
-  seg->fd = memfd_create("trefoil-host", MFD_CLOEXEC);
-  if (seg->fd < 0 || ftruncate(seg->fd, (off_t)bytes)) goto fail;
+  seg->fd = epMemfdNew("trefoil-host", bytes);
+  if (seg->fd < 0) goto fail;
   seg->base = mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, seg->fd, 0);
   if (seg->base == MAP_FAILED) goto fail;
   seg->bytes = bytes;
   seg->pooled = pooled;
-  seg->id = ++lastSegmentId;
+  seg->id = epRandom(); /* nobody guesses it */
   seg->next = segments;
   segments = seg;
   return seg;
@@ -171,6 +170,19 @@ static range_t *takeOwn(size_t bytes, int symmetricDevice) {
   return range;
 }
 
+/* A range that is not in the tree. */
+static void giveBack(range_t *range) {
+  usedBytes[range->mem.device & 63] -= range->mem.bytes;
+  if (range->classIdx >= 0) {
+    EP_SHUT(range->mem.base, range->capacity);
+    range->nextFree = freeRanges[range->classIdx];
+    freeRanges[range->classIdx] = range;
+  } else {
+    dropSegment(range->segment);
+    free(range);
+  }
+}
+
 /* The poison byte for a fresh block, or -1. */
 static int poisonByte(size_t bytes) {
   const char *text = getenv("TREFOIL_HOST_POISON");
@@ -197,7 +209,10 @@ cudaError_t epMemAlloc(void **ptr, size_t bytes, size_t align, ep_mem_kind_t kin
     range->mem.flags = flags;
     range->mem.segment = range->segment->id;
     usedBytes[device & 63] += bytes;
-    if (!tsearch(range, &tree, compareRanges)) range = NULL;
+    if (!tsearch(range, &tree, compareRanges)) {
+      giveBack(range);
+      range = NULL;
+    }
   }
   atomic_fetch_add(&epMemChanges, 1);
   pthread_mutex_unlock(&lock);
@@ -233,17 +248,9 @@ cudaError_t epMemFree(void *ptr, bool hostSide, const char *func) {
   if (ours) {
     damaged = damagedTail(range);
     bytes = range->mem.bytes;
-    usedBytes[range->mem.device & 63] -= bytes;
     tdelete(range, &tree, compareRanges);
     atomic_fetch_add(&epMemChanges, 1);
-    if (range->classIdx >= 0) {
-      EP_SHUT(range->mem.base, range->capacity);
-      range->nextFree = freeRanges[range->classIdx];
-      freeRanges[range->classIdx] = range;
-    } else {
-      dropSegment(range->segment);
-      free(range);
-    }
+    giveBack(range);
   }
   pthread_mutex_unlock(&lock);
   EP_CUDA_CHECK(ours, cudaErrorInvalidValue,

@@ -76,6 +76,10 @@ uint64_t epRandom(void) {
   return bits ? bits : 1;
 }
 
+bool epRandomBytes(void *out, size_t bytes) {
+  return getrandom(out, bytes, 0) == (ssize_t)bytes; /* up to 256 come at once, without EINTR */
+}
+
 int64_t epEnvInt(const char *name, int64_t fallback) {
   const char *text = getenv(name);
   if (!text || !*text) return fallback;

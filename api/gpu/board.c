@@ -15,7 +15,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +24,8 @@
 #include <unistd.h>
 
 #include "api/gpu/gpu.h"
+#include "api/own_file.h"
+#include "plan/process.h"
 
 #define BOARD_MAGIC 0x3144524f42504531ull
 #define SECOND      1000000000ull
@@ -49,6 +50,12 @@ typedef struct shared_board {
   seat_t seats[EP_LL_MAX_RANKS];
 } shared_board_t;
 
+/* A rank's process. */
+typedef struct watch {
+  int32_t pid; /* 0: not watched */
+  int fd;      /* of epProcessOpen */
+} watch_t;
+
 struct ep_board {
   struct ep_board *next;
   ncclComm_t comm;
@@ -56,6 +63,7 @@ struct ep_board {
   int rank, numRanks, users;
   int commonFailure; /* of the call in progress: no note */
   shared_board_t *shared;
+  watch_t watches[EP_LL_MAX_RANKS];
 };
 
 /* This process's boards, and the files that it may have left. */
@@ -72,22 +80,28 @@ static uint64_t nowNs(void) {
   return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
 }
 
-static uint64_t pidSpace(void) {
-  struct stat s;
-  return stat("/proc/self/ns/pid", &s) == 0 ? (uint64_t)s.st_ino : 0;
+static void stopWatching(watch_t *watch) {
+  if (watch->pid && watch->fd >= 0) close(watch->fd);
+  watch->pid = 0;
 }
 
 static void sitDown(seat_t *seat) {
   seat->pid = (int32_t)getpid();
-  seat->pidSpace = pidSpace();
+  seat->pidSpace = epPidSpace();
 }
 
-static int isGone(const seat_t *seat) {
-  return seat->pid && seat->pidSpace == pidSpace() && kill(seat->pid, 0) != 0 && errno == ESRCH;
+/* Ids of another namespace mean nothing here: such a rank is waited for until the timeout. */
+static int isGone(const seat_t *seat, watch_t *watch) {
+  if (!seat->pid || !seat->pidSpace || seat->pidSpace != epPidSpace()) return 0;
+  if (watch->pid != seat->pid) {
+    stopWatching(watch);
+    *watch = (watch_t){seat->pid, epProcessOpen(seat->pid)};
+  }
+  return epProcessEnded(watch->fd, watch->pid);
 }
 
 static void nameOf(uint64_t hash, char name[64]) {
-  snprintf(name, 64, "/nccl_ep.%u.%016llx", (unsigned)geteuid(), (unsigned long long)hash);
+  snprintf(name, 64, "/dev/shm/nccl_ep.%u.%016llx", (unsigned)geteuid(), (unsigned long long)hash);
 }
 
 /* ---- the file -------------------------------------------------------------------------------- */
@@ -107,7 +121,7 @@ __attribute__((destructor)) static void removeLeftFiles(void) {
   char name[64];
   for (struct left_file *f = leftFiles; f; f = f->next) {
     nameOf(f->hash, name);
-    shm_unlink(name);
+    unlink(name);
   }
 }
 
@@ -125,12 +139,11 @@ static trefoil_result_t initShared(shared_board_t *b) {
 
 /* Whoever makes the file prepares it; the others wait for that. */
 static trefoil_result_t mapShared(int fd, int made, shared_board_t **out) {
-  if (made) {
-    EP_CHECK(ftruncate(fd, sizeof(shared_board_t)) == 0, TREFOIL_SYSTEM_ERROR,
-             "/dev/shm: %zu bytes: %s", sizeof(shared_board_t), strerror(errno));
-  }
+  struct stat info = {.st_nlink = 1};
   for (uint64_t since = nowNs();; usleep(200)) {
-    if (lseek(fd, 0, SEEK_END) >= (off_t)sizeof(shared_board_t)) break;
+    if (fstat(fd, &info) == 0 && info.st_size >= (off_t)sizeof(shared_board_t)) break;
+    EP_CHECK(info.st_nlink, TREFOIL_SYSTEM_ERROR,
+             "another rank found no space in /dev/shm, where ranks meet");
     EP_CHECK(nowNs() - since < 5 * SECOND, TREFOIL_SYSTEM_ERROR,
              "a file of another run in /dev/shm is not ready; remove /dev/shm/nccl_ep.*");
   }
@@ -158,20 +171,21 @@ static trefoil_result_t openShared(uint64_t hash, shared_board_t **out) {
   nameOf(hash, name);
   struct left_file *left = malloc(sizeof *left);
   EP_CHECK(left, TREFOIL_SYSTEM_ERROR, "out of memory");
-  int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600), made = fd >= 0;
-  if (!made && errno == EEXIST) fd = shm_open(name, O_RDWR | O_CLOEXEC, 0600);
+  int fd = epOwnFileNew(name, sizeof(shared_board_t)), made = fd >= 0;
+  if (!made && errno == EEXIST) fd = epOwnFileOpen(name);
   if (fd < 0 && errno == ENOENT) { /* removed between the two */
-    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    fd = epOwnFileNew(name, sizeof(shared_board_t));
     made = fd >= 0;
   }
   if (fd < 0) {
     free(left);
-    return epFail(TREFOIL_SYSTEM_ERROR, "/dev/shm%s: %s", name, strerror(errno));
+    return epFail(TREFOIL_SYSTEM_ERROR, "%s: %s", name,
+                  errno == EPERM ? "another user's file, or a link; remove it" : strerror(errno));
   }
   trefoil_result_t result = mapShared(fd, made, out);
   close(fd);
   if (result != TREFOIL_OK) {
-    if (made) shm_unlink(name);
+    if (made) unlink(name);
     free(left);
     return result;
   }
@@ -184,7 +198,7 @@ static trefoil_result_t openShared(uint64_t hash, shared_board_t **out) {
 void epBoardUnlink(struct ep_board *board) {
   char name[64];
   nameOf(board->hash, name);
-  shm_unlink(name);
+  unlink(name);
   pthread_mutex_lock(&listLock);
   forgetFile(board->hash);
   pthread_mutex_unlock(&listLock);
@@ -197,6 +211,7 @@ static void drop(struct ep_board *b) {
     if (*link != b) continue;
     *link = b->next;
     munmap(b->shared, sizeof *b->shared);
+    for (int r = 0; r < b->numRanks; r++) stopWatching(&b->watches[r]);
     free(b);
     return;
   }
@@ -273,7 +288,7 @@ static trefoil_result_t checkSameCall(const ep_board_word_t *all, int numRanks) 
 }
 
 /* Under the lock: why this rank must not go on waiting; TREFOIL_OK: it may. */
-static trefoil_result_t lookForTrouble(const struct ep_board *b, const ep_board_word_t *mine,
+static trefoil_result_t lookForTrouble(struct ep_board *b, const ep_board_word_t *mine,
                                        uint64_t since, uint64_t timeoutNs) {
   const shared_board_t *s = b->shared;
   uint64_t now = nowNs();
@@ -288,8 +303,8 @@ static trefoil_result_t lookForTrouble(const struct ep_board *b, const ep_board_
       return epFail((trefoil_result_t)seat->failCode, "%s: it failed on rank %d: %.300s",
                     callNames[mine->call], r, seat->failText);
     }
-    EP_CHECK(!isGone(seat), TREFOIL_REMOTE_ERROR, "%s: rank %d is gone (process %d)",
-             callNames[mine->call], r, seat->pid);
+    EP_CHECK(!isGone(seat, &b->watches[r]), TREFOIL_REMOTE_ERROR,
+             "%s: rank %d is gone (process %d)", callNames[mine->call], r, seat->pid);
     if (used < sizeof missing - 12) {
       used += (size_t)snprintf(missing + used, sizeof missing - used, used ? ", %d" : "%d", r);
     }

@@ -135,7 +135,7 @@ static void makeOutputs(step_data_t *d) {
   d->wantCombinedWeights = poisoned(B * (size_t)c->topk * 4);
 }
 
-static void expect(step_data_t *d) {
+void stepExpect(step_data_t *d) {
   const step_case_t *c = d->c;
   trefoil_source_t *sources = make((size_t)d->R, sizeof *sources);
   trefoil_expert_rows_t *experts = make((size_t)d->R, sizeof *experts);
@@ -194,7 +194,7 @@ step_data_t *stepMake(const step_case_t *c, int me, int R, int ranksPerNode) {
   d->wide = make((size_t)(B * c->topk), 8);
   for (int64_t i = 0; i < B * c->topk; i++) d->wide[i] = d->idx[me][i];
   makeOutputs(d);
-  expect(d);
+  stepExpect(d);
   return d;
 }
 
@@ -206,6 +206,15 @@ void stepPoison(step_data_t *d) {
   memset(d->outIdx, 0xA5, weightCount(d) * 8);
   memset(d->combined, 0xA5, (size_t)(d->numTokens[d->me] * c->width) * 2);
   memset(d->combinedWeights, 0xA5, (size_t)(d->numTokens[d->me] * c->topk) * 4);
+}
+
+void stepPoisonWanted(step_data_t *d) {
+  const step_case_t *c = d->c;
+  memset(d->wantTokens, 0xA5, (size_t)d->slots * outBytes(c));
+  memset(d->wantScales, 0xA5, (size_t)d->slots * outScaleBytes(c));
+  memset(d->wantWeights, 0xA5, weightCount(d) * 4);
+  memset(d->wantIdx, 0xA5, weightCount(d) * 8);
+  memset(d->wantCombined, 0xA5, (size_t)(d->numTokens[d->me] * c->width) * 2);
 }
 
 void stepFree(step_data_t *d) {

@@ -47,6 +47,9 @@ typedef struct step_data {
 
 step_data_t *stepMake(const step_case_t *c, int me, int numRanks, int ranksPerNode);
 void stepFree(step_data_t *d);
+/* What should come out, again: after a change of d->ref (masks). Poison what is wanted first. */
+void stepExpect(step_data_t *d);
+void stepPoisonWanted(step_data_t *d);
 
 ncclEpGroupConfig_t stepGroupConfig(const step_case_t *c, int numRanks);
 ncclEpLayout_t stepLayout(const step_case_t *c);

@@ -3,14 +3,20 @@
  * NCCL. */
 #include "api/gpu/board.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "api/own_file.h"
 #include "test.h"
 
 enum { R = 4 };
@@ -44,6 +50,10 @@ static uint64_t nowNs(void) {
 static uint64_t freshHash(void) {
   static uint64_t number;
   return nowNs() * 31 + (uint64_t)getpid() * 7919 + ++number;
+}
+
+static void nameOf(uint64_t hash, char name[96]) {
+  snprintf(name, 96, "/dev/shm/nccl_ep.%u.%016llx", (unsigned)geteuid(), (unsigned long long)hash);
 }
 
 typedef struct member {
@@ -201,6 +211,45 @@ TEST(a_refused_rank_is_named_and_may_try_again) {
 
 /* ---- processes ------------------------------------------------------------------------------- */
 
+/* Rank 1 is killed, and nobody asks for its end: a zombie is gone, too. The others wait for it: how long? */
+static void childOfNobody(uint64_t hash, int rank, uint64_t *tookNs) {
+  member_t m;
+  openOne(&m, hash, rank);
+  if (m.result == TREFOIL_OK) meet(&m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  if (m.result != TREFOIL_OK) _exit(1);
+  epBoardUnlink(m.board);
+  if (rank == 1) raise(SIGKILL);
+  meet(&m, EP_BOARD_INIT_HANDLE, (uint32_t)rank, 15 * SECOND);
+  int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 1 is gone") != NULL;
+  __atomic_store_n(&tookNs[rank], named ? m.tookNs : 60 * SECOND, __ATOMIC_SEQ_CST);
+  for (int ms = 0; ms < 30000 && !__atomic_load_n(&tookNs[R], __ATOMIC_SEQ_CST); ms++) usleep(1000);
+  _exit(0);
+}
+
+TEST(a_killed_process_that_nobody_reaps_is_named) {
+  uint64_t *tookNs = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(tookNs != MAP_FAILED, "mmap");
+  uint64_t hash = freshHash();
+  pid_t pids[R];
+  fflush(NULL);
+  for (int r = 0; r < R; r++) {
+    pids[r] = fork();
+    if (pids[r] == 0) childOfNobody(hash, r, tookNs);
+  }
+  for (int ms = 0; ms < 20000; ms++, usleep(1000)) {
+    int told = 0;
+    for (int r = 0; r < R; r++) told += __atomic_load_n(&tookNs[r], __ATOMIC_SEQ_CST) != 0;
+    if (told == R - 1) break;
+  }
+  __atomic_store_n(&tookNs[R], 1, __ATOMIC_SEQ_CST);
+  for (int r = 0; r < R; r++) {
+    if (r == 1) continue;
+    CHECK(tookNs[r] && tookNs[r] < 4 * SECOND, "rank %d: %.3f s", r, (double)tookNs[r] * 1e-9);
+  }
+  for (int r = 0; r < R; r++) waitpid(pids[r], NULL, 0);
+  munmap(tookNs, 4096);
+}
+
 static void childMain(uint64_t hash, int rank, _Atomic int *good) {
   member_t m;
   openOne(&m, hash, rank);
@@ -241,12 +290,85 @@ TEST(no_file_is_left) {
   uint64_t hash = freshHash();
   for (int r = 0; r < R; r++) openOne(&m[r], hash, r);
   char name[96];
-  snprintf(name, sizeof name, "/dev/shm/nccl_ep.%u.%016llx", (unsigned)geteuid(),
-           (unsigned long long)hash);
+  nameOf(hash, name);
   CHECK(access(name, F_OK) == 0, "no file while ranks have not met");
   epBoardUnlink(m[0].board);
   CHECK(access(name, F_OK) != 0, "the file is still there");
   for (int r = 0; r < R; r++) epBoardClose(m[r].board);
+}
+
+static void inFullMemory(void) {
+  static char zeros[65536];
+  member_t m;
+  char name[96];
+  uint64_t hash = freshHash();
+  nameOf(hash, name);
+  REQUIRE(!unshare(CLONE_NEWNS) && !mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) &&
+              !mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=64k"),
+          "%s", strerror(errno));
+  int fd = open("/dev/shm/filler", O_WRONLY | O_CREAT, 0600);
+  while (write(fd, zeros, sizeof zeros) > 0) continue;
+  close(fd);
+  openOne(&m, hash, 0);
+  CHECK(m.result == TREFOIL_SYSTEM_ERROR && strstr(trefoilLastError(), "No space left"), "%d, %s",
+        (int)m.result, trefoilLastError());
+  CHECK(access(name, F_OK) != 0, "the file is left");
+}
+
+/* In a process: a mount is not for the others, and a signal would not end the rest. */
+static int statusOf(void (*body)(void)) {
+  int status = -1;
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) {
+    testFailures = 0;
+    body();
+    fflush(NULL);
+    _exit(testFailures ? 1 : 0);
+  }
+  waitpid(pid, &status, 0);
+  return status;
+}
+
+static void tryToMount(void) {
+  CHECK(!unshare(CLONE_NEWNS), "expected where the test runs without root");
+}
+
+TEST(full_shared_memory_is_a_sentence) {
+  if (geteuid() != 0 || statusOf(tryToMount)) SKIP("a file system cannot be mounted here");
+  int status = statusOf(inFullMemory);
+  CHECK(status == 0, "status 0x%x (7: SIGBUS)", status);
+}
+
+TEST(a_link_in_its_place_is_refused) {
+  char name[96], target[64];
+  uint64_t hash = freshHash();
+  member_t m;
+  nameOf(hash, name);
+  snprintf(target, sizeof target, "/tmp/trefoil-board-%d", (int)getpid());
+  int fd = open(target, O_RDWR | O_CREAT, 0600);
+  REQUIRE(fd >= 0 && !symlink(target, name), "%s", strerror(errno));
+  openOne(&m, hash, 0);
+  CHECK(m.result == TREFOIL_SYSTEM_ERROR && strstr(trefoilLastError(), "or a link"), "%d, %s",
+        (int)m.result, trefoilLastError());
+  CHECK(lseek(fd, 0, SEEK_END) == 0, "the link's target has grown");
+  close(fd);
+  unlink(target);
+  unlink(name);
+}
+
+static void withFileLimit(void) {
+  struct rlimit limit = {1024, 1024};
+  setrlimit(RLIMIT_FSIZE, &limit);
+  char path[64];
+  snprintf(path, sizeof path, "/tmp/trefoil-limit-%d", (int)getpid());
+  CHECK(epOwnFileNew(path, 4096) < 0 && errno == EFBIG, "%s", strerror(errno));
+  CHECK(access(path, F_OK) != 0, "the file is left");
+}
+
+TEST(a_limit_of_file_sizes_is_no_signal) {
+  int status = statusOf(withFileLimit);
+  CHECK(status == 0, "status 0x%x", status);
 }
 
 TEST_MAIN()

@@ -5,6 +5,7 @@
 #include "api/hang_record.h"
 
 #include <jansson.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -424,6 +425,19 @@ TEST(hang_names_the_culprit) {
   CHECK(truncate(files[1], 100) == 0, "truncate");
   doctorHangRefuses(files[1]);
   for (int i = 0; i < 3; i++) unlink(files[i]);
+}
+
+/* Neither waits for a writer nor reads without end. */
+TEST(hang_takes_files_alone) {
+  char fifo[64], line[128];
+  snprintf(fifo, sizeof fifo, "/tmp/trefoil-%d.fifo", (int)getpid());
+  REQUIRE(mkfifo(fifo, 0600) == 0, "mkfifo");
+  snprintf(line, sizeof line, "doctor --hang %s", fifo);
+  run(line);
+  CHECK(o.code == 1 && strstr(o.err, "not a progress record"), "%d %s", o.code, o.err);
+  unlink(fifo);
+  run("doctor --hang /dev/zero");
+  CHECK(o.code == 1 && strstr(o.err, "not a progress record"), "%d %s", o.code, o.err);
 }
 
 TEST(hang_reads_what_kernels_wrote) {
