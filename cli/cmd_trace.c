@@ -33,13 +33,28 @@ static int saveAndSay(const char *verb, const trefoil_trace_t *trace, const char
 
 /* The one operand, or a usage error. */
 static int oneOperand(const char *verb, const char *const *operands, const char **path) {
-  if (!operands || !operands[0] || operands[1]) return cliUsage(verb, "name one file");
+  if (!operands || !operands[0] || !*operands[0] || operands[1])
+    return cliUsage(verb, "name one file");
   *path = operands[0];
   return -1;
 }
 
+/* Options that another one would have to be there for; negative: not given. */
+static int checkTogether(const trefoil_trace_spec_t *s, trefoil_popularity_t popularity) {
+  if (s->skew >= 0 && popularity == TREFOIL_POPULARITY_UNIFORM) {
+    return cliUsage("trace generate", "--skew is of --popularity zipf, hot-expert or hot-rank");
+  }
+  if (s->hot >= 0 && popularity < TREFOIL_POPULARITY_HOT_EXPERT) {
+    return cliUsage("trace generate", "--hot is of --popularity hot-expert or hot-rank");
+  }
+  if (s->burstLow >= 0 && !s->burstPeriod) {
+    return cliUsage("trace generate", "--burst-low is of --burst-period");
+  }
+  return -1;
+}
+
 static int generate(int argc, char **argv) {
-  trefoil_trace_spec_t s = {.shape = {8, 0, 256, 8, 128}, .numSteps = 1, .burstLow = 0.25};
+  trefoil_trace_spec_t s = {.shape = {8, 0, 256, 8, 128}, .numSteps = 1, .burstLow = -1, .hot = -1};
   char *popularity = "uniform", *moe = NULL;
   long long tokens = 128, seed = 1;
   int json = 0, experts = 0, topk = 0;
@@ -70,7 +85,7 @@ static int generate(int argc, char **argv) {
       {"unused", 0, POPT_ARG_DOUBLE, &s.unusedFraction, CLI_NOT_NEGATIVE,
        "share of entries that are -1", "X"},
       {"weights", 0, POPT_ARG_NONE, &s.withWeights, 0, "write topk_weights too", NULL},
-      {"seed", 0, POPT_ARG_LONGLONG, &seed, 0, "(default 1)", "S"},
+      {"seed", 0, POPT_ARG_LONGLONG, &seed, CLI_NOT_NEGATIVE, "(default 1)", "S"},
       CLI_COMMON_OPTIONS(&json)};
   const cli_args_t args = {"trace generate", "FILE.npz",
                            "Writes seeded routing: seed, step, rank and token alone fix a row."};
@@ -79,7 +94,12 @@ static int generate(int argc, char **argv) {
   if (rc >= 0 || (rc = oneOperand("trace generate", operands, &path)) >= 0) return rc;
   unsigned kind = 0;
   while (kind < 4 && strcmp(popularity, popularities[kind])) kind++;
-  if (kind == 4) return cliUsage("trace generate", "no popularity is called %s", popularity);
+  if (kind == 4) {
+    return cliUsage("trace generate",
+                    "--popularity %s: expected uniform, zipf, hot-expert or hot-rank", popularity);
+  }
+  rc = checkTogether(&s, (trefoil_popularity_t)kind);
+  if (rc >= 0) return rc;
   trefoil_moe_t model;
   if (moe && trefoilMoeLoad(&model, moe))
     return cliUsage("trace generate", "%s", trefoilLastError());
@@ -90,6 +110,8 @@ static int generate(int argc, char **argv) {
   s.seed = (uint64_t)seed;
   s.popularity = (trefoil_popularity_t)kind;
   if (s.skew < 0) s.skew = kind == TREFOIL_POPULARITY_ZIPF ? 1 : 10;
+  if (s.hot < 0) s.hot = 0;
+  if (s.burstLow < 0) s.burstLow = 0.25;
   const trefoil_trace_t *trace;
   trefoil_result_t result = trefoilTraceGenerate(&trace, &s);
   if (result == TREFOIL_INVALID_ARGUMENT)
