@@ -1,4 +1,5 @@
-/* Verbs that the Python package does: the verb's arguments go to `python -m MODULE`.
+/* Verbs that the Python package does: the verb's arguments go to `python -m trefoil.verb
+ * MODULE`.
  *
  * The package lies beside the program: in share/trefoil/python of an installation, in python/ of the
  * source tree that the build folder is in. The interpreter is $TREFOIL_PYTHON, else the private
@@ -59,13 +60,16 @@ int cliRunPython(const char *verb, const char *module, int argc, char **argv) {
   if (!setPaths()) return cliFail(verb, "the environment cannot be set for Python");
   char interpreter[maxPath];
   const char *python = cliPython(interpreter, sizeof interpreter);
-  char **arguments = calloc((size_t)argc + 3, sizeof *arguments);
+  char **arguments = calloc((size_t)argc + 4, sizeof *arguments);
   if (!arguments) return cliFail(verb, "out of memory");
   arguments[0] = (char *)python;
   arguments[1] = "-m";
-  arguments[2] = (char *)module;
-  for (int i = 1; i < argc; i++) arguments[i + 2] = argv[i];
+  arguments[2] = "trefoil.verb"; /* signals and files, then the module */
+  arguments[3] = (char *)module;
+  for (int i = 1; i < argc; i++) arguments[i + 3] = argv[i];
+  cliHoldSignals(1); /* until the verb's handlers stand: trefoil/verb.py lets them in again */
   execvp(python, arguments);
+  cliHoldSignals(0);
   int code = cliFail(verb, "%s cannot be run: %s (TREFOIL_PYTHON names another interpreter)",
                      python, strerror(errno));
   free(arguments);

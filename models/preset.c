@@ -79,6 +79,8 @@ static const field_t clusterFields[] = {
     {"nodes_per_leaf", offsetof(trefoil_cluster_t, nodesPerLeaf), 1, 1, TREFOIL_MAX_RANKS, 1},
     {"rail_leaves", offsetof(trefoil_cluster_t, railLeaves), 1, 0, 1, 1},
     {"leaf_oversubscription", offsetof(trefoil_cluster_t, leafOversubscription), 0, 1, 1e6, 1},
+    {"gpu_memory_gb", offsetof(trefoil_cluster_t, gpuMemoryGb), 0, 1, 1e6, 1},
+    {"nvlink_line_gb_per_s", offsetof(trefoil_cluster_t, nvlinkLineGbPerS), 0, 1e-3, 1e9, 1},
 };
 static const field_t moeFields[] = {
     {"hidden_elements", offsetof(trefoil_moe_t, hidden), 1, 1, 1 << 24, 0},
@@ -89,7 +91,7 @@ static const field_t moeFields[] = {
     {"num_shared_experts", offsetof(trefoil_moe_t, numShared), 1, 0, 1 << 20, 0},
 };
 static const kind_t clusterKind = {"cluster",     epClusters, 1,
-                                   clusterFields, 11,         offsetof(trefoil_cluster_t, name)};
+                                   clusterFields, 13,         offsetof(trefoil_cluster_t, name)};
 static const kind_t moeKind = {"model", epMoe, 0, moeFields, 6, offsetof(trefoil_moe_t, name)};
 
 static trefoil_result_t takeText(const json_t *root, const char *file, const char *key,

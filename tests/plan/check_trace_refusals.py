@@ -117,7 +117,7 @@ def make_files(np, folder: Path) -> None:  # type: ignore[no-untyped-def]
         file.writestr("topk_idx.npz", idx)
     raw = (folder / "twice.npz").read_bytes()  # the writer warns of duplicates: rename afterwards
     (folder / "twice.npz").write_bytes(raw.replace(b"topk_idx.npz", b"topk_idx.npy"))
-    # 128 MiB of ids in 128 kB: their shape is not the weights', which is seen before the data is read
+    # 128 MiB of ids in 128 kB: another shape than the weights, seen before the data is read
     with zipfile.ZipFile(folder / "shape.npz", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("topk_weights.npy", array(np, weights))
         head = io.BytesIO()

@@ -176,7 +176,7 @@ def test_pictures_say_what_they_show(tmp_path: Path) -> None:
                     "µs",
                     "LL",
                     "HT",
-                    "lower bound",
+                    "bound: bytes over line rate",
                     "about 90 %",
                     "extrapolated",
                     "limit 250",
