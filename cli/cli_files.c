@@ -84,7 +84,7 @@ int cliFileBegin(cli_file_t *f, const char *verb, const char *path) {
   int n = snprintf(f->path, sizeof f->path, "%s", resolved ? resolved : path);
   free(resolved);
   if (n < 0 || (size_t)n >= sizeof f->path) return failToWrite(verb, path, strerror(ENAMETOOLONG));
-  if (!*path) return cliUsage(verb, "the file's name is empty");
+  if (!*path) return cliUsage(verb, "name one file");
   if (exists && S_ISDIR(there.st_mode)) return failToWrite(verb, path, strerror(EISDIR));
   if (exists && access(path, W_OK)) return failToWrite(verb, path, strerror(errno));
   if (exists && !S_ISREG(there.st_mode)) { /* a device or a pipe: written as it is */

@@ -19,8 +19,8 @@ typedef struct ep_floor {
   int index;
 } ep_floor_t;
 
-/* No schedule ends earlier at these costs: each resource needs its rows' time, none before the first rank starts,
- * and what leaves a port is visible a latency later. */
+/* No schedule ends earlier at these costs: each resource needs its rows' time, none before the first
+ * rank starts, and what leaves a port is visible a latency later. */
 ep_floor_t epFloor(const ep_loads_t *loads, const ep_fabric_t *fabric,
                    const trefoil_shape_t *shape);
 
