@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -197,6 +198,25 @@ def ready(pid: int) -> bool:
     masks = dict(line.split(":\t") for line in text.splitlines() if line.startswith("Sig"))
     held = int(masks["SigCgt"], 16) | int(masks["SigBlk"], 16)
     return all(held >> (n - 1) & 1 for n in (signal.SIGINT, signal.SIGTERM))
+
+
+@needs_program
+def test_a_point_ends_with_the_worker_that_asked_for_it(tmp_path: Path) -> None:
+    """As a worker of a process pool or of dask does, when it is killed."""
+    point = {"gpus": 256, "tokens": 4096, "mode": "ht", "engine": "simgrid"}
+    code = f"from trefoil.sweeping import run_point; run_point({PROGRAM!r}, {point!r})"
+    environment = {**os.environ, "PYTHONPATH": str(Path(outputs.__file__).parents[1])}
+    worker = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment)
+    ends = time.monotonic() + 60
+    while not (started := children_of(worker.pid)) and time.monotonic() < ends:
+        time.sleep(0.05)
+    while not all(ready(pid) for pid in started) and time.monotonic() < ends:
+        time.sleep(0.05)
+    worker.kill()
+    worker.wait()
+    while any(alive(pid) for pid in started) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert started and not any(alive(pid) for pid in started)
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
