@@ -336,6 +336,9 @@ static int describeFile(int argc, char **argv) {
   const char *const *operands, *path = NULL;
   int rc = cliParse(&args, options, argc, argv, &operands);
   if (rc >= 0 || (rc = oneOperand("trace describe", operands, &path)) >= 0) return rc;
+  if (rowBytes > 1 << 30) {
+    return cliUsage("trace describe", "--row-bytes %lld: must be in [1, 2^30]", rowBytes);
+  }
   const trefoil_trace_t *trace;
   if (trefoilTraceLoad(&trace, path, &h)) return refused("trace describe");
   rc = describe(trace, step, (size_t)rowBytes, json);

@@ -41,6 +41,7 @@ trefoil_result_t trefoilMoeParse(trefoil_moe_t *moe, const char *name, const cha
 
 #else
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <jansson.h>
@@ -132,6 +133,17 @@ static trefoil_result_t takeField(const kind_t *kind, const json_t *root, const 
   return takeNumber(json_object_get(value, "value"), file, f, object);
 }
 
+static trefoil_result_t failUnknownKey(const kind_t *kind, const char *file, const char *key) {
+  char known[360] = "name, about";
+  if (!kind->sourceEach) strcat(known, ", source");
+  for (int i = 0; i < kind->numFields; i++) {
+    size_t used = strlen(known);
+    snprintf(known + used, sizeof known - used, ", %s", kind->fields[i].key);
+  }
+  return epFail(TREFOIL_INVALID_ARGUMENT, "%s: the key %.60s is not known; known are %s", file, key,
+                known);
+}
+
 static trefoil_result_t checkKeys(const kind_t *kind, json_t *root, const char *file) {
   const char *key;
   json_t *value;
@@ -139,7 +151,7 @@ static trefoil_result_t checkKeys(const kind_t *kind, json_t *root, const char *
     int known = !strcmp(key, "name") || !strcmp(key, "about");
     known |= !kind->sourceEach && !strcmp(key, "source");
     for (int i = 0; i < kind->numFields; i++) known |= !strcmp(key, kind->fields[i].key);
-    EP_CHECK(known, TREFOIL_INVALID_ARGUMENT, "%s: the key %.60s is not known", file, key);
+    if (!known) return failUnknownKey(kind, file, key);
   }
   return TREFOIL_OK;
 }

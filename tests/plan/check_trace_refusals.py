@@ -160,6 +160,13 @@ def main() -> int:
         for verb in (("plan", "--closed-form"), ("simulate",)):
             done = run(*verb, "--gpus", "8", "--seed", "-1")
             check(done.returncode == 2 and "--seed -1" in done.stderr, f"{verb}: {done.stderr}")
+        done = run("trace", "describe", "--row-bytes", "1000000000000000000", "good.npz")
+        check(done.returncode == 2 and "[1, 2^30]" in done.stderr, f"row bytes: {done.stderr}")
+        cluster = {"name": "x", "about": "x", "gpu_memory": {"value": 80, "source": "x"}}
+        (folder / "c.json").write_text(json.dumps(cluster))
+        done = run("plan", "--closed-form", "--cluster", "c.json")
+        said = "c.json: the key gpu_memory is not known; known are name, about, gpus_per_node"
+        check(done.returncode == 2 and said in done.stderr, f"a key: {done.stderr}")
         done = run("trace", "import", "good.npz", "out.npz")
         check(done.returncode == 0, f"good.npz: {done.stderr}")
     print("all agree" if not failures else f"{failures} failed")
