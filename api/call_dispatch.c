@@ -84,6 +84,10 @@ static trefoil_result_t checkInputTokens(dispatch_args_t *a) {
   if (!isCaller(a)) {
     const char *why = "only NCCL_EP_DISP_QUANT_FWD takes the caller's scales";
     EP_TRY(epCheckAbsent(a->in.scales, "inputs->scales", why));
+    EP_CHECK(isE4m3(a) || !a->config.round_scales, TREFOIL_INVALID_ARGUMENT,
+             "config.round_scales is %u, but config.quant_recipe asks for no scales; recipes are "
+             "NCCL_EP_DISP_QUANT_DS_FP8E3M4, whose scales it rounds, and NCCL_EP_DISP_QUANT_FWD",
+             a->config.round_scales);
     return TREFOIL_OK;
   }
   EP_CHECK(!a->config.round_scales, TREFOIL_INVALID_ARGUMENT,

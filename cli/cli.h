@@ -9,6 +9,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <jansson.h>
 #include <popt.h>
@@ -84,6 +85,34 @@ void cliProgress(const char *label, uint64_t done, uint64_t total, const char *n
 /* Wipes the line. */
 void cliProgressEnd(void);
 
+/* ---- Files that verbs write (cli_files.c) ---- */
+
+enum { CLI_PATH_BYTES = 4096 };
+
+/* Written under another name in the same folder, renamed when it is whole; a device or a pipe is
+ * written as it is. Lives until kept or dropped; what is neither at exit is dropped. */
+typedef struct cli_file {
+  const char *verb;
+  char path[CLI_PATH_BYTES], writing[CLI_PATH_BYTES + 16];
+  int isBeside;
+} cli_file_t;
+
+/* Before anything is computed: f->writing can be written. -1, or an exit code. */
+int cliFileBegin(cli_file_t *f, const char *verb, const char *path);
+/* What was written to f->writing takes its place. -1, or an exit code. */
+int cliFileKeep(cli_file_t *f);
+void cliFileDrop(cli_file_t *f);
+/* The same through a stream: NULL after a sentence; closing keeps the file if all was written. */
+FILE *cliFileOpen(cli_file_t *f);
+int cliFileClose(cli_file_t *f, FILE *stream);
+/* SIGINT and SIGTERM end the verb with a sentence and 130 or 143, without unfinished files. */
+void cliCatchSignals(const char *verb);
+/* They wait while a library writes files of its own. */
+void cliHoldSignals(int hold);
+/* First thing in main: limits on file sizes are errors, not signals; with TREFOIL_END_WITH_PARENT set
+ * the command ends with the process that started it. */
+void cliStart(void);
+
 /* ---- Files beside the program (cli_paths.c) ---- */
 
 /* The path of a shared library ("libnccl_ep_cpu.so.0"): beside the program as built or installed,
@@ -94,7 +123,7 @@ const char *cliFindLibrary(const char *name, char *path, size_t pathBytes);
 
 /* The interpreter that they use. Returns path. */
 const char *cliPython(char *path, size_t pathBytes);
-/* Becomes `python -m module` with argv[1] and on; returns only if that fails: CLI_FAILED. */
+/* Becomes `python -m trefoil.verb module` with argv[1] and on; returns only if that fails: CLI_FAILED. */
 int cliRunPython(const char *verb, const char *module, int argc, char **argv);
 
 #endif

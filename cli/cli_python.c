@@ -1,5 +1,6 @@
-/* Verbs that the Python package does: the verb's arguments go to MODULE, as `python -m MODULE` would hand
- * them on, but without the current directory in the module path: a json.py there is not ours.
+/* Verbs that the Python package does: the verb's arguments go to trefoil.verb MODULE, as
+ * `python -m trefoil.verb MODULE` would hand them on, but without the current directory in the module path: a
+ * json.py there is not ours.
  *
  * The package lies beside the program: in share/trefoil/python of an installation, in python/ of the
  * source tree that the build folder is in. The interpreter is the first of: $TREFOIL_PYTHON; the private
@@ -119,14 +120,17 @@ int cliRunPython(const char *verb, const char *module, int argc, char **argv) {
   const char *python = cliPython(interpreter, sizeof interpreter);
   if (!*python)
     return cliFail(verb, "there is no python3 in PATH (TREFOIL_PYTHON names another interpreter)");
-  char **arguments = calloc((size_t)argc + 4, sizeof *arguments);
+  char **arguments = calloc((size_t)argc + 5, sizeof *arguments);
   if (!arguments) return cliFail(verb, "out of memory");
   arguments[0] = (char *)python;
   arguments[1] = "-c";
   arguments[2] = (char *)runModule;
-  arguments[3] = (char *)module;
-  for (int i = 1; i < argc; i++) arguments[i + 3] = argv[i];
+  arguments[3] = "trefoil.verb"; /* signals and files, then the module */
+  arguments[4] = (char *)module;
+  for (int i = 1; i < argc; i++) arguments[i + 4] = argv[i];
+  cliHoldSignals(1); /* until the verb's handlers stand: trefoil/verb.py lets them in again */
   execvp(python, arguments);
+  cliHoldSignals(0);
   int code = cliFail(verb, "%s cannot be run: %s (TREFOIL_PYTHON names another interpreter)",
                      python, strerror(errno));
   free(arguments);

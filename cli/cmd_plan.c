@@ -63,7 +63,7 @@ static int predictGpus(const request_t *q, const scenario_t *s, point_t *points,
 
 static json_t *opJson(const trefoil_prediction_t *p, int op) {
   const trefoil_port_loads_t *l = &p->loads[op];
-  const trefoil_bound_t *b = &p->bound[op];
+  const trefoil_closed_form_t *b = &p->closedForm[op];
   const uint64_t *m = l->maxBytes;
   uint64_t nvlink = m[TREFOIL_PORT_NVLINK_OUT] > m[TREFOIL_PORT_NVLINK_IN]
                         ? m[TREFOIL_PORT_NVLINK_OUT]
@@ -107,15 +107,16 @@ static int printJson(const request_t *q, const scenario_t *s, const point_t *poi
 static void printOp(const trefoil_prediction_t *p, int op) {
   const uint64_t *m = p->loads[op].maxBytes;
   uint64_t nvlink = m[1] > m[2] ? m[1] : m[2], nic = m[3] > m[4] ? m[3] : m[4];
-  const trefoil_bound_t *b = &p->bound[op];
+  const trefoil_closed_form_t *b = &p->closedForm[op];
   printf(" | %9.1f %9.2f %9.2f  %-10s", b->us, 1e-6 * (double)nvlink, 1e-6 * (double)nic,
          b->limit == TREFOIL_PORT_NONE ? "latency" : trefoilPortName(b->limit));
 }
 
 static void printText(const request_t *q, const scenario_t *s, const point_t *points, int n) {
   int steps = n > 0 && points[0].step >= 0;
-  printf("closed form, a lower bound: %s, %s (hidden %d, top-%d of %d), %s", s->cluster.name,
-         s->moe.name, s->moe.hidden, s->moe.topk, s->moe.numExperts, q->of.mode);
+  printf("closed form (bytes over measured rates, and fixed times): %s, %s (hidden %d, top-%d of "
+         "%d), %s",
+         s->cluster.name, s->moe.name, s->moe.hidden, s->moe.topk, s->moe.numExperts, q->of.mode);
   if (q->of.trace) {
     printf(", routing of %s\n", q->of.trace);
   } else {
@@ -186,6 +187,7 @@ static int planGpus(const request_t *q, const scenario_t *s) {
 }
 
 static int planClosedForm(int argc, char **argv) {
+  cliCatchSignals("plan");
   request_t q = {.of = SCENARIO_DEFAULTS};
   const struct poptOption options[] = {
       {"closed-form", 0, POPT_ARG_NONE, &q.closedForm, 0, "from exact port loads (docs/models.md)",

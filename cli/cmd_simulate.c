@@ -14,7 +14,22 @@ typedef struct request {
   char *engine, *costs, *timeline, *links, *platform;
   int json, compare;
   double timeoutS;
+  cli_file_t *files; /* [NUM_FILES] */
 } request_t;
+
+enum { TIMELINE, LINKS, PLATFORM, NUM_FILES };
+
+/* All that is to be written can be: known before anything is computed. */
+static int beginFiles(request_t *q) {
+  static cli_file_t files[NUM_FILES];
+  const char *const paths[NUM_FILES] = {q->timeline, q->links, q->platform};
+  q->files = files;
+  for (int i = 0; i < NUM_FILES; i++) {
+    int rc = paths[i] ? cliFileBegin(&files[i], verb, paths[i]) : -1;
+    if (rc >= 0) return rc;
+  }
+  return -1;
+}
 
 static double nowSeconds(void) {
   struct timespec t;
@@ -97,14 +112,32 @@ static int checkStraggler(const simulated_t *s) {
 /* The fit may be off, but no network port is faster than its line: what an interval begins with at
  * the least. 0 where a what-if makes ports faster. */
 static double leastUs(const simulated_t *s, int op) {
-  const trefoil_bound_t *bound = &s->result.op[op].closedForm;
-  if (bound->limit != TREFOIL_PORT_NIC_OUT && bound->limit != TREFOIL_PORT_NIC_IN) return 0;
+  const trefoil_closed_form_t *closed = &s->result.op[op].closedForm;
+  if (closed->limit != TREFOIL_PORT_NIC_OUT && closed->limit != TREFOIL_PORT_NIC_IN) return 0;
   for (int i = 0; i < s->whatIf.numChanges; i++) {
     const trefoil_change_t *c = &s->whatIf.changes[i];
     int isRate = c->kind == TREFOIL_CHANGE_NIC_RATE || c->kind == TREFOIL_CHANGE_RAIL_RATE;
     if (isRate && c->factor > 1) return 0;
   }
-  return bound->us - bound->fixedUs;
+  return closed->us - closed->fixedUs;
+}
+
+/* Bytes of the busiest port over its line rate. Ports that failed send their bytes elsewhere, and
+ * ports that were made faster have another line rate: these what-ifs leave some or all of it out. */
+static void findBounds(simulated_t *s) {
+  int usesNic = 1;
+  double faster = 1;
+  for (int i = 0; i < s->whatIf.numChanges; i++) {
+    const trefoil_change_t *c = &s->whatIf.changes[i];
+    if (c->kind == TREFOIL_CHANGE_NIC_FAIL || c->kind == TREFOIL_CHANGE_RAIL_FAIL) usesNic = 0;
+    int isRate = c->kind == TREFOIL_CHANGE_NIC_RATE || c->kind == TREFOIL_CHANGE_RAIL_RATE ||
+                 c->kind == TREFOIL_CHANGE_NVLINK_RATE;
+    if (isRate && c->factor > faster) faster = c->factor;
+  }
+  for (int op = 0; op < 2; op++) {
+    const trefoil_port_loads_t *loads = &s->result.op[op].loads;
+    s->boundUs[op] = trefoilLineBoundUs(&s->of.cluster, loads, usesNic) / faster;
+  }
 }
 
 /* How far to trust the times. */
@@ -172,10 +205,10 @@ static trefoil_result_t closedForm(simulated_t *s) {
   trefoil_prediction_t p;
   EP_TRY(trefoilPredictRouting(&s->of.spec, &s->step.routing, &p));
   for (int op = 0; op < 2; op++) {
-    s->result.op[op] = (trefoil_sim_op_t){.us = p.bound[op].us,
-                                          .firstUs = p.bound[op].us,
-                                          .boundUs = p.bound[op].us,
-                                          .closedForm = p.bound[op],
+    s->result.op[op] = (trefoil_sim_op_t){.us = p.closedForm[op].us,
+                                          .firstUs = p.closedForm[op].us,
+                                          .floorUs = p.closedForm[op].us,
+                                          .closedForm = p.closedForm[op],
                                           .loads = p.loads[op],
                                           .numRanks = s->ep};
   }
@@ -228,7 +261,7 @@ static trefoil_result_t replay(const request_t *q, simulated_t *s, trefoil_sim_t
   showStage(1, "the plan's transfers");
   EP_TRY(trefoilSimCreate(sim, &workload));
   if (q->platform) {
-    EP_TRY(trefoilSimWritePlatform(*sim, &s->run, TREFOIL_OP_DISPATCH, q->platform));
+    EP_TRY(trefoilSimWritePlatform(*sim, &s->run, TREFOIL_OP_DISPATCH, q->files[PLATFORM].writing));
   }
   showStage(2, "replay");
   EP_TRY(trefoilSimRun(*sim, &s->run, &s->result));
@@ -236,12 +269,16 @@ static trefoil_result_t replay(const request_t *q, simulated_t *s, trefoil_sim_t
 }
 
 static int answer(const request_t *q, const simulated_t *s) {
+  if (q->platform) {
+    int rc = cliFileKeep(&q->files[PLATFORM]);
+    if (rc >= 0) return rc;
+  }
   if (q->links) {
-    int rc = simulatedLinks(s, q->links);
+    int rc = simulatedLinks(s, &q->files[LINKS]);
     if (rc >= 0) return rc;
   }
   if (q->timeline) {
-    int rc = timelineWrite(s, q->timeline);
+    int rc = timelineWrite(s, &q->files[TIMELINE]);
     if (rc >= 0) return rc;
   }
   if (q->json) return cliPrintJson(simulatedJson(s));
@@ -262,6 +299,7 @@ static int simulate(const request_t *q, simulated_t *s) {
     s->wallS = nowSeconds() - start;
     cliProgressEnd();
     if (result == TREFOIL_OK) result = findIntervals(s);
+    findBounds(s);
     rc = result == TREFOIL_OK                 ? answer(q, s)
          : result == TREFOIL_INVALID_ARGUMENT ? cliUsage(verb, "%s", trefoilLastError())
                                               : cliFail(verb, "%s", trefoilLastError());
@@ -288,7 +326,7 @@ int cmdSimulate(int argc, char **argv) {
       {"sms", 0, POPT_ARG_INT, &s.sms, CLI_POSITIVE, "SMs of an operation (default: the costs')",
        "N"},
       {"engine", 0, POPT_ARG_STRING, &q.engine, 0,
-       "auto (default), simgrid, queues, or closed-form: a lower bound without replay", "NAME"},
+       "auto (default), simgrid, queues, or closed-form: without replay", "NAME"},
       {"compare", 0, POPT_ARG_NONE, &q.compare, 0,
        "replay on the other engine too, and say how far "
        "apart they are",
@@ -312,6 +350,8 @@ int cmdSimulate(int argc, char **argv) {
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
   s.maxSpans = spans;
+  cliCatchSignals(verb);
   rc = checkRequest(&q, &s);
+  if (rc < 0) rc = beginFiles(&q);
   return rc >= 0 ? rc : simulate(&q, &s);
 }

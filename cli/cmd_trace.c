@@ -11,12 +11,30 @@
 
 static const char *const popularities[] = {"uniform", "zipf", "hot-expert", "hot-rank"};
 
+/* libzip has an unfinished file of its own meanwhile, which only it removes. */
+static int save(const char *verb, const trefoil_trace_t *trace, cli_file_t *file) {
+  cliHoldSignals(1);
+  int rc = -1;
+  if (!file->isBeside) {
+    rc = cliFail(verb, "%s: cannot be written: it is not a regular file", file->path);
+  } else if (trefoilTraceSave(trace, file->writing)) {
+    cliFileDrop(file);
+    rc = cliFail(verb, "%s: cannot be written: %s", file->path, trefoilLastError());
+  }
+  cliHoldSignals(0);
+  return rc < 0 ? cliFileKeep(file) : rc;
+}
+
 /* Saves, says what was written, releases the trace. */
-static int saveAndSay(const char *verb, const trefoil_trace_t *trace, const char *path, int json) {
-  int rc = CLI_OK;
-  if (trefoilTraceSave(trace, path)) {
-    rc = cliFail(verb, "%s", trefoilLastError());
-  } else if (json) {
+static int saveAndSay(const char *verb, const trefoil_trace_t *trace, cli_file_t *file, int json) {
+  int rc = save(verb, trace, file);
+  const char *path = file->path;
+  if (rc >= 0) {
+    trefoilTraceDestroy(trace);
+    return rc;
+  }
+  rc = CLI_OK;
+  if (json) {
     rc = cliPrintJson(json_pack("{s:s, s:i, s:I, s:i, s:i, s:i, s:i}", "file", path, "steps",
                                 trace->numSteps, "tokens", (json_int_t)trace->numTokens, "ranks",
                                 trace->shape.numRanks, "ranks_per_node", trace->shape.ranksPerNode,
@@ -33,13 +51,28 @@ static int saveAndSay(const char *verb, const trefoil_trace_t *trace, const char
 
 /* The one operand, or a usage error. */
 static int oneOperand(const char *verb, const char *const *operands, const char **path) {
-  if (!operands || !operands[0] || operands[1]) return cliUsage(verb, "name one file");
+  if (!operands || !operands[0] || !*operands[0] || operands[1])
+    return cliUsage(verb, "name one file");
   *path = operands[0];
   return -1;
 }
 
+/* Options that another one would have to be there for; negative: not given. */
+static int checkTogether(const trefoil_trace_spec_t *s, trefoil_popularity_t popularity) {
+  if (s->skew >= 0 && popularity == TREFOIL_POPULARITY_UNIFORM) {
+    return cliUsage("trace generate", "--skew is of --popularity zipf, hot-expert or hot-rank");
+  }
+  if (s->hot >= 0 && popularity < TREFOIL_POPULARITY_HOT_EXPERT) {
+    return cliUsage("trace generate", "--hot is of --popularity hot-expert or hot-rank");
+  }
+  if (s->burstLow >= 0 && !s->burstPeriod) {
+    return cliUsage("trace generate", "--burst-low is of --burst-period");
+  }
+  return -1;
+}
+
 static int generate(int argc, char **argv) {
-  trefoil_trace_spec_t s = {.shape = {8, 0, 256, 8, 128}, .numSteps = 1, .burstLow = 0.25};
+  trefoil_trace_spec_t s = {.shape = {8, 0, 256, 8, 128}, .numSteps = 1, .burstLow = -1, .hot = -1};
   char *popularity = "uniform", *moe = NULL;
   long long tokens = 128, seed = 1;
   int json = 0, experts = 0, topk = 0;
@@ -70,7 +103,7 @@ static int generate(int argc, char **argv) {
       {"unused", 0, POPT_ARG_DOUBLE, &s.unusedFraction, CLI_NOT_NEGATIVE,
        "share of entries that are -1", "X"},
       {"weights", 0, POPT_ARG_NONE, &s.withWeights, 0, "write topk_weights too", NULL},
-      {"seed", 0, POPT_ARG_LONGLONG, &seed, 0, "(default 1)", "S"},
+      {"seed", 0, POPT_ARG_LONGLONG, &seed, CLI_NOT_NEGATIVE, "(default 1)", "S"},
       CLI_COMMON_OPTIONS(&json)};
   const cli_args_t args = {"trace generate", "FILE.npz",
                            "Writes seeded routing: seed, step, rank and token alone fix a row."};
@@ -79,7 +112,12 @@ static int generate(int argc, char **argv) {
   if (rc >= 0 || (rc = oneOperand("trace generate", operands, &path)) >= 0) return rc;
   unsigned kind = 0;
   while (kind < 4 && strcmp(popularity, popularities[kind])) kind++;
-  if (kind == 4) return cliUsage("trace generate", "no popularity is called %s", popularity);
+  if (kind == 4) {
+    return cliUsage("trace generate",
+                    "--popularity %s: expected uniform, zipf, hot-expert or hot-rank", popularity);
+  }
+  rc = checkTogether(&s, (trefoil_popularity_t)kind);
+  if (rc >= 0) return rc;
   trefoil_moe_t model;
   if (moe && trefoilMoeLoad(&model, moe))
     return cliUsage("trace generate", "%s", trefoilLastError());
@@ -90,12 +128,17 @@ static int generate(int argc, char **argv) {
   s.seed = (uint64_t)seed;
   s.popularity = (trefoil_popularity_t)kind;
   if (s.skew < 0) s.skew = kind == TREFOIL_POPULARITY_ZIPF ? 1 : 10;
+  if (s.hot < 0) s.hot = 0;
+  if (s.burstLow < 0) s.burstLow = 0.25;
+  static cli_file_t file;
+  rc = cliFileBegin(&file, "trace generate", path);
+  if (rc >= 0) return rc;
   const trefoil_trace_t *trace;
   trefoil_result_t result = trefoilTraceGenerate(&trace, &s);
   if (result == TREFOIL_INVALID_ARGUMENT)
     return cliUsage("trace generate", "%s", trefoilLastError());
   if (result) return cliFail("trace generate", "%s", trefoilLastError());
-  return saveAndSay("trace generate", trace, path, json);
+  return saveAndSay("trace generate", trace, &file, json);
 }
 
 /* What a file of arrays alone does not say. */
@@ -146,9 +189,12 @@ static int import(int argc, char **argv) {
   h.tokensPerRank = tokensPerRank;
   h.maxTokens = maxTokens;
   h.array = array;
+  static cli_file_t file;
+  rc = cliFileBegin(&file, "trace import", operands[1]);
+  if (rc >= 0) return rc;
   const trefoil_trace_t *trace;
   if (trefoilTraceLoad(&trace, operands[0], &h)) return refused("trace import");
-  return saveAndSay("trace import", trace, operands[1], json);
+  return saveAndSay("trace import", trace, &file, json);
 }
 
 /* ---- describe ---- */
@@ -290,6 +336,9 @@ static int describeFile(int argc, char **argv) {
   const char *const *operands, *path = NULL;
   int rc = cliParse(&args, options, argc, argv, &operands);
   if (rc >= 0 || (rc = oneOperand("trace describe", operands, &path)) >= 0) return rc;
+  if (rowBytes > 1 << 30) {
+    return cliUsage("trace describe", "--row-bytes %lld: must be in [1, 2^30]", rowBytes);
+  }
   const trefoil_trace_t *trace;
   if (trefoilTraceLoad(&trace, path, &h)) return refused("trace describe");
   rc = describe(trace, step, (size_t)rowBytes, json);
@@ -298,6 +347,7 @@ static int describeFile(int argc, char **argv) {
 }
 
 int cmdTrace(int argc, char **argv) {
+  cliCatchSignals("trace");
   if (cliIsSub(argc, argv, "generate")) return generate(argc - 1, argv + 1);
   if (cliIsSub(argc, argv, "import")) return import(argc - 1, argv + 1);
   if (cliIsSub(argc, argv, "describe")) return describeFile(argc - 1, argv + 1);

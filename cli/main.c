@@ -46,6 +46,7 @@ static void printHelp(FILE *to) {
 }
 
 int main(int argc, char **argv) {
+  cliStart();
   setlocale(LC_CTYPE, "");
   if (argc < 2) {
     printHelp(stderr);

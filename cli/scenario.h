@@ -71,7 +71,8 @@ typedef struct scenario_args {
        "rows of dispatch: ours (default), one a (token, rank), or per-expert",                     \
        "V"},                                                                                       \
       {"trace", 0, POPT_ARG_STRING, &(a)->trace, 0, "routing of a file, on its ranks", "FILE"}, {  \
-    "seed", 0, POPT_ARG_LONGLONG, &(a)->seed, 0, "of the generated routing (default 1)", "S"       \
+    "seed", 0, POPT_ARG_LONGLONG, &(a)->seed, CLI_NOT_NEGATIVE,                                    \
+        "of the generated routing (default 1)", "S"                                                \
   }
 
 /* The cluster, the model, and how rows are sent; spec.cluster points into the struct. */

@@ -2,6 +2,7 @@
 #ifndef TREFOIL_CLI_SIMULATE_H
 #define TREFOIL_CLI_SIMULATE_H
 
+#include "cli/cli.h"
 #include "cli/memory_need.h"
 #include "cli/scenario.h"
 #include "cli/what_if.h"
@@ -23,6 +24,7 @@ typedef struct simulated {
   trefoil_sim_run_t run;
   trefoil_sim_result_t result;
   double otherUs[2];              /* of the engine that did not answer; 0: not asked */
+  double boundUs[2];              /* bytes over line rates, by trefoil_op_t */
   trefoil_interval_t interval[2]; /* by trefoil_op_t, where there is a record */
   double wallS;                   /* routing and replay together */
 } simulated_t;
@@ -32,10 +34,10 @@ json_t *simulatedJson(const simulated_t *s);
 void simulatedText(const simulated_t *s);
 /* What the network does to a rank's rows is the text's and the JSON's; every link's load is a CSV:
  * op,kind,index,bytes,busy_seconds,share. -1, or an exit code. */
-int simulatedLinks(const simulated_t *s, const char *path);
+int simulatedLinks(const simulated_t *s, cli_file_t *file);
 
 /* ---- timeline.c ---- */
 /* Both operations as a trace for ui.perfetto.dev. -1, or an exit code. */
-int timelineWrite(const simulated_t *s, const char *path);
+int timelineWrite(const simulated_t *s, cli_file_t *file);
 
 #endif

@@ -2,7 +2,6 @@
 #include "cli/cli.h"
 #include "cli/simulate.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,7 +21,7 @@ static uint64_t larger(const trefoil_port_loads_t *l, trefoil_port_t a, trefoil_
   return l->maxBytes[a] > l->maxBytes[b] ? l->maxBytes[a] : l->maxBytes[b];
 }
 
-static const char *limitName(const trefoil_bound_t *b) {
+static const char *limitName(const trefoil_closed_form_t *b) {
   return b->limit == TREFOIL_PORT_NONE ? "latency" : trefoilPortName(b->limit);
 }
 
@@ -50,9 +49,10 @@ static json_t *linkKindJson(const trefoil_sim_op_t *o, int kind) {
 static json_t *intervalJson(const simulated_t *s, int op) {
   if (!s->hasRecord) return json_null();
   const trefoil_interval_t *i = &s->interval[op];
-  return json_pack("{s:f, s:f, s:s, s:i, s:s}", "low_seconds", i->lowUs * 1e-6, "high_seconds",
-                   i->highUs * 1e-6, "kind", i->isExtrapolated ? "extrapolated" : "interpolated",
-                   "n", i->n, "outside", i->outside);
+  return json_pack("{s:f, s:f, s:b, s:s, s:i, s:s}", "low_seconds", i->lowUs * 1e-6, "high_seconds",
+                   i->highUs * 1e-6, "covers", !i->isExtrapolated, "kind",
+                   i->isExtrapolated ? "extrapolated" : "interpolated", "n", i->n, "outside",
+                   i->outside);
 }
 
 static json_t *opJson(const simulated_t *s, int op) {
@@ -61,13 +61,13 @@ static json_t *opJson(const simulated_t *s, int op) {
   json_t *bytes = json_object();
   for (int tier = 0; tier < TREFOIL_NUM_TIERS; tier++)
     json_object_set_new(bytes, tierNames[tier], json_integer((json_int_t)l->totalBytes[tier]));
-  json_t *j =
-      json_pack("{s:s, s:f, s:f, s:f, s:f, s:s, s:o, s:I, s:I}", "engine", engineName(s, op),
-                "seconds", o->us * 1e-6, "first_rank_seconds", o->firstUs * 1e-6, "bound_seconds",
-                o->boundUs * 1e-6, "closed_form_seconds", o->closedForm.us * 1e-6, "limit",
-                limitName(&o->closedForm), "bytes", bytes, "nvlink_port_bytes",
-                (json_int_t)larger(l, TREFOIL_PORT_NVLINK_OUT, TREFOIL_PORT_NVLINK_IN),
-                "nic_port_bytes", (json_int_t)larger(l, TREFOIL_PORT_NIC_OUT, TREFOIL_PORT_NIC_IN));
+  json_t *j = json_pack(
+      "{s:s, s:f, s:f, s:f, s:f, s:f, s:s, s:o, s:I, s:I}", "engine", engineName(s, op), "seconds",
+      o->us * 1e-6, "first_rank_seconds", o->firstUs * 1e-6, "bound_seconds", s->boundUs[op] * 1e-6,
+      "floor_seconds", o->floorUs * 1e-6, "closed_form_seconds", o->closedForm.us * 1e-6, "limit",
+      limitName(&o->closedForm), "bytes", bytes, "nvlink_port_bytes",
+      (json_int_t)larger(l, TREFOIL_PORT_NVLINK_OUT, TREFOIL_PORT_NVLINK_IN), "nic_port_bytes",
+      (json_int_t)larger(l, TREFOIL_PORT_NIC_OUT, TREFOIL_PORT_NIC_IN));
   json_object_set_new(j, "interval", intervalJson(s, op));
   if (s->closedForm) return j;
   json_t *links = json_object();
@@ -76,9 +76,9 @@ static json_t *opJson(const simulated_t *s, int op) {
     if (of) json_object_set_new(links, trefoilResourceName((trefoil_resource_t)kind), of);
   }
   json_object_set_new(j, "links", links);
-  json_object_set_new(j, "bound_by",
-                      json_pack("{s:s, s:i}", "resource", trefoilResourceName(o->boundKind),
-                                "index", o->boundIndex));
+  json_object_set_new(j, "floor_by",
+                      json_pack("{s:s, s:i}", "resource", trefoilResourceName(o->floorKind),
+                                "index", o->floorIndex));
   if (s->otherUs[op] > 0) {
     json_object_set_new(
         j, "other_engine",
@@ -127,6 +127,8 @@ json_t *simulatedJson(const simulated_t *s) {
   json_object_update_new(
       shapes, json_pack("{s:i, s:i, s:i}", "expert_hidden", s->of.moe.expertHidden, "gpus_per_node",
                         s->of.cluster.gpusPerNode, "max_gpus", s->of.cluster.maxGpus));
+  double memoryGb = s->of.cluster.gpuMemoryGb;
+  json_object_set_new(shapes, "gpu_memory_gb", memoryGb > 0 ? json_real(memoryGb) : json_null());
   json_object_update_new(j, shapes);
   json_t *sms = s->hasRecord ? json_integer(s->sms ? s->sms : s->record.costs.numSms) : json_null();
   json_t *how =
@@ -178,13 +180,15 @@ static void printOp(const simulated_t *s, int op) {
   char text[6][CLI_NUMBER_BYTES];
   printf("%-9s %10s", opNames[op], cliSeconds(text[0], o->us * 1e-6));
   if (s->hasRecord) {
-    char low[CLI_NUMBER_BYTES], high[CLI_NUMBER_BYTES], both[2 * CLI_NUMBER_BYTES + 4];
-    snprintf(both, sizeof both, "%s - %s", cliSeconds(low, s->interval[op].lowUs * 1e-6),
-             cliSeconds(high, s->interval[op].highUs * 1e-6));
-    printf("  %-19s", both);
+    char low[CLI_NUMBER_BYTES], high[CLI_NUMBER_BYTES], both[2 * CLI_NUMBER_BYTES + 5];
+    snprintf(both, sizeof both, "%s - %s%s", cliSeconds(low, s->interval[op].lowUs * 1e-6),
+             cliSeconds(high, s->interval[op].highUs * 1e-6),
+             s->interval[op].isExtrapolated ? "*" : "");
+    printf("  %-20s", both);
   }
-  printf(" %10s %11s", cliSeconds(text[1], o->boundUs * 1e-6),
-         cliSeconds(text[2], o->closedForm.us * 1e-6));
+  char bound[CLI_NUMBER_BYTES];
+  printf(" %10s %10s %11s", cliSeconds(bound, s->boundUs[op] * 1e-6),
+         cliSeconds(text[1], o->floorUs * 1e-6), cliSeconds(text[2], o->closedForm.us * 1e-6));
   printf("  %-10s", limitName(&o->closedForm));
   for (int tier = 0; tier < TREFOIL_NUM_TIERS; tier++)
     printf(" %9s", cliBytes(text[3 + tier], (double)o->loads.totalBytes[tier]));
@@ -208,9 +212,9 @@ static void printMemory(const memory_need_t *m) {
 
 void simulatedText(const simulated_t *s) {
   printWhat(s);
-  printf("\n%-9s %10s%s %10s %11s  %-10s %9s %9s %9s  %s\n", "", "time",
-         s->hasRecord ? "  90 % interval      " : "", "bound", "closed form", "limit", "in rank",
-         "NVLink", "network", "engine");
+  printf("\n%-9s %10s%s %10s %10s %11s  %-10s %9s %9s %9s  %s\n", "", "time",
+         s->hasRecord ? "  90 % interval       " : "", "bound", "floor", "closed form", "limit",
+         "in rank", "NVLink", "network", "engine");
   for (int op = 0; op < 2; op++) printOp(s, op);
   for (int op = 0; op < 2; op++) {
     char text[CLI_NUMBER_BYTES];
@@ -223,16 +227,17 @@ void simulatedText(const simulated_t *s) {
   if (s->hasRecord && interval->isExtrapolated) {
     int both = s->interval[0].isExtrapolated && s->interval[1].isExtrapolated;
     const char *of = opNames[interval != s->interval];
-    printf("%s%sextrapolated: %s\n", both ? "" : of, both ? "" : " ", interval->outside);
+    printf("* %s%sextrapolated, the interval does not cover it: %s\n", both ? "" : of,
+           both ? "" : " ", interval->outside);
   }
   printMemory(&s->memory);
 }
 
 /* ---- CSV ---- */
 
-int simulatedLinks(const simulated_t *s, const char *path) {
-  FILE *f = fopen(path, "w");
-  if (!f) return cliFail("simulate", "%s: %s", path, strerror(errno));
+int simulatedLinks(const simulated_t *s, cli_file_t *file) {
+  FILE *f = cliFileOpen(file);
+  if (!f) return CLI_FAILED;
   fputs("op,kind,index,bytes,busy_seconds,share\n", f);
   for (int op = 0; op < 2; op++) {
     const trefoil_sim_op_t *o = &s->result.op[op];
@@ -242,7 +247,5 @@ int simulatedLinks(const simulated_t *s, const char *path) {
               (unsigned long long)l->bytes, l->busyUs * 1e-6, l->share);
     }
   }
-  int bad = ferror(f);
-  if (fclose(f) || bad) return cliFail("simulate", "%s: %s", path, strerror(errno));
-  return -1;
+  return cliFileClose(file, f);
 }

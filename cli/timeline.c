@@ -286,9 +286,9 @@ static int writeOp(writer_t *w, int64_t *hidden) {
   return *hidden >= 0 && writeLinks(w);
 }
 
-int timelineWrite(const simulated_t *s, const char *path) {
-  FILE *f = fopen(path, "w");
-  if (!f) return cliFail("simulate", "%s: %s", path, strerror(errno));
+int timelineWrite(const simulated_t *s, cli_file_t *file) {
+  FILE *f = cliFileOpen(file);
+  if (!f) return CLI_FAILED;
   writer_t w = {.f = f, .s = s};
   int64_t hidden[2] = {0, 0};
   int ok = 1;
@@ -306,7 +306,8 @@ int timelineWrite(const simulated_t *s, const char *path) {
             s->result.op[op].us, opNames[op], (long long)s->result.op[op].leftOutSpans, opNames[op],
             (long long)hidden[op]);
   fputs("}}\n", f);
-  int bad = ferror(f);
-  if (fclose(f) || bad) return cliFail("simulate", "%s: %s", path, strerror(errno));
-  return ok ? -1 : cliFail("simulate", "out of memory for the timeline");
+  if (ok) return cliFileClose(file, f);
+  fclose(f);
+  cliFileDrop(file);
+  return cliFail("simulate", "out of memory for the timeline");
 }

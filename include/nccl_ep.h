@@ -219,7 +219,7 @@ typedef struct {
 typedef struct {
   unsigned size, magic;
   unsigned send_only;             /* LL: return after the sends; ncclEpComplete receives */
-  unsigned round_scales;          /* DS_FP8: scales are powers of two */
+  unsigned round_scales;          /* DS_FP8: scales are powers of two; else 0 */
   ncclEpPassDir_t pass_direction; /* default forward */
   /* since version 2 */
   ncclEpDispQuant_t quant_recipe; /* default NONE */

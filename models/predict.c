@@ -17,7 +17,7 @@ static trefoil_result_t predictOp(const trefoil_predict_spec_t *spec,
       trefoilPortLoads(plan, &routing->shape, spec->cluster->gpusPerNic, &p->loads[op]);
   trefoilPlanDestroy(plan);
   EP_TRY(result);
-  return trefoilBound(spec->cluster, spec->mode, &p->loads[op], &p->bound[op]);
+  return trefoilClosedForm(spec->cluster, spec->mode, &p->loads[op], &p->closedForm[op]);
 }
 
 trefoil_result_t trefoilPredictRouting(const trefoil_predict_spec_t *spec,

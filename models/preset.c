@@ -41,6 +41,7 @@ trefoil_result_t trefoilMoeParse(trefoil_moe_t *moe, const char *name, const cha
 
 #else
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <jansson.h>
@@ -79,6 +80,8 @@ static const field_t clusterFields[] = {
     {"nodes_per_leaf", offsetof(trefoil_cluster_t, nodesPerLeaf), 1, 1, TREFOIL_MAX_RANKS, 1},
     {"rail_leaves", offsetof(trefoil_cluster_t, railLeaves), 1, 0, 1, 1},
     {"leaf_oversubscription", offsetof(trefoil_cluster_t, leafOversubscription), 0, 1, 1e6, 1},
+    {"gpu_memory_gb", offsetof(trefoil_cluster_t, gpuMemoryGb), 0, 1, 1e6, 1},
+    {"nvlink_line_gb_per_s", offsetof(trefoil_cluster_t, nvlinkLineGbPerS), 0, 1e-3, 1e9, 1},
 };
 static const field_t moeFields[] = {
     {"hidden_elements", offsetof(trefoil_moe_t, hidden), 1, 1, 1 << 24, 0},
@@ -89,7 +92,7 @@ static const field_t moeFields[] = {
     {"num_shared_experts", offsetof(trefoil_moe_t, numShared), 1, 0, 1 << 20, 0},
 };
 static const kind_t clusterKind = {"cluster",     epClusters, 1,
-                                   clusterFields, 11,         offsetof(trefoil_cluster_t, name)};
+                                   clusterFields, 13,         offsetof(trefoil_cluster_t, name)};
 static const kind_t moeKind = {"model", epMoe, 0, moeFields, 6, offsetof(trefoil_moe_t, name)};
 
 static trefoil_result_t takeText(const json_t *root, const char *file, const char *key,
@@ -130,6 +133,17 @@ static trefoil_result_t takeField(const kind_t *kind, const json_t *root, const 
   return takeNumber(json_object_get(value, "value"), file, f, object);
 }
 
+static trefoil_result_t failUnknownKey(const kind_t *kind, const char *file, const char *key) {
+  char known[360] = "name, about";
+  if (!kind->sourceEach) strcat(known, ", source");
+  for (int i = 0; i < kind->numFields; i++) {
+    size_t used = strlen(known);
+    snprintf(known + used, sizeof known - used, ", %s", kind->fields[i].key);
+  }
+  return epFail(TREFOIL_INVALID_ARGUMENT, "%s: the key %.60s is not known; known are %s", file, key,
+                known);
+}
+
 static trefoil_result_t checkKeys(const kind_t *kind, json_t *root, const char *file) {
   const char *key;
   json_t *value;
@@ -137,7 +151,7 @@ static trefoil_result_t checkKeys(const kind_t *kind, json_t *root, const char *
     int known = !strcmp(key, "name") || !strcmp(key, "about");
     known |= !kind->sourceEach && !strcmp(key, "source");
     for (int i = 0; i < kind->numFields; i++) known |= !strcmp(key, kind->fields[i].key);
-    EP_CHECK(known, TREFOIL_INVALID_ARGUMENT, "%s: the key %.60s is not known", file, key);
+    if (!known) return failUnknownKey(kind, file, key);
   }
   return TREFOIL_OK;
 }

@@ -4,10 +4,14 @@
  *   "\x93NUMPY" major minor, length (2 bytes for 1.0, 4 after), then length bytes of
  *   { 'descr': '<i4', 'fortran_order': False, 'shape': (3, 4), }
  *
- * Nothing is read past the given bytes, and no product of sizes is formed before it is known to fit. */
+ * Nothing is read past the given bytes, no product of sizes is formed before it is known to fit, and the
+ * data of a stream is read in pieces, after all that its header says is known to be possible. */
 #include "plan/npy.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "plan/error.h"
@@ -124,49 +128,151 @@ static trefoil_result_t takeDictionary(cursor_t *c, ep_npy_t *npy) {
   return seen == 7 ? TREFOIL_OK : malformed(c, "descr, fortran_order or shape is missing");
 }
 
-static trefoil_result_t setData(const char *name, const uint8_t *data, size_t dataBytes,
-                                ep_npy_t *npy) {
-  int64_t items = 1, most = (int64_t)dataBytes / npy->itemBytes;
+/* The number of items, if they take just the bytes that are said to be there. */
+static trefoil_result_t setItems(const char *name, uint64_t dataBytes, ep_npy_t *npy) {
+  int64_t items = 1, most = (int64_t)(dataBytes / (unsigned)npy->itemBytes);
   int empty = 0;
   for (int d = 0; d < npy->numDims; d++) empty |= npy->dims[d] == 0;
   for (int d = 0; d < npy->numDims && !empty; d++) {
     EP_CHECK(npy->dims[d] <= most / items, TREFOIL_INVALID_ARGUMENT,
-             "%s: the shape asks for more than the %zu bytes of data that are there", name,
-             dataBytes);
+             "%s: the shape asks for more than the %llu bytes of data that are there", name,
+             (unsigned long long)dataBytes);
     items *= npy->dims[d];
   }
   npy->numItems = empty ? 0 : items;
-  EP_CHECK((size_t)npy->numItems * (size_t)npy->itemBytes == dataBytes, TREFOIL_INVALID_ARGUMENT,
-           "%s: %zu bytes of data, but the shape asks for %zu", name, dataBytes,
-           (size_t)npy->numItems * (size_t)npy->itemBytes);
-  npy->data = data;
+  uint64_t asked = (uint64_t)npy->numItems * (unsigned)npy->itemBytes;
+  EP_CHECK(asked == dataBytes, TREFOIL_INVALID_ARGUMENT,
+           "%s: %llu bytes of data, but the shape asks for %llu", name,
+           (unsigned long long)dataBytes, (unsigned long long)asked);
   return TREFOIL_OK;
 }
 
-trefoil_result_t epNpyParse(const char *name, const uint8_t *bytes, size_t numBytes,
-                            ep_npy_t *npy) {
+static trefoil_result_t parseHeader(const char *name, const uint8_t *text, size_t length,
+                                    ep_npy_t *npy) {
+  cursor_t c = {name, (const char *)text, (const char *)text + length};
+  EP_TRY(takeDictionary(&c, npy));
+  EP_CHECK(npy->kind != 'f' || npy->itemBytes >= 2, TREFOIL_INVALID_ARGUMENT,
+           "%s: floats of %d bytes are not known", name, npy->itemBytes);
+  return TREFOIL_OK;
+}
+
+/* What comes before the dictionary: where it starts, and its length. */
+static trefoil_result_t parsePreamble(const char *name, const uint8_t *bytes, size_t numBytes,
+                                      size_t *start, size_t *length) {
   EP_CHECK(numBytes >= 10 && !memcmp(bytes, "\x93NUMPY", 6), TREFOIL_INVALID_ARGUMENT,
            "%s: not an .npy array", name);
   int major = bytes[6];
   EP_CHECK(major >= 1 && major <= 3, TREFOIL_INVALID_ARGUMENT, "%s: .npy version %d is not known",
            name, major);
-  size_t start = major == 1 ? 10 : 12, length = (size_t)bytes[8] | (size_t)bytes[9] << 8;
-  if (major > 1 && numBytes >= start) length |= (size_t)bytes[10] << 16 | (size_t)bytes[11] << 24;
-  EP_CHECK(numBytes >= start && length <= numBytes - start, TREFOIL_INVALID_ARGUMENT,
-           "%s: the .npy header is cut off", name);
+  *start = major == 1 ? 10 : 12;
+  *length = (size_t)bytes[8] | (size_t)bytes[9] << 8;
+  EP_CHECK(numBytes >= *start, TREFOIL_INVALID_ARGUMENT, "%s: the .npy header is cut off", name);
+  if (major > 1) *length |= (size_t)bytes[10] << 16 | (size_t)bytes[11] << 24;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epNpyParse(const char *name, const uint8_t *bytes, size_t numBytes,
+                            ep_npy_t *npy) {
+  size_t start, length;
+  EP_TRY(parsePreamble(name, bytes, numBytes, &start, &length));
+  EP_CHECK(length <= numBytes - start, TREFOIL_INVALID_ARGUMENT, "%s: the .npy header is cut off",
+           name);
   ep_npy_t found = {0};
-  cursor_t c = {name, (const char *)bytes + start, (const char *)bytes + start + length};
-  EP_TRY(takeDictionary(&c, &found));
-  EP_CHECK(found.kind != 'f' || found.itemBytes >= 2, TREFOIL_INVALID_ARGUMENT,
-           "%s: floats of %d bytes are not known", name, found.itemBytes);
-  EP_TRY(setData(name, bytes + start + length, numBytes - start - length, &found));
+  EP_TRY(parseHeader(name, bytes + start, length, &found));
+  EP_TRY(setItems(name, numBytes - start - length, &found));
+  found.data = bytes + start + length;
   *npy = found;
   return TREFOIL_OK;
 }
 
-/* Item i as its bits, sign-extended for 'i'. */
-static int64_t itemAt(const ep_npy_t *npy, int64_t i) {
-  const uint8_t *p = npy->data + i * npy->itemBytes;
+/* Reads until room is full or the stream ends. */
+static trefoil_result_t readFull(const ep_stream_t *s, uint8_t *to, size_t room, size_t *size) {
+  size_t got = 1;
+  for (*size = 0; *size < room && got > 0; *size += got) {
+    EP_TRY(s->read(s->from, to + *size, room - *size, &got));
+  }
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epNpyOpen(const char *name, ep_stream_t stream, uint64_t size, ep_npy_t *npy) {
+  enum { MAX_HEADER = 1 << 16 };
+  uint8_t head[12] = {0};
+  size_t got, start, length, rest;
+  EP_TRY(readFull(&stream, head, 10, &got));
+  if (got == 10 && head[6] > 1) {
+    EP_TRY(readFull(&stream, head + 10, 2, &rest));
+    got += rest;
+  }
+  EP_TRY(parsePreamble(name, head, got, &start, &length));
+  EP_CHECK(length < MAX_HEADER, TREFOIL_INVALID_ARGUMENT, "%s: the .npy header has %zu bytes", name,
+           length);
+  uint8_t *text = malloc(length + 1);
+  EP_CHECK(text, TREFOIL_SYSTEM_ERROR, "%s: out of memory for the .npy header", name);
+  ep_npy_t found = {.stream = stream};
+  trefoil_result_t result = readFull(&stream, text, length, &got);
+  if (result == TREFOIL_OK && (got < length || size < start + length)) {
+    result = epFail(TREFOIL_INVALID_ARGUMENT, "%s: the .npy header is cut off", name);
+  }
+  if (result == TREFOIL_OK) result = parseHeader(name, text, length, &found);
+  free(text);
+  EP_TRY(result);
+  EP_TRY(setItems(name, size - start - length, &found));
+  *npy = found;
+  return TREFOIL_OK;
+}
+
+/* ---- The data, in pieces ---- */
+
+typedef struct piece {
+  const uint8_t *data;
+  int64_t first, numItems;
+} piece_t;
+
+typedef struct reader {
+  const char *name;
+  const ep_npy_t *npy;
+  uint8_t bytes[1 << 16];
+} reader_t;
+
+/* The next piece after p; numItems 0 when there is none. */
+static trefoil_result_t nextPiece(reader_t *r, piece_t *p) {
+  const ep_npy_t *npy = r->npy;
+  p->first += p->numItems;
+  int64_t left = npy->numItems - p->first, most = (int64_t)sizeof r->bytes / npy->itemBytes;
+  p->numItems = left < most ? left : most;
+  if (npy->data) {
+    p->data = npy->data + p->first * npy->itemBytes;
+    return TREFOIL_OK;
+  }
+  p->data = r->bytes;
+  size_t wanted = (size_t)p->numItems * (size_t)npy->itemBytes, got;
+  EP_TRY(readFull(&npy->stream, r->bytes, wanted ? wanted : 1, &got));
+  EP_CHECK(got == wanted, TREFOIL_INVALID_ARGUMENT, "%s: %s", r->name,
+           got < wanted ? "the data is cut off" : "data follows that the shape does not ask for");
+  return TREFOIL_OK;
+}
+
+/* Calls take for every piece. */
+static trefoil_result_t
+eachPiece(const char *name, const ep_npy_t *npy,
+          trefoil_result_t (*take)(const reader_t *, const piece_t *, void *), void *out) {
+  reader_t *r = malloc(sizeof *r);
+  EP_CHECK(r, TREFOIL_SYSTEM_ERROR, "%s: out of memory", name);
+  r->name = name;
+  r->npy = npy;
+  piece_t piece = {0};
+  trefoil_result_t result;
+  do {
+    result = nextPiece(r, &piece);
+    if (result == TREFOIL_OK && piece.numItems > 0) result = take(r, &piece, out);
+  } while (result == TREFOIL_OK && piece.numItems > 0);
+  free(r);
+  return result;
+}
+
+/* Item i of a piece as its bits, sign-extended for 'i'. */
+static int64_t itemAt(const ep_npy_t *npy, const piece_t *piece, int64_t i) {
+  const uint8_t *p = piece->data + i * npy->itemBytes;
   uint64_t bits = 0;
   for (int b = 0; b < npy->itemBytes; b++) bits |= (uint64_t)p[b] << 8 * b;
   int unused = 64 - 8 * npy->itemBytes;
@@ -180,23 +286,51 @@ static trefoil_result_t checkInts(const char *name, const ep_npy_t *npy) {
   return TREFOIL_OK;
 }
 
+static trefoil_result_t takeInts(const reader_t *r, const piece_t *p, void *to) {
+  int64_t *out = (int64_t *)to + p->first;
+  for (int64_t i = 0; i < p->numItems; i++) {
+    out[i] = itemAt(r->npy, p, i);
+    EP_CHECK(r->npy->kind == 'i' || out[i] >= 0, TREFOIL_INVALID_ARGUMENT,
+             "%s: item %lld does not fit into int64", r->name, (long long)(p->first + i));
+  }
+  return TREFOIL_OK;
+}
+
 trefoil_result_t epNpyInts(const char *name, const ep_npy_t *npy, int64_t *out) {
   EP_TRY(checkInts(name, npy));
-  for (int64_t i = 0; i < npy->numItems; i++) {
-    out[i] = itemAt(npy, i);
-    EP_CHECK(npy->kind == 'i' || out[i] >= 0, TREFOIL_INVALID_ARGUMENT,
-             "%s: item %lld does not fit into int64", name, (long long)i);
+  return eachPiece(name, npy, takeInts, out);
+}
+
+static trefoil_result_t takeInts32(const reader_t *r, const piece_t *p, void *to) {
+  int32_t *out = (int32_t *)to + p->first;
+  for (int64_t i = 0; i < p->numItems; i++) {
+    int64_t value = itemAt(r->npy, p, i);
+    EP_CHECK(value >= INT32_MIN && value <= INT32_MAX, TREFOIL_INVALID_ARGUMENT,
+             "%s: item %lld does not fit into int32", r->name, (long long)(p->first + i));
+    out[i] = (int32_t)value;
   }
   return TREFOIL_OK;
 }
 
 trefoil_result_t epNpyInts32(const char *name, const ep_npy_t *npy, int32_t *out) {
   EP_TRY(checkInts(name, npy));
-  for (int64_t i = 0; i < npy->numItems; i++) {
-    int64_t value = itemAt(npy, i);
-    EP_CHECK(value >= INT32_MIN && value <= INT32_MAX, TREFOIL_INVALID_ARGUMENT,
-             "%s: item %lld does not fit into int32", name, (long long)i);
-    out[i] = (int32_t)value;
+  return eachPiece(name, npy, takeInts32, out);
+}
+
+static trefoil_result_t takeFloats(const reader_t *r, const piece_t *piece, void *to) {
+  float *out = (float *)to + piece->first;
+  for (int64_t i = 0; i < piece->numItems; i++) {
+    const uint8_t *p = piece->data + i * r->npy->itemBytes;
+    double wide;
+    if (r->npy->itemBytes == 4) {
+      memcpy(&out[i], p, sizeof out[i]);
+    } else {
+      memcpy(&wide, p, sizeof wide);
+      out[i] = fabs(wide) <= FLT_MAX ? (float)wide : INFINITY;
+    }
+    EP_CHECK(isfinite(out[i]), TREFOIL_INVALID_ARGUMENT,
+             "%s: item %lld is NaN, infinite or too large for float32", r->name,
+             (long long)(piece->first + i));
   }
   return TREFOIL_OK;
 }
@@ -204,17 +338,7 @@ trefoil_result_t epNpyInts32(const char *name, const ep_npy_t *npy, int32_t *out
 trefoil_result_t epNpyFloats(const char *name, const ep_npy_t *npy, float *out) {
   EP_CHECK(npy->kind == 'f' && npy->itemBytes >= 4, TREFOIL_INVALID_ARGUMENT,
            "%s: float32 or float64 is wanted here", name);
-  for (int64_t i = 0; i < npy->numItems; i++) {
-    const uint8_t *p = npy->data + i * npy->itemBytes;
-    if (npy->itemBytes == 4) {
-      memcpy(&out[i], p, sizeof out[i]);
-    } else {
-      double wide;
-      memcpy(&wide, p, sizeof wide);
-      out[i] = (float)wide;
-    }
-  }
-  return TREFOIL_OK;
+  return eachPiece(name, npy, takeFloats, out);
 }
 
 void epNpyHeader(char *header, const char *dtype, int64_t rows, int64_t cols) {

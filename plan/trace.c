@@ -1,6 +1,7 @@
 /* The trace object: one block of copies, and for each step the pointers that make a routing. */
 #include "trefoil/trace.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -75,10 +76,21 @@ trefoil_result_t epTraceCheckOffsets(const int64_t *offsets, int numSteps, int n
   return TREFOIL_OK;
 }
 
+static trefoil_result_t checkWeights(const trefoil_trace_t *t) {
+  int K = t->shape.topk;
+  for (int64_t i = 0; t->topkWeights && i < t->numTokens * K; i++) {
+    EP_CHECK(isfinite(t->topkWeights[i]), TREFOIL_INVALID_ARGUMENT,
+             "topk_weights: row %lld, k = %d is %g: weights must be finite", (long long)(i / K),
+             (int)(i % K), (double)t->topkWeights[i]);
+  }
+  return TREFOIL_OK;
+}
+
 /* Fills the pointers of all steps and checks every routing. */
 trefoil_result_t epTraceFinish(trefoil_trace_t *trace) {
   object_t *o = (object_t *)trace;
   int R = trace->shape.numRanks;
+  EP_TRY(checkWeights(trace));
   for (int step = 0; step < trace->numSteps; step++) {
     const int64_t *offsets = trace->offsets + (int64_t)step * (R + 1);
     for (int r = 0; r < R; r++) {

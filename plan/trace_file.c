@@ -1,6 +1,6 @@
-/* Reading .npz traces and .npy arrays. A member is read as it decompresses, into memory that grows with
- * what really comes, so sizes that lie cost nothing; the arrays' own headers say the rest
- * (plan/npy.h), and plan/trace_import.c makes the trace. */
+/* Reading .npz traces and .npy arrays. The headers of all arrays and the note come first; when they fit
+ * together the data is read in pieces as it decompresses (plan/npy.h), straight into the trace that
+ * plan/trace_import.c makes. */
 #include "plan/trace_import.h"
 
 #include "plan/error.h"
@@ -25,49 +25,21 @@ trefoil_result_t trefoilTraceLoad(const trefoil_trace_t **trace, const char *pat
 #else
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <jansson.h>
 #include <zip.h>
 
-static const size_t maxMemberBytes = (size_t)16 << 30;
-
-typedef struct bytes {
-  uint8_t *data;
-  size_t size;
-} bytes_t;
-
-typedef trefoil_result_t (*read_fn_t)(void *from, uint8_t *to, size_t room, size_t *got);
-
-/* Reads to the end, doubling the memory as data comes. */
-static trefoil_result_t readAll(const char *name, read_fn_t read, void *from, bytes_t *out) {
-  size_t room = 1 << 16, size = 0, got;
-  uint8_t *data = malloc(room);
-  trefoil_result_t result = data ? TREFOIL_OK : TREFOIL_SYSTEM_ERROR;
-  while (result == TREFOIL_OK) {
-    result = read(from, data + size, room - size, &got);
-    if (result != TREFOIL_OK || got == 0) break;
-    size += got;
-    if (size < room) continue;
-    uint8_t *more = room < maxMemberBytes ? realloc(data, 2 * room) : NULL;
-    if (more) data = more;
-    result = more ? TREFOIL_OK : TREFOIL_SYSTEM_ERROR;
-    room *= 2;
-    if (!more) epFail(result, "%s: too large for the memory", name);
-  }
-  if (result != TREFOIL_OK) {
-    free(data);
-    return result;
-  }
-  *out = (bytes_t){data, size};
-  return TREFOIL_OK;
-}
-
+/* A member of an archive, open for reading. */
 typedef struct member {
   const char *file, *name;
-  zip_file_t *stream;
+  zip_file_t *stream; /* NULL: there is no such member */
+  uint64_t size;      /* as the archive states it */
 } member_t;
 
 static trefoil_result_t readMemberPart(void *from, uint8_t *to, size_t room, size_t *got) {
@@ -79,16 +51,23 @@ static trefoil_result_t readMemberPart(void *from, uint8_t *to, size_t room, siz
   return TREFOIL_OK;
 }
 
-/* Leaves *out as it is where the member does not exist. */
-static trefoil_result_t readMember(zip_t *zip, const char *file, const char *name, bytes_t *out) {
-  zip_int64_t index = zip_name_locate(zip, name, 0);
-  if (index < 0) return TREFOIL_OK;
-  member_t m = {file, name, zip_fopen_index(zip, (zip_uint64_t)index, 0)};
-  EP_CHECK(m.stream, TREFOIL_INVALID_ARGUMENT, "%s: member %s cannot be read: %s", file, name,
-           zip_strerror(zip));
-  trefoil_result_t result = readAll(name, readMemberPart, &m, out);
-  zip_fclose(m.stream);
-  return result;
+/* Leaves the stream NULL where the member does not exist; one that is there twice is refused. */
+static trefoil_result_t openMember(zip_t *zip, member_t *m) {
+  zip_int64_t found = -1, entries = zip_get_num_entries(zip, 0);
+  for (zip_int64_t i = 0; i < entries; i++) {
+    const char *name = zip_get_name(zip, (zip_uint64_t)i, 0);
+    if (!name || strcmp(name, m->name)) continue;
+    EP_CHECK(found < 0, TREFOIL_INVALID_ARGUMENT, "%s: has member %s twice", m->file, m->name);
+    found = i;
+  }
+  if (found < 0) return TREFOIL_OK;
+  zip_stat_t stat;
+  int known = zip_stat_index(zip, (zip_uint64_t)found, 0, &stat) == 0 && stat.valid & ZIP_STAT_SIZE;
+  m->stream = known ? zip_fopen_index(zip, (zip_uint64_t)found, 0) : NULL;
+  EP_CHECK(m->stream, TREFOIL_INVALID_ARGUMENT, "%s: member %s cannot be read: %s", m->file,
+           m->name, zip_strerror(zip));
+  m->size = stat.size;
+  return TREFOIL_OK;
 }
 
 /* A positive integer of the note, or 0 where it is not stated. */
@@ -102,17 +81,39 @@ static trefoil_result_t noteInt(const json_t *root, const char *file, const char
   return TREFOIL_OK;
 }
 
+/* A typing error in a key would leave its value unread. */
+static trefoil_result_t checkKeys(const json_t *root, const char *file) {
+  static const char *const known[] = {"format",         "version",     "num_ranks",
+                                      "ranks_per_node", "num_experts", "topk",
+                                      "max_tokens",     "steps",       "provenance"};
+  const char *key;
+  json_t *value;
+  json_object_foreach((json_t *)root, key, value) {
+    int isKnown = 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) isKnown |= !strcmp(key, known[i]);
+    EP_CHECK(isKnown, TREFOIL_INVALID_ARGUMENT,
+             "%s: trefoil.json: the key %.60s is not known; known are format, version, num_ranks, "
+             "ranks_per_node, num_experts, topk, max_tokens, steps and provenance",
+             file, key);
+  }
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t readNote(const json_t *root, ep_trace_parts_t *p, char **note) {
+  EP_CHECK(json_is_object(root), TREFOIL_INVALID_ARGUMENT, "%s: trefoil.json is not an object",
+           p->name);
   const char *format = json_string_value(json_object_get(root, "format"));
   EP_CHECK(format && !strcmp(format, "trefoil-trace"), TREFOIL_INVALID_ARGUMENT,
            "%s: trefoil.json does not say \"format\": \"trefoil-trace\"", p->name);
   EP_CHECK(json_integer_value(json_object_get(root, "version")) == 1, TREFOIL_INVALID_ARGUMENT,
            "%s: trefoil.json is not of version 1", p->name);
+  EP_TRY(checkKeys(root, p->name));
   EP_TRY(noteInt(root, p->name, "num_ranks", &p->numRanks));
   EP_TRY(noteInt(root, p->name, "ranks_per_node", &p->ranksPerNode));
   EP_TRY(noteInt(root, p->name, "num_experts", &p->numExperts));
   EP_TRY(noteInt(root, p->name, "topk", &p->topk));
   EP_TRY(noteInt(root, p->name, "max_tokens", &p->maxTokens));
+  EP_TRY(noteInt(root, p->name, "steps", &p->numSteps));
   const json_t *provenance = json_object_get(root, "provenance");
   EP_CHECK(!provenance || json_is_object(provenance), TREFOIL_INVALID_ARGUMENT,
            "%s: trefoil.json: provenance is not an object", p->name);
@@ -121,70 +122,114 @@ static trefoil_result_t readNote(const json_t *root, ep_trace_parts_t *p, char *
   return TREFOIL_OK;
 }
 
-static trefoil_result_t parseNote(const bytes_t *text, ep_trace_parts_t *p, char **note) {
+static trefoil_result_t parseNote(member_t *m, ep_trace_parts_t *p, char **note) {
+  enum { MAX_BYTES = 1 << 20 };
+  EP_CHECK(m->size <= MAX_BYTES, TREFOIL_INVALID_ARGUMENT,
+           "%s: trefoil.json has %llu bytes: must be at most 1 MiB", p->name,
+           (unsigned long long)m->size);
+  char *text = malloc(MAX_BYTES + 1);
+  EP_CHECK(text, TREFOIL_SYSTEM_ERROR, "%s: out of memory for trefoil.json", p->name);
+  size_t size = 0, got = 1;
+  trefoil_result_t result = TREFOIL_OK;
+  for (; result == TREFOIL_OK && got > 0 && size <= MAX_BYTES; size += got) {
+    result = readMemberPart(m, (uint8_t *)text + size, MAX_BYTES + 1 - size, &got);
+    if (result != TREFOIL_OK) got = 0;
+  }
+  if (result == TREFOIL_OK && size > MAX_BYTES) {
+    result = epFail(TREFOIL_INVALID_ARGUMENT, "%s: trefoil.json must be at most 1 MiB", p->name);
+  }
   json_error_t error;
-  json_t *root = json_loadb((const char *)text->data, text->size, JSON_REJECT_DUPLICATES, &error);
+  json_t *root =
+      result == TREFOIL_OK ? json_loadb(text, size, JSON_REJECT_DUPLICATES, &error) : NULL;
+  free(text);
+  EP_TRY(result);
   EP_CHECK(root, TREFOIL_INVALID_ARGUMENT, "%s: trefoil.json, line %d: %s", p->name, error.line,
            error.text);
-  trefoil_result_t result = readNote(root, p, note);
+  result = readNote(root, p, note);
   json_decref(root);
   return result;
 }
 
 typedef struct members {
-  bytes_t idx, offsets, weights, json;
+  member_t idx, offsets, weights, json;
+  char idxName[128];
   char *note;
 } members_t;
 
-static trefoil_result_t readMembers(zip_t *zip, const char *file, const char *array, members_t *m) {
-  char name[128];
-  int n = snprintf(name, sizeof name, "%s.npy", array);
-  EP_CHECK(n < (int)sizeof name, TREFOIL_INVALID_ARGUMENT, "%s: the array's name is too long",
+/* "has no array X; its arrays are A, B" */
+static trefoil_result_t failMissing(zip_t *zip, const char *file, const char *array) {
+  char known[300] = "";
+  for (zip_int64_t i = 0, n = zip_get_num_entries(zip, 0); i < n; i++) {
+    const char *name = zip_get_name(zip, (zip_uint64_t)i, 0);
+    size_t length = name ? strlen(name) : 0, used = strlen(known);
+    if (length < 5 || strcmp(name + length - 4, ".npy") || used + length > sizeof known) continue;
+    snprintf(known + used, sizeof known - used, "%s%.*s", used ? ", " : "", (int)length - 4, name);
+  }
+  return epFail(TREFOIL_INVALID_ARGUMENT, "%s: has no array %.100s; its arrays are %s", file, array,
+                *known ? known : "none");
+}
+
+static trefoil_result_t openMembers(zip_t *zip, const char *file, const char *array, members_t *m) {
+  int n = snprintf(m->idxName, sizeof m->idxName, "%s.npy", array);
+  EP_CHECK(n < (int)sizeof m->idxName, TREFOIL_INVALID_ARGUMENT, "%s: the array's name is too long",
            file);
-  EP_TRY(readMember(zip, file, name, &m->idx));
-  EP_CHECK(m->idx.data, TREFOIL_INVALID_ARGUMENT, "%s: has no array %s", file, array);
-  EP_TRY(readMember(zip, file, "offsets.npy", &m->offsets));
-  EP_TRY(readMember(zip, file, "topk_weights.npy", &m->weights));
-  return readMember(zip, file, "trefoil.json", &m->json);
+  m->idx = (member_t){.file = file, .name = m->idxName};
+  m->offsets = (member_t){.file = file, .name = "offsets.npy"};
+  m->weights = (member_t){.file = file, .name = "topk_weights.npy"};
+  m->json = (member_t){.file = file, .name = "trefoil.json"};
+  EP_TRY(openMember(zip, &m->idx));
+  if (!m->idx.stream) return failMissing(zip, file, array);
+  EP_TRY(openMember(zip, &m->offsets));
+  EP_TRY(openMember(zip, &m->weights));
+  return openMember(zip, &m->json);
+}
+
+/* Headers and the note first: no data is read before they fit together. */
+static trefoil_result_t openArray(const char *name, member_t *m, ep_npy_t *npy,
+                                  const ep_npy_t **part) {
+  if (!m->stream) return TREFOIL_OK;
+  EP_TRY(epNpyOpen(name, (ep_stream_t){readMemberPart, m}, m->size, npy));
+  *part = npy;
+  return TREFOIL_OK;
 }
 
 static trefoil_result_t importMembers(const trefoil_trace_t **trace, members_t *m,
                                       ep_trace_parts_t *p, const trefoil_trace_hints_t *hints) {
   ep_npy_t idx, offsets, weights;
-  EP_TRY(epNpyParse("topk_idx", m->idx.data, m->idx.size, &idx));
-  p->idx = &idx;
-  if (m->offsets.data) {
-    EP_TRY(epNpyParse("offsets", m->offsets.data, m->offsets.size, &offsets));
-    p->offsets = &offsets;
+  trefoil_result_t result = openArray("topk_idx", &m->idx, &idx, &p->idx);
+  if (result == TREFOIL_OK) result = openArray("offsets", &m->offsets, &offsets, &p->offsets);
+  if (result == TREFOIL_OK) result = openArray("topk_weights", &m->weights, &weights, &p->weights);
+  if (result != TREFOIL_OK) {
+    char why[400];
+    snprintf(why, sizeof why, "%s", trefoilLastError());
+    return strncmp(why, p->name, strlen(p->name)) ? epFail(result, "%s: %s", p->name, why) : result;
   }
-  if (m->weights.data) {
-    EP_TRY(epNpyParse("topk_weights", m->weights.data, m->weights.size, &weights));
-    p->weights = &weights;
-  }
-  if (m->json.data) EP_TRY(parseNote(&m->json, p, &m->note));
+  if (m->json.stream) EP_TRY(parseNote(&m->json, p, &m->note));
   return epTraceImport(trace, p, hints);
+}
+
+static void closeMember(member_t *m) {
+  if (m->stream) zip_fclose(m->stream);
 }
 
 static trefoil_result_t loadZip(const trefoil_trace_t **trace, zip_t *zip, const char *file,
                                 const trefoil_trace_hints_t *hints) {
   const char *array = hints && hints->array ? hints->array : "topk_idx";
-  members_t m = {0};
+  members_t m = {.note = NULL};
   ep_trace_parts_t parts = {.name = file};
-  trefoil_result_t result = readMembers(zip, file, array, &m);
+  trefoil_result_t result = openMembers(zip, file, array, &m);
   if (result == TREFOIL_OK) result = importMembers(trace, &m, &parts, hints);
-  free(m.idx.data);
-  free(m.offsets.data);
-  free(m.weights.data);
-  free(m.json.data);
+  closeMember(&m.idx);
+  closeMember(&m.offsets);
+  closeMember(&m.weights);
+  closeMember(&m.json);
   free(m.note);
   return result;
 }
 
-static trefoil_result_t loadNpy(const trefoil_trace_t **trace, const bytes_t *bytes,
+static trefoil_result_t loadNpy(const trefoil_trace_t **trace, const ep_npy_t *idx,
                                 const char *file, const trefoil_trace_hints_t *hints) {
-  ep_npy_t idx;
-  EP_TRY(epNpyParse(file, bytes->data, bytes->size, &idx));
-  ep_trace_parts_t parts = {.name = file, .idx = &idx};
+  ep_trace_parts_t parts = {.name = file, .idx = idx};
   return epTraceImport(trace, &parts, hints);
 }
 
@@ -195,7 +240,9 @@ static int isNpy(const uint8_t *bytes, size_t n) {
 trefoil_result_t epTraceLoadBytes(const trefoil_trace_t **trace, const uint8_t *bytes,
                                   size_t numBytes, const trefoil_trace_hints_t *hints) {
   if (isNpy(bytes, numBytes)) {
-    return loadNpy(trace, &(bytes_t){(uint8_t *)bytes, numBytes}, "memory", hints);
+    ep_npy_t idx;
+    EP_TRY(epNpyParse("memory", bytes, numBytes, &idx));
+    return loadNpy(trace, &idx, "memory", hints);
   }
   zip_error_t error;
   zip_error_init(&error);
@@ -219,20 +266,36 @@ static trefoil_result_t readFilePart(void *from, uint8_t *to, size_t room, size_
   return TREFOIL_OK;
 }
 
+/* Opens a regular file, and nothing that would have to be waited for; says how large it is. */
+static trefoil_result_t openFile(const char *path, FILE **file, uint64_t *size) {
+  int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  EP_CHECK(fd >= 0, TREFOIL_SYSTEM_ERROR, "%s: cannot be opened: %s", path, strerror(errno));
+  struct stat found;
+  if (fstat(fd, &found) || !S_ISREG(found.st_mode)) {
+    close(fd);
+    return epFail(TREFOIL_INVALID_ARGUMENT, "%s: is not a regular file", path);
+  }
+  *file = fdopen(fd, "rb");
+  if (!*file) close(fd);
+  EP_CHECK(*file, TREFOIL_SYSTEM_ERROR, "%s: out of memory", path);
+  *size = (uint64_t)found.st_size;
+  return TREFOIL_OK;
+}
+
 /* An .npy file is read here; for anything else *handled stays 0. */
 static trefoil_result_t tryNpyFile(const trefoil_trace_t **trace, const char *path,
                                    const trefoil_trace_hints_t *hints, int *handled) {
-  FILE *file = fopen(path, "rb");
-  EP_CHECK(file, TREFOIL_SYSTEM_ERROR, "%s: cannot be opened: %s", path, strerror(errno));
+  FILE *file = NULL;
+  uint64_t size = 0;
+  EP_TRY(openFile(path, &file, &size));
   uint8_t head[6];
   trefoil_result_t result = TREFOIL_OK;
   *handled = isNpy(head, fread(head, 1, sizeof head, file));
   if (*handled) {
-    bytes_t all = {0};
+    ep_npy_t idx;
     rewind(file);
-    result = readAll(path, readFilePart, file, &all);
-    if (result == TREFOIL_OK) result = loadNpy(trace, &all, path, hints);
-    free(all.data);
+    result = epNpyOpen(path, (ep_stream_t){readFilePart, file}, size, &idx);
+    if (result == TREFOIL_OK) result = loadNpy(trace, &idx, path, hints);
   }
   fclose(file);
   return result;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "plan/error.h"
 #include "plan/philox.h"
@@ -162,11 +163,29 @@ static void countTokens(const generator_t *g, int step, int64_t *counts) {
            what " %.10g: must be in [%.10g, %.10g]", (double)s->field, (double)(low),              \
            (double)(high))
 
+/* What the trace would take, against the memory that this machine has. */
+static trefoil_result_t checkMemory(const trefoil_trace_spec_t *s) {
+  double ranks = (double)s->numSteps * s->shape.numRanks;
+  double entries = ranks * (double)s->shape.maxTokens * s->shape.topk;
+  double bytes = entries * (s->withWeights ? 8 : 4) + (ranks + s->numSteps) * 32;
+  double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+  EP_CHECK(bytes <= there || there <= 0, TREFOIL_INVALID_ARGUMENT,
+           "%d steps of %d ranks with %lld tokens each take %.1f GB, but this machine has %.1f GB",
+           s->numSteps, s->shape.numRanks, (long long)s->shape.maxTokens, bytes * 1e-9,
+           there * 1e-9);
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t checkSpec(const trefoil_trace_spec_t *s) {
   EP_CHECK(s, TREFOIL_INVALID_ARGUMENT, "the specification is NULL");
   EP_TRY(trefoilShapeCheck(&s->shape));
   EP_CHECK((unsigned)s->popularity <= TREFOIL_POPULARITY_HOT_RANK, TREFOIL_INVALID_ARGUMENT,
            "popularity %d: must be in [0, %d]", (int)s->popularity, TREFOIL_POPULARITY_HOT_RANK);
+  EP_CHECK(s->shape.topk <= s->shape.numExperts, TREFOIL_INVALID_ARGUMENT,
+           "top-%d of %d experts: each expert may be in a row once, so top-k is in [1, %d]",
+           s->shape.topk, s->shape.numExperts, s->shape.numExperts);
+  EP_CHECK(s->seed <= INT64_MAX, TREFOIL_INVALID_ARGUMENT, "seed %llu: must be in [0, %lld]",
+           (unsigned long long)s->seed, (long long)INT64_MAX);
   IN_RANGE(numSteps, "steps", 1, 1 << 24);
   if (s->popularity == TREFOIL_POPULARITY_ZIPF) IN_RANGE(skew, "skew", 0, 16);
   if (s->popularity >= TREFOIL_POPULARITY_HOT_EXPERT) IN_RANGE(skew, "skew", 0, 1e6);
@@ -174,11 +193,7 @@ static trefoil_result_t checkSpec(const trefoil_trace_spec_t *s) {
     IN_RANGE(hot, "hot expert", 0, s->shape.numExperts - 1);
   if (s->popularity == TREFOIL_POPULARITY_HOT_RANK)
     IN_RANGE(hot, "hot rank", 0, s->shape.numRanks - 1);
-  double entries =
-      (double)s->numSteps * s->shape.numRanks * (double)s->shape.maxTokens * s->shape.topk;
-  EP_CHECK(entries <= 0x1p36, TREFOIL_INVALID_ARGUMENT,
-           "%d steps of %d ranks with %lld tokens each are too many for one trace", s->numSteps,
-           s->shape.numRanks, (long long)s->shape.maxTokens);
+  EP_TRY(checkMemory(s));
   IN_RANGE(ragged, "ragged", 0, 1);
   IN_RANGE(numEmptyRanks, "empty ranks", 0, s->shape.numRanks);
   IN_RANGE(burstPeriod, "burst period", 0, 1 << 24);

@@ -2,6 +2,7 @@
  * anything is allocated by it: a file of a few bytes can make no large trace. */
 #include "plan/trace_import.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,6 +51,7 @@ static trefoil_result_t setSizes(import_t *m, int64_t numSteps, int64_t numRanks
   EP_TRY(checkRange(m, "steps", numSteps, INT32_MAX));
   EP_TRY(checkRange(m, "ranks", numRanks, TREFOIL_MAX_RANKS));
   EP_TRY(agree(m, "ranks", m->parts->numRanks, numRanks));
+  EP_TRY(agree(m, "steps", m->parts->numSteps, numSteps));
   EP_CHECK(!m->hints.numRanks || m->hints.numRanks == numRanks, TREFOIL_INVALID_ARGUMENT,
            "%s: has %lld ranks, but %d are asked for", m->parts->name, (long long)numRanks,
            m->hints.numRanks);
@@ -91,26 +93,40 @@ static trefoil_result_t cutByShape(import_t *m) {
   return TREFOIL_OK;
 }
 
+/* "512 rows cannot be cut alike over 7 ranks: 1, 2, 4, 8, ... ranks can" */
+static trefoil_result_t failUneven(const import_t *m, int64_t R) {
+  char can[160] = "";
+  int found = 0;
+  for (int64_t r = 1; r <= TREFOIL_MAX_RANKS && r <= m->numTokens; r++) {
+    size_t used = strlen(can);
+    if (m->numTokens % r) continue;
+    if (++found <= 16)
+      snprintf(can + used, sizeof can - used, "%s%lld", used ? ", " : "", (long long)r);
+  }
+  return epFail(TREFOIL_INVALID_ARGUMENT,
+                "%s: topk_idx: %lld rows cannot be cut alike over %lld ranks; %s%s ranks can, and "
+                "any number with an array offsets",
+                m->parts->name, (long long)m->numTokens, (long long)R, can,
+                found > 16 ? ", ..." : "");
+}
+
 static trefoil_result_t cutByHints(import_t *m) {
   int64_t R, perRank = m->hints.tokensPerRank, numSteps = 1;
   EP_TRY(merge(m, "ranks", (int64_t[]){m->parts->numRanks, m->hints.numRanks, 0}, &R));
   EP_TRY(checkRange(m, "ranks", R, TREFOIL_MAX_RANKS));
+  EP_CHECK(m->numTokens > 0, TREFOIL_INVALID_ARGUMENT, "%s: topk_idx has no rows", m->parts->name);
   if (perRank) {
-    EP_CHECK(perRank > 0 && perRank <= TREFOIL_MAX_TOKENS && m->numTokens > 0 &&
-                 m->numTokens % (R * perRank) == 0,
+    EP_CHECK(perRank > 0 && perRank <= TREFOIL_MAX_TOKENS && m->numTokens % (R * perRank) == 0,
              TREFOIL_INVALID_ARGUMENT,
              "%s: %lld rows are not a number of steps of %lld ranks with %lld tokens each",
              m->parts->name, (long long)m->numTokens, (long long)R, (long long)perRank);
     numSteps = m->numTokens / (R * perRank);
+  } else {
+    if (m->numTokens % R) return failUneven(m, R);
+    perRank = m->numTokens / R;
   }
   EP_TRY(setSizes(m, numSteps, R));
-  if (perRank) {
-    cutEvenly(m, perRank);
-    return TREFOIL_OK;
-  }
-  for (int r = 0; r < (int)R; r++) {
-    m->offsets[r + 1] = m->offsets[r] + m->numTokens / R + (r < m->numTokens % R);
-  }
+  cutEvenly(m, perRank);
   return TREFOIL_OK;
 }
 
@@ -148,6 +164,8 @@ static trefoil_result_t checkArrays(import_t *m) {
   const ep_npy_t *idx = m->parts->idx, *w = m->parts->weights;
   EP_CHECK(idx->numDims >= 2, TREFOIL_INVALID_ARGUMENT,
            "%s: topk_idx must be [T, K], [R, B, K] or [steps, R, B, K]", m->parts->name);
+  EP_CHECK(idx->kind != 'f', TREFOIL_INVALID_ARGUMENT,
+           "%s: topk_idx: holds floats, but integers are wanted here", m->parts->name);
   int64_t K = idx->dims[idx->numDims - 1];
   EP_TRY(checkRange(m, "entries of a row", K, TREFOIL_MAX_TOPK));
   EP_TRY(agree(m, "entries of a row", m->parts->topk, K));
@@ -158,6 +176,8 @@ static trefoil_result_t checkArrays(import_t *m) {
              !memcmp(w->dims, idx->dims, (size_t)idx->numDims * sizeof *idx->dims);
   EP_CHECK(same, TREFOIL_INVALID_ARGUMENT, "%s: topk_weights and topk_idx differ in shape",
            m->parts->name);
+  EP_CHECK(w->kind == 'f' && w->itemBytes >= 4, TREFOIL_INVALID_ARGUMENT,
+           "%s: topk_weights: float32 or float64 is wanted here", m->parts->name);
   return TREFOIL_OK;
 }
 

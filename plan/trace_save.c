@@ -16,6 +16,7 @@ trefoil_result_t trefoilTraceSave(const trefoil_trace_t *trace, const char *path
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <jansson.h>
 #include <zip.h>
@@ -47,7 +48,8 @@ static trefoil_result_t addArray(zip_t *zip, const char *name, const ep_npy_t *a
 }
 
 static trefoil_result_t addIds(zip_t *zip, const trefoil_trace_t *t) {
-  ep_npy_t a = {'i', 4, 2, {t->numTokens, t->shape.topk}, t->numTokens * t->shape.topk, NULL};
+  ep_npy_t a = {'i',  4,           2, {t->numTokens, t->shape.topk}, t->numTokens * t->shape.topk,
+                NULL, {NULL, NULL}};
   a.data = (const uint8_t *)t->topkIdx;
   if (t->shape.numExperts > INT16_MAX + 1) return addArray(zip, "topk_idx.npy", &a);
   int16_t *narrow = malloc((size_t)a.numItems * sizeof *narrow + 1);
@@ -82,11 +84,12 @@ static trefoil_result_t addNote(zip_t *zip, const trefoil_trace_t *t) {
 static trefoil_result_t addAll(zip_t *zip, const trefoil_trace_t *t) {
   EP_TRY(addIds(zip, t));
   int64_t columns = (int64_t)t->shape.numRanks + 1;
-  ep_npy_t a = {'i', 8, 2, {t->numSteps, columns}, t->numSteps * columns, NULL};
+  ep_npy_t a = {'i', 8, 2, {t->numSteps, columns}, t->numSteps * columns, NULL, {NULL, NULL}};
   a.data = (const uint8_t *)t->offsets;
   EP_TRY(addArray(zip, "offsets.npy", &a));
   if (t->topkWeights) {
-    a = (ep_npy_t){'f', 4, 2, {t->numTokens, t->shape.topk}, t->numTokens * t->shape.topk, NULL};
+    a = (ep_npy_t){
+        'f', 4, 2, {t->numTokens, t->shape.topk}, t->numTokens * t->shape.topk, NULL, {NULL, NULL}};
     a.data = (const uint8_t *)t->topkWeights;
     EP_TRY(addArray(zip, "topk_weights.npy", &a));
   }
@@ -95,6 +98,9 @@ static trefoil_result_t addAll(zip_t *zip, const trefoil_trace_t *t) {
 
 trefoil_result_t trefoilTraceSave(const trefoil_trace_t *trace, const char *path) {
   EP_CHECK(trace && path, TREFOIL_INVALID_ARGUMENT, "the %s is NULL", trace ? "path" : "trace");
+  struct stat found;
+  EP_CHECK(stat(path, &found) || S_ISREG(found.st_mode), TREFOIL_SYSTEM_ERROR,
+           "%s: cannot be written: it is not a regular file", path);
   int code;
   zip_t *zip = zip_open(path, ZIP_CREATE | ZIP_TRUNCATE, &code);
   if (!zip) {

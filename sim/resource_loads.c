@@ -41,19 +41,18 @@ static ep_fs_t latencyOf(const ep_fabric_t *f, int kind) {
   return epIsPort((trefoil_resource_t)kind) ? f->latency[TREFOIL_TIER_NET] : 0;
 }
 
-ep_lower_bound_t epLowerBound(const ep_loads_t *loads, const ep_fabric_t *f,
-                              const trefoil_shape_t *s) {
+ep_floor_t epFloor(const ep_loads_t *loads, const ep_fabric_t *f, const trefoil_shape_t *s) {
   ep_fs_t earliest = f->start[0], latest = f->start[0];
   for (int r = 1; r < f->numRanks; r++) {
     if (f->start[r] < earliest) earliest = f->start[r];
     if (f->start[r] > latest) latest = f->start[r];
   }
-  ep_lower_bound_t bound = {latest, TREFOIL_RESOURCE_SEND, -1};
+  ep_floor_t least = {latest, TREFOIL_RESOURCE_SEND, -1};
   /* the flag of the last rank to start */
-  if (s->ranksPerNode > 1) bound.time += f->latency[TREFOIL_TIER_NVLINK];
+  if (s->ranksPerNode > 1) least.time += f->latency[TREFOIL_TIER_NVLINK];
   if (s->numRanks > s->ranksPerNode) {
     ep_fs_t far = latest + f->latency[TREFOIL_TIER_NET];
-    if (far > bound.time) bound.time = far;
+    if (far > least.time) least.time = far;
   }
   for (int k = 0; k < TREFOIL_NUM_RESOURCES; k++) {
     int ofRank = k != TREFOIL_RESOURCE_NIC_OUT && k != TREFOIL_RESOURCE_NIC_IN &&
@@ -69,10 +68,10 @@ ep_lower_bound_t epLowerBound(const ep_loads_t *loads, const ep_fabric_t *f,
       int isIn = k == TREFOIL_RESOURCE_NVLINK_IN || k == TREFOIL_RESOURCE_NIC_IN;
       ep_fs_t before = isIn ? latencyOf(f, k) : 0, after = latencyOf(f, k) - before;
       ep_fs_t end = epServed(f, (trefoil_resource_t)k, i, begin + before, busy) + after;
-      if (end > bound.time) bound = (ep_lower_bound_t){end, (trefoil_resource_t)k, i};
+      if (end > least.time) least = (ep_floor_t){end, (trefoil_resource_t)k, i};
     }
   }
-  return bound;
+  return least;
 }
 
 static void addPort(uint64_t *bytes, trefoil_port_t port, int numRanks, int at, uint64_t n) {

@@ -13,16 +13,16 @@ trefoil_result_t epLoadsCount(ep_loads_t *loads, const ep_replay_t *replay,
                               const ep_fabric_t *fabric);
 void epLoadsFree(ep_loads_t *loads);
 
-typedef struct ep_lower_bound {
+typedef struct ep_floor {
   ep_fs_t time;
   trefoil_resource_t kind;
   int index;
-} ep_lower_bound_t;
+} ep_floor_t;
 
-/* No schedule ends earlier: each resource needs its rows' time, none before the first rank starts,
- * and what leaves a port is visible a latency later. */
-ep_lower_bound_t epLowerBound(const ep_loads_t *loads, const ep_fabric_t *fabric,
-                              const trefoil_shape_t *shape);
+/* No schedule ends earlier at these costs: each resource needs its rows' time, none before the first
+ * rank starts, and what leaves a port is visible a latency later. */
+ep_floor_t epFloor(const ep_loads_t *loads, const ep_fabric_t *fabric,
+                   const trefoil_shape_t *shape);
 
 /* The closed form's loads: ports as the cluster should be, no failures. Equal trefoilPortLoads. */
 trefoil_result_t epPortLoads(const ep_replay_t *replay, const trefoil_shape_t *shape,

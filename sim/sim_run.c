@@ -1,4 +1,4 @@
-/* A run: replays both operations on a fabric with one of the engines and puts the bounds beside. */
+/* A run: replays both operations on a fabric with one of the engines and puts the floors beside. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,17 +68,17 @@ static trefoil_result_t runEngine(one_t *o) {
   return TREFOIL_OK;
 }
 
-static trefoil_result_t fillBounds(one_t *o) {
+static trefoil_result_t fillFloor(one_t *o) {
   const trefoil_sim_t *sim = o->sim;
   trefoil_sim_op_t *out = o->out;
-  ep_lower_bound_t bound = epLowerBound(&o->loads, &o->fabric, &sim->shape);
-  EP_CHECK((double)bound.time < EP_LONGEST_FS, TREFOIL_INVALID_ARGUMENT,
+  ep_floor_t least = epFloor(&o->loads, &o->fabric, &sim->shape);
+  EP_CHECK((double)least.time < EP_LONGEST_FS, TREFOIL_INVALID_ARGUMENT,
            "the operation would take over %.0f minutes", EP_LONGEST_FS / EP_FS_PER_US / 6e7);
-  out->boundUs = toUs(o, bound.time);
-  out->boundKind = bound.kind;
-  out->boundIndex = bound.index;
+  out->floorUs = toUs(o, least.time);
+  out->floorKind = least.kind;
+  out->floorIndex = least.index;
   EP_TRY(epPortLoads(o->replay, &sim->shape, o->run->cluster->gpusPerNic, &out->loads));
-  return trefoilBound(o->run->cluster, sim->workload.mode, &out->loads, &out->closedForm);
+  return trefoilClosedForm(o->run->cluster, sim->workload.mode, &out->loads, &out->closedForm);
 }
 
 static trefoil_result_t fillLinks(one_t *o) {
@@ -152,7 +152,7 @@ static trefoil_result_t prepareTiming(one_t *o) {
 
 static trefoil_result_t runOp(one_t *o) {
   EP_TRY(epLoadsCount(&o->loads, o->replay, &o->fabric));
-  EP_TRY(fillBounds(o));
+  EP_TRY(fillFloor(o));
   EP_TRY(prepareTiming(o));
   o->out->engine = chooseEngine(o);
   o->out->chunkTokens = o->replay->chunkTokens;

@@ -107,9 +107,10 @@ static trefoil_result_t writePlatform(const child_t *c) {
   int fd = dup(c->platformFd);
   FILE *file = fd >= 0 ? fdopen(fd, "w") : NULL;
   EP_CHECK(file, TREFOIL_SYSTEM_ERROR, "cannot write a platform: %s", strerror(errno));
+  errno = 0;
   int isWritten = epPlatformWrite(file, c->flows.fabric, c->flows.replay, c->flows.shape);
   isWritten = fclose(file) == 0 && isWritten;
-  EP_CHECK(isWritten, TREFOIL_SYSTEM_ERROR, "out of memory for a platform file");
+  EP_CHECK(isWritten, TREFOIL_SYSTEM_ERROR, "cannot write a platform: %s", strerror(errno));
   return TREFOIL_OK;
 }
 

@@ -31,6 +31,9 @@ typedef struct trefoil_cluster {
   int nodesPerLeaf;            /* 0: one switch joins all ports, nothing below matters */
   int railLeaves;              /* 1: a leaf a rail */
   double leafOversubscription; /* rate of a leaf's ports to nodes / to the spine; 0 counts as 1 */
+  double gpuMemoryGb;          /* 10^9 bytes of one GPU; 0: not stated */
+  double nvlinkLineGbPerS; /* what no payload exceeds, one way; 0: nvlinkGbPerS. A network port's
+                                  is nicGbPerS */
 } trefoil_cluster_t;
 
 typedef struct trefoil_moe {
@@ -80,16 +83,22 @@ typedef struct trefoil_port_loads {
 TREFOIL_API trefoil_result_t trefoilPortLoads(trefoil_plan_t *plan, const trefoil_shape_t *shape,
                                               int gpusPerNic, trefoil_port_loads_t *loads);
 
-typedef struct trefoil_bound {
+typedef struct trefoil_closed_form {
   double us;      /* fixed + latency + bytes of the limiting port / its rate */
   double fixedUs; /* the cluster's fixed time of the mode, plus latency where the net is used */
   trefoil_port_t limit; /* the port that takes longest */
-} trefoil_bound_t;
+} trefoil_closed_form_t;
 
 /* Fails where bytes cross the net of a cluster that has none. */
-TREFOIL_API trefoil_result_t trefoilBound(const trefoil_cluster_t *cluster, trefoil_mode_t mode,
-                                          const trefoil_port_loads_t *loads,
-                                          trefoil_bound_t *bound);
+TREFOIL_API trefoil_result_t trefoilClosedForm(const trefoil_cluster_t *cluster,
+                                               trefoil_mode_t mode,
+                                               const trefoil_port_loads_t *loads,
+                                               trefoil_closed_form_t *found);
+
+/* The bound: bytes of the busiest port over its line rate, and nothing that was measured. No schedule
+ * and no kernel is faster. us; 0 where no bytes leave a GPU. usesNic 0: NVLink ports alone count. */
+TREFOIL_API double trefoilLineBoundUs(const trefoil_cluster_t *cluster,
+                                      const trefoil_port_loads_t *loads, int usesNic);
 
 /* ---- How GPUs are cut into EP groups -------------------------------------------------------- */
 
@@ -119,7 +128,7 @@ typedef struct trefoil_predict_load {
 
 typedef struct trefoil_prediction {
   trefoil_port_loads_t loads[2]; /* by trefoil_op_t */
-  trefoil_bound_t bound[2];
+  trefoil_closed_form_t closedForm[2];
 } trefoil_prediction_t;
 
 /* One step of one EP group. */

@@ -4,7 +4,7 @@
  * ports of a cluster: SMs that issue, NVLink and network ports out and in, uplinks of leaf switches,
  * SMs that receive. Two engines replay them: SimGrid (max-min fair flows; up to about 128 ranks) and
  * port queues of our own (first come, first served; thousands of ranks). The answer names its engine
- * and stands beside a lower bound from exact loads. docs/sim.md has the equations. */
+ * and stands beside a floor from exact loads and the same costs. docs/sim.md has the equations. */
 #ifndef TREFOIL_SIM_H
 #define TREFOIL_SIM_H
 
@@ -123,13 +123,14 @@ typedef struct trefoil_sim_span {
 } trefoil_sim_span_t;
 
 typedef struct trefoil_sim_op {
-  trefoil_engine_t engine;      /* that produced `us` */
-  double us;                    /* from the first rank's start to the last rank's end */
-  double firstUs;               /* the first rank's end */
-  double boundUs;               /* no schedule of these loads on this cluster is faster */
-  trefoil_resource_t boundKind; /* the resource that needs longest, and which one */
-  int boundIndex;
-  trefoil_bound_t closedForm; /* trefoilBound: the cluster's own rates and fixed times */
+  trefoil_engine_t engine; /* that produced `us` */
+  double us;               /* from the first rank's start to the last rank's end */
+  double firstUs;          /* the first rank's end */
+  double floorUs;          /* no schedule of these loads is faster at these costs; where they were
+                                   fitted, a measurement can be */
+  trefoil_resource_t floorKind; /* the resource that needs longest, and which one */
+  int floorIndex;
+  trefoil_closed_form_t closedForm; /* trefoilClosedForm: the cluster's own rates and fixed times */
   trefoil_port_loads_t loads;
   int chunkTokens;      /* of the replay */
   int64_t numTransfers; /* that were replayed */

@@ -24,7 +24,7 @@ typedef struct trefoil_trace {
   int64_t numTokens;        /* T, of all steps and ranks */
   const int64_t *offsets;   /* [steps, R + 1] */
   const int32_t *topkIdx;   /* [T, K] */
-  const float *topkWeights; /* [T, K], or NULL */
+  const float *topkWeights; /* [T, K], finite, or NULL */
   const char *note;         /* a JSON object in text: where the trace comes from */
 } trefoil_trace_t;
 
@@ -52,7 +52,7 @@ typedef enum trefoil_popularity {
 typedef struct trefoil_trace_spec {
   trefoil_shape_t shape; /* maxTokens: tokens of a full rank */
   int numSteps;
-  uint64_t seed;
+  uint64_t seed; /* below 2^63 */
   trefoil_popularity_t popularity;
   double skew;           /* see above; ZIPF: [0, 16], HOT: [0, 1e6]; UNIFORM ignores it */
   int hot;               /* expert or rank */
@@ -83,7 +83,7 @@ typedef struct trefoil_trace_hints {
   int numRanks, ranksPerNode; /* ranksPerNode not stated anywhere: 8, or R if 8 does not divide R */
   int numExperts;             /* needed for arrays of others, which do not state it */
   int64_t tokensPerRank;      /* arrays without offsets: rows are cut into steps of R such blocks;
-                                 0 = one step, ranks as equal as can be */
+                                 0 = one step, its rows over the ranks alike */
   int64_t maxTokens;          /* not stated anywhere: the most tokens of a rank in a step */
   const char *array;          /* .npz without offsets: the member to read; NULL = "topk_idx" */
 } trefoil_trace_hints_t;

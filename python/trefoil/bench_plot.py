@@ -21,8 +21,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from trefoil.outputs import open_whole
 from trefoil.plots import BLUE, INK, ORANGE, _log_ticks
 from trefoil.units import format_seconds
+from trefoil.verb import run
 
 GREY = "#8a8f98"
 BASE_SECONDS = 3.4e-6
@@ -148,8 +150,9 @@ def picture(data: Any) -> Figure:
     return figure
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Reads JSON from stdin, writes the picture; 1 and a sentence if that cannot be done."""
+    arguments = sys.argv if arguments is None else arguments
     if len(arguments) != 2 or Path(arguments[1]).suffix not in (".svg", ".png", ".pdf"):
         print(
             "usage: python -m trefoil.bench_plot OUT.svg < bench.json (or .png, .pdf)",
@@ -157,7 +160,10 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     try:
-        picture(json.load(sys.stdin)).savefig(arguments[1], dpi=160)
+        path = Path(arguments[1])
+        figure = picture(json.load(sys.stdin))
+        with open_whole(path, "wb") as file:
+            figure.savefig(file, dpi=160, format=path.suffix[1:])
     except (BenchError, json.JSONDecodeError, OSError) as error:
         print(f"trefoil bench: no picture: {error}", file=sys.stderr)
         return 1
@@ -165,4 +171,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv))
+    raise SystemExit(run("bench", main))

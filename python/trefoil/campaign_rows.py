@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trefoil.campaign import HT, HT_DEFAULT_SMS, LL, LL_DEFAULT_SMS
+from trefoil.outputs import open_whole
 
 OPS = ("dispatch", "combine")
 FIXED_US = 3.4  # added to the bound in `ratio` (docs/check.md)
@@ -94,12 +95,10 @@ def rows_of(lines: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
 
 
 def _write(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with open_whole(path, newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-    partial.replace(path)
 
 
 def _is_plain(row: Row, mode: str) -> bool:

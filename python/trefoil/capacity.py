@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,20 @@ class Question:
     weight_dtype: str = "bf16"
     other_gb: float = 0.0  # the caller's: what else a GPU holds
     details: str = ""  # what else fixes the numbers
+    gpu_memory_gb: float | None = None  # of the cluster's GPUs; None: its file does not say
+    reserve_gb: float = 0.0  # of that, kept free: CUDA's context, NCCL, activations
 
     @property
     def passes(self) -> int:
         return LOADS[self.load][1]
+
+    @property
+    def usable_gb(self) -> float | None:
+        """What a configuration may take of a GPU; None: nothing says it."""
+        if self.gpu_memory_gb is None:
+            return self.max_memory_gb
+        usable = max(0.0, self.gpu_memory_gb - self.reserve_gb)
+        return usable if self.max_memory_gb is None else min(usable, self.max_memory_gb)
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Operation:
     seconds: float
     low: float | None  # about 90 % lie between; None: no interval is known
     high: float | None
-    bound: float  # no schedule of these loads is faster
+    bound: float  # bytes of the busiest port over its line rate: nothing is faster
     closed_form: float
     engine: str
     limit: str
@@ -123,6 +133,11 @@ class Configuration:
         return d.low + c.low, d.high + c.high
 
     @property
+    def outside(self) -> str:
+        """What lies outside what the costs were fitted to: the interval does not cover it."""
+        return self.dispatch.extrapolated or self.combine.extrapolated
+
+    @property
     def high(self) -> float:
         """The upper end of the interval, or the time itself where there is none."""
         return self.interval[1] if self.interval else self.layer
@@ -151,6 +166,8 @@ class Sample:
     seconds: float
     low: float | None
     high: float | None
+    costs: str = ""
+    covers: bool = True  # False: outside what the costs were fitted to
 
 
 @dataclass(frozen=True)
@@ -162,6 +179,20 @@ class Crossover:
     faster: str  # "ll" or "ht": throughout, where there is no crossover
     least: int  # the range
     most: int
+    costs: tuple[str, ...] = ()  # of LL and of HT
+
+    @property
+    def libraries(self) -> list[str]:
+        return libraries_of(self.costs)
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """Where no configuration fits: the smallest EP size that would, of those that the model has."""
+
+    mode: str  # "": none does
+    ep: int
+    memory_bytes: int
 
 
 @dataclass
@@ -172,10 +203,16 @@ class CapacityPlan:
     crossovers: list[Crossover] = field(default_factory=list)
     links: list[dict[str, Any]] = field(default_factory=list)  # of `pictured`
     pictured: int | None = None  # index: the cheapest configuration, or else the fastest
+    smallest: Smallest | None = None  # where nothing fits
 
     @property
     def chosen(self) -> Configuration | None:
         return next((c for c in self.configurations if c.verdict == "cheapest"), None)
+
+
+def libraries_of(costs: Iterable[str]) -> list[str]:
+    """Whose kernels the cost records speak for: their names begin with it."""
+    return list(dict.fromkeys(name.partition("-")[0] for name in costs if name and name != "ideal"))
 
 
 # ---- From answers ----
@@ -241,6 +278,8 @@ def sample_of(answer: dict[str, Any]) -> Sample:
         seconds=d.seconds + c.seconds,
         low=d.low + c.low if known else None,
         high=d.high + c.high if known else None,
+        costs=answer["costs"],
+        covers=not (d.extrapolated or c.extrapolated),
     )
 
 
@@ -264,15 +303,24 @@ def _misses(c: Configuration, q: Question) -> list[str]:
         reasons.append(f"takes {c.sms} SMs, over the limit of {q.max_sms}")
     if c.memory.refused:
         reasons.append(f"the sizing table refuses it: {c.memory.refused}")
-    elif q.max_memory_gb is not None and c.memory.total > q.max_memory_gb * 1e9:
+    elif not fits(c, q):
         m = c.memory
         reasons.append(
-            f"needs {m.total / 1e9:.1f} GB a GPU ({m.weights / 1e9:.1f} weights, "
+            f"does not fit: needs {m.total / 1e9:.1f} GB a GPU ({m.weights / 1e9:.1f} weights, "
             f"{(m.buffers + m.outputs) / 1e9:.1f} buffers and outputs"
-            f"{f', {m.other / 1e9:.1f} other' if m.other else ''}), over the limit of "
-            f"{q.max_memory_gb:g} GB"
+            f"{f', {m.other / 1e9:.1f} other' if m.other else ''}), over {memory_limit(q)}"
         )
     return reasons
+
+
+def fits(c: Configuration, q: Question) -> bool:
+    return q.usable_gb is None or c.memory.total <= q.usable_gb * 1e9
+
+
+def memory_limit(q: Question) -> str:
+    if q.max_memory_gb is not None and q.usable_gb == q.max_memory_gb:
+        return f"the limit of {q.max_memory_gb:g} GB"
+    return f"{q.usable_gb:g} GB: {q.gpu_memory_gb:g} GB less {q.reserve_gb:g} GB of reserve"
 
 
 def _price(c: Configuration) -> tuple[float, ...]:
@@ -283,7 +331,10 @@ def _price(c: Configuration) -> tuple[float, ...]:
 def _dearer(c: Configuration, best: Configuration) -> str:
     if c.ep > best.ep:
         return f"takes groups of {c.ep} GPUs where {best.ep} do"
-    return f"takes {c.layer / best.layer:.2f} times as long on as many GPUs"
+    text = f"takes {c.layer / best.layer:.2f} times as long on as many GPUs"
+    if len(libraries_of((c.costs, best.costs))) > 1:
+        text += f" (two libraries: {c.costs} against {best.costs})"
+    return text
 
 
 def judge(plan: CapacityPlan) -> None:
@@ -301,7 +352,7 @@ def judge(plan: CapacityPlan) -> None:
             c.verdict = "cheapest"
         elif best is not None:
             c.reasons = [_dearer(c, best)]
-    shown = best or min(plan.configurations, key=lambda c: c.layer, default=None)
+    shown = best or min(plan.configurations, key=lambda c: (not fits(c, q), c.layer), default=None)
     plan.pictured = plan.configurations.index(shown) if shown is not None else None
 
 
@@ -319,13 +370,14 @@ def crossover_of(samples: Sequence[Sample], ep: int) -> Crossover | None:
         return None
     gaps = [math.log(times["ll"][t] / times["ht"][t]) for t in tokens]  # > 0: HT is faster
     faster = "ht" if gaps[0] > 0 else "ll"
+    costs = tuple(dict.fromkeys(s.costs for s in samples if s.ep == ep and s.costs))
     for (t0, g0), (t1, g1) in zip(
         zip(tokens, gaps, strict=True), list(zip(tokens, gaps, strict=True))[1:], strict=False
     ):
         if g0 <= 0 < g1:
             where = math.exp(math.log(t0) + (math.log(t1) - math.log(t0)) * -g0 / (g1 - g0))
-            return Crossover(ep, where, "", tokens[0], tokens[-1])
-    return Crossover(ep, None, faster, tokens[0], tokens[-1])
+            return Crossover(ep, where, "", tokens[0], tokens[-1], costs)
+    return Crossover(ep, None, faster, tokens[0], tokens[-1], costs)
 
 
 # ---- Files ----
@@ -343,6 +395,7 @@ def to_json(plan: CapacityPlan) -> dict[str, Any]:
                 "layer_seconds": c.layer,
                 "layer_low_seconds": low,
                 "layer_high_seconds": high,
+                "layer_interval_covers": bool(c.interval) and not c.outside,
                 "layer_bound_seconds": c.bound,
                 "step_seconds": c.step(q),
                 "share_of_step": c.share(q),
@@ -356,9 +409,10 @@ def to_json(plan: CapacityPlan) -> dict[str, Any]:
         "question": asdict(q),
         "configurations": configurations,
         "samples": [asdict(s) for s in plan.samples],
-        "crossovers": [asdict(x) for x in plan.crossovers],
+        "crossovers": [{**asdict(x), "costs": list(x.costs)} for x in plan.crossovers],
         "links": plan.links,
         "pictured": plan.pictured,
+        "smallest": asdict(plan.smallest) if plan.smallest else None,
     }
 
 
@@ -386,9 +440,12 @@ def from_json(data: Any, where: str = "the plan") -> CapacityPlan:
             question=Question(**data["question"]),
             configurations=[_configuration(c) for c in data["configurations"]],
             samples=[Sample(**s) for s in data["samples"]],
-            crossovers=[Crossover(**x) for x in data["crossovers"]],
+            crossovers=[
+                Crossover(**{**x, "costs": tuple(x.get("costs", ()))}) for x in data["crossovers"]
+            ],
             links=list(data["links"]),
             pictured=data["pictured"],
+            smallest=Smallest(**data["smallest"]) if data.get("smallest") else None,
         )
     except KeyError as error:
         raise PlanError(f"{where}: field {error.args[0]!r} is missing") from error

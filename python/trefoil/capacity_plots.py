@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -84,6 +85,17 @@ def _band(
     return True
 
 
+EMPTY: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+
+
+def _hollow(axes: Axes, mode: str, points: Sequence[tuple[float, float]]) -> bool:
+    """Marks that lie outside what the costs were fitted to; whether there are any."""
+    if points:
+        style = {**EMPTY, "marker": MODE_MARKERS[mode], "markersize": 5}
+        axes.plot(*zip(*points, strict=True), color=MODE_COLOURS[mode], **style)
+    return bool(points)
+
+
 def _name_lines(axes: Axes, ends: dict[str, tuple[float, float]]) -> None:
     """Names lines at their right ends, a line's height apart."""
     order = sorted(ends, key=lambda mode: ends[mode][1])
@@ -113,17 +125,7 @@ def scaling(plan: CapacityPlan) -> Figure:
             eps, [c.bound for c in of], color=MODE_COLOURS[mode], linestyle=":", linewidth=1.4
         )
         _mode_line(axes, mode, eps, times)
-        outside = [(c.ep, c.layer) for c in of if c.dispatch.extrapolated]
-        if outside:
-            carried = True
-            axes.plot(
-                *zip(*outside, strict=True),
-                color=MODE_COLOURS[mode],
-                marker=MODE_MARKERS[mode],
-                markerfacecolor="white",
-                markersize=5,
-                linestyle="none",
-            )
+        carried |= _hollow(axes, mode, [(c.ep, c.layer) for c in of if c.outside])
         values += times + [c.bound for c in of] + [c.high for c in of]
         ends[mode] = (eps[-1], times[-1])
     _name_lines(axes, ends)
@@ -142,12 +144,11 @@ def scaling(plan: CapacityPlan) -> Figure:
     _doubling_axis(axes, sorted({c.ep for c in plan.configurations}), 1.25)
     axes.set_xlabel("EP size: GPUs of a group")
     axes.set_ylabel("dispatch + combine of a layer")
-    axes.plot([], [], color=GREY, linestyle=":", linewidth=1.4, label="lower bound")
+    axes.plot([], [], color=GREY, linestyle=":", linewidth=1.4, label="bound: bytes over line rate")
     if banded:
         axes.fill_between([], [], [], color=GREY, alpha=0.3, label="about 90 %")
     if carried:
-        empty = {"marker": "o", "markerfacecolor": "white", "linestyle": "none"}
-        axes.plot([], [], color=GREY, markersize=5, label="extrapolated", **empty)
+        axes.plot([], [], color=GREY, markersize=5, label="extrapolated: not covered", **EMPTY)
     axes.legend(loc="lower right", frameon=False, fontsize=8)
     axes.set_title(f"{q.moe} on {q.cluster}, {q.tokens:,} tokens a GPU", fontsize=9)
     return figure
@@ -175,6 +176,7 @@ def crossover(plan: CapacityPlan) -> Figure | None:
         ]
         _band(axes, mode, at, bands)
         _mode_line(axes, mode, at, times)
+        _hollow(axes, mode, [(s.tokens, s.seconds) for s in line if not s.covers])
         ends[mode] = (at[-1], times[-1])
         values += times + [b[1] for b in bands if b] + [b[0] for b in bands if b]
         tokens |= set(at)
@@ -198,7 +200,13 @@ def crossover(plan: CapacityPlan) -> Figure | None:
         )
     axes.set_xlabel("tokens a GPU")
     axes.set_ylabel("dispatch + combine of a layer")
-    axes.set_title(f"LL or HT in groups of {ep} GPUs", fontsize=9)
+    if any(not s.covers for line in lines.values() for s in line):
+        axes.plot([], [], color=GREY, markersize=5, label="extrapolated: not covered", **EMPTY)
+        axes.legend(loc="lower right", frameon=False, fontsize=8)
+    costs = ", ".join(found.costs) if found else ""
+    axes.set_title(
+        f"LL or HT in groups of {ep} GPUs" + (f"\ncosts {costs}" if costs else ""), fontsize=9
+    )
     return figure
 
 
@@ -234,11 +242,11 @@ def memory(plan: CapacityPlan) -> Figure:
     for at, total, c in zip(y, left, of, strict=True):
         text = format_bytes(total * 1e9) + (" ✓ cheapest" if c.verdict == "cheapest" else "")
         axes.text(total, at, f" {text}", va="center", fontsize=7)
-    if q.max_memory_gb is not None:
-        axes.axvline(q.max_memory_gb, color=INK, linewidth=1, linestyle=(0, (6, 3)))
+    if q.usable_gb is not None:
+        axes.axvline(q.usable_gb, color=INK, linewidth=1, linestyle=(0, (6, 3)))
         axes.annotate(
-            f"limit {q.max_memory_gb:g} GB ",
-            (q.max_memory_gb, 1.0),
+            f"limit {q.usable_gb:g} GB ",
+            (q.usable_gb, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(-2, -2),
             textcoords="offset points",
@@ -249,7 +257,7 @@ def memory(plan: CapacityPlan) -> Figure:
     axes.set_yticks(y, [f"{c.mode.upper()} EP {c.ep}" for c in of])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, max([*left, q.max_memory_gb or 0]) * 1.3)
+    axes.set_xlim(0, max([*left, q.usable_gb or 0]) * 1.3)
     axes.set_xlabel("GB of a GPU")
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
     return figure

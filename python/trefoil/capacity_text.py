@@ -6,7 +6,14 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from trefoil.capacity import CapacityPlan, Configuration, Crossover, Question
+from trefoil.capacity import (
+    CapacityPlan,
+    Configuration,
+    Crossover,
+    Question,
+    fits,
+    memory_limit,
+)
 from trefoil.units import format_bytes, format_seconds
 
 HEADINGS = (
@@ -31,8 +38,8 @@ MARKS = {"cheapest": "cheapest", "meets": "meets", "misses": "misses"}
 
 def limits_of(q: Question) -> list[str]:
     limits = [f"a layer in {q.max_us:g} us"] if q.max_us is not None else []
-    if q.max_memory_gb is not None:
-        limits.append(f"{q.max_memory_gb:g} GB a GPU")
+    if q.usable_gb is not None:
+        limits.append(f"{q.usable_gb:g} GB a GPU")
     if q.max_sms is not None:
         limits.append(f"{q.max_sms} SMs")
     return limits
@@ -59,7 +66,7 @@ def row_of(c: Configuration, q: Question) -> list[str]:
     both = (c.dispatch, c.combine)
     within = "-"
     if interval:
-        within = " - ".join(map(format_seconds, interval)) + "*" * bool(c.dispatch.extrapolated)
+        within = " - ".join(map(format_seconds, interval)) + "*" * bool(c.outside)
     return [
         c.mode.upper(),
         str(c.ep),
@@ -87,11 +94,15 @@ def _buffers(c: Configuration) -> str:
 
 
 def crossover_sentence(x: Crossover) -> str:
+    of = ""
+    if x.costs:
+        two = "two libraries: " if len(x.libraries) > 1 else ""
+        of = f" ({two}{', '.join(x.costs)})"
     if x.tokens is not None:
-        return f"EP {x.ep}: HT is faster from about {round(x.tokens):,} tokens a GPU on"
+        return f"EP {x.ep}: HT is faster from about {round(x.tokens):,} tokens a GPU on{of}"
     if x.faster == "ht":
-        return f"EP {x.ep}: HT is faster from {x.least:,} token{'s'[: x.least > 1]} a GPU on"
-    return f"EP {x.ep}: LL is faster up to {x.most:,} tokens a GPU, the most that was tried"
+        return f"EP {x.ep}: HT is faster from {x.least:,} token{'s'[: x.least > 1]} a GPU on{of}"
+    return f"EP {x.ep}: LL is faster up to {x.most:,} tokens a GPU, the most that was tried{of}"
 
 
 def what_if_rows(plan: CapacityPlan) -> list[list[str]]:
@@ -115,15 +126,29 @@ def notes_of(plan: CapacityPlan) -> list[str]:
     configurations = plan.configurations
     ops = [o for c in configurations for o in (c.dispatch, c.combine)]
     engines = dict.fromkeys(o.engine for o in ops)
+    q = plan.question
     costs = dict.fromkeys(f"{c.mode.upper()} {c.costs}" for c in configurations)
     notes = [f"engines: {', '.join(engines)}; costs: {', '.join(costs)}"]
     outside = dict.fromkeys(
-        f"{c.mode.upper()} EP {c.ep}: {c.dispatch.extrapolated}"
-        for c in configurations
-        if c.dispatch.extrapolated
+        f"{c.mode.upper()} EP {c.ep}: {c.outside}" for c in configurations if c.outside
     )
     if outside:
-        notes.append("* extrapolated beyond what the costs were fitted to: " + "; ".join(outside))
+        notes.append(
+            "* extrapolated beyond what the costs were fitted to; the interval does not cover it: "
+            + "; ".join(outside)
+        )
+    notes.append("bound: bytes of the busiest port over its line rate; nothing is faster")
+    if q.gpu_memory_gb is None:
+        notes.append(
+            f"cluster {q.cluster} does not state gpu_memory_gb: "
+            + ("nothing was left out for memory" if q.max_memory_gb is None else "the limit rules")
+        )
+    else:
+        notes.append(
+            f"memory: {q.gpu_memory_gb:g} GB a GPU, {q.reserve_gb:g} GB of them in reserve "
+            "(--reserve-gb) for CUDA's context, NCCL and activations; attention and KV cache are "
+            "what --other-gb says"
+        )
     if any(c.memory.library == "cpu" for c in configurations):
         notes.append(
             "c: buffers of the CPU library; the GPU library's kernels do not take that shape yet"
@@ -139,7 +164,7 @@ def verdict_sentences(plan: CapacityPlan) -> list[str]:
     within = f" that meets {limits}" if limits else ""
     chosen = plan.chosen
     if chosen is None:
-        lines = [f"No configuration{within or ' does'}."]
+        lines = [f"No configuration{within or ' does'}.", *_nothing_fits(plan)]
     else:
         lines = [
             f"The cheapest configuration{within}: {chosen.mode.upper()} in groups of {chosen.ep} "
@@ -151,6 +176,18 @@ def verdict_sentences(plan: CapacityPlan) -> list[str]:
         f"{c.mode.upper()} EP {c.ep}: {'; '.join(c.reasons)}"
         for c in plan.configurations
         if c.reasons
+    ]
+
+
+def _nothing_fits(plan: CapacityPlan) -> list[str]:
+    q, smallest = plan.question, plan.smallest
+    if smallest is None or any(fits(c, q) for c in plan.configurations):
+        return []
+    if not smallest.mode:
+        return [f"No EP size of {q.moe} keeps {q.weight_dtype} weights within {memory_limit(q)}."]
+    return [
+        f"The smallest that fits: {smallest.mode.upper()} in groups of {smallest.ep} GPUs, "
+        f"{format_bytes(smallest.memory_bytes)} a GPU; there are {q.gpus} GPUs."
     ]
 
 
@@ -201,7 +238,8 @@ def as_markdown(plan: CapacityPlan) -> str:
 
 CSV_FIELDS = (
     *("mode", "ep", "nodes", "replicas", "sms", "costs", "tokens"),
-    *("layer_seconds", "layer_low_seconds", "layer_high_seconds", "layer_bound_seconds"),
+    *("layer_seconds", "layer_low_seconds", "layer_high_seconds", "layer_interval_covers"),
+    "layer_bound_seconds",
     *("step_seconds", "share_of_step", "exposed_seconds"),
     *("memory_bytes", "buffer_bytes", "output_bytes", "weight_bytes", "verdict"),
 )
@@ -221,7 +259,15 @@ def as_csv(plan: CapacityPlan) -> str:
     for c in plan.configurations:
         low, high = c.interval or (None, None)
         cells = [c.mode, c.ep, c.nodes, c.replicas, c.sms, c.costs, q.tokens, c.layer, low, high]
-        cells += [c.bound, c.step(q), c.share(q), c.exposed(q), c.memory.total, c.memory.buffers]
+        cells += [
+            bool(c.interval) and not c.outside,
+            c.bound,
+            c.step(q),
+            c.share(q),
+            c.exposed(q),
+            c.memory.total,
+            c.memory.buffers,
+        ]
         cells += [c.memory.outputs, c.memory.weights, c.verdict]
         cells += [getattr(o, name) for o in (c.dispatch, c.combine) for name in CSV_OP_FIELDS]
         writer.writerow(["" if cell is None else cell for cell in cells])

@@ -45,6 +45,7 @@ from trefoil.slow_parts import (
     slow_ranks,
 )
 from trefoil.split import SplitError, load_split
+from trefoil.verb import run
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -246,4 +247,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("compare", main))

@@ -24,10 +24,12 @@ from pathlib import Path
 from trefoil.calibrate import Setting, row_bytes
 from trefoil.interchange import cases_of_bench, predicted_cases, transfers, write_goal
 from trefoil.measured import OPS, TableError, write_table
+from trefoil.outputs import check_file, check_folder, open_whole
 from trefoil.predicted import SETS, make_predictions, write_predictions
 from trefoil.reference import TrefoilError, library
 from trefoil.sentence_parser import SentenceParser
 from trefoil.simulator import Cluster, CostRecord, Costs, Moe, Workload
+from trefoil.verb import run
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -150,7 +152,7 @@ def _goal(a: argparse.Namespace) -> int:
         seed=a.seed,
     )
     plan = transfers(workload, a.op)
-    with a.output.open("w", encoding="utf-8") as file:
+    with open_whole(a.output) as file:
         return write_goal(file, a.gpus, plan)
 
 
@@ -167,7 +169,6 @@ def _commit() -> str:
 def _predictions(a: argparse.Namespace) -> int:
     """A file a set, named by the day. What stands there is never overwritten."""
     day = f"{datetime.now(timezone.utc):%Y-%m-%d}{a.revision}"
-    a.output.mkdir(parents=True, exist_ok=True)
     chosen = [(s, a.output / f"{day}-{s.name}.csv") for s in SETS if s.name in a.only]
     if a.costs:
         mode = "ht" if CostRecord(a.costs).fields.is_ht else "ll"
@@ -199,6 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     a = _arguments(sys.argv[1:] if argv is None else argv)
     try:
         forms = {"table": _table, "bench": _bench, "goal": _goal, "predictions": _predictions}
+        (check_folder if a.form == "predictions" else check_file)(a.output)
         count = forms[a.form](a)
     except (TableError, TrefoilError, OSError) as error:
         print(f"trefoil export: {error}", file=sys.stderr)
@@ -210,4 +212,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("export", main))

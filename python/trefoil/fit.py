@@ -19,9 +19,11 @@ from pathlib import Path
 from trefoil.fit_job import Outcome, compare_with_simgrid, make_job, run_form
 from trefoil.fit_output import json_of, print_text, record_of
 from trefoil.measured import TableError
+from trefoil.outputs import write_whole
 from trefoil.reference import TrefoilError
 from trefoil.sentence_parser import SentenceParser
 from trefoil.split import SplitError, load_split
+from trefoil.verb import run
 
 OK, FAILED, USAGE = 0, 1, 2
 FORMS = ("closed-form", "queues")
@@ -62,9 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
         simgrid = compare_with_simgrid(job, outcomes[-1], arguments.simgrid)
     if arguments.out:
         record = record_of(job, outcomes[-1], outcomes)
-        partial = arguments.out.with_name(arguments.out.name + ".partial")
-        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        partial.replace(arguments.out)
+        write_whole(arguments.out, json.dumps(record, indent=2) + "\n")
     if arguments.json:
         print(json.dumps(json_of(job, outcomes, simgrid), indent=2))
     else:
@@ -87,4 +87,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("fit", main))

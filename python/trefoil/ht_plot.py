@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trefoil.ht_rows import GOALS, OPERATIONS, TOKENS, Row, RowsError, read
+from trefoil.outputs import open_whole
 from trefoil.plots import BLUE, INK, ORANGE, SKY
 
 GREY = "#8a8f98"
@@ -104,7 +105,10 @@ def main(arguments: Sequence[str]) -> int:
         print(usage, file=sys.stderr)
         return 2
     try:
-        picture(read(Path(arguments[0]), "rows")).savefig(arguments[1], dpi=160)
+        path = Path(arguments[1])
+        figure = picture(read(Path(arguments[0]), "rows"))
+        with open_whole(path, "wb") as file:
+            figure.savefig(file, dpi=160, format=path.suffix[1:])
     except (RowsError, OSError) as error:
         print(f"trefoil: no picture: {error}", file=sys.stderr)
         return 1

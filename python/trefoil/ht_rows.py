@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trefoil.outputs import write_whole
+
 Row = Mapping[str, Any]
 
 TOKENS = 4096  # of a rank, in the goals
@@ -250,7 +252,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     if a.keep:
         whole = {"what": WHAT, "measured": a.measured, "command": a.command, **bench}
-        a.keep.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        write_whole(a.keep, json.dumps(whole, indent=1) + "\n")
     print(f"{bench.get('device', 'GPUs')}, {bench.get('copy_GBps', '?')} GB/s by the plain copy")
     print(markdown(found))
     return 0

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trefoil.outputs import open_whole
+
 OPS = ("dispatch", "combine")
 SHAPE_COLUMNS = ("node_num", "hidden_size", "num_token", "num_topk", "num_experts")
 LL_COLUMNS = ("dispatch_avg_t_us", "combine_avg_t_us")
@@ -247,7 +249,7 @@ def write_table(
         tail += ["dispatch_avg_t_us", "dispatch_bandwidth_gbps"]
     else:
         tail = list(HT_COLUMNS)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with open_whole(path, newline="") as file:
         writer = csv.DictWriter(file, [*LABELS, *shape, *tail], lineterminator="\n")
         writer.writeheader()
         for pair in pairs.values():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,16 +20,20 @@ from trefoil.capacity import (
     CapacityPlan,
     PlanError,
     Question,
+    Smallest,
     WhatIf,
     configuration_of,
     crossover_of,
+    fits,
     judge,
     sample_of,
     to_json,
 )
 from trefoil.capacity_text import as_csv, as_markdown, as_text
+from trefoil.outputs import check_file, check_folder, whole_folder
 from trefoil.sentence_parser import SentenceParser
 from trefoil.sweeping import Outcome, Point, SweepError, find_program, link_loads, run_point, sweep
+from trefoil.verb import run
 
 # Options of simulate that are passed on as they are, and those that are what-ifs.
 PASSED = ("dispatch_dtype", "combine", "variant", "seed", "physical_experts", "engine", "sms")
@@ -50,6 +53,15 @@ WHAT_IFS = (
 )
 CROSSOVER_TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 OTHERS_TOKENS = 1024
+RESERVE = 0.1  # of a GPU's memory, as serving engines leave by default
+# LL and HT by the costs of one library: ours within a node, where it runs, DeepEP's across nodes.
+OF_ONE_LIBRARY = {
+    True: {"ll": {"costs": "trefoil-ll-h200"}, "ht": {"costs": "trefoil-ht-h200"}},
+    False: {
+        "ll": {"costs": "deepep-ll-h100", "variant": "per-expert"},
+        "ht": {"costs": "deepep-ht-h100"},
+    },
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,12 +92,23 @@ def parser() -> argparse.ArgumentParser:
     need = p.add_argument_group("limits and what the caller knows")
     need.add_argument("--max-us", type=_number, metavar="US", help="most that a layer may take")
     need.add_argument("--max-sms", type=_positive, metavar="N", help="that an operation may take")
-    need.add_argument("--max-memory-gb", type=_number, metavar="GB", help="of a GPU")
+    need.add_argument(
+        "--max-memory-gb",
+        type=_number,
+        metavar="GB",
+        help="of a GPU, all in all (default: what its memory less the reserve is)",
+    )
     need.add_argument(
         "--compute-us", type=_number, metavar="US", help="a layer's other work in one pass"
     )
     need.add_argument(
         "--weight-dtype", choices=WEIGHT_BYTES, default="bf16", help="of the experts' weights"
+    )
+    need.add_argument(
+        "--reserve-gb",
+        type=_number,
+        metavar="GB",
+        help="of a GPU's memory that stays free (default: a tenth)",
     )
     need.add_argument(
         "--other-gb", type=_number, default=0.0, metavar="GB", help="what else a GPU holds"
@@ -98,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--combine", metavar="HOW", help="ll: exact (default) or partial")
     how.add_argument("--variant", metavar="V", help="ours (default) or per-expert")
     how.add_argument("--physical-experts", type=_positive, metavar="E", help="redundant copies")
-    how.add_argument("--seed", type=int, metavar="S", help="of the generated routing")
+    how.add_argument("--seed", type=_whole, metavar="S", help="of the generated routing")
     how.add_argument("--sms", type=_positive, metavar="N", help="of an operation")
     how.add_argument("--engine", metavar="NAME", help="auto, simgrid, queues or closed-form")
     how.add_argument("--costs-ll", metavar="NAME", help="cost record of LL")
@@ -121,13 +144,19 @@ def _positive(text: str) -> int:
     return value
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 0 or more")
+    return int(text)
+
+
 def _number(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: expected a number, 0 or more")
+    if not 0 <= value <= 1e12:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number, 0 or more and at most 1e12")
     return value
 
 
@@ -147,6 +176,10 @@ def parse_sizes(text: str) -> list[int]:
     if not sizes or min(sizes) < 1:
         raise PlanError(f"--ep {text} is not like 8..64 or 8,24")
     return list(dict.fromkeys(sizes))
+
+
+def _without_what_ifs(point: Point) -> dict[str, Any]:
+    return {k: v for k, v in point.items() if k not in {name for name, _, _ in WHAT_IFS}}
 
 
 class Planner:
@@ -174,6 +207,7 @@ class Planner:
     def _question(self) -> Question:
         o, facts = self.options, self._probe()
         self.physical = facts["physical_experts"]
+        self.gpus_per_node, self.most_gpus = facts["gpus_per_node"], facts["max_gpus"]
         most = min(self.physical, facts["max_gpus"])
         try:
             gpus = int(o.gpus) if o.gpus else most
@@ -208,7 +242,19 @@ class Planner:
             weight_dtype=o.weight_dtype,
             other_gb=o.other_gb,
             details=", ".join(details),
+            gpu_memory_gb=facts["gpu_memory_gb"],
+            reserve_gb=self._reserve(facts["gpu_memory_gb"]),
         )
+
+    def _reserve(self, memory_gb: float | None) -> float:
+        said = self.options.reserve_gb
+        if memory_gb is None:
+            if said is not None:
+                raise PlanError("--reserve-gb: the cluster does not state gpu_memory_gb")
+            return 0.0
+        if said is not None and said >= memory_gb:
+            raise PlanError(f"--reserve-gb {said:g}: a GPU has {memory_gb:g} GB")
+        return round(memory_gb * RESERVE, 1) if said is None else said
 
     def _ep_sizes(self, gpus: int, facts: dict[str, Any]) -> list[int]:
         """As asked for; else doubling from a node up, as far as experts and GPUs go."""
@@ -267,12 +313,30 @@ class Planner:
         plan = CapacityPlan(q, [configuration_of(o.answer, q) for o in outcomes])
         self._what_if(plan, pairs)
         judge(plan)
-        if not self.options.no_crossover:
+        if not any(fits(c, q) for c in plan.configurations):
+            plan.smallest = self._smallest(q)
+        elif not self.options.no_crossover:
             self._crossovers(plan)
         if plan.pictured is not None and self.options.engine != "closed-form":
             mode, ep = pairs[plan.pictured]
             plan.links = link_loads(self.point(mode, ep, q.tokens), self.program)
         return plan
+
+    def _smallest(self, q: Question) -> Smallest:
+        """The EP sizes beyond those that were asked for, doubling, until one fits: by the closed
+        form, which knows memory as the replay does."""
+        ep = 2 * max(q.ep_sizes)
+        while ep <= min(self.most_gpus, self.physical):
+            for mode in q.modes:
+                point = {**self.point(mode, ep, q.tokens), "engine": "closed-form"}
+                text, refusal = run_point(self.program, _without_what_ifs(point))
+                if refusal:
+                    continue
+                c = configuration_of(json.loads(text), q)
+                if not c.memory.refused and fits(c, q):
+                    return Smallest(c.mode, ep, c.memory.total)
+            ep *= 2
+        return Smallest("", 0, 0)
 
     def _what_if(self, plan: CapacityPlan, pairs: Sequence[tuple[str, int]]) -> None:
         given = [(n, getattr(self.options, n)) for n, _, _ in WHAT_IFS if getattr(self.options, n)]
@@ -301,16 +365,25 @@ class Planner:
         if not ll or not ht or plan.pictured is None:
             return
         shown = plan.configurations[plan.pictured].ep
-        open_sizes = list(q.ep_sizes)
+        open_sizes = [
+            ep for ep in q.ep_sizes if ep in {c.ep for c in plan.configurations if fits(c, q)}
+        ]
         for tokens in sorted({*CROSSOVER_TOKENS, q.tokens}):
             if tokens > max(OTHERS_TOKENS, q.tokens):
                 open_sizes = [shown]
-            points = [self.point(m, ep, tokens) for ep in open_sizes for m in (ll, ht)]
+            points = [self._compared(m, ep, tokens) for ep in open_sizes for m in (ll, ht)]
             outcomes = self.sweep(points, f"LL or HT at {tokens} tokens")
             plan.samples += [sample_of(o.answer) for o in outcomes if o.answer]
             open_sizes = [ep for ep in open_sizes if ep == shown or not self._crossed(plan, ep)]
         found = (crossover_of(plan.samples, ep) for ep in q.ep_sizes)
         plan.crossovers = [x for x in found if x is not None]
+
+    def _compared(self, mode: str, ep: int, tokens: int) -> Point:
+        """A point of LL against HT: by one library, unless costs or rows were said."""
+        point = self.point(mode, ep, tokens)
+        if any(self.costs.values()) or "variant" in point or point.get("engine") == "closed-form":
+            return point
+        return {**point, **OF_ONE_LIBRARY[ep <= self.gpus_per_node][mode[:2]]}
 
     @staticmethod
     def _crossed(plan: CapacityPlan, ep: int) -> bool:
@@ -320,7 +393,11 @@ class Planner:
 
 def write_files(plan: CapacityPlan, folder: Path) -> list[Path]:
     """plan.json, plan.csv, plan.md, and the pictures as SVG and PNG where matplotlib is there."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with whole_folder(folder) as staging:
+        return [folder / path.name for path in _write_into(plan, staging)]
+
+
+def _write_into(plan: CapacityPlan, folder: Path) -> list[Path]:
     texts = {
         "plan.json": json.dumps(to_json(plan), indent=1) + "\n",
         "plan.csv": as_csv(plan),
@@ -342,6 +419,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p = parser()
     options = p.parse_args(arguments)
     try:
+        if options.output:
+            check_folder(options.output)
+        if options.resume:
+            check_file(options.resume)
         plan = Planner(options, find_program()).plan()
         written = write_files(plan, options.output) if options.output else []
     except PlanError as error:
@@ -349,24 +430,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SweepError, OSError) as error:
         print(f"trefoil plan: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        kept = f"; {options.resume} keeps what is done" if options.resume else ""
-        print(f"\ntrefoil plan: interrupted{kept}", file=sys.stderr)
-        return 1
-    try:
-        if options.json:
-            print(json.dumps(to_json(plan), indent=1))
-        else:
-            print(as_text(plan), end="")
-            for path in written:
-                print(path)
-        sys.stdout.flush()
-    except OSError as error:
-        print(f"trefoil plan: the output could not be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes nowhere
-        return 1
-    return 0
+    if options.json:
+        print(json.dumps(to_json(plan), indent=1))
+    else:
+        print(as_text(plan), end="")
+        for path in written:
+            print(path)
+    return 0 if plan.chosen else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("plan", main))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trefoil.measured import OPS, Case, TableError
+from trefoil.outputs import open_whole
 from trefoil.reference import TrefoilError
 
 LL_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -165,7 +166,7 @@ def _row(what: Set, arguments: Sequence[str], answer: dict[str, Any], op: str) -
 
 def write_predictions(path: Path, rows: Sequence[Predicted], about: dict[str, str]) -> int:
     """about: what the comment lines say, "date" first. Returns the rows."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with open_whole(path, newline="") as file:
         for key, text in about.items():
             file.write(f"# {key}: {text}\n")
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

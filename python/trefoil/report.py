@@ -27,11 +27,12 @@ except ModuleNotFoundError as missing:
         ".venv, or: pip install matplotlib jinja2"
     )
 
-from trefoil import capacity_text
+from trefoil import capacity_text, verb
 from trefoil.capacity import CapacityPlan, PlanError, load_capacity
 from trefoil.figures import Figure, committed_folder, load_figures, merged
 from trefoil.fitted import FittedTimes, load_fit
 from trefoil.measured import TableError
+from trefoil.outputs import check_file, write_whole
 from trefoil.results import Cases, CheckFile, Plan, ResultError, Run, load_check, load_plan
 from trefoil.sentence_parser import SentenceParser
 from trefoil.units import format_bytes, format_seconds
@@ -327,6 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not files and options.measured is None:
         parser.error("give --check, --plan, --capacity, --validation or --fit files, or --measured")
     try:
+        check_file(options.output)
         text = render(
             Inputs(
                 checks=[load_check(path) for path in options.check],
@@ -338,8 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 commands=options.command,
             )
         )
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text, encoding="utf-8")
+        write_whole(options.output, text)
     except (ResultError, PlanError, TableError, OSError) as error:
         print(f"trefoil report: {error}", file=sys.stderr)
         return 1
@@ -348,4 +349,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(verb.run("report", main))

@@ -224,10 +224,10 @@ class Workload:
 @dataclass
 class OpResult:
     us: float
-    bound_us: float
+    floor_us: float
     closed_form_us: float
     engine: str
-    bound_kind: str
+    floor_kind: str
     chunk_tokens: int
     finish_us: npt.NDArray[np.float64]
     max_bytes: dict[str, int] = field(default_factory=dict)  # of the busiest link, by kind
@@ -347,10 +347,10 @@ def _read(op: SimOp) -> OpResult:
     finish = np.ctypeslib.as_array(op.finish_us, shape=(op.num_ranks,)).copy()
     result = OpResult(
         op.us,
-        op.bound_us,
+        op.floor_us,
         op.closed_form.us,
         ENGINES[op.engine],
-        RESOURCES[op.bound_kind],
+        RESOURCES[op.floor_kind],
         op.chunk_tokens,
         finish,
     )

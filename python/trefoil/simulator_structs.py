@@ -23,6 +23,8 @@ class ClusterFields(ct.Structure):
         ("nodes_per_leaf", ct.c_int),
         ("rail_leaves", ct.c_int),
         ("leaf_oversubscription", ct.c_double),
+        ("gpu_memory_gb", ct.c_double),
+        ("nvlink_line_gb_per_s", ct.c_double),
     )
 
 
@@ -228,9 +230,9 @@ class SimOp(ct.Structure):
         ("engine", ct.c_int),
         ("us", ct.c_double),
         ("first_us", ct.c_double),
-        ("bound_us", ct.c_double),
-        ("bound_kind", ct.c_int),
-        ("bound_index", ct.c_int),
+        ("floor_us", ct.c_double),
+        ("floor_kind", ct.c_int),
+        ("floor_index", ct.c_int),
         ("closed_form", Bound),
         ("loads", Loads),
         ("chunk_tokens", ct.c_int),

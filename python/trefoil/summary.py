@@ -55,7 +55,8 @@ def describe_check(check: CheckFile) -> Iterator[str]:
 def describe_plan(plan: Plan) -> Iterator[str]:
     yield (
         f"{plan.mode.upper()} on {plan.cluster}, {plan.moe}, {plan.tokens:,} tokens a GPU"
-        f"{', ' + plan.details if plan.details else ''} (closed form, a lower bound)"
+        f"{', ' + plan.details if plan.details else ''} "
+        " (closed form: bytes over measured rates, and fixed times)"
     )
     yield "    GPUs   EP    dispatch  limit            combine  limit"
     for p in plan.points:

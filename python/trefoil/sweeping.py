@@ -18,6 +18,7 @@ program, so a changed cluster file or a new build is computed anew.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -39,6 +40,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from trefoil.verb import when_interrupted
 
 Value = str | int | float | bool
 Point = Mapping[str, Value]
@@ -94,25 +97,60 @@ def run_point(program: str, point: Point, timeout: float | None = None) -> tuple
     """
     command = [program, *arguments_of(point)]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-        )
+        process = _start(command)
     except OSError as error:
         raise SweepError(f"{program} cannot be run: {error.strerror}") from error
+    try:
+        answer, said = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
         raise SweepError(f"{' '.join(command)}: no answer in {timeout:g} s") from error
-    if done.returncode == 0:
-        return done.stdout, ""
-    said = done.stderr.strip().removesuffix("; see trefoil simulate --help")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+        _running.discard(process)
+    if process.returncode == 0:
+        return answer, ""
+    said = said.strip().removesuffix("; see trefoil simulate --help")
     said = said.removeprefix("trefoil simulate: ")
-    if done.returncode == 2:
+    if process.returncode == 2:
         return "", said
-    raise SweepError(said or f"{' '.join(command)}: exit code {done.returncode}")
+    raise SweepError(said or f"{' '.join(command)}: exit code {process.returncode}")
+
+
+# What runs now, in whichever thread.
+_running: set[subprocess.Popen[str]] = set()
+_ended = False
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    """A process that ends with this one, however this one ends."""
+    if _ended:
+        raise SweepError("the sweep was interrupted")
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TREFOIL_END_WITH_PARENT": "1"},
+    )
+    _running.add(process)
+    if _ended:  # by a handler meanwhile
+        process.terminate()
+    return process
+
+
+def end_all() -> None:
+    """Ends what runs; nothing starts any more. In a signal handler, so it takes no lock."""
+    global _ended
+    _ended = True
+    for process in list(_running):
+        with contextlib.suppress(OSError):
+            process.terminate()
+
+
+when_interrupted(end_all)
 
 
 @cache

@@ -24,6 +24,7 @@ from typing import Any
 from trefoil.predicted import run_json
 from trefoil.reference import TrefoilError
 from trefoil.sentence_parser import SentenceParser
+from trefoil.verb import run
 
 OK, FAILED, USAGE = 0, 1, 2
 PARTS = ("results", "bytes", "times")
@@ -201,4 +202,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("validate", main))

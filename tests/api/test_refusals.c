@@ -336,6 +336,12 @@ static void lowLatencyQuantisation(team_rank_t *r) {
     expect(r, cases[i].what, got, *cases[i].word ? ncclInvalidArgument : ncclSuccess,
            cases[i].word);
   }
+  c.outputs = (ncclEpDispatchOutputs_t)NCCL_EP_DISPATCH_OUTPUTS_INIT;
+  c.config = (ncclEpDispatchConfig_t)NCCL_EP_DISPATCH_CONFIG_INIT;
+  c.config.round_scales = 1; /* of no recipe: there would be nothing to round */
+  c.outputs.tokens = shape(&c.out, memory[1], ncclBfloat16, 3, E, N, H);
+  ncclResult_t got = ncclEpDispatch(h, &c.inputs, &c.outputs, &info, &c.config, r->stream);
+  expect(r, "scales of no recipe", got, ncclInvalidArgument, "config.quant_recipe");
   cudaStreamSynchronize(r->stream);
   teamOk(r, ncclEpHandleDestroy(h));
   teamOk(r, ncclEpGroupDestroy(g));

@@ -14,6 +14,21 @@ static int hasJson(void) {
   return trefoilClusterLoad(&c, "dgx-h100") != TREFOIL_INVALID_USAGE;
 }
 
+/* The planner leaves out what does not fit, and a bound is over line rates: every preset says both. */
+TEST(presets_state_memory_and_line_rates) {
+  trefoil_cluster_t c;
+  for (int i = 0; trefoilClusterName(i); i++) {
+    REQUIRE(trefoilClusterLoad(&c, trefoilClusterName(i)) == TREFOIL_OK, "%s", trefoilLastError());
+    CHECK(c.gpuMemoryGb >= 80, "%s: %g GB a GPU", c.name, c.gpuMemoryGb);
+    CHECK(c.nvlinkLineGbPerS > c.nvlinkGbPerS, "%s: line rate %g", c.name, c.nvlinkLineGbPerS);
+    trefoil_port_loads_t loads = {.maxBytes = {0, 9000, 4500, 100, 0}};
+    double line = 9000 / (c.nvlinkLineGbPerS * 1e3), nic = 0.1 / c.nicGbPerS;
+    CHECK(trefoilLineBoundUs(&c, &loads, 0) == line, "%s: NVLink alone", c.name);
+    loads.maxBytes[TREFOIL_PORT_NIC_OUT] = 1000000;
+    if (c.nicGbPerS > 0) CHECK(trefoilLineBoundUs(&c, &loads, 1) == 1e4 * nic, "%s", c.name);
+  }
+}
+
 TEST(all_presets_load) {
   if (!hasJson()) SKIP("built without jansson");
   int clusters = 0, models = 0;
@@ -137,16 +152,17 @@ TEST(loads_by_hand) {
   trefoil_cluster_t c = {.name = "x", .nvlinkGbPerS = 0.01, .nicGbPerS = 0.002, .netLatencyUs = 5};
   c.htFixedUs = 11;
   c.llFixedUs = 3;
-  trefoil_bound_t b;
+  trefoil_closed_form_t b;
   /* 20 bytes at 2 bytes a us: 10 us, the NVLink's 2 us are hidden; 11 + 5 + 10 */
-  REQUIRE(trefoilBound(&c, TREFOIL_HT_FLAT, &l, &b) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(trefoilClosedForm(&c, TREFOIL_HT_FLAT, &l, &b) == TREFOIL_OK, "%s", trefoilLastError());
   CHECK(fabs(b.us - 26) < 1e-9 && b.limit == TREFOIL_PORT_NIC_OUT && b.fixedUs == 16, "%g", b.us);
   c.nicGbPerS = 0.2; /* 0.1 us: NVLink's 20 bytes at 10 a us limit */
-  REQUIRE(trefoilBound(&c, TREFOIL_LL_RANK_MAJOR, &l, &b) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(trefoilClosedForm(&c, TREFOIL_LL_RANK_MAJOR, &l, &b) == TREFOIL_OK, "%s",
+          trefoilLastError());
   CHECK(fabs(b.us - 10) < 1e-9 && b.limit == TREFOIL_PORT_NVLINK_OUT, "%g", b.us);
   c.nicGbPerS = 0;
-  CHECK(trefoilBound(&c, TREFOIL_HT_FLAT, &l, &b) == TREFOIL_INVALID_ARGUMENT, "no network");
-  CHECK(trefoilBound(&c, (trefoil_mode_t)9, &l, &b) == TREFOIL_INVALID_ARGUMENT, "mode 9");
+  CHECK(trefoilClosedForm(&c, TREFOIL_HT_FLAT, &l, &b) == TREFOIL_INVALID_ARGUMENT, "no network");
+  CHECK(trefoilClosedForm(&c, (trefoil_mode_t)9, &l, &b) == TREFOIL_INVALID_ARGUMENT, "mode 9");
   CHECK(trefoilPortLoads(plan, &r.shape, 0, &l) == TREFOIL_INVALID_ARGUMENT, "0 GPUs a NIC");
   trefoilPlanDestroy(plan);
 }
@@ -212,11 +228,11 @@ TEST(h200_by_hand) {
   trefoil_plan_t *plan = NULL;
   trefoil_port_loads_t l;
   trefoil_cluster_t c;
-  trefoil_bound_t b;
+  trefoil_closed_form_t b;
   REQUIRE(trefoilPlanCreate(&plan, &routing, &config) == TREFOIL_OK, "%s", trefoilLastError());
   REQUIRE(trefoilPortLoads(plan, &routing.shape, 1, &l) == TREFOIL_OK, "%s", trefoilLastError());
   REQUIRE(trefoilClusterLoad(&c, "h200-x4") == TREFOIL_OK, "%s", trefoilLastError());
-  REQUIRE(trefoilBound(&c, TREFOIL_LL_EXPERT_MAJOR, &l, &b) == TREFOIL_OK, "%s",
+  REQUIRE(trefoilClosedForm(&c, TREFOIL_LL_EXPERT_MAJOR, &l, &b) == TREFOIL_OK, "%s",
           trefoilLastError());
   CHECK(l.maxBytes[TREFOIL_PORT_NVLINK_OUT] == 384 * 14336, "bytes");
   CHECK(fabs(b.us - (3.4 + 384 * 14336 / 350e3)) < 1e-9, "%g us", b.us);

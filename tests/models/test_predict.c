@@ -35,7 +35,8 @@ TEST(bytes_are_conserved) {
     trefoil_prediction_t p = predict(&c, TREFOIL_LL_EXPERT_MAJOR, 16, physical);
     const uint64_t *tier = p.loads[TREFOIL_OP_COMBINE].totalBytes;
     CHECK(tier[0] + tier[1] + tier[2] == 16ull * 50 * 4 * 2048, "%d physical experts", physical);
-    CHECK(p.bound[0].fixedUs == 3.4 + 8 && p.bound[0].us > p.bound[0].fixedUs, "%g", p.bound[0].us);
+    CHECK(p.closedForm[0].fixedUs == 3.4 + 8 && p.closedForm[0].us > p.closedForm[0].fixedUs, "%g",
+          p.closedForm[0].us);
   }
 }
 
@@ -56,9 +57,11 @@ TEST(one_node_uses_no_net) {
   trefoil_cluster_t c = fabric(72);
   c.nicGbPerS = 0;
   trefoil_prediction_t p = predict(&c, TREFOIL_HT_FLAT, 64, 0);
-  CHECK(p.loads[0].totalBytes[TREFOIL_TIER_NET] == 0 && p.bound[0].fixedUs == 11, "net in a rack");
-  CHECK(p.bound[0].limit == TREFOIL_PORT_NVLINK_OUT || p.bound[0].limit == TREFOIL_PORT_NVLINK_IN,
-        "limit %s", trefoilPortName(p.bound[0].limit));
+  CHECK(p.loads[0].totalBytes[TREFOIL_TIER_NET] == 0 && p.closedForm[0].fixedUs == 11,
+        "net in a rack");
+  CHECK(p.closedForm[0].limit == TREFOIL_PORT_NVLINK_OUT ||
+            p.closedForm[0].limit == TREFOIL_PORT_NVLINK_IN,
+        "limit %s", trefoilPortName(p.closedForm[0].limit));
   /* combine mirrors dispatch: the same rows the other way */
   CHECK(p.loads[0].maxBytes[TREFOIL_PORT_NVLINK_OUT] == p.loads[1].maxBytes[TREFOIL_PORT_NVLINK_IN],
         "mirror");
@@ -89,7 +92,7 @@ TEST(partial_sums_are_fewer_rows) {
 TEST(bad_input) {
   trefoil_cluster_t c = fabric(8);
   trefoil_predict_spec_t spec = {.cluster = &c, .mode = TREFOIL_HT_FLAT, .dispatchRowBytes = 1};
-  trefoil_prediction_t p = {.bound = {{.us = -7}}};
+  trefoil_prediction_t p = {.closedForm = {{.us = -7}}};
   trefoil_predict_load_t load = {128, 0, 50, 3};
   CHECK(trefoilPredictUniform(&spec, &smallMoe, &load, &p) == TREFOIL_INVALID_ARGUMENT,
         "EP 128 of 64");
@@ -104,7 +107,7 @@ TEST(bad_input) {
   load = (trefoil_predict_load_t){16, 0, 5, 3};
   CHECK(trefoilPredictUniform(&spec, &smallMoe, &load, &p) == TREFOIL_INVALID_ARGUMENT,
         "no network");
-  CHECK(p.bound[0].us == -7, "a failure wrote its out-parameter");
+  CHECK(p.closedForm[0].us == -7, "a failure wrote its out-parameter");
 }
 
 TEST_MAIN()

@@ -144,10 +144,31 @@ TEST(extreme_weights) {
   d = describe(&s);
   CHECK(d.numEntries == d.numTokens * 6, "entries");
   s.shape.numExperts = 4;
-  s.shape.numRanks = 4; /* top-6 of 4 experts, one of weight 0: 3 entries a row */
+  s.shape.numRanks = 4;
+  s.shape.topk = 4; /* top-4 of 4 experts, one of weight 0: 3 entries a row */
   d = describe(&s);
   CHECK(d.numEntries == d.numTokens * 3, "%lld entries of %lld tokens", (long long)d.numEntries,
         (long long)d.numTokens);
+}
+
+TEST(specifications_that_make_no_trace) {
+  const trefoil_trace_t *t = NULL;
+  trefoil_trace_spec_t s = baseSpec();
+  s.shape.numExperts = 4; /* top-6 */
+  CHECK(trefoilTraceGenerate(&t, &s) == TREFOIL_INVALID_ARGUMENT, "top-6 of 4");
+  s = baseSpec();
+  s.seed = UINT64_MAX; /* its note could not be written as JSON */
+  CHECK(trefoilTraceGenerate(&t, &s) == TREFOIL_INVALID_ARGUMENT, "a seed of 64 bits");
+  s = baseSpec();
+  s.withWeights = 1;
+  t = make(&s);
+  REQUIRE(t, "no trace");
+  float *weights = (float *)t->topkWeights; /* as a caller's own might be */
+  weights[7] = NAN;
+  const trefoil_trace_t *copy = NULL;
+  CHECK(trefoilTraceCreate(&copy, t) == TREFOIL_INVALID_ARGUMENT, "NaN weights");
+  CHECK(strstr(trefoilLastError(), "row 1, k = 1"), "%s", trefoilLastError());
+  trefoilTraceDestroy(t);
 }
 
 /* 64 experts, 160 physical: experts below 32 have three copies, the others two. Every entry stays an

@@ -89,6 +89,28 @@ def test_refused_memory_is_a_reason() -> None:
     assert plan.configurations[0].reasons == ["the sizing table refuses it: 2^62 bytes"]
 
 
+def test_intervals_say_where_they_do_not_cover() -> None:
+    q = sample.question()
+    answer = sample.answer("ll", 8)
+    inside = capacity.configuration_of(answer, q)
+    combine = {**answer["combine"]["interval"], "outside": "9 nodes (fitted: 1)"}
+    answer["combine"] = {**answer["combine"], "interval": combine}
+    outside = capacity.configuration_of(answer, q)
+    plan = capacity.CapacityPlan(q, [inside, outside])
+    judge(plan)
+    assert [c["layer_interval_covers"] for c in to_json(plan)["configurations"]] == [True, False]
+    cells = [capacity_text.row_of(c, q)[4] for c in plan.configurations]
+    assert [cell.endswith("*") for cell in cells] == [False, True], "combine alone is outside"
+    assert "does not cover it: LL EP 8: 9 nodes" in capacity_text.as_text(plan)
+    assert [s.covers for s in (capacity.sample_of(answer), plan_sample())] == [False, True]
+    (axes,) = capacity_plots.scaling(plan).axes
+    assert any("not covered" in str(line.get_label()) for line in axes.lines)
+
+
+def plan_sample() -> capacity.Sample:
+    return capacity.sample_of(sample.answer("ll", 8))
+
+
 def test_crossover_by_hand() -> None:
     samples = [
         capacity.sample_of(sample.answer(m, 8, t)) for m in ("ll", "ht") for t in (32, 40, 48)
@@ -176,7 +198,7 @@ def test_pictures_say_what_they_show(tmp_path: Path) -> None:
                     "µs",
                     "LL",
                     "HT",
-                    "lower bound",
+                    "bound: bytes over line rate",
                     "about 90 %",
                     "extrapolated",
                     "limit 250",

@@ -150,7 +150,7 @@ def test_records_without_the_costs_of_kernels_answer_as_before() -> None:
         assert [float(us).hex() for us in predicted] == form["us"], form["record"]
 
 
-def test_both_forms_are_the_bound_where_nothing_queues(plans: Plans) -> None:
+def test_both_forms_are_the_floor_where_nothing_queues(plans: Plans) -> None:
     """With ideal costs the closed form is the library's, and one token a rank hardly queues."""
     cases = cases_of((2,))
     costs = Costs({"num_sms": 1, "net_latency_ns": -1})
@@ -159,7 +159,7 @@ def test_both_forms_are_the_bound_where_nothing_queues(plans: Plans) -> None:
     for case, us in zip(cases, predicted, strict=True):
         result = plans.of(case).run(plans.cluster, costs)[case.op]
         assert us == pytest.approx(result.closed_form_us, rel=1e-9)
-        assert us == pytest.approx(result.bound_us, rel=1e-6)
+        assert us == pytest.approx(result.floor_us, rel=1e-6)
 
 
 def test_scores_by_hand() -> None:

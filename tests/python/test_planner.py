@@ -13,10 +13,12 @@ import pytest
 import trefoil
 from trefoil import planner, report
 from trefoil.capacity import from_json
+from trefoil.capacity_text import as_text
 
 PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="TREFOIL_PROGRAM does not name the program")
 SMALL = ("--gpus", "32", "--tokens", "16", "--costs-ll", "ideal", "--costs-ht", "ideal")
+SMALL += ("--weight-dtype", "fp4")
 QUEUES = ("--engine", "queues")
 
 
@@ -75,6 +77,55 @@ def test_closed_form_is_the_same_in_both_verbs() -> None:
             assert c[op]["seconds"] == pytest.approx(closed[c["ep"]][op]["seconds"], rel=1e-8)
             assert c[op]["nic_port_bytes"] == closed[c["ep"]][op]["nic_bytes"]
     assert data["links"] == []
+
+
+CLOSED = ("--engine", "closed-form", "--no-crossover")
+
+
+def test_what_does_not_fit_is_not_the_answer() -> None:
+    data = plan("--gpus", "96", "--tokens", "256", *CLOSED)  # deepseek-v3 in bf16, GPUs of 80 GB
+    q = data["question"]
+    assert (q["gpu_memory_gb"], q["reserve_gb"]) == (80, 8)
+    for c in data["configurations"]:
+        assert (c["verdict"] == "misses") == (c["memory_bytes"] > 72e9) == (c["ep"] < 32)
+        if c["ep"] < 32:
+            assert "does not fit: needs" in c["reasons"][0]
+            assert "over 72 GB: 80 GB less 8 GB of reserve" in c["reasons"][0]
+    assert data["smallest"] is None
+
+
+def test_where_nothing_fits_the_smallest_that_does_is_named() -> None:
+    done = run("plan", "--gpus", "8", *CLOSED)
+    assert done.returncode == 1
+    assert "No configuration that meets 72 GB a GPU." in done.stdout
+    assert "The smallest that fits: LL in groups of 32 GPUs" in done.stdout
+    done = run("plan", "--gpus", "8", "--reserve-gb", "79", *CLOSED)
+    assert done.returncode == 1 and "No EP size of deepseek-v3 keeps bf16" in done.stdout
+    done = run("plan", "--gpus", "8", "--reserve-gb", "80", *CLOSED)
+    assert done.returncode == 2 and "a GPU has 80 GB" in done.stderr
+    done = run("plan", "--gpus", "8", "--max-us", "1", "--weight-dtype", "fp4", *CLOSED)
+    assert done.returncode == 1 and "No configuration that meets a layer in 1 us" in done.stdout
+
+
+def test_a_bound_is_bytes_over_line_rates() -> None:
+    for c in plan(*SMALL, *QUEUES, "--no-crossover")["configurations"]:
+        for op in (c["dispatch"], c["combine"]):
+            ports = op["nvlink_port_bytes"] / 450e9, op["nic_port_bytes"] / 50e9
+            assert op["bound"] == pytest.approx(max(ports), rel=1e-6)
+
+
+def test_ll_against_ht_is_of_one_library() -> None:
+    options = ("--ep", "8,16", "--tokens", "4", "--gpus", "16", "--weight-dtype", "fp4")
+    data = plan(*options, "--max-memory-gb", "60")
+    libraries = {x["ep"]: {name.split("-")[0] for name in x["costs"]} for x in data["crossovers"]}
+    assert libraries == {8: {"trefoil"}, 16: {"deepep"}}
+    assert any("deepep-ll-h100, deepep-ht-h100" in line for line in _text(data))
+    mixed = plan(*options[2:], "--ep", "8", "--costs-ht", "deepep-ht-h100")
+    assert any("(two libraries: trefoil-ll-h200, deepep-ht-h100)" in line for line in _text(mixed))
+
+
+def _text(data: dict[str, Any]) -> list[str]:
+    return as_text(from_json(data)).split("\n")
 
 
 def test_more_gpus_than_experts() -> None:

@@ -60,7 +60,7 @@ static int compare(const trefoil_cluster_t *cluster, const setting_t *s, int num
     for (int op = 0; op < 2; op++) {
       us[e][op] = r.op[op].us;
       wall[e][op] = r.op[op].wallS;
-      bound[op] = r.op[op].boundUs;
+      bound[op] = r.op[op].floorUs;
     }
   }
   for (int op = 0; op < 2; op++) {

@@ -86,7 +86,7 @@ static inline int firstEngine(void) {
       CHECK(NEAR(r_.op[op_].us, (wanted)), "%s: %.9g us, worked out %.9g",                         \
             trefoilEngineName(r_.op[op_].engine), r_.op[op_].us, (double)(wanted));                \
       CHECK(r_.op[op_].engine == (trefoil_engine_t)e_, "engine %d", (int)r_.op[op_].engine);       \
-      CHECK(r_.op[op_].boundUs <= (wanted) + 1e-5, "bound %.9g", r_.op[op_].boundUs);              \
+      CHECK(r_.op[op_].floorUs <= (wanted) + 1e-5, "floor %.9g", r_.op[op_].floorUs);              \
       trefoilSimDestroy(s_);                                                                       \
     }                                                                                              \
   } while (0)

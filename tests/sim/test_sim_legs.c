@@ -184,10 +184,10 @@ static void checkRun(const drawn_t *d, trefoil_engine_t engine, uint64_t seed) {
           trefoilLastError());
   for (int op = 0; op < 2; op++) {
     const trefoil_sim_op_t *o = &r.op[op];
-    CHECK(o->us >= o->boundUs - 1e-6, "seed %llu %s op %d: %.9g us is below the bound %.9g",
-          (unsigned long long)seed, trefoilEngineName(engine), op, o->us, o->boundUs);
-    CHECK(o->us < 20 * o->boundUs, "seed %llu %s op %d: %.9g us, bound %.9g",
-          (unsigned long long)seed, trefoilEngineName(engine), op, o->us, o->boundUs);
+    CHECK(o->us >= o->floorUs - 1e-6, "seed %llu %s op %d: %.9g us is below the floor %.9g",
+          (unsigned long long)seed, trefoilEngineName(engine), op, o->us, o->floorUs);
+    CHECK(o->us < 20 * o->floorUs, "seed %llu %s op %d: %.9g us, floor %.9g",
+          (unsigned long long)seed, trefoilEngineName(engine), op, o->us, o->floorUs);
     checkLinks(d, o, (trefoil_op_t)op, seed);
     uint64_t bytes = 0;
     for (int64_t i = 0; i < o->numSpans; i++) {
@@ -336,8 +336,8 @@ TEST(a_thousand_ranks) {
     for (int op = 0; op < 2; op++) {
       const trefoil_sim_op_t *o = &r.op[op];
       CHECK(o->engine == TREFOIL_ENGINE_QUEUES, "engine %d", (int)o->engine);
-      CHECK(o->us >= o->boundUs && o->us <= 1.05 * o->boundUs, "%.9g us, bound %.9g", o->us,
-            o->boundUs);
+      CHECK(o->us >= o->floorUs && o->us <= 1.05 * o->floorUs, "%.9g us, floor %.9g", o->us,
+            o->floorUs);
       checkLinks(&d, o, (trefoil_op_t)op, 5);
     }
     trefoilSimDestroy(sim);

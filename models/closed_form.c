@@ -1,4 +1,4 @@
-/* The closed form. A dispatch or combine takes at least
+/* The closed form. A dispatch or combine takes
  *
  *   fixed(mode) + (net latency, if bytes cross the net) + max over ports (bytes of the port / rate)
  *
@@ -26,9 +26,10 @@ const char *trefoilPortName(trefoil_port_t port) {
   return "unknown";
 }
 
-trefoil_result_t trefoilBound(const trefoil_cluster_t *cluster, trefoil_mode_t mode,
-                              const trefoil_port_loads_t *loads, trefoil_bound_t *bound) {
-  EP_CHECK(cluster && loads && bound, TREFOIL_INVALID_ARGUMENT, "the %s is NULL",
+trefoil_result_t trefoilClosedForm(const trefoil_cluster_t *cluster, trefoil_mode_t mode,
+                                   const trefoil_port_loads_t *loads,
+                                   trefoil_closed_form_t *closed) {
+  EP_CHECK(cluster && loads && closed, TREFOIL_INVALID_ARGUMENT, "the %s is NULL",
            !cluster ? "cluster"
            : !loads ? "loads"
                     : "output");
@@ -38,7 +39,8 @@ trefoil_result_t trefoilBound(const trefoil_cluster_t *cluster, trefoil_mode_t m
   EP_CHECK(!usesNet || cluster->nicGbPerS > 0, TREFOIL_INVALID_ARGUMENT,
            "cluster %s has no network, but bytes cross nodes", cluster->name);
   int ht = mode == TREFOIL_HT_FLAT || mode == TREFOIL_HT_EXPERT_MAJOR;
-  trefoil_bound_t found = {0, ht ? cluster->htFixedUs : cluster->llFixedUs, TREFOIL_PORT_NONE};
+  trefoil_closed_form_t found = {0, ht ? cluster->htFixedUs : cluster->llFixedUs,
+                                 TREFOIL_PORT_NONE};
   if (usesNet) found.fixedUs += cluster->netLatencyUs;
   double longest = 0;
   for (int port = TREFOIL_PORT_NVLINK_OUT; port < TREFOIL_NUM_PORTS; port++) {
@@ -50,8 +52,22 @@ trefoil_result_t trefoilBound(const trefoil_cluster_t *cluster, trefoil_mode_t m
     found.limit = (trefoil_port_t)port;
   }
   found.us = found.fixedUs + longest;
-  *bound = found;
+  *closed = found;
   return TREFOIL_OK;
+}
+
+double trefoilLineBoundUs(const trefoil_cluster_t *cluster, const trefoil_port_loads_t *loads,
+                          int usesNic) {
+  double longest = 0;
+  int end = usesNic ? TREFOIL_NUM_PORTS : TREFOIL_PORT_NIC_OUT;
+  for (int port = TREFOIL_PORT_NVLINK_OUT; port < end; port++) {
+    double line = cluster->nvlinkLineGbPerS > cluster->nvlinkGbPerS ? cluster->nvlinkLineGbPerS
+                                                                    : cluster->nvlinkGbPerS;
+    if (port >= TREFOIL_PORT_NIC_OUT) line = cluster->nicGbPerS;
+    double us = line > 0 ? (double)loads->maxBytes[port] / (line * 1e3) : 0;
+    if (us > longest) longest = us;
+  }
+  return longest;
 }
 
 static int largestDivisor(int n, int most) {
