@@ -23,6 +23,7 @@ typedef struct ep_check_rank {
   cudaStream_t stream;
   int64_t allocated; /* live blocks of the custom allocator */
   const char *doing; /* what is being called, for messages */
+  int orderOpen;     /* set by epRankRunFree: this case used what order-free leaves open */
 } ep_check_rank_t;
 
 /* All collective over the ranks of the group; *id from rank 0. On failure the rank is lost and so is

@@ -7,16 +7,47 @@
 #ifndef TREFOIL_VALIDATE_CHECKER_H
 #define TREFOIL_VALIDATE_CHECKER_H
 
+#include <signal.h>
 #include <stdatomic.h>
 
 #include "validate/check_case.h"
 #include "validate/launch.h"
 #include "validate/library.h"
 
-enum { EP_CHECK_TEXT = 8192, EP_MAX_JOBS = 64 };
+enum { EP_CHECK_TEXT = 8192, EP_CHECK_SENTENCE = 2048, EP_MAX_JOBS = 64, EP_KEPT_FINDINGS = 16 };
+
+/* How a case ended. */
+typedef enum ep_case_outcome {
+  EP_CASE_NOT_RUN,
+  EP_CASE_AGREES,     /* every byte, on all ranks */
+  EP_CASE_ORDER_OPEN, /* order-free: other order or rounding than ours, inside what is left open */
+  EP_CASE_REFUSED,    /* a call of the library returned a result code */
+  EP_CASE_ABORTS,     /* CUDA or NCCL failed, or a process ended: signal, abort(), exit() */
+  EP_CASE_HANGS,      /* a call did not return within its limit */
+  EP_CASE_WRONG,      /* it returned, and something is different */
+  EP_CASE_NUM_OUTCOMES
+} ep_case_outcome_t;
+
+/* "agrees", "order open", "refused", ... */
+const char *epOutcomeName(ep_case_outcome_t outcome);
+
+/* A case that neither agrees nor has its order open. */
+typedef struct ep_check_finding {
+  ep_case_outcome_t outcome;
+  uint64_t caseIdx;
+  uint64_t
+      numCases;  /* that it stands for: 1; of a batch that could not be opened, all cases not yet
+                          run; 0 where a batch was closed, whose cases have an outcome of their own */
+  int rank;      /* -1: not known */
+  char call[48]; /* "ncclEpDispatch", "cudaStreamSynchronize"; "" outside of calls */
+  ncclResult_t result;          /* refused: the code */
+  char what[EP_CHECK_SENTENCE]; /* one sentence, rank and call in it */
+  char replay[1024];            /* the command */
+  char text[EP_CHECK_TEXT];     /* for people: case, sentence, group, script, replay */
+} ep_check_finding_t;
 
 typedef struct ep_check_status {
-  uint64_t cases, bytes; /* done so far; bytes compared */
+  uint64_t cases, bytes; /* agreed so far, on all ranks; bytes compared */
   uint64_t counted;      /* bytes that the library counted as sent, equal to the plan's */
   double seconds;
 } ep_check_status_t;
@@ -28,24 +59,36 @@ typedef struct ep_check_options {
   double seconds;               /* 0: no limit */
   int jobs;                     /* 0 = 1 */
   int processes;                /* ranks are processes, else threads */
-  int countBytes;      /* also compare the library's counts, if it has any, with the plan */
-  uint64_t timeoutNs;  /* of the groups; 0 = 20 s */
+  int countBytes;     /* also compare the library's counts, if it has any, with the plan */
+  uint64_t timeoutNs; /* of the groups; 0 = 20 s */
+  uint64_t
+      limitNs; /* a call that takes longer hangs; 0: the timeout, a quarter more and 5 s, on GPUs 60 */
+  int maxFindings;     /* so many end the run; 0 = 1, -1: none does, every case gets its outcome */
   int numDevices;      /* devices here; 0: ask */
   ep_launch_t *launch; /* NULL, or open: this process is one of its ranks */
   const char *replay;  /* start of the replay command: "trefoil check --seed 1" */
   void (*progress)(void *context, const ep_check_status_t *status);
+  void (*found)(void *context, const ep_check_finding_t *finding); /* each, as it comes; or NULL */
   void *context;
+  uint8_t *outcomes; /* NULL, or [numCases]: filled with an ep_case_outcome_t each */
+  const volatile sig_atomic_t
+      *interrupted; /* NULL, or a signal's number once it came: the run ends */
 } ep_check_options_t;
 
 typedef struct ep_check_outcome {
   ep_check_status_t status;
-  int failed;
-  uint64_t failedCase;
-  char text[EP_CHECK_TEXT]; /* what differs, the script, the replay command */
+  uint64_t asked;           /* cases; 0: as many as the time allowed */
+  int interrupted;          /* the signal, or 0 */
+  int failed;               /* there are findings, or not all that was asked was done */
+  uint64_t failedCase;      /* of the first finding */
+  char text[EP_CHECK_TEXT]; /* the first finding's; or why the run is not whole */
+  int numFindings;          /* in all; kept, by case: */
+  ep_check_finding_t findings[EP_KEPT_FINDINGS];
 } ep_check_outcome_t;
 
 /* TREFOIL_OK: the run took place, outcome->failed says how it ended (with a launch: the same on all
- * ranks). Forks, unless launched: call it from a process without other threads. */
+ * ranks; there the first finding ends it). After a finding the run goes on with the next case in a new
+ * process, until maxFindings. Forks, unless launched: call it from a process without other threads. */
 trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_t *outcome);
 
 /* ---- between checker.c and check_team.c: what a job tells its parent (shared memory) ---- */
