@@ -7,6 +7,7 @@
 #ifndef TREFOIL_CLI_H
 #define TREFOIL_CLI_H
 
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -83,6 +84,13 @@ const char *cliSeconds(char text[CLI_NUMBER_BYTES], double seconds);
 void cliProgress(const char *label, uint64_t done, uint64_t total, const char *note);
 /* Wipes the line. */
 void cliProgressEnd(void);
+
+/* ---- Signals (cli_signals.c) ---- */
+
+/* From now on SIGINT and SIGTERM are noted there, and end nothing by themselves. */
+const volatile sig_atomic_t *cliInterrupts(void);
+/* If one came: flushes and dies of it. At the very end. */
+void cliEndInterrupted(void);
 
 /* ---- Files beside the program (cli_paths.c) ---- */
 
