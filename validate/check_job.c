@@ -58,48 +58,93 @@ static int runRankProcess(ep_check_team_t *team, int rank) {
   ep_library_t lib;
   epWatchHooks(&team->job->watch);
   epWatchThread(&team->job->watch, rank);
-  if (loadLibrary(team, &lib)) return 1;
+  int bad = loadLibrary(team, &lib);
   team->job->watch.places[rank].limitNs = team->limitNs;
-  return epTeamProcess(team, rank);
+  if (!bad) bad = epTeamProcess(team, rank);
+  atomic_store(&team->job->rankDone[rank], bad ? EP_RANK_TOLD : EP_RANK_DONE);
+  return bad;
+}
+
+/* How many cases a finding at this place stands for. */
+static uint64_t casesOf(const ep_check_team_t *team, ep_place_t *place) {
+  int phase = atomic_load(&place->phase);
+  return phase == EP_PHASE_OPENING ? team->numCases : phase == EP_PHASE_CASE;
+}
+
+/* The processes of a batch's ranks. */
+typedef struct rank_processes {
+  ep_check_team_t *team;
+  pid_t pids[EP_MAX_RANKS]; /* 0: has ended */
+  int left;
+  int isBad;      /* one did not do its part */
+  int mute;       /* one that ended without a word, or -1: */
+  int muteStatus; /* its status */
+} rank_processes_t;
+
+/* One has ended. */
+static void takeEnded(rank_processes_t *p, pid_t pid, int status) {
+  for (int r = 0; r < p->team->group.shape.numRanks; r++) {
+    if (p->pids[r] != pid) continue;
+    p->pids[r] = 0;
+    p->left--;
+    int done = atomic_load(&p->team->job->rankDone[r]);
+    p->isBad |= status != 0 || done != EP_RANK_DONE;
+    if (done == EP_RANK_AT_WORK && p->mute < 0) {
+      p->mute = r;
+      p->muteStatus = status;
+    }
+  }
+}
+
+/* Of a rank that crashed the others see that it is gone, and may be faster to say so. */
+static void takeMute(rank_processes_t *p) {
+  ep_check_job_t *job = p->team->job;
+  char what[EP_WATCH_TEXT];
+  ep_place_t *place = &job->watch.places[p->mute];
+  epWatchEnd(&job->watch, p->muteStatus, p->mute, what);
+  const ep_check_blame_t blame = {.outcome = EP_CASE_ABORTS,
+                                  .rank = p->mute,
+                                  .call = atomic_load(&place->call),
+                                  .caseIdx = atomic_load(&place->caseIdx),
+                                  .numCases = casesOf(p->team, place)};
+  atomic_store(&job->failing, 0);
+  epTeamFail(p->team, &blame, what);
 }
 
 /* The first that ends badly ends them all: they would wait for it. */
 static int runProcesses(ep_check_team_t *team) {
   ep_check_job_t *job = team->job;
-  int R = team->group.shape.numRanks, bad = 0;
+  int R = team->group.shape.numRanks, status;
+  rank_processes_t p = {.team = team, .left = R, .mute = -1};
   atomic_store(&job->idReady, 0);
   atomic_store(&job->numArrived, 0);
-  pid_t pids[EP_MAX_RANKS];
   for (int r = 0; r < R; r++) {
-    atomic_store(&job->rankDone[r], 0);
-    pids[r] = epWorkerFork(0);
-    if (pids[r] == 0) _exit(runRankProcess(team, r));
+    atomic_store(&job->rankDone[r], EP_RANK_AT_WORK);
+    p.pids[r] = epWorkerFork(0);
+    if (p.pids[r] == 0) _exit(runRankProcess(team, r));
   }
-  for (int left = R; left > 0; left--) {
-    int status = 1, rank = 0;
+  while (p.left > 0 && !p.isBad) {
     pid_t pid = waitpid(-1, &status, 0);
     if (pid < 0) return 1;
-    while (rank < R && pids[rank] != pid) rank++;
-    if (rank == R || bad || (status == 0 && atomic_load(&job->rankDone[rank]))) continue;
-    bad = 1;
-    if (!atomic_load(&job->failing)) {
-      char what[EP_WATCH_TEXT];
-      const ep_place_t *place = &job->watch.places[rank];
-      const char *call = atomic_load(&((ep_place_t *)place)->call);
-      epWatchEnd(&job->watch, status, rank, what);
-      const ep_check_blame_t blame = {.outcome = EP_CASE_ABORTS,
-                                      .rank = rank,
-                                      .call = call,
-                                      .caseIdx = atomic_load(&((ep_place_t *)place)->caseIdx),
-                                      .numCases = 1};
-      epTeamFail(team, &blame, what);
-    } else {
-      epTeamAwaitHanging(team);
-    }
-    for (int r = 0; r < R; r++)
-      if (pids[r] > 0 && r != rank) kill(pids[r], SIGKILL);
+    takeEnded(&p, pid, status);
   }
-  return bad;
+  if (!p.isBad) return 0;
+  struct timespec pause = {0, 5000000};
+  for (int i = 0; i < 20 && p.left > 0; i++) {
+    pid_t pid = waitpid(-1, &status, WNOHANG);
+    if (pid > 0)
+      takeEnded(&p, pid, status);
+    else
+      nanosleep(&pause, NULL);
+  }
+  if (p.mute >= 0)
+    takeMute(&p);
+  else
+    epTeamAwaitHanging(team);
+  for (int r = 0; r < R; r++)
+    if (p.pids[r] > 0) kill(p.pids[r], SIGKILL);
+  while (waitpid(-1, &status, 0) > 0) continue;
+  return 1;
 }
 
 /* A batch that was begun before is gone on with; what has its outcome stays. */
@@ -137,7 +182,7 @@ int epCheckJob(const ep_check_options_t *o, ep_check_job_t *job, const ep_job_ra
   for (uint64_t batch = range->firstBatch;; batch += (uint64_t)range->numJobs) {
     int isLate = range->deadline > 0 && epNow() > range->deadline;
     if (isLate) atomic_store(&job->timeOver, 1);
-    if (isLate || atomic_load(&job->stop) || !epTeamCut(&team, batch)) break;
+    if (isLate || !epTeamCut(&team, batch)) break;
     beginBatch(&team, batch);
     if (o->processes ? runProcesses(&team) : epTeamThreads(&team)) return 1; /* threads go on */
   }

@@ -89,7 +89,6 @@ int epTeamProcess(ep_check_team_t *team, int rankIdx) {
   if (!bad && !atomic_load(&team->job->stop)) {
     bad = epRankClose(&worker.rank) != TREFOIL_OK;
     if (bad) epWorkerRankFailed(&worker, EP_PHASE_CLOSING);
-    atomic_store(&team->job->rankDone[rankIdx], !bad);
   }
   epFreeCase(&slot->c);
   free(slot);

@@ -30,6 +30,8 @@ static void startWorker(parent_t *p, int i, uint64_t firstBatch) {
   atomic_store(&job->failing, 0);
   atomic_store(&job->failed, 0);
   atomic_store(&job->finished, 0);
+  atomic_store(&job->stop, 0);
+  epWatchReset(&job->watch, 0, 0);
   p->pids[i] = epWorkerFork(1);
   if (p->pids[i] == 0) _exit(epCheckJob(p->options, job, &range));
   p->running += p->pids[i] > 0;

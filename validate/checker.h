@@ -78,6 +78,12 @@ typedef struct ep_check_outcome {
 trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_t *outcome);
 
 /* ---- inside: what a job tells its parent (shared memory) ---- */
+typedef enum ep_rank_end {
+  EP_RANK_AT_WORK,
+  EP_RANK_DONE,
+  EP_RANK_TOLD /* what failed */
+} ep_rank_end_t;
+
 typedef struct ep_check_job {
   ep_watch_t watch;
   _Atomic uint64_t cases, bytes, counted;
@@ -85,7 +91,7 @@ typedef struct ep_check_job {
   _Atomic uint64_t settled;               /* bit per case of the batch that has its outcome */
   _Atomic uint8_t passed[EP_BATCH_CASES]; /* ranks that are through a case, and agree */
   _Atomic uint8_t open[EP_BATCH_CASES];   /* a rank used what order-free leaves open */
-  _Atomic uint8_t rankDone[EP_MAX_RANKS]; /* processes: has done its part of the batch */
+  _Atomic uint8_t rankDone[EP_MAX_RANKS]; /* processes: an ep_rank_end_t */
   _Atomic int started;                    /* it has a batch */
   _Atomic int finished, timeOver;         /* all that was asked of it, or the time is over */
   _Atomic int stop;

@@ -102,6 +102,7 @@ static void *rankMain(void *argument) {
     s[3] = epRealPhase(rank, combineRank, "Combine");
     s[4] = epRealPhase(rank, epRealCompareCombine, "comparing the combine");
   }
+  epRealPhase(rank, epRealCompareInputs, "comparing the inputs");
   if (rank->rank == 0) {
     result->updateS = s[0];
     result->dispatchS = s[1];
@@ -257,7 +258,7 @@ static uint64_t countSteps(const ep_real_options_t *options, int numRuns) {
   uint64_t total = 0;
   for (int i = 0; i < numRuns; i++)
     total += (uint64_t)options[i].shape.numRanks *
-             (7 + (options[i].repeats ? 5 + 2 * (uint64_t)options[i].repeats : 0));
+             (8 + (options[i].repeats ? 5 + 2 * (uint64_t)options[i].repeats : 0));
   return total;
 }
 

@@ -64,6 +64,8 @@ void epRealFail(real_t *run, const char *format, ...) __attribute__((format(prin
 /* Compares what a rank received with the reference, and prepares it as the combine's input. */
 trefoil_result_t epRealCompareDispatch(real_rank_t *rank);
 trefoil_result_t epRealCompareCombine(real_rank_t *rank);
+/* What a rank gave is as it was, guards included. */
+trefoil_result_t epRealCompareInputs(real_rank_t *rank);
 
 /* What all ranks know: routing and inputs; rows and bytes, by the plan and by the reference. */
 trefoil_result_t epRealRouting(real_t *run);
