@@ -209,9 +209,10 @@ int epWatchEnd(const ep_watch_t *watch, int status, int rank, char text[EP_WATCH
   if (rank >= 0) put(&w, "rank %d: ", rank);
   if (call) {
     int op = atomic_load(&((ep_place_t *)&watch->places[rank])->op);
-    put(&w, "%s ", call);
+    put(&w, "%s", call);
     if (atomic_load(&((ep_place_t *)&watch->places[rank])->phase) == EP_PHASE_CASE && op >= 0)
-      put(&w, "(operation %d) ", op);
+      put(&w, " (operation %d)", op);
+    put(&w, ": ");
   }
   const char *whose = isOwn ? "its process" : "the process of all ranks";
   if (WIFSIGNALED(status))
