@@ -102,16 +102,16 @@ void epWatchHooks(ep_watch_t *watch) {
 /* ---- What the parent sees ----------------------------------------------------------------------- */
 
 typedef struct writer {
-  char *text;
+  char text[600];
   size_t used;
 } writer_t;
 
 static void put(writer_t *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void put(writer_t *w, const char *format, ...) {
   va_list ap;
-  if (w->used >= EP_WATCH_TEXT) return;
+  if (w->used >= sizeof w->text) return;
   va_start(ap, format);
-  int n = vsnprintf(w->text + w->used, EP_WATCH_TEXT - w->used, format, ap);
+  int n = vsnprintf(w->text + w->used, sizeof w->text - w->used, format, ap);
   va_end(ap);
   if (n > 0) w->used += (size_t)n;
 }
@@ -147,28 +147,31 @@ const ep_place_t *epWatchFirst(const ep_watch_t *watch) {
   return first;
 }
 
-static void putPlace(writer_t *w, const ep_place_t *place, uint64_t now) {
+/* "ncclEpDispatch (operation 3)"; "": in no call. */
+static void putCall(writer_t *w, const ep_place_t *place) {
   ep_place_t *p = (ep_place_t *)place;
   const char *call = atomic_load(&p->call);
   int op = atomic_load(&p->op), phase = atomic_load(&p->phase);
-  put(w, "%s", call ? call : "no call");
+  if (call) put(w, "%s", call);
   if (call && phase == EP_PHASE_CASE && op >= 0) put(w, " (operation %d)", op);
-  if (call) put(w, " for %.1f s", 1e-9 * (double)timeInCall(p, now));
 }
 
 /* Where the other ranks are; except: bit per rank. */
 static void putOthers(writer_t *w, const ep_watch_t *watch, uint64_t except, uint64_t now) {
   int R = atomic_load(&((ep_watch_t *)watch)->numRanks), first = 1;
   for (int r = 0; r < R && r < 16; r++) {
+    const ep_place_t *p = &watch->places[r];
+    uint64_t time = timeInCall(p, now);
     if (except >> r & 1) continue;
     put(w, first ? "; rank %d is in " : ", rank %d in ", r);
-    putPlace(w, &watch->places[r], now);
+    putCall(w, p);
+    put(w, time ? " for %.1f s" : "no call", 1e-9 * (double)time);
     first = 0;
   }
 }
 
 int epWatchHang(const ep_watch_t *watch, char text[EP_WATCH_TEXT]) {
-  writer_t w = {text, 0};
+  writer_t who = {.used = 0}, call = {.used = 0}, others = {.used = 0};
   uint64_t now = epMonotonicNs(), blamed = 0;
   int R = atomic_load(&((ep_watch_t *)watch)->numRanks), first = -1, isOver = 0;
   for (int r = 0; r < R; r++) {
@@ -182,44 +185,35 @@ int epWatchHang(const ep_watch_t *watch, char text[EP_WATCH_TEXT]) {
   if (!isOver || first < 0) return -1;
   for (int r = first; r < R; r++) {
     const ep_place_t *p = &watch->places[r];
-    if (timeInCall(p, now) > p->limitNs / 2 && compareFar(p, &watch->places[first]) == 0)
-      blamed |= 1ull << r;
+    if (timeInCall(p, now) <= p->limitNs / 2 || compareFar(p, &watch->places[first])) continue;
+    put(&who, r == first ? "rank %d" : ", rank %d", r);
+    blamed |= 1ull << r;
   }
-  const char *call = atomic_load(&((ep_place_t *)&watch->places[first])->call);
-  int op = atomic_load(&((ep_place_t *)&watch->places[first])->op);
-  put(&w, "rank %d", first);
-  for (int r = first + 1; r < R; r++)
-    if (blamed >> r & 1) put(&w, ", rank %d", r);
-  put(&w, ": %s", call ? call : "a call");
-  if (atomic_load(&((ep_place_t *)&watch->places[first])->phase) == EP_PHASE_CASE && op >= 0)
-    put(&w, " (operation %d)", op);
-  put(&w, " hangs: it has not returned for %.1f s",
-      1e-9 * (double)timeInCall(&watch->places[first], now));
-  putOthers(&w, watch, blamed, now);
+  putCall(&call, &watch->places[first]);
+  putOthers(&others, watch, blamed, now);
+  snprintf(text, EP_WATCH_TEXT, "%s: %s hangs: it has not returned for %.1f s%s", who.text,
+           call.text, 1e-9 * (double)timeInCall(&watch->places[first], now), others.text);
   return first;
 }
 
 int epWatchEnd(const ep_watch_t *watch, int status, int rank, char text[EP_WATCH_TEXT]) {
-  writer_t w = {text, 0};
-  int isOwn = rank >= 0;
+  writer_t call = {.used = 0}, others = {.used = 0};
+  const char *whose = rank >= 0 ? "its process" : "the process of all ranks";
   if (rank < 0 && atomic_load(&((ep_watch_t *)watch)->isEnding))
     rank = atomic_load(&((ep_watch_t *)watch)->endedRank);
-  const char *call =
-      rank >= 0 ? atomic_load(&((ep_place_t *)&watch->places[rank])->call) : (const char *)NULL;
-  if (rank >= 0) put(&w, "rank %d: ", rank);
-  if (call) {
-    int op = atomic_load(&((ep_place_t *)&watch->places[rank])->op);
-    put(&w, "%s", call);
-    if (atomic_load(&((ep_place_t *)&watch->places[rank])->phase) == EP_PHASE_CASE && op >= 0)
-      put(&w, " (operation %d)", op);
-    put(&w, ": ");
+  if (rank >= 0) {
+    put(&call, "rank %d: ", rank);
+    putCall(&call, &watch->places[rank]);
+    put(&call, ": ");
+  } else {
+    putOthers(&others, watch, 0, epMonotonicNs());
   }
-  const char *whose = isOwn ? "its process" : "the process of all ranks";
   if (WIFSIGNALED(status))
-    put(&w, "%s was ended by signal %d (%s)", whose, WTERMSIG(status), strsignal(WTERMSIG(status)));
+    snprintf(text, EP_WATCH_TEXT, "%s%s was ended by signal %d (%s)%s", call.text, whose,
+             WTERMSIG(status), strsignal(WTERMSIG(status)), others.text);
   else
-    put(&w, "%s ended with exit code %d in the middle", whose, WEXITSTATUS(status));
-  if (rank < 0) putOthers(&w, watch, 0, epMonotonicNs());
+    snprintf(text, EP_WATCH_TEXT, "%s%s ended with exit code %d in the middle%s", call.text, whose,
+             WEXITSTATUS(status), others.text);
   return rank;
 }
 

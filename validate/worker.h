@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { EP_WATCH_MAX_RANKS = 64, EP_WATCH_TEXT = 1536 };
+enum { EP_WATCH_MAX_RANKS = 64, EP_WATCH_TEXT = 2048 };
 
 typedef enum ep_phase { EP_PHASE_OPENING, EP_PHASE_CASE, EP_PHASE_CLOSING } ep_phase_t;
 

@@ -93,7 +93,7 @@ def program() -> str:
     return os.environ.get("TREFOIL_PROGRAM", "trefoil")
 
 
-class Interrupted(Exception):
+class SignalError(Exception):
     """A signal came; so_far: what the command that was running printed at its end."""
 
     def __init__(self, number: int) -> None:
@@ -116,7 +116,7 @@ def run_json(arguments: Sequence[str], may_fail: bool = False) -> dict[str, Any]
     except BaseException as stopped:  # nothing is left running
         process.terminate()
         out, err = process.communicate()
-        if isinstance(stopped, Interrupted) and out.strip():
+        if isinstance(stopped, SignalError) and out.strip():
             stopped.so_far = json.loads(out)
         raise
     if process.returncode not in ((0, 1) if may_fail else (0,)) or not out.strip():

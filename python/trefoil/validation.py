@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trefoil.predicted import Interrupted, run_json
+from trefoil.predicted import SignalError, run_json
 from trefoil.reference import TrefoilError
 from trefoil.sentence_parser import SentenceParser
 
@@ -99,7 +99,7 @@ def validate(a: argparse.Namespace) -> dict[str, Any]:
             found = {"results": lambda: _results(a), "bytes": lambda: _bytes(a), "times": _times}[
                 part
             ]()
-        except Interrupted as stopped:
+        except SignalError as stopped:
             answer.update({p: None for p in PARTS if p not in answer})
             answer.update({part: stopped.so_far, "ok": False, "interrupted": str(stopped)})
             break
@@ -119,7 +119,7 @@ def _is_whole(part: str, found: dict[str, Any], a: argparse.Namespace) -> bool:
 
 
 def _stop(number: int, _: object) -> None:
-    raise Interrupted(number)
+    raise SignalError(number)
 
 
 def show(text: str) -> None:
@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show("")
         print(f"trefoil validate: {error}", file=sys.stderr)
         return FAILED
-    except Interrupted as stopped:
+    except SignalError as stopped:
         show("")
         print(f"trefoil validate: interrupted ({stopped})", file=sys.stderr)
         return 128 + stopped.number
