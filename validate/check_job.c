@@ -57,7 +57,7 @@ static int loadLibrary(ep_check_team_t *team, ep_library_t *lib) {
 static int runRankProcess(ep_check_team_t *team, int rank) {
   ep_library_t lib;
   epWatchHooks(&team->job->watch);
-  epWatchThread(&team->job->watch, rank);
+  epWatchThread(rank);
   int bad = loadLibrary(team, &lib);
   team->job->watch.places[rank].limitNs = team->limitNs;
   if (!bad) bad = epTeamProcess(team, rank);

@@ -117,7 +117,7 @@ void epWorkerRankInit(ep_worker_rank_t *worker, ep_check_team_t *team, int rank,
                .place = place,
                .counts = o->countBytes && epCanCount(team->lib),
                .kept = team->comms ? &team->comms->of[team->group.shape.numRanks][rank] : NULL}};
-  epWatchThread(&team->job->watch, rank);
+  epWatchThread(rank);
 }
 
 void epWorkerRankPhase(ep_worker_rank_t *worker, ep_phase_t phase) {

@@ -92,7 +92,7 @@ static void *rankMain(void *argument) {
   real_rank_t *rank = argument;
   ep_real_result_t *result = rank->run->result;
   double s[6];
-  epWatchThread(rank->run->watch, rank->rank);
+  epWatchThread(rank->rank);
   epRealPhase(rank, epRealOpen, "set-up");
   s[0] = epRealPhase(rank, epRealUpdate, "Update");
   s[1] = epRealPhase(rank, dispatchRank, "Dispatch");

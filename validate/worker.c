@@ -60,8 +60,7 @@ void epWatchReset(ep_watch_t *watch, int numRanks, uint64_t limitNs) {
 static ep_watch_t *hooked;
 static _Thread_local int threadRank = -1;
 
-void epWatchThread(ep_watch_t *watch, int rank) {
-  hooked = watch;
+void epWatchThread(int rank) {
   threadRank = rank;
 }
 

@@ -46,7 +46,7 @@ uint64_t epCallLimitNs(uint64_t timeoutNs, int isHost);
 
 /* In a worker: crashes and exit() leave word in `watch`; and who this thread is. */
 void epWatchHooks(ep_watch_t *watch);
-void epWatchThread(ep_watch_t *watch, int rank);
+void epWatchThread(int rank);
 
 /* One that has been in a call for longer than ns; -1: none. */
 int epWatchLongest(const ep_watch_t *watch, uint64_t ns);
