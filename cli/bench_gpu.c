@@ -298,6 +298,10 @@ int cliBenchGpu(const cli_gpu_bench_t *b) {
     code = cliFail("bench", "%s %s, %lld tokens: %s", trefoilModeName(runs[numDone].mode),
                    variantName(&runs[numDone]), (long long)runs[numDone].shape.maxTokens,
                    trefoilLastError());
+  if (runs[0].interrupted && *runs[0].interrupted) {
+    fprintf(stderr, "trefoil bench: interrupted after %d shapes\n", numDone);
+    code = CLI_FAILED;
+  }
   free(runs);
   free(results);
   return code;

@@ -156,9 +156,14 @@ int cliBenchPoints(const char *path, double minutes, const ep_real_options_t *ba
     p->runs[0].seconds = 60 * minutes;
     p->runs[0].finished = printPoint;
     p->runs[0].context = p;
+    p->runs[0].interrupted = base->interrupted;
     trefoil_result_t result = epRealRunAll(p->runs, p->n, results, &numDone);
     cliProgressEnd();
     for (int i = 0; i < numDone; i++) failed |= !results[i].ok;
+    if (base->interrupted && *base->interrupted) {
+      fprintf(stderr, "trefoil bench: interrupted after %d points\n", numDone);
+      failed = 1;
+    }
     rc = result != TREFOIL_OK ? cliFail("bench", "point %d: %s", numDone, trefoilLastError())
          : failed             ? CLI_FAILED
                               : CLI_OK;

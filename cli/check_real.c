@@ -36,13 +36,16 @@ static json_t *runJson(const ep_real_options_t *o, const ep_real_result_t *r) {
     json_array_append_new(tiers, row);
     json_array_append_new(received, json_integer((json_int_t)r->receivedRows[a]));
   }
-  json_t *j = json_pack(
-      "{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:I}", "mode",
-      mode, "algorithm", o->mode < TREFOIL_HT_FLAT ? "ll" : "ht", "layout", mode + 3, "ranks",
-      s->numRanks, "ranks_per_node", s->ranksPerNode, "tokens", (json_int_t)s->maxTokens, "hidden",
-      (json_int_t)o->hidden, "experts", s->numExperts, "topk", s->topk, "dtype", "bf16", "ok",
-      r->ok, "update_s", r->updateS, "dispatch_s", r->dispatchS, "combine_s", r->combineS,
-      "reference_s", r->referenceS, "bytes_compared", (json_int_t)r->bytesCompared);
+  json_t *j = json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:i, s:i, s:s, s:b, s:s, s:I}", "mode",
+                        mode, "algorithm", o->mode < TREFOIL_HT_FLAT ? "ll" : "ht", "layout",
+                        mode + 3, "ranks", s->numRanks, "ranks_per_node", s->ranksPerNode, "tokens",
+                        (json_int_t)s->maxTokens, "hidden", (json_int_t)o->hidden, "experts",
+                        s->numExperts, "topk", s->topk, "dtype", "bf16", "ok", r->ok, "outcome",
+                        epOutcomeName(r->outcome), "bytes_compared", (json_int_t)r->bytesCompared);
+  if (r->ok) /* what is wrong has no times */
+    json_object_update_new(j, json_pack("{s:f, s:f, s:f, s:f}", "update_s", r->updateS,
+                                        "dispatch_s", r->dispatchS, "combine_s", r->combineS,
+                                        "reference_s", r->referenceS));
   json_object_set_new(j, "dispatch_bytes", matrixJson(r->dispatchBytes, s->numRanks));
   json_object_set_new(j, "combine_bytes", matrixJson(r->combineBytes, s->numRanks));
   json_object_set_new(j, "tiers", tiers);
@@ -77,8 +80,15 @@ static void printRun(const ep_real_options_t *o, const ep_real_result_t *r) {
   const trefoil_shape_t *s = &o->shape;
   printf("%s, %d ranks (%d per node), %lld tokens a rank, hidden %lld, top-%d of %d: %s\n",
          trefoilModeName(o->mode), s->numRanks, s->ranksPerNode, (long long)s->maxTokens,
-         (long long)o->hidden, s->topk, s->numExperts, r->ok ? "every byte agrees" : "DIFFERENT");
-  if (!r->ok) printf("  %s\n", r->difference);
+         (long long)o->hidden, s->topk, s->numExperts,
+         r->ok                          ? "every byte agrees"
+         : r->outcome == EP_CASE_HANGS  ? "HANGS"
+         : r->outcome == EP_CASE_ABORTS ? "ABORTS"
+                                        : "DIFFERENT");
+  if (!r->ok) {
+    printf("  %s\n", r->difference);
+    return;
+  }
   printf("  rows received:");
   for (int a = 0; a < s->numRanks; a++) printf(" %lld", (long long)r->receivedRows[a]);
   char t[5][CLI_NUMBER_BYTES];
@@ -134,6 +144,7 @@ int cliRealOptions(const char *verb, const cli_check_t *v, unsigned *modes, ep_r
   if (o->shape.ranksPerNode < 1 || low % o->shape.ranksPerNode)
     return cliUsage(verb, "--ranks-per-node %d: expected a divisor of %d", o->shape.ranksPerNode,
                     low);
+  o->limitNs = (uint64_t)(v->limit * 1e9);
   o->timeoutNs = v->timeoutMs > 0 ? (uint64_t)v->timeoutMs * 1000000u : 100000000000u;
   return -1;
 }
@@ -172,6 +183,7 @@ static int randomOnly(const cli_check_t *v) {
                        : v->seconds > 0    ? "--seconds"
                        : v->jobs > 0       ? "--jobs"
                        : v->processes      ? "--processes"
+                       : v->findings != 5  ? "--findings"
                                            : NULL;
   if (option)
     return cliUsage("check",
@@ -182,6 +194,57 @@ static int randomOnly(const cli_check_t *v) {
     return cliUsage("check", "--level %s goes with random cases: a real shape is compared strictly",
                     v->level);
   return -1;
+}
+
+/* The command that runs this mode again. */
+static void printReplay(const cli_check_t *v, const ep_real_options_t *o) {
+  const trefoil_shape_t *s = &o->shape;
+  printf("  replay: trefoil check --hidden %lld --experts %d --topk %d --ranks %d "
+         "--ranks-per-node %d --tokens %lld --mode %s --seed %lld",
+         (long long)o->hidden, s->numExperts, s->topk, s->numRanks, s->ranksPerNode,
+         (long long)s->maxTokens, trefoilModeName(o->mode), v->seed);
+  if (v->timeoutMs) printf(" --timeout-ms %lld", v->timeoutMs);
+  if (v->limit > 0) printf(" --limit %g", v->limit);
+  if (v->library.library) printf(" --library %s", v->library.library);
+  if (v->library.nccl) printf(" --nccl %s", v->library.nccl);
+  if (v->library.cuda) printf(" --cuda %s", v->library.cuda);
+  puts(v->library.gpu ? " --gpu" : "");
+}
+
+/* One mode, which is told; -1, or an exit code after the sentence. */
+static int checkMode(const cli_check_t *v, ep_real_options_t *o, ep_real_result_t *r,
+                     json_t *runs) {
+  int rc = cliRealFits("check", o);
+  if (rc >= 0) return rc;
+  trefoil_result_t result = epRealRun(o, r);
+  cliProgressEnd();
+  if (result != TREFOIL_OK)
+    return cliFail("check", "%s: %s", trefoilModeName(o->mode), trefoilLastError());
+  if (*o->interrupted) return -1;
+  if (v->json)
+    json_array_append_new(runs, runJson(o, r));
+  else
+    printRun(o, r);
+  if (!v->json && !r->ok) printReplay(v, o);
+  fflush(stdout);
+  return -1;
+}
+
+static int tellAll(const cli_check_t *v, const ep_real_options_t *o, json_t *runs, int failed) {
+  int isStopped = *o->interrupted != 0;
+  if (!v->json) {
+    if (isStopped)
+      printf("interrupted (%s): the modes above are done, the others not\n",
+             *o->interrupted == SIGINT ? "SIGINT" : "SIGTERM");
+    cliLibrariesText(&o->paths);
+    json_decref(runs);
+    return failed || isStopped ? CLI_FAILED : CLI_OK;
+  }
+  json_t *j = json_pack("{s:b, s:b, s:o, s:o}", "ok", !failed && !isStopped, "interrupted",
+                        isStopped, "runs", runs, "environment", cliEnvironment());
+  cliLibrariesJson(j, &o->paths);
+  int rc = cliPrintJson(j);
+  return failed || isStopped ? CLI_FAILED : rc;
 }
 
 int cliCheckReal(const cli_check_t *v) {
@@ -197,37 +260,16 @@ int cliCheckReal(const cli_check_t *v) {
   json_t *runs = json_array();
   if (!r) return cliFail("check", "out of memory");
   int failed = 0;
-  for (int mode = 0; mode < TREFOIL_NUM_MODES; mode++) {
+  o.interrupted = cliInterrupts();
+  for (int mode = 0; mode < TREFOIL_NUM_MODES && rc < 0 && !*o.interrupted; mode++) {
     if (!(modes & (1u << mode))) continue;
     o.mode = (trefoil_mode_t)mode;
     o.shape.maxTokens = v->tokens > 0 ? v->tokens : mode < TREFOIL_HT_FLAT ? 128 : 4096;
-    if ((rc = cliRealFits("check", &o)) >= 0) {
-      json_decref(runs);
-      free(r);
-      return rc;
-    }
-    trefoil_result_t result = epRealRun(&o, r);
-    cliProgressEnd();
-    if (result != TREFOIL_OK) {
-      json_decref(runs);
-      free(r);
-      return cliFail("check", "%s: %s", trefoilModeName(o.mode), trefoilLastError());
-    }
+    rc = checkMode(v, &o, r, runs);
     failed |= !r->ok;
-    if (v->json)
-      json_array_append_new(runs, runJson(&o, r));
-    else
-      printRun(&o, r);
-    fflush(stdout);
   }
   free(r);
-  if (!v->json) {
-    cliLibrariesText(&o.paths);
-    json_decref(runs);
-    return failed ? CLI_FAILED : CLI_OK;
-  }
-  json_t *j = json_pack("{s:o, s:o}", "runs", runs, "environment", cliEnvironment());
-  cliLibrariesJson(j, &o.paths);
-  rc = cliPrintJson(j);
-  return failed ? CLI_FAILED : rc;
+  if (rc < 0) return tellAll(v, &o, runs, failed);
+  json_decref(runs);
+  return rc;
 }

@@ -3,6 +3,7 @@
 #define TREFOIL_CLI_CHECK_VERB_H
 
 #include "cli/cli.h"
+#include "validate/checker.h"
 #include "validate/library.h"
 #include "validate/real_shape.h"
 
@@ -24,14 +25,18 @@ typedef struct cli_library {
 
 typedef struct cli_check {
   long long numCases, seed, firstCase, timeoutMs, tokens, hidden;
-  double seconds;
+  double seconds, limit;
   char *modes, *ranks, *level, *moe;
-  int processes, jobs, json, experts, topk, ranksPerNode, gpuCases, countBytes;
+  int processes, jobs, json, experts, topk, ranksPerNode, gpuCases, countBytes, findings;
   cli_library_t library;
 } cli_check_t;
 
 int cliCheckRandom(const cli_check_t *v);
 int cliCheckReal(const cli_check_t *v);
+
+/* Adds to each finding whether the case fails alone; prints what it all came to, returns the exit code. */
+void cliConfirmFindings(const ep_check_options_t *options, ep_check_outcome_t *outcome);
+int cliPrintOutcome(const ep_check_options_t *options, const ep_check_outcome_t *outcome, int json);
 
 /* Fills what the options say about a real shape; -1, or an exit code after the sentence. */
 int cliRealOptions(const char *verb, const cli_check_t *v, unsigned *modes, ep_real_options_t *o);

@@ -7,6 +7,7 @@
 #ifndef TREFOIL_CLI_H
 #define TREFOIL_CLI_H
 
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -112,6 +113,12 @@ void cliHoldSignals(int hold);
 /* First thing in main: limits on file sizes are errors, not signals; with TREFOIL_END_WITH_PARENT set
  * the command ends with the process that started it. */
 void cliStart(void);
+/* ---- Signals (cli_signals.c) ---- */
+
+/* From now on SIGINT and SIGTERM are noted there, and end nothing by themselves. */
+const volatile sig_atomic_t *cliInterrupts(void);
+/* If one came: flushes and dies of it. At the very end. */
+void cliEndInterrupted(void);
 
 /* ---- Files beside the program (cli_paths.c) ---- */
 

@@ -18,6 +18,7 @@ int cliPrintJson(json_t *object) {
 
 int cliFinish(int code) {
   int bad = fflush(stdout) != 0;
+  cliEndInterrupted();
   if (!bad && !ferror(stdout)) return code;
   fprintf(stderr, "trefoil: the output could not be written%s%s\n", bad ? ": " : "",
           bad ? strerror(errno) : "");

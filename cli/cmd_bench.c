@@ -56,16 +56,20 @@ static int benchMode(ep_real_options_t *o, ep_real_result_t *r, json_t *list, in
     return 1;
   }
   cliProgressEnd();
+  if (*o->interrupted) return 1;
   times_t d = summary(r->dispatchTimes, r->numRepeats, r->dispatchBytes, s->numRanks, r->copyRate);
   times_t c = summary(r->combineTimes, r->numRepeats, r->combineBytes, s->numRanks, r->copyRate);
   if (json) {
-    json_t *j = json_pack("{s:s, s:i, s:i, s:I, s:I, s:i, s:i, s:b, s:i, s:f, s:o, s:o}", "mode",
-                          trefoilModeName(o->mode), "ranks", s->numRanks, "ranks_per_node",
-                          s->ranksPerNode, "tokens", (json_int_t)s->maxTokens, "hidden",
-                          (json_int_t)o->hidden, "experts", s->numExperts, "topk", s->topk, "ok",
-                          r->ok, "repeats", r->numRepeats, "copy_bytes_per_second", r->copyRate,
-                          "dispatch", timesJson(&d), "combine", timesJson(&c));
-    if (!r->ok) json_object_set_new(j, "difference", json_string(r->difference));
+    json_t *j = json_pack(
+        "{s:s, s:i, s:i, s:I, s:I, s:i, s:i, s:b}", "mode", trefoilModeName(o->mode), "ranks",
+        s->numRanks, "ranks_per_node", s->ranksPerNode, "tokens", (json_int_t)s->maxTokens,
+        "hidden", (json_int_t)o->hidden, "experts", s->numExperts, "topk", s->topk, "ok", r->ok);
+    if (r->ok)
+      json_object_update_new(j, json_pack("{s:i, s:f, s:o, s:o}", "repeats", r->numRepeats,
+                                          "copy_bytes_per_second", r->copyRate, "dispatch",
+                                          timesJson(&d), "combine", timesJson(&c)));
+    else
+      json_object_set_new(j, "difference", json_string(r->difference));
     json_array_append_new(list, j);
     return !r->ok;
   }
@@ -86,10 +90,11 @@ static int benchMode(ep_real_options_t *o, ep_real_result_t *r, json_t *list, in
 static int benchCases(const ep_real_options_t *real, double seconds, json_t *into, int json) {
   ep_check_options_t o = {.paths = real->paths, .seconds = seconds, .replay = "trefoil check"};
   o.choice.seed = 1;
-  ep_check_outcome_t *outcome = malloc(sizeof *outcome);
+  ep_check_outcome_t *outcome = calloc(1, sizeof *outcome);
+  o.interrupted = real->interrupted;
   if (!outcome) return cliFail("bench", "out of memory");
   int rc = epCheckRun(&o, outcome) != TREFOIL_OK ? cliFail("bench", "%s", trefoilLastError())
-                                                 : outcome->failed;
+                                                 : outcome->failed || outcome->interrupted;
   const ep_check_status_t *s = &outcome->status;
   double rate = s->seconds > 0 && !rc ? (double)s->cases / s->seconds : 0;
   if (json)
@@ -97,7 +102,9 @@ static int benchCases(const ep_real_options_t *real, double seconds, json_t *int
   else if (!rc)
     printf("random cases: %.0f a second (%llu, all agree)\n", rate, (unsigned long long)s->cases);
   else
-    printf("random cases: not timed, %s\n", outcome->failed ? outcome->text : "no run");
+    printf("random cases: not timed, %s\n", outcome->failed        ? outcome->text
+                                            : outcome->interrupted ? "interrupted"
+                                                                   : "no run");
   free(outcome);
   return rc;
 }
@@ -181,6 +188,7 @@ int cmdBench(int argc, char **argv) {
   if ((rc = cliRealOptions("bench", &v, &modes, &o)) >= 0) return rc;
   if ((rc = cliLibraries("bench", &v.library, paths, &o.paths)) >= 0) return rc;
   o.progress = showStep;
+  o.interrupted = cliInterrupts();
   if (points) {
     o.repeats = repeats;
     return cliBenchPoints(points, minutes, &o);
@@ -192,7 +200,7 @@ int cmdBench(int argc, char **argv) {
   if (!r) return cliFail("bench", "out of memory");
   int failed = 0;
   for (int mode = 0; mode < TREFOIL_NUM_MODES; mode++) {
-    if (!(modes & (1u << mode))) continue;
+    if (!(modes & (1u << mode)) || *o.interrupted) continue;
     o.mode = (trefoil_mode_t)mode;
     o.shape.maxTokens = v.tokens > 0 ? v.tokens : mode < TREFOIL_HT_FLAT ? 128 : 4096;
     o.repeats = mode < TREFOIL_HT_FLAT ? 10 * repeats : repeats;
@@ -200,7 +208,12 @@ int cmdBench(int argc, char **argv) {
     fflush(stdout);
   }
   free(r);
-  if (seconds > 0) failed |= benchCases(&o, seconds, all, v.json);
+  if (seconds > 0 && !*o.interrupted) failed |= benchCases(&o, seconds, all, v.json);
+  if (*o.interrupted) {
+    failed = 1;
+    json_object_set_new(all, "interrupted", json_true());
+    if (!v.json) puts("interrupted: what is above was timed, the rest was not");
+  }
   if (!v.json) {
     cliLibrariesText(&o.paths);
     json_decref(list);

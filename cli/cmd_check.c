@@ -123,60 +123,6 @@ static void showProgress(void *context, const ep_check_status_t *s) {
     cliProgress("checking", (uint64_t)(s->seconds * 10), (uint64_t)(p->seconds * 10), note);
 }
 
-/* Does the case fail alone, too? If not, it takes what came before it in the batch. */
-static void confirm(const ep_check_options_t *options, ep_check_outcome_t *outcome) {
-  ep_check_options_t again = *options;
-  ep_check_outcome_t *second = malloc(sizeof *second);
-  again.firstCase = outcome->failedCase;
-  again.numCases = 1;
-  again.jobs = 1;
-  again.progress = NULL;
-  size_t used = strlen(outcome->text);
-  if (second && epCheckRun(&again, second) == TREFOIL_OK && !second->failed) {
-    uint64_t first = outcome->failedCase - outcome->failedCase % EP_BATCH_CASES;
-    if (first < options->firstCase) first = options->firstCase;
-    snprintf(outcome->text + used, sizeof outcome->text - used,
-             "\n(alone it passes; with what came before it: %s --case %llu --cases %llu)",
-             options->replay, (unsigned long long)first,
-             (unsigned long long)(outcome->failedCase - first + 1));
-  }
-  free(second);
-}
-
-static int printOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outcome, int json) {
-  const ep_check_status_t *s = &outcome->status;
-  double rate = s->seconds > 0 ? (double)s->cases / s->seconds : 0;
-  if (json) {
-    json_t *j = json_pack("{s:b, s:i, s:I, s:I, s:I, s:f, s:f, s:I, s:o}", "ok", !outcome->failed,
-                          "failed", outcome->failed, "seed", (json_int_t)o->choice.seed,
-                          "first_case", (json_int_t)o->firstCase, "cases", (json_int_t)s->cases,
-                          "seconds", s->seconds, "cases_per_second", rate, "bytes_compared",
-                          (json_int_t)s->bytes, "environment", cliEnvironment());
-    cliLibrariesJson(j, &o->paths);
-    if (o->countBytes)
-      json_object_set_new(j, "bytes_counted", json_integer((json_int_t)s->counted));
-    if (outcome->failed) {
-      json_object_set_new(j, "failed_case", json_integer((json_int_t)outcome->failedCase));
-      json_object_set_new(j, "failure", json_string(outcome->text));
-    }
-    int rc = cliPrintJson(j);
-    return outcome->failed ? CLI_FAILED : rc;
-  }
-  if (outcome->failed) printf("DIFFERENT\n%s\n", outcome->text);
-  const char *after = outcome->failed ? "before that" : s->cases == 1 ? "agrees" : "agree";
-  char bytes[CLI_NUMBER_BYTES];
-  printf("%llu case%s %s, seed %llu, %s compared, %.1f s, %.0f cases a second\n",
-         (unsigned long long)s->cases, s->cases == 1 ? "" : "s", after,
-         (unsigned long long)o->choice.seed, cliBytes(bytes, (double)s->bytes), s->seconds, rate);
-  if (o->countBytes && s->counted)
-    printf("%s counted by the library as sent, by source and destination as in the plan\n",
-           cliBytes(bytes, (double)s->counted));
-  else if (o->countBytes && !outcome->failed)
-    printf("the library counts no bytes of its own (ncclEpCountBytes)\n");
-  cliLibrariesText(&o->paths);
-  return outcome->failed ? CLI_FAILED : CLI_OK;
-}
-
 /* The command that does the same again, but for the number of the case. */
 static void replayCommand(const cli_check_t *v, char *text, size_t bytes) {
   const char *const strings[][2] = {{"modes", v->modes},       {"ranks", v->ranks},
@@ -188,6 +134,8 @@ static void replayCommand(const cli_check_t *v, char *text, size_t bytes) {
       n += (size_t)snprintf(text + n, bytes - n, " --%s %s", strings[i][0], strings[i][1]);
   if (v->timeoutMs && n < bytes)
     n += (size_t)snprintf(text + n, bytes - n, " --timeout-ms %lld", v->timeoutMs);
+  if (v->limit > 0 && n < bytes)
+    n += (size_t)snprintf(text + n, bytes - n, " --limit %g", v->limit);
   if (n < bytes)
     snprintf(text + n, bytes - n, "%s%s%s%s", v->processes ? " --processes" : "",
              v->countBytes ? " --count-bytes" : "", v->gpuCases ? " --gpu-cases" : "",
@@ -229,6 +177,8 @@ int cliCheckRandom(const cli_check_t *v) {
                           .processes = v->processes,
                           .countBytes = v->countBytes,
                           .timeoutNs = (uint64_t)v->timeoutMs * 1000000u,
+                          .limitNs = (uint64_t)(v->limit * 1e9),
+                          .maxFindings = v->findings ? v->findings : -1,
                           .progress = showProgress};
   o.choice.seed = (uint64_t)v->seed;
   if (v->modes && !cliModes(v->modes, &o.choice.modes))
@@ -264,6 +214,8 @@ int cliCheckRandom(const cli_check_t *v) {
   o.replay = replay;
   progress_t progress = {o.numCases, o.seconds};
   o.context = &progress;
+  if (launch.numRanks == 1)
+    o.interrupted = cliInterrupts(); /* launchers end all ranks themselves */
   ep_check_outcome_t *outcome = malloc(sizeof *outcome);
   if (!outcome) return cliFail("check", "out of memory");
   trefoil_result_t result = epCheckRun(&o, outcome);
@@ -278,14 +230,14 @@ int cliCheckRandom(const cli_check_t *v) {
     return result == TREFOIL_INVALID_ARGUMENT ? cliUsage("check", "%s", trefoilLastError())
                                               : cliFail("check", "%s", trefoilLastError());
   }
-  if (outcome->failed && o.numCases != 1 && launch.numRanks == 1) confirm(&o, outcome);
-  rc = printOutcome(&o, outcome, v->json);
+  if (o.numCases != 1 && launch.numRanks == 1) cliConfirmFindings(&o, outcome);
+  rc = cliPrintOutcome(&o, outcome, v->json);
   free(outcome);
   return rc;
 }
 
 int cmdCheck(int argc, char **argv) {
-  cli_check_t v = {.seed = 1, .firstCase = -1, .numCases = -1, .tokens = -1};
+  cli_check_t v = {.seed = 1, .firstCase = -1, .numCases = -1, .tokens = -1, .findings = 5};
   const struct poptOption options[] = {
       {"cases", 'n', POPT_ARG_LONGLONG, &v.numCases, CLI_NOT_NEGATIVE,
        "random cases (default 20000)", "N"},
@@ -305,6 +257,12 @@ int cmdCheck(int argc, char **argv) {
        "strict (default), or order-free: LL slot order and rounding open", "LEVEL"},
       {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, CLI_POSITIVE,
        "of the groups (default 20000)", "MS"},
+      {"limit", 0, POPT_ARG_DOUBLE, &v.limit, CLI_POSITIVE,
+       "a call that takes longer hangs (default: the timeout, a quarter more and 5 s; on GPUs 60 "
+       "s)",
+       "SECONDS"},
+      {"findings", 0, POPT_ARG_INT, &v.findings, CLI_NOT_NEGATIVE,
+       "so many end the run (default 5; 0: none does)", "N"},
       {"count-bytes", 0, POPT_ARG_NONE, &v.countBytes, 0,
        "also compare the bytes that the library counts with the plan", NULL},
       {"gpu-cases", 0, POPT_ARG_NONE, &v.gpuCases, 0,

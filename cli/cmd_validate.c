@@ -27,21 +27,28 @@ static json_t *tablesJson(const ep_legs_options_t *o, const ep_legs_outcome_t *o
 
 static int printOutcome(const request_t *q, const ep_legs_options_t *o,
                         const ep_legs_outcome_t *out) {
+  int isGreen = !out->failed && !out->interrupted;
   if (q->json) {
-    json_t *j = json_pack(
-        "{s:b, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "ok", !out->failed, "failed",
-        out->failed, "seed", (json_int_t)q->seed, "first_case", (json_int_t)o->firstCase, "cases",
-        (json_int_t)out->cases, "workloads", (json_int_t)out->workloads, "numbers_compared",
-        (json_int_t)out->numbers, "bytes_sent", (json_int_t)out->bytes, "seconds", out->seconds,
-        "tables", tablesJson(o, out), "environment", cliEnvironment());
+    json_t *j =
+        json_pack("{s:b, s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "ok",
+                  isGreen, "failed", out->failed, "interrupted", out->interrupted != 0, "asked",
+                  (json_int_t)o->numCases, "seed", (json_int_t)q->seed, "first_case",
+                  (json_int_t)o->firstCase, "cases", (json_int_t)out->cases, "workloads",
+                  (json_int_t)out->workloads, "numbers_compared", (json_int_t)out->numbers,
+                  "bytes_sent", (json_int_t)out->bytes, "seconds", out->seconds, "tables",
+                  tablesJson(o, out), "environment", cliEnvironment());
     if (out->failed) {
       json_object_set_new(j, "failed_case", json_integer((json_int_t)out->failedCase));
       json_object_set_new(j, "failure", json_string(out->text));
     }
     int rc = cliPrintJson(j);
-    return out->failed ? CLI_FAILED : rc;
+    return isGreen ? rc : CLI_FAILED;
   }
   if (out->failed) printf("DIFFERENT\n%s\n", out->text);
+  if (out->interrupted)
+    printf("interrupted (%s) after %llu of %llu cases; so far:\n",
+           out->interrupted == SIGINT ? "SIGINT" : "SIGTERM", (unsigned long long)out->cases,
+           (unsigned long long)o->numCases);
   char bytes[CLI_NUMBER_BYTES];
   printf("%llu case%s, %llu dispatches with their combines, %s sent: ",
          (unsigned long long)out->cases, out->cases == 1 ? "" : "s",
@@ -52,7 +59,7 @@ static int printOutcome(const request_t *q, const ep_legs_options_t *o,
   for (int i = 0; i < o->numLegs; i++)
     printf("%s %s %llu", i ? "," : "", o->legs[i].name, (unsigned long long)out->tables[i]);
   putchar('\n');
-  return out->failed ? CLI_FAILED : CLI_OK;
+  return isGreen ? CLI_OK : CLI_FAILED;
 }
 
 static void replayCommand(const request_t *q, char *text, size_t bytes) {
@@ -87,6 +94,7 @@ static int runBytes(request_t *q) {
   replayCommand(q, replay, sizeof replay);
   o.replay = replay;
   o.context = &o.numCases;
+  o.interrupted = cliInterrupts();
   ep_legs_outcome_t *out = malloc(sizeof *out);
   if (!out) return cliFail("validate", "out of memory");
   trefoil_result_t result = epLegsRun(&o, out);

@@ -149,6 +149,7 @@ static trefoil_result_t callMask(ep_check_rank_t *rank, const ep_check_case_t *c
 trefoil_result_t epCallOp(ep_check_rank_t *rank, const ep_check_case_t *c,
                           const ep_check_op_t *op) {
   tensors_t ts;
+  if (rank->place) atomic_store(&rank->place->op, (int)(op - c->ops));
   makeTensors(rank, c, op, &ts);
   switch (op->kind) {
   case EP_OP_UPDATE:

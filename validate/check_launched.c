@@ -6,28 +6,30 @@
 
 #include "plan/error.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 /* What a rank brings to a meeting. */
 typedef struct state {
   int failed, over; /* over: rank 0 has seen enough time go by */
-  uint64_t failedCase, bytes, counted;
+  uint64_t cases, bytes, counted;
   ncclUniqueId id;
-  char text[EP_CHECK_TEXT];
+  ep_check_finding_t finding;
 } state_t;
 
 static state_t stateOf(const ep_check_team_t *team) {
   ep_check_job_t *job = team->job;
-  state_t s = {.failed = atomic_load(&job->failed),
-               .over = team->deadline > 0 && epNow() > team->deadline,
-               .failedCase = job->failedCase,
-               .bytes = atomic_load(&job->bytes),
-               .counted = atomic_load(&job->counted),
-               .id = job->id};
-  memcpy(s.text, job->text, sizeof s.text);
-  return s;
+  return (state_t){.failed = atomic_load(&job->failed),
+                   .over = team->deadline > 0 && epNow() > team->deadline,
+                   .cases = atomic_load(&job->cases),
+                   .bytes = atomic_load(&job->bytes),
+                   .counted = atomic_load(&job->counted),
+                   .finding = job->finding,
+                   .id = job->id};
 }
 
 /* The failure to tell: of the earliest case; there, who found something different rather than who
@@ -36,9 +38,10 @@ static const state_t *firstFailure(const state_t *all, int R) {
   const state_t *first = NULL;
   for (int r = 0; r < R; r++) {
     if (!all[r].failed) continue;
-    int isEarlier = !first || all[r].failedCase < first->failedCase;
-    int isCause = first && all[r].failedCase == first->failedCase &&
-                  strstr(all[r].text, "expected") && !strstr(first->text, "expected");
+    const ep_check_finding_t *f = &all[r].finding;
+    int isEarlier = !first || f->caseIdx < first->finding.caseIdx;
+    int isCause = first && f->caseIdx == first->finding.caseIdx && strstr(f->what, "expected") &&
+                  !strstr(first->finding.what, "expected");
     if (isEarlier || isCause) first = &all[r];
   }
   return first;
@@ -50,25 +53,32 @@ void epLaunchedMeet(ep_check_team_t *team) {
   if (atomic_load(&job->numArrived) == UINT64_MAX) return; /* all know already */
   state_t mine = stateOf(team), *all = calloc((size_t)launch->numRanks, sizeof *all);
   if (!all || epLaunchGather(launch, &mine, all, sizeof mine) != TREFOIL_OK) {
-    epTeamFail(team, NULL, atomic_load(&job->currentCase),
-               all ? trefoilLastError() : "out of memory for a meeting");
+    const ep_check_blame_t blame = {EP_CASE_ABORTS,
+                                    -1,
+                                    "",
+                                    ncclSuccess,
+                                    atomic_load(&job->watch.places[launch->rank].caseIdx),
+                                    1};
+    epTeamFail(team, &blame, all ? trefoilLastError() : "out of memory for a meeting");
     atomic_store(&job->numArrived, UINT64_MAX);
   } else {
     const state_t *first = firstFailure(all, launch->numRanks);
     job->id = all[0].id;
     if (first) {
-      job->failedCase = first->failedCase;
-      memcpy(job->text, first->text, sizeof job->text);
+      job->finding = first->finding;
       atomic_store(&job->failed, 1);
     }
+    if (all[0].over) atomic_store(&job->timeOver, 1);
     if (first || all[0].over) {
       atomic_store(&job->stop, 1);
       atomic_store(&job->numArrived, UINT64_MAX);
     }
     team->bytesOfAll = team->countedOfAll = 0;
+    team->leastOfAll = all[0].cases;
     for (int r = 0; r < launch->numRanks; r++) {
       team->bytesOfAll += all[r].bytes;
       team->countedOfAll += all[r].counted;
+      if (all[r].cases < team->leastOfAll) team->leastOfAll = all[r].cases;
     }
   }
   free(all);
@@ -76,28 +86,104 @@ void epLaunchedMeet(ep_check_team_t *team) {
 
 static void tellProgress(const ep_check_team_t *team, double start) {
   const ep_check_options_t *o = team->options;
-  ep_check_status_t s = {team->casesDone, team->bytesOfAll, team->countedOfAll, epNow() - start};
+  ep_check_status_t s = {team->leastOfAll, team->bytesOfAll, team->countedOfAll, epNow() - start};
   if (o->progress && o->launch->rank == 0) o->progress(o->context, &s);
+}
+
+/* ---- No parent watches here: a thread does, and what exit() runs -------------------------------- */
+
+static ep_check_team_t *launched; /* at work; else NULL */
+
+/* Says what became of this rank and ends it: the others notice, and name it. */
+static void endRank(ep_case_outcome_t outcome, const char *what) {
+  const ep_check_team_t *team = launched;
+  static ep_check_finding_t f;
+  f.outcome = outcome;
+  f.rank = team->options->launch->rank;
+  f.numCases = 1;
+  f.caseIdx = atomic_load(&team->job->watch.places[f.rank].caseIdx);
+  snprintf(f.what, sizeof f.what, "%s", what);
+  epFindingWrite(&f, team->options);
+  fprintf(stderr, "trefoil check: %s\n", f.text);
+  _exit(1);
+}
+
+static void onExit(int status, void *context) {
+  (void)context;
+  if (!launched) return;
+  int rank = launched->options->launch->rank;
+  char what[256];
+  const char *call = atomic_load(&launched->job->watch.places[rank].call);
+  snprintf(what, sizeof what, "rank %d: %s: its process ended with exit code %d in the middle",
+           rank, call ? call : "outside of calls", status);
+  endRank(EP_CASE_ABORTS, what);
+}
+
+/* The places of other ranks are empty here: this rank alone is looked at. */
+static void *watchMain(void *argument) {
+  ep_check_team_t *team = argument;
+  struct timespec pause = {0, 20000000};
+  char text[EP_WATCH_TEXT];
+  while (!atomic_load(&team->job->finished)) {
+    nanosleep(&pause, NULL);
+    if (epWatchHang(&team->job->watch, text) >= 0) endRank(EP_CASE_HANGS, text);
+  }
+  return NULL;
 }
 
 /* All batches that were asked for. */
 static void runBatches(ep_check_team_t *team, double start) {
   const ep_check_options_t *o = team->options;
   ep_check_job_t *job = team->job;
+  int rank = o->launch->rank;
   for (uint64_t batch = o->firstCase / EP_BATCH_CASES; epTeamCut(team, batch); batch++) {
     epMakeGroup(&team->group, &o->choice, batch);
     epBatchEnvironment(&team->group);
-    if (o->launch->rank == 0 && team->lib->ncclGetUniqueId(&job->id) != ncclSuccess)
-      epTeamFail(team, NULL, team->firstCase, "ncclGetUniqueId failed");
-    atomic_store(&job->currentCase, team->firstCase);
+    for (int i = 0; i < EP_BATCH_CASES; i++) atomic_store(&job->passed[i], 0);
+    atomic_store(&job->watch.places[rank].caseIdx, team->firstCase);
+    if (rank == 0 && team->lib->ncclGetUniqueId(&job->id) != ncclSuccess) {
+      const ep_check_blame_t blame = {EP_CASE_ABORTS,  0, "ncclGetUniqueId", ncclSuccess,
+                                      team->firstCase, 1};
+      epTeamFail(team, &blame, "rank 0: ncclGetUniqueId failed");
+    }
     epLaunchedMeet(team);
     tellProgress(team, start);
     if (atomic_load(&job->stop)) return;
     atomic_store(&job->idReady, 1);
-    if (epTeamProcess(team, o->launch->rank)) break;
-    if (!atomic_load(&job->stop)) team->casesDone += team->numCases;
+    if (epTeamProcess(team, rank)) break;
   }
   epLaunchedMeet(team); /* of the failure, or that there was none */
+}
+
+/* What all ranks found, in words; green is only what was run. */
+static void writeOutcome(const ep_check_team_t *team, double start, ep_check_outcome_t *outcome) {
+  const ep_check_options_t *o = team->options;
+  ep_check_job_t *job = team->job;
+  outcome->status =
+      (ep_check_status_t){team->leastOfAll, team->bytesOfAll, team->countedOfAll, epNow() - start};
+  if (atomic_load(&job->failed)) {
+    epFindingWrite(&job->finding, o);
+    epFindingAdd(outcome, o, &job->finding);
+  }
+  epCompareWithAsked(o, atomic_load(&job->timeOver), outcome);
+}
+
+/* Runs what was asked for with a watcher beside. */
+static void runWatched(ep_check_team_t *team, double start, ep_check_outcome_t *outcome) {
+  pthread_t watcher;
+  ep_check_job_t *job = team->job;
+  static int isHooked;
+  epWatchReset(&job->watch, team->options->launch->numRanks, team->limitNs);
+  launched = team;
+  if (!isHooked++) on_exit(onExit, NULL);
+  int saved = epStdoutAway(); /* a library's prints never mix with results */
+  int isWatched = pthread_create(&watcher, NULL, watchMain, team) == 0;
+  runBatches(team, start);
+  launched = NULL;
+  epStdoutBack(saved);
+  atomic_store(&job->finished, 1);
+  if (isWatched) pthread_join(watcher, NULL);
+  writeOutcome(team, start, outcome);
 }
 
 trefoil_result_t epCheckLaunched(const ep_check_options_t *options, ep_check_outcome_t *outcome) {
@@ -119,14 +205,10 @@ trefoil_result_t epCheckLaunched(const ep_check_options_t *options, ep_check_out
   ep_check_team_t team = {.lib = &lib,
                           .options = &o,
                           .job = job,
+                          .limitNs = o.limitNs ? o.limitNs : epCallLimitNs(o.timeoutNs, lib.isHost),
                           .deadline = o.seconds > 0 ? start + o.seconds : 0,
                           .comms = &comms};
-  runBatches(&team, start);
-  *outcome = (ep_check_outcome_t){
-      .status = {team.casesDone, team.bytesOfAll, team.countedOfAll, epNow() - start},
-      .failed = atomic_load(&job->failed),
-      .failedCase = job->failedCase};
-  memcpy(outcome->text, job->text, sizeof outcome->text);
+  runWatched(&team, start, outcome);
   free(job);
   return TREFOIL_OK;
 }

@@ -62,6 +62,7 @@ static trefoil_result_t openHandle(ep_check_rank_t *rank, int i) {
     if (h->shareWith < 0) {
       rank->doing = "cudaMalloc";
       EP_TRY_CUDA(rank, rank->lib->cudaMalloc(&rank->memory[i], bytes ? bytes : 1));
+      rank->doing = "cudaStreamSynchronize";
       EP_TRY_CUDA(
           rank, rank->lib->cudaMemsetAsync(rank->memory[i], 0xa5, bytes ? bytes : 1, rank->stream));
       EP_TRY_CUDA(rank, rank->lib->cudaStreamSynchronize(rank->stream));
@@ -92,8 +93,9 @@ trefoil_result_t epRankOpen(ep_check_rank_t *rank, const ncclUniqueId *id) {
   rank->doing = "cudaStreamCreateWithFlags";
   EP_TRY_CUDA(rank, lib->cudaStreamCreateWithFlags(&rank->stream, cudaStreamNonBlocking));
   if (g->useWindow) {
-    rank->doing = "ncclCommWindowRegister";
+    rank->doing = "ncclMemAlloc";
     EP_TRY_NCCL(rank, lib->ncclMemAlloc(&rank->image, g->imageBytes));
+    rank->doing = "ncclCommWindowRegister";
     EP_TRY_NCCL(rank, lib->ncclCommWindowRegister(rank->comm, rank->image, g->imageBytes,
                                                   &rank->window, lib->windowFlags));
   } else {
@@ -123,8 +125,10 @@ trefoil_result_t epRankClose(ep_check_rank_t *rank) {
   if (rank->window) {
     rank->doing = "ncclCommWindowDeregister";
     EP_TRY_NCCL(rank, lib->ncclCommWindowDeregister(rank->comm, rank->window));
+    rank->doing = "ncclMemFree";
     EP_TRY_NCCL(rank, lib->ncclMemFree(rank->image));
   } else {
+    rank->doing = "cudaFree";
     EP_TRY_CUDA(rank, lib->cudaFree(rank->image));
   }
   rank->doing = "cudaStreamDestroy";
@@ -146,6 +150,7 @@ static trefoil_result_t checkAsync(ep_check_rank_t *rank, const ep_check_case_t 
            "the async error flag is 0, expected 1: slots over max_recv with TRAP");
   if (flag && !wanted) { /* the next call tells why */
     const char *why = epCallOp(rank, c, &c->ops[0]) == TREFOIL_OK ? "" : trefoilLastError();
+    rank->failedBy = EP_FAILED_BY_NOTHING;
     return epFail(TREFOIL_INTERNAL_ERROR, "the async error flag is %d, expected 0; %.300s", flag,
                   why);
   }
@@ -153,6 +158,7 @@ static trefoil_result_t checkAsync(ep_check_rank_t *rank, const ep_check_case_t 
   ncclResult_t rc = epCallOp(rank, c, &c->ops[0]) == TREFOIL_OK ? ncclSuccess : ncclInvalidUsage;
   EP_CHECK(rc != ncclSuccess, TREFOIL_INTERNAL_ERROR,
            "ncclEpUpdateHandle succeeded after a TRAP, before ncclEpErrorClear");
+  rank->failedBy = EP_FAILED_BY_NOTHING; /* as it must */
   rank->doing = "ncclEpErrorClear";
   EP_TRY_EP(rank, lib->ncclEpErrorClear(rank->epGroup));
   return TREFOIL_OK;
@@ -214,8 +220,10 @@ trefoil_result_t epRankRun(ep_check_rank_t *rank, const ep_check_case_t *c, uint
     EP_TRY_CUDA(rank, lib->cudaMemcpyAsync(result[round], rank->image, c->usedBytes,
                                            cudaMemcpyDeviceToHost, rank->stream));
   }
+  if (rank->place) atomic_store(&rank->place->op, c->numOps);
   rank->doing = "cudaStreamSynchronize";
   EP_TRY_CUDA(rank, lib->cudaStreamSynchronize(rank->stream));
+  rank->doing = "cudaGraphExecDestroy";
   if (exec) EP_TRY_CUDA(rank, lib->cudaGraphExecDestroy(exec));
   return epRankEnd(rank, c);
 }

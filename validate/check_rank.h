@@ -4,6 +4,13 @@
 
 #include "validate/check_case.h"
 #include "validate/library.h"
+#include "validate/worker.h"
+
+typedef enum ep_failed_by {
+  EP_FAILED_BY_NOTHING, /* what was found */
+  EP_FAILED_BY_EP,      /* a result code of the library under test */
+  EP_FAILED_BY_ELSE     /* NCCL, CUDA */
+} ep_failed_by_t;
 
 typedef struct ep_check_rank {
   const ep_library_t *lib;
@@ -21,8 +28,12 @@ typedef struct ep_check_rank {
   void *image; /* device memory, group->imageBytes */
   ncclWindow_t window;
   cudaStream_t stream;
-  int64_t allocated; /* live blocks of the custom allocator */
-  const char *doing; /* what is being called, for messages */
+  int64_t allocated;       /* live blocks of the custom allocator */
+  const char *doing;       /* what is being called, for messages */
+  ep_place_t *place;       /* told while a call lasts; or NULL */
+  ep_failed_by_t failedBy; /* of the call that failed: whose, */
+  ncclResult_t result;     /* and the library's code */
+  int orderOpen;           /* set by epRankRunFree: this case used what order-free leaves open */
 } ep_check_rank_t;
 
 /* All collective over the ranks of the group; *id from rank 0. On failure the rank is lost and so is
@@ -51,24 +62,37 @@ void epMakeMagnitudes(const ep_check_case_t *c, int rank, uint8_t *image);
 
 #define EP_TRY_EP(rank, call)                                                                      \
   do {                                                                                             \
+    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
     ncclResult_t epRc_ = (call);                                                                   \
-    if (epRc_ != ncclSuccess)                                                                      \
+    epPlaceLeave((rank)->place);                                                                   \
+    if (epRc_ != ncclSuccess) {                                                                    \
+      (rank)->failedBy = EP_FAILED_BY_EP;                                                          \
+      (rank)->result = epRc_;                                                                      \
       return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
                     epLibraryError((rank)->lib, epRc_));                                           \
+    }                                                                                              \
   } while (0)
 #define EP_TRY_NCCL(rank, call)                                                                    \
   do {                                                                                             \
+    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
     ncclResult_t epRc_ = (call);                                                                   \
-    if (epRc_ != ncclSuccess)                                                                      \
+    epPlaceLeave((rank)->place);                                                                   \
+    if (epRc_ != ncclSuccess) {                                                                    \
+      (rank)->failedBy = EP_FAILED_BY_ELSE;                                                        \
       return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
                     epNcclError((rank)->lib, (rank)->comm, epRc_));                                \
+    }                                                                                              \
   } while (0)
 #define EP_TRY_CUDA(rank, call)                                                                    \
   do {                                                                                             \
+    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
     cudaError_t epRc_ = (call);                                                                    \
-    if (epRc_ != cudaSuccess)                                                                      \
+    epPlaceLeave((rank)->place);                                                                   \
+    if (epRc_ != cudaSuccess) {                                                                    \
+      (rank)->failedBy = EP_FAILED_BY_ELSE;                                                        \
       return epFail(TREFOIL_SYSTEM_ERROR, "%s: %s", (rank)->doing,                                 \
                     (rank)->lib->cudaGetErrorString(epRc_));                                       \
+    }                                                                                              \
   } while (0)
 
 #endif

@@ -2,6 +2,8 @@
  * put there, so that the message says where it came from: payloads tell (rank, token) by content. */
 #include "validate/check_report.h"
 
+#include "trefoil/numerics.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,9 +24,47 @@ static void put(writer_t *w, const char *format, ...) {
   if (n > 0) w->used += (size_t)n;
 }
 
-static void putBytes(writer_t *w, const uint8_t *p, size_t n) {
-  for (size_t i = 0; i < n && i < 8; i++) put(w, "%02x", p[i]);
-  if (n > 8) put(w, "..");
+/* Bits of an element, as a number. */
+static uint64_t bitsOf(const uint8_t *p, size_t bytes) {
+  uint64_t bits = 0;
+  for (size_t i = 0; i < bytes && i < 8; i++) bits |= (uint64_t)p[i] << 8 * i;
+  return bits;
+}
+
+const char *epFormatValue(char text[EP_VALUE_TEXT], trefoil_dtype_t dtype, const void *element) {
+  size_t bytes = trefoilDtypeBytes(dtype);
+  uint64_t bits = bitsOf(element, bytes);
+  float pair[2] = {0, 0};
+  double wide;
+  switch (dtype) {
+  case TREFOIL_INT32:
+    snprintf(text, EP_VALUE_TEXT, "%lld", (long long)(int32_t)bits);
+    return text;
+  case TREFOIL_INT64:
+    snprintf(text, EP_VALUE_TEXT, "%lld", (long long)bits);
+    return text;
+  case TREFOIL_F64:
+    memcpy(&wide, element, 8);
+    snprintf(text, EP_VALUE_TEXT, "0x%016llx (%.17g)", (unsigned long long)bits, wide);
+    return text;
+  case TREFOIL_FP4X2:
+    (void)trefoilWiden(dtype, element, 2, pair);
+    snprintf(text, EP_VALUE_TEXT, "0x%02llx (%g and %g)", (unsigned long long)bits, (double)pair[0],
+             (double)pair[1]);
+    return text;
+  default:
+    if (trefoilWiden(dtype, element, 1, pair) == TREFOIL_OK)
+      snprintf(text, EP_VALUE_TEXT, "0x%0*llx (%.*g)", (int)(2 * bytes), (unsigned long long)bits,
+               dtype == TREFOIL_F32 ? 9 : 5, (double)pair[0]);
+    else
+      snprintf(text, EP_VALUE_TEXT, "%llu", (unsigned long long)bits);
+    return text;
+  }
+}
+
+static void putValue(writer_t *w, trefoil_dtype_t dtype, const uint8_t *element) {
+  char text[EP_VALUE_TEXT];
+  put(w, "%s", epFormatValue(text, dtype, element));
 }
 
 typedef struct difference {
@@ -104,9 +144,9 @@ static void describeDispatched(writer_t *w, const difference_t *d) {
   }
   put(w, "a row that is nobody's: element %zu is ", d->column);
   size_t b = trefoilDtypeBytes(d->dims.dtype), at = d->column * b;
-  putBytes(w, start + at, b);
+  putValue(w, d->dims.dtype, start + at);
   put(w, ", should be ");
-  putBytes(w, wanted + at, b);
+  putValue(w, d->dims.dtype, wanted + at);
 }
 
 /* A combine's output row that belongs to another token. */
@@ -115,9 +155,9 @@ static void describeCombined(writer_t *w, const difference_t *d) {
   const uint8_t *found = d->images->found + d->region->offset;
   const uint8_t *wanted = d->images->expected[d->rank] + d->region->offset;
   put(w, "token %zu of rank %d, element %zu: expected ", d->row, d->rank, d->column);
-  putBytes(w, wanted + d->row * rowBytes + d->column * b, b);
+  putValue(w, d->dims.dtype, wanted + d->row * rowBytes + d->column * b);
   put(w, ", found ");
-  putBytes(w, found + d->row * rowBytes + d->column * b, b);
+  putValue(w, d->dims.dtype, found + d->row * rowBytes + d->column * b);
   for (size_t t = 0; t < d->dims.sizes[0]; t++)
     if (t != d->row && !memcmp(wanted + t * rowBytes, found + d->row * rowBytes, rowBytes)) {
       put(w, " (the row that token %zu should have)", t);
@@ -129,33 +169,15 @@ static void describeCombined(writer_t *w, const difference_t *d) {
   for (int k = 0; k < K; k++) put(w, " %d", ids[(int64_t)d->row * K + k]);
 }
 
-static int64_t integerAt(const uint8_t *p, size_t bytes) {
-  int32_t narrow;
-  int64_t wide;
-  memcpy(&narrow, p, 4);
-  if (bytes == 4) return narrow;
-  memcpy(&wide, p, 8);
-  return wide;
-}
-
 static void describeNumber(writer_t *w, const difference_t *d) {
   size_t b = trefoilDtypeBytes(d->dims.dtype), at = d->row * d->dims.rowBytes + d->column * b;
   const uint8_t *found = d->images->found + d->region->offset + at;
   const uint8_t *wanted = d->images->expected[d->rank] + d->region->offset + at;
   if (d->dims.ndim > 1) put(w, "row %zu, ", d->row);
   put(w, "element %zu: expected ", d->column);
-  if (d->dims.dtype == TREFOIL_INT32 || d->dims.dtype == TREFOIL_INT64) {
-    put(w, "%lld, found %lld", (long long)integerAt(wanted, b), (long long)integerAt(found, b));
-    return;
-  }
-  float x, y;
-  memcpy(&x, wanted, 4);
-  memcpy(&y, found, 4);
-  put(w, "%.9g (", (double)x);
-  putBytes(w, wanted, b);
-  put(w, "), found %.9g (", (double)y);
-  putBytes(w, found, b);
-  put(w, ")");
+  putValue(w, d->dims.dtype, wanted);
+  put(w, ", found ");
+  putValue(w, d->dims.dtype, found);
 }
 
 static int describeGuard(writer_t *w, const ep_check_case_t *c, const uint8_t *wanted,
@@ -165,7 +187,7 @@ static int describeGuard(writer_t *w, const ep_check_case_t *c, const uint8_t *w
     if (c->regions[i].offset <= at) before = &c->regions[i];
     if (c->regions[i].offset > at && !after) after = &c->regions[i];
   }
-  put(w, "a guard byte was overwritten, %02x became %02x,", wanted[at], found[at]);
+  put(w, "a guard byte was overwritten, 0x%02x became 0x%02x,", wanted[at], found[at]);
   if (before)
     put(w, " %zu bytes past the start of %s of operation %d (which holds at most %zu)",
         at - before->offset, epTensorName(before->tensor), before->op, before->bytes);
@@ -209,7 +231,8 @@ int epDescribeDifference(const ep_check_case_t *c, int round, int rank,
   put(&w, "operation %d (%s, handle %d), %s, ", d.region->op, opName(d.op->kind), d.op->handle,
       epTensorName(d.region->tensor));
   if (!isOutput(d.op, d.region->tensor, c->group->highThroughput))
-    put(&w, "an input was overwritten: byte %zu, %02x became %02x", d.at, wanted[at], found[at]);
+    put(&w, "an input was overwritten: byte %zu, 0x%02x became 0x%02x", d.at, wanted[at],
+        found[at]);
   else if (d.op->kind == EP_OP_DISPATCH &&
            (d.region->tensor == EP_T_OUT_TOKENS || d.region->tensor == EP_T_OUT_SCALES))
     describeDispatched(&w, &d);

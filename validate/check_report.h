@@ -19,4 +19,8 @@ void epDescribeGroup(const ep_check_group_t *g, char *text, size_t textBytes);
 /* One line an operation. */
 void epDescribeScript(const ep_check_case_t *c, char *text, size_t textBytes);
 
+/* An element as people write it: "0xcfee (-7.986e+09)", integers in decimal. Returns text. */
+enum { EP_VALUE_TEXT = 64 };
+const char *epFormatValue(char text[EP_VALUE_TEXT], trefoil_dtype_t dtype, const void *element);
+
 #endif

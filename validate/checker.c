@@ -1,176 +1,239 @@
-/* Jobs: processes that take batches in turn; the parent watches, sums up, and survives crashes. */
+/* The parent: starts workers, watches them, tells what they found and what became of them, and starts
+ * new ones behind a case that ended one. */
 #include "validate/checker.h"
 
 #include "plan/error.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-/* What a group reads from the environment; the job's own, never the user's. */
-void epBatchEnvironment(const ep_check_group_t *g) {
-  char number[16];
-  snprintf(number, sizeof number, "%d", g->shape.ranksPerNode);
-  if (g->shape.ranksPerNode < g->shape.numRanks)
-    setenv("NCCL_LSA_TEAM_SIZE", number, 1);
-  else
-    unsetenv("NCCL_LSA_TEAM_SIZE");
-  if (g->partial)
-    setenv("NCCL_EP_LL_COMBINE", "partial", 1);
-  else
-    unsetenv("NCCL_EP_LL_COMBINE");
-  unsetenv("NCCL_EP_TIMEOUT_MS"); /* the group configuration says how long */
+typedef struct parent {
+  const ep_check_options_t *options;
+  ep_check_outcome_t *outcome;
+  ep_check_job_t *jobs; /* [numJobs], shared */
+  pid_t pids[EP_MAX_JOBS];
+  int numJobs, running;
+  double start, deadline;
+} parent_t;
+
+/* ---- Workers ------------------------------------------------------------------------------------ */
+
+static void startWorker(parent_t *p, int i, uint64_t firstBatch) {
+  ep_check_job_t *job = &p->jobs[i];
+  const ep_job_range_t range = {i, p->numJobs, firstBatch, p->deadline};
+  atomic_store(&job->failing, 0);
+  atomic_store(&job->failed, 0);
+  atomic_store(&job->finished, 0);
+  atomic_store(&job->stop, 0);
+  epWatchReset(&job->watch, 0, 0);
+  p->pids[i] = epWorkerFork(1);
+  if (p->pids[i] == 0) _exit(epCheckJob(p->options, job, &range));
+  p->running += p->pids[i] > 0;
 }
 
-/* The part of a batch that was asked for; 0: none of it. */
-int epTeamCut(ep_check_team_t *team, uint64_t batch) {
-  const ep_check_options_t *o = team->options;
-  uint64_t first = batch * EP_BATCH_CASES, end = first + EP_BATCH_CASES;
-  uint64_t lastEnd = o->numCases ? o->firstCase + o->numCases : UINT64_MAX;
-  if (first < o->firstCase) first = o->firstCase;
-  if (end > lastEnd) end = lastEnd;
-  team->firstCase = first;
-  team->numCases = first < end ? end - first : 0;
-  return first < end;
-}
-
-/* A child that does not outlive its parent. */
-static pid_t forkChild(void) {
-  pid_t parent = getpid(), pid = fork();
-  if (pid == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
+static void stopAll(parent_t *p) {
+  for (int i = 0; i < p->numJobs; i++) {
+    if (p->pids[i] > 0) epWorkerKill(p->pids[i]);
+    p->pids[i] = 0;
   }
-  return pid;
+  p->running = 0;
 }
 
-static void describeEnd(ep_check_team_t *team, int status, const char *who) {
-  char what[256];
-  if (WIFSIGNALED(status))
-    snprintf(what, sizeof what, "%s was ended by signal %d (%s)", who, WTERMSIG(status),
-             strsignal(WTERMSIG(status)));
-  else
-    snprintf(what, sizeof what, "%s ended with code %d", who, WEXITSTATUS(status));
-  epTeamFail(team, NULL, atomic_load(&team->job->currentCase), what);
-}
-
-static int loadLibrary(ep_check_team_t *team, ep_library_t *lib) {
-  if (epLibraryLoad(lib, &team->options->paths) != TREFOIL_OK) {
-    epTeamFail(team, NULL, team->firstCase, trefoilLastError());
-    return 1;
+/* Goes on behind what has its outcome, if more is asked for. */
+static void goOn(parent_t *p, int i) {
+  ep_check_job_t *job = &p->jobs[i];
+  const ep_check_options_t *o = p->options;
+  int most = o->maxFindings ? o->maxFindings : 1;
+  if (most > 0 && p->outcome->numFindings >= most) {
+    stopAll(p);
+    return;
   }
-  team->lib = lib;
-  return 0;
+  if (!atomic_load(&job->started)) return; /* it cannot even be loaded */
+  ep_check_team_t team = {.options = o};
+  uint64_t batch = atomic_load(&job->batch);
+  epTeamCut(&team, batch);
+  uint64_t asked = epCutBits(&team);
+  if ((atomic_load(&job->settled) & asked) == asked) batch += (uint64_t)p->numJobs;
+  startWorker(p, i, batch);
 }
 
-static int runProcesses(ep_check_team_t *team) {
-  int R = team->group.shape.numRanks, bad = 0;
-  atomic_store(&team->job->idReady, 0);
-  atomic_store(&team->job->numArrived, 0);
-  pid_t pids[EP_MAX_RANKS];
-  for (int r = 0; r < R; r++) {
-    pids[r] = forkChild();
-    if (pids[r] != 0) continue;
-    ep_library_t lib;
-    _exit(loadLibrary(team, &lib) || epTeamProcess(team, r));
+/* ---- Findings ----------------------------------------------------------------------------------- */
+
+static int isSettled(const ep_check_job_t *job, uint64_t caseIdx) {
+  return atomic_load(&((ep_check_job_t *)job)->settled) >> caseIdx % EP_BATCH_CASES & 1;
+}
+
+/* The case a finding is about has no outcome yet: the first such from where the rank was. */
+static void settle(parent_t *p, ep_check_job_t *job, ep_check_finding_t *f, ep_phase_t phase) {
+  ep_check_team_t team = {.options = p->options};
+  if (!atomic_load(&job->started)) return;
+  epTeamCut(&team, atomic_load(&job->batch));
+  uint64_t end = team.firstCase + team.numCases, open = 0;
+  for (uint64_t i = team.firstCase; i < end; i++) open += !isSettled(job, i);
+  if (open == 0) {
+    f->numCases = 0;
+    return;
   }
-  /* The first that ends badly ends them all: they would wait for it. */
-  for (int left = R; left > 0; left--) {
-    int status = 1;
-    pid_t pid = waitpid(-1, &status, 0);
-    if (pid < 0) return 1;
-    if (status == 0 || bad) continue;
-    bad = 1;
-    for (int r = 0; r < R; r++) {
-      char who[64];
-      snprintf(who, sizeof who, "the process of rank %d", r);
-      if (pids[r] == pid && !atomic_load(&team->job->failing)) describeEnd(team, status, who);
-      if (pids[r] != pid) kill(pids[r], SIGKILL);
+  if (f->caseIdx < team.firstCase || f->caseIdx >= end) f->caseIdx = team.firstCase;
+  if (isSettled(job, f->caseIdx))
+    for (f->caseIdx = team.firstCase; isSettled(job, f->caseIdx);) f->caseIdx++;
+  f->numCases = phase == EP_PHASE_OPENING ? open : 1;
+  uint64_t bits =
+      phase == EP_PHASE_OPENING ? epCutBits(&team) : 1ull << f->caseIdx % EP_BATCH_CASES;
+  atomic_fetch_or(&job->settled, bits);
+}
+
+static void addFinding(parent_t *p, ep_check_job_t *job, ep_check_finding_t *f, ep_phase_t phase) {
+  settle(p, job, f, phase);
+  epFindingWrite(f, p->options);
+  epFindingAdd(p->outcome, p->options, f);
+}
+
+static void takeCall(ep_check_finding_t *f, const ep_place_t *place) {
+  const char *call = atomic_load(&((ep_place_t *)place)->call);
+  snprintf(f->call, sizeof f->call, "%s", call ? call : "");
+  f->caseIdx = atomic_load(&((ep_place_t *)place)->caseIdx);
+}
+
+static ep_phase_t phaseOf(const ep_place_t *place) {
+  return (ep_phase_t)atomic_load(&((ep_place_t *)place)->phase);
+}
+
+/* A worker that hangs is ended; 1: so it was. */
+static int endHanging(parent_t *p, int i) {
+  ep_check_job_t *job = &p->jobs[i];
+  char text[EP_WATCH_TEXT];
+  ep_check_finding_t f = {.outcome = EP_CASE_HANGS};
+  if (!atomic_load(&job->started)) return 0;
+  f.rank = epWatchHang(&job->watch, text);
+  if (f.rank < 0) return 0;
+  const ep_place_t *place = &job->watch.places[f.rank];
+  ep_phase_t phase = phaseOf(place);
+  takeCall(&f, place);
+  snprintf(f.what, sizeof f.what, "%s", text);
+  if (atomic_load(&job->failed)) /* who waited for it */
+    snprintf(f.what, sizeof f.what, "%.1000s; and %.1000s", text, job->finding.what);
+  epWorkerKill(p->pids[i]);
+  addFinding(p, job, &f, phase);
+  return 1;
+}
+
+static void takeEnd(parent_t *p, int i, int status) {
+  ep_check_job_t *job = &p->jobs[i];
+  if (status == 0 && atomic_load(&job->finished)) return;
+  ep_check_finding_t f = {.outcome = EP_CASE_ABORTS, .rank = -1, .caseIdx = p->options->firstCase};
+  if (atomic_load(&job->failed)) {
+    f = job->finding;
+    ep_phase_t phase = f.numCases > 1    ? EP_PHASE_OPENING
+                       : f.numCases == 1 ? EP_PHASE_CASE
+                                         : EP_PHASE_CLOSING;
+    addFinding(p, job, &f, phase);
+  } else {
+    char text[EP_WATCH_TEXT];
+    f.rank = epWatchEnd(&job->watch, status, -1, text);
+    const ep_place_t *place = f.rank >= 0 ? &job->watch.places[f.rank] : epWatchFirst(&job->watch);
+    if (atomic_load(&job->started)) takeCall(&f, place);
+    snprintf(f.what, sizeof f.what, "%s", text);
+    addFinding(p, job, &f, phaseOf(place));
+  }
+  goOn(p, i);
+}
+
+/* ---- The run ------------------------------------------------------------------------------------ */
+
+static void sumUp(const parent_t *p, ep_check_status_t *s) {
+  *s = (ep_check_status_t){.seconds = epNow() - p->start};
+  for (int i = 0; i < p->numJobs; i++) {
+    s->cases += atomic_load(&p->jobs[i].cases);
+    s->bytes += atomic_load(&p->jobs[i].bytes);
+    s->counted += atomic_load(&p->jobs[i].counted);
+  }
+}
+
+static void watchWorkers(parent_t *p) {
+  const ep_check_options_t *o = p->options;
+  while (p->running > 0) {
+    int isIdle = 1;
+    for (int i = 0; i < p->numJobs; i++) {
+      int status = 0;
+      if (p->pids[i] <= 0) continue;
+      pid_t pid = waitpid(p->pids[i], &status, WNOHANG);
+      if (pid == 0 && !endHanging(p, i)) continue;
+      isIdle = 0;
+      p->running--;
+      p->pids[i] = 0;
+      if (pid == 0)
+        goOn(p, i);
+      else
+        takeEnd(p, i, status);
     }
-  }
-  return bad;
-}
-
-/* A job's whole life; returns its exit code. */
-static int runJob(const ep_check_options_t *o, ep_check_job_t *job, int jobIdx, int numJobs,
-                  double deadline) {
-  ep_library_t lib;
-  static ep_check_comms_t comms;
-  ep_check_team_t team = {.options = o, .job = job, .deadline = deadline};
-  team.firstCase = o->firstCase;
-  if (o->choice.gpuSubset) team.comms = &comms;
-  if (!o->processes && loadLibrary(&team, &lib)) return 1;
-  uint64_t batch = o->firstCase / EP_BATCH_CASES + (uint64_t)jobIdx;
-  int failed = 0;
-  for (; !failed; batch += (uint64_t)numJobs) {
-    if (atomic_load(&job->stop) || (deadline > 0 && epNow() > deadline)) break;
-    if (!epTeamCut(&team, batch)) break;
-    epMakeGroup(&team.group, &o->choice, batch);
-    epBatchEnvironment(&team.group);
-    failed = o->processes ? runProcesses(&team) : epTeamThreads(&team);
-  }
-  if (!failed) epTeamFree(&team); /* else threads may be at work still */
-  return failed;
-}
-
-static void sumUp(const ep_check_job_t *jobs, int numJobs, double start, ep_check_status_t *s) {
-  *s = (ep_check_status_t){.seconds = epNow() - start};
-  for (int i = 0; i < numJobs; i++) {
-    s->cases += atomic_load(&((ep_check_job_t *)jobs)[i].cases);
-    s->bytes += atomic_load(&((ep_check_job_t *)jobs)[i].bytes);
-    s->counted += atomic_load(&((ep_check_job_t *)jobs)[i].counted);
-  }
-}
-
-/* Waits for the jobs; a job that ends badly stops the others. */
-static void watchJobs(const ep_check_options_t *o, ep_check_job_t *jobs, const pid_t *pids,
-                      int numJobs, double start, ep_check_status_t *status) {
-  int running = numJobs;
-  while (running > 0) {
-    int code = 0;
-    pid_t pid = waitpid(-1, &code, WNOHANG);
-    if (pid == 0) {
-      struct timespec pause = {0, 5000000};
-      nanosleep(&pause, NULL);
-      sumUp(jobs, numJobs, start, status);
-      if (o->progress) o->progress(o->context, status);
-      continue;
+    if (o->interrupted && *o->interrupted) {
+      p->outcome->interrupted = *o->interrupted;
+      stopAll(p);
     }
-    if (pid < 0 && errno != EINTR) break;
-    for (int i = 0; i < numJobs; i++) {
-      if (pids[i] != pid) continue;
-      running--;
-      if (code == 0) continue;
-      if (!atomic_load(&jobs[i].failed)) {
-        ep_check_team_t team = {.options = o, .job = &jobs[i]};
-        uint64_t at = atomic_load(&jobs[i].currentCase);
-        epMakeGroup(&team.group, &o->choice, at / EP_BATCH_CASES);
-        atomic_store(&jobs[i].failing, 0);
-        describeEnd(&team, code, "the checking process");
-      }
-      for (int j = 0; j < numJobs; j++) atomic_store(&jobs[j].stop, 1);
-    }
+    if (!isIdle) continue;
+    struct timespec pause = {0, 5000000};
+    nanosleep(&pause, NULL);
+    sumUp(p, &p->outcome->status);
+    if (o->progress) o->progress(o->context, &p->outcome->status);
   }
-  sumUp(jobs, numJobs, start, status);
+  sumUp(p, &p->outcome->status);
+}
+
+static trefoil_result_t checkOptions(ep_check_options_t *o) {
+  EP_CHECK(o->jobs <= EP_MAX_JOBS, TREFOIL_INVALID_ARGUMENT, "%d jobs: at most %d", o->jobs,
+           EP_MAX_JOBS);
+  EP_CHECK(o->choice.maxRanks <= EP_MAX_RANKS, TREFOIL_INVALID_ARGUMENT, "%d ranks: at most %d",
+           o->choice.maxRanks, EP_MAX_RANKS);
+  EP_CHECK(o->numCases || o->seconds > 0, TREFOIL_INVALID_ARGUMENT,
+           "neither a number of cases nor a time is given");
+  EP_CHECK(!o->outcomes || o->numCases, TREFOIL_INVALID_ARGUMENT,
+           "outcomes are of a number of cases");
+  if (!o->timeoutNs) o->timeoutNs = 20000000000u;
+  return TREFOIL_OK;
+}
+
+static void *shareMemory(size_t bytes) {
+  void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return p == MAP_FAILED ? NULL : p;
+}
+
+static trefoil_result_t runJobs(ep_check_options_t *o, ep_check_outcome_t *outcome) {
+  parent_t p = {.options = o, .outcome = outcome, .numJobs = o->jobs < 1 ? 1 : o->jobs};
+  uint8_t *told = o->outcomes;
+  size_t bytes = sizeof *p.jobs * (size_t)p.numJobs;
+  p.jobs = shareMemory(bytes);
+  if (told) o->outcomes = shareMemory(o->numCases);
+  EP_CHECK(p.jobs && !told == !o->outcomes, TREFOIL_SYSTEM_ERROR, "out of memory for %d jobs",
+           p.numJobs);
+  p.start = epNow();
+  p.deadline = o->seconds > 0 ? p.start + o->seconds : 0;
+  for (int i = 0; i < p.numJobs; i++)
+    startWorker(&p, i, o->firstCase / EP_BATCH_CASES + (uint64_t)i);
+  int started = p.running;
+  watchWorkers(&p);
+  int isShort = 0;
+  for (int i = 0; i < p.numJobs; i++) isShort |= atomic_load(&p.jobs[i].timeOver);
+  epCompareWithAsked(o, isShort, outcome);
+  if (told) {
+    memcpy(told, o->outcomes, o->numCases);
+    munmap(o->outcomes, o->numCases);
+  }
+  munmap(p.jobs, bytes);
+  EP_CHECK(started == p.numJobs, TREFOIL_SYSTEM_ERROR, "a process could not be started");
+  return TREFOIL_OK;
 }
 
 trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_t *outcome) {
   ep_check_options_t o = *options;
-  int numJobs = o.jobs < 1 ? 1 : o.jobs;
-  EP_CHECK(numJobs <= EP_MAX_JOBS, TREFOIL_INVALID_ARGUMENT, "%d jobs: at most %d", numJobs,
-           EP_MAX_JOBS);
-  EP_CHECK(o.choice.maxRanks <= EP_MAX_RANKS, TREFOIL_INVALID_ARGUMENT, "%d ranks: at most %d",
-           o.choice.maxRanks, EP_MAX_RANKS);
-  EP_CHECK(o.numCases || o.seconds > 0, TREFOIL_INVALID_ARGUMENT,
-           "neither a number of cases nor a time is given");
-  if (!o.timeoutNs) o.timeoutNs = 20000000000u;
+  EP_TRY(checkOptions(&o));
+  memset(outcome, 0, sizeof *outcome);
   /* a device a rank: who frees memory waits for all work on its device, another rank's too */
   epLibraryHostDevices(EP_MAX_RANKS);
   if (o.launch) return epCheckLaunched(&o, outcome);
@@ -181,27 +244,5 @@ trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_
   EP_CHECK(o.choice.maxRanks <= o.numDevices, TREFOIL_INVALID_ARGUMENT,
            "%d ranks on %d GPUs: every rank needs a GPU of its own", o.choice.maxRanks,
            o.numDevices);
-  size_t bytes = sizeof(ep_check_job_t) * (size_t)numJobs;
-  ep_check_job_t *jobs =
-      mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  EP_CHECK(jobs != MAP_FAILED, TREFOIL_SYSTEM_ERROR, "out of memory for %d jobs", numJobs);
-  double start = epNow(), deadline = o.seconds > 0 ? start + o.seconds : 0;
-  pid_t pids[EP_MAX_JOBS];
-  for (int i = 0; i < numJobs; i++) {
-    atomic_store(&jobs[i].currentCase, o.firstCase);
-    pids[i] = forkChild();
-    if (pids[i] == 0) _exit(runJob(&o, &jobs[i], i, numJobs, deadline));
-  }
-  memset(outcome, 0, sizeof *outcome);
-  watchJobs(&o, jobs, pids, numJobs, start, &outcome->status);
-  for (int i = 0; i < numJobs; i++) {
-    if (!atomic_load(&jobs[i].failed) ||
-        (outcome->failed && outcome->failedCase < jobs[i].failedCase))
-      continue;
-    outcome->failed = 1;
-    outcome->failedCase = jobs[i].failedCase;
-    memcpy(outcome->text, jobs[i].text, sizeof outcome->text);
-  }
-  munmap(jobs, bytes);
-  return TREFOIL_OK;
+  return runJobs(&o, outcome);
 }

@@ -221,6 +221,10 @@ static trefoil_result_t runCases(legs_t *l) {
   double start = now();
   uint64_t batch = UINT64_MAX;
   for (uint64_t i = o->firstCase; i < o->firstCase + o->numCases && !l->out->failed; i++) {
+    if (o->interrupted && *o->interrupted) {
+      l->out->interrupted = *o->interrupted;
+      return TREFOIL_OK;
+    }
     if (i / EP_BATCH_CASES != batch) {
       batch = i / EP_BATCH_CASES;
       epMakeGroup(&l->group, &o->choice, batch);
@@ -230,6 +234,10 @@ static trefoil_result_t runCases(legs_t *l) {
     l->out->seconds = now() - start;
     if (o->progress) o->progress(o->context, l->out->cases);
   }
+  if (l->out->failed || l->out->cases == o->numCases) return TREFOIL_OK;
+  l->out->failed = 1;
+  snprintf(l->out->text, sizeof l->out->text, "%llu of %llu cases were done",
+           (unsigned long long)l->out->cases, (unsigned long long)o->numCases);
   return TREFOIL_OK;
 }
 

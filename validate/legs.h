@@ -16,6 +16,8 @@
 #include "trefoil/sim.h"
 #include "validate/check_case.h"
 
+#include <signal.h>
+
 /* Ports whose sums are compared beside the pairs. One network port a rank. */
 enum { EP_LEG_NVLINK_OUT, EP_LEG_NVLINK_IN, EP_LEG_NIC_OUT, EP_LEG_NIC_IN, EP_LEG_NUM_PORTS };
 
@@ -53,6 +55,8 @@ typedef struct ep_legs_options {
   const ep_leg_t *legs;
   int numLegs;
   const char *replay; /* "trefoil validate --bytes --seed 1" */
+  const volatile sig_atomic_t
+      *interrupted; /* NULL, or a signal's number once it came: the run ends */
   void (*progress)(void *context, uint64_t cases);
   void *context;
 } ep_legs_options_t;
@@ -64,7 +68,8 @@ typedef struct ep_legs_outcome {
   uint64_t numbers;             /* compared, zeros that both sides have left out */
   uint64_t bytes;               /* the sum over workloads of what row 0 says is sent */
   double seconds;
-  int failed;
+  int interrupted; /* the signal, or 0 */
+  int failed;      /* something differs, or not all cases that were asked for were done */
   uint64_t failedCase;
   char text[EP_LEGS_TEXT]; /* the case, the first pair or port that differs, the replay command */
 } ep_legs_outcome_t;

@@ -2,8 +2,11 @@
 #include "validate/library.h"
 
 #include "plan/error.h"
+#include "validate/worker.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +77,8 @@ void epLibraryHostDevices(int numDevices) {
   setenv("TREFOIL_HOST_DEVICES", number, 0);
 }
 
+enum { PROBE_SECONDS = 120 }; /* drivers of eight GPUs take some */
+
 /* What the child of a probe says. */
 typedef struct probe {
   int numDevices;
@@ -93,24 +98,41 @@ static int probeHere(const ep_library_paths_t *paths, probe_t *p) {
   return 1;
 }
 
+/* Reads what the child says, waiting so long at most; 1: it came. */
+static int readProbe(int end, probe_t *p) {
+  struct pollfd ready = {.fd = end, .events = POLLIN};
+  int came;
+  do came = poll(&ready, 1, PROBE_SECONDS * 1000);
+  while (came < 0 && errno == EINTR);
+  if (came == 0)
+    snprintf(p->sentence, sizeof p->sentence, "did not end within %d s", PROBE_SECONDS);
+  return came > 0 && read(end, p, sizeof *p) == sizeof *p;
+}
+
 trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices) {
   int ends[2], status = 1;
   probe_t p = {0};
   EP_CHECK(pipe(ends) == 0, TREFOIL_SYSTEM_ERROR, "no pipe could be made");
-  pid_t pid = fork();
+  pid_t pid = epWorkerFork(1);
   if (pid == 0) {
     int bad = probeHere(paths, &p);
     if (write(ends[1], &p, sizeof p) < 0) _exit(2);
     _exit(bad);
   }
   close(ends[1]);
-  ssize_t n = pid > 0 ? read(ends[0], &p, sizeof p) : -1;
+  EP_CHECK(pid > 0, TREFOIL_SYSTEM_ERROR, "a process could not be started");
+  int isSaid = readProbe(ends[0], &p);
   close(ends[0]);
-  if (pid > 0) waitpid(pid, &status, 0);
+  if (*p.sentence && !isSaid) {
+    epWorkerKill(pid);
+    return epFail(TREFOIL_SYSTEM_ERROR, "loading %s %s", paths->library, p.sentence);
+  }
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
   EP_CHECK(!WIFSIGNALED(status), TREFOIL_SYSTEM_ERROR, "loading %s ended with signal %d",
            paths->library, WTERMSIG(status));
-  EP_CHECK(status == 0, TREFOIL_SYSTEM_ERROR, "%s",
-           n == sizeof p ? p.sentence : "a process failed to start");
+  EP_CHECK(isSaid, TREFOIL_SYSTEM_ERROR, "loading %s ended the process with exit code %d",
+           paths->library, WEXITSTATUS(status));
+  EP_CHECK(status == 0, TREFOIL_SYSTEM_ERROR, "%s", p.sentence);
   if (numDevices) *numDevices = p.numDevices;
   return TREFOIL_OK;
 }

@@ -7,6 +7,7 @@
 #include "validate/real_work.h"
 
 #include "plan/error.h"
+#include "validate/check_report.h"
 #include "validate/rng.h"
 
 #include <stdio.h>
@@ -114,9 +115,15 @@ static trefoil_result_t compareTensor(real_rank_t *rank, const real_tensor_t *t,
   trefoil_result_t rc = copy(rank, found, t->data, t->bytes + 256, cudaMemcpyDeviceToHost);
   size_t at = 0;
   while (rc == TREFOIL_OK && at < t->bytes && found[at] == expected[at]) at++;
-  if (rc == TREFOIL_OK && at < t->bytes)
-    epRealFail(rank->run, "rank %d, %s, row %zu, byte %zu: expected %02x, found %02x", rank->rank,
-               what, at / t->rowBytes, at % t->rowBytes, expected[at], found[at]);
+  if (rc == TREFOIL_OK && at < t->bytes) {
+    char wanted[EP_VALUE_TEXT], got[EP_VALUE_TEXT];
+    trefoil_dtype_t dtype = (trefoil_dtype_t)t->t.datatype;
+    size_t b = trefoilDtypeBytes(dtype), start = at - at % b;
+    epRealFail(rank->run, "rank %d, %s, row %zu, element %zu: expected %s, found %s", rank->rank,
+               what, at / t->rowBytes, at % t->rowBytes / b,
+               epFormatValue(wanted, dtype, expected + start),
+               epFormatValue(got, dtype, found + start));
+  }
   for (size_t i = 0; rc == TREFOIL_OK && i < 256; i++)
     if (found[t->bytes + i] != EP_REAL_NOISE)
       epRealFail(rank->run, "rank %d, %s: byte %zu past its end was written", rank->rank, what, i);

@@ -51,6 +51,7 @@ double epRealPhase(real_rank_t *rank, real_phase_t phase, const char *name) {
   int R = run->options->shape.numRanks;
   pthread_barrier_wait(&run->barrier);
   run->started[rank->rank] = now();
+  atomic_fetch_add(&rank->place->op, 1); /* how far this rank is */
   if (!atomic_load(&run->failed) && phase(rank) != TREFOIL_OK)
     epRealFail(run, "rank %d, %s: %s", rank->rank, name, trefoilLastError());
   run->ended[rank->rank] = now();
@@ -91,6 +92,7 @@ static void *rankMain(void *argument) {
   real_rank_t *rank = argument;
   ep_real_result_t *result = rank->run->result;
   double s[6];
+  epWatchThread(rank->rank);
   epRealPhase(rank, epRealOpen, "set-up");
   s[0] = epRealPhase(rank, epRealUpdate, "Update");
   s[1] = epRealPhase(rank, dispatchRank, "Dispatch");
@@ -100,6 +102,7 @@ static void *rankMain(void *argument) {
     s[3] = epRealPhase(rank, combineRank, "Combine");
     s[4] = epRealPhase(rank, epRealCompareCombine, "comparing the combine");
   }
+  epRealPhase(rank, epRealCompareInputs, "comparing the inputs");
   if (rank->rank == 0) {
     result->updateS = s[0];
     result->dispatchS = s[1];
@@ -147,7 +150,7 @@ static trefoil_result_t runRanks(real_t *run) {
   pthread_mutex_init(&run->mutex, NULL);
   pthread_cond_init(&run->turn, NULL);
   for (int r = 0; r < R; r++) {
-    ranks[r] = (real_rank_t){.run = run, .rank = r};
+    ranks[r] = (real_rank_t){.run = run, .rank = r, .place = &run->watch->places[r]};
     EP_CHECK(!pthread_create(&threads[r], NULL, rankMain, &ranks[r]), TREFOIL_SYSTEM_ERROR,
              "a thread could not be started");
   }
@@ -160,14 +163,18 @@ static trefoil_result_t runRanks(real_t *run) {
   }
   free(ranks);
   run->result->ok = !atomic_load(&run->failed);
+  run->result->outcome = run->result->ok ? EP_CASE_AGREES : EP_CASE_WRONG;
   run->result->bytesCompared = atomic_load(&run->compared);
   return TREFOIL_OK;
 }
 
 /* What the child shares with its parent. */
 typedef struct shared {
+  ep_watch_t watch;
   _Atomic uint64_t numSteps;
-  _Atomic int numDone; /* runs that took place */
+  _Atomic int numDone;  /* runs that took place */
+  _Atomic int atWork;   /* ranks are calling the library */
+  _Atomic int finished; /* all that was asked for, or why not is told */
   char failure[1024];
   ep_real_result_t results[];
 } shared_t;
@@ -204,12 +211,19 @@ static trefoil_result_t runAll(const ep_real_options_t *options, int numRuns, sh
     run->comms = keep->comms;
     run->peers = keep->peers;
     run->isLast = i + 1 == numRuns;
+    run->watch = &shared->watch;
+    uint64_t timeout = run->options->timeoutNs ? run->options->timeoutNs : 100000000000u;
+    epWatchReset(run->watch, run->options->shape.numRanks,
+                 run->options->limitNs ? run->options->limitNs
+                                       : epCallLimitNs(timeout, keep->lib.isHost));
+    atomic_store(&shared->atWork, 1);
     run->numDone = &shared->numSteps;
     /* two ranks' references at a time fit a small machine; GPUs come with larger ones */
     run->maxComparing = keep->lib.isHost ? 2 : options->shape.numRanks;
     setEnvironment(run->options);
     EP_TRY(runRanks(run));
     free(run);
+    atomic_store(&shared->atWork, 0);
     atomic_fetch_add(&shared->numDone, 1);
     if (!shared->results[i].ok) break;
   }
@@ -244,8 +258,62 @@ static uint64_t countSteps(const ep_real_options_t *options, int numRuns) {
   uint64_t total = 0;
   for (int i = 0; i < numRuns; i++)
     total += (uint64_t)options[i].shape.numRanks *
-             (7 + (options[i].repeats ? 5 + 2 * (uint64_t)options[i].repeats : 0));
+             (8 + (options[i].repeats ? 5 + 2 * (uint64_t)options[i].repeats : 0));
   return total;
+}
+
+static int runChild(const ep_real_options_t *options, int numRuns, shared_t *shared) {
+  epWatchHooks(&shared->watch);
+  if (runAll(options, numRuns, shared) != TREFOIL_OK) {
+    snprintf(shared->failure, sizeof shared->failure, "%s", trefoilLastError());
+    atomic_store(&shared->finished, 1);
+    return 1;
+  }
+  atomic_store(&shared->finished, 1);
+  return 0;
+}
+
+/* The run at work did not come to its end by itself: that is its result. */
+static void endRun(shared_t *shared, ep_case_outcome_t outcome, const char *text) {
+  ep_real_result_t *result = &shared->results[atomic_load(&shared->numDone)];
+  char before[1024];
+  snprintf(before, sizeof before, "%s", result->difference);
+  result->ok = 0;
+  result->outcome = outcome;
+  snprintf(result->difference, sizeof result->difference, "%s%s%s", text, *before ? "; and " : "",
+           before);
+  atomic_fetch_add(&shared->numDone, 1);
+}
+
+/* Waits for the child, telling what is done; its status, or -1: it was ended here. */
+static int watchChild(const ep_real_options_t *options, int numRuns, shared_t *shared, pid_t pid) {
+  uint64_t total = countSteps(options, numRuns);
+  char text[EP_WATCH_TEXT];
+  int status = 1, numTold = 0;
+  for (;;) {
+    pid_t ended = waitpid(pid, &status, WNOHANG);
+    int at = atomic_load(&shared->numDone);
+    while (options->finished && numTold < at) {
+      options->finished(options->context, numTold, &shared->results[numTold]);
+      numTold++;
+    }
+    if (ended != 0) return status;
+    int isStopped = options->interrupted && *options->interrupted;
+    int hangs = atomic_load(&shared->atWork) && epWatchHang(&shared->watch, text) >= 0;
+    if (isStopped || hangs) epWorkerKill(pid);
+    if (isStopped) return -1;
+    if (hangs) {
+      endRun(shared, EP_CASE_HANGS, text);
+      if (options->finished)
+        options->finished(options->context, numTold, &shared->results[numTold]);
+      return -1;
+    }
+    if (options->progress && at < numRuns)
+      options->progress(options->context, trefoilModeName(options[at].mode),
+                        atomic_load(&shared->numSteps), total);
+    struct timespec pause = {0, 20000000};
+    nanosleep(&pause, NULL);
+  }
 }
 
 trefoil_result_t epRealRunAll(const ep_real_options_t *options, int numRuns,
@@ -254,42 +322,31 @@ trefoil_result_t epRealRunAll(const ep_real_options_t *options, int numRuns,
   size_t bytes = sizeof(shared_t) + sizeof *results * (size_t)numRuns;
   shared_t *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   EP_CHECK(shared != MAP_FAILED, TREFOIL_SYSTEM_ERROR, "out of memory");
-  pid_t pid = fork();
-  if (pid == 0) {
-    if (runAll(options, numRuns, shared) == TREFOIL_OK) _exit(0);
-    snprintf(shared->failure, sizeof shared->failure, "%s", trefoilLastError());
-    _exit(1);
-  }
-  int status = 1;
-  uint64_t total = countSteps(options, numRuns);
-  int numTold = 0;
-  while (pid > 0 && waitpid(pid, &status, WNOHANG) == 0) {
-    struct timespec pause = {0, 20000000};
-    nanosleep(&pause, NULL);
-    int at = atomic_load(&shared->numDone);
-    while (options->finished && numTold < at) {
-      options->finished(options->context, numTold, &shared->results[numTold]);
-      numTold++;
-    }
-    if (options->progress && at < numRuns)
-      options->progress(options->context, trefoilModeName(options[at].mode),
-                        atomic_load(&shared->numSteps), total);
+  pid_t pid = epWorkerFork(1);
+  if (pid == 0) _exit(runChild(options, numRuns, shared));
+  int status = pid > 0 ? watchChild(options, numRuns, shared, pid) : 0;
+  if (pid > 0 && status >= 0 && !atomic_load(&shared->finished)) {
+    char text[EP_WATCH_TEXT];
+    epWatchEnd(&shared->watch, status, -1, text);
+    endRun(shared, EP_CASE_ABORTS, text);
+    if (options->finished)
+      options->finished(options->context, atomic_load(&shared->numDone) - 1,
+                        &shared->results[atomic_load(&shared->numDone) - 1]);
+    status = 0;
   }
   *numDone = atomic_load(&shared->numDone);
-  for (; options->finished && numTold < *numDone; numTold++)
-    options->finished(options->context, numTold, &shared->results[numTold]);
   memcpy(results, shared->results, sizeof *results * (size_t)numRuns);
   char failure[1024];
   memcpy(failure, shared->failure, sizeof failure);
   munmap(shared, bytes);
   EP_CHECK(pid > 0, TREFOIL_SYSTEM_ERROR, "a process could not be started");
-  EP_CHECK(!WIFSIGNALED(status), TREFOIL_SYSTEM_ERROR, "the run was ended by signal %d (%s)",
-           WTERMSIG(status), strsignal(WTERMSIG(status)));
-  EP_CHECK(WEXITSTATUS(status) == 0, TREFOIL_SYSTEM_ERROR, "%s", failure);
+  EP_CHECK(status <= 0, TREFOIL_SYSTEM_ERROR, "%s", failure);
   return TREFOIL_OK;
 }
 
 trefoil_result_t epRealRun(const ep_real_options_t *options, ep_real_result_t *result) {
   int numDone;
+  result->ok = 0;
+  result->outcome = EP_CASE_NOT_RUN;
   return epRealRunAll(options, 1, result, &numDone);
 }

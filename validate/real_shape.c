@@ -161,13 +161,10 @@ static trefoil_result_t takeMemory(real_rank_t *rank, real_tensor_t *t, int isWi
   size_t bytes = t->bytes + 256;
   rank->doing = isWindow ? "ncclMemAlloc" : "cudaMalloc";
   if (isWindow) {
-    ncclResult_t rc = lib->ncclMemAlloc(&t->data, bytes);
-    EP_CHECK(rc == ncclSuccess, TREFOIL_SYSTEM_ERROR, "ncclMemAlloc: %s",
-             epNcclError(lib, NULL, rc));
-    rc = lib->ncclCommWindowRegister(rank->comm, t->data, bytes, &t->window,
-                                     NCCL_WIN_COLL_SYMMETRIC);
-    EP_CHECK(rc == ncclSuccess, TREFOIL_REMOTE_ERROR, "ncclCommWindowRegister: %s",
-             epNcclError(lib, rank->comm, rc));
+    EP_REAL_NCCL(rank, lib->ncclMemAlloc(&t->data, bytes));
+    rank->doing = "ncclCommWindowRegister";
+    EP_REAL_NCCL(rank, lib->ncclCommWindowRegister(rank->comm, t->data, bytes, &t->window,
+                                                   NCCL_WIN_COLL_SYMMETRIC));
     t->t.win_hdl = t->window;
   } else {
     EP_REAL_CUDA(rank, lib->cudaMalloc(&t->data, bytes));
@@ -181,10 +178,10 @@ static trefoil_result_t giveBack(real_rank_t *rank, real_tensor_t *t) {
   const ep_library_t *lib = &rank->run->lib;
   if (!t->data) return TREFOIL_OK;
   if (t->window) {
-    ncclResult_t rc = lib->ncclCommWindowDeregister(rank->comm, t->window);
-    if (rc == ncclSuccess) rc = lib->ncclMemFree(t->data);
-    EP_CHECK(rc == ncclSuccess, TREFOIL_SYSTEM_ERROR, "ncclCommWindowDeregister: %s",
-             epNcclError(lib, rank->comm, rc));
+    rank->doing = "ncclCommWindowDeregister";
+    EP_REAL_NCCL(rank, lib->ncclCommWindowDeregister(rank->comm, t->window));
+    rank->doing = "ncclMemFree";
+    EP_REAL_NCCL(rank, lib->ncclMemFree(t->data));
     return TREFOIL_OK;
   }
   rank->doing = "cudaFree";
@@ -284,10 +281,8 @@ trefoil_result_t epRealOpen(real_rank_t *rank) {
   EP_REAL_CUDA(rank, run->lib.cudaSetDevice(rank->rank));
   if (!run->comms[rank->rank]) {
     rank->doing = "ncclCommInitRank";
-    ncclResult_t rc =
-        run->lib.ncclCommInitRank(&run->comms[rank->rank], o->shape.numRanks, run->id, rank->rank);
-    EP_CHECK(rc == ncclSuccess, TREFOIL_REMOTE_ERROR, "ncclCommInitRank: %s",
-             epNcclError(&run->lib, NULL, rc));
+    EP_REAL_NCCL(rank, run->lib.ncclCommInitRank(&run->comms[rank->rank], o->shape.numRanks,
+                                                 run->id, rank->rank));
   }
   rank->comm = run->comms[rank->rank];
   rank->doing = "cudaStreamCreateWithFlags";
@@ -401,6 +396,6 @@ trefoil_result_t epRealClose(real_rank_t *rank) {
   EP_REAL_CUDA(rank, lib->cudaStreamDestroy(rank->stream));
   if (!rank->run->isLast) return TREFOIL_OK;
   rank->doing = "ncclCommDestroy";
-  EP_REAL_EP(rank, lib->ncclCommDestroy(rank->comm));
+  EP_REAL_NCCL(rank, lib->ncclCommDestroy(rank->comm));
   return TREFOIL_OK;
 }

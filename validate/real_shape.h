@@ -12,6 +12,7 @@
 #include "trefoil/trace.h"
 #include "validate/gpu_times.h"
 #include "validate/library.h"
+#include "validate/worker.h"
 
 enum { EP_REAL_MAX_RANKS = 64, EP_REAL_MAX_REPEATS = 1000 };
 
@@ -45,8 +46,10 @@ typedef struct ep_real_options {
   int iterations;          /* GPUs: of each measurement, at most EP_GPU_ITERATIONS; 0: that many */
   uint64_t startSkewNs;    /* GPUs: the last rank starts each operation so much later */
   ep_real_beside_t beside; /* GPUs */
-  int repeats;    /* timed dispatches and combines after the check; 0: only the check's own */
-  double seconds; /* options[0]'s: no run starts later than that; 0: no limit */
+  int repeats;      /* timed dispatches and combines after the check; 0: only the check's own */
+  double seconds;   /* options[0]'s: no run starts later than that; 0: no limit */
+  uint64_t limitNs; /* a call that takes longer hangs; 0: as in checker.h */
+  const volatile sig_atomic_t *interrupted; /* options[0]'s: NULL, or a signal once it came */
   void (*progress)(void *context, const char *what, uint64_t done, uint64_t total);
   void (*finished)(void *context, int runIdx, const ep_real_result_t *result); /* options[0]'s */
   void *context;
@@ -54,7 +57,8 @@ typedef struct ep_real_options {
 
 struct ep_real_result {
   int ok;
-  char difference[1024]; /* the first one, if not ok */
+  ep_case_outcome_t outcome; /* agrees, different (or failed), aborts, hangs */
+  char difference[2048];     /* the first one, if not ok */
   double updateS, dispatchS, combineS, referenceS;
   uint64_t bytesCompared;
   int64_t receivedRows[EP_REAL_MAX_RANKS];                       /* padding included */
@@ -66,10 +70,12 @@ struct ep_real_result {
   ep_gpu_times_t gpu; /* with repeats, on GPUs, in place of the times above */
 };
 
-/* Runs in a process of its own. TREFOIL_OK: it took place, result->ok says how it ended. */
+/* Runs in a process of its own. TREFOIL_OK: it took place, result->ok says how it ended; a crash, an
+ * exit() and a hang of the library are such ends, too. */
 trefoil_result_t epRealRun(const ep_real_options_t *options, ep_real_result_t *result);
 /* The same for several shapes of the same ranks and libraries (options[0]'s), one after another in one
- * process; after one that could not be done, or differs, the rest is not run: *numDone. */
+ * process; after one that could not be done, or differs, the rest is not run: *numDone. Interrupted:
+ * TREFOIL_OK with *numDone so far. */
 trefoil_result_t epRealRunAll(const ep_real_options_t *options, int numRuns,
                               ep_real_result_t *results, int *numDone);
 

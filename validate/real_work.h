@@ -3,6 +3,7 @@
 #define TREFOIL_VALIDATE_REAL_WORK_H
 
 #include "validate/real_shape.h"
+#include "validate/worker.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -27,11 +28,13 @@ typedef struct real_rank {
   real_tensor_t scales, receivedScales;
   real_tensor_t combined, combinedWeights, counters;
   const char *doing;
+  ep_place_t *place;
 } real_rank_t;
 
 typedef struct real {
   const ep_real_options_t *options;
   ep_real_result_t *result;
+  ep_watch_t *watch; /* shared with the parent */
   ep_library_t lib;
   ncclUniqueId id;
   trefoil_case_t rc;
@@ -61,6 +64,8 @@ void epRealFail(real_t *run, const char *format, ...) __attribute__((format(prin
 /* Compares what a rank received with the reference, and prepares it as the combine's input. */
 trefoil_result_t epRealCompareDispatch(real_rank_t *rank);
 trefoil_result_t epRealCompareCombine(real_rank_t *rank);
+/* What a rank gave is as it was, guards included. */
+trefoil_result_t epRealCompareInputs(real_rank_t *rank);
 
 /* What all ranks know: routing and inputs; rows and bytes, by the plan and by the reference. */
 trefoil_result_t epRealRouting(real_t *run);
@@ -86,14 +91,27 @@ enum { EP_REAL_NOISE = 0xa5 };
 
 #define EP_REAL_EP(rank, call)                                                                     \
   do {                                                                                             \
+    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
     ncclResult_t epRc_ = (call);                                                                   \
+    epPlaceLeave((rank)->place);                                                                   \
     if (epRc_ != ncclSuccess)                                                                      \
       return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
                     epLibraryError(&(rank)->run->lib, epRc_));                                     \
   } while (0)
+#define EP_REAL_NCCL(rank, call)                                                                   \
+  do {                                                                                             \
+    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
+    ncclResult_t epRc_ = (call);                                                                   \
+    epPlaceLeave((rank)->place);                                                                   \
+    if (epRc_ != ncclSuccess)                                                                      \
+      return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
+                    epNcclError(&(rank)->run->lib, (rank)->comm, epRc_));                          \
+  } while (0)
 #define EP_REAL_CUDA(rank, call)                                                                   \
   do {                                                                                             \
+    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
     cudaError_t epRc_ = (call);                                                                    \
+    epPlaceLeave((rank)->place);                                                                   \
     if (epRc_ != cudaSuccess)                                                                      \
       return epFail(TREFOIL_SYSTEM_ERROR, "%s: %s", (rank)->doing,                                 \
                     (rank)->run->lib.cudaGetErrorString(epRc_));                                   \

@@ -129,11 +129,11 @@ def time_points(runs: Sequence[Run]) -> str:
     """Seconds of each operation of each run: points, as a logarithmic axis has no start."""
     ops = ("update", "dispatch", "combine", "reference")
     figure, axes = _picture(4.6, 0.55 + 0.78 * len(runs))
-    low = min((r.seconds[op] for r in runs for op in ops if r.seconds[op] > 0), default=1e-6)
-    high = max((r.seconds[op] for r in runs for op in ops), default=1.0)
+    low = min((s for r in runs for s in r.seconds.values() if s > 0), default=1e-6)
+    high = max((s for r in runs for s in r.seconds.values()), default=1.0)
     for n, run in enumerate(runs):
         for m, op in enumerate(ops):
-            seconds = run.seconds[op]
+            seconds = run.seconds.get(op, 0.0)
             if seconds <= 0:
                 continue
             y = n + (m - 1.5) * 0.2

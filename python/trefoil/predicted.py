@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -93,17 +94,36 @@ def program() -> str:
     return os.environ.get("TREFOIL_PROGRAM", "trefoil")
 
 
+class SignalError(Exception):
+    """A signal came; so_far: what the command that was running printed at its end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+        self.so_far: dict[str, Any] | None = None
+
+
 def run_json(arguments: Sequence[str], may_fail: bool = False) -> dict[str, Any]:
     """What `trefoil ARGUMENTS --json` prints. may_fail: also where it found a disagreement (1)."""
     command = [program(), *arguments, "--json"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
     except OSError as error:
         raise TrefoilError(f"{command[0]} cannot be run: {error.strerror}") from None
-    if done.returncode not in ((0, 1) if may_fail else (0,)) or not done.stdout.strip():
-        said = done.stderr.strip() or f"exit code {done.returncode}"
+    try:
+        out, err = process.communicate()
+    except BaseException as stopped:  # nothing is left running
+        process.terminate()
+        out, err = process.communicate()
+        if isinstance(stopped, SignalError) and out.strip():
+            stopped.so_far = json.loads(out)
+        raise
+    if process.returncode not in ((0, 1) if may_fail else (0,)) or not out.strip():
+        said = err.strip() or f"exit code {process.returncode}"
         raise TrefoilError(f"trefoil {' '.join(arguments)}: {said}")
-    answer = json.loads(done.stdout)
+    answer = json.loads(out)
     assert isinstance(answer, dict)
     return answer
 

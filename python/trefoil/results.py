@@ -163,6 +163,7 @@ def _run(data: Any, where: str) -> Run:
         seconds={
             name: fields.number(f"{name}_s")
             for name in ("update", "dispatch", "combine", "reference")
+            if fields.get("ok", bool)  # what is wrong has no times
         },
         bytes_compared=fields.get("bytes_compared", int),
         dispatch_bytes=fields.matrix("dispatch_bytes", ranks, int),

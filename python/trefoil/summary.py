@@ -30,7 +30,7 @@ def describe_run(run: Run) -> Iterator[str]:
     yield f"  {verdict}: {format_bytes(run.bytes_compared)} compared on {run.ranks} ranks"
     if run.difference:
         yield f"  {run.difference}"
-    yield f"  received {low:,} to {high:,} rows a rank; {times}"
+    yield f"  received {low:,} to {high:,} rows a rank" + (f"; {times}" if times else "")
     for op, matrix in (("dispatch", run.dispatch_bytes), ("combine", run.combine_bytes)):
         tiers = ", ".join(f"{tier} {format_bytes(n)}" for tier, n in run.tier_bytes(op).items())
         yield f"  {op}: {tiers}"

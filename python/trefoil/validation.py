@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trefoil.predicted import run_json
+from trefoil.predicted import SignalError, run_json
 from trefoil.reference import TrefoilError
 from trefoil.sentence_parser import SentenceParser
 from trefoil.verb import run
@@ -95,13 +96,31 @@ def validate(a: argparse.Namespace) -> dict[str, Any]:
         if part not in a.only:
             answer[part] = None
             continue
-        found = {"results": lambda: _results(a), "bytes": lambda: _bytes(a), "times": _times}[
-            part
-        ]()
+        try:
+            found = {"results": lambda: _results(a), "bytes": lambda: _bytes(a), "times": _times}[
+                part
+            ]()
+        except SignalError as stopped:
+            answer.update({p: None for p in PARTS if p not in answer})
+            answer.update({part: stopped.so_far, "ok": False, "interrupted": str(stopped)})
+            break
         answer[part] = found
-        answer["ok"] = answer["ok"] and bool(found["ok"])
+        answer["ok"] = answer["ok"] and bool(found["ok"]) and _is_whole(part, found, a)
     show("")
     return answer
+
+
+def _is_whole(part: str, found: dict[str, Any], a: argparse.Namespace) -> bool:
+    """Green is only what was run: cases done against cases asked for."""
+    if part == "times" or found.get("failure") or found["cases"] == a.cases:
+        return True
+    found["ok"] = False
+    found["failure"] = f"{found['cases']:,} of {a.cases:,} cases were done"
+    return False
+
+
+def _stop(number: int, _: object) -> None:
+    raise SignalError(number)
 
 
 def show(text: str) -> None:
@@ -126,7 +145,12 @@ def describe(answer: dict[str, Any]) -> Iterator[str]:
         yield from _failure(traffic)
     if times := answer.get("times"):
         yield from _describe_times(times)
-    yield "all that was asked agrees" if answer["ok"] else "something DISAGREES: see above"
+    if interrupted := answer.get("interrupted"):
+        yield f"interrupted ({interrupted}): what is above is all that was compared"
+    elif answer["ok"]:
+        yield "all that was asked agrees"
+    else:
+        yield "something DISAGREES: see above"
 
 
 def counted_sentence(results: dict[str, Any]) -> str:
@@ -138,7 +162,8 @@ def counted_sentence(results: dict[str, Any]) -> str:
 
 
 def _verdict(part: dict[str, Any]) -> str:
-    return "agree" if part["ok"] else "DIFFER"
+    """An interrupted part agrees as far as it came."""
+    return "agree" if part["ok"] or not (part.get("failed") or part.get("failure")) else "DIFFER"
 
 
 def _failure(part: dict[str, Any]) -> Iterator[str]:
@@ -181,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if a.cases < 1:
         print(f"trefoil validate: --cases {a.cases}: must be 1 or more", file=sys.stderr)
         return USAGE
+    old = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         answer = validate(a)
     except ModuleNotFoundError as missing:
@@ -194,10 +220,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         show("")
         print(f"trefoil validate: {error}", file=sys.stderr)
         return FAILED
+    except SignalError as stopped:
+        show("")
+        print(f"trefoil validate: interrupted ({stopped})", file=sys.stderr)
+        return 128 + stopped.number
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
     if a.json:
         print(json.dumps(answer, indent=1))
     else:
         print("\n".join(describe(answer)))
+    if interrupted := answer.get("interrupted"):
+        return 128 + signal.Signals[interrupted]
     return OK if answer["ok"] else FAILED
 
 

@@ -68,6 +68,16 @@ def test_a_difference_is_told_with_its_replay(
     assert f"{part:<10}DIFFER" in text and "--case 17" in text and "DISAGREES" in text
 
 
+def test_what_was_not_run_is_not_green(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faulty(monkeypatch, "bytes")  # the results are fine, of 64 cases
+    assert validation.main(["--only", "results", "--cases", "64"]) == 0
+    assert validation.main(["--only", "results", "--cases", "500"]) == 1
+    text = capsys.readouterr().out
+    assert "results   DIFFER" in text and "64 of 500 cases were done" in text
+
+
 def test_a_record_that_no_longer_scores_what_it_states(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

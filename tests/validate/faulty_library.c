@@ -1,15 +1,20 @@
 /* A library with one planted fault: forwards every call to the real one (TREFOIL_FAULT_LIBRARY) and,
- * once, spoils what the call named by TREFOIL_FAULT left behind: in stream order, on the "device".
- * What it did goes to TREFOIL_FAULT_LOG as "rank R row N", for the test to compare with the report. */
+ * once, spoils what the call named by TREFOIL_FAULT left behind: in stream order, on the "device". What
+ * it did goes to TREFOIL_FAULT_LOG as "rank R row N", for the test to compare with the report; while
+ * that file is there, it does no more. Faults that end or stop a call: faulty_ends.c. */
+#include "faulty_library.h"
+
 #include <nccl_ep.h>
 #include <trefoil/device.h>
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct fault_work {
   int rank;
@@ -19,7 +24,7 @@ typedef struct fault_work {
 } fault_work_t;
 
 static void *real;
-static atomic_int spoiled, seen;
+static atomic_int seen;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void openReal(void) {
@@ -37,8 +42,16 @@ static int is(const char *name) {
 }
 
 /* Not once but each time: a fault that a replay shows again. */
-static int always(void) {
+int faultAlways(void) {
   return getenv("TREFOIL_FAULT_ALWAYS") != NULL;
+}
+
+int faultNote(int rank, size_t row) {
+  int fd = open(getenv("TREFOIL_FAULT_LOG"), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0) return faultAlways();
+  dprintf(fd, "rank %d row %zu\n", rank, row);
+  close(fd);
+  return 1;
 }
 
 /* ---- Who is who ---- */
@@ -80,38 +93,33 @@ static void swapRows(uint8_t *a, uint8_t *b, size_t bytes) {
   }
 }
 
-static void note(const fault_work_t *w, size_t row) {
-  FILE *f = fopen(getenv("TREFOIL_FAULT_LOG"), "w");
-  if (!f) return;
-  fprintf(f, "rank %d row %zu\n", w->rank, row);
-  fclose(f);
-}
-
 /* Done once, and only where it changes something. */
 static void spoil(void *context) {
   fault_work_t *w = context;
   size_t row = 0, last = w->rows - 1;
-  int no = 0;
   if (w->rows == 0 || w->rowBytes == 0 || !w->data) return;
   int needsTwo = strstr(w->name, "swap") || !strcmp(w->name, "duplicate");
   if (needsTwo && (w->rows < 2 || !memcmp(w->data, w->data + w->rowBytes, w->rowBytes))) return;
-  if (!strcmp(w->name, "combine-skip") && !memcmp(w->data, w->saved, w->rowBytes)) return;
-  if (!atomic_compare_exchange_strong(&spoiled, &no, 1) && !always()) return;
+  int isSkip = !strcmp(w->name, "combine-skip") || !strcmp(w->name, "drop");
+  if (isSkip && !memcmp(w->data, w->saved, w->rowBytes)) return;
+  if (!strcmp(w->name, "duplicate")) row = 1;
+  if (!strcmp(w->name, "after")) row = w->rows;
+  if (!strcmp(w->name, "stray")) row = last;
+  if (!faultNote(w->rank, row)) return;
   if (needsTwo && strcmp(w->name, "duplicate"))
     swapRows(w->data, w->data + w->rowBytes, w->rowBytes);
   else if (!strcmp(w->name, "duplicate"))
-    memcpy(w->data + w->rowBytes, w->data, w->rowBytes), row = 1;
+    memcpy(w->data + w->rowBytes, w->data, w->rowBytes);
   else if (!strcmp(w->name, "before"))
     w->data[-1] ^= 1;
   else if (!strcmp(w->name, "after"))
-    w->data[w->bytes] ^= 1, row = w->rows;
+    w->data[w->bytes] ^= 1;
   else if (!strcmp(w->name, "stray"))
-    w->data[last * w->rowBytes] ^= 0x40, row = last;
-  else if (!strcmp(w->name, "combine-skip"))
+    w->data[last * w->rowBytes] ^= 0x40;
+  else if (isSkip)
     memcpy(w->data, w->saved, w->rowBytes);
   else
     w->data[0] ^= 1;
-  note(w, row);
 }
 
 static void save(void *context) {
@@ -144,7 +152,7 @@ static void queue(const char *name, ncclEpHandle_t handle, const ncclEpTensor_t 
                   cudaStream_t stream) {
   if (!is(name)) return;
   /* Not at once: the third time, so that not only the first case is looked at. */
-  if (atomic_fetch_add(&seen, 1) < 3 && !always()) return;
+  if (atomic_fetch_add(&seen, 1) < 3 && !faultAlways() && !faultSoon()) return;
   fault_work_t *w = newWork(name, handle, t);
   if (w) cudaLaunchHostFunc(stream, spoil, w);
 }
@@ -156,13 +164,18 @@ ncclResult_t ncclEpGetVersion(int *version) {
 }
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *group, ncclComm_t comm,
                                const ncclEpGroupConfig_t *config) {
-  ncclResult_t rc = REAL(ncclEpCreateGroup)(group, comm, config);
   int rank = -1;
   ncclCommUserRank(comm, &rank);
+  FAULT_AT(ncclEpCreateGroup, rank, NULL);
+  ncclResult_t rc = REAL(ncclEpCreateGroup)(group, comm, config);
   if (rc == ncclSuccess) remember(*group, rank);
+  void *block;
+  if (rc == ncclSuccess && is("leak") && rank == 1 && config->alloc.alloc_fn && faultNote(rank, 0))
+    rc = config->alloc.alloc_fn(&block, 64, config->alloc.context) ? ncclSystemError : rc;
   return rc;
 }
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t group) {
+  FAULT_AT(ncclEpGroupDestroy, rankOf(group), NULL);
   return REAL(ncclEpGroupDestroy)(group);
 }
 ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout,
@@ -172,6 +185,7 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout,
 ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
                               const ncclEpHandleConfig_t *config, int topk,
                               const ncclEpTensor_t *memory) {
+  FAULT_AT(ncclEpInitHandle, rankOf(group), NULL);
   ncclResult_t rc = REAL(ncclEpInitHandle)(handle, group, layout, config, topk, memory);
   if (rc == ncclSuccess) remember(*handle, rankOf(group));
   return rc;
@@ -179,15 +193,18 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclE
 ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
                                 const ncclEpTensor_t *idx, const ncclEpLayoutInfo_t *info,
                                 const ncclEpHandleConfig_t *config, cudaStream_t stream) {
+  FAULT_AT(ncclEpCreateHandle, rankOf(group), stream);
   ncclResult_t rc = REAL(ncclEpCreateHandle)(handle, group, layout, idx, info, config, stream);
   if (rc == ncclSuccess) remember(*handle, rankOf(group));
   return rc;
 }
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle) {
+  FAULT_AT(ncclEpHandleDestroy, rankOf(handle), NULL);
   return REAL(ncclEpHandleDestroy)(handle);
 }
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *idx,
                                 const ncclEpLayoutInfo_t *info, cudaStream_t stream) {
+  FAULT_AT(ncclEpUpdateHandle, rankOf(handle), stream);
   ncclResult_t rc = REAL(ncclEpUpdateHandle)(handle, idx, info, stream);
   if (rc != ncclSuccess || !info) return rc;
   queue("counter", handle, info->expert_counters, stream);
@@ -198,8 +215,13 @@ ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *idx
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t *in,
                             const ncclEpDispatchOutputs_t *out, const ncclEpLayoutInfo_t *info,
                             const ncclEpDispatchConfig_t *config, cudaStream_t stream) {
+  FAULT_AT(ncclEpDispatch, rankOf(handle), stream);
+  int isWhole = !(config && config->send_only);
+  fault_work_t *w = is("drop") && isWhole ? newWork("drop", handle, out->tokens) : NULL;
+  if (w && w->data) cudaLaunchHostFunc(stream, save, w);
   ncclResult_t rc = REAL(ncclEpDispatch)(handle, in, out, info, config, stream);
-  if (rc != ncclSuccess || (config && config->send_only)) return rc;
+  if (rc != ncclSuccess || !isWhole) return rc;
+  if (w && w->data) cudaLaunchHostFunc(stream, spoil, w);
   static const char *const onTokens[] = {"flip", "swap", "stray", "before", "after", "duplicate"};
   for (size_t i = 0; i < sizeof onTokens / sizeof *onTokens; i++)
     queue(onTokens[i], handle, out->tokens, stream);
@@ -213,6 +235,7 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t 
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *in,
                            const ncclEpCombineOutputs_t *out, const ncclEpCombineConfig_t *config,
                            cudaStream_t stream) {
+  FAULT_AT(ncclEpCombine, rankOf(handle), stream);
   fault_work_t *w = is("combine-skip") ? newWork("combine-skip", handle, out->tokens) : NULL;
   if (w && w->data) cudaLaunchHostFunc(stream, save, w);
   ncclResult_t rc = REAL(ncclEpCombine)(handle, in, out, config, stream);
@@ -224,12 +247,14 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *i
 }
 ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t *config,
                             cudaStream_t stream) {
+  FAULT_AT(ncclEpComplete, rankOf(handle), stream);
   return REAL(ncclEpComplete)(handle, config, stream);
 }
 ncclResult_t ncclEpMaskQuery(ncclEpGroup_t group, int *mask, cudaStream_t stream) {
   return REAL(ncclEpMaskQuery)(group, mask, stream);
 }
 ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t group, const int *mask, cudaStream_t stream) {
+  FAULT_AT(ncclEpMaskUpdate, rankOf(group), stream);
   return REAL(ncclEpMaskUpdate)(group, mask, stream);
 }
 ncclResult_t ncclEpMaskClean(ncclEpGroup_t group, cudaStream_t stream) {
@@ -248,11 +273,10 @@ ncclResult_t ncclEpCountBytes(ncclEpGroup_t group, int on) {
 ncclResult_t ncclEpReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int *tiers, int reset,
                              cudaStream_t stream) {
   ncclResult_t rc = REAL(ncclEpReadBytes)(group, kind, bytes, tiers, reset, stream);
-  fault_work_t w = {.rank = rankOf(group)};
-  if (rc != ncclSuccess || !is("count") || w.rank != 0 || bytes[0] < 16) return rc;
+  if (rc != ncclSuccess || !is("count") || rankOf(group) != 0 || bytes[0] < 16) return rc;
   bytes[0] -= 16;
   bytes[1] += 16;
-  note(&w, 0);
+  faultNote(0, 0);
   return rc;
 }
 const char *ncclEpGetLastError(void) {

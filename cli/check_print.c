@@ -1,0 +1,119 @@
+/* What random cases came to, as text and JSON. */
+#include "cli/check_verb.h"
+
+#include "validate/checker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Does a case fail alone, too? If not, it takes what came before it in the batch. */
+static void confirm(const ep_check_options_t *options, ep_check_finding_t *f,
+                    ep_check_outcome_t *second) {
+  ep_check_options_t again = *options;
+  again.firstCase = f->caseIdx;
+  again.numCases = 1;
+  again.jobs = 1;
+  again.maxFindings = 1;
+  again.progress = NULL;
+  again.found = NULL;
+  again.outcomes = NULL;
+  size_t used = strlen(f->text);
+  if (epCheckRun(&again, second) != TREFOIL_OK || second->failed || second->interrupted) return;
+  uint64_t first = f->caseIdx - f->caseIdx % EP_BATCH_CASES;
+  if (first < options->firstCase) first = options->firstCase;
+  snprintf(f->text + used, sizeof f->text - used,
+           "\n(alone it passes; with what came before it: %s --case %llu --cases %llu)",
+           options->replay, (unsigned long long)first,
+           (unsigned long long)(f->caseIdx - first + 1));
+}
+
+/* Not of a hang, which takes its time again, nor of many. */
+void cliConfirmFindings(const ep_check_options_t *options, ep_check_outcome_t *outcome) {
+  enum { MOST = 5 };
+  ep_check_outcome_t *second = malloc(sizeof *second);
+  for (int i = 0; second && i < outcome->numFindings && i < MOST && !outcome->interrupted; i++) {
+    ep_check_finding_t *f = &outcome->findings[i];
+    if (f->outcome != EP_CASE_HANGS && f->numCases == 1) confirm(options, f, second);
+  }
+  free(second);
+}
+
+static json_t *findingJson(const ep_check_finding_t *f) {
+  return json_pack("{s:s, s:I, s:I, s:i, s:s, s:s, s:s, s:s}", "outcome", epOutcomeName(f->outcome),
+                   "case", (json_int_t)f->caseIdx, "cases", (json_int_t)f->numCases, "rank",
+                   f->rank, "call", f->call, "what", f->what, "replay", f->replay, "text", f->text);
+}
+
+static int isGreen(const ep_check_outcome_t *outcome) {
+  return !outcome->failed && !outcome->interrupted;
+}
+
+static int printJson(const ep_check_options_t *o, const ep_check_outcome_t *outcome) {
+  const ep_check_status_t *s = &outcome->status;
+  json_t *findings = json_array();
+  for (int i = 0; i < outcome->numFindings && i < EP_KEPT_FINDINGS; i++)
+    json_array_append_new(findings, findingJson(&outcome->findings[i]));
+  json_t *j = json_pack("{s:b, s:i, s:b, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:i, s:o, s:o}", "ok",
+                        isGreen(outcome), "failed", outcome->failed, "interrupted",
+                        outcome->interrupted != 0, "seed", (json_int_t)o->choice.seed, "first_case",
+                        (json_int_t)o->firstCase, "asked", (json_int_t)outcome->asked, "cases",
+                        (json_int_t)s->cases, "seconds", s->seconds, "cases_per_second",
+                        s->seconds > 0 ? (double)s->cases / s->seconds : 0, "bytes_compared",
+                        (json_int_t)s->bytes, "num_findings", outcome->numFindings, "findings",
+                        findings, "environment", cliEnvironment());
+  cliLibrariesJson(j, &o->paths);
+  if (o->countBytes) json_object_set_new(j, "bytes_counted", json_integer((json_int_t)s->counted));
+  if (outcome->failed) {
+    const char *text = outcome->numFindings ? outcome->findings[0].text : outcome->text;
+    json_object_set_new(j, "failed_case", json_integer((json_int_t)outcome->failedCase));
+    json_object_set_new(j, "failure", json_string(text));
+  }
+  int rc = cliPrintJson(j);
+  return isGreen(outcome) ? rc : CLI_FAILED;
+}
+
+static void printFindings(const ep_check_outcome_t *outcome) {
+  static const char *const heads[EP_CASE_NUM_OUTCOMES] = {[EP_CASE_REFUSED] = "REFUSED",
+                                                          [EP_CASE_ABORTS] = "ABORTS",
+                                                          [EP_CASE_HANGS] = "HANGS",
+                                                          [EP_CASE_WRONG] = "DIFFERENT"};
+  int n = outcome->numFindings, kept = n < EP_KEPT_FINDINGS ? n : EP_KEPT_FINDINGS;
+  for (int i = 0; i < kept; i++)
+    printf("%s\n%s\n\n", heads[outcome->findings[i].outcome], outcome->findings[i].text);
+  if (n > kept) printf("and %d more findings\n\n", n - kept);
+  if (outcome->failed && n == 0) printf("NOT CHECKED\n%s\n\n", outcome->text);
+}
+
+static void printCases(const ep_check_options_t *o, const ep_check_outcome_t *outcome) {
+  const ep_check_status_t *s = &outcome->status;
+  char bytes[CLI_NUMBER_BYTES];
+  printf("%llu case%s %s", (unsigned long long)s->cases, s->cases == 1 ? "" : "s",
+         s->cases == 1 ? "agrees" : "agree");
+  if (!isGreen(outcome) && outcome->asked)
+    printf(" of %llu asked for", (unsigned long long)outcome->asked);
+  printf(", seed %llu, %s compared, %.1f s, %.0f cases a second\n",
+         (unsigned long long)o->choice.seed, cliBytes(bytes, (double)s->bytes), s->seconds,
+         s->seconds > 0 ? (double)s->cases / s->seconds : 0);
+}
+
+int cliPrintOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outcome, int json) {
+  const ep_check_status_t *s = &outcome->status;
+  if (json) return printJson(o, outcome);
+  char bytes[CLI_NUMBER_BYTES];
+  printFindings(outcome);
+  if (outcome->interrupted)
+    printf("interrupted (%s); so far:\n", outcome->interrupted == SIGINT ? "SIGINT" : "SIGTERM");
+  printCases(o, outcome);
+  if (o->maxFindings > 0 && outcome->numFindings >= o->maxFindings &&
+      outcome->status.cases + (uint64_t)outcome->numFindings < outcome->asked)
+    printf("%d finding%s ended the run (--findings)\n", outcome->numFindings,
+           outcome->numFindings == 1 ? "" : "s");
+  if (o->countBytes && s->counted)
+    printf("%s counted by the library as sent, by source and destination as in the plan\n",
+           cliBytes(bytes, (double)s->counted));
+  else if (o->countBytes && isGreen(outcome))
+    printf("the library counts no bytes of its own (ncclEpCountBytes)\n");
+  cliLibrariesText(&o->paths);
+  return isGreen(outcome) ? CLI_OK : CLI_FAILED;
+}
