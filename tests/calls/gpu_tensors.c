@@ -1,5 +1,5 @@
-/* The GPU library asked to look where tensors lie (NCCL_EP_CHECK_TENSORS), with what CUDA says of addresses:
- * tensors in right memory pass, wrong ones are refused by name. The full table is tests/api/test_tensors.c. */
+/* The GPU library asked to look where tensors lie (NCCL_EP_CHECK_TENSORS), by what CUDA says of addresses:
+ * tensors in right memory pass, wrong ones are refused by name. The full table: tests/api/test_tensors.c. */
 #include "gpu_case.h"
 #include "test.h"
 
