@@ -193,7 +193,7 @@ int cliCheckRandom(const cli_check_t *v) {
                     EP_MAX_RANKS);
   if (v->level && strcmp(v->level, "strict") && strcmp(v->level, "order-free"))
     return cliUsage("check", "--level %s: expected strict or order-free", v->level);
-  o.choice.orderFree = v->level && !strcmp(v->level, "order-free");
+  o.choice.orderFree = v->level && !strcmp(v->level, "order-free") ? EP_OPEN_LL_ROWS : 0;
   o.choice.gpuSubset = v->gpuCases || v->library.gpu;
   int rc = cliLibraries("check", &v->library, paths, &o.paths);
   if (rc < 0) rc = openLaunch(v, o.choice.minRanks, o.choice.maxRanks, &launch);
@@ -254,7 +254,7 @@ int cmdCheck(int argc, char **argv) {
       {"jobs", 'j', POPT_ARG_INT, &v.jobs, CLI_POSITIVE,
        "groups at a time, each in its process (default 1)", "J"},
       {"level", 0, POPT_ARG_STRING, &v.level, 0,
-       "strict (default), or order-free: LL slot order and rounding open", "LEVEL"},
+       "strict (default), or order-free: LL slot order, and rounding of sums, open", "LEVEL"},
       {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, CLI_POSITIVE,
        "of the groups (default 20000)", "MS"},
       {"limit", 0, POPT_ARG_DOUBLE, &v.limit, CLI_POSITIVE,

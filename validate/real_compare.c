@@ -4,6 +4,7 @@
  * row is changed by its key (expert-major: its expert, else its rank) and written back: bits low
  * enough to leave a finite value finite. The combine's reference for a source rank needs only that
  * rank's rows: a case in which nobody else dispatches puts them into few slots, in the same order. */
+#include "validate/order_free.h"
 #include "validate/real_work.h"
 
 #include "plan/error.h"
@@ -132,41 +133,122 @@ static trefoil_result_t compareTensor(real_rank_t *rank, const real_tensor_t *t,
   return rc;
 }
 
+/* What a rank should have received, and where the library put it. */
+typedef struct expected_t {
+  uint8_t *tokens, *scales;
+  float *weights;
+  void *ids;
+  trefoil_slot_t *slots;
+  int64_t numSlots;
+  int64_t *to; /* order-free: the reference's slot -> the library's; else NULL */
+} expected_t;
+
+/* Rows that a combine will read get their keys and go back to the device. */
+static trefoil_result_t giveKeys(real_rank_t *rank, const expected_t *e, uint8_t *piece,
+                                 int64_t first, int64_t n) {
+  const real_tensor_t *t = &rank->received;
+  int used = 0;
+  for (int64_t i = 0; i < n && first + i < e->numSlots; i++) {
+    const trefoil_slot_t *slot = &e->slots[first + i];
+    if (slot->src < 0 || !isCombined(rank->run)) continue;
+    transformRow(piece + (size_t)i * t->rowBytes, t->rowBytes,
+                 keyOfSlot(rank->run, rank->rank, slot));
+    used = 1;
+  }
+  if (!used) return TREFOIL_OK;
+  return copy(rank, (uint8_t *)t->data + (size_t)first * t->rowBytes, piece,
+              (size_t)n * t->rowBytes, cudaMemcpyHostToDevice);
+}
+
+/* Rows [first, first + n) of the received tensor: read, compare, change, write back. */
+static trefoil_result_t comparePiece(real_rank_t *rank, const expected_t *e, uint8_t *piece,
+                                     int64_t first, int64_t n) {
+  const real_tensor_t *t = &rank->received;
+  size_t bytes = (size_t)n * t->rowBytes;
+  const uint8_t *wanted = e->tokens + (size_t)first * t->rowBytes;
+  EP_TRY(copy(rank, piece, (uint8_t *)t->data + (size_t)first * t->rowBytes, bytes,
+              cudaMemcpyDeviceToHost));
+  atomic_fetch_add(&rank->run->compared, bytes);
+  if (memcmp(piece, wanted, bytes) != 0)
+    for (int64_t i = 0; i < n; i++) {
+      size_t at = (size_t)i * t->rowBytes;
+      if (!memcmp(piece + at, wanted + at, t->rowBytes)) continue;
+      reportRow(rank, "Dispatch", first + i, piece + at,
+                first + i < e->numSlots ? &e->slots[first + i] : NULL);
+      break;
+    }
+  return giveKeys(rank, e, piece, first, n);
+}
+
+/* Order-free, one zone: finds where its rows lie; then all is compared in the library's order. */
+static trefoil_result_t matchPiece(real_rank_t *rank, const expected_t *e, uint8_t *piece,
+                                   ep_zone_t *zone, int64_t end) {
+  const real_tensor_t *t = &rank->received;
+  int64_t first = zone->first, other;
+  int moved = 0;
+  EP_TRY(copy(rank, piece, (uint8_t *)t->data + (size_t)first * t->rowBytes,
+              (size_t)(end - first) * t->rowBytes, cudaMemcpyDeviceToHost));
+  zone->expected = e->tokens + (size_t)first * t->rowBytes;
+  zone->found = piece;
+  zone->rowBytes = t->rowBytes;
+  int64_t missing = epMatchZone(zone, e->to, &moved, &other);
+  EP_CHECK(missing != -2, TREFOIL_SYSTEM_ERROR, "out of memory for a zone");
+  if (moved) atomic_store(&rank->run->rowsMoved, 1);
+  if (missing < 0) return TREFOIL_OK;
+  reportRow(rank, "Dispatch, rows of a zone as a set", other,
+            piece + (size_t)(other - first) * t->rowBytes, &e->slots[missing]);
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t matchRows(real_rank_t *rank, const expected_t *e, uint8_t *piece,
+                                  int64_t *used) {
+  ep_zone_t zone = {.used = used};
+  for (int64_t first = 0, end; first < e->numSlots; first = end) {
+    end = epZoneEnd(&rank->run->rc, e->slots, e->numSlots, first, used, &zone.numUsed);
+    zone.first = first;
+    EP_TRY(matchPiece(rank, e, piece, &zone, end));
+  }
+  EP_CHECK(epPermuteRows(e->tokens, rank->received.rowBytes, e->numSlots, e->to),
+           TREFOIL_SYSTEM_ERROR, "out of memory for the received rows");
+  return TREFOIL_OK;
+}
+
+/* The slots, too, as the library has them. */
+static trefoil_result_t permuteSlots(real_rank_t *rank, const expected_t *e) {
+  const real_tensor_t *const beside[] = {&rank->receivedScales, &rank->receivedWeights,
+                                         &rank->receivedIds};
+  void *const rows[] = {e->scales, e->weights, e->ids};
+  int enough = epPermuteRows((uint8_t *)e->slots, sizeof *e->slots, e->numSlots, e->to);
+  for (int i = 0; i < 3; i++)
+    if (rows[i])
+      enough &= epPermuteRows(rows[i], beside[i]->t.ndim > 1 ? beside[i]->rowBytes : sizeof(float),
+                              e->numSlots, e->to);
+  EP_CHECK(enough, TREFOIL_SYSTEM_ERROR, "out of memory for the received rows");
+  return TREFOIL_OK;
+}
+
 /* The received rows: compare, change, write back. */
-static trefoil_result_t compareRows(real_rank_t *rank, const uint8_t *expected,
-                                    const trefoil_slot_t *slots, int64_t numSlots) {
+static trefoil_result_t compareRows(real_rank_t *rank, expected_t *e) {
   const real_tensor_t *t = &rank->received;
   int64_t rows = (int64_t)(t->bytes / t->rowBytes), perPiece = PIECE / (int64_t)t->rowBytes;
   if (perPiece < 1) perPiece = 1;
-  uint8_t *piece = malloc((size_t)perPiece * t->rowBytes);
-  EP_CHECK(piece, TREFOIL_SYSTEM_ERROR, "out of memory for a piece of rows");
-  trefoil_result_t rc = TREFOIL_OK;
-  for (int64_t first = 0; rc == TREFOIL_OK && first < rows; first += perPiece) {
-    int64_t n = rows - first < perPiece ? rows - first : perPiece;
-    size_t bytes = (size_t)n * t->rowBytes;
-    uint8_t *device = (uint8_t *)t->data + (size_t)first * t->rowBytes;
-    const uint8_t *wanted = expected + (size_t)first * t->rowBytes;
-    rc = copy(rank, piece, device, bytes, cudaMemcpyDeviceToHost);
-    if (rc == TREFOIL_OK && memcmp(piece, wanted, bytes) != 0)
-      for (int64_t i = 0; i < n; i++)
-        if (memcmp(piece + (size_t)i * t->rowBytes, wanted + (size_t)i * t->rowBytes,
-                   t->rowBytes)) {
-          reportRow(rank, "Dispatch", first + i, piece + (size_t)i * t->rowBytes,
-                    first + i < numSlots ? &slots[first + i] : NULL);
-          break;
-        }
-    int used = 0;
-    for (int64_t i = 0; i < n && first + i < numSlots; i++) {
-      const trefoil_slot_t *slot = &slots[first + i];
-      if (slot->src < 0 || !isCombined(rank->run)) continue;
-      transformRow(piece + (size_t)i * t->rowBytes, t->rowBytes,
-                   keyOfSlot(rank->run, rank->rank, slot));
-      used = 1;
-    }
-    if (rc == TREFOIL_OK && used) rc = copy(rank, device, piece, bytes, cudaMemcpyHostToDevice);
-    atomic_fetch_add(&rank->run->compared, bytes);
+  uint8_t *piece = e->to ? sparse(t->bytes) : malloc((size_t)perPiece * t->rowBytes);
+  int64_t *used = malloc(sizeof *used * (size_t)(e->numSlots + 1));
+  trefoil_result_t rc = piece && used
+                            ? TREFOIL_OK
+                            : epFail(TREFOIL_SYSTEM_ERROR, "out of memory for a piece of rows");
+  if (rc == TREFOIL_OK && e->to) {
+    for (int64_t i = 0; i < e->numSlots; i++) e->to[i] = i;
+    rc = matchRows(rank, e, piece, used);
+    if (rc == TREFOIL_OK) rc = permuteSlots(rank, e);
   }
-  free(piece);
+  for (int64_t first = 0; rc == TREFOIL_OK && first < rows; first += perPiece)
+    rc = comparePiece(rank, e, piece, first, rows - first < perPiece ? rows - first : perPiece);
+  if (e->to)
+    freeSparse(piece, t->bytes);
+  else
+    free(piece);
+  free(used);
   return rc;
 }
 
@@ -188,13 +270,6 @@ static trefoil_result_t compareCounters(real_rank_t *rank) {
     }
   return compareTensor(rank, &rank->counters, (uint8_t *)values, "counters");
 }
-
-typedef struct expected_t {
-  uint8_t *tokens, *scales;
-  float *weights;
-  void *ids;
-  trefoil_slot_t *slots;
-} expected_t;
 
 static trefoil_result_t referenceDispatch(real_rank_t *rank, expected_t *e) {
   real_t *run = rank->run;
@@ -228,17 +303,20 @@ trefoil_result_t epRealCompareDispatch(real_rank_t *rank) {
   real_t *run = rank->run;
   takeTurn(run);
   int64_t numSlots = trefoilRefNumSlots(&run->rc, rank->rank);
+  int isOpen = epRowsAreOpen(run->options->open, run->rc.mode);
   expected_t e = {.tokens = sparse(rank->received.bytes),
-                  .slots = malloc(sizeof(trefoil_slot_t) * (size_t)(numSlots + 1))};
+                  .slots = malloc(sizeof(trefoil_slot_t) * (size_t)(numSlots + 1)),
+                  .numSlots = numSlots};
+  if (isOpen) e.to = malloc(sizeof *e.to * (size_t)(numSlots + 1));
   if (rank->receivedScales.data) e.scales = sparse(rank->receivedScales.bytes);
   if (rank->receivedWeights.data && !run->rc.backward)
     e.weights = malloc(rank->receivedWeights.bytes);
   if (rank->receivedIds.data) e.ids = malloc(rank->receivedIds.bytes);
-  trefoil_result_t rc = e.tokens && e.slots
+  trefoil_result_t rc = e.tokens && e.slots && (e.to || !isOpen)
                             ? TREFOIL_OK
                             : epFail(TREFOIL_SYSTEM_ERROR, "out of memory for a rank's reference");
   if (rc == TREFOIL_OK) rc = referenceDispatch(rank, &e);
-  if (rc == TREFOIL_OK) rc = compareRows(rank, e.tokens, e.slots, numSlots);
+  if (rc == TREFOIL_OK) rc = compareRows(rank, &e);
   if (rc == TREFOIL_OK && e.scales)
     rc = compareTensor(rank, &rank->receivedScales, e.scales, "received scales");
   if (rc == TREFOIL_OK && e.weights)
@@ -250,6 +328,7 @@ trefoil_result_t epRealCompareDispatch(real_rank_t *rank) {
   freeSparse(e.tokens, rank->received.bytes);
   freeSparse(e.scales, rank->receivedScales.bytes);
   free(e.slots);
+  free(e.to);
   free(e.weights);
   free(e.ids);
   passTurn(run);
@@ -279,52 +358,106 @@ static trefoil_result_t expertRows(const trefoil_case_t *alone, const real_t *ru
   return rc;
 }
 
+/* A source rank's combine by the reference: what each rank holds of its rows, and what comes of it. */
+typedef struct back_t {
+  trefoil_case_t alone;
+  int64_t counts[EP_REAL_MAX_RANKS];
+  const int32_t *ids[EP_REAL_MAX_RANKS];
+  size_t bytes[EP_REAL_MAX_RANKS], weightBytes[EP_REAL_MAX_RANKS];
+  trefoil_expert_rows_t experts[EP_REAL_MAX_RANKS];
+  uint8_t *expected, *magnitudes;
+  float *weights;
+} back_t;
+
+static trefoil_result_t gatherRows(real_rank_t *rank, back_t *b) {
+  real_t *run = rank->run;
+  int perSlot = run->rc.mode == TREFOIL_HT_FLAT ? run->options->shape.topk : 1;
+  b->counts[rank->rank] = run->counts[rank->rank];
+  b->ids[rank->rank] = run->ids[rank->rank];
+  b->alone = run->rc;
+  b->alone.routing.numTokens = b->counts;
+  b->alone.routing.topkIdx = b->ids;
+  for (int r = 0; r < run->options->shape.numRanks; r++) {
+    size_t numSlots = (size_t)trefoilRefNumSlots(&b->alone, r);
+    b->bytes[r] = rank->combined.rowBytes * numSlots;
+    b->weightBytes[r] = sizeof(float) * (size_t)perSlot * numSlots;
+    uint8_t *rows = sparse(b->bytes[r]);
+    float *weights = run->rc.backward ? sparse(b->weightBytes[r]) : NULL;
+    b->experts[r].tokens = rows;
+    b->experts[r].topkWeights = weights;
+    EP_CHECK(rows && (weights || !run->rc.backward), TREFOIL_SYSTEM_ERROR,
+             "out of memory for a rank's reference");
+    EP_TRY(expertRows(&b->alone, run, rank->rank, r, rows, weights));
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t sumRows(real_rank_t *rank, back_t *b, uint8_t *out) {
+  real_t *run = rank->run;
+  return trefoilRefCombine(&b->alone, rank->rank, b->experts,
+                           run->rc.mode == TREFOIL_LL_EXPERT_MAJOR ? run->weights[rank->rank]
+                                                                   : NULL,
+                           out, run->rc.backward ? b->weights : NULL);
+}
+
+/* Order-free: each sum within its bound; then what the library has is what is expected. */
+static trefoil_result_t boundSums(real_rank_t *rank, back_t *b) {
+  real_t *run = rank->run;
+  const real_tensor_t *t = &rank->combined;
+  int moved = 0;
+  double wanted, found, bound;
+  for (int r = 0; r < run->options->shape.numRanks; r++) /* all weights are positive */
+    epClearSigns((uint8_t *)b->experts[r].tokens, b->bytes[r], TREFOIL_BF16);
+  EP_TRY(sumRows(rank, b, b->magnitudes));
+  uint8_t *sums = malloc(t->bytes + 1);
+  EP_CHECK(sums, TREFOIL_SYSTEM_ERROR, "out of memory for a comparison");
+  trefoil_result_t rc = copy(rank, sums, t->data, t->bytes, cudaMemcpyDeviceToHost);
+  ep_sums_t s = {.dtype = TREFOIL_BF16,
+                 .numRanks = run->options->shape.numRanks,
+                 .topk = run->options->shape.topk,
+                 .bytes = t->bytes,
+                 .expected = b->expected,
+                 .magnitudes = b->magnitudes,
+                 .found = sums};
+  int64_t at = rc == TREFOIL_OK ? epCompareSums(&s, &moved, &wanted, &found, &bound) : -1;
+  if (moved) atomic_store(&run->sumsMoved, 1);
+  if (at >= 0)
+    epRealFail(run,
+               "rank %d, combined tokens, row %zu, element %zu: expected %.9g within %.3g, found "
+               "%.9g",
+               rank->rank, 2 * (size_t)at / t->rowBytes, (size_t)at % (t->rowBytes / 2), wanted,
+               bound, found);
+  else if (rc == TREFOIL_OK)
+    memcpy(b->expected, sums, t->bytes);
+  free(sums);
+  return rc;
+}
+
 trefoil_result_t epRealCompareCombine(real_rank_t *rank) {
   real_t *run = rank->run;
-  int R = run->options->shape.numRanks;
-  int64_t counts[EP_REAL_MAX_RANKS] = {0};
-  const int32_t *ids[EP_REAL_MAX_RANKS] = {NULL};
-  counts[rank->rank] = run->counts[rank->rank];
-  ids[rank->rank] = run->ids[rank->rank];
-  trefoil_case_t alone = run->rc;
-  alone.routing.numTokens = counts;
-  alone.routing.topkIdx = ids;
-  size_t rowBytes = rank->combined.rowBytes, bytes[EP_REAL_MAX_RANKS];
-  size_t weightBytes[EP_REAL_MAX_RANKS];
-  int perSlot = run->rc.mode == TREFOIL_HT_FLAT ? run->options->shape.topk : 1;
-  trefoil_expert_rows_t experts[EP_REAL_MAX_RANKS] = {{0}};
-  trefoil_result_t rc = TREFOIL_OK;
+  int isOpen = run->options->open != 0;
+  back_t *b = calloc(1, sizeof *b);
+  EP_CHECK(b, TREFOIL_SYSTEM_ERROR, "out of memory for a rank's reference");
   takeTurn(run);
-  for (int r = 0; r < R; r++) {
-    bytes[r] = rowBytes * (size_t)trefoilRefNumSlots(&alone, r);
-    weightBytes[r] = sizeof(float) * (size_t)perSlot * (bytes[r] / rowBytes);
-    uint8_t *rows = sparse(bytes[r]);
-    float *weights = run->rc.backward ? sparse(weightBytes[r]) : NULL;
-    experts[r].tokens = rows;
-    experts[r].topkWeights = weights;
-    if (rc == TREFOIL_OK)
-      rc = rows && (weights || !run->rc.backward)
-               ? expertRows(&alone, run, rank->rank, r, rows, weights)
-               : epFail(TREFOIL_SYSTEM_ERROR, "out of memory for a rank's reference");
+  b->expected = malloc(rank->combined.bytes + 1);
+  b->weights = malloc(rank->combinedWeights.bytes + 1);
+  if (isOpen) b->magnitudes = malloc(rank->combined.bytes + 1);
+  trefoil_result_t rc = b->expected && b->weights && (b->magnitudes || !isOpen)
+                            ? gatherRows(rank, b)
+                            : epFail(TREFOIL_SYSTEM_ERROR, "out of memory for a rank's reference");
+  if (rc == TREFOIL_OK) rc = sumRows(rank, b, b->expected);
+  if (rc == TREFOIL_OK && isOpen) rc = boundSums(rank, b);
+  for (int r = 0; r < run->options->shape.numRanks; r++) {
+    freeSparse((void *)b->experts[r].tokens, b->bytes[r]);
+    freeSparse((void *)b->experts[r].topkWeights, b->weightBytes[r]);
   }
-  uint8_t *expected = malloc(rank->combined.bytes + 1);
-  float *expectedWeights = malloc(rank->combinedWeights.bytes + 1);
-  if (rc == TREFOIL_OK && !(expected && expectedWeights))
-    rc = epFail(TREFOIL_SYSTEM_ERROR, "out of memory for a rank's reference");
-  if (rc == TREFOIL_OK)
-    rc =
-        trefoilRefCombine(&alone, rank->rank, experts,
-                          run->rc.mode == TREFOIL_LL_EXPERT_MAJOR ? run->weights[rank->rank] : NULL,
-                          expected, run->rc.backward ? expectedWeights : NULL);
-  for (int r = 0; r < R; r++) {
-    freeSparse((void *)experts[r].tokens, bytes[r]);
-    freeSparse((void *)experts[r].topkWeights, weightBytes[r]);
-  }
-  if (rc == TREFOIL_OK) rc = compareTensor(rank, &rank->combined, expected, "combined tokens");
+  if (rc == TREFOIL_OK) rc = compareTensor(rank, &rank->combined, b->expected, "combined tokens");
   if (rc == TREFOIL_OK && run->rc.backward)
-    rc = compareTensor(rank, &rank->combinedWeights, (uint8_t *)expectedWeights, "weights");
-  free(expected);
-  free(expectedWeights);
+    rc = compareTensor(rank, &rank->combinedWeights, (uint8_t *)b->weights, "weights");
+  free(b->expected);
+  free(b->magnitudes);
+  free(b->weights);
+  free(b);
   passTurn(run);
   return rc;
 }

@@ -49,6 +49,7 @@ typedef struct real {
   pthread_cond_t turn;
   int numComparing, maxComparing;
   _Atomic int failed;
+  _Atomic int rowsMoved, sumsMoved; /* order-free: not where, or what, the reference has */
   _Atomic uint64_t compared;
   _Atomic uint64_t *numDone;    /* steps, for the progress display */
   ncclComm_t *comms;            /* [R], kept from run to run; NULL before the first */
