@@ -198,6 +198,7 @@ static int randomOnly(const cli_check_t *v) {
                        : v->seconds > 0    ? "--seconds"
                        : v->jobs > 0       ? "--jobs"
                        : v->processes      ? "--processes"
+                       : v->profile        ? "--profile"
                        : v->findings != 5  ? "--findings"
                                            : NULL;
   if (option)

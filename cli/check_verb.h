@@ -26,7 +26,7 @@ typedef struct cli_library {
 typedef struct cli_check {
   long long numCases, seed, firstCase, timeoutMs, tokens, hidden;
   double seconds, limit;
-  char *modes, *ranks, *level, *moe;
+  char *modes, *ranks, *level, *profile, *moe;
   int processes, jobs, json, experts, topk, ranksPerNode, gpuCases, countBytes, findings;
   cli_library_t library;
 } cli_check_t;

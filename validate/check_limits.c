@@ -42,15 +42,18 @@ static void limitShape(ep_check_group_t *g, const ep_profile_t *p, ep_rng_t *rng
   int R = g->shape.numRanks, ht = g->highThroughput;
   int local = trefoilExpertsPerRank(&g->shape);
   if (p && p->numShapes[ht]) {
-    const ep_profile_shape_t *s = &p->shapes[ht][epBelow(rng, p->numShapes[ht])];
-    int other = p->otherExperts && epUses(g, rng, EP_F_OTHER_EXPERTS, 8);
-    g->hidden = p->otherHidden && epUses(g, rng, EP_F_OTHER_HIDDEN, 8) ? p->otherHidden : s->hidden;
-    g->shape.topk =
-        p->otherTopk && epUses(g, rng, EP_F_OTHER_TOPK, 8) ? (int)p->otherTopk : s->topk;
-    g->shape.maxTokens =
-        p->otherTokens && epUses(g, rng, EP_F_OTHER_TOKENS, 8) ? p->otherTokens : s->tokens;
-    local = other ? (int)p->otherExperts : s->localExperts;
-    while (local * R <= g->shape.topk) local *= 2;
+    ep_profile_shape_t shape = p->shapes[ht][epBelow(rng, p->numShapes[ht])];
+    const ep_profile_shape_t *other = &p->other[ht];
+    if (other->hidden && epUses(g, rng, EP_F_OTHER_HIDDEN, 8)) shape.hidden = other->hidden;
+    if (other->topk && epUses(g, rng, EP_F_OTHER_TOPK, 8)) shape.topk = other->topk;
+    if (other->tokens && epUses(g, rng, EP_F_OTHER_TOKENS, 8)) shape.tokens = other->tokens;
+    if (other->localExperts && epUses(g, rng, EP_F_OTHER_EXPERTS, 8))
+      shape.localExperts = other->localExperts;
+    g->hidden = shape.hidden;
+    g->shape.topk = shape.topk;
+    g->shape.maxTokens = shape.tokens;
+    local = shape.localExperts;
+    while (local * R < g->shape.topk) local *= 2;
     /* f32 rows are twice as long; elsewhere rows fill what the group allows, unless told otherwise */
     int wide = (g->forced & EP_BIT(EP_F_F32)) ||
                ((g->allowed & EP_BIT(EP_F_SHORT_ROWS)) && epUses(g, rng, EP_F_F32, 4));

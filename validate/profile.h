@@ -16,7 +16,7 @@
 #define EP_FEATURES(X)                                                                             \
   X(F16, "f16", 15, "f16 rows")                                                                    \
   X(F32, "f32", 15, "f32 rows")                                                                    \
-  X(CALLER_SCALES, "caller_scales", 15, "the caller's quantised rows and scales")                  \
+  X(CALLER_SCALES, "caller_scales", 15, "the caller's fp8 rows and scales")                    \
   X(E4M3, "e4m3", 3, "E4M3 by the dispatch")                                                       \
   X(ROUND_SCALES, "round_scales", 3, "E4M3, scales rounded")                                       \
   X(NVFP4, "nvfp4", 3, "NVFP4 combine")                                                            \
@@ -81,8 +81,8 @@ typedef struct ep_profile {
   int ranks[EP_PROFILE_LIST]; /* numRanks 0: any */
   int numShapes[2];           /* low latency, high throughput; 0: any shape */
   ep_profile_shape_t shapes[2][EP_PROFILE_LIST];
-  int64_t otherHidden, otherTopk, otherExperts, otherTokens; /* just outside; 0: any will do */
-  uint64_t firstCallNs; /* that a first call of a shape may take longer */
+  ep_profile_shape_t other[2]; /* numbers outside of what it takes, for where shapes are listed */
+  uint64_t firstCallNs;        /* that a first call of a shape may take longer */
 } ep_profile_t;
 
 /* One part of the cases: a batch of 64 numbers, of which the first numCases are drawn. */
