@@ -126,10 +126,13 @@ static void showProgress(void *context, const ep_check_status_t *s) {
 
 /* The command that does the same again, but for the number of the case. */
 static void replayCommand(const cli_check_t *v, char *text, size_t bytes) {
-  const char *const strings[][2] = {{"modes", v->modes},       {"ranks", v->ranks},
-                                    {"level", v->level},       {"profile", v->profile},
+  const char *const strings[][2] = {{"modes", v->modes},
+                                    {"ranks", v->ranks},
+                                    {"level", v->level},
+                                    {"profile", v->profile},
                                     {"library", v->library.library},
-                                    {"nccl", v->library.nccl}, {"cuda", v->library.cuda}};
+                                    {"nccl", v->library.nccl},
+                                    {"cuda", v->library.cuda}};
   size_t n = (size_t)snprintf(text, bytes, "trefoil check --seed %lld", v->seed);
   for (size_t i = 0; i < sizeof strings / sizeof *strings && n < bytes; i++)
     if (strings[i][1])
@@ -174,7 +177,8 @@ static void keepTo(const cli_check_t *v, const ep_profile_t *p, ep_check_options
   o->choice.profile = p;
   if (!v->level) o->choice.orderFree = p->open;
   if (p->firstCallNs && !o->limitNs)
-    o->limitNs = (o->timeoutNs ? o->timeoutNs : 20000000000u) * 5 / 4 + 5000000000u + p->firstCallNs;
+    o->limitNs =
+        (o->timeoutNs ? o->timeoutNs : 20000000000u) * 5 / 4 + 5000000000u + p->firstCallNs;
 }
 
 int cliCheckRandom(const cli_check_t *v) {

@@ -10,7 +10,7 @@ typedef struct options {
   long long numCases, outside, seed, onlyCase, timeoutMs;
   double limit;
   char *profile, *ranks, *html, *from;
-  int json, gpuCases, jobs;
+  int json, markdown, gpuCases, jobs;
   cli_library_t library;
 } options_t;
 
@@ -20,8 +20,9 @@ static void replayCommand(const options_t *v, char *text, size_t bytes) {
                                     {"library", v->library.library},
                                     {"nccl", v->library.nccl},
                                     {"cuda", v->library.cuda}};
-  size_t n = (size_t)snprintf(text, bytes, "trefoil conform --seed %lld --cases %lld --outside %lld",
-                              v->seed, v->numCases, v->outside);
+  size_t n =
+      (size_t)snprintf(text, bytes, "trefoil conform --seed %lld --cases %lld --outside %lld",
+                       v->seed, v->numCases, v->outside);
   for (size_t i = 0; i < sizeof strings / sizeof *strings && n < bytes; i++)
     if (strings[i][1])
       n += (size_t)snprintf(text + n, bytes - n, " --%s %s", strings[i][0], strings[i][1]);
@@ -51,6 +52,8 @@ static int prepare(const options_t *v, conform_t *c, char paths[3][4096]) {
     return cliFail("conform", "%s", trefoilLastError());
   if (!v->profile && cliProfileOf(&c->profile, &c->facts) != TREFOIL_OK)
     return cliUsage("conform", "%s", trefoilLastError());
+  if (o->choice.gpuSubset) /* no FP4 hardware is asked for */
+    c->profile.features &= ~EP_BIT(EP_F_NVFP4);
   if (!o->choice.maxRanks) {
     int most = c->facts.numDevices < 8 ? c->facts.numDevices : 8;
     o->choice.maxRanks = c->facts.isHost && most > 4 ? 4 : most;
@@ -75,7 +78,10 @@ static int showKept(const options_t *v) {
   }
   int rc = v->html ? conformPage(result, v->html) : CLI_OK;
   if (v->json) return cliPrintJson(result) == CLI_OK ? rc : CLI_FAILED;
-  conformText(result);
+  if (v->markdown)
+    conformMarkdown(result);
+  else
+    conformText(result);
   json_decref(result);
   return rc;
 }
@@ -137,6 +143,7 @@ int cmdConform(int argc, char **argv) {
       {"html", 0, POPT_ARG_STRING, &v.html, 0, "also write the table as a page", "FILE"},
       {"from", 0, POPT_ARG_STRING, &v.from, 0, "show a kept result (--json) again, run nothing",
        "FILE"},
+      {"markdown", 0, POPT_ARG_NONE, &v.markdown, 0, "with --from: as a section of a page", NULL},
       {"gpu-cases", 0, POPT_ARG_NONE, &v.gpuCases, 0,
        "only cases that GPUs of one NVLink domain run, as with --gpu", NULL},
       CLI_LIBRARY_OPTIONS(&v.library),
@@ -150,6 +157,7 @@ int cmdConform(int argc, char **argv) {
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
   if (v.from) return showKept(&v);
+  if (v.markdown) return cliUsage("conform", "--markdown goes with --from");
   if (v.numCases > 1000000 || v.outside > EP_BATCH_CASES)
     return cliUsage("conform", "--cases %lld, --outside %lld: at most 1000000 and %d", v.numCases,
                     v.outside, EP_BATCH_CASES);

@@ -18,11 +18,20 @@ static const char style[] =
 
 static void put(FILE *f, const char *text) {
   for (; *text; text++) switch (*text) {
-    case '<': fputs("&lt;", f); break;
-    case '>': fputs("&gt;", f); break;
-    case '&': fputs("&amp;", f); break;
-    case '"': fputs("&quot;", f); break;
-    default: fputc(*text, f);
+    case '<':
+      fputs("&lt;", f);
+      break;
+    case '>':
+      fputs("&gt;", f);
+      break;
+    case '&':
+      fputs("&amp;", f);
+      break;
+    case '"':
+      fputs("&quot;", f);
+      break;
+    default:
+      fputc(*text, f);
     }
 }
 
@@ -34,10 +43,11 @@ static const char *wordOf(const json_t *object, const char *key) {
 static const json_t *cellOf(const json_t *cells, const char *feature, int mode, int inside) {
   size_t i;
   json_t *cell;
-  json_array_foreach((json_t *)cells, i, cell)
-      if (!strcmp(wordOf(cell, "feature"), feature) &&
-          !strcmp(wordOf(cell, "mode"), trefoilModeName((trefoil_mode_t)mode)) &&
-          json_is_true(json_object_get(cell, "inside")) == inside) return cell;
+  json_array_foreach(
+      (json_t *)cells, i,
+      cell) if (!strcmp(wordOf(cell, "feature"), feature) &&
+                !strcmp(wordOf(cell, "mode"), trefoilModeName((trefoil_mode_t)mode)) &&
+                json_is_true(json_object_get(cell, "inside")) == inside) return cell;
   return NULL;
 }
 

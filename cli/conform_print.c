@@ -60,14 +60,13 @@ json_t *conformJson(const conform_t *c, const ep_check_outcome_t *outcome) {
   uint64_t bad = 0;
   for (int o = 0; o < EP_CASE_NUM_OUTCOMES; o++)
     if (o != EP_CASE_AGREES && o != EP_CASE_ORDER_OPEN) bad += totals[1][o];
-  json_t *j = json_pack("{s:b, s:b, s:s, s:I, s:i, s:I, s:b, s:i, s:i, s:f, s:I}", "ok",
-                        bad == 0 && !outcome->interrupted, "interrupted", outcome->interrupted != 0,
-                        "profile", c->profile.name, "seed", (json_int_t)c->check.choice.seed,
-                        "library_version", c->facts.version, "timeout_ms",
-                        (json_int_t)(c->check.timeoutNs / 1000000), "ours", c->facts.isOurs,
-                        "devices", c->facts.numDevices, "max_ranks", c->check.choice.maxRanks,
-                        "seconds", outcome->status.seconds, "bytes_compared",
-                        (json_int_t)outcome->status.bytes);
+  json_t *j = json_pack(
+      "{s:b, s:b, s:s, s:I, s:i, s:I, s:b, s:i, s:i, s:f, s:I}", "ok",
+      bad == 0 && !outcome->interrupted, "interrupted", outcome->interrupted != 0, "profile",
+      c->profile.name, "seed", (json_int_t)c->check.choice.seed, "library_version",
+      c->facts.version, "timeout_ms", (json_int_t)(c->check.timeoutNs / 1000000), "ours",
+      c->facts.isOurs, "devices", c->facts.numDevices, "max_ranks", c->check.choice.maxRanks,
+      "seconds", outcome->status.seconds, "bytes_compared", (json_int_t)outcome->status.bytes);
   levelsJson(j, c);
   json_object_set_new(
       j, "totals",
@@ -96,8 +95,7 @@ static const char *saysCounts(const json_t *counts, char text[CONFORM_SAYS]) {
   for (int i = 0; i < NUM_ORDER && n < CONFORM_SAYS; i++)
     if (countOf(counts, order[i]))
       n += (size_t)snprintf(text + n, CONFORM_SAYS - n, "%s%s %lld", n ? ", " : "",
-                            epOutcomeName(order[i]),
-                            (long long)countOf(counts, order[i]));
+                            epOutcomeName(order[i]), (long long)countOf(counts, order[i]));
   return text;
 }
 
@@ -117,38 +115,52 @@ static const char *wordOf(const json_t *object, const char *key) {
   return word ? word : "";
 }
 
-/* A feature's cells: those of its four modes that exist. */
-static void printRow(json_t *cells, const char *feature, const char *text, int inside) {
+/* What the forms of the table differ in. */
+typedef struct form {
+  const char *first, *cell, *end; /* formats of a row's text and of a cell; the end of a row */
+  const char *none;
+} form_t;
+static const form_t textForm = {"%-34s", "  %-26s", "\n", "-"};
+static const form_t markdownForm = {"| %s", " | %s", " |\n", "&ndash;"};
+
+static void printWords(const form_t *form, const char *first, const char *const *words) {
+  printf(form->first, first);
+  for (int m = 0; m < TREFOIL_NUM_MODES; m++) printf(form->cell, words[m]);
+  fputs(form->end, stdout);
+}
+
+/* A feature's cells: those of its four modes that exist; 0: none in this half. */
+static int printRow(const form_t *form, json_t *cells, const char *feature, int inside,
+                    const char *text) {
   char said[TREFOIL_NUM_MODES][CONFORM_SAYS];
+  const char *words[TREFOIL_NUM_MODES] = {form->none, form->none, form->none, form->none};
   int numSaid = 0;
   json_t *cell;
   size_t i;
-  memset(said, 0, sizeof said);
   json_array_foreach(cells, i, cell) {
     if (strcmp(wordOf(cell, "feature"), feature)) continue;
     if (json_is_true(json_object_get(cell, "inside")) != inside) continue;
     for (int m = 0; m < TREFOIL_NUM_MODES; m++)
       if (!strcmp(wordOf(cell, "mode"), trefoilModeName((trefoil_mode_t)m)))
-        conformSays(cell, said[m]);
+        words[m] = conformSays(cell, said[m]);
     numSaid++;
   }
-  if (!numSaid) return;
-  printf("%-34s", text);
-  for (int m = 0; m < TREFOIL_NUM_MODES; m++) printf("  %-26s", *said[m] ? said[m] : "-");
-  putchar('\n');
+  if (numSaid) printWords(form, text, words);
+  return numSaid;
 }
 
-static void printHalf(json_t *cells, int inside, const char *title) {
+static void printHalf(const form_t *form, json_t *cells, int inside, const char *title) {
+  static const char *const rule[] = {"---", "---", "---", "---"};
+  const char *modes[TREFOIL_NUM_MODES], *last = "";
   json_t *cell;
   size_t i;
-  const char *last = "";
-  printf("\n%-34s", title);
-  for (int m = 0; m < TREFOIL_NUM_MODES; m++)
-    printf("  %-26s", trefoilModeName((trefoil_mode_t)m));
+  for (int m = 0; m < TREFOIL_NUM_MODES; m++) modes[m] = trefoilModeName((trefoil_mode_t)m);
   putchar('\n');
+  printWords(form, title, modes);
+  if (form == &markdownForm) printWords(form, "---", rule);
   json_array_foreach(cells, i, cell) {
     const char *feature = wordOf(cell, "feature");
-    if (strcmp(feature, last)) printRow(cells, feature, wordOf(cell, "text"), inside);
+    if (strcmp(feature, last)) printRow(form, cells, feature, inside, wordOf(cell, "text"));
     last = feature;
   }
 }
@@ -176,8 +188,8 @@ void conformText(const json_t *r) {
   printf("%s, version %d.%d.%d, profile %s, level %s\ncompared: %s\n", wordOf(r, "library"),
          version / 10000, version / 100 % 100, version % 100, wordOf(r, "profile"),
          wordOf(r, "level"), wordOf(r, "compared"));
-  printHalf(cells, 1, "within the profile");
-  printHalf(cells, 0, "outside of it");
+  printHalf(&textForm, cells, 1, "within the profile");
+  printHalf(&textForm, cells, 0, "outside of it");
   printFindings(cells);
   printf("\nwithin the profile: %s\n", saysCounts(json_object_get(totals, "inside"), text));
   saysCounts(json_object_get(totals, "outside"), text);
@@ -186,4 +198,29 @@ void conformText(const json_t *r) {
          json_is_true(json_object_get(r, "ok")) ? "CONFORMS" : "DOES NOT CONFORM to its profile",
          json_real_value(json_object_get(r, "seconds")),
          json_is_true(json_object_get(r, "interrupted")) ? ", interrupted" : "");
+}
+
+void conformMarkdown(const json_t *r) {
+  char inside[CONFORM_SAYS], outside[CONFORM_SAYS];
+  json_t *cells = json_object_get(r, "cells"), *cell;
+  const json_t *totals = json_object_get(r, "totals");
+  size_t i;
+  int version = (int)json_integer_value(json_object_get(r, "library_version")), hasOutside = 0;
+  json_array_foreach(cells, i, cell) hasOutside |= !json_is_true(json_object_get(cell, "inside"));
+  saysCounts(json_object_get(totals, "inside"), inside);
+  saysCounts(json_object_get(totals, "outside"), outside);
+  printf("`%s`, version %d.%d.%d, profile `%s`, seed %lld. Compared: %s.\n\n"
+         "Within the profile: %s. Outside of it: %s.\n",
+         wordOf(r, "library"), version / 10000, version / 100 % 100, version % 100,
+         wordOf(r, "profile"), (long long)json_integer_value(json_object_get(r, "seed")),
+         wordOf(r, "compared"), inside, *outside ? outside : "nothing was run");
+  printHalf(&markdownForm, cells, 1, "within the profile");
+  if (hasOutside) printHalf(&markdownForm, cells, 0, "outside of it");
+  json_array_foreach(cells, i, cell) {
+    json_t *f = json_object_get(cell, "finding");
+    if (f)
+      printf("\n- %s, %s%s: *%s*: %s\n  `%s`\n", wordOf(cell, "mode"), wordOf(cell, "text"),
+             json_is_true(json_object_get(cell, "inside")) ? "" : " (outside)",
+             wordOf(f, "outcome"), wordOf(f, "what"), wordOf(f, "replay"));
+  }
 }

@@ -17,7 +17,6 @@ static int addCell(conform_t *c, int row, trefoil_mode_t mode, const ep_check_ce
   return 1;
 }
 
-
 /* Where the profile lists shapes, a number outside of them must be known. */
 static int canDraw(const ep_profile_t *p, int feature, trefoil_mode_t mode) {
   int ht = mode >= TREFOIL_HT_FLAT;
@@ -30,19 +29,20 @@ static int canDraw(const ep_profile_t *p, int feature, trefoil_mode_t mode) {
                                          : 1;
 }
 
-static int addFeatures(conform_t *c, trefoil_mode_t mode) {
+/* The cells of a mode within the profile, or outside of it. */
+static int addFeatures(conform_t *c, trefoil_mode_t mode, int inside) {
   uint64_t takes = epProfileFeatures(&c->profile, mode);
   int hasMode = c->profile.modes >> mode & 1;
-  ep_check_cell_t cell = {.mode = mode, .numCases = hasMode ? c->perCell : c->perOutside};
+  ep_check_cell_t cell = {.mode = mode, .numCases = inside ? c->perCell : c->perOutside};
+  if (!cell.numCases) return 1;
   c->table[CONFORM_PLAIN][mode].inside = hasMode;
-  if (!addCell(c, CONFORM_PLAIN, mode, &cell)) return 0;
+  if (hasMode == inside && !addCell(c, CONFORM_PLAIN, mode, &cell)) return 0;
   for (int f = 0; f < EP_NUM_FEATURES; f++) {
-    int inside = takes >> f & 1;
     if (!(epFeatureModes(f) >> mode & 1) || !canDraw(&c->profile, f, mode)) continue;
+    if ((int)(takes >> f & 1) != inside) continue;
     cell.allowed = cell.forced = EP_BIT(f);
-    cell.numCases = inside ? c->perCell : c->perOutside;
     c->table[f + 1][mode].inside = inside;
-    if (cell.numCases && !addCell(c, f + 1, mode, &cell)) return 0;
+    if (!addCell(c, f + 1, mode, &cell)) return 0;
   }
   return 1;
 }
@@ -63,7 +63,7 @@ int conformPlan(conform_t *c, int64_t numCases, int numOutside) {
   c->perCell = perCell < 1 ? 1 : perCell > EP_BATCH_CASES ? EP_BATCH_CASES : (int)perCell;
   c->perOutside = numOutside;
   for (int m = 0; m < TREFOIL_NUM_MODES; m++)
-    if (!addFeatures(c, (trefoil_mode_t)m)) return 0;
+    if (!addFeatures(c, (trefoil_mode_t)m, 1)) return 0;
   int64_t left = numCases - (int64_t)c->perCell * numInside;
   for (int m = 0; m < TREFOIL_NUM_MODES; m++) {
     if (!(c->profile.modes >> m & 1)) continue;
@@ -76,6 +76,8 @@ int conformPlan(conform_t *c, int64_t numCases, int numOutside) {
       if (!addCell(c, CONFORM_MIXED, (trefoil_mode_t)m, &cell)) return 0;
     }
   }
+  for (int m = 0; m < TREFOIL_NUM_MODES; m++) /* last: what takes longest, and ends processes */
+    if (!addFeatures(c, (trefoil_mode_t)m, 0)) return 0;
   return 1;
 }
 

@@ -166,8 +166,8 @@ static trefoil_result_t takeNumbers(const reader_t *r, json_t *from, const char 
 static trefoil_result_t takeShape(const reader_t *r, json_t *block, json_t *from, int ht) {
   int64_t of[4];
   ep_profile_t *p = r->p;
-  EP_CHECK(p->numShapes[ht] < EP_PROFILE_LIST, TREFOIL_INVALID_ARGUMENT,
-           "%s: shapes: at most %d", r->file, EP_PROFILE_LIST);
+  EP_CHECK(p->numShapes[ht] < EP_PROFILE_LIST, TREFOIL_INVALID_ARGUMENT, "%s: shapes: at most %d",
+           r->file, EP_PROFILE_LIST);
   EP_TRY(takeNumbers(r, from, "shapes", &p->shapes[ht][p->numShapes[ht]++], of));
   for (int i = 0; i < 4; i++)
     EP_CHECK(of[i] > 0 && takes(json_object_get(block, numbers[i]), of[i]) != 0,
@@ -260,8 +260,9 @@ static int isOf(json_t *root, const ep_library_facts_t *facts) {
   json_t *libraries = json_object_get(root, "libraries"), *version;
   size_t i;
   if (facts->isOurs) return json_is_true(json_object_get(libraries, "ours"));
-  json_array_foreach(json_object_get(libraries, "versions"), i, version)
-      if (json_integer_value(version) / 100 == facts->version / 100) return 1;
+  json_array_foreach(json_object_get(libraries, "versions"), i,
+                     version) if (json_integer_value(version) / 100 ==
+                                  facts->version / 100) return 1;
   return 0;
 }
 
@@ -279,10 +280,11 @@ trefoil_result_t cliProfileOf(ep_profile_t *profile, const ep_library_facts_t *f
     *profile = found;
     return TREFOIL_OK;
   }
-  return epFail(TREFOIL_INVALID_ARGUMENT,
-                "no profile is of a library whose version is %d: say which with --profile (%s, or a "
-                "file)",
-                facts->version, known);
+  return epFail(
+      TREFOIL_INVALID_ARGUMENT,
+      "no profile is of a library whose version is %d: say which with --profile (%s, or a "
+      "file)",
+      facts->version, known);
 }
 
 int cliProfileIsFree(const ep_profile_t *p) {

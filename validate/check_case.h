@@ -63,6 +63,7 @@ typedef struct ep_check_group {
   int limited;              /* drawn within a profile: scripts have only... */
   uint64_t allowed, forced; /* ...these features, and all of those */
   int64_t hidden;           /* limited: elements of a full row; 0: any width */
+  int warmUp;               /* limited: first calls take long, so none is captured */
   int64_t shortHidden;      /* limited: the one of a short row; 0: any smaller width */
   int64_t maxRecv;          /* 0 = eager */
   int drop;

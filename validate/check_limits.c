@@ -123,6 +123,7 @@ void epLimitGroup(ep_check_group_t *g, const ep_check_choice_t *choice, ep_rng_t
   const ep_check_cell_t *cell =
       choice->cells ? &choice->cells[g->batch % (uint64_t)choice->numCells] : NULL;
   g->limited = 1;
+  g->warmUp = choice->profile && choice->profile->firstCallNs > 0;
   trefoil_mode_t mode = limitModes(g, choice, cell, rng);
   limitRanks(g, choice, rng);
   limitShape(g, choice->profile, rng);

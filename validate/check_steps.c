@@ -50,7 +50,7 @@ static void pickTypes(const ep_check_group_t *g, ep_check_op_t *op, ep_rng_t *rn
   }
 }
 
-/* Details that only our own interface promises (docs/spec.md, "Where NCCL EP leaves it open") are left out. */
+/* Details that only our own interface promises (docs/spec.md, its last section) are left out. */
 static ep_check_op_t *addOp(ep_check_case_t *c, ep_op_kind_t kind, int handle, int routing,
                             ep_rng_t *rng) {
   ep_check_op_t *op = epAddOp(c, kind, handle, routing, rng);

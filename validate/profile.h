@@ -16,7 +16,7 @@
 #define EP_FEATURES(X)                                                                             \
   X(F16, "f16", 15, "f16 rows")                                                                    \
   X(F32, "f32", 15, "f32 rows")                                                                    \
-  X(CALLER_SCALES, "caller_scales", 15, "the caller's fp8 rows and scales")                    \
+  X(CALLER_SCALES, "caller_scales", 15, "the caller's fp8 rows and scales")                        \
   X(E4M3, "e4m3", 3, "E4M3 by the dispatch")                                                       \
   X(ROUND_SCALES, "round_scales", 3, "E4M3, scales rounded")                                       \
   X(NVFP4, "nvfp4", 3, "NVFP4 combine")                                                            \
