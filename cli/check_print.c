@@ -49,6 +49,14 @@ static int isGreen(const ep_check_outcome_t *outcome) {
   return !outcome->failed && !outcome->interrupted;
 }
 
+/* Order-free: cases that agree, but not to the bit. */
+static json_int_t numOpen(const ep_check_options_t *o) {
+  json_int_t n = 0;
+  for (uint64_t i = 0; o->outcomes && i < o->numCases; i++)
+    n += o->outcomes[i] == EP_CASE_ORDER_OPEN;
+  return n;
+}
+
 static int printJson(const ep_check_options_t *o, const ep_check_outcome_t *outcome) {
   const ep_check_status_t *s = &outcome->status;
   json_t *findings = json_array();
@@ -63,6 +71,8 @@ static int printJson(const ep_check_options_t *o, const ep_check_outcome_t *outc
                         (json_int_t)s->bytes, "num_findings", outcome->numFindings, "findings",
                         findings, "environment", cliEnvironment());
   cliLibrariesJson(j, &o->paths);
+  json_object_set_new(j, "level", json_string(o->choice.orderFree ? "order-free" : "strict"));
+  if (o->outcomes) json_object_set_new(j, "order_open", json_integer(numOpen(o)));
   if (o->countBytes) json_object_set_new(j, "bytes_counted", json_integer((json_int_t)s->counted));
   if (outcome->failed) {
     const char *text = outcome->numFindings ? outcome->findings[0].text : outcome->text;
@@ -105,6 +115,9 @@ int cliPrintOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outco
   if (outcome->interrupted)
     printf("interrupted (%s); so far:\n", outcome->interrupted == SIGINT ? "SIGINT" : "SIGTERM");
   printCases(o, outcome);
+  if (o->outcomes)
+    printf("order-free: %lld of them with rows in another order or sums rounded otherwise\n",
+           (long long)numOpen(o));
   if (o->maxFindings > 0 && outcome->numFindings >= o->maxFindings &&
       outcome->status.cases + (uint64_t)outcome->numFindings < outcome->asked)
     printf("%d finding%s ended the run (--findings)\n", outcome->numFindings,

@@ -26,7 +26,7 @@ typedef struct cli_library {
 typedef struct cli_check {
   long long numCases, seed, firstCase, timeoutMs, tokens, hidden;
   double seconds, limit;
-  char *modes, *ranks, *level, *moe;
+  char *modes, *ranks, *level, *profile, *moe;
   int processes, jobs, json, experts, topk, ranksPerNode, gpuCases, countBytes, findings;
   cli_library_t library;
 } cli_check_t;
@@ -40,6 +40,9 @@ int cliPrintOutcome(const ep_check_options_t *options, const ep_check_outcome_t 
 
 /* Fills what the options say about a real shape; -1, or an exit code after the sentence. */
 int cliRealOptions(const char *verb, const cli_check_t *v, unsigned *modes, ep_real_options_t *o);
+
+/* How a real shape agrees, in words: bit for bit, or with what in another order. */
+const char *cliAgreement(const ep_real_options_t *o, const ep_real_result_t *r);
 
 /* -1, or CLI_FAILED after the sentence: the shape in o needs more memory than is free. */
 int cliRealFits(const char *verb, const ep_real_options_t *o);

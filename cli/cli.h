@@ -22,6 +22,7 @@ enum {
 };
 
 int cmdCheck(int argc, char **argv);
+int cmdConform(int argc, char **argv);
 int cmdBench(int argc, char **argv);
 int cmdTrace(int argc, char **argv);
 int cmdSimulate(int argc, char **argv);

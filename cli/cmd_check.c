@@ -1,5 +1,6 @@
 /* trefoil check: random cases, or (--moe, --hidden) one real shape with everything it moves. */
 #include "cli/check_verb.h"
+#include "cli/profile_load.h"
 
 #include "validate/checker.h"
 
@@ -125,9 +126,13 @@ static void showProgress(void *context, const ep_check_status_t *s) {
 
 /* The command that does the same again, but for the number of the case. */
 static void replayCommand(const cli_check_t *v, char *text, size_t bytes) {
-  const char *const strings[][2] = {{"modes", v->modes},       {"ranks", v->ranks},
-                                    {"level", v->level},       {"library", v->library.library},
-                                    {"nccl", v->library.nccl}, {"cuda", v->library.cuda}};
+  const char *const strings[][2] = {{"modes", v->modes},
+                                    {"ranks", v->ranks},
+                                    {"level", v->level},
+                                    {"profile", v->profile},
+                                    {"library", v->library.library},
+                                    {"nccl", v->library.nccl},
+                                    {"cuda", v->library.cuda}};
   size_t n = (size_t)snprintf(text, bytes, "trefoil check --seed %lld", v->seed);
   for (size_t i = 0; i < sizeof strings / sizeof *strings && n < bytes; i++)
     if (strings[i][1])
@@ -166,6 +171,16 @@ int cliNoLaunch(const char *verb) {
       launch.numRanks);
 }
 
+/* Cases within a profile, at its level if none was said. */
+static void keepTo(const cli_check_t *v, const ep_profile_t *p, ep_check_options_t *o) {
+  if (cliProfileIsFree(p)) return;
+  o->choice.profile = p;
+  if (!v->level) o->choice.orderFree = p->open;
+  if (p->firstCallNs && !o->limitNs)
+    o->limitNs =
+        (o->timeoutNs ? o->timeoutNs : 20000000000u) * 5 / 4 + 5000000000u + p->firstCallNs;
+}
+
 int cliCheckRandom(const cli_check_t *v) {
   char paths[3][4096], replay[4096], ranks[16];
   cli_check_t said = *v;
@@ -193,8 +208,12 @@ int cliCheckRandom(const cli_check_t *v) {
                     EP_MAX_RANKS);
   if (v->level && strcmp(v->level, "strict") && strcmp(v->level, "order-free"))
     return cliUsage("check", "--level %s: expected strict or order-free", v->level);
-  o.choice.orderFree = v->level && !strcmp(v->level, "order-free");
+  o.choice.orderFree = v->level && !strcmp(v->level, "order-free") ? EP_OPEN_LL_ROWS : 0;
   o.choice.gpuSubset = v->gpuCases || v->library.gpu;
+  ep_profile_t profile;
+  if (v->profile && cliProfileLoad(&profile, v->profile) != TREFOIL_OK)
+    return cliUsage("check", "--profile: %s", trefoilLastError());
+  if (v->profile) keepTo(v, &profile, &o);
   int rc = cliLibraries("check", &v->library, paths, &o.paths);
   if (rc < 0) rc = openLaunch(v, o.choice.minRanks, o.choice.maxRanks, &launch);
   if (rc >= 0) return rc;
@@ -218,6 +237,9 @@ int cliCheckRandom(const cli_check_t *v) {
     o.interrupted = cliInterrupts(); /* launchers end all ranks themselves */
   ep_check_outcome_t *outcome = malloc(sizeof *outcome);
   if (!outcome) return cliFail("check", "out of memory");
+  enum { MOST_OUTCOMES = 100000000 };
+  if (o.choice.orderFree && o.numCases <= MOST_OUTCOMES && launch.numRanks == 1)
+    o.outcomes = o.numCases ? calloc(1, o.numCases) : NULL; /* how many agree with order open */
   trefoil_result_t result = epCheckRun(&o, outcome);
   cliProgressEnd();
   if (launch.numRanks > 1) epLaunchClose(&launch);
@@ -226,12 +248,14 @@ int cliCheckRandom(const cli_check_t *v) {
     return CLI_OK;
   }
   if (result != TREFOIL_OK) {
+    free(o.outcomes);
     free(outcome);
     return result == TREFOIL_INVALID_ARGUMENT ? cliUsage("check", "%s", trefoilLastError())
                                               : cliFail("check", "%s", trefoilLastError());
   }
   if (o.numCases != 1 && launch.numRanks == 1) cliConfirmFindings(&o, outcome);
   rc = cliPrintOutcome(&o, outcome, v->json);
+  free(o.outcomes);
   free(outcome);
   return rc;
 }
@@ -254,7 +278,9 @@ int cmdCheck(int argc, char **argv) {
       {"jobs", 'j', POPT_ARG_INT, &v.jobs, CLI_POSITIVE,
        "groups at a time, each in its process (default 1)", "J"},
       {"level", 0, POPT_ARG_STRING, &v.level, 0,
-       "strict (default), or order-free: LL slot order and rounding open", "LEVEL"},
+       "strict (default), or order-free: LL slot order, and rounding of sums, open", "LEVEL"},
+      {"profile", 0, POPT_ARG_STRING, &v.profile, 0,
+       "only cases within what a library says it takes, at its level", "NAME|FILE"},
       {"timeout-ms", 0, POPT_ARG_LONGLONG, &v.timeoutMs, CLI_POSITIVE,
        "of the groups (default 20000)", "MS"},
       {"limit", 0, POPT_ARG_DOUBLE, &v.limit, CLI_POSITIVE,

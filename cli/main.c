@@ -11,6 +11,7 @@ static const struct {
   const char *about;
 } verbs[] = {
     {"check", cmdCheck, "does a library do what the reference says, byte for byte"},
+    {"conform", cmdConform, "what of the interface a library does, feature by feature"},
     {"bench", cmdBench, "times of what passes its check, beside the rate of a plain copy"},
     {"validate", cmdValidate, "do all legs agree: results, bytes, and times with measurements"},
     {"compare", cmdCompare, "measurements beside predictions: errors, slow links and ranks"},

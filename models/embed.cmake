@@ -1,12 +1,13 @@
-# cmake -DOUT=file.c -DDIR=models -P embed.cmake: the presets as C text, so that an installed
-# library has them without any file. Names come out in alphabetical order.
-set(code "/* Made from models/{clusters,moe,costs}/\\*.json by models/embed.cmake. */\n#include \"models/preset.h\"\n\n")
-foreach(kind Clusters Moe Costs)
+# cmake -DOUT=file.c -DDIR=models -DKINDS=Clusters,Moe,Costs -P embed.cmake: the presets as C text, so that an
+# installed library has them without any file. Names come out in alphabetical order.
+string(REPLACE "," ";" kinds "${KINDS}")
+set(code "/* Made from the JSON files of ${KINDS} by models/embed.cmake. */\n#include \"models/preset.h\"\n\n")
+foreach(kind ${kinds})
   string(TOLOWER ${kind} folder)
   file(GLOB names RELATIVE ${DIR}/${folder} ${DIR}/${folder}/*.json)
   list(TRANSFORM names REPLACE "\\.json$" "")
   list(SORT names)
-  string(APPEND code "const ep_preset_t ep${kind}[] = {\n")
+  string(APPEND code "extern const ep_preset_t ep${kind}[];\nconst ep_preset_t ep${kind}[] = {\n")
   foreach(name ${names})
     file(READ ${DIR}/${folder}/${name}.json text)
     string(REPLACE "\\" "\\\\" text "${text}")

@@ -18,6 +18,8 @@
 #include <nccl_ep.h>
 
 #include "trefoil/ref.h"
+#include "validate/order_free.h"
+#include "validate/profile.h"
 #include "validate/rng.h"
 
 enum {
@@ -35,9 +37,12 @@ typedef struct ep_check_choice {
   uint64_t seed;
   unsigned modes; /* bit per trefoil_mode_t */
   int minRanks, maxRanks;
-  int orderFree; /* only what can be compared with slot order and rounding open */
+  unsigned orderFree; /* EP_OPEN_...: only what can be compared so; 0: strict */
   int gpuSubset; /* only what runs on GPUs of one NVLink domain: no pretended nodes, tokens and scales in
                     whole and aligned 16 bytes, no FP4; larger top-k and more experts instead */
+  const ep_profile_t *profile;  /* NULL, or what the library takes: only that is drawn */
+  const ep_check_cell_t *cells; /* NULL, or [numCells]: batch b is one of cell b % numCells */
+  int numCells;
 } ep_check_choice_t;
 
 typedef struct ep_check_handle {
@@ -53,8 +58,14 @@ typedef struct ep_check_group {
   uint64_t seed, batch;
   trefoil_shape_t shape; /* topk: the largest of the handles */
   int highThroughput;
-  int orderFree, gpuSubset;
-  int64_t maxRecv; /* 0 = eager */
+  unsigned orderFree;
+  int gpuSubset;
+  int limited;              /* drawn within a profile: scripts have only... */
+  uint64_t allowed, forced; /* ...these features, and all of those */
+  int64_t hidden;           /* limited: elements of a full row; 0: any width */
+  int warmUp;               /* limited: first calls take long, so none is captured */
+  int64_t shortHidden;      /* limited: the one of a short row; 0: any smaller width */
+  int64_t maxRecv;          /* 0 = eager */
   int drop;
   size_t maxTokenBytes;
   int numTopk; /* the group's bound, or 0 */
@@ -166,9 +177,21 @@ typedef struct ep_check_dims {
 /* ---- check_group.c: the batch ---- */
 void epMakeGroup(ep_check_group_t *group, const ep_check_choice_t *choice, uint64_t batch);
 
-/* ---- check_generate.c, check_routing.c: the case ---- */
+/* ---- check_limits.c: the batch within a profile; changes what was drawn freely ---- */
+void epLimitGroup(ep_check_group_t *group, const ep_check_choice_t *choice, ep_rng_t *rng);
+/* Whether a script uses a feature here: never if it is not allowed, always if it is forced. */
+int epUses(const ep_check_group_t *group, ep_rng_t *rng, ep_feature_t feature, int oneIn);
+
+/* ---- check_generate.c, check_steps.c, check_routing.c: the case ---- */
 trefoil_result_t epMakeCase(ep_check_case_t *c, const ep_check_group_t *group, uint64_t index);
 void epFreeCase(ep_check_case_t *c);
+/* The script of an order-free or limited group: one whole operation after another. */
+void epMakeSteps(ep_check_case_t *c, ep_rng_t *rng);
+/* Appends an operation without tensors; routing -1: none. */
+ep_check_op_t *epAddOp(ep_check_case_t *c, ep_op_kind_t kind, int handle, int routing,
+                       ep_rng_t *rng);
+/* Ranks in one class see one another: every mask of this kind leaves each class able to go on. */
+void epMakeMasks(ep_check_case_t *c, ep_rng_t *rng);
 /* Which ranks a TRAP stops, and how many slots arrive (HT); after the script is made. */
 trefoil_result_t epCountSlots(ep_check_case_t *c);
 trefoil_result_t epMakeRouting(ep_check_case_t *c, int routing, ep_rng_t *rng);

@@ -22,18 +22,22 @@ typedef struct script {
   int pendingDispatch, pendingCombine; /* handle, or -1 */
 } script_t;
 
-static ep_check_op_t *addOp(script_t *s, ep_op_kind_t kind, int handle) {
-  ep_check_case_t *c = s->c;
+ep_check_op_t *epAddOp(ep_check_case_t *c, ep_op_kind_t kind, int handle, int routing,
+                       ep_rng_t *rng) {
   ep_check_op_t *op = &c->ops[c->numOps];
   memset(op, 0, sizeof *op);
   op->kind = kind;
   op->handle = handle;
-  op->routing = handle >= 0 ? s->handles[handle].routing : -1;
+  op->routing = routing;
   op->from = -1;
-  op->payloadKey = epRand(s->rng);
+  op->payloadKey = epRand(rng);
   for (int i = 0; i < EP_NUM_TENSORS; i++) op->region[i] = -1;
   c->numOps++;
   return op;
+}
+
+static ep_check_op_t *addOp(script_t *s, ep_op_kind_t kind, int handle) {
+  return epAddOp(s->c, kind, handle, handle >= 0 ? s->handles[handle].routing : -1, s->rng);
 }
 
 static int64_t atMost(int64_t a, int64_t b) {
@@ -186,8 +190,7 @@ static void addStep(script_t *s, int handle) {
   }
 }
 
-/* Ranks in one class see one another: every mask of this kind leaves each class able to go on. */
-static void makeMasks(ep_check_case_t *c, ep_rng_t *rng) {
+void epMakeMasks(ep_check_case_t *c, ep_rng_t *rng) {
   int R = c->group->shape.numRanks;
   int classes = 1 + (int)epBelow(rng, 3);
   for (int r = 0; r < R; r++) c->maskClasses[r] = (int)epBelow(rng, classes);
@@ -195,40 +198,16 @@ static void makeMasks(ep_check_case_t *c, ep_rng_t *rng) {
     for (int q = 0; q < R; q++) c->active[r * R + q] = c->maskClasses[r] == c->maskClasses[q];
 }
 
-/* Order-free: one step after another, rows that differ from one another, plain values to combine. */
-static void makeOrderFree(ep_check_case_t *c, ep_rng_t *rng) {
-  const ep_check_group_t *g = c->group;
-  script_t s = {.c = c, .rng = rng, .pendingDispatch = 0, .pendingCombine = 0};
-  int numSteps = (int)epRange(rng, 1, 3);
-  for (int i = 0; i < numSteps; i++) {
-    int handle = c->freshHandle ? 0 : (int)epBelow(rng, g->numHandles);
-    if (g->handles[handle].shareWith >= 0) handle = 0;
-    addUpdate(&s, handle);
-    addDispatch(&s, handle); /* never send_only: one seems to be pending */
-    ep_check_op_t *op = &c->ops[c->numOps - 1];
-    op->backward = 0;
-    if (op->quant == TREFOIL_QUANT_NONE)
-      op->width = (int64_t)(g->maxTokenBytes / trefoilDtypeBytes(op->dtype));
-    op->payload = op->quant == TREFOIL_QUANT_E4M3 ? EP_PAYLOAD_FINITE : EP_PAYLOAD_BITS;
-    addCombine(&s, handle);
-    op = &c->ops[c->numOps - 1];
-    op->backward = op->wantCounters = 0;
-    op->from = -1;
-    op->quant = TREFOIL_QUANT_NONE;
-    op->payload = EP_PAYLOAD_FINITE;
-  }
-}
-
 static void makeScript(ep_check_case_t *c, ep_rng_t *rng) {
   const ep_check_group_t *g = c->group;
-  if (g->orderFree) {
-    makeOrderFree(c, rng);
+  if (g->orderFree || g->limited) {
+    epMakeSteps(c, rng);
     return;
   }
   script_t s = {.c = c, .rng = rng, .pendingDispatch = -1, .pendingCombine = -1};
   for (int i = 0; i < EP_MAX_HANDLES; i++) s.handles[i] = (handle_state_t){-1, 0, -1, 0};
   if (c->numMasks) {
-    makeMasks(c, rng);
+    epMakeMasks(c, rng);
     addOp(&s, EP_OP_MASK_UPDATE, -1);
     if (epOneIn(rng, 2)) addOp(&s, EP_OP_MASK_QUERY, -1);
   }
@@ -298,7 +277,7 @@ static void makeTrapScript(ep_check_case_t *c) {
   ep_check_op_t send = bind;
   send.kind = EP_OP_DISPATCH;
   send.dtype = TREFOIL_BF16;
-  send.width = (int64_t)(c->group->maxTokenBytes / 2);
+  send.width = c->group->hidden ? c->group->hidden : (int64_t)(c->group->maxTokenBytes / 2);
   send.payload = EP_PAYLOAD_CODED;
   c->ops[c->numOps++] = send;
   c->ops[c->numOps++] = sync;
@@ -323,12 +302,12 @@ trefoil_result_t epMakeCase(ep_check_case_t *c, const ep_check_group_t *g, uint6
   c->group = g;
   c->index = index;
   int canCapture = !g->highThroughput || g->maxRecv > 0;
-  c->numMasks = g->enableMask && epOneIn(&rng, 2);
-  c->captured = canCapture && !c->numMasks && !g->orderFree && epOneIn(&rng, 6);
+  c->numMasks = g->enableMask && epUses(g, &rng, EP_F_MASK, 2);
+  c->captured = canCapture && !c->numMasks && epUses(g, &rng, EP_F_GRAPH, 6);
   c->numRounds = c->captured ? EP_MAX_ROUNDS : 1;
-  c->freshHandle = !c->captured && epOneIn(&rng, 16);
+  c->freshHandle = !c->captured && epUses(g, &rng, EP_F_FRESH_HANDLE, 16);
   c->numRoutings = EP_MAX_ROUTINGS;
-  if (epOneIn(&rng, 64)) c->delays = 1u << epBelow(&rng, g->shape.numRanks);
+  if (epOneIn(&rng, 64) && !g->limited) c->delays = 1u << epBelow(&rng, g->shape.numRanks);
   /* Every handle in the script must find a routing of its top-k. */
   int topks[EP_MAX_HANDLES], numTopks = 0;
   for (int i = 0; i < g->numHandles; i++) {

@@ -107,13 +107,7 @@ void epMakeGroup(ep_check_group_t *g, const ep_check_choice_t *choice, uint64_t 
   g->customAlloc = epOneIn(&rng, 4);
   g->partial = !g->highThroughput && epOneIn(&rng, 4);
   g->zeroCopy = (ncclEpZeroCopyMode_t)epBelow(&rng, 3);
-  if (choice->orderFree) { /* what is ours alone stays out */
-    g->orderFree = 1;
-    g->partial = g->enableMask = 0;
-    g->zeroCopy = NCCL_EP_ZERO_COPY_AUTO;
-    g->shape.numExperts = R * trefoilExpertsPerRank(&g->shape);
-    g->shape.ranksPerNode = R;
-  }
+  g->orderFree = choice->orderFree;
   if (choice->gpuSubset) forGpus(g, &rng);
   if (g->zeroCopy == NCCL_EP_ZERO_COPY_ON && !g->highThroughput &&
       (!(modes & (1u << TREFOIL_LL_RANK_MAJOR)) || g->shape.ranksPerNode != R))
@@ -122,4 +116,5 @@ void epMakeGroup(ep_check_group_t *g, const ep_check_choice_t *choice, uint64_t 
   g->useWindow = g->zeroCopy == NCCL_EP_ZERO_COPY_ON || epOneIn(&rng, 3);
   g->imageBytes = (size_t)(large ? 32 : 8) << 20;
   makeHandles(g, modes, &rng);
+  if (choice->orderFree || choice->profile || choice->cells) epLimitGroup(g, choice, &rng);
 }

@@ -28,7 +28,10 @@ void epBatchEnvironment(const ep_check_group_t *g) {
 /* The part of a batch that was asked for; 0: none of it. */
 int epTeamCut(ep_check_team_t *team, uint64_t batch) {
   const ep_check_options_t *o = team->options;
+  const ep_check_choice_t *choice = &o->choice;
   uint64_t first = batch * EP_BATCH_CASES, end = first + EP_BATCH_CASES;
+  if (choice->cells)
+    end = first + (uint64_t)choice->cells[batch % (uint64_t)choice->numCells].numCases;
   uint64_t lastEnd = o->numCases ? o->firstCase + o->numCases : UINT64_MAX;
   if (first < o->firstCase) first = o->firstCase;
   if (end > lastEnd) end = lastEnd;

@@ -42,11 +42,15 @@ trefoil_result_t epRankOpen(ep_check_rank_t *rank, const ncclUniqueId *id);
 /* Runs the script of each round: from `initial` (host) to `result` (host), [numRounds] each. */
 trefoil_result_t epRankRun(ep_check_rank_t *rank, const ep_check_case_t *c, uint8_t *const *initial,
                            uint8_t *const *result);
-/* The same with slot order and rounding open: rows are matched by content, `initial` and `expected`
- * (this rank's) are brought into the library's order, and what is left must be equal, combined tokens
- * within `bounds` (this rank's sums of magnitudes, see order_free.c), which are then copied. */
-trefoil_result_t epRankRunFree(ep_check_rank_t *rank, const ep_check_case_t *c, uint8_t *initial,
-                               uint8_t *expected, const uint8_t *bounds, uint8_t *result);
+/* The same with slot order and rounding open: rows are matched by content, what is expected is brought into
+ * the library's order, and what is left must be equal, combined tokens within their bounds, which are
+ * then copied. */
+typedef struct ep_free_images { /* this rank's, [numRounds] each */
+  uint8_t *initial[EP_MAX_ROUNDS], *expected[EP_MAX_ROUNDS], *result[EP_MAX_ROUNDS];
+  const uint8_t *bounds[EP_MAX_ROUNDS]; /* sums of magnitudes, see order_free.h */
+} ep_free_images_t;
+trefoil_result_t epRankRunFree(ep_check_rank_t *rank, const ep_check_case_t *c,
+                               const ep_free_images_t *images);
 /* What follows a case: the error flag, the case's own handle. */
 trefoil_result_t epRankEnd(ep_check_rank_t *rank, const ep_check_case_t *c);
 trefoil_result_t epRankClose(ep_check_rank_t *rank);

@@ -13,6 +13,17 @@ int64_t epMaxTokens(const ep_check_routing_t *routing, int numRanks) {
   return most;
 }
 
+/* Full ranks, but for what the group's features allow. */
+static void limitedCounts(ep_check_routing_t *routing, const ep_check_group_t *g, ep_rng_t *rng) {
+  const trefoil_shape_t *s = &g->shape;
+  int ragged = epUses(g, rng, EP_F_RAGGED, 2), empty = epUses(g, rng, EP_F_EMPTY_RANKS, 4);
+  int only = (int)epBelow(rng, s->numRanks);
+  for (int r = 0; r < s->numRanks; r++) {
+    routing->numTokens[r] = ragged ? epRange(rng, 1, s->maxTokens) : s->maxTokens;
+    if (empty && (r == only || epOneIn(rng, 3))) routing->numTokens[r] = 0;
+  }
+}
+
 static void makeCounts(ep_check_routing_t *routing, const trefoil_shape_t *s, ep_rng_t *rng) {
   int kind = (int)epBelow(rng, 8);
   int only = (int)epBelow(rng, s->numRanks);
@@ -53,8 +64,11 @@ trefoil_result_t epMakeRouting(ep_check_case_t *c, int routingIdx, ep_rng_t *rng
   ep_check_routing_t *routing = &c->routings[routingIdx];
   const trefoil_shape_t *s = &c->group->shape;
   int R = s->numRanks, E = s->numExperts;
-  makeCounts(routing, s, rng);
-  routing->wideIds = (int)epBelow(rng, 2);
+  if (c->group->limited)
+    limitedCounts(routing, c->group, rng);
+  else
+    makeCounts(routing, s, rng);
+  routing->wideIds = epUses(c->group, rng, EP_F_WIDE_IDS, 2);
   int64_t total = 0;
   for (int r = 0; r < R; r++) total += routing->numTokens[r];
   int32_t shuffled[1024];
@@ -67,7 +81,7 @@ trefoil_result_t epMakeRouting(ep_check_case_t *c, int routingIdx, ep_rng_t *rng
     ids_kind_t kind = {-1, -1, 0};
     if (epOneIn(rng, 4)) kind.hotExpert = (int)epBelow(rng, E);
     if (epOneIn(rng, 6)) kind.hotRank = (int)epBelow(rng, R);
-    if (epOneIn(rng, 2)) kind.unusedOneIn = 1 + (int)epBelow(rng, 6);
+    if (epUses(c->group, rng, EP_F_UNUSED, 2)) kind.unusedOneIn = 1 + (int)epBelow(rng, 6);
     for (int r = 0; r < R; r++) {
       routing->rows[round][r] = ids;
       for (int64_t t = 0; t < routing->numTokens[r]; t++, ids += routing->topk)

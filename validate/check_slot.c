@@ -61,8 +61,10 @@ static trefoil_result_t growSlot(ep_slot_t *slot, int R) {
       slot->initial[round][r] = grow(&images[EP_INITIAL + round], bytes);
       slot->expected[round][r] = grow(&images[EP_EXPECTED + round], bytes);
       enough &= slot->initial[round][r] && slot->expected[round][r];
+      if (!slot->c.group->orderFree) continue;
+      slot->bounds[round][r] = grow(&images[EP_BOUNDS + round], bytes);
+      enough &= !!slot->bounds[round][r];
     }
-    if (slot->c.group->orderFree) enough &= !!(slot->bounds[r] = grow(&images[EP_BOUNDS], bytes));
     EP_CHECK(enough, TREFOIL_SYSTEM_ERROR, "out of memory for the images of a case");
   }
   return TREFOIL_OK;
@@ -91,12 +93,14 @@ trefoil_result_t epSlotMake(ep_slot_t *slot, const ep_check_team_t *team, uint64
     }
     EP_TRY(epExpect(&slot->c, round, slot->expected[round]));
   }
-  if (!g->orderFree) return TREFOIL_OK;
-  for (int r = 0; r < R; r++) {
-    memcpy(slot->bounds[r], slot->initial[0][r], slot->c.usedBytes);
-    epMakeMagnitudes(&slot->c, r, slot->bounds[r]);
+  for (int round = 0; g->orderFree && round < slot->c.numRounds; round++) {
+    for (int r = 0; r < R; r++) {
+      memcpy(slot->bounds[round][r], slot->initial[round][r], slot->c.usedBytes);
+      epMakeMagnitudes(&slot->c, r, slot->bounds[round][r]);
+    }
+    EP_TRY(epExpect(&slot->c, round, slot->bounds[round]));
   }
-  return epExpect(&slot->c, 0, slot->bounds);
+  return TREFOIL_OK;
 }
 
 /* ---- A rank ------------------------------------------------------------------------------------- */
@@ -178,12 +182,16 @@ static void pass(ep_worker_rank_t *worker, uint64_t index) {
 static trefoil_result_t runCalls(ep_worker_rank_t *worker, ep_slot_t *slot) {
   const ep_check_case_t *c = &slot->c;
   int r = worker->rank.rank;
-  uint8_t *initial[EP_MAX_ROUNDS];
-  for (int round = 0; round < EP_MAX_ROUNDS; round++) initial[round] = slot->initial[round][r];
+  ep_free_images_t images;
   EP_TRY(growResults(worker, c));
-  if (!c->group->orderFree) return epRankRun(&worker->rank, c, initial, worker->result);
-  return epRankRunFree(&worker->rank, c, initial[0], slot->expected[0][r], slot->bounds[r],
-                       worker->result[0]);
+  for (int round = 0; round < EP_MAX_ROUNDS; round++) {
+    images.initial[round] = slot->initial[round][r];
+    images.expected[round] = slot->expected[round][r];
+    images.bounds[round] = slot->bounds[round][r];
+    images.result[round] = worker->result[round];
+  }
+  if (c->group->orderFree) return epRankRunFree(&worker->rank, c, &images);
+  return epRankRun(&worker->rank, c, images.initial, images.result);
 }
 
 static int callFailed(ep_worker_rank_t *worker, const ep_check_case_t *c) {

@@ -17,7 +17,7 @@ enum {
   EP_INITIAL,
   EP_EXPECTED = EP_INITIAL + EP_MAX_ROUNDS,
   EP_BOUNDS = EP_EXPECTED + EP_MAX_ROUNDS,
-  EP_NUM_IMAGES
+  EP_NUM_IMAGES = EP_BOUNDS + EP_MAX_ROUNDS
 };
 
 typedef struct ep_slot {
@@ -25,7 +25,7 @@ typedef struct ep_slot {
   ep_buffer_t (*buffers)[EP_NUM_IMAGES]; /* [ranks] */
   uint8_t *initial[EP_MAX_ROUNDS][EP_MAX_RANKS];
   uint8_t *expected[EP_MAX_ROUNDS][EP_MAX_RANKS];
-  uint8_t *bounds[EP_MAX_RANKS]; /* order-free: sums of magnitudes */
+  uint8_t *bounds[EP_MAX_ROUNDS][EP_MAX_RANKS]; /* order-free: sums of magnitudes */
   ep_check_counts_t counts;
 } ep_slot_t;
 /* Makes the case and what the reference says of it. */

@@ -81,7 +81,7 @@ enum { PROBE_SECONDS = 120 }; /* drivers of eight GPUs take some */
 
 /* What the child of a probe says. */
 typedef struct probe {
-  int numDevices;
+  ep_library_facts_t facts;
   char sentence[512];
 } probe_t;
 
@@ -91,8 +91,11 @@ static int probeHere(const ep_library_paths_t *paths, probe_t *p) {
     snprintf(p->sentence, sizeof p->sentence, "%s", trefoilLastError());
     return 1;
   }
-  cudaError_t rc = lib.cudaGetDeviceCount(&p->numDevices);
-  if (rc == cudaSuccess && p->numDevices > 0) return 0;
+  if (lib.ncclEpGetVersion(&p->facts.version) != ncclSuccess) p->facts.version = 0;
+  p->facts.isOurs = lib.ncclEpGetLastError != NULL;
+  p->facts.isHost = lib.isHost;
+  cudaError_t rc = lib.cudaGetDeviceCount(&p->facts.numDevices);
+  if (rc == cudaSuccess && p->facts.numDevices > 0) return 0;
   snprintf(p->sentence, sizeof p->sentence, "%s finds no GPU here: %s", paths->cuda,
            lib.cudaGetErrorString(rc));
   return 1;
@@ -109,7 +112,7 @@ static int readProbe(int end, probe_t *p) {
   return came > 0 && read(end, p, sizeof *p) == sizeof *p;
 }
 
-trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices) {
+trefoil_result_t epLibraryAsk(const ep_library_paths_t *paths, ep_library_facts_t *facts) {
   int ends[2], status = 1;
   probe_t p = {0};
   EP_CHECK(pipe(ends) == 0, TREFOIL_SYSTEM_ERROR, "no pipe could be made");
@@ -133,7 +136,14 @@ trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices
   EP_CHECK(isSaid, TREFOIL_SYSTEM_ERROR, "loading %s ended the process with exit code %d",
            paths->library, WEXITSTATUS(status));
   EP_CHECK(status == 0, TREFOIL_SYSTEM_ERROR, "%s", p.sentence);
-  if (numDevices) *numDevices = p.numDevices;
+  *facts = p.facts;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices) {
+  ep_library_facts_t facts;
+  EP_TRY(epLibraryAsk(paths, &facts));
+  if (numDevices) *numDevices = facts.numDevices;
   return TREFOIL_OK;
 }
 

@@ -118,6 +118,15 @@ trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *path
 int epNcclVersion(void *handle);
 #define EP_LIBRARY_OLDEST_NCCL 23007 /* that libnccl_ep works with */
 
+/* What a library is, found out in a child process. */
+typedef struct ep_library_facts {
+  int numDevices; /* GPUs, or devices of the host runtime */
+  int version;    /* ncclEpGetVersion; 0: it failed */
+  int isOurs;     /* it has ncclEpGetLastError */
+  int isHost;
+} ep_library_facts_t;
+trefoil_result_t epLibraryAsk(const ep_library_paths_t *paths, ep_library_facts_t *facts);
+
 /* The same in a child process, to see whether it can be done; *numDevices (NULL: not wanted) GPUs, or
  * devices of the host runtime. TREFOIL_SYSTEM_ERROR also if there is none. */
 trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices);

@@ -163,7 +163,11 @@ static trefoil_result_t runRanks(real_t *run) {
   }
   free(ranks);
   run->result->ok = !atomic_load(&run->failed);
-  run->result->outcome = run->result->ok ? EP_CASE_AGREES : EP_CASE_WRONG;
+  run->result->rowsMoved = atomic_load(&run->rowsMoved);
+  run->result->sumsMoved = atomic_load(&run->sumsMoved);
+  run->result->outcome = !run->result->ok                                   ? EP_CASE_WRONG
+                         : run->result->rowsMoved || run->result->sumsMoved ? EP_CASE_ORDER_OPEN
+                                                                            : EP_CASE_AGREES;
   run->result->bytesCompared = atomic_load(&run->compared);
   return TREFOIL_OK;
 }

@@ -12,6 +12,7 @@
 #include "trefoil/trace.h"
 #include "validate/gpu_times.h"
 #include "validate/library.h"
+#include "validate/order_free.h"
 #include "validate/worker.h"
 
 enum { EP_REAL_MAX_RANKS = 64, EP_REAL_MAX_REPEATS = 1000 };
@@ -42,6 +43,7 @@ typedef struct ep_real_options {
   double ragged;
   int numEmptyRanks;
   unsigned maxSms; /* max_num_sms; 0: the library's choice */
+  unsigned open;   /* EP_OPEN_...: what the comparison leaves open (order_free.h); 0: nothing */
   uint64_t seed, timeoutNs;
   int iterations;          /* GPUs: of each measurement, at most EP_GPU_ITERATIONS; 0: that many */
   uint64_t startSkewNs;    /* GPUs: the last rank starts each operation so much later */
@@ -57,8 +59,9 @@ typedef struct ep_real_options {
 
 struct ep_real_result {
   int ok;
-  ep_case_outcome_t outcome; /* agrees, different (or failed), aborts, hangs */
+  ep_case_outcome_t outcome; /* agrees, order open, different (or failed), aborts, hangs */
   char difference[2048];     /* the first one, if not ok */
+  int rowsMoved, sumsMoved;  /* with options.open: rows in another order, sums rounded otherwise */
   double updateS, dispatchS, combineS, referenceS;
   uint64_t bytesCompared;
   int64_t receivedRows[EP_REAL_MAX_RANKS];                       /* padding included */

@@ -49,6 +49,7 @@ typedef struct real {
   pthread_cond_t turn;
   int numComparing, maxComparing;
   _Atomic int failed;
+  _Atomic int rowsMoved, sumsMoved; /* order-free: not where, or what, the reference has */
   _Atomic uint64_t compared;
   _Atomic uint64_t *numDone;    /* steps, for the progress display */
   ncclComm_t *comms;            /* [R], kept from run to run; NULL before the first */
@@ -66,6 +67,25 @@ trefoil_result_t epRealCompareDispatch(real_rank_t *rank);
 trefoil_result_t epRealCompareCombine(real_rank_t *rank);
 /* What a rank gave is as it was, guards included. */
 trefoil_result_t epRealCompareInputs(real_rank_t *rank);
+
+/* ---- real_rows.c ---- */
+/* Comparing takes memory: so many ranks at a time. */
+void epRealTakeTurn(real_t *run);
+void epRealPassTurn(real_t *run);
+/* Memory whose pages exist only once touched: received tensors of LL are mostly unused rows. */
+void *epRealSparse(size_t bytes);
+void epRealFreeSparse(void *p, size_t bytes);
+trefoil_result_t epRealCopy(real_rank_t *rank, void *to, const void *from, size_t bytes,
+                            enum cudaMemcpyKind kind);
+/* The key of a slot's row, and the row changed by it. */
+int epRealKey(const real_t *run, int rank, const trefoil_slot_t *slot);
+void epRealChangeRow(uint8_t *row, size_t bytes, int key);
+/* Backward: the weights of a rank's slots: flat [slots, K], expert-major [slots]. */
+void epRealSlotWeights(const real_t *run, int rank, const trefoil_slot_t *slots, int64_t n,
+                       float *weights);
+/* Compares a device tensor and its guard with host memory. */
+trefoil_result_t epRealCompareTensor(real_rank_t *rank, const real_tensor_t *t,
+                                     const uint8_t *expected, const char *what);
 
 /* What all ranks know: routing and inputs; rows and bytes, by the plan and by the reference. */
 trefoil_result_t epRealRouting(real_t *run);

@@ -16,6 +16,7 @@ KINDS = (
     ("models/clusters/*.json", "models/cluster.schema.json"),
     ("models/moe/*.json", "models/moe.schema.json"),
     ("models/costs/*.json", "models/cost.schema.json"),
+    ("validate/profiles/*.json", "validate/profile.schema.json"),
     ("validate/data/**/*.split.json", "validate/data/public/split.schema.json"),
 )
 
