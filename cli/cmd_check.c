@@ -157,13 +157,16 @@ static int openLaunch(const cli_check_t *v, int minRanks, int maxRanks, ep_launc
   if (v->processes || v->jobs > 1)
     return cliUsage("check", "--%s in a launch of %d processes: the launcher says how many",
                     v->processes ? "processes" : "jobs", launch->numRanks);
+  /* ranks of a batch are together but for the time that one of them waits for a lost one */
+  launch->gatherSeconds = 120 + (int)(3 * v->timeoutMs / 1000);
   if (epLaunchOpen(launch) != TREFOIL_OK) return cliFail("check", "%s", trefoilLastError());
   return -1;
 }
 
 int cliNoLaunch(const char *verb) {
   ep_launch_t launch;
-  if (epLaunchFind(&launch) != TREFOIL_OK || launch.numRanks == 1) return -1;
+  if (epLaunchFind(&launch) != TREFOIL_OK) return cliUsage(verb, "%s", trefoilLastError());
+  if (launch.numRanks == 1) return -1;
   return cliUsage(
       verb,
       "a launch of %d processes: only random cases (trefoil check without a shape) take "

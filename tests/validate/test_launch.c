@@ -1,0 +1,410 @@
+/* Who the launchers say we are, and how the ranks of a launch meet: with strangers at the door, with
+ * another launch of the same port, with ranks that are silent, stopped or gone. Ranks are processes. */
+#include "validate/launch_meet.h"
+
+#include "test.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *const variables[] = {"RANK",
+                                        "WORLD_SIZE",
+                                        "LOCAL_RANK",
+                                        "MASTER_ADDR",
+                                        "MASTER_PORT",
+                                        "LOCAL_WORLD_SIZE",
+                                        "PMI_RANK",
+                                        "PMI_SIZE",
+                                        "MPI_LOCALRANKID",
+                                        "PMIX_RANK",
+                                        "PMIX_NAMESPACE",
+                                        "MPI_LOCALNRANKS",
+                                        "PMI_JOBID",
+                                        "OMPI_COMM_WORLD_RANK",
+                                        "OMPI_COMM_WORLD_SIZE",
+                                        "SLURM_PROCID",
+                                        "SLURM_NTASKS",
+                                        "OMPI_COMM_WORLD_LOCAL_RANK",
+                                        "SLURM_LOCALID",
+                                        "SLURM_NODEID",
+                                        "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                        "SLURM_JOB_ID",
+                                        "SLURM_STEP_ID",
+                                        "SLURM_STEPID",
+                                        "SLURM_NNODES",
+                                        "SLURM_STEP_NUM_NODES",
+                                        "SLURM_STEP_TASKS_PER_NODE",
+                                        "SLURM_STEP_NUM_TASKS",
+                                        "SLURM_TASKS_PER_NODE",
+                                        "TORCHELASTIC_RUN_ID",
+                                        "TREFOIL_LAUNCH_SECRET",
+                                        "OMPI_MCA_ess_base_jobid",
+                                        "TORCHELASTIC_RESTART_COUNT"};
+
+/* The environment of "A=1 B=2", and of nothing else of a launcher. */
+static void setOnly(const char *text) {
+  char copy[1024], *save = NULL;
+  for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) unsetenv(variables[i]);
+  snprintf(copy, sizeof copy, "%s", text);
+  for (char *word = strtok_r(copy, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+    char *value = strchr(word, '=');
+    *value = 0;
+    setenv(word, value + 1, 1);
+  }
+}
+
+static void pauseMs(int ms) {
+  struct timespec t = {ms / 1000, ms % 1000 * 1000000L};
+  nanosleep(&t, NULL);
+}
+
+/* ---- The environment ---- */
+
+TEST(launchers_are_read) {
+  static const struct {
+    const char *environment;
+    int rank, numRanks, localRank, numLocal;
+  } cases[] = {
+      {"", 0, 1, 0, 1},
+      {"RANK=1 WORLD_SIZE=4", 1, 4, 1, 4},
+      {"RANK=5 WORLD_SIZE=8 MASTER_ADDR=h MASTER_PORT=1", 5, 8, 5, 0},
+      {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=h", 5, 8, 1, 4},
+      {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_RANK=3",
+       3, 4, 1, 2},
+      {"PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1", 3, 4, 0, 1},
+      {"SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_NTASKS=8 "
+       "SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=4(x2) "
+       "PMIX_RANK=5",
+       5, 8, 1, 4},
+      {"SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=8 SLURM_NTASKS=11 SLURM_LOCALID=0 "
+       "SLURM_NODEID=2 SLURM_TASKS_PER_NODE=4(x2),3",
+       8, 11, 0, 3},
+      {"SLURM_PROCID=0 SLURM_NTASKS=8", 0, 8, 0, 8},
+      {"PMI_RANK=1 PMI_SIZE=2 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7 "
+       "SLURM_LOCALID=0 SLURM_NNODES=2",
+       1, 2, 0, 0},
+      /* torchrun under srun, a task a node */
+      {"TORCHELASTIC_RUN_ID=x RANK=9 WORLD_SIZE=16 LOCAL_RANK=1 LOCAL_WORLD_SIZE=8 MASTER_ADDR=h "
+       "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2 OMPI_COMM_WORLD_RANK=1 "
+       "OMPI_COMM_WORLD_SIZE=2",
+       9, 16, 1, 8},
+      /* a batch script, an allocation's shell, and one task: nobody else was started */
+      {"SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=8", 0, 1, 0, 1},
+      {"SLURM_JOB_ID=7 SLURM_NTASKS=8", 0, 1, 0, 1},
+      {"SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8", 0, 1,
+       0, 1}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    ep_launch_t l;
+    setOnly(cases[i].environment);
+    int ok = epLaunchFind(&l) == TREFOIL_OK;
+    CHECK(ok, "%s: %s", cases[i].environment, trefoilLastError());
+    CHECK(ok && l.rank == cases[i].rank && l.numRanks == cases[i].numRanks &&
+              l.localRank == cases[i].localRank && l.numLocal == cases[i].numLocal,
+          "%s: %d of %d, here %d of %d", cases[i].environment, l.rank, l.numRanks, l.localRank,
+          l.numLocal);
+  }
+}
+
+/* What is half said starts nothing alone. */
+TEST(half_a_launch_is_refused) {
+  static const char *const cases[][2] = {
+      {"PMIX_RANK=3", "PMIX_RANK=3: a launcher started this process"},
+      {"SLURM_PROCID=3", "SLURM_PROCID is set and SLURM_NTASKS is not"},
+      {"PMI_RANK=1", "PMI_RANK is set and PMI_SIZE is not"},
+      {"OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_SIZE is set and OMPI_COMM_WORLD_RANK is not"},
+      {"RANK=1", "RANK is set and WORLD_SIZE is not"},
+      {"SLURM_PROCID=x SLURM_NTASKS=2", "SLURM_PROCID=x, SLURM_NTASKS=2: expected whole numbers"},
+      {"PMI_RANK=2 PMI_SIZE=2", "rank 2 of 2 processes"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    ep_launch_t l;
+    setOnly(cases[i][0]);
+    CHECK(epLaunchFind(&l) == TREFOIL_INVALID_ARGUMENT && strstr(trefoilLastError(), cases[i][1]),
+          "%s: %s", cases[i][0], trefoilLastError());
+  }
+}
+
+TEST(an_address_is_asked_for) {
+  ep_launch_t l;
+  setOnly("SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_NNODES=2");
+  REQUIRE(epLaunchFind(&l) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(epLaunchOpen(&l) == TREFOIL_INVALID_ARGUMENT, "opened");
+  CHECK(strstr(trefoilLastError(), "MASTER_ADDR") && strstr(trefoilLastError(), "scontrol"), "%s",
+        trefoilLastError());
+}
+
+/* ---- Ranks as processes ---- */
+
+typedef struct report {
+  int rc, sum;
+  double seconds;
+  char text[512];
+} report_t;
+
+typedef struct rank_process {
+  pid_t pid;
+  int out;
+} rank_process_t;
+
+typedef struct ways {
+  int meetSeconds, gatherSeconds;
+  int value;          /* that the rank gives to the gather */
+  int wrapped;        /* behind a process of its own, as under `timeout` */
+  int leaveAfterMeet; /* ends without the gather */
+  int sleepAfterMeet; /* seconds before the gather */
+} ways_t;
+
+static report_t beRank(const ways_t *w) {
+  report_t r = {.rc = -1};
+  int all[EP_LAUNCH_MAX_RANKS] = {0};
+  ep_launch_t l;
+  double start = epLaunchNow();
+  r.rc = epLaunchFind(&l);
+  if (w->meetSeconds) l.meetSeconds = w->meetSeconds;
+  if (w->gatherSeconds) l.gatherSeconds = w->gatherSeconds;
+  if (r.rc == TREFOIL_OK) r.rc = epLaunchOpen(&l);
+  if (r.rc == TREFOIL_OK && w->leaveAfterMeet) _exit(0);
+  if (r.rc == TREFOIL_OK && w->sleepAfterMeet) pauseMs(1000 * w->sleepAfterMeet);
+  if (r.rc == TREFOIL_OK) r.rc = epLaunchGather(&l, &w->value, all, sizeof *all);
+  for (int i = 0; i < l.numRanks; i++) r.sum += all[i];
+  r.seconds = epLaunchNow() - start;
+  if (r.rc != TREFOIL_OK) snprintf(r.text, sizeof r.text, "%s", trefoilLastError());
+  return r;
+}
+
+static rank_process_t startRank(const char *environment, ways_t w) {
+  int ends[2];
+  rank_process_t p = {-1, -1};
+  if (pipe(ends) != 0) return p;
+  p.pid = fork();
+  if (p.pid == 0) {
+    close(ends[0]);
+    if (w.wrapped) {
+      pid_t inner = fork();
+      if (inner > 0) {
+        close(ends[1]);
+        waitpid(inner, NULL, 0);
+        _exit(0);
+      }
+    }
+    setOnly(environment);
+    report_t r = beRank(&w);
+    _exit(write(ends[1], &r, sizeof r) != sizeof r);
+  }
+  close(ends[1]);
+  p.out = ends[0];
+  return p;
+}
+
+static report_t endRank(rank_process_t p) {
+  report_t r = {.rc = -1, .text = "no report"};
+  if (read(p.out, &r, sizeof r) != sizeof r) r.rc = -1;
+  close(p.out);
+  waitpid(p.pid, NULL, 0);
+  return r;
+}
+
+/* A port that is free, as is the one after it, and the environment of a launch by hand over TCP. */
+static int freePort(void) {
+  static int next;
+  return 20000 + ((int)getpid() * 16 + 2 * next++) % 12000;
+}
+
+static const char *byTcp(char *text, size_t bytes, int port, int rank, int numRanks) {
+  snprintf(text, bytes, "RANK=%d WORLD_SIZE=%d MASTER_ADDR=127.0.0.1 MASTER_PORT=%d", rank,
+           numRanks, port);
+  return text;
+}
+
+/* A connection to a port of this host, when somebody listens there. */
+static int callPort(int port) {
+  struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+  a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  for (int i = 0; i < 500; i++) {
+    int s = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(s, (struct sockaddr *)&a, sizeof a) == 0) return s;
+    close(s);
+    pauseMs(20);
+  }
+  return -1;
+}
+
+/* Three ranks meet under wrappers of their own, with nothing set but who they are. */
+TEST(ranks_meet_behind_wrappers) {
+  rank_process_t p[3];
+  for (int r = 2; r >= 0; r--) {
+    char text[64];
+    snprintf(text, sizeof text, "RANK=%d WORLD_SIZE=3", r);
+    p[r] = startRank(text, (ways_t){.value = 1 << r, .wrapped = 1, .meetSeconds = 20});
+  }
+  for (int r = 0; r < 3; r++) {
+    report_t got = endRank(p[r]);
+    CHECK(got.rc == TREFOIL_OK && got.sum == 7, "rank %d: %d, %s", r, got.sum, got.text);
+  }
+}
+
+/* Silent ones, one that sends a rank's number, one that sends garbage: the real rank has its seat. */
+TEST(strangers_take_no_seat) {
+  char text[200];
+  int port = freePort(), strangers[40], one = 1;
+  rank_process_t zero =
+      startRank(byTcp(text, sizeof text, port, 0, 2), (ways_t){.value = 1, .meetSeconds = 30});
+  for (int i = 0; i < 40; i++) strangers[i] = callPort(port + 1);
+  char garbage[300];
+  memset(garbage, 'x', sizeof garbage);
+  CHECK(send(strangers[0], &one, sizeof one, MSG_NOSIGNAL) == sizeof one, "%s", strerror(errno));
+  CHECK(send(strangers[1], garbage, sizeof garbage, MSG_NOSIGNAL) > 0, "%s", strerror(errno));
+  pauseMs(200);
+  rank_process_t other =
+      startRank(byTcp(text, sizeof text, port, 1, 2), (ways_t){.value = 2, .meetSeconds = 30});
+  report_t a = endRank(zero), b = endRank(other);
+  CHECK(a.rc == TREFOIL_OK && a.sum == 3, "%d: %s", a.sum, a.text);
+  CHECK(b.rc == TREFOIL_OK && b.sum == 3, "%d: %s", b.sum, b.text);
+  for (int i = 0; i < 40; i++) close(strangers[i]);
+}
+
+/* Nobody comes but a silent connection: rank 0 ends within its limit and says so. */
+TEST(silence_has_a_limit) {
+  char text[200];
+  int port = freePort();
+  rank_process_t zero = startRank(byTcp(text, sizeof text, port, 0, 2), (ways_t){.meetSeconds = 2});
+  int silent = callPort(port + 1);
+  report_t a = endRank(zero);
+  CHECK(a.rc == TREFOIL_REMOTE_ERROR && a.seconds < 20, "%g s: %s", a.seconds, a.text);
+  CHECK(strstr(a.text,
+               "rank 1 did not come within 2 s of the start; 1 connection not of this launch "
+               "was dropped"),
+        "%s", a.text);
+  close(silent);
+}
+
+/* A false rank 0 that answers, one that is silent, and one of another user. */
+static pid_t squat(const ep_launch_t *l, int answer, uid_t uid) {
+  struct sockaddr_un a = {.sun_family = AF_UNIX};
+  int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "trefoil-%ld-%016llx", (long)getuid(),
+                   (unsigned long long)epLaunchJobHash(l)),
+      ends[2];
+  char ready;
+  if (pipe(ends) != 0) return -1;
+  pid_t pid = fork();
+  if (pid > 0) {
+    close(ends[1]);
+    if (read(ends[0], &ready, 1) != 1) fprintf(stderr, "no squatter\n");
+    close(ends[0]);
+    return pid;
+  }
+  int s = socket(AF_UNIX, SOCK_STREAM, 0);
+  if (setuid(uid) != 0 ||
+      bind(s, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)) ||
+      listen(s, 64) || write(ends[1], "x", 1) != 1)
+    _exit(1);
+  for (;;) {
+    int c = accept(s, NULL, NULL);
+    ep_launch_hello_t hello;
+    ep_launch_answer_t said = {.magic = EP_LAUNCH_MAGIC, .verdict = EP_LAUNCH_WELCOME};
+    if (answer && recv(c, &hello, sizeof hello, MSG_WAITALL) > 0)
+      send(c, &said, sizeof said, MSG_NOSIGNAL);
+    if (answer) close(c);
+  }
+}
+
+TEST(a_squatter_is_not_believed) {
+  static const char *const who[] = {"a false rank 0", "a silent one", "another user"};
+  for (int kind = 0; kind < 3; kind++) {
+    if (kind == 2 && geteuid() != 0) continue; /* nobody else can be played */
+    char names[2][100];
+    ep_launch_t l;
+    for (int r = 0; r < 2; r++)
+      snprintf(names[r], sizeof names[r], "RANK=%d WORLD_SIZE=2 MASTER_PORT=%d", r, 100 + kind);
+    setOnly(names[1]);
+    REQUIRE(epLaunchFind(&l) == TREFOIL_OK, "%s", trefoilLastError());
+    pid_t pid = squat(&l, kind == 0, kind == 2 ? 65534 : getuid());
+    rank_process_t zero = startRank(names[0], (ways_t){.meetSeconds = 1});
+    rank_process_t one = startRank(names[1], (ways_t){.meetSeconds = 1});
+    report_t a = endRank(zero), b = endRank(one);
+    CHECK(a.rc != TREFOIL_OK && a.seconds < 20 && strstr(a.text, "is taken; "), "%s: %g s, %s",
+          who[kind], a.seconds, a.text);
+    CHECK(b.rc != TREFOIL_OK && b.seconds < 20 && strstr(b.text, "not of this launch"),
+          "%s: %g s, %s", who[kind], b.seconds, b.text);
+    CHECK(kind != 2 || (strstr(a.text, "of user 65534") && strstr(b.text, "of user 65534")), "%s",
+          b.text);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+  }
+}
+
+/* Two jobs of a scheduler with the same address and port take turns at it; none gets the other's rank. */
+TEST(two_jobs_with_one_port) {
+  rank_process_t p[2][3];
+  int port = freePort();
+  for (int r = 0; r < 3; r++)
+    for (int job = 0; job < 2; job++) {
+      char text[300];
+      snprintf(text, sizeof text,
+               "SLURM_JOB_ID=%d SLURM_STEP_ID=0 SLURM_PROCID=%d SLURM_NTASKS=3 SLURM_NNODES=2 "
+               "MASTER_ADDR=127.0.0.1 MASTER_PORT=%d",
+               job + 1, r, port);
+      p[job][r] = startRank(text, (ways_t){.value = job ? 100 : 1, .meetSeconds = 30});
+    }
+  for (int job = 0; job < 2; job++)
+    for (int r = 0; r < 3; r++) {
+      report_t got = endRank(p[job][r]);
+      CHECK(got.rc == TREFOIL_OK && got.sum == (job ? 300 : 3), "job %d, rank %d: %d, %s", job, r,
+            got.sum, got.text);
+    }
+}
+
+/* Two launches of one shell with nothing to tell them apart: each rank is told so, none is paired. */
+TEST(two_launches_of_one_name) {
+  rank_process_t p[4];
+  for (int i = 0; i < 4; i++) {
+    char text[64];
+    snprintf(text, sizeof text, "RANK=%d WORLD_SIZE=2", i < 2 ? i : 3 - i);
+    p[i] = startRank(text, (ways_t){.value = i < 2 ? 1 : 100, .meetSeconds = 3});
+  }
+  int numTold = 0;
+  for (int i = 0; i < 4; i++) {
+    report_t got = endRank(p[i]);
+    CHECK(got.rc != TREFOIL_OK, "process %d was paired: %d", i, got.sum);
+    numTold += strstr(got.text, "two launches that cannot be told apart") != NULL;
+  }
+  CHECK(numTold >= 3, "%d were told", numTold);
+}
+
+TEST(all_are_told_the_same_number) {
+  char text[200];
+  int port = freePort();
+  rank_process_t zero = startRank(byTcp(text, sizeof text, port, 0, 2), (ways_t){.meetSeconds = 3});
+  rank_process_t one = startRank(byTcp(text, sizeof text, port, 1, 3), (ways_t){.meetSeconds = 8});
+  report_t b = endRank(one), a = endRank(zero);
+  CHECK(strstr(b.text, "this process was told of 3 ranks, and rank 0 of 2"), "%s", b.text);
+  CHECK(strstr(a.text, "rank 1 did not come"), "%s", a.text);
+}
+
+/* In a meeting: who ends is named at once, whoever else is late; who is late, within the limit. */
+TEST(meetings_have_limits) {
+  rank_process_t p[3];
+  for (int late = 0; late < 2; late++) {
+    for (int r = 0; r < 3; r++) {
+      char text[100];
+      snprintf(text, sizeof text, "RANK=%d WORLD_SIZE=3 MASTER_PORT=%d", r, 200 + late);
+      ways_t w = {.meetSeconds = 20, .gatherSeconds = late ? 1 : 100};
+      if (r == 1) w.sleepAfterMeet = late ? 4 : 2;
+      if (r == 2 && !late) w.leaveAfterMeet = 1;
+      p[r] = startRank(text, w);
+    }
+    report_t zero = endRank(p[0]);
+    CHECK(strstr(zero.text, late ? "the process of rank 1 lives, but did not come"
+                                 : "the process of rank 2 has ended"),
+          "%s", zero.text);
+    for (int r = 1; r < 3; r++) endRank(p[r]);
+  }
+}
+
+TEST_MAIN()

@@ -1,0 +1,192 @@
+/* Rank 0 and those who come to it (the conversation: launch_meet.h). All are heard at once, so that who is
+ * silent holds up nobody. */
+#include "validate/launch_meet.h"
+
+#include "plan/error.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_GUESTS = 128 };
+#define SETTLE_SECONDS 0.5 /* by hand: time for a second launch of the same name to show itself */
+
+typedef struct guest {
+  int socket; /* -1: nobody */
+  double end;
+  int isGreeted; /* hello has come, its proof is awaited */
+  size_t got;
+  ep_launch_hello_t hello;
+  uint64_t proof, cookie;
+  ep_launch_foreign_t peer;
+} guest_t;
+
+typedef struct door {
+  ep_launch_t *launch;
+  const ep_launch_place_t *place;
+  int listener;
+  guest_t guests[MAX_GUESTS];
+  ep_launch_foreign_t foreign;
+  int isTwice; /* a seat was asked for by two */
+} door_t;
+
+static void sendAway(door_t *d, guest_t *g, int isForeign) {
+  if (isForeign) epLaunchCountForeign(&d->foreign, &g->peer);
+  close(g->socket);
+  g->socket = -1;
+}
+
+/* A new connection takes a free place, or the one that has been here longest. */
+static void letIn(door_t *d) {
+  struct timespec pause = {0, 5000000};
+  int s = accept4(d->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (s < 0) { /* out of descriptors: they become free when guests are sent away */
+    nanosleep(&pause, NULL);
+    return;
+  }
+  guest_t *place = &d->guests[0];
+  for (int i = 1; i < MAX_GUESTS && place->socket >= 0; i++)
+    if (d->guests[i].socket < 0 || d->guests[i].end < place->end) place = &d->guests[i];
+  if (place->socket >= 0) sendAway(d, place, 1);
+  *place = (guest_t){.socket = s, .end = epLaunchNow() + epLaunchHelloSeconds(d->launch)};
+  if (!epLaunchIsOurs(s, d->place, &place->peer)) sendAway(d, place, 1);
+}
+
+/* The hello is complete: says who rank 0 is. */
+static void greet(door_t *d, guest_t *g) {
+  const ep_launch_t *l = d->launch;
+  if (memcmp(g->hello.magic, EP_LAUNCH_MAGIC, sizeof g->hello.magic)) {
+    sendAway(d, g, 1);
+    return;
+  }
+  g->cookie = epLaunchCookie();
+  int isOther = g->hello.job != epLaunchJobHash(l), R = l->numRanks;
+  uint32_t verdict = isOther ? EP_LAUNCH_OTHER
+                     : g->hello.numRanks != (uint32_t)R || g->hello.rank >= (uint32_t)R
+                         ? EP_LAUNCH_OTHER_SIZE
+                         : EP_LAUNCH_WELCOME;
+  ep_launch_answer_t a = {
+      .magic = EP_LAUNCH_MAGIC, .verdict = verdict, .numRanks = (uint32_t)R, .cookie = g->cookie};
+  a.proof = isOther ? 0 : epLaunchProof(l, &g->hello, g->cookie, verdict, 0);
+  g->isGreeted = 1;
+  g->got = 0;
+  if (epLaunchMove(g->socket, &a, sizeof a, 1, 0) <= 0 || verdict != EP_LAUNCH_WELCOME)
+    sendAway(d, g, 1);
+}
+
+/* The proof is complete: the rank takes its seat. */
+static void seat(door_t *d, guest_t *g) {
+  ep_launch_t *l = d->launch;
+  uint32_t rank = g->hello.rank;
+  char byte;
+  if (g->proof != epLaunchProof(l, &g->hello, g->cookie, EP_LAUNCH_WELCOME, 1)) {
+    sendAway(d, g, 1);
+    return;
+  }
+  int old = rank > 0 ? l->sockets[rank] : -1;
+  ssize_t peeked = old >= 0 ? recv(old, &byte, 1, MSG_PEEK | MSG_DONTWAIT) : 0;
+  int isGone = old >= 0 && (peeked == 0 || (peeked < 0 && errno != EAGAIN && errno != EWOULDBLOCK));
+  if (rank == 0 || (old >= 0 && !isGone)) {
+    d->isTwice = 1; /* the guest stays to hear of it */
+    return;
+  }
+  if (isGone) close(old);
+  l->sockets[rank] = g->socket;
+  g->socket = -1;
+}
+
+static void listenTo(door_t *d, guest_t *g) {
+  void *into = g->isGreeted ? (void *)&g->proof : (void *)&g->hello;
+  size_t bytes = g->isGreeted ? sizeof g->proof : sizeof g->hello;
+  ssize_t n = recv(g->socket, (char *)into + g->got, bytes - g->got, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  if (n <= 0) {
+    sendAway(d, g, 1);
+    return;
+  }
+  g->got += (size_t)n;
+  if (g->got < bytes) return;
+  if (g->isGreeted)
+    seat(d, g);
+  else
+    greet(d, g);
+}
+
+/* Looks at listener and guests once, for `ms` at most. */
+static void lookOnce(door_t *d, int ms) {
+  struct pollfd ready[MAX_GUESTS + 1];
+  for (int i = 0; i < MAX_GUESTS; i++)
+    ready[i] = (struct pollfd){.fd = d->guests[i].socket, .events = POLLIN};
+  ready[MAX_GUESTS] = (struct pollfd){.fd = d->listener, .events = POLLIN};
+  if (poll(ready, MAX_GUESTS + 1, ms) < 0) return;
+  double now = epLaunchNow();
+  for (int i = 0; i < MAX_GUESTS; i++) {
+    guest_t *g = &d->guests[i];
+    if (g->socket >= 0 && ready[i].revents) listenTo(d, g);
+    if (g->socket >= 0 && !d->isTwice && now > g->end) sendAway(d, g, 1);
+  }
+  if (ready[MAX_GUESTS].revents & POLLIN) letIn(d);
+}
+
+static int firstMissing(const ep_launch_t *l) {
+  for (int r = 1; r < l->numRanks; r++)
+    if (l->sockets[r] < 0) return r;
+  return 0;
+}
+
+/* The last word to all who sit, and to guests who wait for one. */
+static void tellAll(door_t *d, ep_launch_end_t *f) {
+  double end = epLaunchNow() + 1;
+  for (int r = 1; r < d->launch->numRanks; r++)
+    if (d->launch->sockets[r] >= 0) epLaunchMove(d->launch->sockets[r], f, sizeof *f, 1, end);
+  for (int i = 0; i < MAX_GUESTS; i++) {
+    guest_t *g = &d->guests[i];
+    if (g->socket >= 0 && d->isTwice && g->isGreeted) epLaunchMove(g->socket, f, sizeof *f, 1, end);
+    if (g->socket >= 0) sendAway(d, g, 0);
+  }
+}
+
+static trefoil_result_t receiveAll(door_t *d) {
+  ep_launch_t *l = d->launch;
+  double end = epLaunchNow() + l->meetSeconds, settled = 0;
+  char foreign[160];
+  ep_launch_end_t f = {.verdict = EP_LAUNCH_SEATED};
+  while (!d->isTwice) {
+    double now = epLaunchNow(), until = end;
+    int missing = firstMissing(l);
+    if (!missing && settled == 0) settled = now + (l->byHand ? SETTLE_SECONDS : 0);
+    if (missing) settled = 0;
+    if (!missing) until = settled;
+    if (now >= until) break;
+    double ms = (until - now) * 1e3;
+    lookOnce(d, ms > 1000 ? 1000 : (int)ms + 1);
+  }
+  for (int i = 0; i < MAX_GUESTS; i++)
+    if (d->guests[i].socket >= 0 && !d->isTwice) sendAway(d, &d->guests[i], 1);
+  f.about = (uint32_t)firstMissing(l);
+  f.numForeign = (uint32_t)d->foreign.count;
+  if (f.about) f.verdict = EP_LAUNCH_MISSING;
+  if (d->isTwice) f.verdict = EP_LAUNCH_TWICE;
+  tellAll(d, &f);
+  if (d->isTwice) return epLaunchTwice(l, "a seat was asked for twice");
+  EP_CHECK(!f.about, TREFOIL_REMOTE_ERROR, "rank %d did not come within %d s of the start%s",
+           (int)f.about, l->meetSeconds, epLaunchForeignText(&d->foreign, foreign, sizeof foreign));
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epLaunchReceive(ep_launch_t *l, const ep_launch_place_t *p, int listener,
+                                 const ep_launch_foreign_t *foreign) {
+  door_t *d = calloc(1, sizeof *d);
+  EP_CHECK(d, TREFOIL_SYSTEM_ERROR, "out of memory");
+  d->launch = l;
+  d->place = p;
+  d->listener = listener;
+  d->foreign = *foreign;
+  for (int i = 0; i < MAX_GUESTS; i++) d->guests[i].socket = -1;
+  trefoil_result_t rc = receiveAll(d);
+  free(d);
+  return rc;
+}

@@ -1,0 +1,81 @@
+/* The conversation in which the ranks of a launch find each other. Rank 0 waits at a place, the others
+ * come to it:
+ *
+ *   rank -> 0   hello: magic, rank, number of ranks, hash of the launch, a cookie
+ *   0 -> rank   answer: verdict, a cookie of its own, proof of the launch over both cookies
+ *   rank -> 0   proof over both cookies: the rank has its seat
+ *   0 -> rank   the end: all are here, or why not
+ *
+ * A proof is a keyed hash; the key is what the launch's processes have in their environment, so it keeps
+ * out whoever does not know that. Connections that say nothing, or something else, cost a place among the
+ * guests for some seconds and nothing more. Shared by launch_meet.c, launch_guests.c, launch_proof.c. */
+#ifndef TREFOIL_VALIDATE_LAUNCH_MEET_H
+#define TREFOIL_VALIDATE_LAUNCH_MEET_H
+
+#include "validate/launch.h"
+
+#include <stdint.h>
+#include <sys/socket.h>
+
+#define EP_LAUNCH_MAGIC "trefoil1"
+
+typedef enum ep_launch_verdict {
+  EP_LAUNCH_WELCOME = 1,
+  EP_LAUNCH_SEATED,
+  EP_LAUNCH_OTHER,      /* of another launch */
+  EP_LAUNCH_OTHER_SIZE, /* of this one, with another number of ranks */
+  EP_LAUNCH_TWICE,      /* a seat was asked for by two: two launches of one name */
+  EP_LAUNCH_MISSING     /* a rank did not come: `about` */
+} ep_launch_verdict_t;
+
+typedef struct ep_launch_hello {
+  char magic[8];
+  uint32_t rank, numRanks;
+  uint64_t job, cookie;
+} ep_launch_hello_t;
+
+typedef struct ep_launch_answer {
+  char magic[8];
+  uint32_t verdict, numRanks;
+  uint64_t cookie, proof;
+} ep_launch_answer_t;
+
+typedef struct ep_launch_end {
+  uint32_t verdict, about, numForeign, zero;
+} ep_launch_end_t;
+
+typedef struct ep_launch_place {
+  struct sockaddr_storage address;
+  socklen_t bytes;
+  char name[160]; /* for sentences */
+} ep_launch_place_t;
+
+/* Who came, or answered, and is not of this launch. */
+typedef struct ep_launch_foreign {
+  int count;
+  char last[80]; /* ", the last of process 17 of user 1000", or "" */
+} ep_launch_foreign_t;
+
+/* ---- launch_proof.c ---- */
+/* The launch's name as a number that can be shown. */
+uint64_t epLaunchJobHash(const ep_launch_t *l);
+/* What only a process of this launch can say; by: 0 rank 0's, 1 the other's. */
+uint64_t epLaunchProof(const ep_launch_t *l, const ep_launch_hello_t *h, uint64_t cookie,
+                       uint32_t verdict, int by);
+uint64_t epLaunchCookie(void);
+/* How long one connection may take for hello and proof. */
+int epLaunchHelloSeconds(const ep_launch_t *l);
+/* Whose process the other side is; 1: this user's, or on another host where it cannot be asked. */
+int epLaunchIsOurs(int socket, const ep_launch_place_t *p, ep_launch_foreign_t *whose);
+/* Counts one; whose: of epLaunchIsOurs. */
+void epLaunchCountForeign(ep_launch_foreign_t *f, const ep_launch_foreign_t *whose);
+/* "; 2 connections not of this launch were dropped", or "". */
+const char *epLaunchForeignText(const ep_launch_foreign_t *f, char *text, size_t bytes);
+trefoil_result_t epLaunchTwice(const ep_launch_t *l, const char *what);
+
+/* ---- launch_guests.c ---- */
+/* Rank 0: fills l->sockets, or says who is missing. */
+trefoil_result_t epLaunchReceive(ep_launch_t *l, const ep_launch_place_t *p, int listener,
+                                 const ep_launch_foreign_t *foreign);
+
+#endif
