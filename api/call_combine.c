@@ -184,6 +184,9 @@ static trefoil_result_t combine(combine_args_t *a) {
   call.tokensOffset = a->in.tokens->win_offset;
   call.rows = a->tokens.rows;
   call.out = a->outTokens.data;
+  EP_CHECK(epIsHt(a->g) || a->h->isDispatched, TREFOIL_INVALID_USAGE,
+           "ncclEpCombine: no ncclEpDispatch on this handle since its ncclEpUpdateHandle; low "
+           "latency learns there which rows are owed to whom");
   EP_TRY(epBackend.combine(a->h, &call, a->stream));
   if (call.sendOnly) {
     a->h->pending = EP_PENDING_COMBINE;

@@ -317,6 +317,7 @@ static trefoil_result_t dispatch(dispatch_args_t *a) {
   if (a->g->checkTensors) EP_TRY(epRangeCheckHandle(a->ranges, a->h));
   fillCall(a, &call);
   EP_TRY(epBackend.dispatch(a->h, &call, a->stream));
+  a->h->isDispatched = 1;
   if (call.sendOnly) {
     a->h->pending = EP_PENDING_DISPATCH;
     a->g->numPending++;

@@ -241,6 +241,7 @@ static trefoil_result_t updateChecked(ncclEpHandle_t h, const ncclEpTensor_t *to
   EP_TRY(epBackend.update(h, &call, stream));
   h->noted = call.topkIdx;
   h->notedBytes = (size_t)call.numTokens * (size_t)call.topk * (call.is64 ? 8 : 4);
+  h->isDispatched = 0;
   /* handles on the same memory see this routing too */
   for (struct ncclEpHandle *other = h->group->handles; other; other = other->next) {
     if (other->handleMem != h->handleMem || (other != h && !epIsHt(h->group))) continue;

@@ -58,6 +58,7 @@ struct ncclEpHandle {
   ep_pending_t pending;
   const void *noted; /* LL: topk_idx of the last Update, which operations read */
   size_t notedBytes;
+  int isDispatched; /* since the last Update */
 };
 
 /* Registry of live objects, so that a stale pointer is told from a live one without touching it. */

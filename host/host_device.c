@@ -10,9 +10,11 @@
 static _Thread_local int currentDevice;
 static _Thread_local unsigned deviceFlags;
 
+/* 0: the variable is not a number from 1 to 64, and there are no devices. */
 int epNumDevices(void) {
-  int64_t count = epEnvInt("TREFOIL_HOST_DEVICES", 8);
-  return count < 1 ? 1 : count > 64 ? 64 : (int)count;
+  const char *text = getenv("TREFOIL_HOST_DEVICES");
+  int64_t count = text && *text ? epEnvInt("TREFOIL_HOST_DEVICES", 0) : 8;
+  return count < 1 || count > 64 ? 0 : (int)count;
 }
 
 static int numSms(void) {
@@ -24,7 +26,15 @@ int epCurrentDevice(void) {
   return currentDevice;
 }
 
+static cudaError_t checkDevices(const char *func) {
+  EP_CUDA_CHECK(epNumDevices() > 0, cudaErrorNoDevice,
+                "%s: TREFOIL_HOST_DEVICES=%s: expected a whole number from 1 to 64", func,
+                getenv("TREFOIL_HOST_DEVICES"));
+  return cudaSuccess;
+}
+
 static cudaError_t checkDevice(int device, const char *func) {
+  EP_CUDA_TRY(checkDevices(func));
   EP_CUDA_CHECK(device >= 0 && device < epNumDevices(), cudaErrorInvalidDevice,
                 "%s: device %d is not in [0, %d); TREFOIL_HOST_DEVICES sets the number", func,
                 device, epNumDevices());
@@ -33,6 +43,8 @@ static cudaError_t checkDevice(int device, const char *func) {
 
 cudaError_t cudaGetDeviceCount(int *count) {
   EP_CUDA_CHECK(count, cudaErrorInvalidValue, "cudaGetDeviceCount: count is NULL");
+  *count = 0;
+  EP_CUDA_TRY(checkDevices("cudaGetDeviceCount"));
   *count = epNumDevices();
   return cudaSuccess;
 }

@@ -194,8 +194,8 @@ trefoil_result_t epCheckLaunched(const ep_check_options_t *options, ep_check_out
   EP_CHECK(launch->numRanks <= EP_MAX_RANKS, TREFOIL_INVALID_ARGUMENT,
            "%d processes: random cases have at most %d ranks", launch->numRanks, EP_MAX_RANKS);
   EP_TRY(epLibraryLoad(&lib, &o.paths));
-  if (lib.cudaGetDeviceCount(&o.numDevices) != cudaSuccess) o.numDevices = 0;
-  EP_CHECK(o.numDevices > 0 && launch->localRank < o.numDevices, TREFOIL_INVALID_ARGUMENT,
+  EP_TRY(epLibraryDevices(&lib, &o.numDevices));
+  EP_CHECK(launch->localRank < o.numDevices, TREFOIL_INVALID_ARGUMENT,
            "%d ranks on a host with %d GPUs: every rank needs a GPU of its own", launch->numLocal,
            o.numDevices);
   o.choice.minRanks = o.choice.maxRanks = launch->numRanks;

@@ -77,6 +77,21 @@ void epLibraryHostDevices(int numDevices) {
   setenv("TREFOIL_HOST_DEVICES", number, 0);
 }
 
+/* The file that a function came from. */
+static const char *fileOf(void *function) {
+  Dl_info info;
+  return dladdr(function, &info) && info.dli_fname ? info.dli_fname : "an unknown library";
+}
+
+trefoil_result_t epLibraryDevices(const ep_library_t *lib, int *numDevices) {
+  void *function;
+  memcpy(&function, &lib->cudaGetDeviceCount, sizeof function);
+  cudaError_t rc = lib->cudaGetDeviceCount(numDevices);
+  EP_CHECK(rc == cudaSuccess && *numDevices > 0, TREFOIL_SYSTEM_ERROR, "%s finds no GPU here: %s",
+           fileOf(function), lib->cudaGetErrorString(rc));
+  return TREFOIL_OK;
+}
+
 enum { PROBE_SECONDS = 120 }; /* drivers of eight GPUs take some */
 
 /* What the child of a probe says. */
@@ -87,17 +102,13 @@ typedef struct probe {
 
 static int probeHere(const ep_library_paths_t *paths, probe_t *p) {
   ep_library_t lib;
-  if (epLibraryLoad(&lib, paths) != TREFOIL_OK) {
-    snprintf(p->sentence, sizeof p->sentence, "%s", trefoilLastError());
-    return 1;
+  if (epLibraryLoad(&lib, paths) == TREFOIL_OK) {
+    if (lib.ncclEpGetVersion(&p->facts.version) != ncclSuccess) p->facts.version = 0;
+    p->facts.isOurs = lib.ncclEpGetLastError != NULL;
+    p->facts.isHost = lib.isHost;
+    if (epLibraryDevices(&lib, &p->facts.numDevices) == TREFOIL_OK) return 0;
   }
-  if (lib.ncclEpGetVersion(&p->facts.version) != ncclSuccess) p->facts.version = 0;
-  p->facts.isOurs = lib.ncclEpGetLastError != NULL;
-  p->facts.isHost = lib.isHost;
-  cudaError_t rc = lib.cudaGetDeviceCount(&p->facts.numDevices);
-  if (rc == cudaSuccess && p->facts.numDevices > 0) return 0;
-  snprintf(p->sentence, sizeof p->sentence, "%s finds no GPU here: %s", paths->cuda,
-           lib.cudaGetErrorString(rc));
+  snprintf(p->sentence, sizeof p->sentence, "%s", trefoilLastError());
   return 1;
 }
 

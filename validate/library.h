@@ -131,6 +131,9 @@ trefoil_result_t epLibraryAsk(const ep_library_paths_t *paths, ep_library_facts_
  * devices of the host runtime. TREFOIL_SYSTEM_ERROR also if there is none. */
 trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices);
 
+/* GPUs, or devices of the host runtime, one at least; else TREFOIL_SYSTEM_ERROR with CUDA's reason. */
+trefoil_result_t epLibraryDevices(const ep_library_t *lib, int *numDevices);
+
 /* Asks the host runtime, if it is what will be loaded, for at least so many devices. Before loading. */
 void epLibraryHostDevices(int numDevices);
 

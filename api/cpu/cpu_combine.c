@@ -18,7 +18,8 @@ static int hasMasks(const ep_op_t *op) {
 
 /* ---- low latency ----------------------------------------------------------------------------- */
 
-/* No dispatch ran since Update: the routing is exchanged on its own. */
+/* Another routing was dispatched since the call (a graph comes later than it was captured): this one is
+ * exchanged on its own. */
 static int freshenRouting(const ep_op_t *op, ep_record_t *r) {
   ep_cpu_handle_t *h = op->h;
   if (h->layoutNo == r->routingNo) return 1;

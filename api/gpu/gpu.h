@@ -118,7 +118,6 @@ typedef struct ep_gpu_handle {
   ep_ll_handle_t ll;
   ep_ll_ready_t ready[2];         /* [kind]: the last whole operation, */
   uint64_t readyVersion[2];       /* launched with this version of the group */
-  uint64_t notedNo, dispatchedNo; /* of Updates: the last one, and that of the last Dispatch */
   union {
     ep_ll_dispatch_t dispatch;
     ep_ll_combine_t combine;

@@ -71,7 +71,6 @@ trefoil_result_t epGpuUpdate(ncclEpHandle_t handle, const ep_update_call_t *call
   }
   h->ll.topkIdx = call->topkIdx;
   h->ll.idx64 = call->is64;
-  h->notedNo++;
   return TREFOIL_OK;
 }
 
@@ -202,9 +201,7 @@ trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
              : call->roundScales ? EP_LL_QUANT_E4M3_POW2
                                  : EP_LL_QUANT_E4M3;
   op.globalIds = call->globalIds;
-  EP_TRY(run(h, (ep_gpu_op_t){EP_LL_DISPATCH, {.llDispatch = &op}}, call->sendOnly, stream));
-  h->dispatchedNo = h->notedNo;
-  return TREFOIL_OK;
+  return run(h, (ep_gpu_op_t){EP_LL_DISPATCH, {.llDispatch = &op}}, call->sendOnly, stream);
 }
 
 trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *call,
@@ -217,9 +214,6 @@ trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *ca
     epGpuLeave(h->g, before);
     return result;
   }
-  EP_CHECK(h->dispatchedNo == h->notedNo, TREFOIL_INVALID_USAGE,
-           "ncclEpCombine: no ncclEpDispatch on this handle since its ncclEpUpdateHandle; low "
-           "latency on GPUs learns there which rows are owed to whom");
   ep_ll_combine_t op;
   memset(&op.tokens, 0, sizeof op - offsetof(ep_ll_combine_t, tokens));
   op.handle = h->ll;

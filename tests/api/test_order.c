@@ -83,22 +83,46 @@ TEST(double_buffering) {
   }
 }
 
-/* Another Update, and a combine without a dispatch after it: by the new routing. */
+/* Another Update: a combine waits for its dispatch (low latency), and one that was captured before goes by
+ * the routing it was captured with. */
 static void runUpdated(team_rank_t *r) {
   const pair_t *pair = r->user;
   step_data_t *d[2];
   ncclEpHandle_t h;
   ncclEpGroup_t group;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  int isHt = pair->c[0].mode >= TREFOIL_HT_FLAT;
   ncclEpGroupConfig_t config = stepGroupConfig(&pair->c[0], r->numRanks);
   teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
   teamOk(r, ncclEpInitHandle(&h, group, stepLayout(&pair->c[0]), NULL, 3, NULL));
   for (int i = 0; i < 2; i++) {
     d[i] = stepMake(&pair->c[i], r->rank, r->numRanks, r->numRanks);
     teamCheck(r, stepUpdate(d[i], h, r->stream), "update");
-    if (i == 0) teamCheck(r, stepDispatch(d[i], h, r->stream), "dispatch");
+    if (!isHt) {
+      teamCheck(r, !stepCombine(d[i], h, r->stream), "combined without a dispatch");
+      teamCheck(r, strstr(ncclEpGetLastError(), "no ncclEpDispatch on this handle since"), "%s",
+                ncclEpGetLastError());
+    }
+    if (i == 0 || !isHt) teamCheck(r, stepDispatch(d[i], h, r->stream), "dispatch");
+    if (i == 0 && !isHt) cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal);
     teamCheck(r, stepCombine(d[i], h, r->stream), "combine");
+    if (i == 0 && !isHt) {
+      teamCheck(r,
+                cudaStreamEndCapture(r->stream, &graph) == cudaSuccess &&
+                    cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess,
+                "capture");
+      continue;
+    }
     cudaStreamSynchronize(r->stream);
     teamCheck(r, !*stepCompareCombine(d[i]), "routing %d: %s", i, stepCompareCombine(d[i]));
+  }
+  if (!isHt) {
+    cudaGraphLaunch(executable, r->stream);
+    cudaStreamSynchronize(r->stream);
+    teamCheck(r, !*stepCompareCombine(d[0]), "captured: %s", stepCompareCombine(d[0]));
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
   }
   teamOk(r, ncclEpHandleDestroy(h));
   teamOk(r, ncclEpGroupDestroy(group));
@@ -162,6 +186,7 @@ typedef struct mixed {
   step_case_t c[NUM_MIXED];
   step_data_t *d[NUM_MIXED];
   ncclEpHandle_t h[NUM_MIXED];
+  int dispatched[NUM_MIXED];
   int pending[NUM_MIXED]; /* 0, or what follows */
   int done[NUM_MIXED];    /* bit 1: a dispatch to compare, bit 2: a combine */
   uint64_t state;
@@ -196,6 +221,8 @@ static void runMixedStep(team_rank_t *r, mixed_t *m) {
     return;
   }
   int kind = 1 + drawMixed(m, 2);
+  if (!m->dispatched[i]) kind = 1; /* the first dispatch after the Update */
+  m->dispatched[i] = 1;
   m->c[i].sendOnly = drawMixed(m, 2);
   int taken = kind == 1 ? stepDispatch(m->d[i], m->h[i], r->stream)
                         : stepCombine(m->d[i], m->h[i], r->stream);

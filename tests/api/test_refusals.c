@@ -374,7 +374,8 @@ static void nvfp4Faults(team_rank_t *r) {
       {"bf16 scales", "inputs->scales: datatype", ncclBfloat16, ncclBfloat16, 32, N, 1, 1},
       {"short", "inputs->scales: sizes[1]", ncclBfloat16, ncclFloat32, 32, N - 1, 1, 1},
       {"two a slot", "inputs->scales: sizes[2]", ncclBfloat16, ncclFloat32, 32, N, 2, 1},
-      {"right", "", ncclBfloat16, ncclFloat32, 32, N, 1, 1},
+      {"right, but before a dispatch", "no ncclEpDispatch on this handle since", ncclBfloat16,
+       ncclFloat32, 32, N, 1, 1},
   };
   memset(memory[0], 0, sizeof memory[0]);
   for (size_t i = 0; i < COUNT(cases); i++) {
@@ -387,7 +388,7 @@ static void nvfp4Faults(team_rank_t *r) {
     shape(&scales, memory[2], cases[i].scales, 3, 1, cases[i].slots, cases[i].perSlot);
     if (cases[i].given) in.scales = &scales.t;
     expect(r, cases[i].what, ncclEpCombine(h, &in, &out, &how, r->stream),
-           *cases[i].word ? ncclInvalidArgument : ncclSuccess, cases[i].word);
+           i + 1 < COUNT(cases) ? ncclInvalidArgument : ncclInvalidUsage, cases[i].word);
   }
   cudaStreamSynchronize(r->stream);
   teamOk(r, ncclEpHandleDestroy(h));

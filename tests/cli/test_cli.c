@@ -145,6 +145,20 @@ TEST(more_ranks_than_gpus_are_refused) {
   unsetenv("TREFOIL_HOST_DEVICES");
 }
 
+TEST(pretended_devices_are_a_number) {
+  static const char *const bad[] = {"65", "abc", "0", "-1", "3x"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    setenv("TREFOIL_HOST_DEVICES", bad[i], 1);
+    run("check --cases 1");
+    CHECK(o.code == 1 && strstr(o.err, "expected a whole number from 1 to 64"), "%s: %d %s", bad[i],
+          o.code, o.err);
+    run("check --hidden 64 --experts 8 --topk 2 --ranks 2 --mode ll");
+    CHECK(o.code == 1 && strstr(o.err, "expected a whole number from 1 to 64"), "%s: %d %s", bad[i],
+          o.code, o.err);
+  }
+  unsetenv("TREFOIL_HOST_DEVICES");
+}
+
 /* What a launcher says must be whole, and fit. */
 TEST(launches_are_checked) {
   static const char *const bad[][3] = {{"3", NULL, "WORLD_SIZE"},
