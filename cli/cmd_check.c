@@ -4,7 +4,6 @@
 
 #include "validate/checker.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,37 +47,10 @@ int cliRange(const char *text, int *low, int *high) {
   return 1;
 }
 
-/* Where NCCL and the CUDA runtime were when this was built; other machines have them elsewhere. */
-#ifndef TREFOIL_NCCL_LIBRARY
-#define TREFOIL_NCCL_LIBRARY ""
-#endif
-#ifndef TREFOIL_CUDART_LIBRARY
-#define TREFOIL_CUDART_LIBRARY ""
-#endif
-static const char *const ncclNames[] = {"libnccl.so.2", TREFOIL_NCCL_LIBRARY, NULL};
-static const char *const cudaNames[] = {"libcudart.so.13", "libcudart.so", TREFOIL_CUDART_LIBRARY,
-                                        "/usr/local/cuda/lib64/libcudart.so.13", NULL};
-
-/* The first of the names that can be loaded, else the first. An NCCL that is too old only if there is no
- * other: systems often have one besides. */
-static const char *firstLoadable(const char *const *names, int isNccl) {
-  const char *old = NULL;
-  for (int i = 0; names[i]; i++) {
-    void *handle = *names[i] ? dlopen(names[i], RTLD_LAZY | RTLD_LOCAL) : NULL;
-    if (!handle) continue;
-    int fits = !isNccl || epNcclVersion(handle) >= EP_LIBRARY_OLDEST_NCCL;
-    dlclose(handle);
-    if (fits) return names[i];
-    if (!old) old = names[i];
-  }
-  return old ? old : names[0];
-}
-
 /* What was said, else what a GPU has, else what lies beside the program. */
-static void choosePath(char path[4096], const char *said, const char *const *onGpu,
-                       const char *beside) {
+static void choosePath(char path[4096], const char *said, const char *onGpu, const char *beside) {
   if (said || onGpu)
-    snprintf(path, 4096, "%s", said ? said : firstLoadable(onGpu, onGpu == ncclNames));
+    snprintf(path, 4096, "%s", said ? said : onGpu);
   else
     cliFindLibrary(beside, path, 4096);
 }
@@ -88,8 +60,10 @@ int cliLibraries(const char *verb, const cli_library_t *l, char paths[3][4096],
   const char *set = getenv("TREFOIL_LIBRARY");
   const char *library = l->library ? l->library : set && *set ? set : NULL;
   choosePath(paths[0], library, NULL, l->gpu ? "libnccl_ep.so.0" : "libnccl_ep_cpu.so.0");
-  choosePath(paths[1], l->nccl, l->gpu ? ncclNames : NULL, "libtrefoil_host.so.0");
-  choosePath(paths[2], l->cuda, l->gpu ? cudaNames : NULL, "libtrefoil_host.so.0");
+  choosePath(paths[1], l->nccl, l->gpu && !l->nccl ? epLibraryFindNccl() : NULL,
+             "libtrefoil_host.so.0");
+  choosePath(paths[2], l->cuda, l->gpu && !l->cuda ? epLibraryFindCuda() : NULL,
+             "libtrefoil_host.so.0");
   if (l->gpu && !library && !strchr(paths[0], '/'))
     return cliUsage(
         verb, "--gpu: no libnccl_ep.so.0 lies beside this program (it is built where nvcc and NCCL "

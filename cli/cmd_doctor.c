@@ -18,7 +18,7 @@ typedef enum fact_state { FACT_FINE, FACT_ABSENT, FACT_BAD } fact_state_t;
 
 typedef struct fact {
   const char *name;
-  char value[200];
+  char value[320];
   fact_state_t state; /* ABSENT: something optional is not there; BAD: needed */
   char advice[240];   /* what to do about it, or "" */
 } fact_t;
@@ -85,12 +85,6 @@ static void addLimits(facts_t *f) {
   else
     snprintf(text, sizeof text, "%llu kB", (unsigned long long)locked.rlim_cur / 1024);
   add(f, "locked memory", FACT_FINE, text, "");
-  struct statvfs shm;
-  if (statvfs("/dev/shm", &shm) == 0) {
-    snprintf(text, sizeof text, "%.0f MB (not used: device memory is memfd)",
-             1e-6 * (double)shm.f_frsize * (double)shm.f_blocks);
-    add(f, "/dev/shm", FACT_FINE, text, "");
-  }
 }
 
 /* ---- GPUs, CUDA, NCCL ---- */
@@ -105,51 +99,92 @@ static int countGpus(void) {
   return n;
 }
 
-static void addGpus(facts_t *f) {
+/* Where ranks on GPUs meet, and NCCL's processes share buffers. */
+static void addShm(facts_t *f) {
+  struct statvfs shm;
   char text[200];
-  int n = countGpus();
+  if (statvfs("/dev/shm", &shm) != 0) {
+    add(f, "/dev/shm", countGpus() ? FACT_BAD : FACT_ABSENT, strerror(errno),
+        countGpus() ? "mount a tmpfs on /dev/shm: groups on GPUs meet there" : "");
+    return;
+  }
+  double total = 1e-6 * (double)shm.f_frsize * (double)shm.f_blocks;
+  int isSmall = countGpus() && total < 128;
+  snprintf(text, sizeof text,
+           "%.0f MB, %.0f MB free; used where groups on GPUs meet (4 kB each), by NCCL between "
+           "processes, and "
+           "where NCCL_EP_HANG_DIR says so; device memory without a GPU is memfd",
+           total, 1e-6 * (double)shm.f_frsize * (double)shm.f_bavail);
+  add(f, "/dev/shm", isSmall ? FACT_ABSENT : FACT_FINE, text,
+      isSmall ? "in a container: --shm-size=1g or --ipc=host" : "");
+}
+
+/* The newest CUDA that the driver runs, 13000 for 13.0; 0: no driver. */
+static int driverCuda(void) {
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void *symbol = driver ? dlsym(driver, "cuDriverGetVersion") : NULL;
+  int (*ask)(int *) = NULL, version = 0;
+  memcpy(&ask, &symbol, sizeof symbol);
+  int ok = ask && ask(&version) == 0;
+  if (driver) dlclose(driver);
+  return ok ? version : 0;
+}
+
+static void addGpus(facts_t *f) {
+  char text[200], line[160] = "";
+  int n = countGpus(), newest = driverCuda();
   snprintf(text, sizeof text, "%d", n);
   add(f, "gpus", n ? FACT_FINE : FACT_ABSENT, n ? text : "none (/dev/nvidia0 is not there)", "");
   FILE *version = fopen("/proc/driver/nvidia/version", "r");
-  if (version && fgets(text, sizeof text, version)) {
-    text[strcspn(text, "\n")] = 0;
-    add(f, "driver", FACT_FINE, text, "");
-  } else {
+  if (version && fgets(line, sizeof line, version)) line[strcspn(line, "\n")] = 0;
+  if (version) fclose(version);
+  if (!*line && !newest) {
     add(f, "driver", n ? FACT_BAD : FACT_ABSENT, "none",
         n ? "load the NVIDIA driver: there are GPUs, but /proc/driver/nvidia is missing" : "");
+    return;
   }
-  if (version) fclose(version);
+  int isOld = newest < EP_LIBRARY_OLDEST_CUDA;
+  snprintf(text, sizeof text, "%s%sruns CUDA up to %d.%d", line, *line ? "; " : "", newest / 1000,
+           newest % 1000 / 10);
+  add(f, "driver", isOld ? FACT_ABSENT : FACT_FINE, text,
+      isOld ? "for GPUs, a driver that runs CUDA 13.0: 580 or newer" : "");
 }
 
-static void *openFirst(const char *const *names) {
-  void *handle = NULL;
-  for (; *names && !handle; names++) handle = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
-  return handle;
-}
-
-static int cudaVersion(void *handle) {
-  int (*ask)(int *) = NULL;
-  void *symbol = handle ? dlsym(handle, "cudaRuntimeGetVersion") : NULL;
-  int version = 0;
-  memcpy(&ask, &symbol, sizeof symbol);
-  return ask && ask(&version) == 0 ? version : 0;
+/* What trefoil check --gpu would take, and whether it is new enough. */
+static void addRuntime(facts_t *f, const char *name, const char *path, int oldest,
+                       const char *advice) {
+  int isNccl = oldest == EP_LIBRARY_OLDEST_NCCL;
+  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  int version = isNccl ? epNcclVersion(handle) : epCudaVersion(handle);
+  void *function = handle ? dlsym(handle, isNccl ? "ncclGetVersion" : "cudaGetDeviceCount") : NULL;
+  char text[200] = "not found";
+  if (handle && isNccl)
+    snprintf(text, sizeof text, "%d.%d.%d (%.150s)", version / 10000, version / 100 % 100,
+             version % 100, epLibraryFile(function));
+  else if (handle)
+    snprintf(text, sizeof text, "%d.%d (%.150s)", version / 1000, version % 1000 / 10,
+             epLibraryFile(function));
+  int isBad = version < oldest;
+  add(f, name, isBad ? FACT_ABSENT : FACT_FINE, text,
+      isBad && (handle || countGpus()) ? advice : "");
+  if (handle) dlclose(handle);
 }
 
 static void addCuda(facts_t *f) {
-  static const char *const cudas[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so", NULL};
-  static const char *const nccls[] = {"libnccl.so.2", "libnccl.so", NULL};
-  char text[200];
-  void *cuda = openFirst(cudas), *nccl = openFirst(nccls);
-  int version = cudaVersion(cuda);
-  snprintf(text, sizeof text, "%d.%d", version / 1000, version % 1000 / 10);
-  add(f, "cuda runtime", cuda ? FACT_FINE : FACT_ABSENT, cuda ? text : "not found", "");
-  version = epNcclVersion(nccl);
-  snprintf(text, sizeof text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
-  int old = nccl && version < EP_LIBRARY_OLDEST_NCCL;
-  add(f, "nccl", !nccl || old ? FACT_ABSENT : FACT_FINE, nccl ? text : "not found",
-      old && countGpus() ? "for GPUs, 2.30.7 or newer: pip install nvidia-nccl-cu13" : "");
-  if (cuda) dlclose(cuda);
-  if (nccl) dlclose(nccl);
+  static const char *const olds[] = {"libcudart.so.12", "libcudart.so.11.0"};
+  const char *cuda = epLibraryFindCuda();
+  for (int i = 0; i < 2; i++) { /* named if there is nothing better */
+    void *found = dlopen(cuda, RTLD_NOW | RTLD_LOCAL), *old = NULL;
+    if (!found) old = dlopen(olds[i], RTLD_NOW | RTLD_LOCAL);
+    if (old) cuda = olds[i];
+    if (found) dlclose(found);
+    if (old) dlclose(old);
+  }
+  addRuntime(f, "cuda runtime", cuda, EP_LIBRARY_OLDEST_CUDA,
+             "for GPUs, CUDA 13's: pip install nvidia-cuda-runtime, or LD_LIBRARY_PATH; an older "
+             "libcudart does not serve");
+  addRuntime(f, "nccl", epLibraryFindNccl(), EP_LIBRARY_OLDEST_NCCL,
+             "for GPUs, 2.30.7 or newer: pip install nvidia-nccl-cu13");
 }
 
 /* ---- Programs ---- */
@@ -295,6 +330,7 @@ int cmdDoctor(int argc, char **argv) {
   addLimits(&f);
   addLibraries(&f);
   addGpuLibrary(&f);
+  addShm(&f);
   addGpus(&f);
   addCuda(&f);
   addPrograms(&f);

@@ -28,13 +28,6 @@ static trefoil_result_t findOne(void *handle, const char *path, const char *name
   return TREFOIL_OK;
 }
 
-int epNcclVersion(void *handle) {
-  int (*ask)(int *) = NULL, version = 0;
-  void *symbol = handle ? dlsym(handle, "ncclGetVersion") : NULL;
-  memcpy(&ask, &symbol, sizeof symbol);
-  return ask && ask(&version) == 0 ? version : 0;
-}
-
 /* The library under test. An undefined symbol is mostly an NCCL that is too old: said, too. */
 static trefoil_result_t openLibrary(ep_library_t *l, const ep_library_paths_t *paths) {
   trefoil_result_t result = openOne(&l->handles[2], paths->library);
@@ -44,6 +37,20 @@ static trefoil_result_t openLibrary(ep_library_t *l, const ep_library_paths_t *p
   snprintf(why, sizeof why, "%s", trefoilLastError());
   return epFail(result, "%.300s; NCCL (%.80s) is %d.%d.%d here, libnccl_ep needs 2.30.7 or newer",
                 why, paths->nccl, version / 10000, version / 100 % 100, version % 100);
+}
+
+/* The library under test asks the process for CUDA: what was loaded before, by LD_PRELOAD or as a framework
+ * brings it, would answer instead of the host runtime. */
+static trefoil_result_t checkAnswers(const ep_library_t *l) {
+  static const char *const names[] = {"cudaLaunchHostFunc", "cudaMalloc", "ncclCommInitRank"};
+  for (int i = 0; l->isHost && i < 3; i++) {
+    void *first = dlsym(RTLD_DEFAULT, names[i]), *own = dlsym(l->handles[0], names[i]);
+    EP_CHECK(!first || !own || first == own, TREFOIL_SYSTEM_ERROR,
+             "%s is answered by %s, which was loaded before, and not by %s: load the host runtime "
+             "first, or not the other",
+             names[i], epLibraryFile(first), epLibraryFile(own));
+  }
+  return TREFOIL_OK;
 }
 
 trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *paths) {
@@ -66,6 +73,7 @@ trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *path
   void *symbol;
   EP_LIBRARY_OURS(EP_FIND_OURS)
   l.isHost = dlsym(l.handles[0], "trefoilHostLastError") != NULL;
+  EP_TRY(checkAnswers(&l));
   l.windowFlags = l.isHost ? NCCL_WIN_COLL_SYMMETRIC : 0;
   *lib = l;
   return TREFOIL_OK;
@@ -77,18 +85,12 @@ void epLibraryHostDevices(int numDevices) {
   setenv("TREFOIL_HOST_DEVICES", number, 0);
 }
 
-/* The file that a function came from. */
-static const char *fileOf(void *function) {
-  Dl_info info;
-  return dladdr(function, &info) && info.dli_fname ? info.dli_fname : "an unknown library";
-}
-
 trefoil_result_t epLibraryDevices(const ep_library_t *lib, int *numDevices) {
   void *function;
   memcpy(&function, &lib->cudaGetDeviceCount, sizeof function);
   cudaError_t rc = lib->cudaGetDeviceCount(numDevices);
   EP_CHECK(rc == cudaSuccess && *numDevices > 0, TREFOIL_SYSTEM_ERROR, "%s finds no GPU here: %s",
-           fileOf(function), lib->cudaGetErrorString(rc));
+           epLibraryFile(function), lib->cudaGetErrorString(rc));
   return TREFOIL_OK;
 }
 

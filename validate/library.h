@@ -114,9 +114,19 @@ typedef struct ep_library_paths {
 } ep_library_paths_t;
 trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *paths);
 
-/* What a loaded NCCL (dlopen's handle, or NULL) says, 23203 for 2.32.3; 0: nothing. */
+/* What a loaded NCCL or CUDA runtime (dlopen's handle, or NULL) says, 23203 for 2.32.3, 13000 for 13.0; 0:
+ * nothing. */
 int epNcclVersion(void *handle);
+int epCudaVersion(void *handle);
 #define EP_LIBRARY_OLDEST_NCCL 23007 /* that libnccl_ep works with */
+#define EP_LIBRARY_OLDEST_CUDA 13000
+
+/* Which of them a library on GPUs gets when nothing is said: the loader's, else where it was when this was
+ * built; one that is too old only if there is no other. */
+const char *epLibraryFindNccl(void);
+const char *epLibraryFindCuda(void);
+/* The file that a function came from. */
+const char *epLibraryFile(void *function);
 
 /* What a library is, found out in a child process. */
 typedef struct ep_library_facts {

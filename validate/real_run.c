@@ -131,8 +131,8 @@ static trefoil_result_t openProcess(keep_t *keep, const ep_real_options_t *o) {
   int R = o->shape.numRanks, devices = 0;
   EP_TRY(epLibraryLoad(&keep->lib, &o->paths));
   EP_TRY(epLibraryDevices(&keep->lib, &devices));
-  EP_CHECK(devices >= R, TREFOIL_INVALID_ARGUMENT, "%d ranks on %d GPUs: every rank needs a GPU of its own", R,
-           devices);
+  EP_CHECK(devices >= R, TREFOIL_INVALID_ARGUMENT,
+           "%d ranks on %d GPUs: every rank needs a GPU of its own", R, devices);
   EP_CHECK(keep->lib.ncclGetUniqueId(&keep->id) == ncclSuccess, TREFOIL_SYSTEM_ERROR,
            "ncclGetUniqueId failed");
   if (!keep->lib.isHost && o->repeats > 0) EP_TRY(epGpuTeam(R, keep->peers));

@@ -1,6 +1,8 @@
 /* Groups: the control window, the settings of all ranks compared, and the way out. */
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 
 #include "api/cpu/cpu_group.h"
 #include "api/cpu/cpu_hang.h"
@@ -14,9 +16,31 @@ void epCommProperties(ncclCommProperties_t *p) {
   p->version = NCCL_VERSION_CODE;
 }
 
+/* What was loaded before, as a framework brings it, answers this library's calls instead of the host
+ * runtime. */
+static trefoil_result_t checkAnswers(void) {
+  Dl_info cuda, nccl, host;
+  int known = dladdr((void *)(uintptr_t)&cudaLaunchHostFunc, &cuda) &&
+              dladdr((void *)(uintptr_t)&ncclCommQueryProperties, &nccl) &&
+              dladdr((void *)(uintptr_t)&trefoilHostLastError, &host);
+  /* a program's own entry of a call it takes the address of leads to the right one */
+  Dl_info program = {.dli_fbase = NULL};
+  dladdr((void *)getauxval(AT_PHDR), &program);
+  if (known && cuda.dli_fbase == program.dli_fbase) cuda = host;
+  if (known && nccl.dli_fbase == program.dli_fbase) nccl = host;
+  int isCuda = known && cuda.dli_fbase != host.dli_fbase;
+  EP_CHECK(!known || (!isCuda && nccl.dli_fbase == host.dli_fbase), TREFOIL_SYSTEM_ERROR,
+           "ncclEpCreateGroup: %s is answered by %s, which was loaded before, and not by %s: load "
+           "the host runtime first (LD_PRELOAD=libtrefoil_host.so.0), or not the other",
+           isCuda ? "cudaLaunchHostFunc" : "ncclCommQueryProperties",
+           isCuda ? cuda.dli_fname : nccl.dli_fname, host.dli_fname);
+  return TREFOIL_OK;
+}
+
 trefoil_result_t epCpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode) {
   ncclCommProperties_t p;
   epCommProperties(&p);
+  EP_TRY(checkAnswers());
   int me = 0, R = 0;
   if (ncclCommUserRank(comm, &me) != ncclSuccess || ncclCommCount(comm, &R) != ncclSuccess ||
       ncclCommQueryProperties(comm, &p) != ncclSuccess) {

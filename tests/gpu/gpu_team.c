@@ -25,8 +25,8 @@ static const char *load(void) {
     snprintf(why, sizeof why, "TREFOIL_LIBRARY does not say what to test");
     return why;
   }
-  if (!paths.nccl) paths.nccl = "libnccl.so.2";
-  if (!paths.cuda) paths.cuda = "libcudart.so";
+  if (!paths.nccl) paths.nccl = epLibraryFindNccl();
+  if (!paths.cuda) paths.cuda = epLibraryFindCuda();
   epLibraryHostDevices(EP_MAX_RANKS);
   if (epLibraryProbe(&paths, NULL) != TREFOIL_OK || epLibraryLoad(&lib, &paths) != TREFOIL_OK)
     snprintf(why, sizeof why, "%s", trefoilLastError());
