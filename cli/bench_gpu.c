@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_RUNS = 256, MAX_TOKENS = 32 };
+enum { MAX_RUNS = 256 };
 enum { PLAIN = 1, TO_E4M3 = 2, PARTIAL = 4, FP8 = 8, BACKWARD = 16 };
 
 static const char *variantName(const ep_real_options_t *o) {
@@ -39,11 +39,11 @@ static int takeVariants(const char *text, unsigned *set) {
   return *set != 0;
 }
 
-static int takeTokens(const char *text, long long *tokens) {
+int cliTakeTokens(const char *text, long long *tokens) {
   int n = 0;
   for (const char *at = text; *at;) {
     char *end;
-    if (n == MAX_TOKENS) return 0;
+    if (n == CLI_MAX_TOKENS) return 0;
     tokens[n] = strtoll(at, &end, 10);
     if (end == at || tokens[n] < 1 || tokens[n] > 1 << 20 || (*end && *end != ',')) return 0;
     n++;
@@ -67,9 +67,9 @@ static int makeRuns(const cli_gpu_bench_t *b, unsigned variants, ep_real_options
   int n = 0;
   for (int mode = 0; mode < TREFOIL_NUM_MODES; mode++) {
     if (!(b->modes & (1u << mode))) continue;
-    long long tokens[MAX_TOKENS];
+    long long tokens[CLI_MAX_TOKENS];
     const char *standard = mode < TREFOIL_HT_FLAT ? "1,8,32,64,128" : "4096";
-    int numTokens = takeTokens(b->tokens ? b->tokens : standard, tokens);
+    int numTokens = cliTakeTokens(b->tokens ? b->tokens : standard, tokens);
     for (unsigned bit = PLAIN; bit <= BACKWARD; bit <<= 1) {
       if (!(variantsOf(mode, &b->base) & variants & bit)) continue;
       for (int i = 0; i < numTokens && n < MAX_RUNS; i++) {
@@ -233,18 +233,17 @@ static json_t *allJson(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
   return j;
 }
 
-/* The Python package draws; it reads what --json prints. */
-static int drawAll(const char *path, const json_t *all) {
+int cliDraw(const char *module, const char *path, const json_t *all) {
   int ends[2], status = 1;
   if (pipe(ends) != 0) return cliFail("bench", "no pipe could be made");
   fflush(stdout);
   pid_t pid = fork();
   if (pid == 0) {
-    char *arguments[] = {"bench_plot", (char *)path, NULL};
+    char *arguments[] = {(char *)module, (char *)path, NULL};
     dup2(ends[0], 0);
     close(ends[0]);
     close(ends[1]);
-    _exit(cliRunPython("bench", "trefoil.bench_plot", 2, arguments));
+    _exit(cliRunPython("bench", module, 2, arguments));
   }
   close(ends[0]);
   signal(SIGPIPE, SIG_IGN);
@@ -266,7 +265,7 @@ static int printAll(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
     printf("%d x %s\n", b->base.shape.numRanks, n ? r[0].gpu.facts.name : "");
     cliLibrariesText(&b->base.paths);
   }
-  if (b->plot) code = drawAll(b->plot, all);
+  if (b->plot) code = cliDraw("trefoil.bench_plot", b->plot, all);
   if (b->json)
     code |= cliPrintJson(all);
   else
@@ -276,16 +275,16 @@ static int printAll(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
 
 int cliBenchGpu(const cli_gpu_bench_t *b) {
   unsigned variants = 0;
-  long long tokens[MAX_TOKENS];
+  long long tokens[CLI_MAX_TOKENS];
   if (!epGpuToolsBuilt())
     return cliFail("bench", "this build has no CUDA kernels to measure with: build it where nvcc "
                             "of CUDA 13.0 or newer is");
   if (!takeVariants(b->variants ? b->variants : "plain,e4m3,partial", &variants))
     return cliUsage("bench", "--variant %s: expected some of plain, e4m3, partial, fp8, backward",
                     b->variants);
-  if (b->tokens && !takeTokens(b->tokens, tokens))
+  if (b->tokens && !cliTakeTokens(b->tokens, tokens))
     return cliUsage("bench", "--tokens %s: expected numbers like 1,8,128, at most %d", b->tokens,
-                    MAX_TOKENS);
+                    CLI_MAX_TOKENS);
   ep_real_options_t *runs = calloc(MAX_RUNS, sizeof *runs);
   ep_real_result_t *results = calloc(MAX_RUNS, sizeof *results);
   if (!runs || !results) return cliFail("bench", "out of memory");

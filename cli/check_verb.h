@@ -68,8 +68,16 @@ typedef struct cli_gpu_bench {
   const char *tokens;   /* "1,8,32", or NULL */
   const char *plot;     /* a picture's file, or NULL */
   int json;
+  int isGpu; /* else, for cliBenchAgainst alone, on the CPU */
 } cli_gpu_bench_t;
 int cliBenchGpu(const cli_gpu_bench_t *b);
+/* trefoil bench --against (bench_against.c): base.against in turn with the library. */
+int cliBenchAgainst(const cli_gpu_bench_t *b);
+enum { CLI_MAX_TOKENS = 32 };
+/* "1,8,128" into tokens [CLI_MAX_TOKENS]; how many, 0: not understood. */
+int cliTakeTokens(const char *text, long long *tokens);
+/* A module of the Python package draws what --json prints; an exit code. */
+int cliDraw(const char *module, const char *path, const json_t *all);
 /* One measured shape, and the GPUs, as JSON. */
 json_t *cliGpuRunJson(const ep_real_options_t *o, const ep_real_result_t *r);
 json_t *cliGpuFactsJson(const ep_gpu_times_t *t, int ranks);

@@ -112,7 +112,7 @@ static int benchCases(const ep_real_options_t *real, double seconds, json_t *int
 int cmdBench(int argc, char **argv) {
   cli_check_t v = {.seed = 1, .tokens = -1};
   char *tokens = NULL, *variants = NULL, *plot = NULL, ranks[16];
-  char *points = NULL;
+  char *points = NULL, *against = NULL;
   int repeats = 10;
   double seconds = 2, minutes = 0;
   const struct poptOption options[] = {
@@ -128,7 +128,11 @@ int cmdBench(int argc, char **argv) {
        "GPUs: plain, e4m3 (the dispatch quantises), partial (the combine sums at the experts), fp8 "
        "(the caller's), backward",
        "LIST"},
-      {"plot", 0, POPT_ARG_STRING, &plot, 0, "GPUs: also a picture, .svg, .png or .pdf", "FILE"},
+      {"against", 0, POPT_ARG_STRING, &against, 0,
+       "another library, timed in turn with --library, with ratios", "PATH"},
+      {"level", 0, POPT_ARG_STRING, &v.level, 0,
+       "of the check of --against: strict (default), or order-free", "LEVEL"},
+      {"plot", 0, POPT_ARG_STRING, &plot, 0, "with --gpu or --against: also a picture, .svg, .png or .pdf", "FILE"},
       {"points", 0, POPT_ARG_STRING, &points, 0,
        "what to time: JSON objects, one a line; prints one a line (docs/measure.md)", "FILE"},
       {"minutes", 0, POPT_ARG_DOUBLE, &minutes, CLI_NOT_NEGATIVE,
@@ -174,17 +178,19 @@ int cmdBench(int argc, char **argv) {
       return cliFail("bench", "%s", trefoilLastError());
     snprintf(ranks, sizeof ranks, "%d", devices);
     if (!v.ranks) v.ranks = ranks;
-    if (!v.modes) v.modes = "ll";
+    if (!v.modes) v.modes = against ? "all" : "ll";
   } else if (points) {
     if (tokens) return cliUsage("bench", "--tokens does not go with --points");
-  } else if (variants || plot) {
+  } else if (!against && (variants || plot)) {
     return cliUsage("bench", "--%s goes with --gpu", variants ? "variant" : "plot");
-  } else if (tokens) {
+  } else if (tokens && !against) {
     char *end;
     v.tokens = strtoll(tokens, &end, 10);
     if (*end || end == tokens || v.tokens < 1)
       return cliUsage("bench", "--tokens %s: expected a whole number, 1 or more", tokens);
   }
+  if (v.level && !against) return cliUsage("bench", "--level is of the check of --against");
+  if (against && points) return cliUsage("bench", "--against does not go with --points");
   if ((rc = cliRealOptions("bench", &v, &modes, &o)) >= 0) return rc;
   if ((rc = cliLibraries("bench", &v.library, paths, &o.paths)) >= 0) return rc;
   o.progress = showStep;
@@ -193,8 +199,14 @@ int cmdBench(int argc, char **argv) {
     o.repeats = repeats;
     return cliBenchPoints(points, minutes, &o);
   }
+  o.against = against;
+  o.againstOpen = o.open;
+  o.open = 0;
+  if (against)
+    return cliBenchAgainst(
+        &(cli_gpu_bench_t){o, modes, variants, tokens, plot, v.json, v.library.gpu});
   if (v.library.gpu)
-    return cliBenchGpu(&(cli_gpu_bench_t){o, modes, variants, tokens, plot, v.json});
+    return cliBenchGpu(&(cli_gpu_bench_t){o, modes, variants, tokens, plot, v.json, 1});
   ep_real_result_t *r = malloc(sizeof *r);
   json_t *list = json_array(), *all = json_object();
   if (!r) return cliFail("bench", "out of memory");

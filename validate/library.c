@@ -13,10 +13,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static trefoil_result_t openOne(void **handle, const char *path) {
+/* CUDA and NCCL globally: the library under test finds them among what is loaded. It itself not: two of them
+ * in one process call their own functions. */
+static trefoil_result_t openOne(void **handle, const char *path, int scope) {
   EP_CHECK(*path, TREFOIL_INVALID_ARGUMENT, "the path of a library is empty");
-  /* Global: the library under test finds CUDA and NCCL among what is loaded. */
-  *handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  *handle = dlopen(path, RTLD_NOW | scope);
   EP_CHECK(*handle, TREFOIL_SYSTEM_ERROR, "cannot load %s: %s", path, dlerror());
   return TREFOIL_OK;
 }
@@ -30,7 +31,7 @@ static trefoil_result_t findOne(void *handle, const char *path, const char *name
 
 /* The library under test. An undefined symbol is mostly an NCCL that is too old: said, too. */
 static trefoil_result_t openLibrary(ep_library_t *l, const ep_library_paths_t *paths) {
-  trefoil_result_t result = openOne(&l->handles[2], paths->library);
+  trefoil_result_t result = openOne(&l->handles[2], paths->library, RTLD_LOCAL);
   int version = epNcclVersion(l->handles[1]);
   if (result == TREFOIL_OK || !version || version >= EP_LIBRARY_OLDEST_NCCL) return result;
   char why[400];
@@ -55,8 +56,8 @@ static trefoil_result_t checkAnswers(const ep_library_t *l) {
 
 trefoil_result_t epLibraryLoad(ep_library_t *lib, const ep_library_paths_t *paths) {
   ep_library_t l = {0};
-  EP_TRY(openOne(&l.handles[0], paths->cuda));
-  EP_TRY(openOne(&l.handles[1], paths->nccl));
+  EP_TRY(openOne(&l.handles[0], paths->cuda, RTLD_GLOBAL));
+  EP_TRY(openOne(&l.handles[1], paths->nccl, RTLD_GLOBAL));
   EP_TRY(openLibrary(&l, paths));
 #define EP_FIND_EP(name, type, parameters)                                                         \
   EP_TRY(findOne(l.handles[2], paths->library, #name, &l.name));

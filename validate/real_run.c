@@ -4,6 +4,7 @@
 #include "validate/real_work.h"
 
 #include "plan/error.h"
+#include "validate/cupti_times.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,11 +89,10 @@ static void timeAgain(real_rank_t *rank) {
   }
 }
 
-static void *rankMain(void *argument) {
-  real_rank_t *rank = argument;
+/* Everything once, compared. */
+static void checkRank(real_rank_t *rank) {
   ep_real_result_t *result = rank->run->result;
   double s[6];
-  epWatchThread(rank->rank);
   epRealPhase(rank, epRealOpen, "set-up");
   s[0] = epRealPhase(rank, epRealUpdate, "Update");
   s[1] = epRealPhase(rank, dispatchRank, "Dispatch");
@@ -103,14 +103,25 @@ static void *rankMain(void *argument) {
     s[4] = epRealPhase(rank, epRealCompareCombine, "comparing the combine");
   }
   epRealPhase(rank, epRealCompareInputs, "comparing the inputs");
-  if (rank->rank == 0) {
-    result->updateS = s[0];
-    result->dispatchS = s[1];
-    result->combineS = s[3];
-    result->referenceS = s[2] + s[4];
-  }
-  if (rank->run->options->repeats > 0 && !atomic_load(&rank->run->failed)) {
-    if (rank->run->lib.isHost)
+  if (rank->rank > 0) return;
+  result->updateS = s[0];
+  result->dispatchS = s[1];
+  result->combineS = s[3];
+  result->referenceS = s[2] + s[4];
+}
+
+static void *rankMain(void *argument) {
+  real_rank_t *rank = argument;
+  real_t *run = rank->run;
+  epWatchThread(rank->rank);
+  checkRank(rank);
+  if (run->twin) {
+    real_rank_t *both[2] = {rank, &run->twin->ranks[rank->rank]};
+    checkRank(both[1]);
+    if (!atomic_load(&run->failed) && !atomic_load(&run->twin->failed)) epPairMeasure(both);
+    epRealPhase(both[1], epRealClose, "closing");
+  } else if (run->options->repeats > 0 && !atomic_load(&run->failed)) {
+    if (run->lib.isHost)
       timeAgain(rank);
     else
       epGpuMeasure(rank);
@@ -125,43 +136,55 @@ typedef struct keep {
   ncclUniqueId id;
   ncclComm_t comms[EP_REAL_MAX_RANKS];
   ep_gpu_peers_t peers[EP_GPU_MAX_RANKS];
+  struct keep *other;  /* options.against */
+  char noKernels[200]; /* why CUPTI tells no times, or "" */
 } keep_t;
 
 static trefoil_result_t openProcess(keep_t *keep, const ep_real_options_t *o) {
   int R = o->shape.numRanks, devices = 0;
   EP_TRY(epLibraryLoad(&keep->lib, &o->paths));
+  if (o->against && !keep->lib.isHost && epCuptiOpen() != TREFOIL_OK)
+    snprintf(keep->noKernels, sizeof keep->noKernels, "%s", trefoilLastError());
   EP_TRY(epLibraryDevices(&keep->lib, &devices));
   EP_CHECK(devices >= R, TREFOIL_INVALID_ARGUMENT,
            "%d ranks on %d GPUs: every rank needs a GPU of its own", R, devices);
   EP_CHECK(keep->lib.ncclGetUniqueId(&keep->id) == ncclSuccess, TREFOIL_SYSTEM_ERROR,
            "ncclGetUniqueId failed");
   if (!keep->lib.isHost && o->repeats > 0) EP_TRY(epGpuTeam(R, keep->peers));
+  if (!o->against) return TREFOIL_OK;
+  keep->other = calloc(1, sizeof *keep->other);
+  EP_CHECK(keep->other, TREFOIL_SYSTEM_ERROR, "out of memory");
+  ep_library_paths_t paths = o->paths;
+  paths.library = o->against;
+  EP_TRY(epLibraryLoad(&keep->other->lib, &paths));
+  EP_CHECK(keep->other->lib.ncclGetUniqueId(&keep->other->id) == ncclSuccess, TREFOIL_SYSTEM_ERROR,
+           "ncclGetUniqueId failed");
   return TREFOIL_OK;
 }
 
-static trefoil_result_t runRanks(real_t *run) {
+/* What all ranks know, and a place for each of them. */
+static trefoil_result_t openRanks(real_t *run) {
   int R = run->options->shape.numRanks;
   EP_TRY(epRealRouting(run));
   EP_TRY(epRealTraffic(run));
-  real_rank_t *ranks = calloc((size_t)R, sizeof *ranks);
-  pthread_t threads[EP_REAL_MAX_RANKS];
-  EP_CHECK(ranks, TREFOIL_SYSTEM_ERROR, "out of memory for the ranks");
+  run->ranks = calloc((size_t)R, sizeof *run->ranks);
+  EP_CHECK(run->ranks, TREFOIL_SYSTEM_ERROR, "out of memory for the ranks");
   pthread_barrier_init(&run->barrier, NULL, (unsigned)R);
   pthread_mutex_init(&run->mutex, NULL);
   pthread_cond_init(&run->turn, NULL);
-  for (int r = 0; r < R; r++) {
-    ranks[r] = (real_rank_t){.run = run, .rank = r, .place = &run->watch->places[r]};
-    EP_CHECK(!pthread_create(&threads[r], NULL, rankMain, &ranks[r]), TREFOIL_SYSTEM_ERROR,
-             "a thread could not be started");
-  }
-  for (int r = 0; r < R; r++) pthread_join(threads[r], NULL);
-  for (int r = 0; r < R; r++) {
+  for (int r = 0; r < R; r++)
+    run->ranks[r] = (real_rank_t){.run = run, .rank = r, .place = &run->watch->places[r]};
+  return TREFOIL_OK;
+}
+
+static void closeRanks(real_t *run) {
+  for (int r = 0; r < run->options->shape.numRanks; r++) {
     free(run->ids[r]);
     free(run->weights[r]);
     free(run->tokens[r]);
     free(run->scales[r]);
   }
-  free(ranks);
+  free(run->ranks);
   run->result->ok = !atomic_load(&run->failed);
   run->result->rowsMoved = atomic_load(&run->rowsMoved);
   run->result->sumsMoved = atomic_load(&run->sumsMoved);
@@ -169,6 +192,35 @@ static trefoil_result_t runRanks(real_t *run) {
                          : run->result->rowsMoved || run->result->sumsMoved ? EP_CASE_ORDER_OPEN
                                                                             : EP_CASE_AGREES;
   run->result->bytesCompared = atomic_load(&run->compared);
+}
+
+/* The twin's outcome is the pair's. */
+static void joinTwin(real_t *run) {
+  ep_real_result_t *a = run->result, *b = run->twin->result;
+  ep_pair_times_t *t = &a->pair;
+  t->moved[0] = a->rowsMoved || a->sumsMoved;
+  t->moved[1] = b->rowsMoved || b->sumsMoved;
+  t->culprit = !a->ok ? 0 : !b->ok ? 1 : -1;
+  if (a->ok && !b->ok) {
+    a->ok = 0;
+    a->outcome = b->outcome;
+    memcpy(a->difference, b->difference, sizeof a->difference);
+  }
+  a->bytesCompared += b->bytesCompared;
+}
+
+static trefoil_result_t runRanks(real_t *run) {
+  int R = run->options->shape.numRanks;
+  pthread_t threads[EP_REAL_MAX_RANKS];
+  EP_TRY(openRanks(run));
+  if (run->twin) EP_TRY(openRanks(run->twin));
+  for (int r = 0; r < R; r++)
+    EP_CHECK(!pthread_create(&threads[r], NULL, rankMain, &run->ranks[r]), TREFOIL_SYSTEM_ERROR,
+             "a thread could not be started");
+  for (int r = 0; r < R; r++) pthread_join(threads[r], NULL);
+  if (run->twin) closeRanks(run->twin);
+  closeRanks(run);
+  if (run->twin) joinTwin(run);
   return TREFOIL_OK;
 }
 
@@ -195,6 +247,31 @@ static void setEnvironment(const ep_real_options_t *o) {
     setenv("NCCL_EP_LL_COMBINE", "partial", 1);
   else
     unsetenv("NCCL_EP_LL_COMBINE");
+}
+
+/* The same shape on the other library. */
+static trefoil_result_t makeTwin(real_t *run, keep_t *keep) {
+  typedef struct twin {
+    real_t run;
+    ep_real_options_t options;
+    ep_real_result_t result;
+  } twin_t;
+  twin_t *t = calloc(1, sizeof *t);
+  EP_CHECK(t, TREFOIL_SYSTEM_ERROR, "out of memory");
+  t->options = *run->options;
+  t->options.paths.library = run->options->against;
+  t->options.open = run->options->againstOpen;
+  t->run = *run;
+  t->run.options = &t->options;
+  t->run.result = &t->result;
+  t->run.lib = keep->other->lib;
+  t->run.id = keep->other->id;
+  t->run.comms = keep->other->comms;
+  t->run.pair = run->pair = &run->result->pair;
+  memcpy(run->pair->noKernels, keep->noKernels, sizeof run->pair->noKernels);
+  run->pair->culprit = -1;
+  run->twin = &t->run;
+  return TREFOIL_OK;
 }
 
 static trefoil_result_t runAll(const ep_real_options_t *options, int numRuns, shared_t *shared) {
@@ -225,7 +302,9 @@ static trefoil_result_t runAll(const ep_real_options_t *options, int numRuns, sh
     /* two ranks' references at a time fit a small machine; GPUs come with larger ones */
     run->maxComparing = keep->lib.isHost ? 2 : options->shape.numRanks;
     setEnvironment(run->options);
+    if (keep->other) EP_TRY(makeTwin(run, keep));
     EP_TRY(runRanks(run));
+    free(run->twin);
     free(run);
     atomic_store(&shared->atWork, 0);
     atomic_fetch_add(&shared->numDone, 1);

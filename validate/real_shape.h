@@ -12,6 +12,7 @@
 #include "trefoil/trace.h"
 #include "validate/gpu_times.h"
 #include "validate/library.h"
+#include "validate/real_pair.h"
 #include "validate/order_free.h"
 #include "validate/worker.h"
 
@@ -30,6 +31,8 @@ typedef enum ep_real_beside {
 
 typedef struct ep_real_options {
   ep_library_paths_t paths;
+  const char *against; /* NULL, or another library on the same NCCL and CUDA, timed in turn with `paths` */
+  unsigned againstOpen; /* as `open`, for it */
   trefoil_mode_t mode;
   trefoil_shape_t shape; /* maxTokens: tokens of a full rank */
   int64_t hidden;        /* bf16 */
@@ -71,6 +74,7 @@ struct ep_real_result {
   double dispatchTimes[EP_REAL_MAX_REPEATS], combineTimes[EP_REAL_MAX_REPEATS];
   double copyRate;    /* bytes a second of all ranks copying at once; with repeats */
   ep_gpu_times_t gpu; /* with repeats, on GPUs, in place of the times above */
+  ep_pair_times_t pair; /* with options.against, in place of all of them */
 };
 
 /* Runs in a process of its own. TREFOIL_OK: it took place, result->ok says how it ended; a crash, an

@@ -55,6 +55,9 @@ typedef struct real {
   ncclComm_t *comms;            /* [R], kept from run to run; NULL before the first */
   int isLast;                   /* no run after it needs them */
   ep_gpu_peers_t *peers;        /* [R], to measure with; on GPUs */
+  struct real *twin;            /* options->against: the same shape on the other library */
+  struct real_rank *ranks;      /* [R] */
+  ep_pair_times_t *pair;
   struct ep_gpu_rank *gpuRanks; /* [R], gpu_times.c */
   double started[EP_REAL_MAX_RANKS], ended[EP_REAL_MAX_RANKS];
 } real_t;
@@ -106,6 +109,9 @@ double epRealPhase(real_rank_t *rank, real_phase_t phase, const char *name);
 
 /* gpu_times.c: measures what has passed its check. Called by every rank's thread. */
 void epGpuMeasure(real_rank_t *rank);
+
+/* real_pair.c: the same for two libraries in turn; this rank of both. */
+void epPairMeasure(real_rank_t *ranks[2]);
 
 enum { EP_REAL_NOISE = 0xa5 };
 
