@@ -43,8 +43,8 @@ static json_t *figuresJson(const ep_pair_operation_t *o, int lib) {
                                     "min_s", s->min, "max_s", s->max));
   }
   if (o->numKernels[lib] > 0)
-    json_object_update_new(j, json_pack("{s:i, s:i}", "kernels", o->numKernels[lib], "copies",
-                                        o->numCopies[lib]));
+    json_object_update_new(
+        j, json_pack("{s:i, s:i}", "kernels", o->numKernels[lib], "copies", o->numCopies[lib]));
   return j;
 }
 
@@ -62,18 +62,18 @@ static json_t *operationJson(const ep_pair_operation_t *o) {
 static json_t *runJson(const ep_real_options_t *o, const ep_real_result_t *r) {
   const trefoil_shape_t *s = &o->shape;
   const ep_pair_times_t *t = &r->pair;
-  json_t *j = json_pack("{s:s, s:i, s:I, s:I, s:i, s:i, s:b, s:[b, b]}", "mode",
-                        trefoilModeName(o->mode), "ranks", s->numRanks, "tokens",
-                        (json_int_t)s->maxTokens, "hidden", (json_int_t)o->hidden, "experts",
-                        s->numExperts, "topk", s->topk, "ok", r->ok && t->measured,
-                        "order_used", t->moved[0], t->moved[1]);
+  json_t *j =
+      json_pack("{s:s, s:i, s:I, s:I, s:i, s:i, s:b, s:[b, b]}", "mode", trefoilModeName(o->mode),
+                "ranks", s->numRanks, "tokens", (json_int_t)s->maxTokens, "hidden",
+                (json_int_t)o->hidden, "experts", s->numExperts, "topk", s->topk, "ok",
+                r->ok && t->measured, "order_used", t->moved[0], t->moved[1]);
   if (!r->ok || !t->measured) {
     json_object_set_new(j, "difference", json_string(r->difference));
     if (t->culprit >= 0) json_object_set_new(j, "failed_library", json_integer(t->culprit));
     return j;
   }
-  json_object_update_new(j, json_pack("{s:i, s:i}", "blocks", t->blocks, "iterations",
-                                      t->blocks * t->iterations));
+  json_object_update_new(
+      j, json_pack("{s:i, s:i}", "blocks", t->blocks, "iterations", t->blocks * t->iterations));
   if (*t->noKernels) json_object_set_new(j, "no_kernel_times", json_string(t->noKernels));
   for (int op = 0; op < 2; op++)
     json_object_set_new(j, operationNames[op], operationJson(&t->operations[op]));
@@ -117,15 +117,14 @@ static int printAll(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
     if (!b->json) printRun(&runs[i], &r[i]);
     json_array_append_new(list, runJson(&runs[i], &r[i]));
   }
-  json_t *all = json_pack("{s:b, s:o, s:s, s:s, s:o}", "ok", !failed, "against_benchmarks", list,
-                          "against", b->base.against, "against_level",
-                          b->base.againstOpen ? "order-free" : "strict", "environment",
-                          cliEnvironment());
+  json_t *all =
+      json_pack("{s:b, s:o, s:s, s:s, s:o}", "ok", !failed, "against_benchmarks", list, "against",
+                b->base.against, "against_level", b->base.againstOpen ? "order-free" : "strict",
+                "environment", cliEnvironment());
   cliLibrariesJson(all, &b->base.paths);
   ep_gpu_times_t facts = {.ncclVersion = n ? r[n - 1].pair.ncclVersion : 0};
   if (n) facts.facts = r[0].pair.facts;
-  if (b->isGpu)
-    json_object_set_new(all, "gpu", cliGpuFactsJson(&facts, b->base.shape.numRanks));
+  if (b->isGpu) json_object_set_new(all, "gpu", cliGpuFactsJson(&facts, b->base.shape.numRanks));
   if (!b->json) {
     cliLibrariesText(&b->base.paths);
     printf("against %s, compared %s\n", b->base.against,

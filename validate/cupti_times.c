@@ -34,8 +34,8 @@ static record_t *records;
 static int numRecords, isLost;
 
 static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
-                                           CUPTI_ACTIVITY_KIND_MEMCPY,
-                                           CUPTI_ACTIVITY_KIND_MEMCPY2, CUPTI_ACTIVITY_KIND_MEMSET};
+                                           CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMCPY2,
+                                           CUPTI_ACTIVITY_KIND_MEMSET};
 enum { NUM_KINDS = sizeof kinds / sizeof *kinds };
 
 static void keep(const record_t *r) {
@@ -81,7 +81,8 @@ static void CUPTIAPI takeBuffer(CUcontext context, uint32_t stream, uint8_t *buf
 static trefoil_result_t check(CUptiResult rc, const char *what) {
   const char *text = NULL;
   if (rc != CUPTI_SUCCESS) cupti.cuptiGetResultString(rc, &text);
-  EP_CHECK(rc == CUPTI_SUCCESS, TREFOIL_SYSTEM_ERROR, "CUPTI, %s: %s", what, text ? text : "failed");
+  EP_CHECK(rc == CUPTI_SUCCESS, TREFOIL_SYSTEM_ERROR, "CUPTI, %s: %s", what,
+           text ? text : "failed");
   return TREFOIL_OK;
 }
 

@@ -4,7 +4,8 @@
 #include "plan/error.h"
 
 trefoil_result_t epCuptiOpen(void) {
-  return epFail(TREFOIL_SYSTEM_ERROR, "this build has no CUPTI: its headers come with the CUDA toolkit");
+  return epFail(TREFOIL_SYSTEM_ERROR,
+                "this build has no CUPTI: its headers come with the CUDA toolkit");
 }
 
 trefoil_result_t epCuptiStart(void) {

@@ -84,14 +84,25 @@ static trefoil_result_t blockOnGpus(real_rank_t *rank) {
   return rc;
 }
 
+/* No kernel times then, and why; the other figures stand. */
+static void dropTrace(real_rank_t *rank) {
+  ep_pair_times_t *t = rank->run->pair;
+  snprintf(t->noKernels, sizeof t->noKernels, "%.190s", trefoilLastError());
+  pair->hasCupti = 0;
+  for (int operation = 0; operation < 2; operation++)
+    for (int lib = 0; lib < 2; lib++)
+      pair->numCalls[operation][lib][EP_PAIR_SPAN] = pair->numCalls[operation][lib][EP_PAIR_SUM] =
+          0;
+}
+
 static trefoil_result_t startTrace(real_rank_t *rank) {
-  return rank->rank == 0 ? epCuptiStart() : TREFOIL_OK;
+  if (rank->rank == 0 && epCuptiStart() != TREFOIL_OK) dropTrace(rank);
+  return TREFOIL_OK;
 }
 
 /* Rank 0, for all GPUs. */
-static trefoil_result_t endTrace(real_rank_t *rank) {
+static trefoil_result_t readTrace(real_rank_t *rank) {
   ep_cupti_call_t calls[N];
-  if (rank->rank > 0) return TREFOIL_OK;
   EP_TRY(epCuptiStop());
   for (int r = 0; r < rank->run->options->shape.numRanks; r++) {
     EP_TRY(epCuptiCalls(r, N, calls));
@@ -104,6 +115,11 @@ static trefoil_result_t endTrace(real_rank_t *rank) {
     o->numKernels[turn.library] = calls[N - 1].numKernels;
     o->numCopies[turn.library] = calls[N - 1].numCopies;
   }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t endTrace(real_rank_t *rank) {
+  if (rank->rank == 0 && pair->hasCupti && readTrace(rank) != TREFOIL_OK) dropTrace(rank);
   return TREFOIL_OK;
 }
 
@@ -140,8 +156,7 @@ static void sumUp(ep_pair_times_t *t, int operation, ep_pair_figure_t figure) {
     double *v = pair->all[operation][lib][figure];
     if (count == 0) return;
     qsort(v, (size_t)count, sizeof *v, byValue);
-    o->of[lib][figure] =
-        (ep_gpu_spread_t){v[count / 2], v[count * 99 / 100], v[0], v[count - 1]};
+    o->of[lib][figure] = (ep_gpu_spread_t){v[count / 2], v[count * 99 / 100], v[0], v[count - 1]};
   }
   for (int b = 0; b < B; b++) {
     double first = pair->medians[operation][0][figure][b];
@@ -175,7 +190,7 @@ static void block(real_rank_t *rank) {
   if (turn.traced) epRealPhase(rank, startTrace, "starting CUPTI");
   epRealPhase(rank, blockOnGpus, name);
   if (turn.traced) epRealPhase(rank, endTrace, "reading CUPTI");
-  if (!isFirst || atomic_load(&run->failed)) return;
+  if (!isFirst || atomic_load(&run->failed) || (turn.traced && !pair->hasCupti)) return;
   endBlock(run, turn.traced ? EP_PAIR_SPAN : EP_PAIR_EVENT);
   endBlock(run, turn.traced ? EP_PAIR_SUM : EP_PAIR_HOST);
 }
@@ -195,19 +210,21 @@ static trefoil_result_t start(real_rank_t *rank) {
 
 /* Traced blocks come after all others: recording costs time. */
 void epPairMeasure(real_rank_t *ranks[2]) {
-  int isFirst = ranks[0]->rank == 0, numOperations = epRealHasCombine(ranks[0]->run->options) ? 2 : 1;
+  int isFirst = ranks[0]->rank == 0,
+      numOperations = epRealHasCombine(ranks[0]->run->options) ? 2 : 1;
   epRealPhase(ranks[0], start, "measuring");
+  if (!pair) return;
   for (int operation = 0; operation < numOperations; operation++)
     for (int lib = 0; lib < 2; lib++) {
       turn = (turn_t){.operation = operation, .library = lib};
       epRealPhase(ranks[lib], warmUp, "calls that are not timed");
     }
-  for (int traced = 0; traced < (pair && pair->hasCupti ? 2 : 1); traced++)
+  for (int traced = 0; traced < 2; traced++)
     for (int operation = 0; operation < numOperations; operation++)
       for (int b = 0; b < B; b++)
         for (int lib = 0; lib < 2; lib++) {
           turn = (turn_t){operation, lib, b, traced};
-          block(ranks[lib]);
+          if (!traced || pair->hasCupti) block(ranks[lib]);
         }
   if (!isFirst) return;
   ep_pair_times_t *t = ranks[0]->run->pair;

@@ -31,7 +31,8 @@ typedef enum ep_real_beside {
 
 typedef struct ep_real_options {
   ep_library_paths_t paths;
-  const char *against; /* NULL, or another library on the same NCCL and CUDA, timed in turn with `paths` */
+  const char
+      *against; /* NULL, or another library on the same NCCL and CUDA, timed in turn with `paths` */
   unsigned againstOpen; /* as `open`, for it */
   trefoil_mode_t mode;
   trefoil_shape_t shape; /* maxTokens: tokens of a full rank */
@@ -72,8 +73,8 @@ struct ep_real_result {
   uint64_t combineBytes[EP_REAL_MAX_RANKS * EP_REAL_MAX_RANKS];
   int numRepeats; /* done; only of what passed its check */
   double dispatchTimes[EP_REAL_MAX_REPEATS], combineTimes[EP_REAL_MAX_REPEATS];
-  double copyRate;    /* bytes a second of all ranks copying at once; with repeats */
-  ep_gpu_times_t gpu; /* with repeats, on GPUs, in place of the times above */
+  double copyRate;      /* bytes a second of all ranks copying at once; with repeats */
+  ep_gpu_times_t gpu;   /* with repeats, on GPUs, in place of the times above */
   ep_pair_times_t pair; /* with options.against, in place of all of them */
 };
 

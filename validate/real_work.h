@@ -51,12 +51,12 @@ typedef struct real {
   _Atomic int failed;
   _Atomic int rowsMoved, sumsMoved; /* order-free: not where, or what, the reference has */
   _Atomic uint64_t compared;
-  _Atomic uint64_t *numDone;    /* steps, for the progress display */
-  ncclComm_t *comms;            /* [R], kept from run to run; NULL before the first */
-  int isLast;                   /* no run after it needs them */
-  ep_gpu_peers_t *peers;        /* [R], to measure with; on GPUs */
-  struct real *twin;            /* options->against: the same shape on the other library */
-  struct real_rank *ranks;      /* [R] */
+  _Atomic uint64_t *numDone; /* steps, for the progress display */
+  ncclComm_t *comms;         /* [R], kept from run to run; NULL before the first */
+  int isLast;                /* no run after it needs them */
+  ep_gpu_peers_t *peers;     /* [R], to measure with; on GPUs */
+  struct real *twin;         /* options->against: the same shape on the other library */
+  struct real_rank *ranks;   /* [R] */
   ep_pair_times_t *pair;
   struct ep_gpu_rank *gpuRanks; /* [R], gpu_times.c */
   double started[EP_REAL_MAX_RANKS], ended[EP_REAL_MAX_RANKS];

@@ -116,8 +116,8 @@ typedef struct ep_gpu_handle {
   struct ncclEpHandle *handle;
   ep_gpu_group_t *g;
   ep_ll_handle_t ll;
-  ep_ll_ready_t ready[2];         /* [kind]: the last whole operation, */
-  uint64_t readyVersion[2];       /* launched with this version of the group */
+  ep_ll_ready_t ready[2];   /* [kind]: the last whole operation, */
+  uint64_t readyVersion[2]; /* launched with this version of the group */
   union {
     ep_ll_dispatch_t dispatch;
     ep_ll_combine_t combine;

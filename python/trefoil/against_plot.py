@@ -2,9 +2,10 @@
 
     python -m trefoil.against_plot OUT.svg < bench.json
 
-A panel for each mode and operation: the time of both libraries (kernels where CUPTI told them, else
-events, else without a GPU the wall clock) for each number of tokens, bars up to the 99th percentile;
-above each pair the ratio of the medians and its spread over the blocks. OUT ends in .svg, .png, .pdf.
+A panel for each mode and operation: the time of both libraries (kernels where CUPTI told them,
+else events, else without a GPU the wall clock) for each number of tokens, bars up to the 99th
+percentile; above each pair the ratio of the medians and its spread over the blocks. OUT ends in
+.svg, .png or .pdf.
 """
 
 from __future__ import annotations
@@ -72,9 +73,7 @@ def panels_of(data: Any) -> list[Panel]:
                     times.append((library[name]["p50_s"], library[name]["p99_s"]))
         return list(panels.values())
     except (KeyError, TypeError, AttributeError) as error:
-        raise BenchError(
-            f"not an output of trefoil bench --against --json: {error!r}"
-        ) from error
+        raise BenchError(f"not an output of trefoil bench --against --json: {error!r}") from error
 
 
 def _draw(axes: Any, panel: Panel, names: list[str], low: float, high: float) -> None:

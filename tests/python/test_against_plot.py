@@ -26,7 +26,12 @@ def row(tokens, mode="ll-expert-major", names=("event", "kernel_span"), ok=True)
 
 def bench(*rows):
     gpu = {"count": 2, "name": "H200"}
-    return {"against_benchmarks": list(rows), "library": "/a/x.so", "against": "/b/y.so", "gpu": gpu}
+    return {
+        "against_benchmarks": list(rows),
+        "library": "/a/x.so",
+        "against": "/b/y.so",
+        "gpu": gpu,
+    }
 
 
 def test_a_panel_for_each_mode_and_operation():

@@ -38,6 +38,7 @@ CALLS = {
     "snprintf": 2,  # where it writes into a SENTENCE
     "fprintf": 1,  # to stderr
     "add": 4,  # the doctor's advice
+    "addRuntime": 4,
 }
 SENTENCE = re.compile(r"\b(why|sentence|culprit|reason|what|how|text|advice|stderr)\b")
 STRING = r'"(?:\\.|[^"\\\n])*"'

@@ -1,6 +1,6 @@
 #!/bin/bash
-# [LAUNCHER=slurm] launched.sh TREFOIL RANKS ARGUMENTS...: as many processes, told by RANK and WORLD_SIZE, or as
-# srun tells its tasks, who they are; the exit code is rank 0's.
+# [LAUNCHER=slurm] launched.sh TREFOIL RANKS ARGUMENTS...: as many processes, told who they are by RANK and
+# WORLD_SIZE, or as srun tells its tasks; the exit code is rank 0's.
 program=$1 ranks=$2
 shift 2
 if [ "$LAUNCHER" = slurm ]; then
