@@ -300,12 +300,6 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
 // ---- The driver's way: a kernel is known by its address, and one function is there
 
 typedef const void *cudaKernel_t;
-enum cudaDriverEntryPointQueryResult {
-  cudaDriverEntryPointSuccess = 0,
-  cudaDriverEntryPointSymbolNotFound = 1
-};
-constexpr unsigned long long cudaEnableDefault = 0;
-
 static inline cudaError_t cudaGetKernel(cudaKernel_t *kernel, const void *symbol) {
   *kernel = symbol;
   return cudaSuccess;
@@ -318,15 +312,15 @@ static inline int launchAsDriver(void *kernel, unsigned gridX, unsigned gridY, u
   return (int)cudaLaunchKernel(kernel, dim3(gridX, gridY, gridZ), dim3(blockX, blockY, blockZ),
                                params, shared, (cudaStream_t)stream);
 }
-} // namespace emulator
 
-static inline cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function,
-                                                           unsigned, unsigned long long,
-                                                           cudaDriverEntryPointQueryResult *found) {
+static inline cudaError_t entryPoint(const char *name, void **function, unsigned,
+                                     unsigned long long, cudaDriverEntryPointQueryResult *found) {
   const bool is = !strcmp(name, "cuLaunchKernel");
   *function = is ? (void *)emulator::launchAsDriver : nullptr;
   *found = is ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
+} // namespace emulator
+#define cudaGetDriverEntryPointByVersion emulator::entryPoint
 
 #endif
