@@ -112,7 +112,6 @@ TEST(options_of_the_other_form_are_refused) {
   expectUsage("check --moe deepseek-v3 --seconds 5", "--seconds");
   expectUsage("check --moe deepseek-v3 --jobs 2", "--jobs");
   expectUsage("check --moe deepseek-v3 --processes", "--processes");
-  expectUsage("check --moe deepseek-v3 --level order-free", "--level order-free");
   expectUsage("bench --variant plain", "--variant goes with --gpu");
   expectUsage("bench --plot x.svg", "--plot goes with --gpu");
   expectUsage("bench --tokens 8,16 --seconds 0", "--tokens 8,16");
