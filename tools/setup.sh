@@ -2,8 +2,9 @@
 #
 # Each need is tested by what the build does with it (a command, a program that compiles and links, a Python
 # module), so a machine that has everything is left alone and nothing touches the network. What is missing
-# comes from apt-get (as root or with sudo) and, for Python, from PyPI into the private environment .venv, with
-# pinned hashes. need_... ends the script where that fails; want_... goes on, and left_out has what is missing.
+# comes from apt-get (as root or with sudo) and, for Python, from PyPI into the private environment .venv,
+# with pinned hashes. need_... ends the script where that fails; want_... goes on, and left_out says without
+# what.
 
 set -Eeuo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
