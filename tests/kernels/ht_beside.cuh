@@ -16,21 +16,19 @@
 #include "validate/gpu_tools.h"
 
 #include <dlfcn.h>
-#include <library_types.h>
 
 namespace {
 
-// The few calls of cublas_api.h that are needed; values as in CUDA 12 and 13.
+// The few calls of cublas_api.h and library_types.h that are needed; values as in CUDA 12 and 13.
 struct Cublas {
   using Handle = void *;
-  static constexpr int OP_N = 0, OP_T = 1, COMPUTE_32F = 68, GEMM_DEFAULT = -1;
+  static constexpr int OP_N = 0, OP_T = 1, R_16BF = 14, COMPUTE_32F = 68, GEMM_DEFAULT = -1;
   int (*create)(Handle *) = nullptr;
   int (*setStream)(Handle, cudaStream_t) = nullptr;
   int (*setWorkspace)(Handle, void *, size_t) = nullptr;
   int (*setSms)(Handle, int) = nullptr;
-  int (*gemm)(Handle, int, int, int, int, int, const void *, const void *, cudaDataType, int,
-              const void *, cudaDataType, int, const void *, void *, cudaDataType, int, int,
-              int) = nullptr;
+  int (*gemm)(Handle, int, int, int, int, int, const void *, const void *, int, int, const void *,
+              int, int, const void *, void *, int, int, int, int) = nullptr;
 
   bool load() {
     void *lib = nullptr;
@@ -126,8 +124,8 @@ void Beside::product(int r, Load load, int sms) {
   }
   const float one = 1, zero = 0;
   const int rc = cublas.gemm(k.handle, Cublas::OP_T, Cublas::OP_N, SIZE, SIZE, SIZE, &one, k.a,
-                             CUDA_R_16BF, SIZE, k.b, CUDA_R_16BF, SIZE, &zero, k.c, CUDA_R_16BF,
-                             SIZE, Cublas::COMPUTE_32F, Cublas::GEMM_DEFAULT);
+                             Cublas::R_16BF, SIZE, k.b, Cublas::R_16BF, SIZE, &zero, k.c,
+                             Cublas::R_16BF, SIZE, Cublas::COMPUTE_32F, Cublas::GEMM_DEFAULT);
   if (rc) fprintf(stderr, "cublasGemmEx returned %d\n", rc), exit(3);
 }
 
