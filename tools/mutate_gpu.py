@@ -139,7 +139,8 @@ def unpack(folder: Path, to: Path) -> dict:
         lzma.open(folder / "programs.tar.xz") as stream,
         tarfile.open(fileobj=stream, mode="r|") as tar,
     ):
-        tar.extractall(to, filter="data")
+        # Python 3.11.2 (Debian 12) has no filters yet.
+        tar.extractall(to, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return json.loads((folder / "mutants.json").read_text())
 
 

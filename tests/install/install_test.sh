@@ -43,7 +43,8 @@ if [ -x "$prefix/bin/trefoil" ]; then
   "$prefix/bin/trefoil" --help >"$scratch/help.txt"
   grep -q check "$scratch/help.txt"
 fi
-if ldd "$libs"/*.so.0 | grep 'not found'; then
+# NCCL is the user's own.
+if ldd "$libs"/*.so.0 | grep 'not found' | grep -v 'libnccl\.so'; then
   echo "an installed library does not find what it needs"
   exit 1
 fi
