@@ -103,6 +103,14 @@ trefoil_result_t epRealRouting(real_t *run) {
   return trefoilCaseCheck(&run->rc);
 }
 
+/* Libraries that leave order open may number slots otherwise: room for every row there can be. */
+static void leaveRoom(real_t *run) {
+  const trefoil_shape_t *s = &run->options->shape;
+  int64_t copies = s->topk < trefoilExpertsPerRank(s) ? s->topk : trefoilExpertsPerRank(s);
+  int64_t most = s->numRanks * s->maxTokens * (run->rc.mode == TREFOIL_HT_FLAT ? 1 : copies);
+  if (run->maxRows < most) run->maxRows = most;
+}
+
 /* Rows received, and bytes by the plan, which must be what the reference counts. */
 trefoil_result_t epRealTraffic(real_t *run) {
   ep_real_result_t *result = run->result;
@@ -123,6 +131,7 @@ trefoil_result_t epRealTraffic(real_t *run) {
     if (result->receivedRows[r] > run->maxRows) run->maxRows = result->receivedRows[r];
   }
   if (run->maxRows < run->options->shape.maxTokens) run->maxRows = run->options->shape.maxTokens;
+  if (run->options->open) leaveRoom(run);
   int64_t *rows = malloc(sizeof *rows * (size_t)(R * R));
   EP_CHECK(rows, TREFOIL_SYSTEM_ERROR, "out of memory for the traffic table");
   size_t hidden = (size_t)run->options->hidden;
@@ -250,7 +259,9 @@ static trefoil_result_t makeTensors(real_rank_t *rank) {
     EP_TRY(newTensor(rank, &rank->counters, TREFOIL_INT32, 1, (int64_t[]){R}));
   } else {
     EP_TRY(newTensor(rank, &rank->received, wire, 2, (int64_t[]){run->maxRows, H}));
-    EP_TRY(newTensor(rank, &rank->counters, TREFOIL_INT64, 1, (int64_t[]){L}));
+    trefoil_dtype_t counted =
+        mode == TREFOIL_HT_FLAT ? TREFOIL_INT32 : TREFOIL_INT64; /* both kinds */
+    EP_TRY(newTensor(rank, &rank->counters, counted, 1, (int64_t[]){L}));
     if (mode == TREFOIL_HT_FLAT) {
       EP_TRY(newTensor(rank, &rank->receivedWeights, TREFOIL_F32, 2, (int64_t[]){run->maxRows, K}));
       if (!run->options->backward)

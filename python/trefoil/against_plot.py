@@ -21,8 +21,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from trefoil.bench_plot import MODES, BenchError
+from trefoil.outputs import open_whole
 from trefoil.plots import BLUE, INK, ORANGE, _log_ticks
 from trefoil.units import format_seconds
+from trefoil.verb import run
 
 FIGURES = {
     "kernel_span": "kernels, first start to last end",
@@ -125,8 +127,9 @@ def picture(data: Any) -> Figure:
     return figure
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Reads JSON from stdin, writes the picture; 1 and a sentence if that cannot be done."""
+    arguments = sys.argv if arguments is None else arguments
     if len(arguments) != 2 or Path(arguments[1]).suffix not in (".svg", ".png", ".pdf"):
         print(
             "usage: python -m trefoil.against_plot OUT.svg < bench.json (or .png, .pdf)",
@@ -134,7 +137,10 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     try:
-        picture(json.load(sys.stdin)).savefig(arguments[1], dpi=160)
+        path = Path(arguments[1])
+        figure = picture(json.load(sys.stdin))
+        with open_whole(path, "wb") as file:
+            figure.savefig(file, dpi=160, format=path.suffix[1:])
     except (BenchError, json.JSONDecodeError, OSError) as error:
         print(f"trefoil bench: no picture: {error}", file=sys.stderr)
         return 1
@@ -142,4 +148,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv))
+    raise SystemExit(run("bench", main))

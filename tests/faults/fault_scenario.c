@@ -40,8 +40,8 @@ static int settled(player_t *p, step_data_t *d, ncclEpHandle_t h, cudaStream_t s
 static int doOperations(player_t *p, step_data_t *d, ncclEpHandle_t h, cudaStream_t stream) {
   return STEP(p, stepUpdate(d, h, stream)) && STEP(p, stepDispatch(d, h, stream)) &&
          settled(p, d, h, stream) && compared(p, stepCompareDispatch(d)) &&
-         STEP(p, stepCombine(d, h, stream)) && settled(p, d, h, stream) &&
-         compared(p, stepCompareCombine(d));
+         STEP(p, stepDispatch(d, h, stream)) && STEP(p, stepCombine(d, h, stream)) &&
+         settled(p, d, h, stream) && compared(p, stepCompareCombine(d));
 }
 
 static void doStep(player_t *p, trefoil_mode_t mode, ncclComm_t comm, cudaStream_t stream) {

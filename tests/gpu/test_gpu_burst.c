@@ -150,7 +150,8 @@ TEST(calls_return_while_the_stream_is_held) {
  * each such place to some hundred after it. */
 TEST(operation_numbers_wrap) {
   GPU_RANKS(R, 2);
-  if (gpuIsCpuLibrary()) SKIP("the CPU library has no marks that could wrap");
+  if (gpuIsCpuLibrary())
+    SKIP("on GPUs alone: operations of the CPU library have no marks that could wrap");
   const uint64_t places[] = {1ull << 30, 1ull << 31,        3ull << 30, 0xfffffffeull,
                              1ull << 32, 2 * 0xfffffffeull, 1ull << 40};
   for (size_t i = 0; i < 3 * sizeof places / sizeof *places; i++) {
