@@ -122,7 +122,9 @@ static int printAll(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
                 b->base.against, "against_level", b->base.againstOpen ? "order-free" : "strict",
                 "environment", cliEnvironment());
   cliLibrariesJson(all, &b->base.paths);
-  ep_gpu_times_t facts = {.ncclVersion = n ? r[n - 1].pair.ncclVersion : 0};
+  ep_gpu_times_t facts = {0};
+  for (int i = 0; i < n; i++) /* a shape that failed has told none */
+    if (r[i].pair.ncclVersion) facts.ncclVersion = r[i].pair.ncclVersion;
   if (n) facts.facts = r[0].pair.facts;
   if (b->isGpu) json_object_set_new(all, "gpu", cliGpuFactsJson(&facts, b->base.shape.numRanks));
   if (!b->json) {

@@ -90,7 +90,7 @@ trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shar
   return TREFOIL_OK;
 }
 
-// How many blocks feed, by what both sides take for a token (10 ns, H200); at most ten, which fill the wire.
+// How many blocks feed, by what both sides take for a token (10 ns, H200); at most nine or ten, which fill the wire.
 // A dispatch rounds up, as a feeder too few costs more than one too many. Somebody must follow from the
 // start, or full rings would stop all feeders.
 struct Split {
@@ -107,8 +107,8 @@ struct Split {
 Split dispatchSplit(bool expertMajor, bool direct, int ranks, int topk) {
   if (!expertMajor) return Split{1, 1, 0, 10};
   const double rows = ranks * (1 - pow(1 - 1.0 / ranks, topk)); // of a token, uniform routing
-  return direct ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 10}
-                : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 10};
+  return direct ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 9}
+                : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 9};
 }
 
 Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
