@@ -17,14 +17,15 @@ echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n
 $clang $sanitize probe.c -o probe 2> probe.err || skip "clang has no libFuzzer runtime (libclang-rt-dev)"
 libs=$(pkg-config --cflags --libs libzip jansson popt) || skip "libzip, jansson or popt is missing"
 
-cmake -DOUT="$work/presets_embedded.c" -DDIR="$source/models" -P "$source/models/embed.cmake"
+cmake -DOUT="$work/presets_embedded.c" -DDIR="$source/models" -DKINDS=Clusters,Moe,Costs \
+  -P "$source/models/embed.cmake"
 plan="error shape routing npy trace trace_generate trace_describe trace_import trace_file trace_save"
 files="$source/tests/fuzz/fuzz_$target.c presets_embedded.c"
 for f in preset preset_text hf_config cost_record; do files="$files $source/models/$f.c"; done
 for f in $plan; do files="$files $source/plan/$f.c"; done
 if [ "$target" = hang ]; then
   flags="$flags -DTREFOIL_VERSION=\"fuzz\""
-  for f in hang cli_args cli_output; do files="$files $source/cli/$f.c"; done
+  for f in hang cli_args cli_output cli_signals; do files="$files $source/cli/$f.c"; done
 fi
 # shellcheck disable=SC2086
 $clang $flags $sanitize -I"$source" -I"$source/include" $files -o "fuzz_$target" $libs -lm
