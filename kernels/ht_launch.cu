@@ -90,9 +90,9 @@ trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shar
   return TREFOIL_OK;
 }
 
-// How many blocks feed, by what both sides take for a token (10 ns, H200); at most nine or ten, which fill the wire.
-// A dispatch rounds up, as a feeder too few costs more than one too many. Somebody must follow from the
-// start, or full rings would stop all feeders.
+// How many blocks feed, by what both sides take for a token (10 ns, H200); at most nine or ten, which fill
+// the wire. A dispatch rounds up, as a feeder too few costs more than one too many. Somebody must follow from
+// the start, or full rings would stop all feeders.
 struct Split {
   double feed, follow, rounding;
   int most;
