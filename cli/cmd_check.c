@@ -187,6 +187,10 @@ int cliCheckRandom(const cli_check_t *v) {
     return cliUsage("check", "--level %s: expected strict or order-free", v->level);
   o.choice.orderFree = v->level && !strcmp(v->level, "order-free") ? EP_OPEN_LL_ROWS : 0;
   o.choice.gpuSubset = v->gpuCases || v->library.gpu;
+  if (o.choice.gpuSubset && getenv("NCCL_LSA_TEAM_SIZE"))
+    return cliUsage("check",
+                    "NCCL_LSA_TEAM_SIZE is set, but random cases on GPUs stay in one NVLink "
+                    "domain and would ignore it: unset it");
   ep_profile_t profile;
   if (v->profile && cliProfileLoad(&profile, v->profile) != TREFOIL_OK)
     return cliUsage("check", "--profile: %s", trefoilLastError());

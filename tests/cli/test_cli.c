@@ -158,6 +158,13 @@ TEST(pretended_devices_are_a_number) {
   unsetenv("TREFOIL_HOST_DEVICES");
 }
 
+/* Nothing that was asked for is ignored: pretended nodes were not checked on GPUs. */
+TEST(pretended_nodes_on_gpus_are_refused) {
+  setenv("NCCL_LSA_TEAM_SIZE", "2", 1);
+  expectUsage("check --gpu-cases --cases 64", "NCCL_LSA_TEAM_SIZE is set");
+  unsetenv("NCCL_LSA_TEAM_SIZE");
+}
+
 /* What a launcher says must be whole, and fit. */
 TEST(launches_are_checked) {
   static const char *const bad[][3] = {{"3", NULL, "WORLD_SIZE"},
