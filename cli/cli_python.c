@@ -88,11 +88,21 @@ const char *cliPython(char *path, size_t pathBytes) {
   return path;
 }
 
+/* In front of what there is, less empty elements, which stand for the current directory. */
 static int prependPythonPath(const char *folder) {
   const char *old = getenv("PYTHONPATH");
   char value[2 * maxPath];
-  int len = snprintf(value, sizeof value, "%s%s%s", folder, old && *old ? ":" : "", old ? old : "");
-  if (len < 0 || (size_t)len >= sizeof value) return 0;
+  size_t len = strlen(folder);
+  if (len + (old ? strlen(old) : 0) + 2 > sizeof value) return 0;
+  memcpy(value, folder, len);
+  for (; old && *old; old += strspn(old, ":")) {
+    size_t n = strcspn(old, ":");
+    if (n) value[len++] = ':';
+    memcpy(value + len, old, n);
+    len += n;
+    old += n;
+  }
+  value[len] = 0;
   return setenv("PYTHONPATH", value, 1) == 0;
 }
 

@@ -45,6 +45,15 @@ def test_no_module_of_the_current_directory_runs(tmp_path: Path, verb: str) -> N
     assert not ran.exists()
 
 
+@pytest.mark.parametrize("path", ("/nowhere:", ":/nowhere", "/nowhere::/elsewhere"))
+def test_an_empty_element_of_the_module_path_is_no_folder(tmp_path: Path, path: str) -> None:
+    ran = plant(tmp_path / "json.py", tmp_path)
+    python = os.environ.get("TREFOIL_PYTHON", "python3")
+    done = run(PROGRAM, "plan", "--help", cwd=tmp_path, TREFOIL_PYTHON=python, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert not ran.exists()
+
+
 def copy_of_the_program(tmp_path: Path) -> tuple[Path, Path, Path]:
     """The program as in a source tree whose private environment says that it ran."""
     program = tmp_path / "build/dev/cli/trefoil"
