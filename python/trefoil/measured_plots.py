@@ -37,7 +37,7 @@ from trefoil.predicted import Predicted
 from trefoil.validation_results import TimedPoint
 
 GREY = "#8a8f98"
-BASE_US = 3.4  # added to the copy's time in low latency (docs/results_ll.md)
+BASE_US = 3.4  # added to the copy's time in low latency (docs/results.md)
 PARTS = (("fixed", BLUE), ("busiest resource", ORANGE), ("latency, filling", GREEN))
 PART_HATCHES = ("", "///", "...")
 

@@ -1,0 +1,315 @@
+"""Writes docs/results.md and README.md's table of figures: validate/data, as tables.
+
+    python -m trefoil.results_page [--check]
+
+--check writes nothing and exits with 1 where a page is not what the data say. The words stand in
+results.md.j2; every figure comes from a data file: times and goals of the kernels, times through
+the API, another library beside ours, errors of the models, conformance, and checks.json, one row a
+claim that is no time of a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from trefoil import ht_rows
+from trefoil.figures import Figure, committed_folder, load_figures
+from trefoil.goals import LL_GOALS, LL_TOKENS
+
+BASE_US = 3.4  # what an operation of low latency takes beside its bytes
+FILES: dict[str, Any] = {
+    "kernels_ll": "ll_kernels_h200x4b.json",
+    "api_ll": "ll_api_h200x4b.json",
+    "calls": "gpu_calls_h200x2.json",
+    "kernels_ht": [
+        ("ht_kernels_h200x4b.json", "Four GPUs"),
+        ("ht_kernels_h200x2.json", "Two GPUs"),
+    ],
+    "against": "against_nccl_ep_h200x2.json",
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((committed_folder() / name).read_text(encoding="utf-8"))
+    return found
+
+
+def source(name: str) -> str:
+    """Where a table comes from: the file, what it was measured on, and the command."""
+    data = _read(name)
+    rate = f" Plain copy: {data['copy_GBps']:.1f} GB/s." if "copy_GBps" in data else ""
+    return f"[{name}](../validate/data/{name}): {data['measured']}. `{data['command']}`.{rate}"
+
+
+# ---- Low latency --------------------------------------------------------------------------------
+
+
+def _bold(text: str, good: bool) -> str:
+    return f"**{text}**" if good else text
+
+
+def _ll_cell(figures: Sequence[Figure], name: str, tokens: int, goal: float) -> str:
+    found = [f for f in figures if (f.name, f.tokens) == (name, tokens) and f.is_plain]
+    if not found:
+        return "–"
+    best = min(found, key=lambda f: f.us)
+    digits = 2 if goal < best.us < goal + 0.05 else 1  # as many as tell it from its goal
+    text = _bold(f"{best.us:.{digits}f}", 0 < best.us <= goal)
+    return f"{text} ({best.us / (best.bound_us + BASE_US):.2f})" + (f" {goal:g}" if goal else "")
+
+
+def low_latency(name: str) -> str:
+    """A row an operation, those with goals first."""
+    figures = load_figures(committed_folder() / name)
+    goals = {
+        " ".join([op, layout] + ([] if variant == "plain" else [variant])): us
+        for (op, layout, variant), us in LL_GOALS.items()
+    }
+    others = sorted({f.name for f in figures} - set(goals))
+    rows = []
+    for operation in [*goals, *others]:
+        asked = zip(LL_TOKENS, goals.get(operation, [0.0] * len(LL_TOKENS)), strict=True)
+        rows.append([operation, *(_ll_cell(figures, operation, t, goal) for t, goal in asked)])
+    return table(["tokens", *map(str, LL_TOKENS)], rows)
+
+
+def host_time(name: str) -> str:
+    runs = _read(name)["runs"]
+    medians = {op: [run["one_stream"][op][1] for run in runs] for op in ("dispatch", "combine")}
+    medians |= {op: [run["one_stream"][op][1] for run in runs] for op in ("update", "complete")}
+    medians["the smallest launch"] = [run["smallest_launch"][1] for run in runs]
+    rows = [[op, f"{min(us):.2f} to {max(us):.2f}"] for op, us in medians.items()]
+    return table(["call", "us"], rows)
+
+
+# ---- High throughput ----------------------------------------------------------------------------
+
+ROUTINGS = ("zipf 0.8", "zipf 1.2", "hot-expert", "hot-rank")
+
+
+def _products(data: Mapping[str, Any]) -> dict[str, dict[str, ht_rows.Row]]:
+    """Rows beside matrix products: operation -> load -> row."""
+    found: dict[str, dict[str, ht_rows.Row]] = {}
+    for row in data["rows"]:
+        if row["operation"].endswith(" beside"):
+            found.setdefault(row["operation"].removesuffix(" beside"), {})[row["load"]] = row
+    return found
+
+
+def high_throughput(name: str) -> str:
+    data = _read(name)
+    plain = [r for r in data["rows"] if not r.get("skew") and " beside" not in r["operation"]]
+    found = ht_rows.answers({**data, "rows": plain})
+    return ht_rows.markdown([a for a in found if a.figure != "not measured"]) + "\n"
+
+
+def skewed(name: str) -> str:
+    """Share of the bound by exact port loads; bold: the goal is reached."""
+    found: dict[str, dict[str, ht_rows.Row]] = {}
+    for row in _read(name)["rows"]:
+        for routing in ROUTINGS:
+            if row["operation"].endswith(" " + routing):
+                operation = f"{row['operation'].removesuffix(' ' + routing)} [{row['sms']}]"
+                found.setdefault(operation, {})[routing] = row
+    rows = []
+    for operation, of in found.items():
+        shares = [float(of[routing]["copy_share"]) for routing in ROUTINGS]
+        rows.append([operation, *(_bold(f"{s:.0%}", s >= ht_rows.SKEWED_SHARE) for s in shares)])
+    return table([f"share of the bound, goal {ht_rows.SKEWED_SHARE:.0%}", *ROUTINGS], rows)
+
+
+def has_products(name: str) -> bool:
+    return bool(_products(_read(name)))
+
+
+def products(name: str) -> str:
+    """What an operation and the products take, over their times alone."""
+    found = _products(_read(name))
+    loads = list(dict.fromkeys(load for of in found.values() for load in of))
+    rows = []
+    for operation, of in found.items():
+        cells = [f"{of[n]['slower']:.2f}, {of[n]['product_slower']:.2f}" for n in loads]
+        rows.append([f"{operation} [{of[loads[0]]['sms']}]", *cells])
+    return table(["over the time alone: operation, products", *loads], rows)
+
+
+# ---- Another library, models, conformance, checks -----------------------------------------------
+
+
+def two_libraries(name: str) -> str:
+    rows = []
+    for b in _read(name)["against_benchmarks"]:
+        if not b["ok"] or "dispatch" not in b:
+            continue
+        row = [b["mode"], str(b["tokens"])]
+        for op in ("dispatch", "combine"):
+            row += [f"{1e6 * side['kernel_sum']['p50_s']:.1f}" for side in b[op]["libraries"]]
+            r = b[op]["against_over_library"]["kernel_sum"]
+            row.append(f"**{r['p50']:.2f}** ({r['min']:.2f} to {r['max']:.2f})")
+        rows.append(row)
+    each = ["theirs", "ratio"]
+    return table(["mode", "tokens", "dispatch: ours", *each, "combine: ours", *each], rows)
+
+
+def _errors(score: Mapping[str, Any] | None) -> str:
+    if not score or not score.get("n"):
+        return "–"
+    return f"{score['mape_percent']:.1f} %, p90 {score['p90_percent']:.1f} % (n = {score['n']})"
+
+
+def records() -> str:
+    rows = []
+    for path in sorted((committed_folder().parents[1] / "models/costs").glob("*.json")):
+        fit = json.loads(path.read_text(encoding="utf-8")).get("fit")
+        if fit:
+            closed = fit.get("beside", {}).get("closed-form", {}).get("outside")
+            scores = (fit["inside"]["both"], fit.get("outside", {}).get("both"), closed)
+            rows.append([f"`{fit['command']}`", *map(_errors, scores)])
+    return table(["record", "fitted", "held out", "closed form, held out"], rows)
+
+
+def conformance() -> str:
+    rows = []
+    for path in sorted((committed_folder() / "conformance").glob("*.json")):
+        totals = json.loads(path.read_text(encoding="utf-8"))["totals"]
+        for where, counts in totals.items():
+            text = ", ".join(f"{n} {what}" for what, n in counts.items())
+            rows += [[path.stem, f"{where} its profile", text]] if text else []
+    return table(["library, machine", "cases", "found"], rows)
+
+
+def checks() -> str:
+    data = _read("checks.json")
+    keys = ("claim", "figure", "command", "where")
+    rows = [[check[key] for key in keys] for check in data["checks"]]
+    return f"{data['about']}\n\n{table(['claim', 'figure', 'command', 'where, commit'], rows)}"
+
+
+# ---- README's table -----------------------------------------------------------------------------
+
+BEGIN, END = "<!-- figures: python -m trefoil.results_page -->\n", "<!-- end of figures -->"
+
+
+def _ll_us(operation: str) -> str:
+    figures = [f for f in load_figures(committed_folder() / FILES["kernels_ll"]) if f.is_plain]
+    found = {f.tokens: f.us for f in figures if f.name == operation}
+    return " / ".join(f"{found[tokens]:.1f}" for tokens in (1, 32, 128))
+
+
+def _ht_us(operation: str, sms: int) -> str:
+    row = ht_rows.best(_read(FILES["kernels_ht"][0][0])["rows"], operation, sms)
+    if row is None:
+        raise KeyError(operation)
+    return (
+        f"{row['kernel_us']:.0f} us on {row['sms']} SMs ({row['copy_share']:.0%} of a copy's rate)"
+    )
+
+
+def _times_ours(op: str) -> str:
+    blocks = [b for b in _read(FILES["against"])["against_benchmarks"] if b["ok"] and op in b]
+    ratios = [b[op]["against_over_library"]["kernel_sum"]["p50"] for b in blocks]
+    return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+
+def _held_out(record: str) -> str:
+    path = committed_folder().parents[1] / f"models/costs/{record}.json"
+    score = json.loads(path.read_text(encoding="utf-8"))["fit"]["outside"]["both"]
+    return f"{score['mape_percent']:.1f} % (mean of {score['n']} rows)"
+
+
+def summary() -> str:
+    """Five rows: what was measured, and the command that measures it."""
+    ll, ht = (_ll_us("dispatch expert-major"), _ll_us("combine expert-major")), "dispatch flat"
+    rows = [
+        [
+            "low latency, 4 H200, 1 / 32 / 128 tokens",
+            f"dispatch {ll[0]} us, exact combine {ll[1]} us",
+            "`ll_bench --ranks 4`",
+        ],
+        [
+            "high throughput in NCCL windows, 4 H200, 4096 tokens",
+            f"dispatch {_ht_us(ht + ' window', 24)}, combine {_ht_us('combine flat window', 20)}",
+            "`tools/gpu_ht --gpus 4`",
+        ],
+        [
+            "NVIDIA's library over ours, low latency, 2 H200",
+            f"dispatch takes {_times_ours('dispatch')} times as long, combine "
+            f"{_times_ours('combine')} times",
+            "`trefoil bench --gpu --against libnccl_ep.so --level order-free`",
+        ],
+        [
+            "simulated times against measured ones, held out",
+            f"low latency off by {_held_out('trefoil-ll-h200x2b')}, high throughput by "
+            f"{_held_out('trefoil-ht-h200x2b')}",
+            "`trefoil validate --only times`",
+        ],
+    ]
+    first = _read("checks.json")["checks"][0]
+    rows.append([first[key] for key in ("claim", "figure", "command")])
+    return table(["what", "figure", "command"], rows)
+
+
+def readme(text: str) -> str:
+    """README.md with its table made anew. ValueError: it has no place for one."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError("README.md has no table of figures")
+    return f"{before}{begin}{summary()}{end}{after}"
+
+
+# ---- Pages --------------------------------------------------------------------------------------
+
+TABLES = (
+    *(source, low_latency, host_time, high_throughput, skewed, has_products, products),
+    *(two_libraries, records, conformance, checks),
+)
+
+
+def page() -> str:
+    """The page's text. KeyError, OSError: a data file lacks what the page shows."""
+    loader = jinja2.PackageLoader("trefoil", ".")
+    environment = jinja2.Environment(
+        loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    tables = {function.__name__: function for function in TABLES}
+    template = environment.get_template("results.md.j2")
+    return template.render(**tables, **FILES, base_us=BASE_US).rstrip("\n") + "\n"
+
+
+def pages() -> dict[Path, str]:
+    root = committed_folder().parents[1]
+    text = (root / "README.md").read_text(encoding="utf-8")
+    return {root / "docs/results.md": page(), root / "README.md": readme(text)}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0; with --check 1 and a sentence where a committed page is not the data's."""
+    parser = argparse.ArgumentParser(prog="python -m trefoil.results_page", description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args(arguments).check
+    stale = []
+    for path, text in pages().items():
+        if path.read_text(encoding="utf-8") != text:
+            stale.append(path)
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    for path in stale if check else []:
+        print(f"{path}: stale; run python -m trefoil.results_page", file=sys.stderr)
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
