@@ -18,7 +18,7 @@ ln -s "$made/libother_nccl_new.so" "$work/new/libnccl.so.2"
 
 old=$(LD_LIBRARY_PATH=$work/old $trefoil doctor)
 expect 'an old driver' '^ +absent +driver .*up to 12\.8; for GPUs, a driver that runs CUDA 13\.0' "$old"
-if [ ! -e /usr/local/cuda/lib64/libcudart.so.13 ]; then # else the rule finds that one
+if ! $trefoil doctor | grep -Eq '^ +ok +cuda runtime'; then # else the rule finds that one
   expect 'an old runtime' '^ +absent +cuda runtime +12\.8 .*; for GPUs, CUDA 13' "$old"
 fi
 expect 'an old NCCL' '^ +(absent +nccl +2\.28\.9 .*; for GPUs, 2\.30\.7|ok +nccl +2\.3)' "$old"

@@ -1,29 +1,20 @@
 #!/bin/sh
 # Programs that nvcc compiled, with the legacy default stream and with one per thread, run on the host
 # runtime: kernel_program.cu.
-#   test_nvcc_programs.sh LIBTREFOIL_HOST TESTS_HOST
-for nvcc in "$CUDACXX" "$CUDA_HOME/bin/nvcc" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc; do
-  [ -n "$nvcc" ] && [ -x "$nvcc" ] && break
-  nvcc=
-done
-if [ -z "$nvcc" ]; then
-  echo "skipped: no nvcc"
+#   test_nvcc_programs.sh LIBTREFOIL_HOST TESTS_HOST [NVCC LIBCUDART]
+host=$1 source=$2/kernel_program.cu nvcc=$3 runtime=$4
+if [ -z "$runtime" ]; then
+  echo "skipped: no nvcc with a shared CUDA runtime"
   exit 77
 fi
-host=$1 source=$2/kernel_program.cu
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
-toolkit=$(dirname "$(dirname "$nvcc")")
-export LD_LIBRARY_PATH="$toolkit/lib64:$toolkit/lib:$LD_LIBRARY_PATH"
-echo 'int main() { return 0; }' > "$dir/empty.cu"
-if ! "$nvcc" -cudart shared -o "$dir/empty" "$dir/empty.cu" || ! "$dir/empty"; then
-  echo "skipped: $nvcc has no shared CUDA runtime"
-  exit 77
-fi
+folder=$(dirname "$runtime")
+export LD_LIBRARY_PATH="$folder:$LD_LIBRARY_PATH"
 build() { # NAME [OPTION...]
   name=$1
   shift
-  "$nvcc" -arch=sm_90 -O0 -cudart shared "$@" -o "$dir/$name" "$source" || exit 1
+  "$nvcc" -arch=sm_90 -O0 -cudart none "$@" -o "$dir/$name" "$source" "$runtime" || exit 1
 }
 build legacy &
 build per_thread --default-stream per-thread &

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The conversions of our cuda_fp16.h, cuda_bf16.h and cuda_fp8.h are those of CUDA's headers, bit by bit.
-#   test_small_floats.sh CC CXX TESTS_HOST
-cuda=${CUDA_HOME:-/usr/local/cuda}/include
+#   test_small_floats.sh CC CXX TESTS_HOST CUDA_INCLUDE
+cuda=$4
 if ! [ -f "$cuda/cuda_fp8.h" ] ||
   ! grep -q 'define CUDART_VERSION *1[3-9]' "$cuda/cuda_runtime_api.h"; then
   echo "skipped: no CUDA toolkit of version 13 at $cuda"
