@@ -31,11 +31,16 @@ def leave(folder: Path, preset: str, *cases: str, asked: list[str] | None = None
     (folder / f"{preset}.code").write_text("8\n" if failed else "0\n")
 
 
-def read(folder: Path, capsys: pytest.CaptureFixture[str], gpus: int = 0, user: int = 1000):
+class Ended:
+    def __init__(self, returncode: int) -> None:
+        self.returncode = returncode
+
+
+def read(folder: Path, capsys: pytest.CaptureFixture[str], gpus: int = 0, isolate: bool = False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["sum_results.py", str(folder)])
         patch.setattr(sum_results, "number_of_gpus", lambda: gpus)
-        patch.setattr("os.geteuid", lambda: user)
+        patch.setattr(sum_results, "may_isolate", lambda: isolate)
         code = sum_results.main()
     lines = capsys.readouterr().out.splitlines()
     return code, lines
@@ -112,8 +117,18 @@ def test_gpus_that_are_not_here_are_a_reason(tmp_path, capsys) -> None:
 def test_root_that_is_here_is_no_reason(tmp_path, capsys) -> None:
     leave(tmp_path, "ci", SKIP.format("one", "skipped: needs root\n"), RUN.format("good", ""))
     assert read(tmp_path, capsys)[0] == 0
-    code, lines = read(tmp_path, capsys, user=0)
+    code, lines = read(tmp_path, capsys, isolate=True)
     assert (code, lines[-1]) == (1, "1 passed, 1 failed")
+
+
+def test_root_without_the_right_to_namespaces_is_a_reason(monkeypatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(sum_results.subprocess, "run", lambda *_, **__: Ended(1))
+    assert not sum_results.may_isolate.__wrapped__()
+    monkeypatch.setattr(sum_results.subprocess, "run", lambda *_, **__: Ended(0))
+    assert sum_results.may_isolate.__wrapped__()
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert not sum_results.may_isolate.__wrapped__()
 
 
 def test_a_sanitizer_may_skip_what_ran_without_it(tmp_path, capsys) -> None:
