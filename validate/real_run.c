@@ -1,5 +1,6 @@
 /* A real shape at work: the ranks' life, phase by phase, with a barrier between phases. A rank that fails
- * says so and goes on to the barriers; the others' calls time out. All of it in a child process, whose
+ * says so and goes on to the barriers; the others have GRACE_NS to come there, too, or else the parent ends
+ * them, because their calls would wait for the failed rank. All of it in a child process, whose
  * results lie in shared memory; several shapes of the same ranks share their communicator. */
 #include "validate/real_work.h"
 
@@ -230,6 +231,7 @@ typedef struct shared {
   _Atomic uint64_t numSteps;
   _Atomic int numDone;  /* runs that took place */
   _Atomic int atWork;   /* ranks are calling the library */
+  _Atomic int failed;   /* the run at work has */
   _Atomic int finished; /* all that was asked for, or why not is told */
   char failure[1024];
   ep_real_result_t results[];
@@ -295,6 +297,7 @@ static trefoil_result_t runAll(const ep_real_options_t *options, int numRuns, sh
     run->peers = keep->peers;
     run->isLast = i + 1 == numRuns;
     run->watch = &shared->watch;
+    run->told = &shared->failed;
     uint64_t timeout = run->options->timeoutNs ? run->options->timeoutNs : 100000000000u;
     epWatchReset(run->watch, run->options->shape.numRanks,
                  run->options->limitNs ? run->options->limitNs
@@ -309,6 +312,7 @@ static trefoil_result_t runAll(const ep_real_options_t *options, int numRuns, sh
     free(run->twin);
     free(run);
     atomic_store(&shared->atWork, 0);
+    atomic_store(&shared->failed, 0);
     atomic_fetch_add(&shared->numDone, 1);
     if (!shared->results[i].ok) break;
   }
@@ -359,21 +363,41 @@ static int runChild(const ep_real_options_t *options, int numRuns, shared_t *sha
 }
 
 /* The run at work did not come to its end by itself: that is its result. */
-static void endRun(shared_t *shared, ep_case_outcome_t outcome, const char *text) {
-  ep_real_result_t *result = &shared->results[atomic_load(&shared->numDone)];
+static void endRun(const ep_real_options_t *options, shared_t *shared, ep_case_outcome_t outcome,
+                   const char *text) {
+  int at = atomic_load(&shared->numDone);
+  ep_real_result_t *result = &shared->results[at];
   char before[1024];
   snprintf(before, sizeof before, "%s", result->difference);
   result->ok = 0;
   result->outcome = outcome;
-  snprintf(result->difference, sizeof result->difference, "%s%s%s", text, *before ? "; and " : "",
-           before);
+  snprintf(result->difference, sizeof result->difference, "%s%s%s", text,
+           *text && *before ? "; and " : "", before);
   atomic_fetch_add(&shared->numDone, 1);
+  if (options->finished) options->finished(options->context, at, result);
+}
+
+/* How long ranks may take to come to an end after one of them has failed. */
+#define GRACE_NS 3000000000u
+
+/* Ends the child when it hangs, or when its ranks only wait for one that has failed. */
+static int endChild(const ep_real_options_t *options, shared_t *shared, pid_t pid, double *failed) {
+  char text[EP_WATCH_TEXT] = "";
+  ep_case_outcome_t outcome = EP_CASE_WRONG;
+  if (!atomic_load(&shared->failed)) *failed = now();
+  if (atomic_load(&shared->atWork) && epWatchHang(&shared->watch, text) >= 0)
+    outcome = EP_CASE_HANGS;
+  else if (now() - *failed < 1e-9 * GRACE_NS)
+    return 0;
+  epWorkerKill(pid);
+  endRun(options, shared, outcome, text);
+  return 1;
 }
 
 /* Waits for the child, telling what is done; its status, or -1: it was ended here. */
 static int watchChild(const ep_real_options_t *options, int numRuns, shared_t *shared, pid_t pid) {
   uint64_t total = countSteps(options, numRuns);
-  char text[EP_WATCH_TEXT];
+  double failed = now(); /* when it was last known that no rank has */
   int status = 1, numTold = 0;
   for (;;) {
     pid_t ended = waitpid(pid, &status, WNOHANG);
@@ -383,16 +407,11 @@ static int watchChild(const ep_real_options_t *options, int numRuns, shared_t *s
       numTold++;
     }
     if (ended != 0) return status;
-    int isStopped = options->interrupted && *options->interrupted;
-    int hangs = atomic_load(&shared->atWork) && epWatchHang(&shared->watch, text) >= 0;
-    if (isStopped || hangs) epWorkerKill(pid);
-    if (isStopped) return -1;
-    if (hangs) {
-      endRun(shared, EP_CASE_HANGS, text);
-      if (options->finished)
-        options->finished(options->context, numTold, &shared->results[numTold]);
+    if (options->interrupted && *options->interrupted) {
+      epWorkerKill(pid);
       return -1;
     }
+    if (endChild(options, shared, pid, &failed)) return -1;
     if (options->progress && at < numRuns)
       options->progress(options->context, trefoilModeName(options[at].mode),
                         atomic_load(&shared->numSteps), total);
@@ -413,10 +432,7 @@ trefoil_result_t epRealRunAll(const ep_real_options_t *options, int numRuns,
   if (pid > 0 && status >= 0 && !atomic_load(&shared->finished)) {
     char text[EP_WATCH_TEXT];
     epWatchEnd(&shared->watch, status, -1, text);
-    endRun(shared, EP_CASE_ABORTS, text);
-    if (options->finished)
-      options->finished(options->context, atomic_load(&shared->numDone) - 1,
-                        &shared->results[atomic_load(&shared->numDone) - 1]);
+    endRun(options, shared, EP_CASE_ABORTS, text);
     status = 0;
   }
   *numDone = atomic_load(&shared->numDone);

@@ -17,6 +17,7 @@ void epRealFail(real_t *run, const char *format, ...) {
     vsnprintf(run->result->difference, sizeof run->result->difference, format, ap);
     va_end(ap);
     atomic_store(&run->failed, 1);
+    atomic_store(run->told, 1);
   }
   pthread_mutex_unlock(&run->mutex);
 }

@@ -49,6 +49,7 @@ typedef struct real {
   pthread_cond_t turn;
   int numComparing, maxComparing;
   _Atomic int failed;
+  _Atomic int *told; /* shared with the parent: this run has failed, and its difference says how */
   _Atomic int rowsMoved, sumsMoved; /* order-free: not where, or what, the reference has */
   _Atomic uint64_t compared;
   _Atomic uint64_t *numDone; /* steps, for the progress display */
