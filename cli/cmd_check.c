@@ -134,6 +134,13 @@ static int openLaunch(const cli_check_t *v, int minRanks, int maxRanks, ep_launc
   /* ranks of a batch are together but for the time that one of them waits for a lost one */
   launch->gatherSeconds = 120 + (int)(3 * v->timeoutMs / 1000);
   if (epLaunchOpen(launch) != TREFOIL_OK) return cliFail("check", "%s", trefoilLastError());
+  if (launch->rank == 0 && launch->numElsewhere > 0 && !launch->hasSecret)
+    fprintf(
+        stderr,
+        "trefoil check: note: %d of %d ranks are on other machines, and nothing but the launch's "
+        "name tells them from others of this network; set TREFOIL_LAUNCH_SECRET where others use "
+        "it\n",
+        launch->numElsewhere, launch->numRanks);
   return -1;
 }
 

@@ -5,8 +5,9 @@
  *   all ranks on this host            a socket named after the launch; nothing to configure
  *   several hosts                     MASTER_ADDR, port MASTER_PORT + 1 (torchrun's store has MASTER_PORT)
  *
- * Both sides prove that they know the launch before a rank has a seat; on one host both also ask the
- * kernel whose process the other is. What is foreign is dropped and counted. Every wait has a limit.
+ * Both sides prove that they know the launch before a rank has a seat; within one host both also ask the
+ * kernel whose process the other is, over TCP, too. Between hosts only TREFOIL_LAUNCH_SECRET keeps out who
+ * knows the launch's name. What is foreign is dropped and counted. Every wait has a limit.
  *
  * Called by one thread of each process, all in the same order. A process that ends is noticed by all. */
 #ifndef TREFOIL_VALIDATE_LAUNCH_H
@@ -22,6 +23,8 @@ typedef struct ep_launch {
   int rank, numRanks;
   int localRank, numLocal; /* on this host; numLocal 0: not known, several hosts */
   int byHand;              /* no launcher says which launch this is */
+  int hasSecret;           /* TREFOIL_LAUNCH_SECRET is set */
+  int numElsewhere;        /* rank 0: ranks on other machines; else whether rank 0 is on one */
   char job[256];           /* what the processes of this launch share, and no other launch has */
   int meetSeconds;         /* limit of epLaunchOpen; epLaunchFind sets 60 */
   int gatherSeconds;       /* limit of epLaunchGather; epLaunchFind sets 600 */

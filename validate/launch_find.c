@@ -156,6 +156,7 @@ static void nameJob(const launcher_t *by, ep_launch_t *l) {
   for (int i = 0; i < 2 && !job; i++) job = said(by->jobs[i]);
   int proxy = job || l->numLocal != l->numRanks || strcmp(by->rank, "PMI_RANK") ? 0 : hydraProxy();
   l->byHand = !job && !proxy;
+  l->hasSecret = secret != NULL;
   int n =
       snprintf(l->job, sizeof l->job, "%s %.60s %.20s %.20s %.8s %d %.60s|", by->rank,
                job ? job : "", job && said("SLURM_STEP_ID") ? said("SLURM_STEP_ID") : "",

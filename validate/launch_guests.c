@@ -21,12 +21,12 @@ typedef struct guest {
   size_t got;
   ep_launch_hello_t hello;
   uint64_t proof, cookie;
+  ep_launch_peer_t who;
   ep_launch_foreign_t peer;
 } guest_t;
 
 typedef struct door {
   ep_launch_t *launch;
-  const ep_launch_place_t *place;
   int listener;
   guest_t guests[MAX_GUESTS];
   ep_launch_foreign_t foreign;
@@ -52,7 +52,8 @@ static void letIn(door_t *d) {
     if (d->guests[i].socket < 0 || d->guests[i].end < place->end) place = &d->guests[i];
   if (place->socket >= 0) sendAway(d, place, 1);
   *place = (guest_t){.socket = s, .end = epLaunchNow() + epLaunchHelloSeconds(d->launch)};
-  if (!epLaunchIsOurs(s, d->place, &place->peer)) sendAway(d, place, 1);
+  place->who = epLaunchPeer(s, &place->peer);
+  if (place->who == EP_LAUNCH_FOREIGN) sendAway(d, place, 1);
 }
 
 /* The hello is complete: says who rank 0 is. */
@@ -94,6 +95,7 @@ static void seat(door_t *d, guest_t *g) {
     return;
   }
   if (isGone) close(old);
+  if (old < 0) l->numElsewhere += g->who == EP_LAUNCH_ELSEWHERE;
   l->sockets[rank] = g->socket;
   g->socket = -1;
 }
@@ -177,12 +179,10 @@ static trefoil_result_t receiveAll(door_t *d) {
   return TREFOIL_OK;
 }
 
-trefoil_result_t epLaunchReceive(ep_launch_t *l, const ep_launch_place_t *p, int listener,
-                                 const ep_launch_foreign_t *foreign) {
+trefoil_result_t epLaunchReceive(ep_launch_t *l, int listener, const ep_launch_foreign_t *foreign) {
   door_t *d = calloc(1, sizeof *d);
   EP_CHECK(d, TREFOIL_SYSTEM_ERROR, "out of memory");
   d->launch = l;
-  d->place = p;
   d->listener = listener;
   d->foreign = *foreign;
   for (int i = 0; i < MAX_GUESTS; i++) d->guests[i].socket = -1;

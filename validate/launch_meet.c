@@ -64,29 +64,40 @@ static int callPlace(const ep_launch_t *l, const ep_launch_place_t *p) {
   return -1;
 }
 
+/* Hello and answer. What listens at a local place is asked for before it is told anything; over TCP the
+ * kernel knows the other's user once it has answered. */
+static int converse(ep_launch_t *l, const ep_launch_place_t *p, int s, ep_launch_hello_t *hello,
+                    ep_launch_answer_t *said, ep_launch_foreign_t *peer) {
+  double end = epLaunchNow() + epLaunchHelloSeconds(l);
+  if (p->address.ss_family == AF_UNIX && epLaunchPeer(s, peer) == EP_LAUNCH_FOREIGN) return 0;
+  if (epLaunchMove(s, hello, sizeof *hello, 1, end) <= 0 ||
+      epLaunchMove(s, said, sizeof *said, 0, end) <= 0)
+    return 0;
+  ep_launch_peer_t who = epLaunchPeer(s, peer);
+  l->numElsewhere = who == EP_LAUNCH_ELSEWHERE;
+  return who != EP_LAUNCH_FOREIGN && !memcmp(said->magic, EP_LAUNCH_MAGIC, sizeof said->magic) &&
+         said->proof == epLaunchProof(l, hello, said->cookie, said->verdict, 0);
+}
+
 /* One conversation as far as the proofs. The socket (verdict WELCOME or OTHER_SIZE), or -1: try again. */
-static int introduce(const ep_launch_t *l, const ep_launch_place_t *p, ep_launch_foreign_t *foreign,
+static int introduce(ep_launch_t *l, const ep_launch_place_t *p, ep_launch_foreign_t *foreign,
                      ep_launch_answer_t *said) {
   ep_launch_hello_t hello = {.magic = EP_LAUNCH_MAGIC,
                              .rank = (uint32_t)l->rank,
                              .numRanks = (uint32_t)l->numRanks,
                              .job = epLaunchJobHash(l),
                              .cookie = epLaunchCookie()};
-  ep_launch_foreign_t peer;
+  ep_launch_foreign_t peer = {0};
   int s = callPlace(l, p);
   if (s < 0) return -1;
-  double end = epLaunchNow() + epLaunchHelloSeconds(l);
-  int isGood = epLaunchIsOurs(s, p, &peer) && epLaunchMove(s, &hello, sizeof hello, 1, end) > 0 &&
-               epLaunchMove(s, said, sizeof *said, 0, end) > 0 &&
-               !memcmp(said->magic, EP_LAUNCH_MAGIC, sizeof said->magic) &&
-               said->proof == epLaunchProof(l, &hello, said->cookie, said->verdict, 0);
-  if (!isGood) {
+  if (!converse(l, p, s, &hello, said, &peer)) {
     epLaunchCountForeign(foreign, &peer);
   } else if (said->verdict == EP_LAUNCH_OTHER_SIZE) {
     return s;
   } else {
     uint64_t proof = epLaunchProof(l, &hello, said->cookie, EP_LAUNCH_WELCOME, 1);
-    if (epLaunchMove(s, &proof, sizeof proof, 1, end) > 0) return s;
+    if (epLaunchMove(s, &proof, sizeof proof, 1, epLaunchNow() + epLaunchHelloSeconds(l)) > 0)
+      return s;
   }
   close(s);
   return -1;
@@ -176,7 +187,7 @@ static trefoil_result_t waitForRanks(ep_launch_t *l, const ep_launch_place_t *p)
     EP_TRY(takenPlace(l, p, &a, end));
     nanosleep(&pause, NULL);
   }
-  trefoil_result_t rc = epLaunchReceive(l, p, s, &a);
+  trefoil_result_t rc = epLaunchReceive(l, s, &a);
   close(s);
   return rc;
 }

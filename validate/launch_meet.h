@@ -7,8 +7,10 @@
  *   0 -> rank   the end: all are here, or why not
  *
  * A proof is a keyed hash; the key is what the launch's processes have in their environment, so it keeps
- * out whoever does not know that. Connections that say nothing, or something else, cost a place among the
- * guests for some seconds and nothing more. Shared by launch_meet.c, launch_guests.c, launch_proof.c. */
+ * out whoever does not know that. Within a machine both also ask the kernel for the other's user, rank 0 when
+ * a connection comes, the other before its proof. Connections that say nothing, or something else, cost a
+ * place among the guests for some seconds and nothing more. Shared by launch_meet.c, launch_guests.c,
+ * launch_peer.c, launch_proof.c. */
 #ifndef TREFOIL_VALIDATE_LAUNCH_MEET_H
 #define TREFOIL_VALIDATE_LAUNCH_MEET_H
 
@@ -56,6 +58,15 @@ typedef struct ep_launch_foreign {
   char last[80]; /* ", the last of process 17 of user 1000", or "" */
 } ep_launch_foreign_t;
 
+/* ---- launch_peer.c ---- */
+typedef enum ep_launch_peer {
+  EP_LAUNCH_FOREIGN, /* of another user, or on this machine and not to be told */
+  EP_LAUNCH_OURS,
+  EP_LAUNCH_ELSEWHERE /* on another machine: no kernel says */
+} ep_launch_peer_t;
+/* Over TCP once the other side has accepted: before, the kernel has no user for it. */
+ep_launch_peer_t epLaunchPeer(int socket, ep_launch_foreign_t *whose);
+
 /* ---- launch_proof.c ---- */
 /* The launch's name as a number that can be shown. */
 uint64_t epLaunchJobHash(const ep_launch_t *l);
@@ -65,9 +76,7 @@ uint64_t epLaunchProof(const ep_launch_t *l, const ep_launch_hello_t *h, uint64_
 uint64_t epLaunchCookie(void);
 /* How long one connection may take for hello and proof. */
 int epLaunchHelloSeconds(const ep_launch_t *l);
-/* Whose process the other side is; 1: this user's, or on another host where it cannot be asked. */
-int epLaunchIsOurs(int socket, const ep_launch_place_t *p, ep_launch_foreign_t *whose);
-/* Counts one; whose: of epLaunchIsOurs. */
+/* Counts one; whose: of epLaunchPeer. */
 void epLaunchCountForeign(ep_launch_foreign_t *f, const ep_launch_foreign_t *whose);
 /* "; 2 connections not of this launch were dropped", or "". */
 const char *epLaunchForeignText(const ep_launch_foreign_t *f, char *text, size_t bytes);
@@ -75,7 +84,6 @@ trefoil_result_t epLaunchTwice(const ep_launch_t *l, const char *what);
 
 /* ---- launch_guests.c ---- */
 /* Rank 0: fills l->sockets, or says who is missing. */
-trefoil_result_t epLaunchReceive(ep_launch_t *l, const ep_launch_place_t *p, int listener,
-                                 const ep_launch_foreign_t *foreign);
+trefoil_result_t epLaunchReceive(ep_launch_t *l, int listener, const ep_launch_foreign_t *foreign);
 
 #endif

@@ -1,5 +1,4 @@
-/* Who is of a launch and who is not: proofs, the kernel's word on the other side, and the count of those
- * who are foreign. The keyed hash is SipHash-2-4 (Aumasson and Bernstein, 2012). */
+/* Who is of a launch and who is not: proofs, and the count of those who are foreign. The keyed hash is SipHash-2-4 (Aumasson and Bernstein, 2012). */
 #include "validate/launch_meet.h"
 
 #include "plan/error.h"
@@ -65,17 +64,6 @@ uint64_t epLaunchCookie(void) {
 
 int epLaunchHelloSeconds(const ep_launch_t *l) {
   return l->meetSeconds < 5 ? l->meetSeconds : 5;
-}
-
-int epLaunchIsOurs(int socket, const ep_launch_place_t *p, ep_launch_foreign_t *whose) {
-  struct ucred peer = {0};
-  socklen_t bytes = sizeof peer;
-  *whose = (ep_launch_foreign_t){0};
-  if (p->address.ss_family != AF_UNIX) return 1;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return 0;
-  snprintf(whose->last, sizeof whose->last, ", the last of process %d of user %u", (int)peer.pid,
-           peer.uid);
-  return peer.uid == getuid();
 }
 
 void epLaunchCountForeign(ep_launch_foreign_t *f, const ep_launch_foreign_t *whose) {

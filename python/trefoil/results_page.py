@@ -263,11 +263,8 @@ def summary() -> str:
 
 def readme(text: str) -> str:
     """README.md with its table made anew. ValueError: it has no place for one."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError("README.md has no table of figures")
-    return f"{before}{begin}{summary()}{end}{after}"
+    begin = text.index(BEGIN) + len(BEGIN)
+    return text[:begin] + summary() + text[text.index(END, begin) :]
 
 
 # ---- Pages --------------------------------------------------------------------------------------

@@ -158,6 +158,7 @@ typedef struct ways {
   int wrapped;        /* behind a process of its own, as under `timeout` */
   int leaveAfterMeet; /* ends without the gather */
   int sleepAfterMeet; /* seconds before the gather */
+  uid_t user;         /* 0: as the test */
 } ways_t;
 
 static report_t beRank(const ways_t *w) {
@@ -194,6 +195,7 @@ static rank_process_t startRank(const char *environment, ways_t w) {
       }
     }
     setOnly(environment);
+    if (w.user && setuid(w.user) != 0) _exit(1);
     report_t r = beRank(&w);
     _exit(write(ends[1], &r, sizeof r) != sizeof r);
   }
@@ -269,6 +271,56 @@ TEST(strangers_take_no_seat) {
   for (int i = 0; i < 40; i++) close(strangers[i]);
 }
 
+/* What is public (port, command line, number of ranks) is not enough over TCP either, where the kernel knows
+ * whose process it is: the intruder has all of it. */
+static void intrude(const char *host) {
+  char zeroEnv[200], oneEnv[200];
+  int port = freePort();
+  snprintf(zeroEnv, sizeof zeroEnv, "RANK=0 WORLD_SIZE=2 MASTER_ADDR=%s MASTER_PORT=%d", host,
+           port);
+  snprintf(oneEnv, sizeof oneEnv, "RANK=1 WORLD_SIZE=2 MASTER_ADDR=%s MASTER_PORT=%d", host, port);
+  rank_process_t zero = startRank(zeroEnv, (ways_t){.value = 1, .meetSeconds = 30});
+  report_t intruder =
+      endRank(startRank(oneEnv, (ways_t){.value = 100, .meetSeconds = 2, .user = 65534}));
+  rank_process_t one = startRank(oneEnv, (ways_t){.value = 2, .meetSeconds = 30});
+  report_t a = endRank(zero), b = endRank(one);
+  CHECK(intruder.rc == TREFOIL_REMOTE_ERROR && strstr(intruder.text, "not of this launch"),
+        "%s: %s", host, intruder.text);
+  CHECK(a.rc == TREFOIL_OK && a.sum == 3, "%s: %d, %s", host, a.sum, a.text);
+  CHECK(b.rc == TREFOIL_OK && b.sum == 3, "%s: %d, %s", host, b.sum, b.text);
+}
+
+TEST(another_user_takes_no_seat_over_tcp) {
+  if (geteuid() != 0) SKIP("needs root, to play another user");
+  intrude("127.0.0.1");
+  intrude("localhost");
+  if (access("/proc/net/if_inet6", R_OK) == 0) intrude("::1");
+}
+
+TEST(a_secret_keeps_out_who_does_not_know_it) {
+  static const struct {
+    const char *zero, *one;
+    int meet;
+  } cases[] = {{"k3y", "k3y", 1}, {"k3y", "key", 0}, {"k3y", "", 0}, {"", "k3y", 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char text[2][300];
+    int port = freePort();
+    for (int r = 0; r < 2; r++) {
+      const char *secret = r ? cases[i].one : cases[i].zero;
+      byTcp(text[r], sizeof text[r], port, r, 2);
+      if (*secret) snprintf(text[r] + strlen(text[r]), 80, " TREFOIL_LAUNCH_SECRET=%s", secret);
+    }
+    ways_t w = {.value = 1, .meetSeconds = cases[i].meet ? 30 : 2};
+    rank_process_t zero = startRank(text[0], w), one = startRank(text[1], w);
+    report_t a = endRank(zero), b = endRank(one);
+    CHECK((a.rc == TREFOIL_OK && a.sum == 2) == cases[i].meet, "%zu: %d, %s", i, a.sum, a.text);
+    CHECK((b.rc == TREFOIL_OK && b.sum == 2) == cases[i].meet, "%zu: %d, %s", i, b.sum, b.text);
+    CHECK(cases[i].meet ||
+              (strstr(a.text, "not of this launch") && strstr(b.text, "not of this launch")),
+          "%s; %s", a.text, b.text);
+  }
+}
+
 /* Nobody comes but a silent connection: rank 0 ends within its limit and says so. */
 TEST(silence_has_a_limit) {
   char text[200];
@@ -284,12 +336,26 @@ TEST(silence_has_a_limit) {
   close(silent);
 }
 
-/* A false rank 0 that answers, one that is silent, and one of another user. */
-static pid_t squat(const ep_launch_t *l, int answer, uid_t uid) {
-  struct sockaddr_un a = {.sun_family = AF_UNIX};
-  int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "trefoil-%ld-%016llx", (long)getuid(),
-                   (unsigned long long)epLaunchJobHash(l)),
-      ends[2];
+/* A false rank 0: silent, with an answer but no proof, or with the proof that a process of the launch has. */
+typedef enum { SILENT, NO_PROOF, PROOF } answer_t;
+
+static void squatForEver(const ep_launch_t *l, int s, answer_t answer) {
+  for (;;) {
+    int c = accept(s, NULL, NULL);
+    ep_launch_hello_t hello;
+    ep_launch_answer_t said = {.magic = EP_LAUNCH_MAGIC, .verdict = EP_LAUNCH_WELCOME};
+    if (answer == SILENT) continue;
+    if (recv(c, &hello, sizeof hello, MSG_WAITALL) > 0) {
+      if (answer == PROOF) said.proof = epLaunchProof(l, &hello, 0, EP_LAUNCH_WELCOME, 0);
+      send(c, &said, sizeof said, MSG_NOSIGNAL);
+    }
+    if (answer == NO_PROOF) close(c);
+  }
+}
+
+static pid_t squatAt(const ep_launch_t *l, const void *address, socklen_t bytes, answer_t answer,
+                     uid_t uid) {
+  int ends[2];
   char ready;
   if (pipe(ends) != 0) return -1;
   pid_t pid = fork();
@@ -299,19 +365,43 @@ static pid_t squat(const ep_launch_t *l, int answer, uid_t uid) {
     close(ends[0]);
     return pid;
   }
-  int s = socket(AF_UNIX, SOCK_STREAM, 0);
-  if (setuid(uid) != 0 ||
-      bind(s, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)) ||
-      listen(s, 64) || write(ends[1], "x", 1) != 1)
-    _exit(1);
-  for (;;) {
-    int c = accept(s, NULL, NULL);
-    ep_launch_hello_t hello;
-    ep_launch_answer_t said = {.magic = EP_LAUNCH_MAGIC, .verdict = EP_LAUNCH_WELCOME};
-    if (answer && recv(c, &hello, sizeof hello, MSG_WAITALL) > 0)
-      send(c, &said, sizeof said, MSG_NOSIGNAL);
-    if (answer) close(c);
-  }
+  if (setuid(uid) != 0) _exit(1);
+  int s = socket(((const struct sockaddr *)address)->sa_family, SOCK_STREAM, 0);
+  if (bind(s, address, bytes) || listen(s, 64) || write(ends[1], "x", 1) != 1) _exit(1);
+  squatForEver(l, s, answer);
+  _exit(1);
+}
+
+static pid_t squat(const ep_launch_t *l, answer_t answer, uid_t uid) {
+  struct sockaddr_un a = {.sun_family = AF_UNIX};
+  int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "trefoil-%ld-%016llx", (long)getuid(),
+                   (unsigned long long)epLaunchJobHash(l));
+  return squatAt(l, &a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n), answer,
+                 uid);
+}
+
+/* One of another user that knows all that is public has the port first. */
+TEST(another_user_is_no_rank_0_over_tcp) {
+  if (geteuid() != 0) SKIP("needs root, to play another user");
+  char text[2][200];
+  int port = freePort();
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)(port + 1))};
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ep_launch_t l;
+  for (int r = 0; r < 2; r++) byTcp(text[r], sizeof text[r], port, r, 2);
+  setOnly(text[0]);
+  REQUIRE(epLaunchFind(&l) == TREFOIL_OK, "%s", trefoilLastError());
+  pid_t pid = squatAt(&l, &address, sizeof address, PROOF, 65534);
+  rank_process_t one = startRank(text[1], (ways_t){.meetSeconds = 2});
+  rank_process_t zero = startRank(text[0], (ways_t){.meetSeconds = 2});
+  report_t b = endRank(one), a = endRank(zero);
+  CHECK(a.rc != TREFOIL_OK && strstr(a.text, "is taken; ") && strstr(a.text, "of user 65534"), "%s",
+        a.text);
+  CHECK(b.rc != TREFOIL_OK && strstr(b.text, "could not be reached") &&
+            strstr(b.text, "of user 65534"),
+        "%s", b.text);
+  kill(pid, SIGKILL);
+  waitpid(pid, NULL, 0);
 }
 
 TEST(a_squatter_is_not_believed) {
@@ -324,7 +414,7 @@ TEST(a_squatter_is_not_believed) {
       snprintf(names[r], sizeof names[r], "RANK=%d WORLD_SIZE=2 MASTER_PORT=%d", r, 100 + kind);
     setOnly(names[1]);
     REQUIRE(epLaunchFind(&l) == TREFOIL_OK, "%s", trefoilLastError());
-    pid_t pid = squat(&l, kind == 0, kind == 2 ? 65534 : getuid());
+    pid_t pid = squat(&l, kind == 0 ? NO_PROOF : SILENT, kind == 2 ? 65534 : getuid());
     rank_process_t zero = startRank(names[0], (ways_t){.meetSeconds = 1});
     rank_process_t one = startRank(names[1], (ways_t){.meetSeconds = 1});
     report_t a = endRank(zero), b = endRank(one);
