@@ -45,6 +45,8 @@ def findings(element: str, origin: Path) -> str | None:
     about = folder.stat()
     if about.st_mode & stat.S_IWOTH:
         return f"{element}: everybody may write to {folder}"
+    if about.st_mode & stat.S_IWGRP and about.st_gid not in (0, os.getegid()):
+        return f"{element}: the group {about.st_gid} may write to {folder}"
     if about.st_uid not in (0, os.geteuid()):
         return f"{element}: {folder} belongs to another user"
     return None
