@@ -35,7 +35,9 @@ typedef struct seat {
   int32_t pid;
   int32_t failCode;
   uint64_t pidSpace; /* where that pid means something */
-  uint64_t failNs;   /* 0: no note */
+  int32_t
+      isLocked; /* the byte of the file that is this rank's; the kernel unlocks it at the process's end */
+  uint64_t failNs; /* 0: no note */
   char failText[400];
 } seat_t;
 
@@ -62,6 +64,7 @@ struct ep_board {
   uint64_t hash;
   int rank, numRanks, users;
   int commonFailure; /* of the call in progress: no note */
+  int file;          /* with the locks of the seats */
   shared_board_t *shared;
   watch_t watches[EP_LL_MAX_RANKS];
 };
@@ -85,14 +88,26 @@ static void stopWatching(watch_t *watch) {
   watch->pid = 0;
 }
 
-static void sitDown(seat_t *seat) {
-  seat->pid = (int32_t)getpid();
-  seat->pidSpace = epPidSpace();
+/* A lock of the file's open description, so that ranks which are threads have one each. */
+static int lockSeat(const struct ep_board *b, int rank, int command, short type) {
+  struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
+  return fcntl(b->file, command, &lock) == 0 ? lock.l_type : -1;
 }
 
-/* Ids of another namespace mean nothing here: such a rank is waited for until the timeout. */
-static int isGone(const seat_t *seat, watch_t *watch) {
-  if (!seat->pid || !seat->pidSpace || seat->pidSpace != epPidSpace()) return 0;
+static void sitDown(struct ep_board *b) {
+  seat_t *seat = &b->shared->seats[b->rank];
+  seat->pid = (int32_t)getpid();
+  seat->pidSpace = epPidSpace();
+  seat->isLocked = lockSeat(b, b->rank, F_OFD_SETLK, F_WRLCK) >= 0;
+}
+
+/* Ids of another namespace mean nothing here: there the lock tells. */
+static int isGone(struct ep_board *b, int rank) {
+  const seat_t *seat = &b->shared->seats[rank];
+  watch_t *watch = &b->watches[rank];
+  if (!seat->pid) return 0;
+  if (!seat->pidSpace || seat->pidSpace != epPidSpace())
+    return seat->isLocked && lockSeat(b, rank, F_OFD_GETLK, F_WRLCK) == F_UNLCK;
   if (watch->pid != seat->pid) {
     stopWatching(watch);
     *watch = (watch_t){seat->pid, epProcessOpen(seat->pid)};
@@ -166,7 +181,7 @@ static trefoil_result_t mapShared(int fd, int made, shared_board_t **out) {
   return TREFOIL_OK;
 }
 
-static trefoil_result_t openShared(uint64_t hash, shared_board_t **out) {
+static trefoil_result_t openShared(uint64_t hash, shared_board_t **out, int *file) {
   char name[64];
   nameOf(hash, name);
   struct left_file *left = malloc(sizeof *left);
@@ -183,12 +198,13 @@ static trefoil_result_t openShared(uint64_t hash, shared_board_t **out) {
                   errno == EPERM ? "another user's file, or a link; remove it" : strerror(errno));
   }
   trefoil_result_t result = mapShared(fd, made, out);
-  close(fd);
   if (result != TREFOIL_OK) {
+    close(fd);
     if (made) unlink(name);
     free(left);
     return result;
   }
+  *file = fd;
   left->hash = hash;
   left->next = leftFiles;
   leftFiles = left;
@@ -210,7 +226,9 @@ static void drop(struct ep_board *b) {
   for (struct ep_board **link = &boards; *link; link = &(*link)->next) {
     if (*link != b) continue;
     *link = b->next;
+    b->shared->seats[b->rank].isLocked = 0;
     munmap(b->shared, sizeof *b->shared);
+    close(b->file);
     for (int r = 0; r < b->numRanks; r++) stopWatching(&b->watches[r]);
     free(b);
     return;
@@ -235,7 +253,7 @@ static trefoil_result_t openLocked(ncclComm_t comm, uint64_t hash, int rank, int
     b = calloc(1, sizeof *b);
     EP_CHECK(b, TREFOIL_SYSTEM_ERROR, "out of memory");
     *b = (struct ep_board){.comm = comm, .hash = hash, .rank = rank, .numRanks = numRanks};
-    trefoil_result_t result = openShared(hash, &b->shared);
+    trefoil_result_t result = openShared(hash, &b->shared, &b->file);
     if (result != TREFOIL_OK) {
       free(b);
       return result;
@@ -303,8 +321,8 @@ static trefoil_result_t lookForTrouble(struct ep_board *b, const ep_board_word_t
       return epFail((trefoil_result_t)seat->failCode, "%s: it failed on rank %d: %.300s",
                     callNames[mine->call], r, seat->failText);
     }
-    EP_CHECK(!isGone(seat, &b->watches[r]), TREFOIL_REMOTE_ERROR,
-             "%s: rank %d is gone (process %d)", callNames[mine->call], r, seat->pid);
+    EP_CHECK(!isGone(b, r), TREFOIL_REMOTE_ERROR, "%s: rank %d is gone (process %d)",
+             callNames[mine->call], r, seat->pid);
     if (used < sizeof missing - 12) {
       used += (size_t)snprintf(missing + used, sizeof missing - used, used ? ", %d" : "%d", r);
     }
@@ -349,7 +367,7 @@ trefoil_result_t epBoardMeet(struct ep_board *b, const ep_board_word_t *mine, ui
   lockBoard(s);
   uint64_t meeting = s->meetings, attempt = s->attempts;
   seat->words[meeting & 1] = *mine;
-  sitDown(seat);
+  sitDown(b);
   seat->failNs = 0;
   s->present |= 1ull << b->rank;
   if (s->present == everybody) {
@@ -414,7 +432,7 @@ void epBoardCallFail(ncclComm_t comm, trefoil_result_t code, const char *why) {
     seat_t *seat = &b->shared->seats[rank];
     memcpy(seat->failText, text, sizeof text);
     seat->failCode = (int32_t)code;
-    sitDown(seat);
+    sitDown(b);
     seat->failNs = nowNs();
     pthread_mutex_unlock(&b->shared->lock);
   }

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -210,6 +211,21 @@ TEST(a_refused_rank_is_named_and_may_try_again) {
 
 /* ---- processes ------------------------------------------------------------------------------- */
 
+/* In a process: another root is not for the others, and a signal would not end the rest. */
+static int statusOf(void (*body)(void)) {
+  int status = -1;
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) {
+    testFailures = 0;
+    body();
+    fflush(NULL);
+    _exit(testFailures ? 1 : 0);
+  }
+  waitpid(pid, &status, 0);
+  return status;
+}
+
 /* Rank 1 is killed, and nobody asks for its end: a zombie is gone, too. The others wait for it: how long? */
 static void childOfNobody(uint64_t hash, int rank, uint64_t *tookNs) {
   member_t m;
@@ -217,6 +233,7 @@ static void childOfNobody(uint64_t hash, int rank, uint64_t *tookNs) {
   if (m.result == TREFOIL_OK) meet(&m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m.result != TREFOIL_OK) _exit(1);
   epBoardUnlink(m.board);
+  if (rank == 1 && getpid() == 1) _exit(1); /* init of a namespace cannot kill itself */
   if (rank == 1) raise(SIGKILL);
   meet(&m, EP_BOARD_INIT_HANDLE, (uint32_t)rank, 15 * SECOND);
   int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 1 is gone") != NULL;
@@ -225,14 +242,26 @@ static void childOfNobody(uint64_t hash, int rank, uint64_t *tookNs) {
   _exit(0);
 }
 
-TEST(a_killed_process_that_nobody_reaps_is_named) {
+/* In a process-id namespace of its own: as init of it, or, for 0, where the test is. */
+static pid_t forkInSpace(int ownSpace) {
+  if (!ownSpace) return fork();
+  pid_t outer = fork();
+  if (outer != 0) return outer;
+  if (unshare(CLONE_NEWPID) != 0) _exit(1);
+  pid_t inner = fork();
+  if (inner == 0) return 0;
+  waitpid(inner, NULL, 0);
+  _exit(0);
+}
+
+static void killOneOfAll(int ownSpaces) {
   uint64_t *tookNs = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(tookNs != MAP_FAILED, "mmap");
   uint64_t hash = freshHash();
   pid_t pids[R];
   fflush(NULL);
   for (int r = 0; r < R; r++) {
-    pids[r] = fork();
+    pids[r] = forkInSpace(ownSpaces && r > 0);
     if (pids[r] == 0) childOfNobody(hash, r, tookNs);
   }
   for (int ms = 0; ms < 20000; ms++, usleep(1000)) {
@@ -247,6 +276,19 @@ TEST(a_killed_process_that_nobody_reaps_is_named) {
   }
   for (int r = 0; r < R; r++) waitpid(pids[r], NULL, 0);
   munmap(tookNs, 4096);
+}
+
+TEST(a_killed_process_that_nobody_reaps_is_named) {
+  killOneOfAll(0);
+}
+
+static void tryNewSpace(void) {
+  CHECK(!unshare(CLONE_NEWPID), "%s", strerror(errno));
+}
+
+TEST(a_killed_process_of_another_pid_namespace_is_named) {
+  if (geteuid() != 0 || statusOf(tryNewSpace)) SKIP("needs root, to make process-id namespaces");
+  killOneOfAll(1);
 }
 
 static void childMain(uint64_t hash, int rank, _Atomic int *good) {
@@ -310,21 +352,6 @@ static void inFullMemory(void) {
   CHECK(m.result == TREFOIL_SYSTEM_ERROR && strstr(trefoilLastError(), "No space left"), "%d, %s",
         (int)m.result, trefoilLastError());
   CHECK(access(name, F_OK) != 0, "the file is left");
-}
-
-/* In a process: another root is not for the others, and a signal would not end the rest. */
-static int statusOf(void (*body)(void)) {
-  int status = -1;
-  fflush(NULL);
-  pid_t pid = fork();
-  if (pid == 0) {
-    testFailures = 0;
-    body();
-    fflush(NULL);
-    _exit(testFailures ? 1 : 0);
-  }
-  waitpid(pid, &status, 0);
-  return status;
 }
 
 TEST(full_shared_memory_is_a_sentence) {
