@@ -190,7 +190,7 @@ static int planClosedForm(int argc, char **argv) {
   cliCatchSignals("plan");
   request_t q = {.of = SCENARIO_DEFAULTS};
   const struct poptOption options[] = {
-      {"closed-form", 0, POPT_ARG_NONE, &q.closedForm, 0, "from exact port loads (docs/models.md)",
+      {"closed-form", 0, POPT_ARG_NONE, &q.closedForm, 0, "from exact port loads (docs/sim.md)",
        NULL},
       {"gpus", 0, POPT_ARG_STRING, &q.gpus, 0,
        "A..B doubles from A to B, or a list A,B (default 8..1024, as far as the cluster goes)",

@@ -345,7 +345,7 @@ int cmdSimulate(int argc, char **argv) {
   const cli_args_t args = {
       verb, NULL,
       "Replays the plan of one dispatch and one combine in time, on a cluster that need not be at\n"
-      "hand: SimGrid's fair flows, or port queues where there are too many. docs/simulate.md says\n"
+      "hand: SimGrid's fair flows, or port queues where there are too many. docs/sim.md says\n"
       "what the answer means and what it leaves out."};
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;

@@ -1,4 +1,4 @@
-/* What simulate found out: as text, as JSON (docs/simulate.md), and every link's load as CSV. */
+/* What simulate found out: as text, as JSON (docs/sim.md), and every link's load as CSV. */
 #include "cli/cli.h"
 #include "cli/simulate.h"
 

@@ -1,7 +1,7 @@
 /* Trefoil: clusters, model shapes, and the closed form: time from exact port loads. C99 and C++.
  *
  * The presets models/clusters and models/moe are part of the library; a path reads a file of the
- * same form. docs/models.md has the formula and says what it leaves out. Without jansson the load
+ * same form. docs/sim.md has the formula and says what it leaves out. Without jansson the load
  * functions exist and fail with a sentence. */
 #ifndef TREFOIL_MODELS_H
 #define TREFOIL_MODELS_H
@@ -48,7 +48,7 @@ typedef struct trefoil_moe {
 
 /* nameOrPath: a preset's name, or a path (it has a '/' or ends in ".json"). Sentences name the file
  * and the key; an unknown name lists the known ones. A model's file may also be the config.json of
- * Hugging Face (the families that docs/models.md names); its name is then that of its folder. */
+ * Hugging Face (the families that docs/sim.md names); its name is then that of its folder. */
 TREFOIL_API trefoil_result_t trefoilClusterLoad(trefoil_cluster_t *cluster, const char *nameOrPath);
 TREFOIL_API trefoil_result_t trefoilMoeLoad(trefoil_moe_t *moe, const char *nameOrPath);
 /* The same from JSON text in memory; `name` stands for the file in sentences. */

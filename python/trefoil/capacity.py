@@ -1,7 +1,7 @@
 """Capacity planning: from answers of `trefoil simulate` to configurations, verdicts and crossovers.
 
 Nothing here runs a simulation (trefoil.planner does) or draws (trefoil.capacity_plots). A plan is a
-JSON object, documented in docs/capacity.md; times are seconds, sizes bytes, of one GPU where
+JSON object, documented in docs/plan.md; times are seconds, sizes bytes, of one GPU where
 nothing else is said. A layer's time is dispatch + combine of one MoE layer in one pass.
 """
 

@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
         "bytes, SMs, memory and share of a step; where HT overtakes LL; what failures would "
         "cost; and the cheapest configuration that meets the limits, and why the others do not.",
         epilog="trefoil plan --closed-form takes port loads alone, without Python and without a "
-        "simulation: see trefoil plan --closed-form --help. docs/capacity.md explains the table.",
+        "simulation: see trefoil plan --closed-form --help. docs/plan.md explains the table.",
     )
     p.add_argument("--cluster", default="dgx-h100", metavar="NAME", help="preset or file")
     p.add_argument("--moe", default="deepseek-v3", metavar="NAME", help="preset or file")

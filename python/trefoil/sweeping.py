@@ -8,7 +8,7 @@
 A point is a dictionary of the verb's options, "physical_experts" for --physical-experts. Each runs
 as a process of its own, so any concurrent.futures executor will do: threads here, MPIPoolExecutor
 of mpi4py.futures or Client.get_executor() of dask.distributed on many machines
-(docs/capacity.md).
+(docs/plan.md).
 
 The results file has one JSON object a line, appended with a single write under a lock. A sweep that
 was killed goes on where it was: what is in the file is not computed again, a torn last line is

@@ -1,6 +1,6 @@
 """Cases whose time can be worked out by hand, and what the closed form and the engines say of them.
 
-    python3 tests/python/solvable_cases.py      # the table of docs/fit.md
+    python3 tests/python/solvable_cases.py      # prints them as a table
 
 Rows have 50,000 bytes, so a row takes 1 us of a 400 Gb/s card and 1/7 us of an NVLink port of 350
 GB/s. Costs are ideal, nothing but ports, the cluster's latency and its fixed time, and in the last

@@ -1,4 +1,4 @@
-/* Both engines on the same transfers, at every size that SimGrid can do: the table of docs/sim.md.
+/* Both engines on the same transfers, at every size that SimGrid can do.
  *
  *   compare_engines [MOST_RANKS [SETTING]]
  *
