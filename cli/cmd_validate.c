@@ -127,7 +127,7 @@ int cmdValidate(int argc, char **argv) {
       "validate", NULL,
       "Do reference, plan and simulator agree on who sends how much to whom? Every pair of ranks,\n"
       "tier, phase and link of the random cases of `trefoil check`. Without --bytes: also the CPU\n"
-      "library's results, and the committed measurements against the models (docs/validate.md)."};
+      "library's results, and the committed measurements against the models (docs/check.md)."};
   int rc = cliParse(&args, options, argc, argv, NULL);
   return rc >= 0 ? rc : runBytes(&q);
 }

@@ -7,7 +7,7 @@
 Each row: error, inside or outside its interval, and the rate at which the limiting link would have
 run. Sizes that were predicted before anybody measured them are compared with that dated table, the
 others with the model as it stands. Then the links and ranks that run below what the model says
-(docs/validate.md). Exit code 1: more rows lie outside than a 90 % interval lets expect, or a part
+(docs/check.md). Exit code 1: more rows lie outside than a 90 % interval lets expect, or a part
 is slow.
 """
 
@@ -54,7 +54,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = SentenceParser(
         prog="trefoil compare",
         description="Sets a file of measurements beside predictions: errors, intervals, and the "
-        "links and ranks that run below what the model says (docs/validate.md).",
+        "links and ranks that run below what the model says (docs/check.md).",
     )
     parser.add_argument("file", type=Path, help="JSON of trefoil bench --gpu, or a CSV table")
     parser.add_argument("--record", help="cost record (default: the one for the file's kernels)")

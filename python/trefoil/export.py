@@ -7,7 +7,7 @@
 
 table: the EP columns of aiconfigurator, filled with predictions. bench: the same from measured
 kernel times of this project, so that `trefoil fit` reads them. goal: the plan as a GOAL schedule.
-predictions: times with intervals of sizes that nobody has measured, dated (docs/validate.md).
+predictions: times with intervals of sizes that nobody has measured, dated (docs/check.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ results: the library under test against the reference, byte for byte, and the by
 as sent against the plan (trefoil check --count-bytes).
 bytes: routing, reference, plan and both engines of the simulator, per source, destination, tier and
 phase, and per link, on the same cases. times: the committed measurements against the models, the
-closed form beside (docs/validate.md). Exit code 1: something disagrees, and the text says how to
+closed form beside (docs/check.md). Exit code 1: something disagrees, and the text says how to
 see it again.
 """
 
@@ -35,7 +35,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = SentenceParser(
         prog="trefoil validate",
         description="Do reference, library, plan, simulator and measurements agree? Results byte "
-        "for byte, bytes on every link, times within the stated errors (docs/validate.md).",
+        "for byte, bytes on every link, times within the stated errors (docs/check.md).",
     )
     parser.add_argument("-n", "--cases", type=int, default=5000, help="random cases (default 5000)")
     parser.add_argument("-s", "--seed", type=int, default=1, help="what fixes them (default 1)")

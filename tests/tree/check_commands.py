@@ -110,7 +110,7 @@ def run_documents(root: Path, build: Path, scratch: Path) -> int:
         "docs/trace.md",
         "docs/plan.md",
         "docs/sim.md",
-        "docs/validate.md",
+        "docs/check.md",
         "docs/use_check_without_gpus.md",
         "docs/use_validate_cluster.md",
         "docs/use_plan_capacity.md",
