@@ -4,7 +4,7 @@
 
 Each mutant is compiled, linked with what else the archive holds, and put before the C tests of
 tests/ref and, where Python has NumPy, the oracle. Prints a table; exits 1 if a mutant survives or
-does not apply. --write leaves the table in a file; docs/mutants.md ends with it. --first asks
+does not apply. --write leaves the table in a file. --first asks
 the oracle only about mutants that the C tests do not notice.
 """
 
