@@ -111,7 +111,6 @@ def run_documents(root: Path, build: Path, scratch: Path) -> int:
         "docs/plan.md",
         "docs/sim.md",
         "docs/check.md",
-        "docs/measure.md",
         "docs/use_check_without_gpus.md",
         "docs/use_validate_cluster.md",
         "docs/use_plan_capacity.md",
