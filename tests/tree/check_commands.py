@@ -130,7 +130,7 @@ def run_documents(root: Path, build: Path, scratch: Path) -> int:
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=300,
         )
         if done.returncode:
             failed += 1
