@@ -1,5 +1,5 @@
-/* A tmpfs of its own, small and mounted nowhere, so that a full file system can be tested without a mount that
- * others would see. Needs CAP_SYS_ADMIN. */
+/* A tmpfs of its own, small and mounted nowhere, so that a full file system can be tested without a mount
+ * that others would see. Needs CAP_SYS_ADMIN. */
 #ifndef TREFOIL_TESTS_SMALL_TMPFS_H
 #define TREFOIL_TESTS_SMALL_TMPFS_H
 

@@ -1,4 +1,5 @@
-/* Who is of a launch and who is not: proofs, and the count of those who are foreign. The keyed hash is SipHash-2-4 (Aumasson and Bernstein, 2012). */
+/* Who is of a launch and who is not: proofs, and the count of those who are foreign. The keyed hash is
+ * SipHash-2-4 (Aumasson and Bernstein, 2012). */
 #include "validate/launch_meet.h"
 
 #include "plan/error.h"
