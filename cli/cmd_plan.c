@@ -219,5 +219,5 @@ static int planClosedForm(int argc, char **argv) {
 int cmdPlan(int argc, char **argv) {
   for (int i = 1; i < argc; i++)
     if (!strcmp(argv[i], "--closed-form")) return planClosedForm(argc, argv);
-  return cliRunPython("plan", "trefoil.planner", argc, argv);
+  return cliRunPython("plan", "trefoil.capacity", argc, argv);
 }

@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from trefoil.bench_plot import MODES, BenchError
 from trefoil.outputs import open_whole
-from trefoil.plots import BLUE, INK, ORANGE, _log_ticks
+from trefoil.report.pictures import BLUE, INK, ORANGE, _log_ticks
 from trefoil.units import format_seconds
 from trefoil.verb import run
 

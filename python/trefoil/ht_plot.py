@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from trefoil.ht_rows import GOALS, OPERATIONS, TOKENS, Row, RowsError, read
 from trefoil.outputs import open_whole
-from trefoil.plots import BLUE, INK, ORANGE, SKY
+from trefoil.report.pictures import BLUE, INK, ORANGE, SKY
 
 GREY = "#8a8f98"
 SHOWN_SMS = 32  # more only where there is nothing else

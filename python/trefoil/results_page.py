@@ -20,8 +20,8 @@ from typing import Any
 import jinja2
 
 from trefoil import ht_rows
-from trefoil.figures import Figure, committed_folder, load_figures
-from trefoil.goals import LL_GOALS, LL_TOKENS
+from trefoil.report.figures import Figure, committed_folder, load_figures
+from trefoil.report.goals import LL_GOALS, LL_TOKENS
 
 BASE_US = 3.4  # what an operation of low latency takes beside its bytes
 FILES: dict[str, Any] = {

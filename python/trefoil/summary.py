@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trefoil.results import CheckFile, Plan, ResultError, Run, load_check, load_plan
+from trefoil.report.results import CheckFile, Plan, ResultError, Run, load_check, load_plan
+from trefoil.report.validated import Validation, load_validation
 from trefoil.units import format_bytes, format_seconds
-from trefoil.validation_results import Validation, load_validation
 
 MAX_RANKS_SHOWN = 16
 

@@ -98,12 +98,15 @@ def run(name: str, main: Callable[[], int]) -> int:
 
 def _main() -> int:
     module = sys.argv[1]
-    names = {"planner": "plan", "validation": "validate", "bench_plot": "bench"}
+    names = {"capacity": "plan", "validation": "validate", "bench_plot": "bench"}
     short = module.rpartition(".")[2]
     sys.argv[0:2] = [module]
 
     def load_and_run() -> int:
-        code: int = importlib.import_module(module).main()
+        found = importlib.import_module(module)
+        if hasattr(found, "__path__"):
+            found = importlib.import_module(f"{module}.__main__")
+        code: int = found.main()
         return code
 
     return run(names.get(short, short), load_and_run)

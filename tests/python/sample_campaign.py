@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trefoil.campaign import Point
-from trefoil.campaign_rows import write_tables
+from trefoil.campaign.points import Point
+from trefoil.campaign.tables import write_tables
 
 RATE = 350e9
 PROVENANCE = {"gpu": "Sample GPU", "commit": "abc1234", "library": "libsample.so.0"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trefoil.capacity import CapacityPlan, Question, WhatIf, configuration_of, sample_of
+from trefoil.capacity.plan import CapacityPlan, Question, WhatIf, configuration_of, sample_of
 
 
 def layer_seconds(mode: str, ep: int, tokens: int) -> float:

@@ -5,7 +5,7 @@
 Rows have 50,000 bytes, so a row takes 1 us of a 400 Gb/s card and 1/7 us of an NVLink port of 350
 GB/s. Costs are ideal, nothing but ports, the cluster's latency and its fixed time, and in the last
 cases a cost of the kernels. "exact" is the time of max-min fair flows, derived in each case's
-comment; "closed form" in the last cases is that of calibrate.py, which knows these costs.
+comment; "closed form" in the last cases is that of fit/model.py, which knows these costs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
-from trefoil.calibrate import ClosedForm, Plans, Setting
-from trefoil.measured import Case as Measured
+from trefoil.fit.cases import Case as Measured
+from trefoil.fit.model import ClosedForm, Plans, Setting
 from trefoil.simulator import Cluster, Costs, Simulation, Workload
 
 ROW = 50_000

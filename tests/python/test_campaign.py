@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from trefoil.calibrate import ClosedForm, Plans, Replay, Setting
-from trefoil.campaign import HT, LL, Point, point_of, scaled_down, stages
-from trefoil.campaign_rows import fit_rows, rows_of, write_tables
-from trefoil.campaign_run import main
-from trefoil.measured import TableError, read_table
+from trefoil.campaign.__main__ import main
+from trefoil.campaign.points import HT, LL, Point, point_of, scaled_down, stages
+from trefoil.campaign.tables import fit_rows, rows_of, write_tables
+from trefoil.fit.cases import TableError, read_table
+from trefoil.fit.model import ClosedForm, Plans, Replay, Setting
+from trefoil.fit.split import load_split
 from trefoil.simulator import Costs
-from trefoil.split import load_split
 
 ROOT = Path(__file__).resolve().parents[2]
 SPLITS = ROOT / "validate/data/campaign"

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 import sample_capacity as sample
-from trefoil import capacity, capacity_plots, capacity_text, report
-from trefoil.capacity import PlanError, crossover_of, from_json, judge, to_json
+from trefoil.capacity import plan as capacity
+from trefoil.capacity import plan_plots as capacity_plots
+from trefoil.capacity import plan_text as capacity_text
+from trefoil.capacity.plan import PlanError, crossover_of, from_json, judge, to_json
+from trefoil.report import __main__ as report
 
 
 def judged(**changes: object) -> capacity.CapacityPlan:

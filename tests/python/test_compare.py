@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from trefoil import compare as verb
-from trefoil import export
-from trefoil.compare_rows import Model, compare, default_record, slow_kinds
-from trefoil.measured import Case, TableError, write_table
-from trefoil.predicted import (
+from trefoil.compare import __main__ as verb
+from trefoil.compare.compare_rows import Model, compare, default_record, slow_kinds
+from trefoil.compare.slow_parts import Pair, read_pairs, slow_pairs
+from trefoil.export import __main__ as export
+from trefoil.export.predicted import (
     HT_TOKENS,
     LL_TOKENS,
     SETS,
@@ -24,9 +24,9 @@ from trefoil.predicted import (
     read_predictions,
     write_predictions,
 )
+from trefoil.fit.cases import Case, TableError, write_table
+from trefoil.fit.split import split_files
 from trefoil.reference import TrefoilError
-from trefoil.slow_parts import Pair, read_pairs, slow_pairs
-from trefoil.split import split_files
 
 LABELS = {"framework": "trefoil", "version": "1", "device": "8 x H200", "kernel_source": "trefoil"}
 FOLDER = split_files()["trefoil-ll-h200"].parent

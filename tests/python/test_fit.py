@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trefoil import fit as fit_verb
-from trefoil.calibrate import ClosedForm, Plans, Range, Replay, Score, Setting, fit, scores
-from trefoil.fit_job import make_job
-from trefoil.measured import Case, TableError, read_table
+from trefoil.fit import __main__ as fit_verb
+from trefoil.fit.cases import Case, TableError, read_table
+from trefoil.fit.job import make_job
+from trefoil.fit.model import ClosedForm, Plans, Range, Replay, Score, Setting, fit, scores
+from trefoil.fit.split import SplitError, load_split, split_files
 from trefoil.reference import TrefoilError
 from trefoil.simulator import Cluster, CostRecord, Costs, Simulation, Workload
-from trefoil.split import SplitError, load_split, split_files
 
 needs_scipy = pytest.mark.skipif(find_spec("scipy") is None, reason="Python lacks scipy")
 SETTING = Setting("ll", "per-expert", "dgx-h100")

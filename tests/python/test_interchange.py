@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trefoil import export
-from trefoil.calibrate import Setting
-from trefoil.interchange import cases_of_bench, predicted_cases, transfers, write_goal
-from trefoil.measured import TableError, read_table, write_table
+from trefoil.export import __main__ as export
+from trefoil.export.interchange import cases_of_bench, predicted_cases, transfers, write_goal
+from trefoil.fit.cases import TableError, read_table, write_table
+from trefoil.fit.model import Setting
+from trefoil.fit.split import split_files
 from trefoil.reference import Step
 from trefoil.simulator import Costs, Moe, Simulation, Workload
-from trefoil.split import split_files
 
 LABELS = {"framework": "f", "version": "1", "device": "d", "kernel_source": "k"}
 PUBLIC = split_files()["deepep-ll-h100"].parent

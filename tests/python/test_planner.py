@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import trefoil
-from trefoil import planner, report
-from trefoil.capacity import from_json
-from trefoil.capacity_text import as_text
+from trefoil.capacity import __main__ as planner
+from trefoil.capacity.plan import from_json
+from trefoil.capacity.plan_text import as_text
+from trefoil.report import __main__ as report
 
 PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="TREFOIL_PROGRAM does not name the program")

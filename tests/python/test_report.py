@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import sample_results
-from trefoil import report
-from trefoil.results import ResultError, load_check, load_plan
+from trefoil.report import __main__ as report
+from trefoil.report.results import ResultError, load_check, load_plan
 from trefoil.units import format_bytes, format_seconds
 
 

@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 import sample_campaign
-from trefoil import figures, fit, goals, report, report_measured
-from trefoil.campaign import HT, LL, Point, stages
-from trefoil.figures import Figure, committed_folder, load_figures, merged, of_one_kind
-from trefoil.results import ResultError
-from trefoil.validation_results import TimedPoint, ValidatedTimes
+from trefoil import places
+from trefoil.campaign.points import HT, LL, Point, stages
+from trefoil.fit import __main__ as fit
+from trefoil.report import __main__ as report
+from trefoil.report import goals
+from trefoil.report import sections as report_measured
+from trefoil.report.figures import Figure, committed_folder, load_figures, merged, of_one_kind
+from trefoil.report.results import ResultError
+from trefoil.report.validated import TimedPoint, ValidatedTimes
 
 FOLDER = committed_folder()
 KERNELS = "ll_kernels_h200x4b.json"
@@ -309,6 +313,5 @@ def test_scaling_shows_the_newest_table_of_each_set() -> None:
 
 def test_installed_data_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "share/trefoil/data").mkdir(parents=True)
-    module = tmp_path / "share/trefoil/python/trefoil/figures.py"
-    monkeypatch.setattr(figures, "__file__", str(module))
+    monkeypatch.setattr(places, "ROOT", tmp_path / "share/trefoil")
     assert committed_folder() == tmp_path / "share/trefoil/data"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trefoil import figures, results_page
+from trefoil import results_page
+from trefoil.report import figures
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from trefoil import report, summary, validated_times, validation
-from trefoil.interchange import OTHER_OPERATIONS, other_cases_of_bench
-from trefoil.results import ResultError
-from trefoil.split import split_files
-from trefoil.validation_results import load_validation
+from trefoil import places, summary
+from trefoil.export.interchange import OTHER_OPERATIONS, other_cases_of_bench
+from trefoil.fit.split import split_files
+from trefoil.report import __main__ as report
+from trefoil.report.results import ResultError
+from trefoil.report.validated import load_validation
+from trefoil.validation import __main__ as validation
+from trefoil.validation import validated_times
 
 needs_program = pytest.mark.skipif(
     "TREFOIL_PROGRAM" not in os.environ, reason="TREFOIL_PROGRAM is not set: no command"
@@ -123,8 +126,7 @@ def test_the_closed_form_that_was_fitted_stands_beside(monkeypatch: pytest.Monke
     times = validated_times.times_of_split("trefoil-ht-h200")
     assert times.fitted_closed_form_mape == pytest.approx(3.0, abs=0.2)
     assert times.fitted_closed_form_mape != times.closed_form_mape
-    elsewhere = Path("/nonexistent/python/trefoil/validated_times.py")
-    monkeypatch.setattr(validated_times, "__file__", str(elsewhere))
+    monkeypatch.setattr(places, "ROOT", Path("/nonexistent"))
     assert validated_times._fitted_closed_form("trefoil-ht-h200") is None
 
 

@@ -119,7 +119,7 @@ def messages(root: Path) -> Iterator[tuple[str, str]]:
             if path.suffix in (".c", ".h", ".cu", ".cuh"):
                 for line, message in c_messages(path):
                     yield f"{path.relative_to(root)}:{line}", message
-    for path in sorted((root / "python/trefoil").glob("*.py")):
+    for path in sorted((root / "python/trefoil").rglob("*.py")):
         for line, message in python_messages(path):
             yield f"{path.relative_to(root)}:{line}", message
 

@@ -1,0 +1,1 @@
+"""Campaigns of measurements: the points, their order, runs and tables."""

@@ -1,0 +1,1 @@
+"""Capacity plans: questions, configurations, verdicts, texts and pictures."""

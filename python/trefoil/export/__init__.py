@@ -1,0 +1,1 @@
+"""Predictions, measurements and plans in the forms of other tools."""

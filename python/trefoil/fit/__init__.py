@@ -1,0 +1,1 @@
+"""The fit of costs to measured tables."""

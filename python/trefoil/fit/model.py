@@ -1,0 +1,430 @@
+"""Two models of the same costs, and the fit of either to measured times.
+
+ClosedForm sums the costs over exact loads; Replay runs the plan through an engine of the simulator.
+Both predict the times of the same cases from the same cost record, so that one fit serves both and
+their errors can be set side by side.
+
+The closed form of one operation:
+
+    fixed + latency + max(busy) + (sum(busy) - max(busy)) * min(1, chunk / tokens) + rest
+
+and at least fixed + NVLink's latency + hear_us + receive + rest. busy is what the rows of the
+busiest instance of each resource need (SMs that send, forward and receive, NVLink and network
+ports); the term behind it, only with several nodes in HT, is the time that the first chunk needs to
+get through the stages of the pipeline before they all work; rest is what receivers do after the
+last row. Copies beside take flow_share of the NVLink ports that they cross, from start to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trefoil.fit.cases import OPS, Case
+from trefoil.simulator import Cluster, Costs, Simulation, Workload
+
+Array = npt.NDArray[np.float64]
+ROW_KINDS = ("send", "forward", "nvlink-out", "nvlink-in", "nic-out", "nic-in", "receive")
+RECEIVE = 1  # of the busy times
+RANK_COUNTS = ("send", "leaving", "nvlink-out", "nvlink-in", "receive", "slots")
+NEAR_PORTS = ("nvlink-out", "nvlink-in")
+DIRECT, SELF = 0, 0  # a phase and a tier
+DEFAULT_CHUNK = 64
+
+
+def row_bytes(kind: str, hidden: int) -> int:
+    """Bytes of a row: 2 an element, or 1 and a 4-byte scale for every 128."""
+    return 2 * hidden if kind == "bf16" else hidden + 4 * -(-hidden // 128)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the cases of a table have in common."""
+
+    mode: str
+    variant: str
+    cluster: str
+    gpus_per_node: int = 8
+    dispatch_row: str = "fp8-128"
+    combine_row: str = "bf16"
+    combine_partial: bool = False
+
+    def workload(self, case: Case) -> Workload:
+        return Workload(
+            ranks=case.ranks,
+            tokens=case.tokens,
+            mode=self.mode,
+            ranks_per_node=min(self.gpus_per_node, case.ranks),
+            experts=case.experts,
+            topk=case.topk,
+            dispatch_row_bytes=row_bytes(self.dispatch_row, case.hidden),
+            combine_row_bytes=row_bytes(self.combine_row, case.hidden),
+            variant=self.variant,
+            combine_partial=self.combine_partial,
+            seed=case.seed,
+            popularity=case.routing,
+            skew=case.skew,
+            ragged=case.ragged,
+            empty_ranks=case.empty_ranks,
+        )
+
+
+class Plans:
+    """Simulations of a setting's cases, each workload's made once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.cluster = Cluster(setting.cluster)
+        self._made: dict[Workload, Simulation] = {}
+
+    def of(self, case: Case) -> Simulation:
+        workload = self.setting.workload(case)
+        if workload not in self._made:
+            self._made[workload] = Simulation(workload)
+        return self._made[workload]
+
+
+class Replay:
+    """Times by an engine of the simulator."""
+
+    def __init__(self, plans: Plans, cases: Sequence[Case], engine: str = "queues") -> None:
+        self.plans, self.cases, self.engine = plans, list(cases), engine
+        self._runs: dict[tuple[object, ...], list[int]] = {}  # both operations from one run
+        for i, case in enumerate(self.cases):
+            self._runs.setdefault((id(plans.of(case)), *case.run_key), []).append(i)
+
+    def predict(self, costs: Costs) -> Array:
+        times = np.empty(len(self.cases))
+        for indices in self._runs.values():
+            first = self.cases[indices[0]]
+            result = self.plans.of(first).run(
+                self.plans.cluster, costs, self.engine, **first.circumstances
+            )
+            for i in indices:
+                times[i] = result[self.cases[i].op].us
+        return times
+
+
+class ClosedForm:
+    """Times by the formula above. Loads are counted once, from the same transfers."""
+
+    def __init__(self, plans: Plans, cases: Sequence[Case]) -> None:
+        self.cases, cluster = list(cases), plans.cluster
+        self.cluster_rates = (cluster.fields.nvlink_gb_per_s, cluster.fields.nic_gb_per_s)
+        self.net_latency_ns = 1e3 * cluster.fields.net_latency_us
+        counting = Costs({"num_sms": 1, "nvlink_gb_per_s": 1, "nic_gb_per_s": 1})
+        for op in OPS:  # every resource must limit, or its rows are not counted
+            counting.set({f"{op}.send_row_ns": 1, f"{op}.receive_row_ns": 1})
+        self.rows = np.zeros((len(self.cases), len(ROW_KINDS)))
+        most = max((case.ranks for case in self.cases), default=1)
+        self.ranks = {kind: np.zeros((len(self.cases), most)) for kind in RANK_COUNTS}
+        self.row_bytes = np.empty(len(self.cases))
+        self.contested = {kind: np.zeros((len(self.cases), most)) for kind in NEAR_PORTS}
+        for i, case in enumerate(self.cases):
+            simulation = plans.of(case)
+            counted = simulation.run(cluster, counting)[case.op]
+            workload = simulation.workload
+            size = workload.dispatch_row_bytes
+            if case.op == "combine":
+                size = workload.combine_row_bytes
+            self.row_bytes[i] = size
+            self.rows[i] = [counted.max_bytes.get(kind, 0) / size for kind in ROW_KINDS]
+            for kind in ("send", "nvlink-out", "nvlink-in", "receive"):
+                for rank, count in counted.bytes_of.get(kind, {}).items():
+                    self.ranks[kind][i, rank] = count // size
+            own = np.diagonal(simulation.traffic(case.op, DIRECT, SELF)) // size
+            self.ranks["leaving"][i, : case.ranks] = self.ranks["send"][i, : case.ranks] - own
+            self.ranks["slots"][i, : case.ranks] = _slots(simulation, cluster, case.op)
+            for kind, ends in zip(NEAR_PORTS, zip(*case.flows, strict=True), strict=False):
+                self.contested[kind][i, list(ends)] = 1
+        self.shapes = [plans.setting.workload(case).shape for case in self.cases]
+        self.is_dispatch = np.array([case.op == "dispatch" for case in self.cases])
+        self.tokens = np.array([case.tokens for case in self.cases], dtype=float)
+        self.sms = np.array([case.sms for case in self.cases], dtype=float)
+        self.has_net = self.rows[:, ROW_KINDS.index("nic-out")] > 0
+        self.has_products = np.array([case.beside == "gemm" for case in self.cases])
+        self.is_ragged = np.array([case.ragged > 0 or case.empty_ranks > 0 for case in self.cases])
+        several = np.array([case.nodes > 1 for case in self.cases])
+        self.is_staged = several & (plans.setting.mode in ("ht", "ht-expert-major"))
+
+    def _of_op(self, costs: Costs, name: str) -> Array:
+        return np.where(
+            self.is_dispatch, costs.get(f"dispatch.{name}"), costs.get(f"combine.{name}")
+        )
+
+    def _busy_us(self, costs: Costs) -> Array:
+        size, rows = self.row_bytes, dict(zip(ROW_KINDS, self.rows.T, strict=True))
+        ranks = self.ranks
+        nvlink, nic = self.cluster_rates
+        nvlink, nic = costs.get("nvlink_gb_per_s") or nvlink, costs.get("nic_gb_per_s") or nic
+        sms = np.where(self.sms > 0, self.sms, costs.get("num_sms"))
+        share = self._of_op(costs, "forward_share")
+        share = np.where(share > 0, share, 0.5)
+        send = self._of_op(costs, "send_row_ns") + _time(
+            size, self._of_op(costs, "send_gb_per_s_per_sm")
+        )
+        take = self._of_op(costs, "receive_row_ns") + _time(
+            size, self._of_op(costs, "receive_gb_per_s_per_sm")
+        )
+        place = self._of_op(costs, "slot_ns") + _time(
+            size, self._of_op(costs, "slot_gb_per_s_per_sm")
+        )
+        places = ranks["slots"] * place[:, None]
+        token = (self.tokens * self._of_op(costs, "token_ns"))[:, None]
+        is_dispatch = self.is_dispatch[:, None]
+        sent = ranks["leaving"] if costs.get("own_rows_stay") else ranks["send"]
+        back = costs.get("nvlink_back_share")
+        sending = _work(sent, send, np.where(is_dispatch, token, places))
+        taking = _work(ranks["receive"], take, np.where(is_dispatch, places, token))
+        works = sending.max(axis=1), taking.max(axis=1)
+        sends, takes = self._split(costs, np.where(self.is_staged, sms * (1 - share), sms), *works)
+        speed = np.where(self.has_products, 1 - costs.get("product_share"), 1)
+        self.takes = takes * speed
+        messages = costs.get("net_message_ns") / (costs.get("rows_per_message") or 1)
+        busy_ns = {
+            "send": sending.max(axis=1) / (sends * speed),
+            "receive": taking.max(axis=1) / (takes * speed),
+            "forward": rows["forward"]
+            * np.where(self.is_dispatch, send, take)
+            / (sms * share * speed),
+        }
+        taken = self._of_op(costs, "flow_share")
+        taken = np.where(taken > 0, taken, 0.5)
+        port = size / nvlink + costs.get("nvlink_row_ns")
+        for kind, other in (("nvlink-out", "nvlink-in"), ("nvlink-in", "nvlink-out")):
+            work = _work(ranks[kind], port, back * ranks[other] * port[:, None])
+            left = 1 - taken[:, None] * self.contested[kind]
+            busy_ns[kind] = (work / left).max(axis=1)
+        if nic > 0:
+            for kind in ("nic-out", "nic-in"):
+                busy_ns[kind] = rows[kind] * (size / nic + messages)
+        return np.array(list(busy_ns.values())) * 1e-3
+
+    def predict(self, costs: Costs) -> Array:
+        busy = self._busy_us(costs)
+        longest = busy.max(axis=0)
+        # Out and in of a link are the two ends of one stage.
+        stages = busy[:3].sum(axis=0) + busy[3:5].max(axis=0)
+        if len(busy) > 5:
+            stages += busy[5:7].max(axis=0)
+        filling = np.where(self.is_staged, np.minimum(1, DEFAULT_CHUNK / self.tokens), 0.0)
+        net = costs.get("net_latency_ns")
+        net = self.net_latency_ns if net < 0 else net
+        latency = np.where(self.has_net, net, 0.0)
+        near = costs.get("nvlink_latency_ns")
+        latency = np.where(self.is_staged, latency + near, np.maximum(latency, near))
+        fixed = [
+            costs.fixed_us(case.op, shape)
+            for case, shape in zip(self.cases, self.shapes, strict=True)
+        ]
+        end = np.array(fixed) + 1e-3 * latency + longest + (stages - longest) * filling
+        heard = np.array(fixed) + 1e-3 * near + self._of_op(costs, "hear_us")
+        return np.maximum(end, heard + busy[RECEIVE]) + self._rest_us(costs)
+
+    def _split(self, costs: Costs, sms: Array, sent: Array, taken: Array) -> tuple[Array, Array]:
+        """SMs that send, and that receive; where no share is given, by the work of either side."""
+        share, most = self._of_op(costs, "send_share"), self._of_op(costs, "most_send_sms")
+        is_split = (share > 0) | (most > 0)
+        least, works = np.where(sms > 2, 1 / sms, 0.5), sent + taken
+        fair = np.divide(sent, works, out=np.zeros_like(works), where=works > 0)
+        share = np.where(share > 0, share, np.clip(fair, least, 1 - least))
+        sends = np.minimum(sms * share, np.where(most > 0, most, sms))
+        return np.where(is_split, sends, sms), np.where(is_split, sms - sends, sms)
+
+    def _rest_us(self, costs: Costs) -> Array:
+        row = _time(self.row_bytes, self._of_op(costs, "rest_gb_per_s_per_sm"))
+        rows = np.where(self.is_dispatch, self.rows[:, ROW_KINDS.index("receive")], self.tokens)
+        missing = np.where(self.is_ragged, self._of_op(costs, "missing_us"), 0.0)
+        return 1e-3 * rows * row / self.takes + missing
+
+
+def _work(rows: Array, each: Array, beside: Array) -> Array:
+    """Of every rank: rows, and beside them what is spread over rows."""
+    work: Array = rows * each[:, None] + np.where(rows > 0, beside, 0)
+    return work
+
+
+def _slots(simulation: Simulation, cluster: Cluster, op: str) -> Array:
+    """Places of rows at each rank: how long its SMs are busy at 1 us a place and nothing else."""
+    costs = Costs({"num_sms": 1, f"{op}.slot_ns": 1000})
+    kind = "receive" if op == "dispatch" else "send"
+    busy = simulation.run(cluster, costs)[op].busy_us_of.get(kind, {})
+    found = np.zeros(simulation.workload.ranks)
+    for rank, us in busy.items():
+        found[rank] = round(us)
+    return found
+
+
+def _time(size: Array, gb_per_s: Array) -> Array:
+    """ns of so many bytes; a rate of 0 does not limit."""
+    return np.divide(size, gb_per_s, out=np.zeros_like(size), where=gb_per_s > 0)
+
+
+# ---- Fitting -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Range:
+    """A parameter: where the search starts, and the physical bounds that it must keep."""
+
+    start: float
+    low: float
+    high: float
+
+    @property
+    def _is_log(self) -> bool:
+        return self.low > 0 and self.high >= 10 * self.low
+
+    def value(self, unit: float) -> float:
+        """From [0, 1]; where the bounds lie a factor of ten apart or more, by their logarithms."""
+        if unit in (0, 1):
+            return self.high if unit else self.low
+        if self._is_log:
+            return self.low * (self.high / self.low) ** unit
+        return self.low + (self.high - self.low) * unit
+
+    def unit(self, value: float) -> float:
+        if self._is_log:
+            return float(np.log(value / self.low) / np.log(self.high / self.low))
+        return (value - self.low) / (self.high - self.low)
+
+    def slope(self, unit: float) -> float:
+        """d value / d unit."""
+        if self._is_log:
+            return float(self.value(unit) * np.log(self.high / self.low))
+        return self.high - self.low
+
+
+@dataclass
+class Fitted:
+    values: dict[str, float]
+    states: dict[str, str]  # "fitted", "at-low", "at-high", "unidentified"
+    deviations: dict[str, float]  # one standard deviation, from the curvature at the optimum
+    evaluations: int
+
+
+Predict = Callable[[Costs], Array]
+
+
+def fit(
+    predict: Predict,
+    measured: Array,
+    costs: Costs,
+    ranges: Mapping[str, Range],
+    *,
+    also: Sequence[Mapping[str, float]] = (),
+    starts: int = 1,
+    seed: int = 1,
+    step: float = 1e-3,
+    report: Callable[[int], None] = lambda evaluations: None,
+) -> Fitted:
+    """Least squares of log(predicted / measured), robust against outliers, within the bounds.
+
+    The search runs from the given start, from the points in `also`, and from starts - 1 seeded
+    random points; the best end counts. step: relative width of finite differences; engines count in
+    femtoseconds, so it must not be tiny. Afterwards a parameter is "at-low" or "at-high" if it lies
+    within 0.1 % of the range's width of that bound, else "unidentified" if the data leave it a
+    standard deviation of more than half that width (of logarithms, see Range.value).
+    """
+    from scipy.optimize import least_squares
+
+    names = list(ranges)
+    count = 0
+
+    def values_at(unit: Array) -> dict[str, float]:
+        return {n: ranges[n].value(float(u)) for n, u in zip(names, unit, strict=True)}
+
+    def residuals(unit: Array) -> Array:
+        nonlocal count
+        count += 1
+        report(count)
+        costs.set(values_at(unit))
+        return np.log(predict(costs) / measured)
+
+    rng = np.random.default_rng(seed)
+    given = [{n: ranges[n].start for n in names}, *also]
+    points = [np.array([ranges[n].unit(p[n]) for n in names]) for p in given]
+    points += list(rng.random((starts - 1, len(names))))
+    best = None
+    for point in points:
+        found = least_squares(
+            residuals,
+            np.clip(point, 1e-6, 1 - 1e-6),
+            bounds=(0, 1),
+            loss="soft_l1",
+            f_scale=0.05,
+            diff_step=step,
+            xtol=1e-7,
+            ftol=1e-7,
+            max_nfev=60,
+        )
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    unit = np.where(best.x < 1e-3, 0.0, np.where(best.x > 1 - 1e-3, 1.0, best.x))
+    deviation = _deviations(best.jac, best.fun)
+    values = values_at(unit)
+    costs.set(values)
+    states = {n: _state(u, s) for n, u, s in zip(names, unit, deviation, strict=True)}
+    slopes = [ranges[n].slope(float(u)) for n, u in zip(names, unit, strict=True)]
+    deviations = dict(zip(names, (deviation * slopes).tolist(), strict=True))
+    return Fitted(values, states, deviations, count)
+
+
+def _state(unit: float, deviation: float) -> str:
+    if unit in (0, 1):
+        return "at-high" if unit else "at-low"
+    return "unidentified" if deviation > 0.5 else "fitted"
+
+
+def _deviations(jacobian: Array, residual: Array) -> Array:
+    """Standard deviations in units of the ranges, inf where nothing depends on a parameter."""
+    rows, columns = jacobian.shape
+    _, singular, v = np.linalg.svd(jacobian, full_matrices=False)
+    variance = float(residual @ residual) / max(1, rows - columns)
+    weak = singular < 1e-9 * max(1.0, singular[0])
+    inverse = np.where(weak, 0, 1 / np.where(weak, 1, singular) ** 2)
+    deviations = np.sqrt(variance * (v.T**2 @ inverse))
+    loose = (v.T**2)[:, weak].sum(axis=1) > 1e-6 if weak.any() else np.zeros(columns, bool)
+    return np.where(loose, np.inf, deviations)
+
+
+# ---- Scoring -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Score:
+    n: int
+    mape_percent: float
+    p90_percent: float
+    worst_percent: float
+    low: float  # 5 and 95 % quantiles of measured / predicted
+    high: float
+
+    @classmethod
+    def of(cls, predicted: Array, measured: Array) -> Score:
+        if len(measured) == 0:
+            return cls(0, 0.0, 0.0, 0.0, 1.0, 1.0)
+        error = 100 * np.abs(predicted / measured - 1)
+        ratio = measured / predicted
+        return cls(
+            len(measured),
+            float(error.mean()),
+            float(np.quantile(error, 0.9)),
+            float(error.max()),
+            float(np.quantile(ratio, 0.05, method="lower")),
+            float(np.quantile(ratio, 0.95, method="higher")),
+        )
+
+
+def scores(cases: Sequence[Case], predicted: Array) -> dict[str, Score]:
+    """By operation, and "both"."""
+    measured = np.array([case.us for case in cases])
+    found = {"both": Score.of(predicted, measured)}
+    for op in OPS:
+        chosen = np.array([case.op == op for case in cases], dtype=bool)
+        found[op] = Score.of(predicted[chosen], measured[chosen])
+    return found

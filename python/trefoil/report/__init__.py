@@ -1,0 +1,1 @@
+"""The report: results read, figures, goals, sections and pictures."""

@@ -1,0 +1,1 @@
+"""The comparison of all legs in results, bytes and times."""
