@@ -132,7 +132,7 @@ static int printAll(const cli_gpu_bench_t *b, const ep_real_options_t *runs,
     printf("against %s, compared %s\n", b->base.against,
            b->base.againstOpen ? "order-free" : "strictly");
   }
-  if (b->plot) code = cliDraw("trefoil.against_plot", b->plot, all);
+  if (b->plot) code = cliDraw("trefoil.bench_plot", b->plot, all);
   if (b->json)
     code |= cliPrintJson(all);
   else

@@ -1,30 +1,21 @@
-"""A picture of what `trefoil bench --against` measured: two libraries, timed in turn.
-
-    python -m trefoil.against_plot OUT.svg < bench.json
+"""The picture of what `trefoil bench --against` measured: two libraries, timed in turn.
 
 A panel for each mode and operation: the time of both libraries (kernels where CUPTI told them,
 else events, else without a GPU the wall clock) for each number of tokens, bars up to the 99th
-percentile; above each pair the ratio of the medians and its spread over the blocks. OUT ends in
-.svg, .png or .pdf.
+percentile; above each pair the ratio of the medians and its spread over the blocks.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
 
 from trefoil.bench_plot import MODES, BenchError
-from trefoil.outputs import open_whole
-from trefoil.report.pictures import BLUE, INK, ORANGE, _log_ticks
-from trefoil.units import format_seconds
-from trefoil.verb import run
+from trefoil.plot import BLUE, INK, ORANGE, panels, share_legend, time_axis
 
 FIGURES = {
     "kernel_span": "kernels, first start to last end",
@@ -90,33 +81,23 @@ def _draw(axes: Any, panel: Panel, names: list[str], low: float, high: float) ->
         top = max(t[i][1] for t in panel.times)
         text = f"{middle:.2f}\n{least:.2f}–{most:.2f}"
         axes.text(x[i], top * 1.08, text, ha="center", va="bottom", fontsize=6, color=INK)
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    ticks = _log_ticks(low, high)
-    axes.set_yticks(ticks[:: max(1, len(ticks) // 6)])
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: format_seconds(v)))
+    time_axis(axes, low, high)
     axes.set_xticks(x, [f"{t:,}" for t in panel.tokens])
     axes.set_title(panel.title, fontsize=9, color=INK)
 
 
 def picture(data: Any) -> Figure:
     """All panels on one scale of time."""
-    panels = panels_of(data)
-    columns = min(4, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(3.4 * columns, 2.9 * rows + 0.6), layout="constrained")
-    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
-    times = [t for p in panels for of in p.times for pair in of for t in pair if t > 0]
+    shown = panels_of(data)
+    columns = min(4, len(shown))
+    figure, grid = panels(len(shown), columns, (3.4, 2.9), 0.6)
+    times = [t for p in shown for of in p.times for pair in of for t in pair if t > 0]
     names = [Path(data["library"]).name, "against " + Path(data["against"]).name]
-    for axes, panel in zip(grid, panels, strict=False):
+    for axes, panel in zip(grid, shown, strict=True):
         _draw(axes, panel, names, min(times) / 1.5, max(times) * 2)
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
-    for axes in grid[max(0, len(panels) - columns) : len(panels)]:
+    for axes in grid[-columns:]:
         axes.set_xlabel("tokens a rank")
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    share_legend(figure, grid[:1], 2)
     gpu, first = data.get("gpu", {}), data["against_benchmarks"][0]
     where = f"{gpu['count']} × {gpu['name']}" if gpu else f"{first['ranks']} ranks without a GPU"
     figure.suptitle(
@@ -125,27 +106,3 @@ def picture(data: Any) -> Figure:
         fontsize=9,
     )
     return figure
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Reads JSON from stdin, writes the picture; 1 and a sentence if that cannot be done."""
-    arguments = sys.argv if arguments is None else arguments
-    if len(arguments) != 2 or Path(arguments[1]).suffix not in (".svg", ".png", ".pdf"):
-        print(
-            "usage: python -m trefoil.against_plot OUT.svg < bench.json (or .png, .pdf)",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        path = Path(arguments[1])
-        figure = picture(json.load(sys.stdin))
-        with open_whole(path, "wb") as file:
-            figure.savefig(file, dpi=160, format=path.suffix[1:])
-    except (BenchError, json.JSONDecodeError, OSError) as error:
-        print(f"trefoil bench: no picture: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(run("bench", main))

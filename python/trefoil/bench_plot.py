@@ -1,32 +1,39 @@
-"""A picture of what `trefoil bench --gpu` measured.
+"""A picture of what `trefoil bench` measured: with --gpu, or of two libraries with --against.
 
     python -m trefoil.bench_plot OUT.svg < bench.json
 
-One panel an operation: kernel time and event time over tokens, beside what the bytes alone would
-take (those of the busiest port at the rate of a plain copy of the same run, and 3.4 µs). Bars reach
-up to the 99th percentile. OUT ends in .svg, .png or .pdf.
+Of --against see against_plot.py. Of --gpu, one panel an operation: kernel time and event time over
+tokens, beside what the bytes alone would take (those of the busiest port at the rate of a plain
+copy of the same run, and 3.4 µs). Bars reach up to the 99th percentile. OUT ends in .svg, .png or
+.pdf.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
 
-from trefoil.outputs import open_whole
-from trefoil.report.pictures import BLUE, INK, ORANGE, _log_ticks
-from trefoil.units import format_seconds
+from trefoil.plot import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    SUFFIXES,
+    bars_up,
+    doubling_axis,
+    grid_lines,
+    panels,
+    share_legend,
+    time_axis,
+    write,
+)
 from trefoil.verb import run
 
-GREY = "#8a8f98"
 BASE_SECONDS = 3.4e-6
 MODES = {
     "ll-expert-major": "LL expert-major",
@@ -34,6 +41,8 @@ MODES = {
     "ht-flat": "HT flat",
     "ht-expert-major": "HT expert-major",
 }
+EVENT = {"color": ORANGE, "marker": "s", "markersize": 4, "label": "event"}
+KERNEL = {"color": BLUE, "marker": "o", "markersize": 5, "label": "kernel"}
 VARIANTS = {"plain": "", "e4m3": ", to E4M3", "partial": ", partial sums"}
 
 
@@ -94,52 +103,29 @@ def _curve(op: str, mode: str, variant: str, rows: list[dict[str, Any]]) -> Curv
     )
 
 
-def _line(axes: Axes, x: list[int], values: list[tuple[float, float]], **style: Any) -> None:
-    p50 = [v[0] for v in values]
-    above = [max(v[1] - v[0], 0) for v in values]
-    axes.errorbar(x, p50, yerr=[[0] * len(x), above], capsize=2, elinewidth=0.8, **style)
-
-
-def _scale(axes: Axes, tokens: Iterable[int], low: float, high: float) -> None:
-    ticks = _log_ticks(low, high)
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    axes.set_yticks(ticks[:: max(1, len(ticks) // 6)])
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: format_seconds(v)))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(tokens), [f"{t:,}" for t in tokens])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-
-
 def picture(data: Any) -> Figure:
     """All curves, a panel each, on one scale of time."""
     curves = curves_of(data)
     if not curves:
         raise BenchError("nothing was timed: no benchmark passed its check")
     columns = 4 if len(curves) in (4, 7, 8) else min(3, len(curves))
-    rows = -(-len(curves) // columns)
-    figure = Figure(figsize=(3.4 * columns, 2.7 * rows + 0.5), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    figure, grid = panels(len(curves), columns, (3.4, 2.7), 0.5)
     all_times = [t for c in curves for v in (c.event + (c.kernel or [])) for t in v]
     low = min(all_times + [f for c in curves for f in c.floor]) / 1.3
     high = max(all_times) * 1.3
-    for axes, c in zip(panels, curves, strict=False):
+    for axes, c in zip(grid, curves, strict=True):
         if c.floor:
             axes.plot(c.tokens, c.floor, color=GREY, linestyle="--", label="bytes and 3.4 µs")
-        _line(axes, c.tokens, c.event, color=ORANGE, marker="s", markersize=4, label="event")
+        bars_up(axes, c.tokens, *zip(*c.event, strict=True), **EVENT)
         if c.kernel:
-            _line(axes, c.tokens, c.kernel, color=BLUE, marker="o", markersize=5, label="kernel")
-        _scale(axes, c.tokens, low, high)
+            bars_up(axes, c.tokens, *zip(*c.kernel, strict=True), **KERNEL)
+        time_axis(axes, low, high)
+        doubling_axis(axes, c.tokens)
+        grid_lines(axes)
         axes.set_title(c.title, fontsize=9, color=INK)
-    for axes in panels[len(curves) :]:
-        axes.set_axis_off()
-    for axes in panels[max(0, len(curves) - columns) : len(curves)]:
+    for axes in grid[-columns:]:
         axes.set_xlabel("tokens a rank")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    share_legend(figure, grid[:1], 3)
     gpu, first = data.get("gpu", {}), data["gpu_benchmarks"][0]
     figure.suptitle(
         f"{gpu.get('count', '?')} × {gpu.get('name', 'GPU')}, hidden {first['hidden']}, "
@@ -150,20 +136,23 @@ def picture(data: Any) -> Figure:
     return figure
 
 
+def figure_of(data: Any) -> Figure:
+    if isinstance(data, dict) and "against_benchmarks" in data:
+        from trefoil import against_plot
+
+        return against_plot.picture(data)
+    return picture(data)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Reads JSON from stdin, writes the picture; 1 and a sentence if that cannot be done."""
     arguments = sys.argv if arguments is None else arguments
-    if len(arguments) != 2 or Path(arguments[1]).suffix not in (".svg", ".png", ".pdf"):
-        print(
-            "usage: python -m trefoil.bench_plot OUT.svg < bench.json (or .png, .pdf)",
-            file=sys.stderr,
-        )
+    if len(arguments) != 2 or Path(arguments[1]).suffix not in SUFFIXES:
+        usage = "usage: python -m trefoil.bench_plot OUT.svg < bench.json (or .png, .pdf)"
+        print(usage, file=sys.stderr)
         return 2
     try:
-        path = Path(arguments[1])
-        figure = picture(json.load(sys.stdin))
-        with open_whole(path, "wb") as file:
-            figure.savefig(file, dpi=160, format=path.suffix[1:])
+        write(Path(arguments[1]), figure_of(json.load(sys.stdin)))
     except (BenchError, json.JSONDecodeError, OSError) as error:
         print(f"trefoil bench: no picture: {error}", file=sys.stderr)
         return 1

@@ -18,10 +18,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trefoil.ht_rows import GOALS, OPERATIONS, TOKENS, Row, RowsError, read
-from trefoil.outputs import open_whole
-from trefoil.report.pictures import BLUE, INK, ORANGE, SKY
+from trefoil.plot import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    SKY,
+    SUFFIXES,
+    bars_up,
+    grid_lines,
+    panels,
+    share_legend,
+    write,
+)
 
-GREY = "#8a8f98"
 SHOWN_SMS = 32  # more only where there is nothing else
 
 
@@ -39,21 +49,18 @@ def curve(rows: Sequence[Row], operation: str) -> list[Row]:
 
 
 def _draw(axes: Axes, rows: Sequence[Row], label: str, **style: Any) -> None:
-    p50 = [r["kernel_us"] for r in rows]
-    above = [max(r.get("kernel_p99_us", r["kernel_max_us"]) - r["kernel_us"], 0) for r in rows]
-    axes.errorbar(
-        [r["sms"] for r in rows], p50, yerr=[[0] * len(p50), above], capsize=2, elinewidth=0.8,
-        label=label, **style
-    )  # fmt: skip
+    high = [r.get("kernel_p99_us", r["kernel_max_us"]) for r in rows]
+    at, us = [r["sms"] for r in rows], [r["kernel_us"] for r in rows]
+    bars_up(axes, at, us, high, label=label, markersize=4, **style)
 
 
 def _panel(axes: Axes, rows: Sequence[Row], operation: str) -> None:
     plain, window = curve(rows, operation), curve(rows, f"{operation} window")
     if window:
         side = "input" if operation.startswith("combine") else "output"
-        _draw(axes, window, f"{side} in a window", color=SKY, marker="s", markersize=4)
+        _draw(axes, window, f"{side} in a window", color=SKY, marker="s")
     if plain:
-        _draw(axes, plain, "kernel, p50 to p99", color=BLUE, marker="o", markersize=4)
+        _draw(axes, plain, "kernel, p50 to p99", color=BLUE, marker="o")
     shown = [*plain, *window]
     bound = shown[0]["port_bytes"] and shown[0]["kernel_us"] * shown[0]["copy_share"]
     if bound:
@@ -65,8 +72,7 @@ def _panel(axes: Axes, rows: Sequence[Row], operation: str) -> None:
     axes.set_title(operation, fontsize=9, color=INK)
     axes.set_xlabel("SMs")
     axes.set_ylabel("µs")
-    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
+    grid_lines(axes)
 
 
 def picture(data: Mapping[str, Any]) -> Figure:
@@ -75,20 +81,10 @@ def picture(data: Mapping[str, Any]) -> Figure:
     there = [o for o in OPERATIONS if curve(rows, o) or curve(rows, f"{o} window")]
     if not there:
         raise RowsError(f"nothing was timed with {TOKENS} tokens: there is nothing to draw")
-    figure = Figure(figsize=(3.6 * min(2, len(there)), 2.7 * -(-len(there) // 2) + 0.5))
-    figure.set_layout_engine("constrained")
-    panels = figure.subplots(-(-len(there) // 2), min(2, len(there)), squeeze=False).ravel()
-    for axes, operation in zip(panels, there, strict=False):
+    figure, grid = panels(len(there), min(2, len(there)), (3.6, 2.7), 0.5)
+    for axes, operation in zip(grid, there, strict=True):
         _panel(axes, rows, operation)
-    for axes in panels[len(there) :]:
-        axes.set_axis_off()
-    labels: dict[str, Any] = {}
-    for axes in panels[: len(there)]:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            labels.setdefault(label, handle)
-    figure.legend(
-        list(labels.values()), list(labels), loc="outside lower center", ncols=2, frameon=False
-    )
+    share_legend(figure, grid, 2)
     first = curve(rows, there[0]) or curve(rows, f"{there[0]} window")
     figure.suptitle(
         f"{data.get('device', 'GPUs')}, {TOKENS} tokens a rank, hidden {first[0]['hidden']}, "
@@ -100,15 +96,12 @@ def picture(data: Mapping[str, Any]) -> Figure:
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the picture; 1 and a sentence if that cannot be done."""
-    if len(arguments) != 2 or Path(arguments[1]).suffix not in (".svg", ".png", ".pdf"):
+    if len(arguments) != 2 or Path(arguments[1]).suffix not in SUFFIXES:
         usage = "usage: python -m trefoil.ht_plot BENCH.json OUT.svg (or .png, .pdf)"
         print(usage, file=sys.stderr)
         return 2
     try:
-        path = Path(arguments[1])
-        figure = picture(read(Path(arguments[0]), "rows"))
-        with open_whole(path, "wb") as file:
-            figure.savefig(file, dpi=160, format=path.suffix[1:])
+        write(Path(arguments[1]), picture(read(Path(arguments[0]), "rows")))
     except (RowsError, OSError) as error:
         print(f"trefoil: no picture: {error}", file=sys.stderr)
         return 1

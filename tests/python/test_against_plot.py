@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from trefoil import against_plot
+from trefoil import against_plot, bench_plot
 from trefoil.bench_plot import BenchError
 
 
@@ -60,10 +60,10 @@ def test_one_kind_of_time_for_all():
 def test_written_and_refused(tmp_path, monkeypatch, capsys):
     for name in ("a.svg", "a.png"):
         monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(bench(row(1), row(64)))))
-        assert against_plot.main(["against_plot", str(tmp_path / name)]) == 0
+        assert bench_plot.main(["bench_plot", str(tmp_path / name)]) == 0
         assert (tmp_path / name).stat().st_size > 5000
     for wrong in ("{}", "[]", '{"against_benchmarks": [{"ok": true}]}', "x"):
         monkeypatch.setattr("sys.stdin", io.StringIO(wrong))
-        assert against_plot.main(["against_plot", str(tmp_path / "b.svg")]) == 1
+        assert bench_plot.main(["bench_plot", str(tmp_path / "b.svg")]) == 1
         assert "no picture" in capsys.readouterr().err
-    assert against_plot.main(["against_plot", "b.txt"]) == 2
+    assert bench_plot.main(["bench_plot", "b.txt"]) == 2

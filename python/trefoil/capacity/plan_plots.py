@@ -17,13 +17,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from trefoil import plot
 from trefoil.capacity.plan import CapacityPlan, Configuration, Sample
-from trefoil.report.pictures import BLUE, GREEN, INK, ORANGE, SKY, _log_ticks, _svg, _tick_seconds
+from trefoil.plot import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    SKY,
+    as_svg,
+    grid_lines,
+    named_rows,
+    panels,
+    tick_seconds,
+)
 from trefoil.units import format_bytes, format_seconds
 
 MODE_COLOURS = {"ll": BLUE, "ht": ORANGE}
 MODE_MARKERS = {"ll": "o", "ht": "s"}
-GREY = "#8a8f98"
 # A kind of link, and how many columns it has a node.
 MAP_KINDS = (
     ("nvlink-out", "NVLink out"),
@@ -33,9 +45,9 @@ MAP_KINDS = (
 )
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(np.atleast_1d(figure.subplots(1, columns)))
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure, (axes,) = panels(1, 1, (width, height), 0)
+    return figure, axes
 
 
 def _modes(plan: CapacityPlan) -> list[str]:
@@ -47,21 +59,12 @@ def _of_mode(plan: CapacityPlan, mode: str) -> list[Configuration]:
 
 
 def _time_axis(axes: Axes, values: Sequence[float]) -> None:
-    low, high = min(values) / 1.5, max(values) * 1.5
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    ticks = _log_ticks(low, high)
-    axes.set_yticks(ticks[:: max(1, len(ticks) // 7)])
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(_tick_seconds))
-    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
+    plot.time_axis(axes, min(values) / 1.5, max(values) * 1.5, 7, tick_seconds)
+    grid_lines(axes)
 
 
 def _doubling_axis(axes: Axes, values: Sequence[int], room: float = 1.0) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(values, [f"{v:,}" for v in values])
-    axes.xaxis.set_minor_locator(NullLocator())
+    plot.doubling_axis(axes, values)
     axes.set_xlim(min(values) / 1.25, max(values) * 1.25 * room)
 
 
@@ -115,7 +118,7 @@ def _name_lines(axes: Axes, ends: dict[str, tuple[float, float]]) -> None:
 def scaling(plan: CapacityPlan) -> Figure:
     """A layer's time over EP size: expected, interval, bound."""
     q = plan.question
-    figure, (axes,) = _figure(4.7, 3.5)
+    figure, axes = _figure(4.7, 3.5)
     values, ends, banded, carried = [], {}, False, False
     for mode in _modes(plan):
         of = _of_mode(plan, mode)
@@ -167,7 +170,7 @@ def crossover(plan: CapacityPlan) -> Figure | None:
     lines = {mode: _samples(plan, ep, mode) for mode in ("ll", "ht")}
     if not all(len(line) > 1 for line in lines.values()):
         return None
-    figure, (axes,) = _figure(4.7, 3.5)
+    figure, axes = _figure(4.7, 3.5)
     ends, values, tokens = {}, [], set()
     for mode, line in lines.items():
         at, times = [s.tokens for s in line], [s.seconds for s in line]
@@ -214,7 +217,7 @@ def memory(plan: CapacityPlan) -> Figure:
     """Memory of a GPU by what takes it, a bar a configuration."""
     q = plan.question
     of = plan.configurations
-    figure, (axes,) = _figure(4.7, 0.95 + 0.27 * len(of))
+    figure, axes = _figure(4.7, 0.95 + 0.27 * len(of))
     parts = (
         ("experts' weights", SKY, [c.memory.weights for c in of]),
         ("EP buffers", BLUE, [c.memory.buffers for c in of]),
@@ -254,9 +257,7 @@ def memory(plan: CapacityPlan) -> Figure:
             va="top",
             fontsize=7,
         )
-    axes.set_yticks(y, [f"{c.mode.upper()} EP {c.ep}" for c in of])
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
+    named_rows(axes, y, [f"{c.mode.upper()} EP {c.ep}" for c in of])
     axes.set_xlim(0, max([*left, q.usable_gb or 0]) * 1.3)
     axes.set_xlabel("GB of a GPU")
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
@@ -268,7 +269,7 @@ def what_if(plan: CapacityPlan) -> Figure | None:
     names = list(dict.fromkeys(w.name for c in plan.configurations for w in c.what_if))
     if not names:
         return None
-    figure, (axes,) = _figure(4.7, 3.3)
+    figure, axes = _figure(4.7, 3.3)
     colours = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", SKY, INK)
     eps = sorted({c.ep for c in plan.configurations})
     most = 1.0
@@ -301,8 +302,7 @@ def what_if(plan: CapacityPlan) -> Figure | None:
         axes.set_yscale("log", base=2)
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"× {value:g}"))
-    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
+    grid_lines(axes)
     axes.set_xlabel("EP size: GPUs of a group")
     axes.set_ylabel("layer's time, of that without")
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
@@ -325,10 +325,9 @@ def link_maps(plan: CapacityPlan, op: str) -> Figure | None:
     across = min(2, len(maps))  # NVLink above the network, out beside in
     down = len(maps) // across
     height = min(0.75 + 0.17 * nodes, 3.4)
-    figure = Figure(figsize=(4.7, height * down + 0.6), layout="constrained")
-    panels = list(np.atleast_1d(figure.subplots(down, across, squeeze=False).flat))
+    figure, grids = panels(down * across, across, (4.7 / across, height), 0.6)
     image, colours = None, colormaps["YlGnBu"].resampled(25)
-    for axes, (name, links) in zip(panels, maps, strict=True):
+    for axes, (name, links) in zip(grids, maps, strict=True):
         columns = _columns(links, nodes, per_node)
         grid = np.full((nodes, columns), np.nan)
         for link in links:
@@ -357,11 +356,11 @@ def link_maps(plan: CapacityPlan, op: str) -> Figure | None:
         busiest = max(links, key=lambda link: link["bytes"])
         axes.set_title(f"{name}: at most {format_bytes(busiest['bytes'])}", fontsize=8)
         axes.set_xlabel("GPU" if "NVLink" in name else "port", fontsize=8)
-        if axes in panels[::across]:
+        if axes in grids[::across]:
             axes.set_ylabel("node", fontsize=8)
         else:
             axes.set_yticklabels([])
-    bar = figure.colorbar(image, ax=panels, fraction=0.05, pad=0.02)
+    bar = figure.colorbar(image, ax=grids, fraction=0.05, pad=0.02)
     bar.outline.set_visible(False)
     bar.set_label("busy, % of the time", fontsize=8)
     bar.ax.tick_params(labelsize=7)
@@ -389,7 +388,7 @@ PICTURES: tuple[tuple[str, str, Callable[[CapacityPlan], Figure | None]], ...] =
 def as_svgs(plan: CapacityPlan) -> dict[str, str]:
     """Elements for a page, by name."""
     figures = ((name, title, draw(plan)) for name, title, draw in PICTURES)
-    return {name: _svg(figure, title) for name, title, figure in figures if figure is not None}
+    return {name: as_svg(figure, title) for name, title, figure in figures if figure is not None}
 
 
 def save_all(plan: CapacityPlan, folder: Path) -> list[Path]:

@@ -20,8 +20,9 @@ from typing import Any
 try:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from trefoil.capacity import plan_plots as capacity_plots
-    from trefoil.report import pictures as plots
+    from trefoil import plot
+    from trefoil.capacity import plan_plots
+    from trefoil.report import pictures
     from trefoil.report import sections as report_measured
 except ModuleNotFoundError as missing:
     sys.exit(
@@ -30,7 +31,7 @@ except ModuleNotFoundError as missing:
     )
 
 from trefoil import verb
-from trefoil.capacity import plan_text as capacity_text
+from trefoil.capacity import plan_text
 from trefoil.capacity.plan import CapacityPlan, PlanError, load_capacity
 from trefoil.fit.cases import TableError
 from trefoil.outputs import check_file, write_whole
@@ -69,7 +70,7 @@ def render(given: Inputs) -> str:
     numbers = itertools.count(1)
 
     def own(svg: str) -> str:
-        return plots.own_ids(svg, next(numbers))
+        return plot.own_ids(svg, next(numbers))
 
     measured = _measured(given, own)
     facts = _facts(runs, cases, plans) + _capacity_facts(given.capacities)
@@ -94,14 +95,14 @@ def render(given: Inputs) -> str:
         cases=cases,
         tier_rows=[_tier_row(run, op) for run in runs for op in OPS],
         maps=[
-            {"title": _name(run), "svgs": [own(plots.traffic_map(run, op)) for op in OPS]}
+            {"title": _name(run), "svgs": [own(pictures.traffic_map(run, op)) for op in OPS]}
             for run in runs
         ],
-        times=[own(plots.time_points(group)) for group in _by_algorithm(runs)],
+        times=[own(pictures.time_points(group)) for group in _by_algorithm(runs)],
         plans=plans,
         rates=[_rates(plan) for plan in plans],
         plan_title=_plan_title(plans),
-        curves=[own(plots.prediction_curves(plan)) for plan in plans],
+        curves=[own(pictures.prediction_curves(plan)) for plan in plans],
         capacities=[_capacity(plan, own) for plan in given.capacities],
         environment=list(environment.items()),
         commands=given.commands,
@@ -213,18 +214,18 @@ def _capacity_facts(plans: Sequence[CapacityPlan]) -> list[tuple[str, str]]:
 def _capacity(plan: CapacityPlan, own: Callable[[str], str]) -> dict[str, object]:
     """A capacity plan as the template takes it: texts, tables and pictures."""
     q = plan.question
-    verdict, *reasons = capacity_text.verdict_sentences(plan)
+    verdict, *reasons = plan_text.verdict_sentences(plan)
     return {
-        "title": capacity_text.title_of(q),
-        "explanation": capacity_text.explanation_of(q),
+        "title": plan_text.title_of(q),
+        "explanation": plan_text.explanation_of(q),
         "verdict": verdict,
         "reasons": reasons,
-        "headings": capacity_text.HEADINGS,
-        "rows": [capacity_text.row_of(c, q) for c in plan.configurations],
-        "what_if": capacity_text.what_if_rows(plan),
-        "crossovers": [capacity_text.crossover_sentence(x) for x in plan.crossovers],
-        "notes": capacity_text.notes_of(plan),
-        "svgs": [own(svg) for svg in capacity_plots.as_svgs(plan).values()],
+        "headings": plan_text.HEADINGS,
+        "rows": [plan_text.row_of(c, q) for c in plan.configurations],
+        "what_if": plan_text.what_if_rows(plan),
+        "crossovers": [plan_text.crossover_sentence(x) for x in plan.crossovers],
+        "notes": plan_text.notes_of(plan),
+        "svgs": [own(svg) for svg in plan_plots.as_svgs(plan).values()],
     }
 
 

@@ -1,13 +1,11 @@
 """Pictures of what was measured and what was predicted: each function returns one SVG element.
 
-    latency_curve   an operation of low latency over tokens: median, spread, goals, the plain copy
-    sm_sweep        an operation of high throughput over SMs: the same
-    scatter         measured against predicted times, rows held out apart from those fitted
-    parts           what the predicted times are made of, the measured ones beside them
-    scaling         predictions to many GPUs, with intervals
-    ratios          times under other circumstances, relative to balanced and undisturbed ones
-
-Colours are those of trefoil.plots; no fact is in the colour alone.
+latency_curve   an operation of low latency over tokens: median, spread, goals, the plain copy
+sm_sweep        an operation of high throughput over SMs: the same
+scatter         measured against predicted times, rows held out apart from those fitted
+parts           what the predicted times are made of, the measured ones beside them
+scaling         predictions to many GPUs, with intervals
+ratios          times under other circumstances, relative to balanced and undisturbed ones
 """
 
 from __future__ import annotations
@@ -20,23 +18,26 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from trefoil.export.predicted import Predicted
-from trefoil.report.figures import Figure
-from trefoil.report.goals import Answer
-from trefoil.report.pictures import (
+from trefoil.plot import (
     BLUE,
     GREEN,
+    GREY,
     INK,
     OP_COLOURS,
     ORANGE,
     SKY,
-    _log_ticks,
-    _picture,
-    _svg,
-    _tick_seconds,
+    as_svg,
+    doubling_axis,
+    grid_lines,
+    log_ticks,
+    named_rows,
+    picture,
+    tick_seconds,
 )
+from trefoil.report.figures import Figure
+from trefoil.report.goals import Answer
 from trefoil.report.validated import TimedPoint
 
-GREY = "#8a8f98"
 BASE_US = 3.4  # added to the copy's time in low latency (docs/results.md)
 PARTS = (("fixed", BLUE), ("busiest resource", ORANGE), ("latency, filling", GREEN))
 PART_HATCHES = ("", "///", "...")
@@ -49,7 +50,7 @@ def _us_axis(axes: Axes, values: Sequence[float], log: bool = True, of: str = "y
     if log and high > 3 * low:
         (axes.set_yscale if of == "y" else axes.set_xscale)("log")
         limits(low / 1.3, high * 1.3)
-        ticks = [1e6 * t for t in _log_ticks(1e-6 * low / 1.3, 1e-6 * high * 1.3)]
+        ticks = [1e6 * t for t in log_ticks(1e-6 * low / 1.3, 1e-6 * high * 1.3)]
         most = 7 if of == "y" else 5
         if len(ticks) > most:
             ticks = [t for t in ticks if f"{t:.0e}"[0] == "1"]
@@ -59,9 +60,8 @@ def _us_axis(axes: Axes, values: Sequence[float], log: bool = True, of: str = "y
         room = 0.12 * (high - low)
         limits(low - room, high + room)
         axis.set_major_locator(MaxNLocator(5))
-    axis.set_major_formatter(FuncFormatter(lambda v, _: _tick_seconds(1e-6 * v, None)))
-    axes.grid(axis="y" if of == "y" else "both", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
+    axis.set_major_formatter(FuncFormatter(lambda v, _: tick_seconds(1e-6 * v)))
+    grid_lines(axes, "y" if of == "y" else "both")
 
 
 def _legend_below(axes: Axes, columns: int, down: float = -0.2) -> None:
@@ -101,7 +101,7 @@ def _goal_marks(axes: Axes, x: Sequence[float], us: Sequence[float]) -> None:
 
 def latency_curve(title: str, figures: Sequence[Figure], goals: Sequence[Answer]) -> str:
     """figures: one operation, ascending tokens."""
-    figure, axes = _picture(4.2, 3.1)
+    figure, axes = picture(4.2, 3.1)
     tokens = [f.tokens for f in figures]
     _spread(axes, tokens, figures, BLUE)
     bounds = [(f.tokens, f.bound_us + BASE_US) for f in figures if f.bound_us]
@@ -112,19 +112,17 @@ def latency_curve(title: str, figures: Sequence[Figure], goals: Sequence[Answer]
     _goal_marks(axes, [g.tokens for g in goals], [g.goal_us for g in goals])
     values = [*(f.us for f in figures), *(f.high_us for f in figures)]
     _us_axis(axes, [*values, *(us for _, us in bounds), *(g.goal_us for g in goals)])
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(tokens, [f"{t:,}" for t in tokens])
-    axes.xaxis.set_minor_locator(NullLocator())
+    doubling_axis(axes, tokens)
     axes.set_xlabel("tokens of a rank")
     axes.set_ylabel("time of the slowest rank")
     axes.set_title(title, fontsize=9)
     axes.legend(frameon=False, fontsize=7.5, loc="upper left")
-    return _svg(figure, f"{title}: time over tokens")
+    return as_svg(figure, f"{title}: time over tokens")
 
 
 def sm_sweep(title: str, figures: Sequence[Figure], goals: Sequence[Answer]) -> str:
     """figures: one operation, ascending SMs."""
-    figure, axes = _picture(4.2, 3.1)
+    figure, axes = picture(4.2, 3.1)
     sms = [f.sms for f in figures]
     _spread(axes, sms, figures, BLUE)
     bound = next((f.bound_us for f in figures if f.bound_us), 0.0)
@@ -145,7 +143,7 @@ def sm_sweep(title: str, figures: Sequence[Figure], goals: Sequence[Answer]) -> 
     axes.set_ylabel("time of the slowest rank")
     axes.set_title(f"{title}; % of the copy's rate", fontsize=9)
     _legend_below(axes, 3)
-    return _svg(figure, f"{title}: time over SMs")
+    return as_svg(figure, f"{title}: time over SMs")
 
 
 # ---- Predicted against measured ------------------------------------------------------------------
@@ -153,7 +151,7 @@ def sm_sweep(title: str, figures: Sequence[Figure], goals: Sequence[Answer]) -> 
 
 def scatter(title: str, points: Sequence[TimedPoint]) -> str:
     """Filled marks are rows that were not fitted; lines are equality and 10 % to both sides."""
-    figure, axes = _picture(4.2, 3.9)
+    figure, axes = picture(4.2, 3.9)
     values = [v for p in points for v in (p.measured_us, p.predicted_us)]
     low, high = min(values) / 1.3, max(values) * 1.3
     axes.fill_between([low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high],
@@ -182,7 +180,7 @@ def scatter(title: str, points: Sequence[TimedPoint]) -> str:
     axes.set_ylabel("predicted")
     axes.set_title(title, fontsize=9)
     axes.legend(frameon=False, fontsize=7.5, loc="upper left")
-    return _svg(figure, f"{title}: predicted against measured times")
+    return as_svg(figure, f"{title}: predicted against measured times")
 
 
 # ---- Where the time goes -------------------------------------------------------------------------
@@ -190,7 +188,7 @@ def scatter(title: str, points: Sequence[TimedPoint]) -> str:
 
 def parts(title: str, points: Sequence[TimedPoint], labels: Sequence[str]) -> str:
     """Stacked bars, one a point, in percent of the measured time."""
-    figure, axes = _picture(4.3, 0.9 + 0.27 * len(points))
+    figure, axes = picture(4.3, 0.9 + 0.27 * len(points))
     rows, left = np.arange(len(points)), np.zeros(len(points))
     shares = [
         [p.fixed_us for p in points],
@@ -203,14 +201,12 @@ def parts(title: str, points: Sequence[TimedPoint], labels: Sequence[str]) -> st
         axes.barh(rows, width, left=left, height=0.62, linewidth=0, label=name, **style)
         left += width
     axes.axvline(100, color=INK, linewidth=1.2, label="measured")
-    axes.set_yticks(rows, labels)
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
+    named_rows(axes, rows, labels)
     axes.set_xlim(0, 1.05 * max(110.0, *left))
     axes.set_xlabel("% of the measured time")
     axes.set_title(title, fontsize=9)
     _legend_below(axes, 4, -0.52 / (0.35 + 0.27 * len(points)))
-    return _svg(figure, f"{title}: what the predicted time is made of")
+    return as_svg(figure, f"{title}: what the predicted time is made of")
 
 
 # ---- Scaling ------------------------------------------------------------------------------------
@@ -226,7 +222,7 @@ class Line:
 
 
 def scaling(title: str, lines: Sequence[Line]) -> str:
-    figure, axes = _picture(4.4, 3.4)
+    figure, axes = picture(4.4, 3.4)
     styles = ((BLUE, "o", "-"), (ORANGE, "s", "-"), (SKY, "^", "--"), (GREEN, "D", "--"))
     for line, (colour, marker, style) in zip(lines, styles * 2, strict=False):
         gpus = [r.gpus for r in line.rows]
@@ -246,15 +242,13 @@ def scaling(title: str, lines: Sequence[Line]) -> str:
         )
     gpus = sorted({r.gpus for r in every} | {f.ranks for f in seen})
     _us_axis(axes, [*(v for r in every for v in (r.low_us, r.high_us)), *(f.us for f in seen)])
-    axes.set_xscale("log", base=2)
+    doubling_axis(axes, gpus)
     axes.set_xlim(gpus[0] / 1.4, gpus[-1] * 1.4)
-    axes.set_xticks(gpus, [f"{g:,}" for g in gpus])
-    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("GPUs of the EP group")
     axes.set_ylabel("time, predicted with interval")
     axes.set_title(title, fontsize=9)
     _legend_below(axes, 1 if max(len(line.label) for line in lines) > 24 else 2)
-    return _svg(figure, f"{title}: predicted time over GPUs")
+    return as_svg(figure, f"{title}: predicted time over GPUs")
 
 
 # ---- Circumstances ------------------------------------------------------------------------------
@@ -267,7 +261,7 @@ def ratios(
 
     bounds: the same ratio of the bytes of the busiest port; 0: not known.
     """
-    figure, axes = _picture(4.6, 0.8 + 0.27 * len(labels))
+    figure, axes = picture(4.6, 0.8 + 0.27 * len(labels))
     rows = np.arange(len(labels))
     axes.barh(rows, times, height=0.62, color=BLUE, alpha=0.75, label="time")
     known = [(b, r) for b, r in zip(bounds, rows, strict=True) if b]
@@ -279,11 +273,9 @@ def ratios(
         place = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
         axes.annotate(f"{value:.2f}", (max(value, bound), row), **place)
     axes.axvline(1, color=GREY, linewidth=0.9)
-    axes.set_yticks(rows, labels)
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
+    named_rows(axes, rows, labels)
     axes.set_xlim(0, 1.15 * max(*times, *bounds, 1))
     axes.set_xlabel("times the balanced, undisturbed run")
     axes.set_title(title, fontsize=9)
     _legend_below(axes, 2, -0.52 / (0.35 + 0.27 * len(labels)))
-    return _svg(figure, f"{title}: times under other circumstances")
+    return as_svg(figure, f"{title}: times under other circumstances")

@@ -1,73 +1,28 @@
-"""The report's pictures: each function returns one SVG element to be put into a page.
-
-Colours are Okabe and Ito's, which readers with any colour vision tell apart, and no fact is in the
-colour alone: lines differ by marker and label, cells carry their number. Pictures are narrow (about
-400 points), so that a phone shows them at full size and a page puts several side by side.
-"""
+"""The report's pictures of runs and closed forms: each function returns one SVG element."""
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib import colormaps, rcParams
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib import colormaps
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
+from trefoil.plot import (
+    INK,
+    OP_COLOURS,
+    as_svg,
+    grid_lines,
+    log_ticks,
+    named_rows,
+    picture,
+    tick_seconds,
+)
 from trefoil.report.results import Plan, Run
 from trefoil.units import format_bytes, format_seconds
 
-BLUE, ORANGE, GREEN, SKY, INK = "#0072B2", "#D55E00", "#009E73", "#56B4E9", "#222222"
-OP_COLOURS = {"dispatch": BLUE, "combine": ORANGE, "update": GREEN, "reference": "#999999"}
 LIMIT_MARKERS = {"nvlink": "o", "nic": "s", "latency": "^"}
-
-rcParams.update(
-    {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "trefoil",
-        "font.family": ["DejaVu Sans"],
-        "font.size": 9,
-        "axes.edgecolor": "#888888",
-        "axes.labelcolor": INK,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "text.color": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-    }
-)
-
-
-def _picture(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty picture of so many inches, free of pyplot's global state."""
-    figure = Figure(figsize=(width, height))
-    return figure, figure.subplots()
-
-
-def _svg(figure: Figure, title: str) -> str:
-    """The figure as an inline element: scales with the page, named for screen readers."""
-    buffer = io.StringIO()
-    figure.savefig(
-        buffer, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None}
-    )
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = text.replace("DejaVu Sans", "DejaVu Sans, Verdana, Arial, sans-serif")
-    width = re.search(r'width="([\d.]+)pt"', text)
-    style = f'style="max-width:{float(width.group(1)) * 4 / 3:.0f}px"' if width else ""
-    text = re.sub(r'\s(width|height)="[\d.]+pt"', "", text, count=2)
-    return text.replace("<svg", f'<svg role="img" aria-label="{title}" {style}', 1)
-
-
-def own_ids(svg: str, number: int) -> str:
-    """The picture with ids of its own: they are unique within a picture, but a page holds many."""
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="p{number}-\1"', svg)
-    return re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>p{number}-", svg)
 
 
 def _byte_unit(largest: float) -> tuple[float, str]:
@@ -82,7 +37,7 @@ def traffic_map(run: Run, op: str) -> str:
     data = np.array(run.dispatch_bytes if op == "dispatch" else run.combine_bytes, dtype=float)
     factor, unit = _byte_unit(data.max(initial=0.0))
     many = run.ranks > 16
-    figure, axes = _picture(4.3, 3.75)
+    figure, axes = picture(4.3, 3.75)
     edges = np.arange(run.ranks + 1) - 0.5
     # Few enough colours that the bar, like the cells, is drawn as shapes and not as a picture.
     colours = colormaps["cividis_r"].resampled(32)
@@ -122,13 +77,13 @@ def traffic_map(run: Run, op: str) -> str:
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
     bar.outline.set_visible(False)
     bar.set_label(f"{unit} per rank pair")
-    return _svg(figure, f"{run.mode} {op}: bytes from each rank to each rank")
+    return as_svg(figure, f"{run.mode} {op}: bytes from each rank to each rank")
 
 
 def time_points(runs: Sequence[Run]) -> str:
     """Seconds of each operation of each run: points, as a logarithmic axis has no start."""
     ops = ("update", "dispatch", "combine", "reference")
-    figure, axes = _picture(4.6, 0.55 + 0.78 * len(runs))
+    figure, axes = picture(4.6, 0.55 + 0.78 * len(runs))
     low = min((s for r in runs for s in r.seconds.values() if s > 0), default=1e-6)
     high = max((s for r in runs for s in r.seconds.values()), default=1.0)
     for n, run in enumerate(runs):
@@ -141,25 +96,14 @@ def time_points(runs: Sequence[Run]) -> str:
             axes.text(seconds * 1.18, y, f"{op} {format_seconds(seconds)}", va="center", fontsize=7)
     axes.set_xscale("log")
     axes.set_xlim(low / 2, high * 60)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
+    grid_lines(axes, "x")
     nodes = [f", {r.nodes} nodes" if r.nodes > 1 else "" for r in runs]
     labels = [f"{r.mode}\n{r.tokens:,} tokens{n}" for r, n in zip(runs, nodes, strict=True)]
-    axes.set_yticks(range(len(runs)), labels)
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.xaxis.set_major_formatter(FuncFormatter(_tick_seconds))
+    named_rows(axes, range(len(runs)), labels)
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_seconds))
     axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     axes.set_xlabel("time (logarithmic)")
-    return _svg(figure, "time of update, dispatch, combine and of the reference, per run")
-
-
-def _tick_seconds(value: float, _: object) -> str:
-    """A tick's time without the digits that say nothing: "2 ms", not "2.00 ms"."""
-    number, _, unit = format_seconds(value).partition(" ")
-    if "." in number:
-        number = number.rstrip("0").rstrip(".")
-    return f"{number} {unit}".strip()
+    return as_svg(figure, "time of update, dispatch, combine and of the reference, per run")
 
 
 def limit_kind(limit: str) -> str:
@@ -172,7 +116,7 @@ def limit_kind(limit: str) -> str:
 
 def prediction_curves(plan: Plan) -> str:
     """Time over the number of GPUs, both logarithmic; the marker says what limits."""
-    figure, axes = _picture(4.6, 3.4)
+    figure, axes = picture(4.6, 3.4)
     gpus = [p.gpus for p in plan.points]
     last = plan.points[-1].seconds
     upper = "dispatch" if last["dispatch"] > last["combine"] else "combine"
@@ -208,10 +152,9 @@ def prediction_curves(plan: Plan) -> str:
     axes.set_xlim(gpus[0] / 1.2, gpus[-1] * 2.4)
     values = [v for p in plan.points for v in p.seconds.values() if v > 0]
     axes.set_ylim(min(values) / 1.6, max(values) * 1.6)
-    axes.set_yticks(_log_ticks(min(values) / 1.6, max(values) * 1.6))
-    axes.yaxis.set_major_formatter(FuncFormatter(_tick_seconds))
-    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
+    axes.set_yticks(log_ticks(min(values) / 1.6, max(values) * 1.6))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_seconds))
+    grid_lines(axes)
     axes.set_xlabel("GPUs")
     axes.set_ylabel("time of one operation")
     used = {limit_kind(text) for p in plan.points for text in p.limit.values()}
@@ -230,14 +173,4 @@ def prediction_curves(plan: Plan) -> str:
     axes.legend(loc="lower right", frameon=False, fontsize=8, handletextpad=0.2)
     title = f"{plan.mode.upper()}, {plan.tokens:,} tokens a GPU"
     axes.set_title(title, fontsize=9)
-    return _svg(figure, f"predicted time over GPUs: {title}")
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    ticks = [
-        mantissa * 10.0**exponent
-        for exponent in range(-10, 4)
-        for mantissa in (1, 2, 5)
-        if low <= mantissa * 10.0**exponent <= high
-    ]
-    return ticks or [low]
+    return as_svg(figure, f"predicted time over GPUs: {title}")

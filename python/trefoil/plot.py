@@ -1,0 +1,162 @@
+"""The one way to draw: style, axes, panels, and the element or file that a figure becomes.
+
+Colours are Okabe and Ito's, which readers with any colour vision tell apart, and no fact is in the
+colour alone: lines differ by marker and label, cells carry their number. Pictures of a page are
+narrow (about 400 points), so that a phone shows them at full size.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from trefoil.outputs import open_whole
+from trefoil.units import format_seconds
+
+BLUE, ORANGE, GREEN, SKY, INK = "#0072B2", "#D55E00", "#009E73", "#56B4E9", "#222222"
+GREY = "#8a8f98"
+OP_COLOURS = {"dispatch": BLUE, "combine": ORANGE, "update": GREEN, "reference": "#999999"}
+SUFFIXES = (".svg", ".png", ".pdf")
+
+rcParams.update(
+    {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "trefoil",
+        "font.family": ["DejaVu Sans"],
+        "font.size": 9,
+        "axes.edgecolor": "#888888",
+        "axes.labelcolor": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "text.color": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+    }
+)
+
+
+# ---- Axes ---------------------------------------------------------------------------------------
+
+
+def grid_lines(axes: Axes, axis: str = "y") -> None:
+    axes.grid(axis=axis, color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten."""
+    steps = (m * 10.0**e for e in range(-10, 4) for m in (1, 2, 5))
+    return [tick for tick in steps if low <= tick <= high] or [low]
+
+
+def tick_seconds(value: float, _: object = None) -> str:
+    """A tick's time without the digits that say nothing: "2 ms", not "2.00 ms"."""
+    number, _, unit = format_seconds(value).partition(" ")
+    if "." in number:
+        number = number.rstrip("0").rstrip(".")
+    return f"{number} {unit}".strip()
+
+
+def time_axis(
+    axes: Axes,
+    low: float,
+    high: float,
+    most: int = 6,
+    label: Callable[[float], str] = format_seconds,
+) -> None:
+    """Seconds up a logarithmic axis, about `most` ticks."""
+    ticks = log_ticks(low, high)
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.set_yticks(ticks[:: max(1, len(ticks) // most)])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
+
+
+def doubling_axis(axes: Axes, values: Sequence[int]) -> None:
+    """Numbers that double, along a logarithmic axis."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{v:,}" for v in values])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def named_rows(axes: Axes, rows: Iterable[Any], names: Sequence[str]) -> None:
+    """Rows from the top down, each with its name."""
+    axes.set_yticks(rows, names)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+
+
+def bars_up(axes: Axes, x: Sequence[float], us: Sequence[float], high: Sequence[float], **how: Any):
+    """A line of medians with bars up to `high`."""
+    above = [max(h - m, 0) for m, h in zip(us, high, strict=True)]
+    axes.errorbar(x, us, yerr=[[0] * len(us), above], **{"elinewidth": 0.8, "capsize": 2, **how})
+
+
+# ---- Figures ------------------------------------------------------------------------------------
+
+
+def picture(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty picture of so many inches, free of pyplot's global state."""
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots()
+
+
+def panels(
+    count: int, columns: int, size: tuple[float, float], more: float
+) -> tuple[Figure, list[Axes]]:
+    """So many panels of a size in inches, the rest of the grid empty; more: inches for titles."""
+    rows = -(-count // columns)
+    inches = (size[0] * columns, size[1] * rows + more)
+    figure = Figure(figsize=inches, layout="constrained")
+    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    for axes in grid[count:]:
+        axes.set_axis_off()
+    return figure, list(grid[:count])
+
+
+def share_legend(figure: Figure, shown: Iterable[Axes], columns: int) -> None:
+    """One legend below for all panels, each label once."""
+    found: dict[str, Any] = {}
+    for axes in shown:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    place = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    figure.legend(list(found.values()), list(found), **place)
+
+
+def as_svg(figure: Figure, title: str) -> str:
+    """The figure as an inline element: scales with the page, named for screen readers."""
+    buffer = io.StringIO()
+    figure.savefig(
+        buffer, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None}
+    )
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = text.replace("DejaVu Sans", "DejaVu Sans, Verdana, Arial, sans-serif")
+    width = re.search(r'width="([\d.]+)pt"', text)
+    style = f'style="max-width:{float(width.group(1)) * 4 / 3:.0f}px"' if width else ""
+    text = re.sub(r'\s(width|height)="[\d.]+pt"', "", text, count=2)
+    return text.replace("<svg", f'<svg role="img" aria-label="{title}" {style}', 1)
+
+
+def own_ids(svg: str, number: int) -> str:
+    """The picture with ids of its own: they are unique within a picture, but a page holds many."""
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="p{number}-\1"', svg)
+    return re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>p{number}-", svg)
+
+
+def write(path: Path, figure: Figure) -> None:
+    """As .svg, .png or .pdf, whole or not at all."""
+    with open_whole(path, "wb") as file:
+        figure.savefig(file, dpi=160, format=path.suffix[1:])
