@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from trefoil.structs import Case, PlanConfig, Routing, Shape
+
 MODES = ("ll-expert-major", "ll-rank-major", "ht-flat", "ht-expert-major")
 OPS = ("dispatch", "combine")
 BF16 = 9
@@ -31,52 +33,6 @@ SLOT = np.dtype(
 
 class TrefoilError(RuntimeError):
     """A refusal of libtrefoil; the text is its sentence."""
-
-
-class _Shape(ct.Structure):
-    _fields_ = (
-        ("num_ranks", ct.c_int),
-        ("ranks_per_node", ct.c_int),
-        ("num_experts", ct.c_int),
-        ("topk", ct.c_int),
-        ("max_tokens", ct.c_int64),
-    )
-
-
-class _Routing(ct.Structure):
-    _fields_ = (("shape", _Shape), ("num_tokens", ct.c_void_p), ("topk_idx", ct.c_void_p))
-
-
-class _Case(ct.Structure):
-    _fields_ = (
-        ("routing", _Routing),
-        ("mode", ct.c_int),
-        ("width", ct.c_int64),
-        ("dtype", ct.c_int),
-        ("quant", ct.c_int),
-        ("round_scales", ct.c_int),
-        ("scale_bytes", ct.c_size_t),
-        ("backward", ct.c_int),
-        ("alignment", ct.c_size_t),
-        ("global_ids", ct.c_int),
-        ("max_recv", ct.c_int64),
-        ("drop", ct.c_int),
-        ("zero_copy_on", ct.c_int),
-        ("combine_partial", ct.c_int),
-        ("active", ct.c_void_p),
-        ("active_combine", ct.c_void_p),
-    )
-
-
-class _PlanConfig(ct.Structure):
-    _fields_ = (
-        ("mode", ct.c_int),
-        ("op", ct.c_int),
-        ("variant", ct.c_int),
-        ("combine_partial", ct.c_int),
-        ("chunk_tokens", ct.c_int),
-        ("row_bytes", ct.c_size_t),
-    )
 
 
 def _candidates() -> list[str]:
@@ -142,21 +98,21 @@ class Step:
         self._tokens = np.array([len(a) for a in arrays], dtype=np.int64)
         self._pointers = (ct.c_void_p * self.num_ranks)(*(a.ctypes.data for a in self.idx))
         most = int(self._tokens.max(initial=1))
-        shape = _Shape(
+        shape = Shape(
             self.num_ranks,
             self.num_ranks if ranks_per_node is None else ranks_per_node,
             num_experts,
             arrays[0].shape[1],
             max(1, most) if max_tokens is None else max_tokens,
         )
-        self._routing = _Routing(shape, self._tokens.ctypes.data, ct.addressof(self._pointers))
+        self._routing = Routing(shape, self._tokens.ctypes.data, ct.addressof(self._pointers))
         _check(library().trefoilRoutingCheck(ct.byref(self._routing)))
 
     def slots(
         self, mode: str, rank: int, alignment: int = 0, max_recv: int = 0, drop: bool = False
     ) -> npt.NDArray[np.void]:
         """What each slot of the rank holds: src, token, k, expert; src -1 where nothing came."""
-        case = _Case(self._routing, _index(MODES, mode, "mode"), 16, BF16)
+        case = Case(self._routing, _index(MODES, mode, "mode"), 16, BF16)
         case.alignment, case.max_recv, case.drop = alignment, max_recv, int(drop)
         _check(library().trefoilCaseCheck(ct.byref(case)))
         count = library().trefoilRefNumSlots(ct.byref(case), rank)
@@ -169,7 +125,7 @@ class Step:
 
     def traffic(self, mode: str, op: str, row_bytes: int) -> npt.NDArray[np.uint64]:
         """Bytes from each rank (row) to each rank (column) by the plan, over all its phases."""
-        config = _PlanConfig(_index(MODES, mode, "mode"), _index(OPS, op, "op"))
+        config = PlanConfig(_index(MODES, mode, "mode"), _index(OPS, op, "op"))
         config.row_bytes = row_bytes
         lib, plan = library(), ct.c_void_p()
         _check(lib.trefoilPlanCreate(ct.byref(plan), ct.byref(self._routing), ct.byref(config)))

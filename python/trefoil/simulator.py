@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trefoil.reference import TrefoilError, _check, _index, _Routing, _Shape, library
-from trefoil.simulator_structs import (
+from trefoil.reference import TrefoilError, _check, _index, library
+from trefoil.structs import (
     Change,
     ClusterFields,
     CostFields,
@@ -30,6 +30,8 @@ from trefoil.simulator_structs import (
     OpCosts,
     Point,
     Record,
+    Routing,
+    Shape,
     SimOp,
     SimResult,
     SimRun,
@@ -136,7 +138,7 @@ class Costs:
         struct, key = self._place(name)
         return float(getattr(struct, key))
 
-    def fixed_us(self, op: str, shape: _Shape) -> float:
+    def fixed_us(self, op: str, shape: Shape) -> float:
         """What no row takes (trefoilCostsFixedUs)."""
         function = library().trefoilCostsFixedUs
         function.restype = ct.c_double
@@ -217,8 +219,8 @@ class Workload:
     empty_ranks: int = 0
 
     @property
-    def shape(self) -> _Shape:
-        return _Shape(self.ranks, self.ranks_per_node, self.experts, self.topk, self.tokens)
+    def shape(self) -> Shape:
+        return Shape(self.ranks, self.ranks_per_node, self.experts, self.topk, self.tokens)
 
 
 @dataclass
@@ -256,7 +258,7 @@ class Simulation:
     ) -> None:
         self.workload = workload
         self._sim, self._trace = ct.c_void_p(), ct.c_void_p()
-        self._routing = _Routing()
+        self._routing = Routing()
         lib = library()
         if topk_idx is None:
             w = workload
@@ -271,7 +273,7 @@ class Simulation:
             self._idx = [np.ascontiguousarray(a, dtype=np.int32) for a in topk_idx]
             self._tokens = np.array([len(a) for a in self._idx], dtype=np.int64)
             self._rows = (ct.c_void_p * len(self._idx))(*(a.ctypes.data for a in self._idx))
-            self._routing = _Routing(
+            self._routing = Routing(
                 workload.shape, self._tokens.ctypes.data, ct.addressof(self._rows)
             )
         given = SimWorkload(

@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from trefoil import structs
 from trefoil.fit.cases import OPS, Case, TableError
 from trefoil.fit.model import Plans, Setting
-from trefoil.reference import _check, _PlanConfig, library
+from trefoil.reference import _check, library
 from trefoil.simulator import MODES, VARIANTS, Costs, Moe, Simulation, Workload
 
 SELF_TIER = 0
@@ -134,25 +135,6 @@ def predicted_cases(
 # ---- GOAL ---------------------------------------------------------------------------------------
 
 
-class _After(ct.Structure):
-    _fields_ = tuple((n, ct.c_int) for n in ("phase", "chunk", "origin", "src", "dst"))
-
-
-class _Transfer(ct.Structure):
-    _fields_ = (
-        ("phase", ct.c_int),
-        ("chunk", ct.c_int),
-        ("origin", ct.c_int),
-        ("src", ct.c_int),
-        ("dst", ct.c_int),
-        ("tier", ct.c_int),
-        ("rows", ct.c_int64),
-        ("row_bytes", ct.c_size_t),
-        ("num_after", ct.c_int),
-        ("after", _After * 1),
-    )
-
-
 @dataclass(frozen=True)
 class Transfer:
     phase: int
@@ -168,7 +150,7 @@ def transfers(workload: Workload, op: str) -> list[Transfer]:
     """The plan of one operation, in its own order."""
     simulation = Simulation(workload)  # makes and checks the routing
     size = workload.dispatch_row_bytes if op == "dispatch" else workload.combine_row_bytes
-    config = _PlanConfig(
+    config = structs.PlanConfig(
         MODES[workload.mode],
         OPS.index(op),
         VARIANTS.index(workload.variant),
@@ -176,7 +158,7 @@ def transfers(workload: Workload, op: str) -> list[Transfer]:
         workload.chunk_tokens,
         size,
     )
-    lib, plan, raw, found = library(), ct.c_void_p(), _Transfer(), []
+    lib, plan, raw, found = library(), ct.c_void_p(), structs.Transfer(), []
     _check(lib.trefoilPlanCreate(ct.byref(plan), simulation.routing_pointer, ct.byref(config)))
     try:
         while lib.trefoilPlanNext(plan, ct.byref(raw)):
