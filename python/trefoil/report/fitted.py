@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trefoil.report.results import ResultError, _Fields, _load
+from trefoil.report.results import Fields, ResultError, load
 from trefoil.report.validated import TimedPoint
 
 
@@ -32,48 +33,29 @@ class FittedTimes:
     points: list[TimedPoint]
 
 
+IN_JSON = {"rows": "n", **{name: f"{name}_percent" for name in ("mape", "p90", "worst")}}
+UNKNOWN: dict[str, Any] = {"fixed_us": 0.0, "busy_us": 0.0, "limit": ""}  # a fit does not say it
+
+
 def load_fit(path: Path) -> FittedTimes:
-    top = _load(path)
+    top = load(path)
     forms = top.get("forms", dict)
     if not forms:
         raise ResultError(f"{path}: is not the output of trefoil fit --json")
     scores, points = [], []
     for name, data in forms.items():
-        fields = _Fields(data, f"{path}: forms.{name}")
+        fields = Fields(data, f"{path}: forms.{name}")
         inside, outside = (
-            _Fields(
-                _Fields(fields.get(part, dict), f"{fields.where}.{part}").get("both", dict), part
-            )
+            Fields(Fields(fields.get(part, dict), f"{fields.where}.{part}").get("both", dict), part)
             for part in ("inside", "outside")
         )
+        rows, mape = inside.get("n", int), inside.number("mape_percent")
         scores.append(
-            FormScore(
-                form=name,
-                fitted_rows=inside.get("n", int),
-                fitted_mape=inside.number("mape_percent"),
-                rows=outside.get("n", int),
-                mape=outside.number("mape_percent"),
-                p90=outside.number("p90_percent"),
-                worst=outside.number("worst_percent"),
-            )
+            outside.record(FormScore, IN_JSON, form=name, fitted_rows=rows, fitted_mape=mape)
         )
         points = [
-            _point(_Fields(row, f"{fields.where}.points[{n}]"))
+            Fields(row, f"{fields.where}.points[{n}]").record(TimedPoint, **UNKNOWN)
             for n, row in enumerate(fields.get("points", list, default=[]))
         ]
     name = str(top.data.get("record", {}).get("name", path.stem))
     return FittedTimes(name, top.get("table", str), scores, points)
-
-
-def _point(fields: _Fields) -> TimedPoint:
-    numbers = ("nodes", "ranks", "hidden", "tokens", "topk", "sms")
-    return TimedPoint(
-        op=fields.get("op", str),
-        part=fields.get("part", str),
-        **{name: fields.get(name, int) for name in numbers},
-        measured_us=fields.number("measured_us"),
-        predicted_us=fields.number("predicted_us"),
-        fixed_us=0.0,
-        busy_us=0.0,
-        limit="",
-    )

@@ -6,10 +6,12 @@ does not fit raises ResultError with a sentence that names the file and the fiel
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 TIERS = ("self", "nvlink", "net")
 
@@ -97,7 +99,12 @@ class CheckFile:
     environment: dict[str, str]
 
 
-class _Fields:
+T = TypeVar("T")
+PLAIN: dict[str, type] = {"int": int, "str": str, "bool": bool}
+NO_NAMES: Mapping[str, str] = {}
+
+
+class Fields:
     """Typed access to a JSON object that says where something is missing."""
 
     def __init__(self, data: Any, where: str) -> None:
@@ -129,10 +136,22 @@ class _Fields:
             raise ResultError(f"{self.where}: field {name!r} is not a {size} by {size} matrix")
         return rows
 
+    def record(self, kind: type[T], names: Mapping[str, str] = NO_NAMES, **given: Any) -> T:
+        """A dataclass of the fields that are called as its own are, or as `names` says."""
+        for f in dataclasses.fields(kind):  # type: ignore[arg-type]
+            name = names.get(f.name, f.name)
+            if f.name not in given and str(f.type) in PLAIN:
+                given[f.name] = self.get(name, PLAIN[str(f.type)])
+            elif f.name not in given and str(f.type) == "float":
+                given[f.name] = self.number(name)
+            elif f.name not in given and str(f.type) == "float | None":
+                given[f.name] = None if self.data.get(name) is None else self.number(name)
+        return kind(**given)
 
-def _load(path: Path) -> _Fields:
+
+def load(path: Path) -> Fields:
     try:
-        return _Fields(json.loads(path.read_text(encoding="utf-8")), str(path))
+        return Fields(json.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -140,7 +159,7 @@ def _load(path: Path) -> _Fields:
 
 
 def _run(data: Any, where: str) -> Run:
-    fields = _Fields(data, where)
+    fields = Fields(data, where)
     ranks = fields.get("ranks", int)
     if not 1 <= ranks <= 4096:
         raise ResultError(f"{where}: field 'ranks' is {ranks}")
@@ -150,22 +169,14 @@ def _run(data: Any, where: str) -> Run:
     received = fields.get("received_rows", list)
     if len(received) != ranks or not all(isinstance(n, int) for n in received):
         raise ResultError(f"{where}: field 'received_rows' is not {ranks} numbers")
-    return Run(
-        mode=fields.get("mode", str),
-        ranks=ranks,
+    return fields.record(
+        Run,
         ranks_per_node=max(1, fields.get("ranks_per_node", int)),
-        tokens=fields.get("tokens", int),
-        hidden=fields.get("hidden", int),
-        experts=fields.get("experts", int),
-        topk=fields.get("topk", int),
-        dtype=fields.get("dtype", str),
-        ok=fields.get("ok", bool),
         seconds={
             name: fields.number(f"{name}_s")
             for name in ("update", "dispatch", "combine", "reference")
             if fields.get("ok", bool)  # what is wrong has no times
         },
-        bytes_compared=fields.get("bytes_compared", int),
         dispatch_bytes=fields.matrix("dispatch_bytes", ranks, int),
         combine_bytes=fields.matrix("combine_bytes", ranks, int),
         tiers=tiers,
@@ -176,16 +187,15 @@ def _run(data: Any, where: str) -> Run:
 
 def load_check(path: Path) -> CheckFile:
     """Reads a file that `trefoil check --json` wrote: real shapes, random cases, or both."""
-    top = _load(path)
+    top = load(path)
     runs = [
         _run(data, f"{path}: runs[{n}]") for n, data in enumerate(top.get("runs", list, default=[]))
     ]
     cases = None
     if "cases" in top.data:
-        cases = Cases(
-            cases=top.get("cases", int),
+        cases = top.record(
+            Cases,
             failed=top.get("failed", int, default=0),
-            seconds=top.number("seconds"),
             seed=str(top.data.get("seed", "")),
             difference=str(top.data.get("failure") or ""),
         )
@@ -196,11 +206,10 @@ def load_check(path: Path) -> CheckFile:
 
 
 def _prediction(data: Any, where: str) -> Prediction:
-    fields = _Fields(data, where)
-    ops = {op: _Fields(fields.get(op, dict), f"{where}.{op}") for op in ("dispatch", "combine")}
-    return Prediction(
-        gpus=fields.get("gpus", int),
-        ep=fields.get("ep", int),
+    fields = Fields(data, where)
+    ops = {op: Fields(fields.get(op, dict), f"{where}.{op}") for op in ("dispatch", "combine")}
+    return fields.record(
+        Prediction,
         seconds={op: f.number("seconds") for op, f in ops.items()},
         limit={op: f.get("limit", str) for op, f in ops.items()},
         nvlink_bytes={op: f.get("nvlink_bytes", int) for op, f in ops.items()},
@@ -210,7 +219,7 @@ def _prediction(data: Any, where: str) -> Prediction:
 
 def load_plan(path: Path) -> Plan:
     """Reads a file that `trefoil plan --closed-form --json` wrote."""
-    top = _load(path)
+    top = load(path)
     points = [
         _prediction(data, f"{path}: points[{n}]") for n, data in enumerate(top.get("points", list))
     ]
@@ -224,14 +233,11 @@ def load_plan(path: Path) -> Plan:
     if top.data.get("mode") == "ht":
         del details["combine"]  # exact and partial are LL's
     said = [text.format(top.data[key]) for key, text in details.items() if top.data.get(key)]
-    rates = _Fields(top.get("rates", dict, default={}), f"{path}: rates")
-    return Plan(
+    rates = Fields(top.get("rates", dict, default={}), f"{path}: rates")
+    return top.record(
+        Plan,
         trace=bool(top.data.get("trace")),
         rates={name: rates.number(name) for name in rates.data},
         details=", ".join(said),
-        mode=top.get("mode", str),
-        cluster=top.get("cluster", str),
-        moe=top.get("moe", str),
-        tokens=top.get("tokens", int),
         points=points,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trefoil.report.results import ResultError, _Fields, _load
+from trefoil.report.results import Fields, ResultError, load
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,17 @@ class ValidatedTimes:
     points: list[TimedPoint]
 
 
+IN_JSON = {
+    "mape": "mape_percent",
+    "stated": "stated_mape_percent",
+    "p90": "p90_percent",
+    "worst": "worst_percent",
+    "closed_form": "closed_form_mape_percent",
+    "fitted_closed_form": "fitted_closed_form_mape_percent",
+    "inside": "inside_interval",
+}
+
+
 @dataclass(frozen=True)
 class Validation:
     ok: bool
@@ -69,19 +80,19 @@ class Validation:
 
 
 def load_validation(path: Path) -> Validation:
-    top = _load(path)
+    top = load(path)
     if top.data.get("format") != "trefoil-validate":
         raise ResultError(f"{path}: is not the output of trefoil validate --json")
     parts, times = [], []
     for name in ("results", "bytes"):
         if top.data.get(name) is not None:
-            parts.append(_part(name, _Fields(top.data[name], f"{path}: {name}")))
+            parts.append(_part(name, Fields(top.data[name], f"{path}: {name}")))
     found, goal = top.data.get("times"), ""
     if found is not None:
-        fields = _Fields(found, f"{path}: times")
+        fields = Fields(found, f"{path}: times")
         for n, data in enumerate(fields.get("sets", list)):
             times.append(_times(data, f"{path}: times.sets[{n}]"))
-        limits = _Fields(fields.get("goal", dict), f"{path}: times.goal")
+        limits = Fields(fields.get("goal", dict), f"{path}: times.goal")
         mape, p90 = limits.number("mape_percent"), limits.number("p90_percent")
         goal = f"at most {mape:g} % on average and {p90:g} % in the 90th percentile"
     return Validation(
@@ -93,7 +104,7 @@ def load_validation(path: Path) -> Validation:
     )
 
 
-def _part(name: str, fields: _Fields) -> ValidatedPart:
+def _part(name: str, fields: Fields) -> ValidatedPart:
     if name == "results":
         compared = f"{fields.get('bytes_compared', int):,} bytes of outputs, guards and inputs"
         if counted := fields.get("bytes_counted", int, default=0):
@@ -112,40 +123,14 @@ def _part(name: str, fields: _Fields) -> ValidatedPart:
 
 
 def _times(data: Any, where: str) -> ValidatedTimes:
-    fields = _Fields(data, where)
-    stated = fields.data.get("stated_mape_percent")
-    own_form = fields.data.get("fitted_closed_form_mape_percent")
+    fields = Fields(data, where)
     points = fields.get("points", list, default=[])
-    return ValidatedTimes(
-        name=fields.get("name", str),
-        part=fields.get("part", str),
-        rows=fields.get("rows", int),
-        mape=fields.number("mape_percent"),
-        stated=None if stated is None else fields.number("stated_mape_percent"),
-        p90=fields.number("p90_percent"),
-        worst=fields.number("worst_percent"),
-        worst_row=fields.get("worst_row", str),
-        closed_form=fields.number("closed_form_mape_percent"),
-        fitted_closed_form=(
-            None if own_form is None else fields.number("fitted_closed_form_mape_percent")
-        ),
-        inside=fields.get("inside_interval", int),
-        agrees=fields.get("agrees", bool),
-        meets_goal=fields.get("meets_goal", bool),
-        points=[_point(data, f"{where}.points[{n}]") for n, data in enumerate(points)],
-    )
-
-
-def _point(data: Any, where: str) -> TimedPoint:
-    fields = _Fields(data, where)
-    numbers = ("nodes", "ranks", "hidden", "tokens", "topk", "sms")
-    times = ("measured_us", "predicted_us", "fixed_us", "busy_us")
-    return TimedPoint(
-        op=fields.get("op", str),
-        part=fields.get("part", str),
-        limit=fields.get("limit", str),
-        **{name: fields.get(name, int) for name in numbers},
-        **{name: fields.number(name) for name in times},
+    return fields.record(
+        ValidatedTimes,
+        IN_JSON,
+        points=[
+            Fields(data, f"{where}.points[{n}]").record(TimedPoint) for n, data in enumerate(points)
+        ],
     )
 
 
