@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trefoil.outputs import write_whole
+from trefoil.table import markdown
 
 Row = Mapping[str, Any]
 
@@ -228,11 +229,10 @@ def answers(bench: Mapping[str, Any], api: Mapping[str, Any] | None = None) -> l
         raise RowsError(f"the benchmark's rows lack {error}") from None
 
 
-def markdown(found: Sequence[Answer]) -> str:
+def as_markdown(found: Sequence[Answer]) -> str:
     words = {True: "yes", False: "no", None: ""}
-    lines = ["| goal | figure | reached |", "|---|---|---|"]
-    lines += [f"| {a.goal} | {a.figure} | {words[a.reached]} |" for a in found]
-    return "\n".join(lines)
+    rows = [("goal", "figure", "reached")]
+    return "\n".join(markdown(rows + [(a.goal, a.figure, words[a.reached]) for a in found], "---"))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -254,7 +254,7 @@ def main(arguments: Sequence[str]) -> int:
         whole = {"what": WHAT, "measured": a.measured, "command": a.command, **bench}
         write_whole(a.keep, json.dumps(whole, indent=1) + "\n")
     print(f"{bench.get('device', 'GPUs')}, {bench.get('copy_GBps', '?')} GB/s by the plain copy")
-    print(markdown(found))
+    print(as_markdown(found))
     return 0
 
 

@@ -22,6 +22,7 @@ import jinja2
 from trefoil import ht_rows
 from trefoil.report.figures import Figure, committed_folder, load_figures
 from trefoil.report.goals import LL_GOALS, LL_TOKENS
+from trefoil.table import markdown
 
 BASE_US = 3.4  # what an operation of low latency takes beside its bytes
 FILES: dict[str, Any] = {
@@ -37,8 +38,7 @@ FILES: dict[str, Any] = {
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+    return "\n".join(markdown([head, *rows], "---")) + "\n"
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def high_throughput(name: str) -> str:
     data = _read(name)
     plain = [r for r in data["rows"] if not r.get("skew") and " beside" not in r["operation"]]
     found = ht_rows.answers({**data, "rows": plain})
-    return ht_rows.markdown([a for a in found if a.figure != "not measured"]) + "\n"
+    return ht_rows.as_markdown([a for a in found if a.figure != "not measured"]) + "\n"
 
 
 def skewed(name: str) -> str:

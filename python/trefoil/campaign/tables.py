@@ -10,13 +10,12 @@ Only points whose check passed become rows. Times are of the slowest rank, repla
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trefoil.campaign.points import HT, HT_DEFAULT_SMS, LL, LL_DEFAULT_SMS
-from trefoil.outputs import open_whole
+from trefoil.table import write_csv
 
 OPS = ("dispatch", "combine")
 FIXED_US = 3.4  # added to the bound in `ratio` (docs/check.md)
@@ -94,13 +93,6 @@ def rows_of(lines: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
                 yield {**base, **_figures(line, op)}
 
 
-def _write(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    with open_whole(path, newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def _is_plain(row: Row, mode: str) -> bool:
     return bool(row["mode"] == mode and row["variant"] == "plain")
 
@@ -134,11 +126,11 @@ def fit_rows(rows: Iterable[Row], mode: str) -> list[Row]:
 def write_tables(folder: Path, lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Writes the three tables; a fit's only if it has rows. Returns the rows of each."""
     rows = list(rows_of(lines))
-    _write(folder / "figures.csv", COLUMNS, rows)
+    write_csv(folder / "figures.csv", COLUMNS, rows)
     counts = {"figures.csv": len(rows)}
     for name, mode, times in (("ll.csv", LL, LL_TIMES), ("ht.csv", HT, HT_TIMES)):
         chosen = fit_rows(rows, mode)
         if chosen:
-            _write(folder / name, (*LABELS, *TABLE_SHAPE, *times, *ROUTING, *HOW), chosen)
+            write_csv(folder / name, (*LABELS, *TABLE_SHAPE, *times, *ROUTING, *HOW), chosen)
             counts[name] = len(chosen)
     return counts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
 
 from trefoil.capacity.plan import (
     CapacityPlan,
@@ -14,6 +13,7 @@ from trefoil.capacity.plan import (
     fits,
     memory_limit,
 )
+from trefoil.table import aligned, markdown
 from trefoil.units import format_bytes, format_seconds
 
 HEADINGS = (
@@ -191,20 +191,12 @@ def _nothing_fits(plan: CapacityPlan) -> list[str]:
     ]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        first, *others = zip(row, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        yield "  ".join(cells).rstrip()
-
-
 def as_text(plan: CapacityPlan) -> str:
     q = plan.question
     lines = [title_of(q), explanation_of(q), ""]
-    lines += _aligned([HEADINGS, *(row_of(c, q) for c in plan.configurations)])
+    lines += aligned([HEADINGS, *(row_of(c, q) for c in plan.configurations)])
     if rows := what_if_rows(plan):
-        lines += ["", "What if: how many times as long a layer takes", *_aligned(rows)]
+        lines += ["", "What if: how many times as long a layer takes", *aligned(rows)]
     if plan.crossovers:
         lines += ["", "LL or HT", *(f"  {crossover_sentence(x)}" for x in plan.crossovers)]
     first, *others = verdict_sentences(plan)
@@ -213,22 +205,15 @@ def as_text(plan: CapacityPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _markdown_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(rows[0]) + " |"
-    yield "|---" + "|--:" * (len(rows[0]) - 1) + "|"
-    for row in rows[1:]:
-        yield "| " + " | ".join(row) + " |"
-
-
 def as_markdown(plan: CapacityPlan) -> str:
     q = plan.question
     lines = [f"# {title_of(q)}", "", explanation_of(q) + ".", ""]
-    lines += _markdown_table([HEADINGS, *(row_of(c, q) for c in plan.configurations)])
+    lines += markdown([HEADINGS, *(row_of(c, q) for c in plan.configurations)])
     first, *others = verdict_sentences(plan)
     lines += ["", f"**{first}**", "", *(f"- {text}" for text in others)]
     if rows := what_if_rows(plan):
         lines += ["", "## What if", "", "How many times as long a layer takes.", ""]
-        lines += _markdown_table(rows)
+        lines += markdown(rows)
     if plan.crossovers:
         lines += ["", "## LL or HT", "", *(f"- {crossover_sentence(x)}" for x in plan.crossovers)]
     for note in notes_of(plan):

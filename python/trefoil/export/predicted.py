@@ -11,19 +11,15 @@ measures a size sees how far off the prediction was that stood there before.
 from __future__ import annotations
 
 import csv
-import json
-import os
-import signal
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from trefoil.fit.cases import OPS, Case, TableError
-from trefoil.outputs import open_whole
 from trefoil.places import measurements
-from trefoil.reference import TrefoilError
+from trefoil.program import run_json
+from trefoil.table import write_csv
 
 LL_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
 HT_TOKENS = (512, 1024, 2048, 4096, 8192)
@@ -90,45 +86,6 @@ SETS = (
 )
 
 
-def program() -> str:
-    """The command `trefoil` that asked, or the one on the path."""
-    return os.environ.get("TREFOIL_PROGRAM", "trefoil")
-
-
-class SignalError(Exception):
-    """A signal came; so_far: what the command that was running printed at its end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-        self.so_far: dict[str, Any] | None = None
-
-
-def run_json(arguments: Sequence[str], may_fail: bool = False) -> dict[str, Any]:
-    """What `trefoil ARGUMENTS --json` prints. may_fail: also where it found a disagreement (1)."""
-    command = [program(), *arguments, "--json"]
-    try:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-    except OSError as error:
-        raise TrefoilError(f"{command[0]} cannot be run: {error.strerror}") from None
-    try:
-        out, err = process.communicate()
-    except BaseException as stopped:  # nothing is left running
-        process.terminate()
-        out, err = process.communicate()
-        if isinstance(stopped, SignalError) and out.strip():
-            stopped.so_far = json.loads(out)
-        raise
-    if process.returncode not in ((0, 1) if may_fail else (0,)) or not out.strip():
-        said = err.strip() or f"exit code {process.returncode}"
-        raise TrefoilError(f"trefoil {' '.join(arguments)}: {said}")
-    answer = json.loads(out)
-    assert isinstance(answer, dict)
-    return answer
-
-
 def make_predictions(
     what: Set,
     moe: str = "deepseek-v3",
@@ -187,12 +144,8 @@ def _row(what: Set, arguments: Sequence[str], answer: dict[str, Any], op: str) -
 
 def write_predictions(path: Path, rows: Sequence[Predicted], about: dict[str, str]) -> int:
     """about: what the comment lines say, "date" first. Returns the rows."""
-    with open_whole(path, newline="") as file:
-        for key, text in about.items():
-            file.write(f"# {key}: {text}\n")
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    head = "".join(f"# {key}: {text}\n" for key, text in about.items())
+    write_csv(path, COLUMNS, map(asdict, rows), head)
     return len(rows)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trefoil.outputs import open_whole
+from trefoil.table import write_csv
 
 OPS = ("dispatch", "combine")
 SHAPE_COLUMNS = ("node_num", "hidden_size", "num_token", "num_topk", "num_experts")
@@ -243,18 +243,14 @@ def write_table(
     if len(modes) != 1:
         raise TableError(f"{path}: one table holds LL or HT, not both, and not nothing")
     mode = modes.pop()
-    shape = ["node_num", "hidden_size", "num_token", "num_topk", "num_experts"]
     if mode == "ll":
         tail = ["combine_avg_t_us", "combine_bandwidth_gbps"]
         tail += ["dispatch_avg_t_us", "dispatch_bandwidth_gbps"]
     else:
         tail = list(HT_COLUMNS)
-    with open_whole(path, newline="") as file:
-        writer = csv.DictWriter(file, [*LABELS, *shape, *tail], lineterminator="\n")
-        writer.writeheader()
-        for pair in pairs.values():
-            name = {"op_name": "ll" if mode == "ll" else "normal"}
-            writer.writerow(_row(pair, {**name, **labels}, dispatch_is_fp8))
+    all_labels = {"op_name": "ll" if mode == "ll" else "normal", **labels}
+    rows = (_row(pair, all_labels, dispatch_is_fp8) for pair in pairs.values())
+    write_csv(path, [*LABELS, *SHAPE_COLUMNS, *tail], rows)
     return len(pairs)
 
 

@@ -270,40 +270,24 @@ def _figures(paths: Sequence[Path] | None) -> list[Figure] | None:
     return merged(load_figures(path) for path in paths or [committed_folder()])
 
 
+FILES = {
+    "check": "trefoil check --json",
+    "plan": "trefoil plan --closed-form --json",
+    "capacity": "trefoil plan --json",
+    "validation": "trefoil validate --json",
+    "fit": "trefoil fit --json: models beside new measurements",
+}
+
+
+def _add_files(parser: SentenceParser, name: str) -> None:
+    many: dict[str, Any] = {"nargs": "+", "type": Path, "default": [], "metavar": "JSON"}
+    parser.add_argument(f"--{name}", help=f"from {FILES[name]}", **many)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = SentenceParser(prog="trefoil report", description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--check",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="JSON",
-        help="from trefoil check --json",
-    )
-    parser.add_argument(
-        "--plan",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="JSON",
-        help="from trefoil plan --closed-form --json",
-    )
-    parser.add_argument(
-        "--capacity",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="JSON",
-        help="from trefoil plan --json",
-    )
-    parser.add_argument(
-        "--validation",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="JSON",
-        help="from trefoil validate --json",
-    )
+    for name in ("check", "plan", "capacity", "validation"):
+        _add_files(parser, name)
     parser.add_argument(
         "--measured",
         nargs="*",
@@ -312,14 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="speed against goals and copies: results of benchmarks or campaigns, files or "
         "folders; later ones replace earlier ones (no path: those that are committed)",
     )
-    parser.add_argument(
-        "--fit",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="JSON",
-        help="from trefoil fit --json: models beside new measurements",
-    )
+    _add_files(parser, "fit")
     parser.add_argument(
         "--command", action="append", default=[], metavar="TEXT", help="a command line to show"
     )

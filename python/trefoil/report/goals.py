@@ -25,7 +25,6 @@ LL_GOALS: dict[tuple[str, str, str], tuple[float, ...]] = {  # (op, layout, vari
     ("combine", "expert-major", "partial"): _SLOW,
     ("combine", "rank-major", "plain"): _SLOW,
 }
-CLOCK_US = 0.032  # a step of the GPU's clock: figures differ by no less
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trefoil.export.predicted import SignalError, run_json
+from trefoil.program import SignalError, run_json
 from trefoil.reference import TrefoilError
 from trefoil.sentence_parser import SentenceParser
 from trefoil.verb import run
