@@ -29,6 +29,7 @@ from trefoil.plot import (
     as_svg,
     grid_lines,
     named_rows,
+    note,
     panels,
     tick_seconds,
 )
@@ -36,6 +37,10 @@ from trefoil.units import format_bytes, format_seconds
 
 MODE_COLOURS = {"ll": BLUE, "ht": ORANGE}
 MODE_MARKERS = {"ll": "o", "ht": "s"}
+WHAT_IF_STYLES: dict[str, dict[str, Any]] = {
+    "ll": {"marker": "o", "markerfacecolor": None, "linestyle": "-"},
+    "ht": {"marker": "s", "markerfacecolor": "white", "linestyle": (0, (4, 2))},
+}
 # A kind of link, and how many columns it has a node.
 MAP_KINDS = (
     ("nvlink-out", "NVLink out"),
@@ -43,6 +48,9 @@ MAP_KINDS = (
     ("nic-out", "network out"),
     ("nic-in", "network in"),
 )
+
+
+LEFT_OF_LINE: dict[str, Any] = {"of": ("data", "axes fraction"), "ha": "right", "va": "top"}
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
@@ -104,15 +112,9 @@ def _name_lines(axes: Axes, ends: dict[str, tuple[float, float]]) -> None:
     order = sorted(ends, key=lambda mode: ends[mode][1])
     close = len(order) == 2 and ends[order[1]][1] < 1.3 * ends[order[0]][1]
     for n, mode in enumerate(order):
-        axes.annotate(
-            mode.upper(),
-            ends[mode],
-            xytext=(8, (-6 if n == 0 else 6) if close else 0),
-            textcoords="offset points",
-            va="center",
-            color=MODE_COLOURS[mode],
-            fontweight="bold",
-        )
+        up = (-6 if n == 0 else 6) if close else 0
+        style = {"va": "center", "color": MODE_COLOURS[mode], "fontweight": "bold"}
+        note(axes, mode.upper(), ends[mode], (8, up), **style)
 
 
 def scaling(plan: CapacityPlan) -> Figure:
@@ -133,16 +135,11 @@ def scaling(plan: CapacityPlan) -> Figure:
         ends[mode] = (eps[-1], times[-1])
     _name_lines(axes, ends)
     if q.max_us is not None:
-        axes.axhline(q.max_us * 1e-6, color=INK, linewidth=1, linestyle=(0, (6, 3)))
-        axes.annotate(
-            f"limit {q.max_us:g} µs",
-            (0.01, q.max_us * 1e-6),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            fontsize=8,
-        )
-        values.append(q.max_us * 1e-6)
+        limit = q.max_us * 1e-6
+        axes.axhline(limit, color=INK, linewidth=1, linestyle=(0, (6, 3)))
+        of = ("axes fraction", "data")
+        note(axes, f"limit {q.max_us:g} µs", (0.01, limit), (0, 3), of=of, fontsize=8)
+        values.append(limit)
     _time_axis(axes, values)
     _doubling_axis(axes, sorted({c.ep for c in plan.configurations}), 1.25)
     axes.set_xlabel("EP size: GPUs of a group")
@@ -191,16 +188,8 @@ def crossover(plan: CapacityPlan) -> Figure | None:
     found = next((x for x in plan.crossovers if x.ep == ep), None)
     if found and found.tokens is not None:
         axes.axvline(found.tokens, color=INK, linewidth=1, linestyle=(0, (2, 2)))
-        axes.annotate(
-            f"HT faster from\n~{round(found.tokens):,} tokens",
-            (found.tokens, 0.97),
-            xycoords=("data", "axes fraction"),
-            xytext=(-5, 0),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=8,
-        )
+        text = f"HT faster from\n~{round(found.tokens):,} tokens"
+        note(axes, text, (found.tokens, 0.97), (-5, 0), **LEFT_OF_LINE, fontsize=8)
     axes.set_xlabel("tokens a GPU")
     axes.set_ylabel("dispatch + combine of a layer")
     if any(not s.covers for line in lines.values() for s in line):
@@ -230,33 +219,16 @@ def memory(plan: CapacityPlan) -> Figure:
         if not any(sizes):
             continue
         width = np.array(sizes) / 1e9
-        axes.barh(
-            y,
-            width,
-            left=left,
-            color=colour,
-            height=0.72,
-            label=name,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0.5,
-        )
+        style = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+        axes.barh(y, width, left=left, height=0.72, label=name, **style)
         left += width
     for at, total, c in zip(y, left, of, strict=True):
         text = format_bytes(total * 1e9) + (" ✓ cheapest" if c.verdict == "cheapest" else "")
         axes.text(total, at, f" {text}", va="center", fontsize=7)
     if q.usable_gb is not None:
         axes.axvline(q.usable_gb, color=INK, linewidth=1, linestyle=(0, (6, 3)))
-        axes.annotate(
-            f"limit {q.usable_gb:g} GB ",
-            (q.usable_gb, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(-2, -2),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=7,
-        )
+        text = f"limit {q.usable_gb:g} GB "
+        note(axes, text, (q.usable_gb, 1.0), (-2, -2), **LEFT_OF_LINE, fontsize=7)
     named_rows(axes, y, [f"{c.mode.upper()} EP {c.ep}" for c in of])
     axes.set_xlim(0, max([*left, q.usable_gb or 0]) * 1.3)
     axes.set_xlabel("GB of a GPU")
@@ -285,17 +257,9 @@ def what_if(plan: CapacityPlan) -> Figure | None:
                 continue
             at, factors = zip(*of, strict=True)
             most = max(most, *factors)
-            axes.plot(
-                at,
-                factors,
-                color=colours[n % len(colours)],
-                marker=MODE_MARKERS[mode],
-                markerfacecolor="white" if mode == "ht" else None,
-                linestyle="-" if mode == "ll" else (0, (4, 2)),
-                linewidth=1.5,
-                markersize=5,
-                label=f"{name}, {mode.upper()}",
-            )
+            style = {"color": colours[n % len(colours)], "linewidth": 1.5, "markersize": 5}
+            style |= WHAT_IF_STYLES[mode]
+            axes.plot(at, factors, label=f"{name}, {mode.upper()}", **style)
     axes.axhline(1, color=GREY, linewidth=0.8)
     _doubling_axis(axes, eps)
     if most > 4:

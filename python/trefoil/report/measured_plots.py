@@ -31,6 +31,7 @@ from trefoil.plot import (
     grid_lines,
     log_ticks,
     named_rows,
+    note,
     picture,
     tick_seconds,
 )
@@ -132,8 +133,7 @@ def sm_sweep(title: str, figures: Sequence[Figure], goals: Sequence[Answer]) -> 
     _goal_marks(axes, [g.max_sms for g in goals], [g.goal_us for g in goals])
     for f in figures:
         share = f"{100 * f.bound_us / f.us:.0f} %" if f.bound_us else ""
-        place = {"xytext": (0, 9), "textcoords": "offset points", "ha": "center", "fontsize": 7}
-        axes.annotate(share, (f.sms, f.high_us), **place)
+        note(axes, share, (f.sms, f.high_us), (0, 9), ha="center", fontsize=7)
     high = max(f.high_us for f in figures)
     axes.set_ylim(0, high * 1.25)
     _us_axis(axes, [high], log=False)
@@ -270,8 +270,7 @@ def ratios(
         axes.plot(x, y, linestyle="none", marker="D", markersize=4.5, color=INK,
                   label="bytes of the busiest port")  # fmt: skip
     for row, value, bound in zip(rows, times, bounds, strict=True):
-        place = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
-        axes.annotate(f"{value:.2f}", (max(value, bound), row), **place)
+        note(axes, f"{value:.2f}", (max(value, bound), row), (7, 0), va="center", fontsize=7.5)
     axes.axvline(1, color=GREY, linewidth=0.9)
     named_rows(axes, rows, labels)
     axes.set_xlim(0, 1.15 * max(*times, *bounds, 1))

@@ -16,12 +16,14 @@ from trefoil.plot import (
     grid_lines,
     log_ticks,
     named_rows,
+    note,
     picture,
     tick_seconds,
 )
 from trefoil.report.results import Plan, Run
 from trefoil.units import format_bytes, format_seconds
 
+ALONE = {"linestyle": "none"}
 LIMIT_MARKERS = {"nvlink": "o", "nic": "s", "latency": "^"}
 
 
@@ -123,28 +125,15 @@ def prediction_curves(plan: Plan) -> str:
     close = max(last.values()) < 1.25 * min(last.values())
     for op in ("dispatch", "combine"):
         seconds = [p.seconds[op] for p in plan.points]
-        style = "-" if op == "dispatch" else (0, (3, 2))  # both show where they coincide
-        axes.plot(gpus, seconds, color=OP_COLOURS[op], linewidth=1.8, linestyle=style)
+        dashes = "-" if op == "dispatch" else (0, (3, 2))  # both show where they coincide
+        axes.plot(gpus, seconds, color=OP_COLOURS[op], linewidth=1.8, linestyle=dashes)
         for point, value in zip(plan.points, seconds, strict=True):
             marker = LIMIT_MARKERS[limit_kind(point.limit[op])]
             filled = OP_COLOURS[op] if marker == "o" else "white"
-            axes.plot(
-                point.gpus,
-                value,
-                marker=marker,
-                color=OP_COLOURS[op],
-                markerfacecolor=filled,
-                markersize=7 if op == "dispatch" else 4.5,
-                linestyle="none",
-            )
-        axes.annotate(
-            op,
-            (gpus[-1], seconds[-1]),
-            xytext=(7, 0 if not close else 6 if op == upper else -6),
-            textcoords="offset points",
-            va="center",
-            color=OP_COLOURS[op],
-        )
+            style = {"marker": marker, "markersize": 7 if op == "dispatch" else 4.5, **ALONE}
+            axes.plot(point.gpus, value, color=OP_COLOURS[op], markerfacecolor=filled, **style)
+        up = 0 if not close else 6 if op == upper else -6
+        note(axes, op, (gpus[-1], seconds[-1]), (7, up), va="center", color=OP_COLOURS[op])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(gpus, [str(g) for g in gpus])
@@ -161,15 +150,9 @@ def prediction_curves(plan: Plan) -> str:
     names = {"nvlink": "NVLink port limits", "nic": "NIC port limits", "latency": "latency limits"}
     for kind in (k for k in LIMIT_MARKERS if k in used):
         marker = LIMIT_MARKERS[kind]
-        axes.plot(
-            [],
-            [],
-            marker=marker,
-            color=INK,
-            linestyle="none",
-            label=names[kind],
-            markerfacecolor=INK if marker == "o" else "white",
-        )
+        filled = INK if marker == "o" else "white"
+        style = {"marker": marker, "markerfacecolor": filled, **ALONE}
+        axes.plot([], [], color=INK, label=names[kind], **style)
     axes.legend(loc="lower right", frameon=False, fontsize=8, handletextpad=0.2)
     title = f"{plan.mode.upper()}, {plan.tokens:,} tokens a GPU"
     axes.set_title(title, fontsize=9)
