@@ -1,4 +1,15 @@
-"""Trefoil from Python."""
+"""Trefoil from Python.
+
+reference, simulator   the library's reference, plans and simulator (structs: as in C)
+sweeping               many points of `trefoil simulate`: trefoil.sweep
+fit, campaign, capacity, compare, export, report, validation
+                       packages, most of them a verb of the command: `python -m trefoil.PACKAGE`
+bench_plot, ht_plot, ht_rows, summary
+                       what the benchmarks' tools start
+plot, table, units     the one way to draw, to make tables, to write numbers
+verb, sentence_parser, outputs, program, places
+                       what verbs share: signals, options, files, the command, the data
+"""
 
 from __future__ import annotations
 

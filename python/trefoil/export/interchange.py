@@ -4,7 +4,7 @@
     predicted_cases  predictions over numbers of GPUs and tokens -> cases
     write_goal       the plan of one operation as a GOAL schedule
 
-Cases become a table in the columns of aiconfigurator with trefoil.measured.write_table.
+Cases become a table in the columns of aiconfigurator with trefoil.fit.cases.write_table.
 
 GOAL ("group operation assembly language", read by LogGOPSim and ATLAHS) is text: a block for each
 rank with sends, receives and what they wait for, so unlike a collective's name it keeps the plan's

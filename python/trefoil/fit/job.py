@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from trefoil.fit.cases import Case, read_table
-from trefoil.fit.model import ClosedForm, Fitted, Plans, Replay, Score, fit, scores
+from trefoil.fit.model import ClosedForm, Plans, Replay
+from trefoil.fit.search import Fitted, Score, fit, scores
 from trefoil.fit.split import Split, SplitError
 from trefoil.reference import TrefoilError
 from trefoil.simulator import Costs

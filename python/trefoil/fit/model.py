@@ -1,4 +1,4 @@
-"""Two models of the same costs, and the fit of either to measured times.
+"""Two models of the same costs.
 
 ClosedForm sums the costs over exact loads; Replay runs the plan through an engine of the simulator.
 Both predict the times of the same cases from the same cost record, so that one fit serves both and
@@ -17,14 +17,14 @@ last row. Copies beside take flow_share of the NVLink ports that they cross, fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from trefoil.fit.cases import OPS, Case
-from trefoil.simulator import Cluster, Costs, Simulation, Workload
+from trefoil.simulator import Cluster, Costs, Result, Simulation, Workload
 
 Array = npt.NDArray[np.float64]
 ROW_KINDS = ("send", "forward", "nvlink-out", "nvlink-in", "nic-out", "nic-in", "receive")
@@ -118,26 +118,35 @@ class ClosedForm:
         counting = Costs({"num_sms": 1, "nvlink_gb_per_s": 1, "nic_gb_per_s": 1})
         for op in OPS:  # every resource must limit, or its rows are not counted
             counting.set({f"{op}.send_row_ns": 1, f"{op}.receive_row_ns": 1})
+        # SMs are busy at 1 us a slot and with nothing else: their times are the slots of a rank.
+        slots = Costs({"num_sms": 1, **{f"{op}.slot_ns": 1000 for op in OPS}})
         self.rows = np.zeros((len(self.cases), len(ROW_KINDS)))
         most = max((case.ranks for case in self.cases), default=1)
         self.ranks = {kind: np.zeros((len(self.cases), most)) for kind in RANK_COUNTS}
         self.row_bytes = np.empty(len(self.cases))
         self.contested = {kind: np.zeros((len(self.cases), most)) for kind in NEAR_PORTS}
+        counted: dict[int, tuple[Result, ...]] = {}  # both operations, for any number of SMs
         for i, case in enumerate(self.cases):
             simulation = plans.of(case)
-            counted = simulation.run(cluster, counting)[case.op]
+            if id(simulation) not in counted:
+                counted[id(simulation)] = tuple(
+                    simulation.run(cluster, costs) for costs in (counting, slots)
+                )
+            of, placed = (result[case.op] for result in counted[id(simulation)])
             workload = simulation.workload
             size = workload.dispatch_row_bytes
             if case.op == "combine":
                 size = workload.combine_row_bytes
             self.row_bytes[i] = size
-            self.rows[i] = [counted.max_bytes.get(kind, 0) / size for kind in ROW_KINDS]
+            self.rows[i] = [of.max_bytes.get(kind, 0) / size for kind in ROW_KINDS]
             for kind in ("send", "nvlink-out", "nvlink-in", "receive"):
-                for rank, count in counted.bytes_of.get(kind, {}).items():
+                for rank, count in of.bytes_of.get(kind, {}).items():
                     self.ranks[kind][i, rank] = count // size
             own = np.diagonal(simulation.traffic(case.op, DIRECT, SELF)) // size
             self.ranks["leaving"][i, : case.ranks] = self.ranks["send"][i, : case.ranks] - own
-            self.ranks["slots"][i, : case.ranks] = _slots(simulation, cluster, case.op)
+            kind = "receive" if case.op == "dispatch" else "send"
+            for rank, us in placed.busy_us_of.get(kind, {}).items():
+                self.ranks["slots"][i, rank] = round(us)
             for kind, ends in zip(NEAR_PORTS, zip(*case.flows, strict=True), strict=False):
                 self.contested[kind][i, list(ends)] = 1
         self.shapes = [plans.setting.workload(case).shape for case in self.cases]
@@ -247,184 +256,6 @@ def _work(rows: Array, each: Array, beside: Array) -> Array:
     return work
 
 
-def _slots(simulation: Simulation, cluster: Cluster, op: str) -> Array:
-    """Places of rows at each rank: how long its SMs are busy at 1 us a place and nothing else."""
-    costs = Costs({"num_sms": 1, f"{op}.slot_ns": 1000})
-    kind = "receive" if op == "dispatch" else "send"
-    busy = simulation.run(cluster, costs)[op].busy_us_of.get(kind, {})
-    found = np.zeros(simulation.workload.ranks)
-    for rank, us in busy.items():
-        found[rank] = round(us)
-    return found
-
-
 def _time(size: Array, gb_per_s: Array) -> Array:
     """ns of so many bytes; a rate of 0 does not limit."""
     return np.divide(size, gb_per_s, out=np.zeros_like(size), where=gb_per_s > 0)
-
-
-# ---- Fitting -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Range:
-    """A parameter: where the search starts, and the physical bounds that it must keep."""
-
-    start: float
-    low: float
-    high: float
-
-    @property
-    def _is_log(self) -> bool:
-        return self.low > 0 and self.high >= 10 * self.low
-
-    def value(self, unit: float) -> float:
-        """From [0, 1]; where the bounds lie a factor of ten apart or more, by their logarithms."""
-        if unit in (0, 1):
-            return self.high if unit else self.low
-        if self._is_log:
-            return self.low * (self.high / self.low) ** unit
-        return self.low + (self.high - self.low) * unit
-
-    def unit(self, value: float) -> float:
-        if self._is_log:
-            return float(np.log(value / self.low) / np.log(self.high / self.low))
-        return (value - self.low) / (self.high - self.low)
-
-    def slope(self, unit: float) -> float:
-        """d value / d unit."""
-        if self._is_log:
-            return float(self.value(unit) * np.log(self.high / self.low))
-        return self.high - self.low
-
-
-@dataclass
-class Fitted:
-    values: dict[str, float]
-    states: dict[str, str]  # "fitted", "at-low", "at-high", "unidentified"
-    deviations: dict[str, float]  # one standard deviation, from the curvature at the optimum
-    evaluations: int
-
-
-Predict = Callable[[Costs], Array]
-
-
-def fit(
-    predict: Predict,
-    measured: Array,
-    costs: Costs,
-    ranges: Mapping[str, Range],
-    *,
-    also: Sequence[Mapping[str, float]] = (),
-    starts: int = 1,
-    seed: int = 1,
-    step: float = 1e-3,
-    report: Callable[[int], None] = lambda evaluations: None,
-) -> Fitted:
-    """Least squares of log(predicted / measured), robust against outliers, within the bounds.
-
-    The search runs from the given start, from the points in `also`, and from starts - 1 seeded
-    random points; the best end counts. step: relative width of finite differences; engines count in
-    femtoseconds, so it must not be tiny. Afterwards a parameter is "at-low" or "at-high" if it lies
-    within 0.1 % of the range's width of that bound, else "unidentified" if the data leave it a
-    standard deviation of more than half that width (of logarithms, see Range.value).
-    """
-    from scipy.optimize import least_squares
-
-    names = list(ranges)
-    count = 0
-
-    def values_at(unit: Array) -> dict[str, float]:
-        return {n: ranges[n].value(float(u)) for n, u in zip(names, unit, strict=True)}
-
-    def residuals(unit: Array) -> Array:
-        nonlocal count
-        count += 1
-        report(count)
-        costs.set(values_at(unit))
-        return np.log(predict(costs) / measured)
-
-    rng = np.random.default_rng(seed)
-    given = [{n: ranges[n].start for n in names}, *also]
-    points = [np.array([ranges[n].unit(p[n]) for n in names]) for p in given]
-    points += list(rng.random((starts - 1, len(names))))
-    best = None
-    for point in points:
-        found = least_squares(
-            residuals,
-            np.clip(point, 1e-6, 1 - 1e-6),
-            bounds=(0, 1),
-            loss="soft_l1",
-            f_scale=0.05,
-            diff_step=step,
-            xtol=1e-7,
-            ftol=1e-7,
-            max_nfev=60,
-        )
-        if best is None or found.cost < best.cost:
-            best = found
-    assert best is not None
-    unit = np.where(best.x < 1e-3, 0.0, np.where(best.x > 1 - 1e-3, 1.0, best.x))
-    deviation = _deviations(best.jac, best.fun)
-    values = values_at(unit)
-    costs.set(values)
-    states = {n: _state(u, s) for n, u, s in zip(names, unit, deviation, strict=True)}
-    slopes = [ranges[n].slope(float(u)) for n, u in zip(names, unit, strict=True)]
-    deviations = dict(zip(names, (deviation * slopes).tolist(), strict=True))
-    return Fitted(values, states, deviations, count)
-
-
-def _state(unit: float, deviation: float) -> str:
-    if unit in (0, 1):
-        return "at-high" if unit else "at-low"
-    return "unidentified" if deviation > 0.5 else "fitted"
-
-
-def _deviations(jacobian: Array, residual: Array) -> Array:
-    """Standard deviations in units of the ranges, inf where nothing depends on a parameter."""
-    rows, columns = jacobian.shape
-    _, singular, v = np.linalg.svd(jacobian, full_matrices=False)
-    variance = float(residual @ residual) / max(1, rows - columns)
-    weak = singular < 1e-9 * max(1.0, singular[0])
-    inverse = np.where(weak, 0, 1 / np.where(weak, 1, singular) ** 2)
-    deviations = np.sqrt(variance * (v.T**2 @ inverse))
-    loose = (v.T**2)[:, weak].sum(axis=1) > 1e-6 if weak.any() else np.zeros(columns, bool)
-    return np.where(loose, np.inf, deviations)
-
-
-# ---- Scoring -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Score:
-    n: int
-    mape_percent: float
-    p90_percent: float
-    worst_percent: float
-    low: float  # 5 and 95 % quantiles of measured / predicted
-    high: float
-
-    @classmethod
-    def of(cls, predicted: Array, measured: Array) -> Score:
-        if len(measured) == 0:
-            return cls(0, 0.0, 0.0, 0.0, 1.0, 1.0)
-        error = 100 * np.abs(predicted / measured - 1)
-        ratio = measured / predicted
-        return cls(
-            len(measured),
-            float(error.mean()),
-            float(np.quantile(error, 0.9)),
-            float(error.max()),
-            float(np.quantile(ratio, 0.05, method="lower")),
-            float(np.quantile(ratio, 0.95, method="higher")),
-        )
-
-
-def scores(cases: Sequence[Case], predicted: Array) -> dict[str, Score]:
-    """By operation, and "both"."""
-    measured = np.array([case.us for case in cases])
-    found = {"both": Score.of(predicted, measured)}
-    for op in OPS:
-        chosen = np.array([case.op == op for case in cases], dtype=bool)
-        found[op] = Score.of(predicted[chosen], measured[chosen])
-    return found

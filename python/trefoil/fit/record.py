@@ -11,7 +11,8 @@ import numpy as np
 
 from trefoil.fit.cases import OPS, Case
 from trefoil.fit.job import Job, Outcome
-from trefoil.fit.model import Score, row_bytes
+from trefoil.fit.model import row_bytes
+from trefoil.fit.search import Score
 from trefoil.simulator import CostRecord, Costs
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trefoil.fit.cases import Case
-from trefoil.fit.model import Range, Setting
+from trefoil.fit.model import Setting
+from trefoil.fit.search import Range
 from trefoil.places import measurements
 from trefoil.simulator import Costs
 

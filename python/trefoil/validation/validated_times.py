@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from trefoil.compare.compare_rows import ROUNDED
 from trefoil.export.interchange import OTHER_OPERATIONS, other_cases_of_bench
 from trefoil.fit.cases import Case
 from trefoil.fit.job import make_job
-from trefoil.fit.model import ClosedForm, Plans, scores
+from trefoil.fit.model import Array, ClosedForm, Plans
+from trefoil.fit.search import scores
 from trefoil.fit.split import load_split, split_files
 from trefoil.simulator import CostRecord, Costs, Result
 
@@ -119,36 +120,45 @@ def _worst(cases: Sequence[Case], predicted: Sequence[float]) -> str:
     )
 
 
-def times_of_split(name: str) -> Times:
-    split = load_split(name)
-    job, record = make_job(split), CostRecord(name)
-    costs = Costs.of(record)
-    cases, rows_of = job.outside, Rows(job.plans, record, costs)
-    held = [rows_of.of(case, "held out") for case in cases]
-    learnt = [rows_of.of(case, "fitted") for case in job.inside]
-    predicted = np.array([row.predicted_us for row in held])
-    found = scores(cases, predicted)["both"]
-    fitted = scores(job.inside, np.array([row.predicted_us for row in learnt]))["both"]
-    closed = scores(cases, ClosedForm(job.plans, cases).predict(costs))["both"]
-    stated = [record.fields.outside[i] for i in range(2)]
-    rows = sum(s.n for s in stated)
+def _times(
+    scored: Sequence[TimedRow], closed: Array, also: Sequence[TimedRow] = (), **more: Any
+) -> Times:
+    """The errors of the rows that are scored; also: further points."""
+    cases, predicted = [row.case for row in scored], [row.predicted_us for row in scored]
+    found = scores(cases, np.array(predicted))["both"]
     return Times(
-        name=name,
-        about=str(split.text["about"]),
-        mode=str(split.text["mode"]),
-        ours=name.startswith("trefoil"),
-        part="held out",
         rows=found.n,
         mape=found.mape_percent,
         p90=found.p90_percent,
         worst=found.worst_percent,
         worst_row=_worst(cases, predicted),
-        inside=sum(row.is_inside for row in held),
+        inside=sum(row.is_inside for row in scored),
+        closed_form_mape=scores(cases, closed)["both"].mape_percent,
+        points=(*scored, *also),
+        **more,
+    )
+
+
+def times_of_split(name: str) -> Times:
+    split = load_split(name)
+    job, record = make_job(split), CostRecord(name)
+    costs = Costs.of(record)
+    rows_of = Rows(job.plans, record, costs)
+    learnt = [rows_of.of(case, "fitted") for case in job.inside]
+    fitted = scores(job.inside, np.array([row.predicted_us for row in learnt]))["both"]
+    stated = [record.fields.outside[i] for i in range(2)]
+    return _times(
+        [rows_of.of(case, "held out") for case in job.outside],
+        ClosedForm(job.plans, job.outside).predict(costs),
+        learnt,
+        name=name,
+        about=str(split.text["about"]),
+        mode=str(split.text["mode"]),
+        ours=name.startswith("trefoil"),
+        part="held out",
         fitted_mape=fitted.mape_percent,
-        stated_mape=sum(s.n * s.mape_pct for s in stated) / max(1, rows),
-        closed_form_mape=closed.mape_percent,
+        stated_mape=sum(s.n * s.mape_pct for s in stated) / max(1, sum(s.n for s in stated)),
         fitted_closed_form_mape=_fitted_closed_form(name),
-        points=(*held, *learnt),
     )
 
 
@@ -174,26 +184,18 @@ def times_of_others(path: Path) -> Times:
         rows_of = Rows(plans, record, costs)
         points += [rows_of.of(case, "other") for case in own]
         closed += ClosedForm(plans, own).predict(costs).tolist()
-    cases, predicted = [p.case for p in points], [p.predicted_us for p in points]
-    found = scores(cases, np.array(predicted))["both"]
-    return Times(
+    return _times(
+        points,
+        np.array(closed),
         name="trefoil-ll-h200, others",
         about="Rank-major, partial sums and e4m3 of the same run, by the costs of expert-major, "
         "exact and bf16",
         mode="ll",
         ours=True,
         part="other operations than were fitted",
-        rows=found.n,
-        mape=found.mape_percent,
-        p90=found.p90_percent,
-        worst=found.worst_percent,
-        worst_row=_worst(cases, predicted),
-        inside=sum(p.is_inside for p in points),
         fitted_mape=None,
         stated_mape=None,
-        closed_form_mape=scores(cases, np.array(closed))["both"].mape_percent,
         fitted_closed_form_mape=None,
-        points=tuple(points),
     )
 
 
@@ -206,26 +208,16 @@ def all_times() -> Iterator[Times]:
         yield times_of_others(others)
 
 
-def json_of(t: Times) -> dict[str, Any]:
-    def rounded(x: float | None) -> float | None:
-        return None if x is None else round(x, 3)
+def _in_json(name: str) -> str:
+    if name.endswith(("mape", "p90", "worst")):
+        return f"{name}_percent"
+    return "inside_interval" if name == "inside" else name
 
+
+def json_of(t: Times) -> dict[str, Any]:
+    own = ((f.name, getattr(t, f.name)) for f in fields(t) if f.name != "points")
     return {
-        "name": t.name,
-        "about": t.about,
-        "mode": t.mode,
-        "ours": t.ours,
-        "part": t.part,
-        "rows": t.rows,
-        "mape_percent": rounded(t.mape),
-        "p90_percent": rounded(t.p90),
-        "worst_percent": rounded(t.worst),
-        "worst_row": t.worst_row,
-        "inside_interval": t.inside,
-        "fitted_mape_percent": rounded(t.fitted_mape),
-        "stated_mape_percent": rounded(t.stated_mape),
-        "closed_form_mape_percent": rounded(t.closed_form_mape),
-        "fitted_closed_form_mape_percent": rounded(t.fitted_closed_form_mape),
+        **{_in_json(name): round(v, 3) if isinstance(v, float) else v for name, v in own},
         "agrees": t.agrees,
         "meets_goal": t.meets_goal,
         "points": [_json_of_row(row) for row in t.points],
