@@ -24,16 +24,21 @@ needs_program = pytest.mark.skipif(
 
 
 @needs_program
-def test_all_parts_agree(capsys: pytest.CaptureFixture[str]) -> None:
-    assert validation.main(["--cases", "640", "--seed", "3", "--json"]) == 0
+def test_all_parts_agree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the splits all but the largest; test_fit scores every record, that one's too."""
+    files = {name: path for name, path in split_files().items() if name != "deepep-ht-h100"}
+    monkeypatch.setattr(validated_times, "split_files", lambda: files)
+    assert validation.main(["--cases", "256", "--seed", "3", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["ok"] and answer["results"]["cases"] == answer["bytes"]["cases"] == 640
+    assert answer["ok"] and answer["results"]["cases"] == answer["bytes"]["cases"] == 256
     assert answer["results"]["bytes_compared"] > 0
     tables = answer["bytes"]["tables"]
     assert {"routing", "reference", "plan", "queues"} <= set(tables)
-    assert tables["routing"] == tables["plan"] == tables["queues"] > 640
+    assert tables["routing"] == tables["plan"] == tables["queues"] > 256
     names = {s["name"] for s in answer["times"]["sets"]}
-    assert set(split_files()) < names
+    assert set(files) < names
     assert all(s["agrees"] and s["rows"] > 0 for s in answer["times"]["sets"])
     text = "\n".join(validation.describe(answer))
     assert "all that was asked agrees" in text and "trefoil-ll-h200, others" in text
