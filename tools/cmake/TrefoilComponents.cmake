@@ -62,7 +62,7 @@ macro(trefoil_module variable module source)
   endif()
 endmacro()
 
-foreach(component CLI JSON TRACE_FILES SIMGRID EMULATOR MPI_TESTS PROTOCOL_TESTS PYTHON_TESTS)
+foreach(component CLI JSON TRACE_FILES SIMGRID PYTHON EMULATOR MPI_TESTS PROTOCOL_TESTS PYTHON_TESTS)
   trefoil_component(${component})
 endforeach()
 
@@ -100,6 +100,15 @@ trefoil_decide(CLI "${cli_works}" "libpopt-dev and libjansson-dev")
 if(TREFOIL_CLI)
   set(TREFOIL_POPT_LIBS PkgConfig::POPT)
 endif()
+
+# The module trefoil._c of the Python package. An interpreter does not bring a sanitizer's runtime.
+if(TREFOIL_SANITIZE AND TREFOIL_WITH_PYTHON STREQUAL "AUTO")
+  set(TREFOIL_WITH_PYTHON OFF)
+endif()
+if(NOT TREFOIL_WITH_PYTHON STREQUAL "OFF")
+  find_package(Python3 3.10 QUIET COMPONENTS Interpreter Development.Module)
+endif()
+trefoil_decide(PYTHON "${Python3_Development.Module_FOUND}" "python3-dev")
 
 if(BUILD_TESTING)
   include(TrefoilTestComponents)

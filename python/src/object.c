@@ -1,0 +1,200 @@
+#include <pthread.h>
+#include <string.h>
+
+#include "module.h"
+
+PyObject *pyObjectType, *pyTensorType;
+static unsigned epoch;
+static PyObject *cudaStreamName, *torchStreamName;
+static const char *const kindNames[] = {"communicator", "group", "handle", "stream"};
+
+void pyNextEpoch(void) {
+  epoch++;
+}
+
+static PyObject *newObject(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+  int kind;
+  PyObject *number;
+  if (keywords && PyDict_Size(keywords)) return PyErr_Format(PyExc_TypeError, "no keywords here");
+  if (!PyArg_ParseTuple(args, "iO!", &kind, &PyLong_Type, &number)) return NULL;
+  void *value = PyLong_AsVoidPtr(number);
+  if (PyErr_Occurred()) return NULL;
+  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  ep_object_t *o = (ep_object_t *)make(type, 0);
+  if (!o) return NULL;
+  o->value = value;
+  o->kind = kind;
+  o->epoch = epoch;
+  return (PyObject *)o;
+}
+
+static PyObject *getPtr(PyObject *self, void *closure) {
+  (void)closure;
+  return PyLong_FromVoidPtr(((ep_object_t *)self)->value);
+}
+
+static PyObject *getLive(PyObject *self, void *closure) {
+  (void)closure;
+  const ep_object_t *o = (ep_object_t *)self;
+  return PyBool_FromLong(o->epoch == epoch && o->value);
+}
+
+/* The object counts as destroyed from here on: its pointer, which somebody must destroy. */
+static PyObject *forget(PyObject *self, PyObject *none) {
+  (void)none;
+  ep_object_t *o = (ep_object_t *)self;
+  o->value = NULL;
+  Py_RETURN_NONE;
+}
+
+static PyGetSetDef objectFields[] = {
+    {"ptr", getPtr, NULL, "The library's pointer as an int; 0 once destroyed.", NULL},
+    {"live", getLive, NULL, "Whether it can be used: not destroyed, and of this process.", NULL},
+    {0}};
+static PyMethodDef objectMethods[] = {{"_forget", forget, METH_NOARGS, NULL}, {0}};
+static PyType_Slot objectSlots[] = {{Py_tp_new, newObject},
+                                    {Py_tp_getset, objectFields},
+                                    {Py_tp_methods, objectMethods},
+                                    {0, NULL}};
+static PyType_Spec objectSpec = {"trefoil._c.Object", sizeof(ep_object_t), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, objectSlots};
+
+void *pyValue(PyObject *object, ep_kind_t kind) {
+  const ep_object_t *o = (ep_object_t *)object;
+  if (!PyObject_TypeCheck(object, (PyTypeObject *)pyObjectType) || o->kind != (int)kind) {
+    PyErr_Format(PyExc_TypeError, "expected a %s, not %R", kindNames[kind], Py_TYPE(object));
+  } else if (o->epoch != epoch) {
+    pyRaise(ncclInvalidUsage, "the object was made before a fork of this process, or by a library "
+                              "that is no longer in use");
+  } else if (!o->value) {
+    pyRaise(ncclInvalidUsage, "the object was destroyed, or its communicator aborted");
+  } else {
+    return o->value;
+  }
+  return NULL;
+}
+
+/* An object with a pointer: cuda.core's protocol, or torch's attribute. */
+static int readForeignStream(PyObject *object, cudaStream_t *out) {
+  PyObject *number = NULL, *pair = PyObject_CallMethodObjArgs(object, cudaStreamName, NULL);
+  if (pair) {
+    number = PySequence_GetItem(pair, 1);
+    Py_DECREF(pair);
+  } else if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
+    PyErr_Clear();
+    number = PyObject_GetAttr(object, torchStreamName);
+  }
+  if (!number) return -1;
+  *out = (cudaStream_t)PyLong_AsVoidPtr(number);
+  Py_DECREF(number);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+int pyReadStream(PyObject *object, cudaStream_t *out) {
+  *out = NULL;
+  if (object == Py_None) return 0;
+  if (PyObject_TypeCheck(object, (PyTypeObject *)pyObjectType)) {
+    *out = (cudaStream_t)pyValue(object, EP_STREAM);
+    return *out ? 0 : -1;
+  }
+  if (!PyLong_Check(object)) return readForeignStream(object, out);
+  *out = (cudaStream_t)PyLong_AsVoidPtr(object);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+/* ---- Tensors ---------------------------------------------------------------------------------- */
+
+static int readShape(PyObject *shape, ep_tensor_object_t *t) {
+  const Py_ssize_t count = PyTuple_Size(shape);
+  if (count > EP_MAX_DIMS) {
+    PyErr_Format(PyExc_ValueError, "a tensor of %zd dimensions: at most %d", count, EP_MAX_DIMS);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < count; i++) {
+    t->sizes[i] = PyLong_AsSize_t(PyTuple_GetItem(shape, i));
+  }
+  t->tensor.ndim = (unsigned)count;
+  t->tensor.sizes = t->sizes;
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *newTensor(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+  PyObject *data, *shape, *window;
+  unsigned long long offset;
+  int datatype, readOnly;
+  (void)keywords;
+  if (!PyArg_ParseTuple(args, "O!iO!O!Kp", &PyLong_Type, &data, &datatype, &PyTuple_Type, &shape,
+                        &PyLong_Type, &window, &offset, &readOnly)) {
+    return NULL;
+  }
+  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  ep_tensor_object_t *t = (ep_tensor_object_t *)make(type, 0);
+  if (!t) return NULL;
+  t->tensor = NCCL_EP_TENSOR_INIT;
+  t->tensor.data = PyLong_AsVoidPtr(data);
+  t->tensor.datatype = (ncclDataType_t)datatype;
+  t->tensor.win_hdl = (ncclWindow_t)PyLong_AsVoidPtr(window);
+  t->tensor.win_offset = offset;
+  t->readOnly = readOnly;
+  if (!PyErr_Occurred() && !readShape(shape, t)) return (PyObject *)t;
+  Py_DECREF(t);
+  return NULL;
+}
+
+static PyObject *tensorPtr(PyObject *self, void *closure) {
+  (void)closure;
+  return PyLong_FromVoidPtr(&((ep_tensor_object_t *)self)->tensor);
+}
+
+static PyObject *tensorData(PyObject *self, void *closure) {
+  (void)closure;
+  return PyLong_FromVoidPtr(((ep_tensor_object_t *)self)->tensor.data);
+}
+
+static PyObject *tensorNumDims(PyObject *self, void *closure) {
+  (void)closure;
+  return PyLong_FromLong((long)((ep_tensor_object_t *)self)->tensor.ndim);
+}
+
+static PyObject *tensorDatatype(PyObject *self, void *closure) {
+  (void)closure;
+  return PyLong_FromLong(((ep_tensor_object_t *)self)->tensor.datatype);
+}
+
+static PyObject *tensorSizes(PyObject *self, void *closure) {
+  const ep_tensor_object_t *t = (ep_tensor_object_t *)self;
+  (void)closure;
+  PyObject *sizes = PyTuple_New(t->tensor.ndim);
+  for (unsigned i = 0; sizes && i < t->tensor.ndim; i++) {
+    PyTuple_SetItem(sizes, i, PyLong_FromSize_t(t->sizes[i]));
+  }
+  return sizes;
+}
+
+static PyGetSetDef tensorFields[] = {
+    {"ptr", tensorPtr, NULL, "Address of the ncclEpTensor_t.", NULL},
+    {"data", tensorData, NULL, "Address of the elements.", NULL},
+    {"ndim", tensorNumDims, NULL, "Number of dimensions.", NULL},
+    {"datatype", tensorDatatype, NULL, "The elements' ncclDataType_t.", NULL},
+    {"sizes", tensorSizes, NULL, "Elements in each dimension, the slowest first.", NULL},
+    {0}};
+static PyType_Slot tensorSlots[] = {
+    {Py_tp_new, newTensor}, {Py_tp_getset, tensorFields}, {0, NULL}};
+static PyType_Spec tensorSpec = {"trefoil._c.Tensor", sizeof(ep_tensor_object_t), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, tensorSlots};
+
+static PyObject *addType(PyObject *module, const char *name, PyType_Spec *spec) {
+  PyObject *type = PyType_FromSpec(spec);
+  if (!type) return NULL;
+  Py_INCREF(type);
+  return PyModule_AddObject(module, name, type) ? NULL : type;
+}
+
+int pyObjectsInit(PyObject *module) {
+  cudaStreamName = PyUnicode_InternFromString("__cuda_stream__");
+  torchStreamName = PyUnicode_InternFromString("cuda_stream");
+  pyObjectType = addType(module, "Object", &objectSpec);
+  pyTensorType = addType(module, "Tensor", &tensorSpec);
+  pthread_atfork(NULL, NULL, pyNextEpoch);
+  return cudaStreamName && torchStreamName && pyObjectType && pyTensorType ? 0 : -1;
+}

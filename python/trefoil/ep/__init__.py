@@ -1,0 +1,116 @@
+"""Expert-parallel dispatch and combine: the names and signatures of nccl.ep, and masks,
+init_handle and preflight.
+
+    import numpy as np
+    from trefoil import ep
+
+    comm = ep.Communicator.create(num_ranks, rank, unique_id)
+    group = ep.Group.create(comm, ep.GroupConfig(num_experts=8, ...))
+    handle = group.create_handle(ep.Layout.EXPERT_MAJOR, ep.Tensor(topk_idx))
+    handle.dispatch(ep.DispatchInputs(tokens=ep.Tensor(x)), ...)
+    ep.synchronize()
+
+The library is the CPU library inside the package, unless load() names another one. What the
+library refuses raises Error (InvalidArgument, InvalidUsage, RemoteError, SystemFailure) with its
+sentence; waits for other ranks end with Ctrl-C. docs/python.md has a whole script.
+"""
+
+from pathlib import Path
+
+from trefoil.ep._load import c as _c
+from trefoil.ep._load import load
+from trefoil.ep.comm import (
+    Communicator,
+    Stream,
+    device_count,
+    get_device,
+    get_unique_id,
+    set_device,
+    synchronize,
+)
+from trefoil.ep.enums import (
+    Algorithm,
+    CombineQuantizationRecipe,
+    DataType,
+    DispatchQuantizationRecipe,
+    ExpertIdKind,
+    Layout,
+    OverflowPolicy,
+    PassDir,
+    ZeroCopyMode,
+)
+from trefoil.ep.group import Group, Handle, preflight
+from trefoil.ep.structs import (
+    AllocConfig,
+    CombineConfig,
+    CombineInputs,
+    CombineOutputs,
+    DispatchConfig,
+    DispatchInputs,
+    DispatchOutputs,
+    GroupConfig,
+    HandleConfig,
+    LayoutInfo,
+    Preflight,
+)
+from trefoil.ep.tensor import Tensor
+
+Error = _c.Error
+InvalidArgument = _c.InvalidArgument
+InvalidUsage = _c.InvalidUsage
+RemoteError = _c.RemoteError
+SystemFailure = _c.SystemFailure
+
+
+def get_lib_path() -> Path:
+    """The file of the library in use."""
+    return Path(_c.library()[0])
+
+
+def get_lib_version() -> str:
+    """The version of the C API that the library has, as "0.2.0"."""
+    code = _c.library()[1]
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+__all__ = [
+    "Algorithm",
+    "AllocConfig",
+    "CombineConfig",
+    "CombineInputs",
+    "CombineOutputs",
+    "CombineQuantizationRecipe",
+    "Communicator",
+    "DataType",
+    "DispatchConfig",
+    "DispatchInputs",
+    "DispatchOutputs",
+    "DispatchQuantizationRecipe",
+    "Error",
+    "ExpertIdKind",
+    "Group",
+    "GroupConfig",
+    "Handle",
+    "HandleConfig",
+    "InvalidArgument",
+    "InvalidUsage",
+    "Layout",
+    "LayoutInfo",
+    "OverflowPolicy",
+    "PassDir",
+    "Preflight",
+    "RemoteError",
+    "Stream",
+    "SystemFailure",
+    "Tensor",
+    "ZeroCopyMode",
+    "device_count",
+    "get_device",
+    "get_lib_path",
+    "get_lib_version",
+    "get_unique_id",
+    "load",
+    "preflight",
+    "set_device",
+    "synchronize",
+]

@@ -1,0 +1,170 @@
+"""Communicators and streams: what groups stand on."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trefoil.ep._load import c
+
+COMM, GROUP, HANDLE, STREAM = range(4)
+ID_BYTES = 128
+
+
+def get_unique_id() -> bytes:
+    """The 128 bytes by which ranks find each other; its maker lives until they have met."""
+    return c.unique_id()  # type: ignore[no-any-return]
+
+
+def set_device(device: int) -> None:
+    """The device of this thread. Ranks that are threads of one process need one each."""
+    c.set_device(device)
+
+
+def get_device() -> int:
+    return c.get_device()  # type: ignore[no-any-return]
+
+
+def device_count() -> int:
+    return c.device_count()  # type: ignore[no-any-return]
+
+
+class Communicator(c.Object):  # type: ignore[misc]
+    """The ranks that make groups. As a context manager: destroyed, or aborted on an exception."""
+
+    __slots__ = ("_owned",)
+    _owned: bool
+
+    def __new__(cls, ptr: int) -> Communicator:
+        """Of an ncclComm_t that somebody else made and destroys."""
+        self = super().__new__(cls, COMM, ptr)
+        self._owned = False
+        return self  # type: ignore[no-any-return]
+
+    @classmethod
+    def create(cls, num_ranks: int, rank: int, unique_id: bytes) -> Communicator:
+        """Collective over num_ranks ranks, on this thread's device; Ctrl-C ends the wait."""
+        self = cls(c.comm_init(num_ranks, rank, unique_id))
+        self._owned = True
+        return self
+
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str], num_ranks: int, rank: int, timeout: float = 100.0
+    ) -> Communicator:
+        """Ranks meet by a file that rank 0 makes: a path that does not exist yet, new each time."""
+        exchange = _write_id if rank == 0 else _read_id
+        return cls.create(num_ranks, rank, exchange(Path(path), timeout))
+
+    @classmethod
+    def from_mpi(cls, comm: Any) -> Communicator:
+        """Of the ranks of an mpi4py communicator."""
+        unique_id = comm.bcast(get_unique_id() if comm.rank == 0 else None, root=0)
+        return cls.create(comm.size, comm.rank, unique_id)
+
+    @classmethod
+    def from_torch(cls, group: Any = None) -> Communicator:
+        """Of the ranks of a torch.distributed process group; None: the default one."""
+        import torch.distributed as dist
+
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        box = [get_unique_id() if rank == 0 else None]
+        source = 0 if group is None else dist.get_global_rank(group, 0)
+        dist.broadcast_object_list(box, src=source, group=group)
+        assert box[0] is not None
+        return cls.create(size, rank, box[0])
+
+    @property
+    def num_ranks(self) -> int:
+        return c.comm_count(self)  # type: ignore[no-any-return]
+
+    def destroy(self) -> None:
+        """Of one that this class made; groups come first. A second time: nothing happens."""
+        if self.live and self._owned:
+            c.comm_destroy(self)
+
+    def abort(self) -> None:
+        """Ends what waits for other ranks, here and there. Its groups can only be destroyed."""
+        if self.live:
+            c.comm_abort(self)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.destroy()
+        elif self._owned:
+            self.abort()
+
+
+def _write_id(path: Path, timeout: float) -> bytes:
+    """A link of a whole file: readers see it whole, and an old one is not taken for a new one."""
+    unique_id = get_unique_id()
+    whole = path.with_name(f"{path.name}.{os.getpid()}")
+    whole.write_bytes(unique_id)
+    try:
+        os.link(whole, path)
+    finally:
+        whole.unlink()
+    return unique_id
+
+
+def _read_id(path: Path, timeout: float) -> bytes:
+    end = time.monotonic() + timeout
+    while not path.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"rank 0 did not make {path} within {timeout:g} s")
+        time.sleep(0.01)
+    return path.read_bytes()
+
+
+class Stream(c.Object):  # type: ignore[misc]
+    """A stream of this thread's device. Work queued on it runs in order, beside the program."""
+
+    __slots__ = ("_owned",)
+    _owned: bool
+
+    def __new__(cls, ptr: int | None = None) -> Stream:
+        """A new one, or that of a cudaStream_t that somebody else made and destroys."""
+        self = super().__new__(cls, STREAM, c.stream_create() if ptr is None else ptr)
+        self._owned = ptr is None
+        return self  # type: ignore[no-any-return]
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.ptr
+
+    def synchronize(self) -> None:
+        """Waits for the queued work; Ctrl-C ends the wait, not the work."""
+        c.stream_synchronize(self)
+
+    def destroy(self) -> None:
+        if self.live and self._owned:
+            c.stream_destroy(self)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """The work is waited for, unless an exception is on its way: it may never end."""
+        if kind is None:
+            self.synchronize()
+            self.destroy()
+
+
+def synchronize(stream: Any = None) -> None:
+    """Waits for a stream's queued work (Stream, int, __cuda_stream__; None: the default stream)."""
+    c.stream_synchronize(stream)

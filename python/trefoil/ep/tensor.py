@@ -1,0 +1,273 @@
+"""Tensors: what the C API is given, over memory of NumPy, torch, CuPy or any DLPack producer.
+
+Nothing is copied. The CPU library works on memory that its runtime knows: a tensor of ordinary
+host memory makes it known ("pins" it) and keeps it so, and alive, while the tensor or another of
+the same array lives; the end of the last one waits for the device's queued work.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+from trefoil.ep._load import c
+from trefoil.ep.enums import DataType
+
+_NAMES = {
+    "int8": DataType.INT8,
+    "bool": DataType.UINT8,
+    "uint8": DataType.UINT8,
+    "int32": DataType.INT32,
+    "uint32": DataType.UINT32,
+    "int64": DataType.INT64,
+    "uint64": DataType.UINT64,
+    "float16": DataType.FLOAT16,
+    "float32": DataType.FLOAT32,
+    "float64": DataType.FLOAT64,
+    "bfloat16": DataType.BFLOAT16,
+    "float8_e4m3fn": DataType.FLOAT8E4M3,
+    "float8_e5m2": DataType.FLOAT8E5M2,
+    "float4_e2m1fn_x2": DataType.FLOAT4X2,
+}
+_KINDS = {"i": "int", "u": "uint", "f": "float"}
+_DLPACK = {
+    (0, 8): "int8",
+    (0, 32): "int32",
+    (0, 64): "int64",
+    (1, 8): "uint8",
+    (1, 32): "uint32",
+    (1, 64): "uint64",
+    (2, 16): "float16",
+    (2, 32): "float32",
+    (2, 64): "float64",
+    (4, 16): "bfloat16",
+    (6, 8): "bool",
+    (10, 8): "float8_e4m3fn",
+    (12, 8): "float8_e5m2",
+}
+_ITEM_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 1)
+_DL_CPU, _DL_CUDA, _DL_CUDA_HOST, _DL_MANAGED = 1, 2, 3, 13
+
+
+class _Memory(NamedTuple):
+    """What a buffer says of itself. root: who owns the memory, from `base` on for `extent`."""
+
+    data: int
+    dtype: str
+    shape: tuple[int, ...]
+    on_host: bool
+    read_only: bool
+    root: object
+    base: int
+    extent: int
+
+
+class _Pin:
+    """Host memory that the runtime knows, until the last tensor over it has gone."""
+
+    def __init__(self, memory: _Memory) -> None:
+        c.pin(memory.base, memory.extent)
+        self.start, self.end, self.root = memory.base, memory.base + memory.extent, memory.root
+        device = c.get_device()
+        self._end = weakref.finalize(self, _unpin, self.root, self.start, device, c.Object(0, 1))
+        self._end.atexit = False
+
+
+def _unpin(root: object, start: int, device: int, mark: Any) -> None:
+    """root lives until here. The mark is of this process and this library, or there is no pin."""
+    if mark.live:
+        c.unpin(start, device)
+
+
+_pins: weakref.WeakValueDictionary[int, _Pin] = weakref.WeakValueDictionary()
+_lock = threading.RLock()
+
+
+def _pinned(memory: _Memory) -> _Pin | None:
+    """The pin that a tensor must keep; None where the runtime knows the memory without."""
+    if not memory.on_host or not memory.extent:
+        return None
+    with _lock:
+        return _pin_of(memory)
+
+
+def _pin_of(memory: _Memory) -> _Pin | None:
+    pin = _pins.get(memory.base)
+    if pin is not None and memory.base + memory.extent <= pin.end:
+        return pin
+    if pin is None and c.known(memory.data):
+        return next((p for p in _pins.values() if p.start <= memory.data < p.end), None)
+    _, _, host_runtime = c.library()
+    if not host_runtime:
+        raise c.InvalidArgument("the tensor lies in host memory, and the library works on a GPU")
+    pin = _pins[memory.base] = _Pin(memory)
+    return pin
+
+
+def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: int = 1) -> bool:
+    expected = item
+    for size, stride in zip(reversed(shape), reversed(strides or ()), strict=False):
+        if size > 1 and stride != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
+def _refuse_strides(shape: tuple[int, ...]) -> None:
+    raise c.InvalidArgument(f"the tensor of shape {shape} is not C-contiguous; copy it first")
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    number = 1
+    for size in shape:
+        number *= size
+    return number
+
+
+def _from_torch(t: Any) -> _Memory:
+    if not t.is_contiguous():
+        _refuse_strides(tuple(t.shape))
+    kind = t.device.type
+    if kind not in ("cpu", "cuda"):
+        raise c.InvalidArgument(f"the tensor lies on a device of kind {kind}: cpu or cuda expected")
+    whole = t.untyped_storage()
+    dtype = str(t.dtype).removeprefix("torch.")
+    base, extent = whole.data_ptr(), whole.nbytes()
+    shape = tuple(t.shape)
+    return _Memory(t.data_ptr(), dtype, shape, kind == "cpu", False, whole, base, extent)
+
+
+def _type_name(buffer: Any, typestr: str) -> str:
+    kind, size = typestr[1], int(typestr[2:])
+    if typestr[0] == ">" and size > 1:
+        raise c.InvalidArgument(
+            f"the tensor's elements are {typestr}: not this machine's byte order"
+        )
+    return str(getattr(buffer, "dtype", "")) or f"{_KINDS.get(kind, kind)}{8 * size}"
+
+
+def _root_of(buffer: Any) -> Any:
+    """The array that owns a NumPy view's memory."""
+    while (base := getattr(buffer, "base", None)) is not None and hasattr(
+        base, "__array_interface__"
+    ):
+        buffer = base
+    return buffer
+
+
+def _from_interface(buffer: Any, about: dict[str, Any], on_host: bool) -> _Memory:
+    shape, typestr = tuple(about["shape"]), about["typestr"]
+    item = int(typestr[2:])
+    if not _contiguous(shape, about.get("strides"), item):
+        _refuse_strides(shape)
+    data, read_only = about["data"]
+    name = _type_name(buffer, typestr)
+    if not on_host:
+        return _Memory(data, name, shape, False, read_only, buffer, data, 0)
+    root = _root_of(buffer)
+    base, extent = data, _count(shape) * item
+    if (
+        root is not buffer
+        and getattr(root, "nbytes", 0)
+        and _contiguous(root.shape, root.__array_interface__.get("strides"), root.itemsize)
+    ):
+        base, extent = root.__array_interface__["data"][0], root.nbytes
+    return _Memory(data, name, shape, True, read_only, root, base, extent)
+
+
+def _from_dlpack(buffer: Any) -> _Memory:
+    capsule = buffer.__dlpack__()
+    data, device_type, _, code, bits, lanes, shape, strides = c.read_dlpack(capsule)
+    if device_type not in (_DL_CPU, _DL_CUDA, _DL_CUDA_HOST, _DL_MANAGED):
+        raise c.InvalidArgument(
+            f"the tensor lies on a device of DLPack's kind {device_type}: CPU or CUDA expected"
+        )
+    if not _contiguous(shape, strides):
+        _refuse_strides(shape)
+    if (code, bits) not in _DLPACK or lanes != 1:
+        raise c.InvalidArgument(
+            f"the tensor's elements are DLPack's ({code}, {bits}, {lanes}): no type of NCCL's"
+        )
+    extent = _count(shape) * bits // 8
+    on_host = device_type == _DL_CPU
+    return _Memory(data, _DLPACK[code, bits], shape, on_host, False, capsule, data, extent)
+
+
+def _memory_of(buffer: Any) -> _Memory:
+    if hasattr(buffer, "data_ptr") and hasattr(buffer, "untyped_storage"):
+        return _from_torch(buffer)
+    if (about := getattr(buffer, "__cuda_array_interface__", None)) is not None:
+        return _from_interface(buffer, about, on_host=False)
+    if (about := getattr(buffer, "__array_interface__", None)) is not None:
+        return _from_interface(buffer, about, on_host=True)
+    if hasattr(buffer, "__dlpack__"):
+        return _from_dlpack(buffer)
+    raise TypeError(f"{type(buffer).__name__} is no tensor: NumPy, torch, CuPy or DLPack expected")
+
+
+def _data_type(name: str) -> DataType:
+    if name not in _NAMES:
+        raise c.InvalidArgument(f"the tensor's elements are {name}: no type of NCCL's")
+    return _NAMES[name]
+
+
+class Tensor(c.Tensor):  # type: ignore[misc]
+    """A tensor of the C API over the buffer's memory, C-contiguous, of at most 8 dimensions.
+
+    buffer: a NumPy array, a torch or CuPy tensor, anything with DLPack or the array interfaces,
+    or an address with dtype and shape. dtype, shape: another view of the same bytes. window: an
+    ncclWindow_t that holds the data from byte window_offset on.
+    """
+
+    __slots__ = ("_pin", "buffer")
+    buffer: Any
+
+    def __new__(
+        cls,
+        buffer: Any,
+        *,
+        dtype: int | None = None,
+        shape: tuple[int, ...] | None = None,
+        window: Any = None,
+        window_offset: int | None = None,
+    ) -> Tensor:
+        pin, read_only = None, False
+        if isinstance(buffer, int):
+            data = buffer
+            if dtype is None or shape is None:
+                raise TypeError("a tensor at an address needs dtype and shape")
+        else:
+            memory = _memory_of(buffer)
+            data, read_only = memory.data, memory.read_only
+            dtype, shape = _viewed(memory, dtype, shape)
+            pin = _pinned(memory)
+        handle = getattr(window, "handle", window) or 0
+        if handle and window_offset is None:
+            raise TypeError("a tensor in a window needs window_offset")
+        offset = window_offset or 0
+        self = super().__new__(cls, data, int(dtype), tuple(shape), handle, offset, read_only)
+        self.buffer, self._pin = buffer, pin
+        return self  # type: ignore[no-any-return]
+
+
+def _viewed(
+    memory: _Memory, dtype: int | None, shape: tuple[int, ...] | None
+) -> tuple[int, tuple[int, ...]]:
+    """The tensor's type and shape: the buffer's, or others that need no more bytes."""
+    own = None if dtype is not None and shape is not None else _data_type(memory.dtype)
+    wanted = dtype if dtype is not None else own
+    extent = shape if shape is not None else memory.shape
+    assert wanted is not None
+    if dtype is None and shape is None:
+        return wanted, extent
+    have = _count(memory.shape) * _item_bytes(memory.dtype)
+    if not 0 <= wanted < len(_ITEM_BYTES) or _count(extent) * _ITEM_BYTES[wanted] > have:
+        raise c.InvalidArgument(
+            f"dtype {wanted} and shape {extent} do not fit the buffer's {have} bytes"
+        )
+    return wanted, extent
+
+
+def _item_bytes(name: str) -> int:
+    return _ITEM_BYTES[_NAMES[name]] if name in _NAMES else 1

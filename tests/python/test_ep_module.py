@@ -1,0 +1,296 @@
+"""The module trefoil._c: what it brings, what it needs, and that nothing else answers for it."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ep_needs  # noqa: F401
+from ep_steps import MODES, Case, by_reference, through_ep, with_threads
+from trefoil import ep
+
+MODULE = Path(os.environ["TREFOIL_MODULE"])
+BUILD = MODULE.parents[2]
+FOREIGN = """
+#include <stdlib.h>
+int cudaGetDevice(int *d) { abort(); }
+int cudaSetDevice(int d) { abort(); }
+int cudaMalloc(void **p, size_t n) { abort(); }
+int cudaHostRegister(void *p, size_t n, unsigned f) { abort(); }
+int cudaStreamCreate(void **s) { abort(); }
+int cudaStreamSynchronize(void *s) { abort(); }
+int cudaLaunchHostFunc(void *s, void *f, void *d) { abort(); }
+int ncclCommInitRank(void **c, int n, int r) { abort(); }
+int ncclGetUniqueId(void *i) { abort(); }
+"""
+ONE_STEP = """
+from functools import partial
+from ep_steps import Case, through_ep, with_threads
+case = Case("ht-flat", ranks=2)
+print(sum(map(len, with_threads(partial(through_ep, case), 2)[0].bytes())))
+"""
+
+
+def run(program: str, **environment: str) -> str:
+    """Its output, of an interpreter of its own."""
+    here = Path(__file__).resolve().parent
+    path = os.pathsep.join([str(here), str(here.parents[1] / "python")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def symbols(kind: str) -> set[str]:
+    command = ["nm", "-D", kind, str(MODULE)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {line.split()[-1].split("@")[0] for line in listed.splitlines()}
+
+
+def test_names_are_hidden() -> None:
+    """No CUDA or NCCL name is exported, and none is left for the dynamic loader to find."""
+    assert symbols("--defined-only") == {"PyInit__c"}
+    needed = symbols("--undefined-only")
+    assert not [name for name in needed if name.startswith(("cuda", "nccl", "trefoil"))]
+    assert any(name.startswith("Py") for name in needed)
+
+
+def test_limited_api() -> None:
+    """Only names of Python's stable ABI: none is private."""
+    assert MODULE.name == "_c.abi3.so"
+    private = [name for name in symbols("--undefined-only") if name.startswith("_Py")]
+    stable = ("_Py_NoneStruct", "_Py_Dealloc")
+    assert [name for name in private if name not in stable and not name.endswith("_SizeT")] == []
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+@pytest.mark.parametrize("when", ["preloaded", "loaded first"])
+def test_another_cuda_runtime_does_not_answer(tmp_path: Path, when: str) -> None:
+    """With every name of it in the global scope, where torch's would be; each call of it aborts."""
+    source, library = tmp_path / "cuda.c", tmp_path / "libcudart.so"
+    source.write_text(FOREIGN)
+    subprocess.run(["cc", "-w", "-shared", "-fPIC", "-o", library, source], check=True)
+    if when == "preloaded":
+        assert int(run(ONE_STEP, LD_PRELOAD=str(library))) > 0
+    else:
+        load = f"import ctypes; ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+        assert int(run(load + ONE_STEP)) > 0
+
+
+def test_no_cuda_is_needed() -> None:
+    """Neither by the module nor by the package, which does not even import NumPy."""
+    needed = subprocess.run(["readelf", "-d", MODULE], capture_output=True, text=True, check=True)
+    assert "libc.so" in needed.stdout
+    assert not any(name in needed.stdout for name in ("cuda", "nccl", "torch", "python"))
+    program = "import sys; from trefoil import ep; print('numpy' in sys.modules, ep.device_count())"
+    assert run(program).split() == ["False", "8"]
+
+
+def test_another_library() -> None:
+    """libnccl_ep_cpu by its path gives the same answer; objects of the first one are refused."""
+    library = BUILD / "api" / "libnccl_ep_cpu.so.0"
+    assert library.exists()
+    assert run(ONE_STEP, TREFOIL_EP_LIBRARY=str(library)) == run(ONE_STEP)
+    program = f"""
+from trefoil import ep
+old = ep.Communicator.create(1, 0, ep.get_unique_id())
+ep.load({str(library)!r})
+try:
+    old.num_ranks
+except ep.InvalidUsage:
+    print(ep.get_lib_path())
+"""
+    assert run(program).strip() == str(library)
+
+
+def test_no_gpu_library() -> None:
+    """A machine without NCCL or a GPU: OSError with the loader's reason, and the CPU library stays."""
+    program = """
+from trefoil import ep
+before = ep.get_lib_path()
+try:
+    ep.load("gpu")
+    ep.device_count()
+except (OSError, ep.Error) as error:
+    print(type(error).__name__)
+else:
+    print("loaded")
+"""
+    assert run(program).strip() in ("OSError", "Error", "loaded")
+
+
+# Parameters of nccl.ep 0.1.0's functions; a stream has a default here.
+SIGNATURES = {
+    "Group.create": "comm config",
+    "Group.create_handle": "self layout topk_idx layout_info config stream",
+    "Group.destroy": "self",
+    "Handle.update": "self topk_idx layout_info stream",
+    "Handle.dispatch": "self inputs outputs layout_info config stream",
+    "Handle.combine": "self inputs outputs config stream",
+    "Handle.complete": "self config stream",
+    "Handle.destroy": "self",
+    "GroupConfig": "algorithm num_experts max_dispatch_tokens_per_rank max_recv_tokens_per_rank "
+    "max_token_bytes rdma_buffer_size num_qp_per_rank num_channels max_num_sms alloc enable_mask "
+    "timeout_ns zero_copy overflow_policy num_topk",
+    "HandleConfig": "dispatch_output_per_expert_alignment",
+    "AllocConfig": "alloc_fn free_fn context",
+    "LayoutInfo": "expert_counters src_rank_counters expert_offsets recv_total_counter "
+    "recv_topk_idx_kind",
+    "DispatchInputs": "tokens topk_weights scales",
+    "DispatchOutputs": "tokens topk_weights scales topk_idx",
+    "CombineInputs": "tokens topk_weights scales",
+    "CombineOutputs": "tokens topk_weights",
+    "DispatchConfig": "send_only round_scales pass_direction quantization_recipe",
+    "CombineConfig": "send_only pass_direction quantization_recipe",
+    "Tensor": "buffer dtype shape window window_offset",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name: str) -> None:
+    found: object = ep
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert callable(found)
+    if name == "Tensor":
+        names = list(inspect.signature(ep.Tensor.__new__).parameters)[1:]
+    else:
+        names = list(inspect.signature(found).parameters)
+    assert names == SIGNATURES[name].split()
+
+
+# ---- Tensors ----------------------------------------------------------------------------------
+
+
+class Dlpack:
+    """A producer of DLPack alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **arguments: object) -> object:
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8"])
+def test_numpy_and_dlpack_agree(dtype: str) -> None:
+    """No copy: the address is the array's."""
+    array = np.zeros((3, 4), dtype)
+    for tensor in (ep.Tensor(array), ep.Tensor(Dlpack(array))):
+        assert (tensor.data, tensor.sizes, tensor.ndim) == (array.ctypes.data, (3, 4), 2)
+        assert tensor.datatype == ep.Tensor(np.zeros(1, dtype)).datatype
+    assert ep.Tensor(array).buffer is array
+
+
+def test_small_floats() -> None:
+    types = pytest.importorskip("ml_dtypes")
+    found = {
+        name: ep.Tensor(np.zeros(2, getattr(types, name))).datatype
+        for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    }
+    assert found == {"bfloat16": 9, "float8_e4m3fn": 10, "float8_e5m2": 11}
+
+
+def test_another_view() -> None:
+    """bfloat16 in a uint16-like array: dtype and shape of the same bytes, and no more of them."""
+    array = np.zeros((4, 8), np.uint8)
+    tensor = ep.Tensor(array, dtype=ep.DataType.BFLOAT16, shape=(4, 4))
+    assert (tensor.datatype, tensor.sizes) == (9, (4, 4))
+    with pytest.raises(ep.InvalidArgument, match="32 bytes"):
+        ep.Tensor(array, dtype=ep.DataType.FLOAT32, shape=(4, 4))
+
+
+def test_memory_is_known_as_long_as_tensors_live() -> None:
+    """Views share what their array has; the end of the last tensor ends it."""
+    from trefoil.ep._load import c
+
+    array = np.zeros(1000, np.float32)
+    address = array.ctypes.data
+    assert not c.known(address)
+    whole, part = ep.Tensor(array), ep.Tensor(array[10:20])
+    assert part.data == address + 40
+    del whole
+    assert c.known(address)
+    del part
+    assert not c.known(address)
+
+
+def test_array_outlives_its_tensor() -> None:
+    """A tensor keeps its array alive, so that queued work never meets freed memory."""
+    tensor = ep.Tensor(np.full(100_000, 7, np.int32))
+    found = ctypes.cast(tensor.data, ctypes.POINTER(ctypes.c_int32))
+    assert found[99_999] == 7
+
+
+def test_torch_tensors() -> None:
+    """A step on torch tensors of the CPU is the reference's."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+    found = ep.Tensor(tensor)
+    assert (found.data, found.sizes, found.datatype) == (tensor.data_ptr(), (2, 3), 9)
+    with pytest.raises(ep.InvalidArgument, match="not C-contiguous"):
+        ep.Tensor(tensor.t())
+
+
+# ---- Cost -------------------------------------------------------------------------------------
+
+
+COST = """
+import time
+from trefoil import ep
+
+def best_us(call, count=20000):
+    found = []
+    for _ in range(7):
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        found.append((time.perf_counter() - start) / count * 1e6)
+    return min(found)
+
+handle = ep.Handle(64)
+tokens, out = (ep.Tensor(4096, dtype=9, shape=(8, 64)) for _ in range(2))
+counters = ep.Tensor(4096, dtype=2, shape=(8,))
+inputs, outputs = ep.DispatchInputs(tokens=tokens), ep.DispatchOutputs(tokens=out)
+info = ep.LayoutInfo(expert_counters=counters)
+print(best_us(lambda: handle.dispatch(inputs, outputs, layout_info=info, stream=0)))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dispatch of three tensors into a library whose functions are empty: all of it is Python's.
+    The goal is 1.5 us on an idle machine; the bound leaves room for one that is not."""
+    header = (Path(__file__).resolve().parents[2] / "python/src/loader.h").read_text()
+    names = re.findall(r"\bX\((\w+)\)", header)
+    assert "ncclEpDispatch" in names
+    source, library = tmp_path / "empty.c", tmp_path / "libempty.so"
+    source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    took = float(run(COST, TREFOIL_EP_LIBRARY=str(library)))
+    with capsys.disabled():
+        print(f"\ndispatch of three tensors: {took:.2f} us above the C call")
+    assert took < 15
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reference_of_one_rank(mode: str) -> None:
+    case = Case(mode, ranks=1, experts=4, seed=3)
+    (got,) = with_threads(partial(through_ep, case), 1)
+    assert got.bytes() == by_reference(case)[0].bytes()
