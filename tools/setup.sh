@@ -47,6 +47,8 @@ int main() {
 }' -lboost_context -pthread ;;
     mpi:) printf '#include <mpi.h>\nint main(void) { return MPI_Init(0, 0); }\n' |
       mpicc -x c - -o /dev/null >/dev/null 2>&1 ;;
+    python-headers:*) compiles c '#include <Python.h>
+int main(void) { return 0; }' -I "$(python3 -c 'import sysconfig as s; print(s.get_path("include"))' 2>&1)" ;;
     venv:*) command -v python3 >/dev/null 2>&1 && python3 -c 'import venv, ensurepip' 2>/dev/null ;;
     *) return 1 ;;
   esac
@@ -107,7 +109,7 @@ without_help="docs/use_without_network.md says how to do without root, apt or ne
 compiler_needs=(cmd:cc=gcc cmd:c++=g++ c:=libc6-dev cxx:=g++)
 cli_needs=(cmd:pkg-config=pkg-config pc:popt=libpopt-dev pc:jansson=libjansson-dev)
 more_needs=(cmd:git=git cmd:python3=python3 venv:=python3-venv cmd:cmake=cmake cmd:ninja=ninja-build
-  pc:libzip=libzip-dev pc:libxxhash=libxxhash-dev pc:simgrid=libsimgrid-dev)
+  python-headers:=python3-dev pc:libzip=libzip-dev pc:libxxhash=libxxhash-dev pc:simgrid=libsimgrid-dev)
 test_needs=(boost-context:=libboost-context-dev cmd:mpirun=openmpi-bin mpi:=libopenmpi-dev cmd:clang=clang)
 
 # clang_runtime: the package with libFuzzer and the sanitizers' runtimes of clang, where it is one of its own.

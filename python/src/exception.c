@@ -9,12 +9,12 @@ static struct {
   PyObject **python; /* a second base */
   PyObject *type;
 } kinds[] = {
-    {ncclInvalidArgument, "trefoil.ep.InvalidArgument", "An argument breaks its rule.",
+    {ncclInvalidArgument, "trefoil.ep.InvalidArgumentError", "An argument breaks its rule.",
      &PyExc_ValueError, NULL},
-    {ncclInvalidUsage, "trefoil.ep.InvalidUsage", "The call is not possible now.", NULL, NULL},
+    {ncclInvalidUsage, "trefoil.ep.InvalidUsageError", "The call is not possible now.", NULL, NULL},
     {ncclRemoteError, "trefoil.ep.RemoteError", "Another rank failed, is gone or late.", NULL,
      NULL},
-    {ncclSystemError, "trefoil.ep.SystemFailure", "The system refused memory or another need.",
+    {ncclSystemError, "trefoil.ep.SystemFailureError", "The system refused memory or another need.",
      &PyExc_OSError, NULL},
 };
 enum { NUM_KINDS = sizeof kinds / sizeof *kinds };

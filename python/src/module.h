@@ -69,7 +69,7 @@ PyObject *pyDoneCuda(cudaError_t code); /* of a cuda call */
 /* ---- Waits: calls that may wait for other ranks ------------------------------------------------ */
 
 /* The call runs on a thread of its own, so that the main thread can act on signals. If a signal's handler
- * raises, the communicator (if there is one) is aborted, which ends the call. */
+ * raises, the call is left behind, and its communicator (if it has one) counts as destroyed. */
 typedef struct ep_job ep_job_t;
 struct ep_job {
   ncclResult_t (*run)(ep_job_t *job);

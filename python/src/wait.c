@@ -1,5 +1,4 @@
 /* Calls that may wait for other ranks: Ctrl-C ends them. */
-#include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -12,8 +11,7 @@
 
 #include "module.h"
 
-#define SIGNAL_CHECK_NS 20000000   /* between looks for signals that came to another thread */
-#define ABORT_WAIT_NS   2000000000 /* for a call to end once its communicator is aborted */
+#define SIGNAL_CHECK_NS 20000000 /* between looks for signals that came to another thread */
 
 typedef struct {
   ep_job_t job;
@@ -71,22 +69,8 @@ static int waitFor(sem_t *done, long long ns) {
   return sem_timedwait(done, &until) == 0;
 }
 
-/* Ends the call as far as it can be ended; returns whether it has ended. */
-static int endCall(ep_wait_t *w) {
-  int ended = 0;
-  if (w->job.comm) {
-    Py_BEGIN_ALLOW_THREADS;
-    w->library->ncclCommAbort(w->job.comm);
-    errno = EINTR;
-    while (!ended && errno == EINTR) ended = waitFor(&w->done, ABORT_WAIT_NS);
-    Py_END_ALLOW_THREADS;
-  }
-  if (w->job.owner) ((ep_object_t *)w->job.owner)->value = NULL;
-  return ended;
-}
-
-/* 0: done; -1: a signal's handler raised, the call was ended or left behind. What it reads of Python's then
- * stays for good. */
+/* 0: done; -1: a signal's handler raised, and the call was left behind: its communicator is not used again,
+ * and what it reads of Python's stays for good. */
 static int waitInMain(ep_wait_t *w) {
   for (;;) {
     int done;
@@ -95,10 +79,7 @@ static int waitInMain(ep_wait_t *w) {
     Py_END_ALLOW_THREADS;
     if (done) return 0;
     if (!PyErr_CheckSignals()) continue;
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    if (endCall(w)) pyRelease(&w->job.held);
-    PyErr_Restore(type, value, trace);
+    if (w->job.owner) ((ep_object_t *)w->job.owner)->value = NULL;
     return -1;
   }
 }

@@ -78,7 +78,7 @@ def destroyed(s: SimpleNamespace) -> None:
     run(s)
 
 
-ROWS, REFUSED = CASE.rows(0), ep.InvalidArgument
+ROWS, REFUSED = CASE.rows(0), ep.InvalidArgumentError
 BACKWARD_TWICE = ep.DispatchConfig(pass_direction=9)  # type: ignore[arg-type]
 ONE = np.zeros(1, np.int32)
 TABLE: dict[str, tuple[Callable[[SimpleNamespace], None], type[Exception], str]] = {
@@ -114,15 +114,15 @@ TABLE: dict[str, tuple[Callable[[SimpleNamespace], None], type[Exception], str]]
     "too large": (spoil(config=ep.DispatchConfig(send_only=1 << 32)), OverflowError, "send_only"),
     "config": (spoil(config=object()), AttributeError, "send_only"),
     "stream": (spoil(stream="main"), AttributeError, "cuda_stream"),
-    "destroyed handle": (destroyed, ep.InvalidUsage, "destroyed"),
+    "destroyed handle": (destroyed, ep.InvalidUsageError, "destroyed"),
     "group for a handle": (
         lambda s: ep.Handle.update(s.group, s.idx),
         TypeError,
         "expected a handle",
     ),
     "wrong address": (lambda s: ep.Handle(16).update(s.idx), REFUSED, "handle"),
-    "group with handles": (lambda s: s.group.destroy(), ep.InvalidUsage, "handle"),
-    "mask of HT": (lambda s: s.group.query_mask(T(ONE)), ep.InvalidUsage, "mask"),
+    "group with handles": (lambda s: s.group.destroy(), ep.InvalidUsageError, "handle"),
+    "mask of HT": (lambda s: s.group.query_mask(T(ONE)), ep.InvalidUsageError, "mask"),
     "mask of another size": (
         lambda s: s.group.update_mask([1, 1, 1]),
         REFUSED,
@@ -196,9 +196,9 @@ def test_second_operation_in_flight() -> None:
 
             send(0)
             send(1)
-            with pytest.raises(ep.InvalidUsage, match="send_only"):
+            with pytest.raises(ep.InvalidUsageError, match="send_only"):
                 send(2)
-            with pytest.raises(ep.InvalidUsage, match="pending"):
+            with pytest.raises(ep.InvalidUsageError, match="pending"):
                 handles[0].destroy()
             for handle in handles:
                 handle.complete()
@@ -239,7 +239,7 @@ def in_child(comm: ep.Communicator, group: ep.Group, handle: ep.Handle, idx: ep.
     for number, call in enumerate(calls, start=1):
         try:
             call()
-        except ep.InvalidUsage as error:
+        except ep.InvalidUsageError as error:
             if "fork" not in str(error):
                 return 10 + number
         else:

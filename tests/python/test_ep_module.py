@@ -113,26 +113,30 @@ old = ep.Communicator.create(1, 0, ep.get_unique_id())
 ep.load({str(library)!r})
 try:
     old.num_ranks
-except ep.InvalidUsage:
+except ep.InvalidUsageError:
     print(ep.get_lib_path())
 """
     assert run(program).strip() == str(library)
 
 
 def test_no_gpu_library() -> None:
-    """A machine without NCCL or a GPU: OSError with the loader's reason, and the CPU library stays."""
+    """The loader's reason, and the CPU library stays in use."""
+    try:
+        ctypes.CDLL("libnccl_ep.so.0")
+        pytest.skip("the dynamic loader finds a GPU library here")
+    except OSError:
+        pass
     program = """
 from trefoil import ep
-before = ep.get_lib_path()
+comm = ep.Communicator.create(1, 0, ep.get_unique_id())
 try:
     ep.load("gpu")
-    ep.device_count()
-except (OSError, ep.Error) as error:
-    print(type(error).__name__)
-else:
-    print("loaded")
+except OSError as error:
+    print(error, comm.num_ranks)
 """
-    assert run(program).strip() in ("OSError", "Error", "loaded")
+    said = run(program).strip()
+    assert "libnccl_ep.so.0" in said
+    assert said.endswith(" 1")
 
 
 # Parameters of nccl.ep 0.1.0's functions; a stream has a default here.
@@ -212,7 +216,7 @@ def test_another_view() -> None:
     array = np.zeros((4, 8), np.uint8)
     tensor = ep.Tensor(array, dtype=ep.DataType.BFLOAT16, shape=(4, 4))
     assert (tensor.datatype, tensor.sizes) == (9, (4, 4))
-    with pytest.raises(ep.InvalidArgument, match="32 bytes"):
+    with pytest.raises(ep.InvalidArgumentError, match="32 bytes"):
         ep.Tensor(array, dtype=ep.DataType.FLOAT32, shape=(4, 4))
 
 
@@ -244,7 +248,7 @@ def test_torch_tensors() -> None:
     tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     found = ep.Tensor(tensor)
     assert (found.data, found.sizes, found.datatype) == (tensor.data_ptr(), (2, 3), 9)
-    with pytest.raises(ep.InvalidArgument, match="not C-contiguous"):
+    with pytest.raises(ep.InvalidArgumentError, match="not C-contiguous"):
         ep.Tensor(tensor.t())
 
 
@@ -255,9 +259,9 @@ COST = """
 import time
 from trefoil import ep
 
-def best_us(call, count=20000):
+def best_us(call, count=1000):
     found = []
-    for _ in range(7):
+    for _ in range(200):
         start = time.perf_counter()
         for _ in range(count):
             call()
@@ -286,7 +290,7 @@ def test_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     took = float(run(COST, TREFOIL_EP_LIBRARY=str(library)))
     with capsys.disabled():
         print(f"\ndispatch of three tensors: {took:.2f} us above the C call")
-    assert took < 15
+    assert took < 6
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -294,3 +298,11 @@ def test_reference_of_one_rank(mode: str) -> None:
     case = Case(mode, ranks=1, experts=4, seed=3)
     (got,) = with_threads(partial(through_ep, case), 1)
     assert got.bytes() == by_reference(case)[0].bytes()
+
+
+def test_stub_names_what_is_there() -> None:
+    from trefoil.ep._load import c
+
+    stub = (Path(ep.__file__).parents[1] / "_c.pyi").read_text()
+    named = set(re.findall(r"^(?:def|class) (\w+)", stub, flags=re.MULTILINE))
+    assert named == {name for name in dir(c) if not name.startswith("__")}

@@ -85,7 +85,7 @@ def test_interrupt(wait: str) -> None:
         said = process.stdout.read().split()
         process.wait(timeout=30)
         assert said[0] == "interrupted"
-        assert said[1:] in ([], ["False"])  # the communicator was aborted
+        assert said[1:] in ([], ["False"])  # the communicator is refused
         assert process.returncode == 0
         assert time.monotonic() - start < 10
 

@@ -10,9 +10,9 @@ init_handle and preflight.
     handle.dispatch(ep.DispatchInputs(tokens=ep.Tensor(x)), ...)
     ep.synchronize()
 
-The library is the CPU library inside the package, unless load() names another one. What the
-library refuses raises Error (InvalidArgument, InvalidUsage, RemoteError, SystemFailure) with its
-sentence; waits for other ranks end with Ctrl-C. docs/python.md has a whole script.
+The library is the CPU library inside the package, unless load() names another one. What it refuses
+raises Error with its sentence, as InvalidArgumentError, InvalidUsageError, RemoteError or
+SystemFailureError; waits for other ranks end with Ctrl-C. docs/python.md has a whole script.
 """
 
 from pathlib import Path
@@ -56,10 +56,10 @@ from trefoil.ep.structs import (
 from trefoil.ep.tensor import Tensor
 
 Error = _c.Error
-InvalidArgument = _c.InvalidArgument
-InvalidUsage = _c.InvalidUsage
+InvalidArgumentError = _c.InvalidArgumentError
+InvalidUsageError = _c.InvalidUsageError
 RemoteError = _c.RemoteError
-SystemFailure = _c.SystemFailure
+SystemFailureError = _c.SystemFailureError
 
 
 def get_lib_path() -> Path:
@@ -92,8 +92,8 @@ __all__ = [
     "GroupConfig",
     "Handle",
     "HandleConfig",
-    "InvalidArgument",
-    "InvalidUsage",
+    "InvalidArgumentError",
+    "InvalidUsageError",
     "Layout",
     "LayoutInfo",
     "OverflowPolicy",
@@ -101,7 +101,7 @@ __all__ = [
     "Preflight",
     "RemoteError",
     "Stream",
-    "SystemFailure",
+    "SystemFailureError",
     "Tensor",
     "ZeroCopyMode",
     "device_count",

@@ -14,6 +14,9 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+__all__ = ["c", "load"]
 
 NAME = "trefoil._c"
 GPU_LIBRARY = "libnccl_ep.so.0"
@@ -45,11 +48,14 @@ def _module_at(path: Path) -> ModuleType:
     module = module_from_spec(spec)
     loader.exec_module(module)
     sys.modules[NAME] = module
-    importlib.import_module("trefoil")._c = module  # type: ignore[attr-defined]
+    vars(importlib.import_module("trefoil"))["_c"] = module
     return module
 
 
-c = find_module()
+if TYPE_CHECKING:
+    from trefoil import _c as c
+else:
+    c = find_module()
 
 
 def load(library: str | os.PathLike[str] = "cpu") -> None:

@@ -16,7 +16,7 @@ ID_BYTES = 128
 
 def get_unique_id() -> bytes:
     """The 128 bytes by which ranks find each other; its maker lives until they have met."""
-    return c.unique_id()  # type: ignore[no-any-return]
+    return c.unique_id()
 
 
 def set_device(device: int) -> None:
@@ -25,14 +25,14 @@ def set_device(device: int) -> None:
 
 
 def get_device() -> int:
-    return c.get_device()  # type: ignore[no-any-return]
+    return c.get_device()
 
 
 def device_count() -> int:
-    return c.device_count()  # type: ignore[no-any-return]
+    return c.device_count()
 
 
-class Communicator(c.Object):  # type: ignore[misc]
+class Communicator(c.Object):
     """The ranks that make groups. As a context manager: destroyed, or aborted on an exception."""
 
     __slots__ = ("_owned",)
@@ -42,7 +42,7 @@ class Communicator(c.Object):  # type: ignore[misc]
         """Of an ncclComm_t that somebody else made and destroys."""
         self = super().__new__(cls, COMM, ptr)
         self._owned = False
-        return self  # type: ignore[no-any-return]
+        return self
 
     @classmethod
     def create(cls, num_ranks: int, rank: int, unique_id: bytes) -> Communicator:
@@ -79,7 +79,7 @@ class Communicator(c.Object):  # type: ignore[misc]
 
     @property
     def num_ranks(self) -> int:
-        return c.comm_count(self)  # type: ignore[no-any-return]
+        return c.comm_count(self)
 
     def destroy(self) -> None:
         """Of one that this class made; groups come first. A second time: nothing happens."""
@@ -127,7 +127,7 @@ def _read_id(path: Path, timeout: float) -> bytes:
     return path.read_bytes()
 
 
-class Stream(c.Object):  # type: ignore[misc]
+class Stream(c.Object):
     """A stream of this thread's device. Work queued on it runs in order, beside the program."""
 
     __slots__ = ("_owned",)
@@ -137,7 +137,7 @@ class Stream(c.Object):  # type: ignore[misc]
         """A new one, or that of a cudaStream_t that somebody else made and destroys."""
         self = super().__new__(cls, STREAM, c.stream_create() if ptr is None else ptr)
         self._owned = ptr is None
-        return self  # type: ignore[no-any-return]
+        return self
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.ptr

@@ -27,7 +27,7 @@ from trefoil.ep.tensor import Tensor
 _dispatch, _combine, _complete, _update = c.dispatch, c.combine, c.complete, c.update
 
 
-class Group(c.Object):  # type: ignore[misc]
+class Group(c.Object):
     """Ranks, limits and buffers. create, destroy and the making of handles may be collective.
 
     Not for two threads at once. As a context manager it is destroyed at the end, unless an
@@ -40,7 +40,7 @@ class Group(c.Object):  # type: ignore[misc]
     def __new__(cls, ptr: int) -> Group:
         self = super().__new__(cls, GROUP, ptr)
         self._comm = None
-        return self  # type: ignore[no-any-return]
+        return self
 
     @classmethod
     def create(cls, comm: Any, config: GroupConfig) -> Group:
@@ -83,20 +83,20 @@ class Group(c.Object):  # type: ignore[misc]
         self, layout: Layout, num_topk: int, *, config: HandleConfig | None = None
     ) -> int:
         """Bytes that a handle needs."""
-        return c.handle_mem_size(self, layout, config, num_topk)  # type: ignore[no-any-return]
+        return c.handle_mem_size(self, layout, config, num_topk)
 
     def query_mask(self, out: Tensor, *, stream: Any = None) -> None:
         """Writes int32 [R] in stream order: 1 = active, 0 = masked, by this rank's view."""
         ranks = self._num_ranks()
         if out.datatype != DataType.INT32 or out.ndim != 1 or out.sizes[0] < ranks:
-            raise c.InvalidArgument(f"out: int32 [{ranks}] expected")
+            raise c.InvalidArgumentError(f"out: int32 [{ranks}] expected")
         c.mask_query(self, out, stream)
 
     def update_mask(self, mask: Sequence[int], *, stream: Any = None) -> None:
         """Sets the mask, [R], in stream order."""
         values = array("i", mask)
         if len(values) != (ranks := self._num_ranks()):
-            raise c.InvalidArgument(f"mask: {len(values)} entries, expected {ranks}")
+            raise c.InvalidArgumentError(f"mask: {len(values)} entries, expected {ranks}")
         c.mask_update(self, values.tobytes(), stream)
 
     def clean_mask(self, *, stream: Any = None) -> None:
@@ -105,13 +105,13 @@ class Group(c.Object):  # type: ignore[misc]
 
     def _num_ranks(self) -> int:
         if self._comm is None:
-            raise c.InvalidUsage("a group made from an address does not know its ranks")
+            raise c.InvalidUsageError("a group made from an address does not know its ranks")
         return self._comm.num_ranks
 
     @property
     def async_error(self) -> bool:
         """Whether a queued operation failed since clear_error."""
-        return c.async_error(self)  # type: ignore[no-any-return]
+        return c.async_error(self)
 
     def clear_error(self) -> None:
         c.error_clear(self)
@@ -135,7 +135,7 @@ class Group(c.Object):  # type: ignore[misc]
             self.destroy()
 
 
-class Handle(c.Object):  # type: ignore[misc]
+class Handle(c.Object):
     """A layout and its current routing. Calls queue work on the stream and return.
 
     stream: a Stream, a cudaStream_t as int, an object with __cuda_stream__, or None for the
@@ -143,11 +143,15 @@ class Handle(c.Object):  # type: ignore[misc]
     """
 
     __slots__ = ("_comm", "_kept_combine", "_kept_dispatch", "_kept_update")
+    _comm: Communicator | None
+    _kept_combine: object
+    _kept_dispatch: object
+    _kept_update: object
 
     def __new__(cls, ptr: int) -> Handle:
         self = super().__new__(cls, HANDLE, ptr)
         self._comm = self._kept_update = self._kept_dispatch = self._kept_combine = None
-        return self  # type: ignore[no-any-return]
+        return self
 
     @classmethod
     def _of(cls, ptr: int, comm: Communicator | None, *kept: object) -> Handle:
@@ -191,7 +195,7 @@ class Handle(c.Object):  # type: ignore[misc]
     def complete(self, *, config: int = 0, stream: Any = None) -> None:
         """Finishes a send_only operation; with nothing pending a no-op. config: 0."""
         if config:
-            raise c.InvalidArgument(f"config: {config}, expected 0")
+            raise c.InvalidArgumentError(f"config: {config}, expected 0")
         _complete(self, stream)
 
     def destroy(self) -> None:

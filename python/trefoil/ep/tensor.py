@@ -100,7 +100,9 @@ def _pin_of(memory: _Memory) -> _Pin | None:
         return next((p for p in _pins.values() if p.start <= memory.data < p.end), None)
     _, _, host_runtime = c.library()
     if not host_runtime:
-        raise c.InvalidArgument("the tensor lies in host memory, and the library works on a GPU")
+        raise c.InvalidArgumentError(
+            "the tensor lies in host memory, and the library works on a GPU"
+        )
     pin = _pins[memory.base] = _Pin(memory)
     return pin
 
@@ -115,7 +117,7 @@ def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: i
 
 
 def _refuse_strides(shape: tuple[int, ...]) -> None:
-    raise c.InvalidArgument(f"the tensor of shape {shape} is not C-contiguous; copy it first")
+    raise c.InvalidArgumentError(f"the tensor of shape {shape} is not C-contiguous; copy it first")
 
 
 def _count(shape: tuple[int, ...]) -> int:
@@ -130,7 +132,9 @@ def _from_torch(t: Any) -> _Memory:
         _refuse_strides(tuple(t.shape))
     kind = t.device.type
     if kind not in ("cpu", "cuda"):
-        raise c.InvalidArgument(f"the tensor lies on a device of kind {kind}: cpu or cuda expected")
+        raise c.InvalidArgumentError(
+            f"the tensor lies on a device of kind {kind}: cpu or cuda expected"
+        )
     whole = t.untyped_storage()
     dtype = str(t.dtype).removeprefix("torch.")
     base, extent = whole.data_ptr(), whole.nbytes()
@@ -141,9 +145,7 @@ def _from_torch(t: Any) -> _Memory:
 def _type_name(buffer: Any, typestr: str) -> str:
     kind, size = typestr[1], int(typestr[2:])
     if typestr[0] == ">" and size > 1:
-        raise c.InvalidArgument(
-            f"the tensor's elements are {typestr}: not this machine's byte order"
-        )
+        raise c.InvalidArgumentError(f"the tensor's elements are {typestr}: another byte order")
     return str(getattr(buffer, "dtype", "")) or f"{_KINDS.get(kind, kind)}{8 * size}"
 
 
@@ -169,7 +171,7 @@ def _from_interface(buffer: Any, about: dict[str, Any], on_host: bool) -> _Memor
     base, extent = data, _count(shape) * item
     if (
         root is not buffer
-        and getattr(root, "nbytes", 0)
+        and root.nbytes > 0
         and _contiguous(root.shape, root.__array_interface__.get("strides"), root.itemsize)
     ):
         base, extent = root.__array_interface__["data"][0], root.nbytes
@@ -180,13 +182,13 @@ def _from_dlpack(buffer: Any) -> _Memory:
     capsule = buffer.__dlpack__()
     data, device_type, _, code, bits, lanes, shape, strides = c.read_dlpack(capsule)
     if device_type not in (_DL_CPU, _DL_CUDA, _DL_CUDA_HOST, _DL_MANAGED):
-        raise c.InvalidArgument(
+        raise c.InvalidArgumentError(
             f"the tensor lies on a device of DLPack's kind {device_type}: CPU or CUDA expected"
         )
     if not _contiguous(shape, strides):
         _refuse_strides(shape)
     if (code, bits) not in _DLPACK or lanes != 1:
-        raise c.InvalidArgument(
+        raise c.InvalidArgumentError(
             f"the tensor's elements are DLPack's ({code}, {bits}, {lanes}): no type of NCCL's"
         )
     extent = _count(shape) * bits // 8
@@ -208,11 +210,11 @@ def _memory_of(buffer: Any) -> _Memory:
 
 def _data_type(name: str) -> DataType:
     if name not in _NAMES:
-        raise c.InvalidArgument(f"the tensor's elements are {name}: no type of NCCL's")
+        raise c.InvalidArgumentError(f"the tensor's elements are {name}: no type of NCCL's")
     return _NAMES[name]
 
 
-class Tensor(c.Tensor):  # type: ignore[misc]
+class Tensor(c.Tensor):
     """A tensor of the C API over the buffer's memory, C-contiguous, of at most 8 dimensions.
 
     buffer: a NumPy array, a torch or CuPy tensor, anything with DLPack or the array interfaces,
@@ -222,6 +224,7 @@ class Tensor(c.Tensor):  # type: ignore[misc]
 
     __slots__ = ("_pin", "buffer")
     buffer: Any
+    _pin: _Pin | None
 
     def __new__(
         cls,
@@ -248,7 +251,7 @@ class Tensor(c.Tensor):  # type: ignore[misc]
         offset = window_offset or 0
         self = super().__new__(cls, data, int(dtype), tuple(shape), handle, offset, read_only)
         self.buffer, self._pin = buffer, pin
-        return self  # type: ignore[no-any-return]
+        return self
 
 
 def _viewed(
@@ -263,7 +266,7 @@ def _viewed(
         return wanted, extent
     have = _count(memory.shape) * _item_bytes(memory.dtype)
     if not 0 <= wanted < len(_ITEM_BYTES) or _count(extent) * _ITEM_BYTES[wanted] > have:
-        raise c.InvalidArgument(
+        raise c.InvalidArgumentError(
             f"dtype {wanted} and shape {extent} do not fit the buffer's {have} bytes"
         )
     return wanted, extent
