@@ -1,0 +1,110 @@
+"""What nccl.ep does not have: masks, init_handle, preflight; and how communicators meet."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ep_needs  # noqa: F401
+from ep_steps import Case, with_threads
+from trefoil import ep
+
+LL = Case("ll-rank-major", ranks=2)
+
+
+def test_masks() -> None:
+    """Query shows what update set, in stream order; clean undoes it on all ranks."""
+
+    def work(rank: int, comm: ep.Communicator) -> list[list[int]]:
+        config = LL.group_config()
+        config.enable_mask = True
+        found, mask = [], np.full(LL.ranks, -1, np.int32)
+        with ep.Group.create(comm, config) as group, ep.Stream() as stream:
+
+            def look() -> None:
+                group.query_mask(ep.Tensor(mask), stream=stream)
+                stream.synchronize()
+                found.append(mask.tolist())
+
+            look()
+            group.update_mask([int(r == rank) for r in range(LL.ranks)], stream=stream)
+            look()
+            group.update_mask([1, 1], stream=stream)
+            group.clean_mask(stream=stream)
+            look()
+            assert not group.async_error
+            group.clear_error()
+        return found
+
+    assert with_threads(work, 2) == [
+        [[1, 1], [1, 0], [1, 1]],
+        [[1, 1], [0, 1], [1, 1]],
+    ]
+
+
+def test_async_error() -> None:
+    """An id out of range: async_error is set, the next call tells it."""
+    case = Case("ht-flat", ranks=1, experts=4)
+
+    def work(rank: int, comm: ep.Communicator) -> None:
+        idx = case.routing(0)
+        idx[0, 0] = 99
+        with (
+            ep.Group.create(comm, case.group_config()) as group,
+            group.create_handle(case.layout(), ep.Tensor(idx)) as handle,
+        ):
+            ep.synchronize()
+            assert group.async_error
+            with pytest.raises(ep.Error, match="99"):
+                handle.update(ep.Tensor(case.routing(0)))
+            group.clear_error()
+            assert not group.async_error
+
+    with_threads(work, 1)
+
+
+def test_memory_of_a_handle() -> None:
+    """Preflight and handle_mem_size agree, and that much is enough."""
+
+    def work(rank: int, comm: ep.Communicator) -> None:
+        config = LL.group_config()
+        answer = ep.preflight(config, LL.layout(), num_topk=LL.topk, num_ranks=LL.ranks)
+        with ep.Group.create(comm, config) as group:
+            size = group.handle_mem_size(LL.layout(), LL.topk)
+            assert answer.supported
+            assert answer.handle_device_bytes == size > 0
+            memory = ep.Tensor(np.zeros(size, np.uint8))
+            with group.init_handle(LL.layout(), LL.topk, handle_mem=memory) as handle:
+                handle.update(ep.Tensor(LL.routing(rank)))
+
+    with_threads(work, 2)
+
+
+def test_preflight_says_why_not() -> None:
+    answer = ep.preflight(LL.group_config(), ep.Layout.FLAT, num_topk=2, num_ranks=2)
+    assert not answer.supported
+    assert (answer.limit, answer.nearest) == ("layout", 1)
+    assert "low latency" in answer.reason
+
+
+def test_meeting_by_file(tmp_path: Path) -> None:
+    """A file from before is refused; ranks that come early wait for the new one."""
+    path, counts = tmp_path / "id", []
+
+    def rank(r: int) -> None:
+        ep.set_device(r)
+        with ep.Communicator.from_file(path, 2, r) as comm:
+            counts.append(comm.num_ranks)
+
+    early = threading.Thread(target=rank, args=(1,))
+    early.start()
+    rank(0)
+    early.join(30)
+    assert counts == [2, 2]
+    with pytest.raises(FileExistsError):
+        ep.Communicator.from_file(path, 2, 0)
+    with pytest.raises(TimeoutError, match="rank 0 did not make"):
+        ep.Communicator.from_file(tmp_path / "none", 2, 1, timeout=0.05)
