@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FLAGS = ["-std=gnu11", "-O1", "-fPIC", "-ffp-contract=off", "-D_GNU_SOURCE", "-w"]
-C_TESTS = ["test_ref_dispatch", "test_ref_combine", "test_numerics"]
+C_TESTS = ["test_ref_dispatch", "test_ref_combine", "test_numerics", "test_grad"]
 ORACLE_CASES = "60"
+ORACLES = ["test_oracle.py", "test_a2sgd_oracle.py"]
 
 
 @dataclass
@@ -33,6 +34,11 @@ class Mutant:
     what: str
     old: str
     new: str
+
+
+def oracle_of(m: Mutant) -> str:
+    """The oracle of what the file computes."""
+    return ORACLES[m.file.startswith("grad")]
 
 
 def read_mutants(path: Path) -> list[Mutant]:
@@ -82,7 +88,7 @@ class Bench:
         command = ["cc", *flags, *parts, self.archive, "-o", out, "-lm", "-lpthread"]
         subprocess.run(command, check=True)
 
-    def noticed(self, objects: dict[str, Path], first: bool = False) -> list[str]:
+    def noticed(self, objects: dict[str, Path], oracle: str, first: bool = False) -> list[str]:
         """The tests that fail with these objects; with first, the oracle only if no other does."""
         parts, failed = list(objects.values()), []
         for name, program in self.programs.items():
@@ -92,18 +98,18 @@ class Bench:
             failed += re.findall(r"^FAILED (\w+)$", done.stderr, re.MULTILINE)
             if done.returncode < 0:
                 failed.append(f"{name} (signal {-done.returncode})")
-        if self.has_oracle and not (first and failed) and self.oracle_fails(parts):
+        if self.has_oracle and not (first and failed) and self.oracle_fails(parts, oracle):
             failed.append("oracle")
         return failed
 
-    def oracle_fails(self, parts: list) -> bool:
+    def oracle_fails(self, parts: list, oracle: str) -> bool:
         lib = self.scratch / "libtrefoil_mutant.so"
         keep = [f"-Wl,-u,{name}" for name in ("trefoilLastError",)]
         self.link(lib, parts, "-shared", *keep)
         env = os.environ | {"TREFOIL_LIB": str(lib), "TREFOIL_ORACLE_CASES": ORACLE_CASES}
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
         done = subprocess.run(
-            [*command, self.tests / "test_oracle.py"],
+            [*command, self.tests / oracle],
             env=env,
             timeout=300,
             capture_output=True,
@@ -140,14 +146,14 @@ def main() -> int:
     rows, broken = [], []
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(args.root.resolve(), args.archive.resolve(), Path(scratch))
-        if failed := bench.noticed(bench.objects):
+        if failed := [x for name in ORACLES for x in bench.noticed(bench.objects, name)]:
             print(f"the tests fail without any mutant: {', '.join(failed)}")
             return 1
         for m in read_mutants(Path(__file__).parent / "mutants.txt"):
             if args.only not in m.name:
                 continue
             try:
-                rows.append((m, bench.noticed(bench.plant(m), args.first)))
+                rows.append((m, bench.noticed(bench.plant(m), oracle_of(m), args.first)))
                 print(f"{m.name}: {', '.join(rows[-1][1][:4]) or 'SURVIVED'}", flush=True)
             except (ValueError, subprocess.SubprocessError) as error:
                 broken.append(f"{m.name}: {error}")
