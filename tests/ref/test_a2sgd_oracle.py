@@ -15,7 +15,7 @@ import oracle_grad as oracle
 from oracle_grad import A2SGD, QSGD, TOPK, Config
 from oracle_numbers import BITS, widen
 
-CASES = int(os.environ.get("TREFOIL_ORACLE_CASES", "100"))
+CASES = int(os.environ.get("TREFOIL_ORACLE_CASES", "60"))
 BATCH = 20
 DTYPES = {"f32": 7, "f16": 6, "bf16": 9}
 METHODS = (oracle.DENSE, A2SGD, TOPK, QSGD)
