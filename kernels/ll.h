@@ -137,7 +137,7 @@ typedef struct ep_ll_dispatch {
   ep_ll_quant_t quant;
   int globalIds;
   int sendWarps, recvWarps; /* of a block; 0 = chosen from the number of tokens */
-  int general;              /* 1: never the short kernel (tests) */
+  int general;              /* 1: never the fast path (tests) */
 } ep_ll_dispatch_t;
 
 typedef struct ep_ll_combine {
@@ -181,7 +181,7 @@ int epLlReuseDispatch(ep_ll_ready_t *ready, const ep_ll_dispatch_t *op);
 int epLlReuseCombine(ep_ll_ready_t *ready, const ep_ll_combine_t *op);
 trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *cudaStream);
 
-/* 1 if this dispatch runs on the short kernel, 0 if on another one; the result is the same. */
+/* 1 if this dispatch takes the fast path, 0 if the generic one; the result is the same. */
 int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts);
 /* Loads all kernels on the current device, so that no later launch waits for that. */
 trefoil_result_t epLlLoad(void);

@@ -1,6 +1,6 @@
 // Low latency: from an operation to a launch. Checks what the kernels rely on, works out what all threads
 // would work out alike, and chooses the roles of the warps.
-#include "kernels/device/quick_host.cuh"
+#include "kernels/device/dispatch_host.cuh"
 #include "kernels/ll_kernels.cuh"
 
 extern "C" {
@@ -19,10 +19,6 @@ constexpr size_t MAX_SHARED = 200 * 1024; // of the 227 KB that a block can have
 using LaunchFn = int (*)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                          unsigned, void *, void **, void **);
 std::atomic<LaunchFn> driverLaunch;
-
-size_t roundUp(size_t n, size_t to) {
-  return (n + to - 1) / to * to;
-}
 
 // Tokens by which warps are dealt: a rank without own ones is there for the others', of which it knows only
 // how many there may be.
@@ -56,50 +52,11 @@ Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned pa
   return Roles{send, recv, parts};
 }
 
-Roles quickRolesOf(const ep_ll_dispatch_t &op) {
+Roles fastRolesOf(const ep_ll_dispatch_t &op) {
   const int tokens = tokensToServe(op.numTokens, op.group);
   if (op.quant) return Roles{tokens > 64 ? 4 : 8, tokens > 64 ? 15 : 8, EP_LL_BOTH};
   const int send = op.handle.rankMajor ? (tokens > 32 ? 4 : 2) : tokens > 64 ? 3 : 2;
   return Roles{send, tokens > 32 ? 15 : tokens > 8 ? 8 : 4, EP_LL_BOTH};
-}
-
-void shareSharedMemory(DispatchArgs &a) {
-  const ep_ll_group_t &g = a.op.group;
-  const ep_ll_handle_t &h = a.op.handle;
-  const size_t R = g.numRanks, N = g.maxTokens, K = h.numTopk, rows = h.rankMajor ? 1 : g.numLocal;
-  const size_t entries = SOURCES * (size_t)a.copies;
-  a.warpAt = (int)roundUp((R + 1) * 4, 16);
-  a.warpBytes =
-      (int)roundUp((entries + entries / 32 + 2 > K ? entries + entries / 32 + 2 : K) * 4, 16);
-  a.rowAt = a.warpAt + a.warpBytes * (a.roles.numSend + a.roles.numRecv);
-  a.bigAt = a.rowAt + (a.op.quant ? (int)roundUp(a.op.tokenBytes + a.op.scaleBytes, 16) : 0);
-  size_t at = rows * SlotMap::strideOf(a.chunks) * 4;
-  a.beforeAt = (int)at;
-  at += a.chunks > 1 ? rows * a.chunks * 4 : 0;
-  a.owedAt = (int)at;
-  at += N * a.groups * 4;
-  a.routeAt = (int)at;
-  a.bigBytes = roundUp(at + R * N * a.idVectors * 12, 16);
-}
-
-DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned parts) {
-  DispatchArgs a = {};
-  a.op = op;
-  const ep_ll_group_t &g = op.group;
-  const int K = op.handle.numTopk;
-  a.wire =
-      wireOf(op.tokenBytes + op.scaleBytes + (op.handle.rankMajor ? (K * 4 + 15) / 16 * 16 : 0));
-  a.roles = rolesOf(EP_LL_DISPATCH, tokensToServe(op.numTokens, g), op.quant != EP_LL_QUANT_NONE,
-                    op.handle.sum, parts);
-  if (parts == EP_LL_BOTH && op.sendWarps > 0) a.roles = Roles{op.sendWarps, op.recvWarps, parts};
-  a.idBytes = g.numLocal < 0xff ? 1 : 2;
-  a.idVectors = (4 + K * a.idBytes + 11) / 12;
-  a.copies = op.handle.rankMajor ? 1 : K;
-  a.groups = (g.numRanks + SOURCES - 1) / SOURCES;
-  a.perSource = (g.maxTokens + 31) / 32 * 32;
-  a.chunks = SlotMap::chunksOf(g.numRanks, a.perSource);
-  shareSharedMemory(a);
-  return a;
 }
 
 int imin(int a, int b) {
@@ -142,8 +99,6 @@ trefoil_result_t checkDispatch(const ep_ll_dispatch_t &op, const DispatchArgs &a
   EP_CHECK(!op.quant || (op.tokenBytes % 512 == 0 && op.scaleBytes == op.tokenBytes / 32),
            TREFOIL_INVALID_ARGUMENT, "E4M3 takes a hidden of a multiple of 512, not %d",
            op.tokenBytes);
-  EP_CHECK(op.scratch || a.bigAt + a.bigBytes <= MAX_SHARED, TREFOIL_INVALID_ARGUMENT,
-           "this shape needs scratch memory (epLlDispatchScratch)");
   return TREFOIL_OK;
 }
 
@@ -189,25 +144,25 @@ extern "C" size_t epLlDispatchScratch(const ep_ll_group_t *group, const ep_ll_ha
   op.tokenBytes = (int)rowBytes;
   op.quant = EP_LL_QUANT_E4M3; // the larger need
   op.numTokens = group->maxTokens;
-  const DispatchArgs a = dispatchArgs(op, EP_LL_BOTH);
-  return a.bigAt + a.bigBytes <= MAX_SHARED ? 0 : (size_t)a.bigBytes * group->numSms;
+  DispatchArgs a = dispatchArgs(op, EP_LL_BOTH);
+  return layOutShared(a, true) <= MAX_SHARED ? 0 : (size_t)a.bigBytes * group->numSms;
 }
 
-static trefoil_result_t prepareQuick(QuickArgs &q, size_t shared, ep_ll_ready_t *out) {
-  const ep_ll_dispatch_t &op = q.op;
-  Roles roles = quickRolesOf(op);
-  if (op.sendWarps > 0) roles = Roles{op.sendWarps, op.recvWarps, EP_LL_BOTH};
-  q.numSend = roles.numSend;
-  q.numRecv = roles.numRecv;
-  q.numWire = 3;
-  q.pace = 1;
-  const int warps = q.numSend + q.numRecv;
-  EP_CHECK(warps * 32 <= QUICK_THREADS, TREFOIL_INVALID_ARGUMENT, "too many warps");
-  keep(out,
-       epLlQuickKernel(op.handle.rankMajor, op.quant != EP_LL_QUANT_NONE,
-                       q.wire.rowBytes != op.tokenBytes, op.group.bytes != nullptr),
-       op.group.numSms, warps, shared, q);
-  out->isShort = 1;
+// The roles of the warps. Quantising, few warps store to peers, and slowly, as long as the block also polls.
+static trefoil_result_t dealWarps(DispatchArgs &a, bool fast) {
+  const ep_ll_dispatch_t &op = a.op;
+  Roles roles = fast ? fastRolesOf(op)
+                     : rolesOf(EP_LL_DISPATCH, tokensToServe(op.numTokens, op.group),
+                               op.quant != EP_LL_QUANT_NONE, op.handle.sum, a.parts);
+  if (a.parts == EP_LL_BOTH && op.sendWarps > 0) {
+    roles = Roles{op.sendWarps, op.recvWarps, a.parts};
+  }
+  a.numSend = roles.numSend;
+  a.numRecv = roles.numRecv;
+  a.numWire = a.numRecv ? 3 : a.numSend;
+  a.pace = a.numRecv > 0;
+  EP_CHECK(a.numSend + a.numRecv <= DISPATCH_THREADS / 32, TREFOIL_INVALID_ARGUMENT,
+           "too many warps");
   return TREFOIL_OK;
 }
 
@@ -216,26 +171,29 @@ extern "C" trefoil_result_t epLlPrepareDispatch(const ep_ll_dispatch_t *op, unsi
   EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
   DispatchArgs a = dispatchArgs(*op, parts);
   EP_TRY(checkDispatch(*op, a, parts));
-  QuickArgs quick;
-  int quickBytes;
-  if (quickArgs(a, quick, quickBytes, (int)MAX_SHARED)) {
-    return prepareQuick(quick, quickBytes, out);
-  }
-  const int warps = a.roles.numSend + a.roles.numRecv;
-  EP_CHECK(warps <= DISPATCH_THREADS / 32, TREFOIL_INVALID_ARGUMENT, "too many warps");
-  const size_t shared = a.bigAt + (a.op.scratch ? 0 : (size_t)a.bigBytes);
-  keep(out,
-       epLlDispatchKernel(op->quant != EP_LL_QUANT_NONE, a.wire.rowBytes != op->tokenBytes,
-                          op->scratch != nullptr),
-       op->group.numSms, warps, shared, a);
-  out->isShort = 0;
+  const bool fast = isFast(a, MAX_SHARED);
+  const size_t all = layOutShared(a, !fast);
+  EP_CHECK(fast || op->scratch || all <= MAX_SHARED, TREFOIL_INVALID_ARGUMENT,
+           "this shape needs scratch memory (epLlDispatchScratch)");
+  EP_TRY(dealWarps(a, fast));
+  const bool scratch = !fast && op->scratch;
+  const DispatchChoice choice = {!fast,
+                                 op->handle.rankMajor != 0,
+                                 op->quant != EP_LL_QUANT_NONE,
+                                 a.wire.rowBytes != op->tokenBytes,
+                                 op->group.bytes != nullptr,
+                                 scratch};
+  keep(out, epLlDispatchKernel(choice), op->group.numSms, a.numSend + a.numRecv,
+       scratch ? (size_t)a.bigAt : all, a);
+  out->isShort = fast;
   return TREFOIL_OK;
 }
 
-static void moveDispatch(ep_ll_dispatch_t &kept, const ep_ll_dispatch_t &op) {
+static void moveDispatch(DispatchArgs &args, const ep_ll_dispatch_t &op) {
+  ep_ll_dispatch_t &kept = args.op;
   kept.group.stamps = op.group.stamps;
-  kept.handle.topkIdx = op.handle.topkIdx;
-  kept.tokens = op.tokens;
+  args.topkIdx = kept.handle.topkIdx = op.handle.topkIdx;
+  args.tokens = (const char *)(kept.tokens = op.tokens);
   kept.scales = op.scales;
   kept.weights = op.weights;
   kept.outTokens = op.outTokens;
@@ -247,8 +205,8 @@ static void moveDispatch(ep_ll_dispatch_t &kept, const ep_ll_dispatch_t &op) {
 
 extern "C" int epLlReuseDispatch(ep_ll_ready_t *ready, const ep_ll_dispatch_t *op) {
   if (!ready->kernel) return 0;
-  ep_ll_dispatch_t &kept =
-      ready->isShort ? argsOf<QuickArgs>(ready).op : argsOf<DispatchArgs>(ready).op;
+  DispatchArgs &args = argsOf<DispatchArgs>(ready);
+  const ep_ll_dispatch_t &kept = args.op;
   if (kept.numTokens != op->numTokens || kept.tokenBytes != op->tokenBytes ||
       kept.scaleBytes != op->scaleBytes || kept.quant != op->quant ||
       kept.globalIds != op->globalIds || kept.handle.idx64 != op->handle.idx64 ||
@@ -256,11 +214,7 @@ extern "C" int epLlReuseDispatch(ep_ll_ready_t *ready, const ep_ll_dispatch_t *o
       kept.recvWarps != op->recvWarps || kept.general != op->general || !areAligned(*op)) {
     return 0;
   }
-  moveDispatch(kept, *op);
-  if (ready->isShort) {
-    argsOf<QuickArgs>(ready).topkIdx = op->handle.topkIdx;
-    argsOf<QuickArgs>(ready).tokens = (const char *)op->tokens;
-  }
+  moveDispatch(args, *op);
   return 1;
 }
 
@@ -271,9 +225,8 @@ extern "C" trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned pa
 }
 
 extern "C" int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts) {
-  QuickArgs quick;
-  int bytes;
-  return quickArgs(dispatchArgs(*op, parts), quick, bytes, (int)MAX_SHARED);
+  DispatchArgs a = dispatchArgs(*op, parts);
+  return isFast(a, MAX_SHARED);
 }
 
 extern "C" trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsigned parts,
@@ -358,12 +311,13 @@ extern "C" trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *stream)
 }
 
 extern "C" trefoil_result_t epLlLoad(void) {
-  const void *kernels[25];
+  const void *kernels[29];
   int n = 0;
-  for (int q = 0; q < 6; q++) kernels[n++] = epLlDispatchKernel(q >= 4, q >= 2, q & 1);
-  for (int q = 0; q < 5; q++) {
-    kernels[n++] = epLlQuickKernel(q & 1, q >= 3, q >= 1, false);
-    kernels[n++] = epLlQuickKernel(q & 1, q >= 3, q >= 1, true);
+  for (int q = 0; q < 20; q++) { // shapes by counts or scratch, by path
+    const bool generic = q & 1, more = q & 2;
+    const int shape = q / 4;
+    kernels[n++] = epLlDispatchKernel(
+        DispatchChoice{generic, shape >= 3, shape == 2 || shape == 4, shape >= 1, more, more});
   }
   for (int q = 0; q < n; q++) {
     const cudaError_t e = cudaFuncSetAttribute(

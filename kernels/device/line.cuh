@@ -46,38 +46,6 @@ EP_DEV bool isMarkLane(int lane) {
   return (lane & 7) == 7;
 }
 
-// A contiguous row, 16-byte aligned, as this lane's part of the step; the mark lane gets the mark.
-EP_DEV uint4 readPiece(const char *row, const Piece &p, int lane, unsigned mark) {
-  uint4 v = make_uint4(0, 0, 0, mark);
-  if (!isMarkLane(lane)) {
-    if (p.words == 4) v = loadStream(row + p.off);
-  } else if (p.words > 0) {
-    const unsigned *q = (const unsigned *)(row + p.off);
-    v.x = q[0];
-    if (p.words > 1) v.y = q[1];
-    if (p.words > 2) v.z = q[2];
-  }
-  return v;
-}
-
-EP_DEV void writePiece(char *row, const Piece &p, int lane, uint4 v) {
-  if (!isMarkLane(lane)) {
-    if (p.words == 4) storeStream(row + p.off, v);
-  } else if (p.words > 0) {
-    unsigned *q = (unsigned *)(row + p.off);
-    q[0] = v.x;
-    if (p.words > 1) q[1] = v.y;
-    if (p.words > 2) q[2] = v.z;
-  }
-}
-
-// All lanes: the step as it lies in the slot of a row.
-EP_DEV uint4 loadStep(const char *slot, const Piece &p, int step, int lane) {
-  return p.on ? loadSys(slot + step * 512 + lane * 16) : make_uint4(0, 0, 0, 0);
-}
-EP_DEV void storeStep(char *slot, const Piece &p, int step, int lane, uint4 v) {
-  if (p.on) storeSys(slot + step * 512 + lane * 16, v);
-}
 // This lane sees that its line has not arrived; a warp vote makes it the step's answer.
 EP_DEV bool isMissing(uint4 v, const Piece &p, int lane, unsigned mark) {
   return p.on && isMarkLane(lane) && v.w != mark;

@@ -19,8 +19,7 @@ from pathlib import Path
 
 # Part of the mangled name: bytes of spill stores that are accepted, and why.
 ALLOWED = {
-    "dispatchKernelILb0ELb1ELb1E": 64,  # tables too large for shared memory
-    "dispatchKernelILb1ELb1ELb1E": 64,
+    "DispatchTraitsILb1E": 96,  # the generic path: eight blocks of entries a lane
     "combineKernelIL4Elem": 128,  # warps of 20 and more need more registers than there are
     "partialKernelIL4Elem": 96,
 }
