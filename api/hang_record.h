@@ -17,7 +17,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "kernels/ht.h"
+#include "kernels/ht/ht.h"
 
 #define EP_HANG_MAGIC   0x474E4148464F5254ull /* "TROFHANG" */
 #define EP_HANG_VERSION 3u

@@ -3,8 +3,8 @@
  * tables for very large numbers of experts and tokens, which depend on the launch. */
 #include "cli/memory_need.h"
 
-#include "kernels/ht.h"
-#include "kernels/ll.h"
+#include "kernels/ht/ht.h"
+#include "kernels/ll/ll.h"
 #include "plan/error.h"
 
 #include <stdio.h>

@@ -68,7 +68,7 @@ static int checkHtLimits(const ep_group_limits_t *g, ep_verdict_t *out) {
   return inRange(out, "num_topk", g->numTopk, 0, EP_MAX_TOPK);
 }
 
-/* What the kernels take (kernels/ll.h, kernels/ht.h). */
+/* What the kernels take (kernels/ll/ll.h, kernels/ht/ht.h). */
 static int checkGpuLimits(const ep_group_limits_t *g, int numRanks, int ranksPerNode,
                           ep_verdict_t *out) {
   if (!inRange(out, "num_ranks", (unsigned)numRanks, 1, EP_LL_GPU_MAX_RANKS)) return 0;

@@ -23,7 +23,7 @@
 #define EP_UNNAMED_TOPK    32 /* HT handle made with num_topk -1 in a group that names no bound */
 #define EP_HT_CHUNK_TOKENS 64
 
-/* Narrower on GPUs: asserted against kernels/ll.h in api/gpu. */
+/* Narrower on GPUs: asserted against kernels/ll/ll.h in api/gpu. */
 #define EP_LL_GPU_MAX_RANKS       64
 #define EP_LL_GPU_MAX_LOCAL       65534u /* local experts */
 #define EP_HT_GPU_MAX_LOCAL       4096u  /* the same in high throughput */
@@ -66,7 +66,7 @@ typedef enum ep_buffer_id {
   EP_BUFFER_HANDLE_OBJECT, /* */
   EP_BUFFER_LAYOUT,        /* slots of every routed row (trefoil_layout_t) */
   /* GPU only */
-  EP_BUFFER_EXCHANGE, /* group, shared: what peers store into (kernels/ll.h) */
+  EP_BUFFER_EXCHANGE, /* group, shared: what peers store into (kernels/ll/ll.h) */
   EP_BUFFER_RECORD,   /* group, host: what waits tell, mapped to the device */
   EP_NUM_BUFFERS
 } ep_buffer_id_t;

@@ -1,4 +1,4 @@
-/* The GPU library: NCCL gives ranks and windows, kernels/ll.h carries the bytes.
+/* The GPU library: NCCL gives ranks and windows, kernels/ll/ll.h carries the bytes.
  *
  * Memory. A group's exchange memory is one window (ncclMemAlloc, ncclCommWindowRegister with flag 0), made
  * together with the first handle, because top-k decides its size, and made anew if a later handle needs
@@ -20,8 +20,8 @@
 #include "api/gpu/gpu_device.h"
 #include "api/hang_record.h"
 #include "api/object.h"
-#include "kernels/ht.h"
-#include "kernels/ll.h"
+#include "kernels/ht/ht.h"
+#include "kernels/ll/ll.h"
 
 #define EP_GPU_MAX_SMS             132 /* blocks of a launch: all SMs of an H100 or H200 */
 #define EP_GPU_RECORD_BYTES        4096

@@ -4,9 +4,9 @@
 extern "C" {
 #include "plan/error.h"
 }
-#include "kernels/device/ht_control.cuh"
-#include "kernels/device/signal.cuh"
-#include "kernels/device/start.cuh"
+#include "kernels/ht/ht_control.cuh"
+#include "kernels/ll/signal.cuh"
+#include "kernels/common/start.cuh"
 
 #include <cuda_runtime.h>
 #include <time.h>

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "kernels/ht.h"
+#include "kernels/ht/ht.h"
 #include "trefoil/base.h"
 
 #ifdef __cplusplus

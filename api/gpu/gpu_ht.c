@@ -1,4 +1,4 @@
-/* High throughput: calls become the kernels' parameter structs (kernels/ht.h).
+/* High throughput: calls become the kernels' parameter structs (kernels/ht/ht.h).
  *
  * An Update leaves its tables in handle_mem, where every handle on that memory finds them. In front of
  * them lies what calls on the host must know of a routing (ep_ht_memory_t), stored in stream order, so

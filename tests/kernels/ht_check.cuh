@@ -5,7 +5,7 @@
 
 #include "ll_world.cuh"
 
-#include "kernels/ht.h"
+#include "kernels/ht/ht.h"
 
 #include <algorithm>
 #include <string>

@@ -9,7 +9,7 @@
 
 #include "ht_check.cuh"
 
-#include "kernels/device/bulk.cuh"
+#include "kernels/common/bulk.cuh"
 
 #include <functional>
 

@@ -5,7 +5,7 @@
 
 #include "ht_time.cuh"
 
-#include "kernels/device/ht_control.cuh"
+#include "kernels/ht/ht_control.cuh"
 #include "trefoil/trace.h"
 
 namespace {

@@ -9,7 +9,7 @@
 #ifndef TREFOIL_TESTS_KERNELS_LL_MASKS_CUH
 #define TREFOIL_TESTS_KERNELS_LL_MASKS_CUH
 
-#include "kernels/protocol.h"
+#include "kernels/common/protocol.h"
 #include "ll_case.cuh"
 
 namespace {

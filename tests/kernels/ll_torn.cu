@@ -3,7 +3,7 @@
 //   ll_torn [--ranks R] [--gpus] [--rounds n] [--cold]: writers on rank 0's GPU, readers on each rank's GPU
 #include "ll_world.cuh"
 
-#include "kernels/device/ptx.cuh"
+#include "kernels/common/ptx.cuh"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // The order of work in a combine, on the host: every unit of a share once, step by step, and division by
 // multiplication.
-#include "kernels/device/walk.cuh"
+#include "kernels/ll/walk.cuh"
 
 #include <cstdint>
 #include <cstdio>

@@ -3,9 +3,9 @@
 #ifndef TREFOIL_TESTS_KERNELS_LL_WORLD_CUH
 #define TREFOIL_TESTS_KERNELS_LL_WORLD_CUH
 
-#include "kernels/device/ptx.cuh"
-#include "kernels/device/start.cuh"
-#include "kernels/ll.h"
+#include "kernels/common/ptx.cuh"
+#include "kernels/common/start.cuh"
+#include "kernels/ll/ll.h"
 
 #include <cuda_runtime.h>
 #include <cstdio>

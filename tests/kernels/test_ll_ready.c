@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/ll.h"
+#include "kernels/ll/ll.h"
 #include "plan/error.h"
 #include "test.h"
 

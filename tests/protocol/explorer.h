@@ -3,8 +3,8 @@
  * A rank is a list of launches in stream order; a launch is a few blocks; a block is two roles, one
  * that sends and one that receives, as warps are. Roles advance by the steps below in any order, the
  * control words are shared as on the device, and the arithmetic on them is the kernels' own
- * (kernels/protocol.h). A store to exchange memory is first queued at its cell and arrives at any later
- * time: stores to different cells in any order, stores of one rank to one cell in theirs.
+ * (kernels/common/protocol.h). A store to exchange memory is first queued at its cell and arrives at any
+ * later time: stores to different cells in any order, stores of one rank to one cell in theirs.
  *
  * What a cell holds says more than on the device: beside the mark, which operation and source truly wrote
  * it. A role that takes a cell by its mark and finds another operation or source has found a bug; so has

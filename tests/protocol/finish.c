@@ -1,8 +1,8 @@
-/* How a launch of the model ends (finishLaunch in kernels/device/wait.cuh): arrivals, clearing, free words,
+/* How a launch of the model ends (finishLaunch in kernels/ll/wait.cuh): arrivals, clearing, free words,
  * the clock. */
 #include "model.h"
 
-#include "kernels/protocol.h"
+#include "kernels/common/protocol.h"
 
 #include <string.h>
 

@@ -6,7 +6,7 @@
  * alone are enough are chosen in moves.c. */
 #include "model.h"
 
-#include "kernels/protocol.h"
+#include "kernels/common/protocol.h"
 
 #include <string.h>
 
@@ -45,7 +45,7 @@ static void fillSteps(uint8_t *out, const step_t *steps, int n) {
   fillSteps(out, (const step_t[]){__VA_ARGS__},                                                    \
             (int)(sizeof((const step_t[]){__VA_ARGS__}) / sizeof(step_t)))
 
-/* As in kernels/ll_dispatch.cu, ll_combine.cu, ll_partial.cu: [parts][role][not the block that
+/* As in kernels/ll/ll_dispatch.cu, ll_combine.cu, ll_partial.cu: [parts][role][not the block that
  * greets]. */
 static void initSteps(model_t *m) {
   memset(m->steps, STEP_END, sizeof m->steps);

@@ -1,4 +1,4 @@
-/* Flat combines out of windows as a machine to search (kernels/device/ht_pull.cuh): are rows read only
+/* Flat combines out of windows as a machine to search (kernels/ht/ht_pull.cuh): are rows read only
  * while their owner is in the operation, do two ranks always agree on the way between them, and do the ranks
  * ever wait for each other forever.
  *

@@ -1,4 +1,4 @@
-/* Dispatches straight into the receivers' outputs as a machine to search (kernels/device/ht_direct.cuh): is
+/* Dispatches straight into the receivers' outputs as a machine to search (kernels/ht/ht_direct.cuh): is
  * an output written only while its owner is in the operation, is every row there when the operation
  * ends, and do the ranks ever wait for each other forever.
  *

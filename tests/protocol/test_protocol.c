@@ -1,6 +1,6 @@
 /* The low-latency protocol, explored: every reachable state of every setup below is right, and every
  * planted bug is found. Prints what was explored; docs/kernels.md quotes it. */
-#include "kernels/protocol.h"
+#include "kernels/common/protocol.h"
 #include "protocol_checks.h"
 
 /* Whole operations, staged ones, two in flight, and all of them mixed. */

@@ -1,0 +1,14 @@
+// The few things of CUDA C++ that the sources say through names, because a second machine (tests/emulator)
+// says them otherwise: memory of a block and the address of a kernel. Another file of this name, earlier
+// on the include path, takes its place; so with ptx.cuh and bulk.cuh.
+#ifndef TREFOIL_KERNELS_COMMON_MACHINE_CUH
+#define TREFOIL_KERNELS_COMMON_MACHINE_CUH
+
+#define EP_SHARED(type, name)          __shared__ type name
+#define EP_SHARED_ARRAY(type, name, n) __shared__ type name[n]
+#define EP_DYNAMIC_SHARED(alignment, name)                                                         \
+  extern __shared__ __align__(alignment)                                                           \
+  char name[]
+#define EP_KERNEL(...) ((const void *)(__VA_ARGS__))
+
+#endif

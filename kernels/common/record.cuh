@@ -1,0 +1,37 @@
+// Who may write the record of waits (ep_ll_record_t), which threads of many blocks want to: one at a time,
+// and what was written of a wait that was given up stays. Otherwise a thread that had just decided to
+// note that it still waits could write over the name of the culprit.
+#ifndef TREFOIL_KERNELS_COMMON_RECORD_CUH
+#define TREFOIL_KERNELS_COMMON_RECORD_CUH
+
+#include "kernels/common/ptx.cuh"
+
+constexpr unsigned long long RECORD_EVERY = 10000000, RECORD_AFTER = 1000000; // ns
+constexpr unsigned long long RECORD_FINAL = ~0ull >> 1;
+
+// Calls write() if it is time for another note of a wait that goes on. One thread.
+template <typename F>
+EP_DEV void noteWait(unsigned *writing, unsigned long long *recorded, unsigned long long waited,
+                     unsigned long long now, F write) {
+  const unsigned long long last = *(volatile unsigned long long *)recorded;
+  if (waited <= RECORD_AFTER || (long long)(now - last) <= (long long)RECORD_EVERY) return;
+  if (atomicCAS(writing, 0u, 1u) != 0) return;
+  if (*(volatile unsigned long long *)recorded == last) {
+    *(volatile unsigned long long *)recorded = now;
+    write();
+  }
+  __threadfence();
+  atomicExch(writing, 0u);
+}
+
+// Calls write() for a wait that was given up. One thread. Whoever is at the record is about to leave it.
+template <typename F>
+EP_DEV void noteEnd(unsigned *writing, unsigned long long *recorded, F write) {
+  for (int tries = 0; tries < 10000 && atomicCAS(writing, 0u, 1u) != 0; tries++) __nanosleep(100);
+  *(volatile unsigned long long *)recorded = RECORD_FINAL;
+  write();
+  __threadfence();
+  atomicExch(writing, 0u);
+}
+
+#endif

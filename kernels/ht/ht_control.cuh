@@ -1,0 +1,188 @@
+// High throughput: what the kernels of a rank share in control memory, the tables that an Update leaves
+// in a handle, and waiting for peers.
+//
+// Every wait for a peer is made by a thread that may give up: after the time limit the first to notice
+// writes the record and sets `failed`; the others see it at their next look. A group that failed is lost:
+// its later launches return at once.
+#ifndef TREFOIL_KERNELS_HT_CONTROL_CUH
+#define TREFOIL_KERNELS_HT_CONTROL_CUH
+
+#include "kernels/common/record.cuh"
+#include "kernels/ht/ht.h"
+
+// Pieces sent to and received from each rank since the group began; a piece's place in a ring and its
+// generation follow from its number, so nothing is reset between operations.
+struct HtRings {
+  unsigned long long sent[EP_HT_MAX_RANKS], received[EP_HT_MAX_RANKS];
+};
+struct HtControl {
+  unsigned failed;
+  unsigned meetCount, meetTurn;  // blocks of an Update
+  unsigned arrived[2];           // blocks at the end of a dispatch, a combine
+  unsigned work[2][2];           // next candidate: [kind][feeders, followers]
+  unsigned badIds;               // of the running Update
+  unsigned writing;              // a thread is at the record
+  unsigned long long recorded;   // device clock of the last record written
+  unsigned long long numbers[3]; // operations finished: dispatch, combine, Update
+  HtRings rings[2];
+  unsigned doneBefore[EP_HT_MAX_RANKS]; // dispatch: each source's count at the start
+  unsigned readBefore[EP_HT_MAX_RANKS]; // combine: each destination's
+};
+static_assert(sizeof(HtControl) <= EP_HT_CONTROL_BYTES, "control memory");
+
+EP_DEV HtControl &htControl(const ep_ht_group_t &g) {
+  return *(HtControl *)g.control;
+}
+
+template <typename T> EP_DEV T htVolatile(const T *p) {
+  return *(const volatile T *)p;
+}
+
+// The tables behind the head of a handle's memory (ht_layout.c has the sizes). W = min(R, K).
+//   dests    [N, W] own token: {rank, how many-th own token to that rank}, ranks ascending; rank -1 ends
+//   ids      [N, K] own token: experts, -1 = none
+//   index    [R, N] received token: how many-th of its source; -1 = does not come here
+//   first    [R, N] received token, expert-major: twice its first slot, by ascending k, + 1 if it has more;
+//            HT_NOWHERE = none
+//   entries  [R, N, K] received token: expert-major the slot, -1 = none; flat the local expert and its place
+//            (below)
+//   zones    [L] {first slot, rows in use}; pads [L + 1] rows to be zeroed before each zone's
+constexpr unsigned HT_NOWHERE = ~0u;
+struct HtTables {
+  ep_ht_head_t *head;
+  int2 *dests;
+  int *ids, *index;
+  unsigned *first;
+  int *entries;
+  int2 *zones;
+  int *pads;
+  int width; // W
+};
+
+// Flat: an entry of a token says which of its local experts this is, and the place of that among the row's
+// weights: local experts by ascending id, then the entries that are none here.
+EP_DEV int flatEntry(int expert, int place) {
+  return expert | place << 16;
+}
+EP_DEV int flatNone(int place) {
+  return -1 - place;
+}
+EP_DEV int expertOf(int entry) { // -1: none
+  return entry < 0 ? -1 : entry & 0xffff;
+}
+EP_DEV int placeOf(int entry) {
+  return entry < 0 ? -1 - entry : entry >> 16;
+}
+
+__host__ __device__ inline size_t htAlign(size_t n) {
+  return (n + 255) & ~(size_t)255;
+}
+
+EP_DEV HtTables htTables(const ep_ht_group_t &g, const ep_ht_handle_t &h) {
+  const size_t N = g.maxTokens, R = g.numRanks, K = h.numTopk;
+  HtTables t;
+  char *p = (char *)h.memory;
+  t.width = min(g.numRanks, h.numTopk);
+  t.head = (ep_ht_head_t *)p;
+  p += htAlign(sizeof(ep_ht_head_t));
+  t.dests = (int2 *)p;
+  p += htAlign(N * t.width * 8);
+  t.ids = (int *)p;
+  p += htAlign(N * K * 4);
+  t.index = (int *)p;
+  p += htAlign(R * N * 4);
+  t.first = (unsigned *)p;
+  p += htAlign(R * N * 4);
+  t.entries = (int *)p;
+  p += htAlign(R * N * K * 4);
+  t.zones = (int2 *)p;
+  p += htAlign((size_t)g.numLocal * 8);
+  t.pads = (int *)p;
+  return t;
+}
+
+struct HtAwaited {
+  unsigned kind; // EP_HT_KIND_*
+  ep_ll_phase_t phase;
+  int rank;
+  unsigned expected, received;
+  long long item;
+};
+
+struct HtSpin {
+  unsigned polls = 0;
+  unsigned long long since = 0;
+};
+
+EP_DEV void htWriteRecord(const ep_ht_group_t &g, const HtAwaited &w, const HtSpin &spin,
+                          unsigned long long now, bool over) {
+  ep_ll_record_t *r = g.record;
+  if (!r) return;
+  r->kind = w.kind;
+  r->phase = w.phase;
+  r->rank = w.rank;
+  r->operation = htVolatile(&htControl(g).numbers[w.kind - EP_HT_KIND_DISPATCH]) + 1;
+  r->expected = w.expected;
+  r->received = w.received;
+  r->item = w.item;
+  r->sinceNs = spin.since;
+  r->nowNs = now;
+  if (over) {
+    r->failed = 1;
+    r->numGaveUp++;
+  }
+  __threadfence_system();
+  r->state = over ? 2 : 1;
+}
+
+static __device__ __noinline__ bool htLookAround(const ep_ht_group_t &g, HtAwaited w,
+                                                 HtSpin &spin) {
+  HtControl &c = htControl(g);
+  if (htVolatile(&c.failed)) return false;
+  const unsigned long long now = clockNs();
+  if (!spin.since) spin.since = now;
+  const unsigned long long waited = now - spin.since;
+  if (waited < g.timeoutNs) {
+    noteWait(&c.writing, &c.recorded, waited, now, [&] { htWriteRecord(g, w, spin, now, false); });
+    return true;
+  }
+  if (atomicCAS(&c.failed, 0u, 1u) == 0) {
+    noteEnd(&c.writing, &c.recorded, [&] { htWriteRecord(g, w, spin, now, true); });
+  }
+  return false;
+}
+
+// One thread: true to poll again.
+EP_DEV bool htKeepWaiting(const ep_ht_group_t &g, const HtAwaited &w, HtSpin &s) {
+  if (++s.polls & 255) return true;
+  return htLookAround(g, w, s);
+}
+
+// Words of 16 bytes that say themselves that they are there: 8 bytes, and an operation's number.
+EP_DEV uint4 packWord(unsigned long long data, unsigned long long number) {
+  return make_uint4((unsigned)data, (unsigned)(data >> 32), (unsigned)number,
+                    (unsigned)(number >> 32));
+}
+EP_DEV unsigned long long wordData(uint4 q) {
+  return q.x | (unsigned long long)q.y << 32;
+}
+EP_DEV bool isWordOf(uint4 q, unsigned long long number) {
+  return (q.z | (unsigned long long)q.w << 32) == number;
+}
+
+// One thread: waits for a word of operation `number`; false if it will not come. w: received is filled in.
+EP_DEV bool takeWord(const ep_ht_group_t &g, const char *at, unsigned long long number, HtAwaited w,
+                     unsigned long long &data) {
+  HtSpin spin;
+  for (;;) {
+    const uint4 q = loadSys(at);
+    if (isWordOf(q, number)) {
+      data = wordData(q);
+      return true;
+    }
+    w.received = q.z;
+    if (!htKeepWaiting(g, w, spin)) return false;
+  }
+}
+
+#endif

@@ -1,0 +1,225 @@
+// High throughput: from an operation to a launch. Checks what the kernels rely on, cuts rows into pieces,
+// deals shared memory out, and chooses how many blocks feed and how many follow.
+#include "kernels/ht/ht_kernels.cuh"
+
+#include "kernels/ht/ht_pipe.cuh"
+
+extern "C" {
+#include "plan/error.h"
+}
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+
+namespace {
+
+constexpr int MAX_SHARED = 232448 - 512; // of a block on sm_90, less what the kernels have by name
+constexpr int FEED_SLOTS = 8;            // a feeder's queue is short on purpose
+
+int roundUp(int n, int to) {
+  return (n + to - 1) / to * to;
+}
+
+int log2Of(int n) {
+  int b = 0;
+  while (1 << b < n) b++;
+  return b;
+}
+
+HtRow rowOf(int tokenBytes, int scaleBytes, const ep_ht_layout_t &at) {
+  HtRow r = {tokenBytes, scaleBytes, tokenBytes + scaleBytes, 0, 0};
+  r.numPieces = (r.rowBytes + (int)at.unitBytes - 1) / (int)at.unitBytes;
+  r.pieceBytes = roundUp((r.rowBytes + r.numPieces - 1) / r.numPieces, 16);
+  return r;
+}
+
+// Slots as shared memory allows; more than 60 bring nothing. `spare` bytes are left behind them. Sets the
+// shapes of both roles, room and stride in a kernel's arguments; returns a block's need without the spare.
+template <class Args> size_t dealShared(Args &a, int feedEntries, int followEntries, int spare) {
+  a.slotStride = roundUp(a.row.pieceBytes, 128);
+  a.feed.descInts = HT_DESC_HEAD + 2 * feedEntries;
+  a.follow.descInts = HT_DESC_HEAD + 2 * followEntries;
+  const int most = a.feed.descInts > a.follow.descInts ? a.feed.descInts : a.follow.descInts;
+  const int fixed = (int)sizeof(HtProgress) + HT_DESCS * (most * 4 + 8);
+  a.room = (MAX_SHARED - fixed - spare) / (a.slotStride + 2 * 8);
+  if (a.room > 60) a.room = 60;
+  a.feed.slots = a.follow.slots = a.room;
+  return (size_t)a.room * (a.slotStride + 2 * 8) + fixed;
+}
+
+// Candidates taken at a time: about `items` that are items.
+int takeOf(int items, int ranks, int topk) {
+  const int real = ranks < topk ? ranks : topk, n = (items * ranks + real - 1) / real;
+  return n > 32 ? 32 : n;
+}
+
+bool aligned(const void *p) {
+  return ((uintptr_t)p & 15) == 0;
+}
+
+trefoil_result_t checkGroup(const ep_ht_group_t &g, const ep_ht_handle_t &h, int numSms) {
+  EP_CHECK(h.numTopk >= 1 && h.numTopk <= EP_HT_MAX_TOPK, TREFOIL_INVALID_ARGUMENT,
+           "top-k is %d, must be 1 to %d", h.numTopk, EP_HT_MAX_TOPK);
+  EP_CHECK(((uintptr_t)h.memory & 255) == 0 && h.memory, TREFOIL_INVALID_ARGUMENT,
+           "a handle's memory must be 256-byte aligned");
+  EP_CHECK(numSms >= 1, TREFOIL_INVALID_ARGUMENT, "numSms is %d", numSms);
+  EP_CHECK(g.control && g.scratch, TREFOIL_INVALID_ARGUMENT, "control or scratch is NULL");
+  EP_CHECK(h.maxRecv >= 0 && h.maxRecv < INT32_MAX, TREFOIL_INVALID_ARGUMENT,
+           "maxRecv is %lld, must be below 2^31", (long long)h.maxRecv);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t checkRow(const HtRow &row, const ep_ht_group_t &g) {
+  EP_CHECK(row.tokenBytes >= 16 && row.tokenBytes % 16 == 0 && row.scaleBytes >= 0 &&
+               row.scaleBytes % 16 == 0,
+           TREFOIL_INVALID_ARGUMENT,
+           "rows of %d token and %d scale bytes: both must be multiples of 16", row.tokenBytes,
+           row.scaleBytes);
+  EP_CHECK(row.numPieces <= g.at.rowPieces, TREFOIL_INVALID_ARGUMENT,
+           "rows of %d bytes do not fit the group's max_token_bytes", row.rowBytes);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shared, void *args,
+                        void *stream) {
+  void *params[] = {args};
+  const cudaError_t e =
+      cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), params, shared, (cudaStream_t)stream);
+  EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the launch failed: %s", cudaGetErrorString(e));
+  return TREFOIL_OK;
+}
+
+// How many blocks feed, by what both sides take for a token (10 ns, H200); at most nine or ten, which fill
+// the wire. A dispatch rounds up, as a feeder too few costs more than one too many. Somebody must follow from
+// the start, or full rings would stop all feeders.
+struct Split {
+  double feed, follow, rounding;
+  int most;
+  int of(int blocks, int feeders) const {
+    const int share = (int)(blocks * feed / (feed + follow) + rounding);
+    const int n = feeders > 0 ? feeders : share < 1 ? 1 : share > most ? most : share;
+    return n > blocks - 1 ? blocks - 1 : n;
+  }
+};
+
+// A feeder stores a row to each rank of the token; followers of an expert-major dispatch store all its slots.
+Split dispatchSplit(bool expertMajor, bool direct, int ranks, int topk) {
+  if (!expertMajor) return Split{1, 1, 0, 10};
+  const double rows = ranks * (1 - pow(1 - 1.0 / ranks, topk)); // of a token, uniform routing
+  return direct ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 9}
+                : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 9};
+}
+
+Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
+  const double rows = ranks < topk ? ranks : topk; // of a token, at most
+  return expertMajor ? Split{25 * rows + 23 * topk, 22 + 17 * rows, 0.5, blocks}
+                     : Split{45 * rows * (ranks - 1) / ranks, 22 + 17 * rows, 0.5, 12};
+}
+
+} // namespace
+
+extern "C" trefoil_result_t epHtUpdate(const ep_ht_update_t *op, void *stream) {
+  EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
+  const ep_ht_group_t &g = op->group;
+  EP_TRY(checkGroup(g, op->handle, op->numSms));
+  EP_CHECK(op->numTokens >= 0 && op->numTokens <= g.maxTokens, TREFOIL_INVALID_ARGUMENT,
+           "%d tokens, at most %d were announced", op->numTokens, g.maxTokens);
+  UpdateArgs a = {};
+  a.op = *op;
+  a.rows = g.numLocal + 1 + g.numRanks;
+  a.perSource = (g.maxTokens + 255) / 256;
+  a.chunks = a.perSource * g.numRanks;
+  a.perWord = g.numExperts < 0xffff ? 4 : 2;
+  a.idBits = 64 / a.perWord;
+  char *scratch = (char *)g.scratch + EP_HT_PIECE_BYTES;
+  a.keptOf = (int *)scratch;
+  a.counts = (int *)(scratch + roundUp(g.numLocal * 4, 256));
+  const int wanted = a.chunks + 1; // a block a chunk, and one that reports meanwhile
+  const int blocks = wanted < op->numSms ? wanted : op->numSms;
+  return launch(epHtUpdateKernel(), blocks, 256, epHtUpdateShared(a.rows, g.numLocal), &a, stream);
+}
+
+extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *stream) {
+  EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
+  const ep_ht_group_t &g = op->group;
+  const int R = g.numRanks, K = op->handle.numTopk;
+  EP_TRY(checkGroup(g, op->handle, op->numSms));
+  HtDispatchArgs a = {};
+  a.op = *op;
+  a.row = rowOf(op->tokenBytes, op->scaleBytes, g.at);
+  EP_TRY(checkRow(a.row, g));
+  EP_CHECK(aligned(op->tokens) && aligned(op->outTokens) && aligned(op->scales) &&
+               aligned(op->outScales),
+           TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
+  EP_CHECK(((op->window.tokensOffset | op->window.scalesOffset) & 15) == 0,
+           TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
+  const bool direct = op->window.is;
+  const int spare = direct ? HT_PAIRS_BYTES : 0;
+  const size_t shared = dealShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
+  a.pairsAt = (int)shared;
+  a.direct = a.feed;
+  a.direct.take = a.direct.batch = 8;
+  if (a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
+  a.feed.take = a.feed.batch = 8;
+  a.follow.batch = op->handle.expertMajor ? 8 : 12;
+  a.follow.take = takeOf(a.follow.batch, R, K);
+  a.zeros = (const char *)g.scratch;
+  a.ringBits = log2Of(g.at.ringUnits[0]);
+  const int blocks = op->numSms < 2 ? 2 : op->numSms;
+  const bool em = op->handle.expertMajor;
+  a.split = dispatchSplit(em, false, R, K).of(blocks, op->numFeeders);
+  a.directSplit = em ? dispatchSplit(em, true, R, K).of(blocks, op->numFeeders) : blocks;
+  return launch(epHtDispatchKernel(op->handle.expertMajor, direct), blocks,
+                direct ? HT_DIRECT_THREADS : HT_SCATTER_THREADS, shared + spare, &a, stream);
+}
+
+extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream) {
+  EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
+  const ep_ht_group_t &g = op->group;
+  const int R = g.numRanks, K = op->handle.numTopk;
+  const bool expertMajor = op->handle.expertMajor;
+  EP_TRY(checkGroup(g, op->handle, op->numSms));
+  EP_CHECK(op->dtype == TREFOIL_F32 || op->dtype == TREFOIL_F16 || op->dtype == TREFOIL_BF16,
+           TREFOIL_INVALID_ARGUMENT, "combine sums f32, f16 and bf16, not %d", (int)op->dtype);
+  HtCombineArgs a = {};
+  a.op = *op;
+  a.row = rowOf(op->rowBytes, 0, g.at);
+  EP_TRY(checkRow(a.row, g));
+  EP_CHECK(aligned(op->tokens) && aligned(op->out) && (op->input.tokens & 15) == 0,
+           TREFOIL_INVALID_ARGUMENT, "tokens must be 16-byte aligned");
+  const bool outOfWindows = op->input.is && !expertMajor;
+  const int spare = outOfWindows ? HT_SOURCES_BYTES : 0;
+  const size_t shared = dealShared(a, expertMajor ? K : 1, R < K ? R : K, spare);
+  a.sourcesAt = (int)shared;
+  if (!expertMajor && a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
+  a.feed.batch = expertMajor ? 8 : 6;
+  a.feed.take = takeOf(a.feed.batch, R, K);
+  a.follow.take = a.follow.batch = 8;
+  a.ringBits = log2Of(g.at.ringUnits[1]);
+  const int blocks = op->numSms < 2 ? 2 : op->numSms;
+  a.split = combineSplit(expertMajor, R, K, blocks).of(blocks, op->numFeeders);
+  return launch(epHtCombineKernel(op->dtype, expertMajor, outOfWindows), blocks, HT_GATHER_THREADS,
+                shared + spare, &a, stream);
+}
+
+extern "C" trefoil_result_t epHtLoad(void) {
+  const void *kernels[14];
+  int n = 0;
+  kernels[n++] = epHtUpdateKernel();
+  for (int i = 0; i < 4; i++) kernels[n++] = epHtDispatchKernel(i & 1, i & 2);
+  for (trefoil_dtype_t t : {TREFOIL_F32, TREFOIL_F16, TREFOIL_BF16}) {
+    kernels[n++] = epHtCombineKernel(t, false, false);
+    kernels[n++] = epHtCombineKernel(t, false, true);
+    kernels[n++] = epHtCombineKernel(t, true, false);
+  }
+  for (int i = 0; i < n; i++) {
+    cudaFuncAttributes attributes;
+    cudaError_t e = cudaFuncGetAttributes(&attributes, kernels[i]);
+    if (e == cudaSuccess) {
+      e = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_SHARED);
+    }
+    EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
+  }
+  return TREFOIL_OK;
+}

@@ -1,0 +1,209 @@
+// A flat combine out of windows: rows are read where the experts have left them, by the rank that sums
+// them, instead of going through its ring.
+//
+//   start  every rank tells every rank in every flat combine whether its input lies in a window, and if so
+//          where that rank's tokens begin in it and how many of them there are (sayInput). Two ranks that
+//          have both said "window" read each other's rows; who has said it has its rows ready, since the word
+//          is in the operation.
+//   end    a block that has read its last piece adds to the peers' `reads`; what the blocks of a launch
+//          add up to does not depend on their number. The last block of the owner waits for it, so that
+//          the caller may overwrite its input.
+//   gradients of weights travel as words of two that say themselves that they are there, at once.
+//
+// There is one buffer for the words, and a rank without a window waits for nobody: it may be operations
+// ahead. So a word with a greater number than this combine's says that its writer had no window in this
+// one, for if it had, and this rank too, it would still be waiting for this rank's `reads`.
+//
+// Memory order: what wrote the rows has ended before the launch; a system fence stands before the word,
+// another behind it at the reader, and each bulk load has its proxy fence.
+#ifndef TREFOIL_KERNELS_HT_PULL_CUH
+#define TREFOIL_KERNELS_HT_PULL_CUH
+
+#include "kernels/ht/ht_pipe.cuh"
+#include "kernels/common/protocol.h"
+
+constexpr int HT_READ = 65536; // what a launch adds to `reads`: the sum of epLlTick
+
+// What a block knows of its peers, in shared memory.
+struct HtSources {
+  const char *rows[EP_HT_MAX_RANKS]; // where this rank's rows begin at rank r; NULL: in the ring
+  int count[EP_HT_MAX_RANKS];        // how many of them there are
+  int numRings;                      // peers whose rows come through rings
+};
+static_assert(sizeof(HtSources) == HT_SOURCES_BYTES, "shared memory");
+
+// An entry that is no ring unit: row e.y of this rank's at a peer.
+constexpr int HT_PULLED = HT_LOCAL + (1 << 24);
+EP_DEV bool isPulled(int code) {
+  return code >= HT_PULLED;
+}
+EP_DEV int pulledFrom(int code) {
+  return code - HT_PULLED;
+}
+EP_DEV const char *pulledAt(const HtRow &row, const HtSources &sources, int from, int index,
+                            int piece) {
+  return sources.rows[from] + (size_t)index * row.rowBytes + piece * row.pieceBytes;
+}
+
+EP_DEV char *inputAt(const ep_ht_group_t &g, int at, int from) {
+  return g.peers[at] + g.at.inputs + from * 32;
+}
+EP_DEV uint32_t *readAt(const ep_ht_group_t &g, int at, int by) {
+  return (uint32_t *)(g.peers[at] + g.at.reads) + by;
+}
+// Gradients of weights 2 j and 2 j + 1 of a token of rank `at`, by the rank of their experts.
+EP_DEV char *gradientsAt(const ep_ht_group_t &g, int at, int by, int token, int j) {
+  return g.peers[at] + g.at.gradients +
+         (((size_t)by * g.maxTokens + token) * g.at.weightWords + j) * 16;
+}
+
+// Rows of rank r's tokens that are here.
+EP_DEV int rowsFor(const HtTables &t, int r) {
+  const long long here = t.head->numRows - t.head->recvBase[r];
+  return t.head->trapped ? 0 : (int)max(0ll, min(here, (long long)t.head->recvCount[r]));
+}
+
+// One warp of the first block.
+template <bool PULLS>
+EP_DEV void sayInput(const HtCombineArgs &a, const HtTables &t, unsigned long long number) {
+  const ep_ht_group_t &g = a.op.group;
+  __threadfence_system();
+  for (int r = threadIdx.x & 31; r < g.numRanks; r += 32) {
+    char *to = inputAt(g, r, g.rank);
+    if (PULLS) {
+      htControl(g).readBefore[r] = loadAcquire(readAt(g, g.rank, r));
+      storeSys(to + 16, packWord((unsigned long long)rowsFor(t, r), number));
+      const long long first = a.op.input.tokens + t.head->recvBase[r] * a.row.rowBytes;
+      storeSys(to, packWord((unsigned long long)first | 1, number));
+    } else {
+      storeSys(to, packWord(0, number));
+    }
+  }
+}
+
+// The first rank of which this combine has no word yet; -1: all are in it. Whoever waits for something else
+// then knows whom it waits for in truth: a rank that has heard of all may be waiting for that one, too.
+EP_DEV int missingInput(const ep_ht_group_t &g) {
+  const unsigned long long number = htVolatile(&htControl(g).numbers[1]) + 1;
+  for (int r = 0; r < g.numRanks; r++) {
+    const uint4 word = loadSys(inputAt(g, g.rank, r));
+    if ((word.z | (unsigned long long)word.w << 32) < number) return r;
+  }
+  return -1;
+}
+
+// One thread a rank: whether its word comes.
+EP_DEV bool hearInput(const HtCombineArgs &a, int r, unsigned long long number,
+                      HtSources &sources) {
+  const ep_ht_group_t &g = a.op.group;
+  const char *at = inputAt(g, g.rank, r);
+  sources.rows[r] = nullptr;
+  sources.count[r] = 0;
+  HtSpin spin;
+  for (;;) {
+    const uint4 where = loadSys(at), rows = loadSys(at + 16);
+    const unsigned long long said = where.z | (unsigned long long)where.w << 32;
+    if (said > number || (said == number && !(where.x & 1))) return true;
+    if (said == number && isWordOf(rows, number)) {
+      sources.rows[r] = g.peers[r] + (long long)(wordData(where) - 1);
+      sources.count[r] = (int)wordData(rows);
+      return true;
+    }
+    HtAwaited waited = {EP_HT_KIND_COMBINE, EP_LL_PHASE_HELLO, r, (unsigned)number, where.z, -1};
+    if (!htKeepWaiting(g, waited, spin)) return false;
+  }
+}
+
+// All threads of a block, as soon as it starts: false if some rank does not come.
+EP_DEV bool hearInputs(const HtCombineArgs &a, const HtTables &t, unsigned long long number,
+                       HtSources &sources) {
+  const ep_ht_group_t &g = a.op.group;
+  const int r = threadIdx.x;
+  const bool ok = r >= g.numRanks || hearInput(a, r, number, sources);
+  if (r < g.numRanks) __threadfence_system();
+  const int gone = __syncthreads_count(!ok);
+  const int rings = __syncthreads_count(r < g.numRanks && r != g.rank && !sources.rows[r]);
+  if (r == 0) sources.numRings = rings;
+  __syncthreads();
+  return gone == 0;
+}
+
+// ---------------------------------------------------------------------------------------- gradients
+
+// The gradient of the weight of a token's expert, by its entry; 0 if it is none here. flatSlot -1:
+// expert-major, where entries are slots.
+EP_DEV float slotWeight(const HtCombineArgs &a, int entry, long long flatSlot) {
+  if (entry < 0) return 0.0f;
+  const long long at = flatSlot < 0 ? entry : flatSlot * a.op.handle.numTopk + placeOf(entry);
+  return a.op.slotWeights[at];
+}
+
+// All threads of all blocks: of every token that is summed up by a rank that reads here.
+EP_DEV void sendGradients(const HtCombineArgs &a, const HtTables &t, const HtSources &sources,
+                          unsigned long long number) {
+  const ep_ht_group_t &g = a.op.group;
+  const int K = a.op.handle.numTopk, per = (K + 1) / 2;
+  const long long ofRank = (long long)t.head->mostTokens * per, total = ofRank * g.numRanks;
+  for (long long q = (long long)blockIdx.x * blockDim.x + threadIdx.x; q < total;
+       q += (long long)gridDim.x * blockDim.x) {
+    const int r = (int)(q / ofRank), rest = (int)(q - r * ofRank);
+    const int token = rest / per, k = (rest - token * per) * 2;
+    if (r == g.rank || !sources.rows[r]) continue;
+    const size_t at = (size_t)r * g.maxTokens + token;
+    const int index = t.index[at];
+    if (index < 0 || index >= rowsFor(t, r)) continue;
+    const int *here = t.entries + at * K;
+    const long long slot = t.head->recvBase[r] + index;
+    const unsigned lo = __float_as_uint(slotWeight(a, here[k], slot));
+    const unsigned hi = k + 1 < K ? __float_as_uint(slotWeight(a, here[k + 1], slot)) : 0;
+    storeSys(gradientsAt(g, r, g.rank, token, k / 2),
+             packWord(lo | (unsigned long long)hi << 32, number));
+  }
+}
+
+// What lies where an own token's k-th gradient comes from the rank of its expert, and its half of that.
+EP_DEV uint4 lookForGradient(const ep_ht_group_t &g, int rank, int token, int k) {
+  return loadSys(gradientsAt(g, g.rank, rank, token, k / 2));
+}
+EP_DEV float gradientOf(unsigned long long both, int k) {
+  return __uint_as_float((unsigned)(both >> (k & 1) * 32));
+}
+// The same when it has come; 0 if it does not.
+EP_DEV float awaitGradient(const ep_ht_group_t &g, uint4 seen, int rank, int token, int k,
+                           unsigned long long number) {
+  if (isWordOf(seen, number)) return gradientOf(wordData(seen), k);
+  const HtAwaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_WEIGHTS, rank, (unsigned)number, 0, token};
+  unsigned long long both = 0;
+  takeWord(g, gradientsAt(g, g.rank, rank, token, k / 2), number, w, both);
+  return gradientOf(both, k);
+}
+
+// ---------------------------------------------------------------------------------------------- end
+
+// All threads of a block that will read no more, after its pipeline.
+EP_DEV void tellRead(const ep_ht_group_t &g, const HtSources &sources) {
+  __syncthreads();
+  const int r = threadIdx.x;
+  if (r >= g.numRanks || r == g.rank || !sources.rows[r]) return;
+  __threadfence_system();
+  addRelaxed(readAt(g, r, g.rank), (uint32_t)epLlTick(blockIdx.x, gridDim.x));
+}
+
+// One thread a rank, of the last block.
+EP_DEV void awaitRead(const HtCombineArgs &a, const HtTables &t, const HtSources &sources) {
+  const ep_ht_group_t &g = a.op.group;
+  const int r = threadIdx.x;
+  if (r >= g.numRanks || r == g.rank || !sources.rows[r]) return;
+  const unsigned before = htVolatile(&htControl(g).readBefore[r]);
+  HtSpin spin;
+  for (;;) {
+    const unsigned n = loadAcquire(readAt(g, g.rank, r)) - before;
+    if (n == HT_READ) break;
+    const HtAwaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_READ, r, HT_READ, n, -1};
+    if (!htKeepWaiting(g, w, spin)) return;
+  }
+  // Counting is each rank's own affair, so the owner counts, by what it has told the reader of.
+  if (g.bytes) g.bytes[g.numRanks + r] += (unsigned long long)rowsFor(t, r) * a.row.rowBytes;
+}
+
+#endif

@@ -1,0 +1,459 @@
+// High-throughput Update: everybody learns everybody's routing, and every rank works out where its
+// tokens go and what comes to it. One launch.
+//
+//   1. send      each own token's experts to every rank, as words {8 bytes of ids, number of the Update}:
+//                a word says itself that it is there (no fence, no flag, no reset)
+//   2. count     a block takes a chunk of 256 tokens of one source: one bit per (row, token), where the rows
+//                are the local experts, "comes here", and for own tokens each rank; it stores the counts
+//   3. meet      all blocks of the launch
+//   4. place     a token's place in a row is the sum of the counts of the chunks before and the bits before
+//                its own, so places ascend by (source, token) whatever the order of the blocks
+//
+// Words of Update e lie in buffer e mod 2. A rank that sends e has heard all ranks send e - 1, after they
+// had finished e - 2: nobody reads what it overwrites.
+#include "kernels/ht/ht_control.cuh"
+#include "kernels/ht/ht_kernels.cuh"
+
+namespace {
+
+constexpr int CHUNK = 256, WORDS = CHUNK / 32;
+
+struct Shared {
+  unsigned *bits;      // [rows][WORDS]
+  int *before, *total; // [rows] of chunks before this one, of all
+  int *zone;           // [L + 1] first slot of each expert's zone
+  unsigned *kept;      // [WORDS] tokens of the chunk that DROP leaves
+  int *firstOf;        // [R + 1] flat slot of each source's first token
+};
+
+EP_DEV char *headerAt(const ep_ht_group_t &g, int at, int from, int buf) {
+  return g.peers[at] + g.at.header + (size_t)(buf * g.numRanks + from) * 16;
+}
+EP_DEV char *wordAt(const ep_ht_group_t &g, int at, int from, long long t, int buf) {
+  return g.peers[at] + g.at.routing +
+         ((size_t)(buf * g.numRanks + from) * g.maxTokens + t) * g.at.idVectors * 16;
+}
+
+// What a word of this Update is waited for as.
+EP_DEV HtAwaited awaited(ep_ll_phase_t phase, int src, unsigned long long number, long long item) {
+  return HtAwaited{EP_HT_KIND_UPDATE, phase, src, (unsigned)number, 0, item};
+}
+
+EP_DEV int readId(const ep_ht_update_t &o, size_t i) {
+  const long long e = o.idx64 ? ((const long long *)o.topkIdx)[i] : ((const int *)o.topkIdx)[i];
+  return e >= 0 && e < o.group.numExperts ? (int)e : e == -1 ? -1 : -2;
+}
+
+EP_DEV void sendIds(const UpdateArgs &a, unsigned long long number) {
+  const ep_ht_update_t &o = a.op;
+  const ep_ht_group_t &g = o.group;
+  const int V = g.at.idVectors, K = o.handle.numTopk, buf = (int)(number & 1);
+  const long long perRank = (long long)o.numTokens * V;
+  if (blockIdx.x == 0 && threadIdx.x < g.numRanks) {
+    storeSys(headerAt(g, threadIdx.x, g.rank, buf), packWord(o.numTokens, number));
+  }
+  for (long long i = (long long)blockIdx.x * CHUNK + threadIdx.x; i < perRank * g.numRanks;
+       i += (long long)gridDim.x * CHUNK) {
+    const int d = (int)((g.rank + 1 + i / perRank) % g.numRanks);
+    const long long word = i % perRank, t = word / V;
+    const int k0 = (int)(word - t * V) * a.perWord;
+    unsigned long long data = ~0ull;
+    for (int j = 0; j < a.perWord && k0 + j < K; j++) {
+      const int e = readId(o, (size_t)t * K + k0 + j);
+      if (e == -2 && d == g.rank) atomicAdd(&htControl(g).badIds, 1u);
+      const unsigned long long field = ~0ull >> (64 - a.idBits);
+      if (e >= 0) data ^= (field ^ (unsigned)e) << (j * a.idBits);
+    }
+    storeSys(wordAt(g, d, g.rank, t, buf) + (word - t * V) * 16, packWord(data, number));
+  }
+}
+
+// Which token of which source this thread looks at, and its experts.
+struct Look {
+  static constexpr int MOST = 128;
+  int src, t;
+  bool is;                  // there is such a token
+  int numHere;              // flat: its entries that are local experts
+  unsigned bits[MOST / 32]; // which, as far as there are bits
+
+  EP_DEV void add(int local) {
+    numHere++;
+#pragma unroll
+    for (int w = 0; w < MOST / 32; w++) bits[w] |= local >> 5 == w ? 1u << (local & 31) : 0;
+  }
+  EP_DEV int before(int local) const {
+    int n = 0;
+#pragma unroll
+    for (int w = 0; w < MOST / 32; w++) {
+      const unsigned below = local >> 5 > w ? ~0u : local >> 5 < w ? 0 : (1u << (local & 31)) - 1;
+      n += __popc(bits[w] & below);
+    }
+    return n;
+  }
+};
+
+template <class F>
+EP_DEV void forIds(const UpdateArgs &a, const Look &l, unsigned long long number, F f) {
+  const ep_ht_group_t &g = a.op.group;
+  const unsigned long long field = ~0ull >> (64 - a.idBits);
+  const char *at = wordAt(g, g.rank, l.src, l.t, (int)(number & 1));
+  for (int k = 0; k < a.op.handle.numTopk; k += a.perWord) {
+    unsigned long long data;
+    const HtAwaited w = awaited(EP_LL_PHASE_ROUTING, l.src, number, l.t);
+    if (!takeWord(g, at + k / a.perWord * 16, number, w, data)) return;
+    for (int j = 0; j < a.perWord && k + j < a.op.handle.numTopk; j++) {
+      const unsigned long long e = data >> (j * a.idBits) & field;
+      f(k + j, e == field ? -1 : (int)e);
+    }
+  }
+}
+
+// All threads: the bits of a chunk.
+EP_DEV Look readChunk(const UpdateArgs &a, const Shared &s, int chunk, unsigned long long number) {
+  EP_SHARED(int, numTokens);
+  const ep_ht_group_t &g = a.op.group;
+  Look l = {chunk / a.perSource, chunk % a.perSource * CHUNK + (int)threadIdx.x, false, 0, {}};
+  __syncthreads();
+  for (int i = threadIdx.x; i < a.rows * WORDS; i += CHUNK) s.bits[i] = 0;
+  if (threadIdx.x == 0) {
+    unsigned long long n = 0;
+    const bool ok = takeWord(g, headerAt(g, g.rank, l.src, (int)(number & 1)), number,
+                             awaited(EP_LL_PHASE_HELLO, l.src, number, -1), n);
+    numTokens = ok ? min((int)n, g.maxTokens) : 0;
+  }
+  __syncthreads();
+  l.is = l.t < numTokens;
+  if (l.is) {
+    const int first = g.rank * g.numLocal, w = threadIdx.x >> 5;
+    const unsigned bit = 1u << (threadIdx.x & 31);
+    forIds(a, l, number, [&](int, int e) {
+      if (e < 0) return;
+      if (e >= first && e < first + g.numLocal) {
+        atomicOr(&s.bits[(e - first) * WORDS + w], bit);
+        atomicOr(&s.bits[g.numLocal * WORDS + w], bit);
+        if (!a.op.handle.expertMajor) l.add(e - first);
+      }
+      if (l.src == g.rank) {
+        atomicOr(&s.bits[(g.numLocal + 1 + e / g.numLocal) * WORDS + w], bit);
+      }
+    });
+  }
+  __syncthreads();
+  return l;
+}
+
+EP_DEV int countRow(const unsigned *bits) {
+  int n = 0;
+#pragma unroll
+  for (int w = 0; w < WORDS; w++) n += __popc(bits[w]);
+  return n;
+}
+EP_DEV int countBefore(const unsigned *bits, int thread) {
+  int n = __popc(bits[thread >> 5] & ((1u << (thread & 31)) - 1));
+  for (int w = 0; w < thread >> 5; w++) n += __popc(bits[w]);
+  return n;
+}
+
+// All threads of all blocks.
+EP_DEV void meet(const ep_ht_group_t &g, int blocks) {
+  HtControl &c = htControl(g);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const unsigned turn = htVolatile(&c.meetTurn);
+    __threadfence();
+    if (atomicAdd(&c.meetCount, 1u) == blocks - 1) {
+      c.meetCount = 0;
+      __threadfence();
+      atomicAdd(&c.meetTurn, 1u);
+    } else {
+      const unsigned long long since = clockNs();
+      while (htVolatile(&c.meetTurn) == turn) {
+        if (clockNs() - since > 2 * g.timeoutNs) {
+          c.failed = 1;
+          break;
+        }
+      }
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+
+// One warp a row: the counts of the chunks before `chunk`, and of all.
+EP_DEV void sumRows(const UpdateArgs &a, const Shared &s, int chunk) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  for (int row = warp; row < a.rows; row += CHUNK / 32) {
+    int before = 0, total = 0;
+    for (int c = lane; c < a.chunks; c += 32) {
+      const int n = __ldcg(a.counts + (size_t)row * a.chunks + c);
+      total += n;
+      before += c < chunk ? n : 0;
+    }
+    before = __reduce_add_sync(FULL_WARP, before);
+    total = __reduce_add_sync(FULL_WARP, total);
+    if (lane == 0) {
+      s.before[row] = before;
+      s.total[row] = total;
+    }
+  }
+  __syncthreads();
+}
+
+// One warp: exclusive sums of f(0), f(1), ... f(n - 1) into out[0, n].
+template <class F> EP_DEV void scan(int *out, int n, F f) {
+  const int lane = threadIdx.x & 31;
+  int carry = 0;
+  for (int i0 = 0; i0 < n; i0 += 32) {
+    const int v = i0 + lane < n ? f(i0 + lane) : 0;
+    int sum = v;
+#pragma unroll
+    for (int d = 1; d < 32; d <<= 1) {
+      const int up = __shfl_up_sync(FULL_WARP, sum, d);
+      if (lane >= d) sum += up;
+    }
+    if (i0 + lane < n) out[i0 + lane] = carry + sum - v;
+    carry += __shfl_sync(FULL_WARP, sum, 31);
+  }
+  if (lane == 0) out[n] = carry;
+}
+
+EP_DEV int paddedCount(const ep_ht_handle_t &h, int n) {
+  const int align = h.alignment > 1 ? (int)h.alignment : 1;
+  return (n + align - 1) & -align;
+}
+
+EP_DEV void findZones(const UpdateArgs &a, const Shared &s) {
+  const ep_ht_handle_t &h = a.op.handle;
+  if (threadIdx.x < 32) {
+    scan(s.zone, a.op.group.numLocal, [&](int e) { return paddedCount(h, s.total[e]); });
+  }
+  __syncthreads();
+}
+
+// One thread, flat: the places of a token's entries (ht_control.cuh) where there are more local experts than
+// Look has bits.
+EP_DEV void placeMany(int *entries, int topk) {
+  int numHere = 0, numNone = 0;
+  for (int k = 0; k < topk; k++) numHere += entries[k] >= 0;
+  for (int k = 0; k < topk; k++) {
+    const int local = expertOf(entries[k]);
+    int before = 0;
+    for (int j = 0; j < topk; j++) {
+      const int other = expertOf(entries[j]);
+      before += other >= 0 && other < local;
+    }
+    entries[k] = local < 0 ? flatNone(numHere + numNone++) : flatEntry(local, before);
+  }
+}
+
+// All threads: what the tables say of a chunk's tokens, and for DROP how many of each expert stay.
+EP_DEV void placeChunk(const UpdateArgs &a, const Shared &s, const Look &l,
+                       unsigned long long number) {
+  const ep_ht_group_t &g = a.op.group;
+  const ep_ht_handle_t &h = a.op.handle;
+  const HtTables tables = htTables(g, h);
+  const int L = g.numLocal, K = h.numTopk, first = g.rank * L, thread = threadIdx.x;
+  const bool here = s.bits[L * WORDS + (thread >> 5)] >> (thread & 31) & 1;
+  int flat = -1;
+  if (here) flat = s.before[L] + countBefore(s.bits + L * WORDS, thread);
+  const bool stays = here && !(h.drop && !h.zeroCopyOn && h.maxRecv && flat >= h.maxRecv);
+  if (l.t < g.maxTokens) {
+    const size_t at = (size_t)l.src * g.maxTokens + l.t;
+    tables.index[at] = here ? flat - s.firstOf[l.src] : -1;
+    unsigned slot = HT_NOWHERE;
+    if (l.is) {
+      int numNone = 0;
+      forIds(a, l, number, [&](int k, int e) {
+        const bool mine = e >= first && e < first + L;
+        int entry = -1;
+        if (!h.expertMajor) {
+          entry =
+              mine ? flatEntry(e - first, l.before(e - first)) : flatNone(l.numHere + numNone++);
+        } else if (mine) {
+          entry = s.zone[e - first] + s.before[e - first] +
+                  countBefore(s.bits + (e - first) * WORDS, thread);
+          if (!stays || (h.drop && h.maxRecv && entry >= h.maxRecv)) entry = -1;
+        }
+        tables.entries[at * K + k] = entry;
+        if (entry >= 0) slot = slot == HT_NOWHERE ? 2 * (unsigned)entry : slot | 1;
+        if (l.src == g.rank) tables.ids[(size_t)l.t * K + k] = e;
+      });
+      if (!h.expertMajor && L > Look::MOST) placeMany(tables.entries + at * K, K);
+      if (l.src == g.rank) {
+        int n = 0;
+        int2 *dests = tables.dests + (size_t)l.t * tables.width;
+        for (int r = 0; r < g.numRanks; r++) {
+          const unsigned *row = s.bits + (L + 1 + r) * WORDS;
+          if (!(row[thread >> 5] >> (thread & 31) & 1)) continue;
+          dests[n++] = make_int2(r, s.before[L + 1 + r] + countBefore(row, thread));
+        }
+        for (; n < tables.width; n++) dests[n] = make_int2(-1, 0);
+      }
+    }
+    if (h.expertMajor) tables.first[at] = slot;
+  }
+  if (!h.drop) return;
+  const unsigned mask = __ballot_sync(FULL_WARP, stays);
+  if ((thread & 31) == 0) s.kept[thread >> 5] = mask;
+  __syncthreads();
+  for (int e = thread; e < L; e += CHUNK) {
+    int n = 0;
+    for (int w = 0; w < WORDS; w++) n += __popc(s.bits[e * WORDS + w] & s.kept[w]);
+    if (n) atomicAdd(&a.keptOf[e], n);
+  }
+}
+
+EP_DEV void count(const ep_ht_counter_t &c, int i, long long v) {
+  if (!c.data) return;
+  if (c.is64)
+    ((long long *)c.data)[i] = v;
+  else
+    ((int *)c.data)[i] = (int)v;
+}
+
+// One block: the head, the zones, the caller's counters.
+EP_DEV void report(const UpdateArgs &a, const Shared &s) {
+  const ep_ht_update_t &o = a.op;
+  const ep_ht_group_t &g = o.group;
+  const ep_ht_handle_t &h = o.handle;
+  const HtTables tables = htTables(g, h);
+  const int L = g.numLocal;
+  const long long flat = s.total[L], slots = h.expertMajor ? s.zone[L] : flat;
+  const bool over = h.maxRecv && slots > h.maxRecv;
+  const long long limit = h.drop && h.maxRecv ? h.maxRecv : slots;
+  for (int e = threadIdx.x; e < L; e += CHUNK) {
+    const int n = h.drop ? __ldcg(a.keptOf + e) : s.total[e];
+    if (h.expertMajor) {
+      const long long at = s.zone[e], padded = s.zone[e + 1] - at, room = max(limit - at, 0ll);
+      tables.zones[e] = make_int2((int)at, (int)min((long long)n, room));
+      count(o.expertOffsets, e, min(at, limit));
+      count(o.expertCounters, e, min(padded, room));
+    } else {
+      tables.zones[e] = make_int2(0, n);
+      count(o.expertCounters, e, n);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    scan(tables.pads, L, [&](int e) {
+      if (!h.expertMajor) return 0;
+      const long long end = min((long long)s.zone[e + 1], limit);
+      const int2 z = tables.zones[e];
+      return max((int)(end - z.x - z.y), 0);
+    });
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ep_ht_head_t *head = tables.head;
+    head->flatTotal = flat;
+    head->slotTotal = slots;
+    head->trapped = over && !h.drop;
+    head->numRows = head->trapped ? 0 : min(slots, limit);
+    head->numTokens = o.numTokens;
+    head->badIds = (int)atomicExch(&htControl(g).badIds, 0u);
+    head->numTopk = h.numTopk;
+    head->expertMajor = h.expertMajor;
+    head->numPads = head->trapped ? 0 : tables.pads[L];
+    count(o.total, 0, slots);
+    for (int i = 0; o.memo && i < EP_HT_MEMO_WORDS; i++) o.memo[i] = o.words[i];
+    volatile ep_ht_note_t *note = g.note;
+    if (note && head->badIds) note->badIds = note->badIds + (unsigned)head->badIds;
+  }
+  for (int r = threadIdx.x; r < g.numRanks; r += CHUNK) {
+    tables.head->sendCount[r] = s.total[L + 1 + r];
+    tables.head->recvBase[r] = s.firstOf[r];
+    tables.head->recvCount[r] = s.firstOf[r + 1] - s.firstOf[r];
+  }
+}
+
+// All threads: flat slot of each source's first token.
+EP_DEV void findSources(const UpdateArgs &a, int *out) {
+  const ep_ht_group_t &g = a.op.group;
+  const int *row = a.counts + (size_t)g.numLocal * a.chunks;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  for (int r = warp; r < g.numRanks; r += CHUNK / 32) {
+    int n = 0;
+    for (int c = lane; c < a.perSource; c += 32) n += __ldcg(row + r * a.perSource + c);
+    n = __reduce_add_sync(FULL_WARP, n);
+    if (lane == 0) out[r] = n;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int sum = 0;
+    for (int r = 0; r <= g.numRanks; r++) {
+      const int n = r < g.numRanks ? out[r] : 0;
+      out[r] = sum;
+      sum += n;
+    }
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(CHUNK, 1) updateKernel(const __grid_constant__ UpdateArgs a) {
+  EP_DYNAMIC_SHARED(16, memory);
+  EP_SHARED_ARRAY(int, firstOf, EP_HT_MAX_RANKS + 1);
+  const ep_ht_group_t &g = a.op.group;
+  HtControl &c = htControl(g);
+  const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
+  const unsigned long long number = htVolatile(&c.numbers[2]) + 1;
+  if (htVolatile(&c.failed)) return;
+  Shared s;
+  s.bits = (unsigned *)memory;
+  s.before = (int *)(s.bits + a.rows * WORDS);
+  s.total = s.before + a.rows;
+  s.zone = s.total + a.rows;
+  s.kept = (unsigned *)(s.zone + g.numLocal + 1);
+  s.firstOf = firstOf;
+  const HtTables tables = htTables(g, a.op.handle);
+
+  if (blockIdx.x == 0 && threadIdx.x == 0) tables.head->mostTokens = 0;
+  if (blockIdx.x == 0) {
+    for (int e = threadIdx.x; e < g.numLocal; e += CHUNK) a.keptOf[e] = 0;
+  }
+  sendIds(a, number);
+  Look look = {};
+  for (int chunk = blockIdx.x; chunk < a.chunks; chunk += gridDim.x) {
+    look = readChunk(a, s, chunk, number);
+    for (int row = threadIdx.x; row < a.rows; row += CHUNK) {
+      a.counts[(size_t)row * a.chunks + chunk] = countRow(s.bits + row * WORDS);
+    }
+  }
+  meet(g, gridDim.x);
+  findSources(a, firstOf);
+  const bool once = a.chunks <= (int)gridDim.x, reports = blockIdx.x == gridDim.x - 1;
+  bool hasSums = false; // the totals and the zones, which are the same for all chunks
+  for (int chunk = blockIdx.x; chunk < a.chunks; chunk += gridDim.x) {
+    if (!once) look = readChunk(a, s, chunk, number);
+    sumRows(a, s, chunk);
+    findZones(a, s);
+    hasSums = true;
+    placeChunk(a, s, look, number);
+    const int tokens = __syncthreads_count(look.is);
+    if (threadIdx.x == 0 && tokens) {
+      atomicMax(&tables.head->mostTokens, chunk % a.perSource * CHUNK + tokens);
+    }
+  }
+  if (a.op.handle.drop) meet(g, gridDim.x);
+  if (reports) {
+    if (!hasSums) {
+      sumRows(a, s, 0);
+      findZones(a, s);
+    }
+    report(a, s);
+    if (threadIdx.x == 0) c.numbers[2] = number;
+  }
+  if (g.stamps && threadIdx.x == 0) {
+    g.stamps[blockIdx.x * 2] = began;
+    g.stamps[blockIdx.x * 2 + 1] = clockNs();
+  }
+}
+
+} // namespace
+
+const void *epHtUpdateKernel() {
+  return EP_KERNEL(updateKernel);
+}
+
+size_t epHtUpdateShared(int rows, int numLocal) {
+  return (size_t)rows * (WORDS + 2) * 4 + (numLocal + 1 + WORDS) * 4 + 16;
+}

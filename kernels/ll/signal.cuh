@@ -1,0 +1,128 @@
+// Operation numbers, marks, buffers and the words between ranks. docs/kernels.md has the argument why
+// no signal is lost and no buffer is overwritten too early.
+//
+// Per kind of operation (dispatch, combine) a rank's control memory counts operations e = 1, 2, ... in
+// `clock`, on the device, so that replays of a graph count too: every block adds 1 at its end and block
+// 0 what is missing to 65536, so clock >> 16 is the number of finished sends and nobody needs to be
+// last. The mark of e is a 32-bit number with e's parity that is never 0; it repeats after 2^32 - 2
+// operations. Each 2^30 operations both buffers are cleared once, so no mark survives long enough to
+// be taken for a new one.
+//
+// Buffers alternate by parity. `done[p]` is the last operation that this rank has received out of
+// buffer p, `known[p]` the least that all peers are known to have received out of theirs. A sender of e
+// needs known[p] >= e - 2; hellos carry it along, and receive-only launches post it in the peers' `free`
+// words.
+#ifndef TREFOIL_KERNELS_LL_SIGNAL_CUH
+#define TREFOIL_KERNELS_LL_SIGNAL_CUH
+
+#include "kernels/common/ptx.cuh"
+#include "kernels/ll/ll.h"
+#include "kernels/common/protocol.h"
+
+struct alignas(16) KindControl {
+  unsigned long long clock; // finished sends << 16 | arrivals
+  unsigned arrived;         // blocks at the end of a launch that needs a last one
+  unsigned pad;
+  unsigned long long done[2];  // by parity
+  unsigned long long known[2]; // by parity
+  unsigned long long more[10]; // a line of its own
+};
+static_assert(sizeof(KindControl) == 128, "loadControl reads whole vectors");
+struct Control {
+  KindControl kind[2];
+  unsigned failed;             // a wait gave up and there is no mask: everybody leaves
+  unsigned writing;            // a thread is at the record
+  unsigned long long recorded; // device clock of the last record written
+};
+static_assert(sizeof(Control) <= EP_LL_CONTROL_BYTES, "control memory");
+
+EP_DEV unsigned markOf(unsigned long long e) {
+  return epLlMark(e, EP_LL_MARKS);
+}
+
+// Head of a handle's memory; the tables follow (slots.cuh).
+struct HandleHead {
+  unsigned long long sent[2]; // operation that the handle's last send was, per kind
+  unsigned long long reached; // ranks that the last dispatch regarded as active, as bits
+  int numOwed;
+  int pad;
+};
+
+struct Op {
+  unsigned long long number;
+  unsigned mark;
+  int buf;
+  bool isFree; // every peer is known to have received operation number - 2
+  unsigned
+      lag; // how far behind this rank's last receive out of the other buffer is, at most EP_LL_MAX_LAG
+};
+
+EP_DEV Control &controlOf(const ep_ll_group_t &g) {
+  return *(Control *)g.control;
+}
+EP_DEV HandleHead &headOf(const ep_ll_handle_t &h) {
+  return *(HandleHead *)h.memory;
+}
+
+template <typename T> EP_DEV T loadVolatile(const T *p) {
+  return *(const volatile T *)p;
+}
+
+// The words of control memory that an operation begins with, loaded at once: the first loads are a good
+// part of the time of a small operation, so a caller has its own in flight before it looks at these. They
+// go through L1, since all warps read them and none changes before the launch ends: thousands of loads
+// past L1 would queue up at the one slice of L2 that has the line.
+struct ControlWords {
+  unsigned long long clock, known0, known1, done0, done1;
+};
+
+EP_DEV ControlWords loadControl(const KindControl &c) {
+  const uint4 clock = loadEarly(&c.clock), done = loadEarly(c.done), known = loadEarly(c.known);
+  return ControlWords{
+      clock.x | (unsigned long long)clock.y << 32, known.x | (unsigned long long)known.y << 32,
+      known.z | (unsigned long long)known.w << 32, done.x | (unsigned long long)done.y << 32,
+      done.z | (unsigned long long)done.w << 32};
+}
+
+EP_DEV Op opOf(const ControlWords &c, unsigned long long n) {
+  return Op{n, markOf(n), (int)(n & 1), epLlIsFree(n, n & 1 ? c.known1 : c.known0) != 0,
+            epLlLag(n, n & 1 ? c.done0 : c.done1)};
+}
+
+EP_DEV Op nextOp(const ControlWords &c) {
+  return opOf(c, epLlNumSent(c.clock) + 1);
+}
+
+// Any thread, any time before its block's finish.
+EP_DEV Op currentOp(const ep_ll_group_t &g, const ep_ll_handle_t &h, int kind, unsigned parts) {
+  const ControlWords c = loadControl(controlOf(g).kind[kind]);
+  return parts & EP_LL_SEND ? nextOp(c) : opOf(c, headOf(h).sent[kind]);
+}
+
+// All lanes of a warp: ranks that this rank regards as active.
+EP_DEV unsigned long long activeRanks(const ep_ll_group_t &g, int lane) {
+  const unsigned long long all = g.numRanks == 64 ? ~0ull : (1ull << g.numRanks) - 1;
+  if (!g.enableMask) return all;
+  const bool lo = lane < g.numRanks && g.mask[lane] != 0;
+  const bool hi = lane + 32 < g.numRanks && g.mask[lane + 32] != 0;
+  const unsigned a = __ballot_sync(FULL_WARP, lo), b = __ballot_sync(FULL_WARP, hi);
+  return a | (unsigned long long)b << 32 | 1ull << g.rank;
+}
+
+EP_DEV char *helloAt(const ep_ll_group_t &g, int at, int from, int buf) {
+  return g.peers[at] + g.at.hello + (size_t)(buf * g.numRanks + from) * 16;
+}
+EP_DEV char *freeAt(const ep_ll_group_t &g, int kind, int at, int from, int buf) {
+  return g.peers[at] + g.at.free[kind] + (size_t)(buf * g.numRanks + from) * 16;
+}
+
+// One warp of a combine: the word to everybody. (In a dispatch the routing words do the same.)
+EP_DEV void sendHello(const ep_ll_group_t &g, const Op &op, unsigned long long active, int lane) {
+  for (int r = lane; r < g.numRanks; r += 32) {
+    if (active >> r & 1) {
+      storeSys(helloAt(g, r, g.rank, op.buf), make_uint4(op.lag, 0, 0, op.mark));
+    }
+  }
+}
+
+#endif

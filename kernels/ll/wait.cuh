@@ -1,0 +1,209 @@
+// Waiting: every spin has a time limit, and says whom it waits for.
+//
+// A wait polls freely; each 256th poll it looks at the clock, at the group's failure word and at the
+// mask. After a millisecond it keeps the record current (one writer each 10 ms). When the limit passes,
+// the first to notice either masks the rank or sets the failure word, and writes the final record; the
+// others find the mask or the word at their next look. A wait that was told to stop returns false and
+// its caller goes on without that rank.
+#ifndef TREFOIL_KERNELS_LL_WAIT_CUH
+#define TREFOIL_KERNELS_LL_WAIT_CUH
+
+#include "kernels/common/record.cuh"
+#include "kernels/ll/signal.cuh"
+
+struct Spin {
+  unsigned polls = 0;
+  uint64_t since = 0;
+};
+
+struct Awaited {
+  ep_ll_kind_t kind;
+  ep_ll_phase_t phase;
+  int rank;
+  unsigned received; // mark found
+  long long item;
+};
+
+__device__ inline void writeRecord(const ep_ll_group_t &g, const Op &op, const Awaited &w,
+                                   uint64_t since, bool gaveUp) {
+  ep_ll_record_t *r = g.record;
+  if (!r) return;
+  r->kind = w.kind;
+  r->phase = w.phase;
+  r->rank = w.rank;
+  r->operation = op.number;
+  r->expected = op.mark;
+  r->received = w.received;
+  r->item = w.item;
+  r->sinceNs = since;
+  r->nowNs = clockNs();
+  if (gaveUp) {
+    r->failed = 1;
+    r->numGaveUp++;
+  }
+  __threadfence_system();
+  r->state = gaveUp ? 2 : 1;
+}
+
+// One thread, seldom. Returns when the wait began, or 0 if it must end.
+static __device__ __noinline__ uint64_t lookAround(const ep_ll_group_t &g, Op op, Awaited w,
+                                                   uint64_t since) {
+  Control &c = controlOf(g);
+  if (loadVolatile(&c.failed)) return 0;
+  if (g.enableMask && loadVolatile(g.mask + w.rank) == 0) return 0;
+  const uint64_t t = clockNs();
+  if (!since) since = t;
+  const uint64_t waited = t - since;
+  if (waited < g.timeoutNs) {
+    noteWait(&c.writing, &c.recorded, waited, t, [&] { writeRecord(g, op, w, since, false); });
+    return since;
+  }
+  const bool first =
+      g.enableMask ? atomicExch(g.mask + w.rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
+  if (first) noteEnd(&c.writing, &c.recorded, [&] { writeRecord(g, op, w, since, true); });
+  return 0;
+}
+
+// One thread: true to poll again.
+EP_DEV bool keepWaiting(const ep_ll_group_t &g, const Op &op, const Awaited &w, Spin &s) {
+  if (++s.polls & 255) return true;
+  s.since = lookAround(g, op, w, s.since);
+  return s.since != 0;
+}
+
+// All lanes of a warp with equal arguments.
+EP_DEV bool keepWarpWaiting(const ep_ll_group_t &g, const Op &op, const Awaited &w, Spin &s,
+                            int lane) {
+  if (++s.polls & 255) return true;
+  if (lane == 0) s.since = lookAround(g, op, w, s.since);
+  return __shfl_sync(FULL_WARP, s.since != 0, 0);
+}
+
+// All lanes of a warp, before its first store to a peer's buffer: waits until every peer has received
+// operation e - 2. Without send-only launches that is always known already.
+// The lanes go round together, because lines are stored next, and a line is stored in one piece.
+static __device__ __noinline__ void pollFree(const ep_ll_group_t &g, int kind, Op op,
+                                             unsigned long long active, int lane) {
+  for (int r0 = 0; r0 < g.numRanks; r0 += 32) {
+    const int r = r0 + lane;
+    bool pending = r < g.numRanks && r != g.rank && active >> r & 1;
+    Spin s;
+    while (__any_sync(FULL_WARP, pending)) {
+      if (!pending) continue;
+      const uint4 v = loadSys(freeAt(g, kind, g.rank, r, op.buf));
+      const Awaited w = {(ep_ll_kind_t)kind, EP_LL_PHASE_BUFFER, r, v.z, -1};
+      pending =
+          !epLlIsFree(op.number, v.x | (unsigned long long)v.y << 32) && keepWaiting(g, op, w, s);
+    }
+  }
+  __syncwarp();
+}
+
+// One warp of block 0 of a launch that sends e: tells the peers that this rank has received e - 1, if so.
+// A rank with two operations in flight relies on it.
+EP_DEV void tellReceived(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
+                         int lane) {
+  if (op.lag != 1) return;
+  const unsigned long long n = op.number - 1;
+  const uint4 word = make_uint4((unsigned)n, (unsigned)(n >> 32), markOf(n), 0);
+  for (int r = lane; r < g.numRanks; r += 32) {
+    if (active >> r & 1 && r != g.rank) storeSys(freeAt(g, kind, r, g.rank, op.buf ^ 1), word);
+  }
+}
+
+EP_DEV void awaitFree(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
+                      int lane) {
+  if (!op.isFree) pollFree(g, kind, op, active, lane);
+}
+
+// All lanes of a warp: the hello of every active rank; returns the greatest lag that peers reported.
+EP_DEV unsigned awaitHellos(const ep_ll_group_t &g, const Op &op, unsigned long long active,
+                            int lane) {
+  unsigned lag = 0;
+  for (int r = lane; r < g.numRanks; r += 32) {
+    if (!(active >> r & 1)) continue;
+    Spin s;
+    for (;;) {
+      const uint4 v = loadSys(helloAt(g, g.rank, r, op.buf));
+      if (v.w == op.mark) {
+        lag = max(lag, v.x);
+        break;
+      }
+      const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_HELLO, r, v.w, -1};
+      if (!keepWaiting(g, op, w, s)) break;
+    }
+  }
+  return __reduce_max_sync(FULL_WARP, lag);
+}
+
+// One thread of the launch, after all hellos: what this launch has learnt, for later launches.
+EP_DEV void noteHellos(const ep_ll_group_t &g, int kind, const Op &op, unsigned lag) {
+  KindControl &c = controlOf(g).kind[kind];
+  c.done[op.buf] = op.number;
+  c.known[op.buf ^ 1] = epLlReceived(op.number, lag);
+}
+
+// One block: zeroes what peers have written into one buffer of a kind.
+__device__ inline void clearBytes(char *p, size_t bytes) {
+  for (size_t i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16) {
+    storeSys(p + i, make_uint4(0, 0, 0, 0));
+  }
+}
+
+static __device__ __noinline__ void clearBuffer(const ep_ll_group_t &g, int kind, int buf) {
+  char *mine = g.peers[g.rank];
+  const size_t R = g.numRanks;
+  if (kind == EP_LL_COMBINE) clearBytes(mine + g.at.hello + buf * R * 16, R * 16);
+  clearBytes(mine + g.at.rows[kind] + buf * g.at.half[kind], g.at.half[kind]);
+  // The words of both buffers lie together in one block each: routing and weights by halves too.
+  const size_t from = kind == EP_LL_DISPATCH ? g.at.routing : g.at.weights;
+  const size_t to = kind == EP_LL_DISPATCH ? g.at.weights : g.at.rows[0];
+  const size_t half = (to - from) / 2 & ~(size_t)127;
+  clearBytes(mine + from + buf * half, half);
+}
+
+// One thread of every block, at the end of a launch that sends.
+EP_DEV void countSend(KindControl &c) {
+  atomicAdd(&c.clock, (unsigned long long)epLlTick(blockIdx.x, gridDim.x));
+}
+
+EP_DEV void stampBlock(const ep_ll_group_t &g, uint64_t began) {
+  if (!g.stamps) return;
+  g.stamps[blockIdx.x * 2] = began;
+  g.stamps[blockIdx.x * 2 + 1] = clockNs();
+}
+
+// All threads of all blocks, at the end of a launch.
+EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int kind, const Op &op,
+                         unsigned parts, uint64_t began) {
+  KindControl &c = controlOf(g).kind[kind];
+  __syncthreads();
+  const bool clears = (parts & EP_LL_RECV) && epLlClears(op.number, EP_LL_CLEAR_PERIOD);
+  if (parts == EP_LL_RECV || clears) {
+    EP_SHARED(int, isLast);
+    if (threadIdx.x == 0) {
+      __threadfence();
+      isLast = atomicAdd(&c.arrived, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (isLast) {
+      if (clears) clearBuffer(g, kind, op.buf);
+      __threadfence_system();
+      __syncthreads();
+      if (threadIdx.x == 0) c.arrived = 0;
+      if (parts == EP_LL_RECV && threadIdx.x < g.numRanks) {
+        const uint4 word = make_uint4((unsigned)op.number, (unsigned)(op.number >> 32), op.mark, 0);
+        storeSys(freeAt(g, kind, threadIdx.x, g.rank, op.buf), word);
+      }
+    }
+  }
+  if (threadIdx.x == 0) {
+    if (parts & EP_LL_SEND) {
+      if (blockIdx.x == 0) headOf(h).sent[kind] = op.number;
+      countSend(c);
+    }
+    stampBlock(g, began);
+  }
+}
+
+#endif
