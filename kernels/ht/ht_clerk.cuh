@@ -3,7 +3,7 @@
 #ifndef TREFOIL_KERNELS_HT_CLERK_CUH
 #define TREFOIL_KERNELS_HT_CLERK_CUH
 
-#include "kernels/ht/ht_pipe.cuh"
+#include "kernels/ht/ht_producer.cuh"
 
 // What items [k, k + m) have to tell besides their rows: weights and ids. Four notes a lane at a time, so
 // that all their loads are under way before the first is looked at.

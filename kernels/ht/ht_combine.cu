@@ -187,12 +187,12 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Follow {
     if (!EXPERT_MAJOR && d.x == group().rank) {
       const int slot = (int)t.head->recvBase[d.x] + d.y;
       e.is = slot < t.head->numRows && !t.head->trapped;
-      e.unit = HtUnit{HT_LOCAL, slot};
+      e.unit = HtUnit{HT_OWN, slot};
       return e;
     }
     if (PULLS && sources->rows[d.x]) {
       e.is = d.y < sources->count[d.x];
-      e.unit = HtUnit{HT_PULLED + d.x, d.y};
+      e.unit = HtUnit{pulledFrom(d.x), d.y};
       return e;
     }
     e.is = true;
@@ -205,8 +205,8 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Follow {
   EP_DEV void isEmpty(const HtItem &) const {}
 
   EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
-    const char *from = e.x == HT_LOCAL ? pieceAt(a, e.y, item.piece)
-                       : isPulled(e.x) ? pulledAt(a.row, *sources, pulledFrom(e.x), e.y, item.piece)
+    const char *from = e.x == HT_OWN   ? pieceAt(a, e.y, item.piece)
+                       : isPulled(e.x) ? pulledAt(a.row, *sources, pulledRank(e.x), e.y, item.piece)
                                        : unitAt(group(), 1, group().rank, unitRank(e.x), e.x);
     loadPiece(a, from, item.piece, to, full);
   }
@@ -217,8 +217,8 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Follow {
     const int bytes = pieceBytes(a.row, item.piece);
     for (int i = 0; i < item.n; i++) {
       const int code = entries[i].x;
-      if (code < HT_LOCAL) giveCredit(group(), 1, code, entries[i].y);
-      if (code == HT_LOCAL && group().bytes) {
+      if (isUnit(code)) giveCredit(group(), 1, code, entries[i].y);
+      if (code == HT_OWN && group().bytes) {
         atomicAdd((unsigned long long *)&group().bytes[group().numRanks + group().rank],
                   (unsigned long long)bytes);
       }
@@ -240,10 +240,10 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Follow {
     const int rank = byLocal.quotient(e);
     for (int i = 0; i < item.n; i++) {
       const int2 from = entries[i];
-      if (from.x == HT_LOCAL) {
+      if (from.x == HT_OWN) {
         if (rank == group().rank) n.weight = own(item.token, k, from.y);
       } else if (PULLS && isPulled(from.x)) {
-        if (rank != pulledFrom(from.x)) continue;
+        if (rank != pulledRank(from.x)) continue;
         n.pulled = rank;
         n.seen = lookForGradient(group(), rank, item.token, k);
       } else if (unitRank(from.x) == rank) {

@@ -7,9 +7,6 @@
 #include "kernels/ht/ht_direct.cuh"
 #include "kernels/ht/ht_scatter.cuh"
 
-// An entry of a direct pair: HT_STRAIGHT | rank << 24 | 1 if its arrival is to be told, and the row.
-constexpr int HT_STRAIGHT = 64 << 24;
-
 template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
   static constexpr bool FEEDS = true, WATCH_ONE = false, FENCE = false, GATHERS = false;
   static constexpr bool ZERO_ROW = false;
@@ -49,7 +46,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
   EP_DEV HtEntry entry(const HtItem &item, int, int2 d) const {
     HtEntry e = {};
     if (d.x < 0) return e;
-    if (isDirect(d.x)) return straight(item, d);
+    if (isDirect(d.x)) return push(item, d);
     if (d.x == group().rank) return e;
     e.is = true;
     e.unit =
@@ -58,11 +55,11 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
                       (e.unit.gen - 1) & 0x7fffffff, d.x};
     return e;
   }
-  EP_DEV HtEntry straight(const HtItem &item, int2 d) const {
+  EP_DEV HtEntry push(const HtItem &item, int2 d) const {
     HtEntry e = {};
     if (!EXPERT_MAJOR) {
       e.is = true;
-      e.unit = HtUnit{HT_STRAIGHT | d.x << 24, d.y};
+      e.unit = HtUnit{pushedTo(d.x, false), d.y};
       return e;
     }
     if (d.x == group().rank) return e; // a follower's
@@ -70,7 +67,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
     if (place == HT_NOWHERE) place = awaitPlace(group(), d.x, item.token, number);
     e.is = place != HT_NOWHERE;
     if (!e.is) e.watch = HtWatch{&htControl(group()).failed, -1, d.x}; // the scout gives up
-    e.unit = HtUnit{HT_STRAIGHT | d.x << 24 | (int)(place & 1), (int)(place >> 1)};
+    e.unit = HtUnit{pushedTo(d.x, place & 1), (int)(place >> 1)};
     return e;
   }
   EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
@@ -81,8 +78,8 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
     loadRow(a.row, item.token, item.piece, a.op.tokens, a.op.scales, slot, full);
   }
   EP_DEV void store(const HtItem &item, int2 e, uint32_t slot) const {
-    if (DIRECT && (e.x & HT_STRAIGHT)) {
-      const int r = unitRank(e.x & ~HT_STRAIGHT);
+    if (DIRECT && isPushed(e.x)) {
+      const int r = pushedRank(e.x);
       storeRow(a.row, e.y, item.piece, pairs->tokens[r], pairs->scales[r], slot);
       return;
     }
@@ -93,8 +90,8 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
   EP_DEV void storeBeside(const HtItem &item, const int2 *entries, const char *place, int l) const {
     storeScales(a.row, item.piece, place, item.n, l, [&](int j) -> char * {
       const int2 e = entries[j];
-      if (!(e.x & HT_STRAIGHT)) return nullptr; // its unit has them
-      return pairs->scales[unitRank(e.x & ~HT_STRAIGHT)] + (size_t)e.y * a.row.scaleBytes;
+      if (!isPushed(e.x)) return nullptr; // its unit has them
+      return pairs->scales[pushedRank(e.x)] + (size_t)e.y * a.row.scaleBytes;
     });
   }
   // The token's weights beside its first piece; of direct pairs: ht_weights.cuh.
@@ -113,7 +110,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
   EP_DEV void give(const HtItem &item, const int2 *entries, int k, const Note &n) const {
     for (int i = 0; i < item.n; i++) {
       const int code = entries[i].x;
-      if (DIRECT && (code & HT_STRAIGHT)) continue;
+      if (DIRECT && isPushed(code)) continue;
       unitWeights(group(), unitAt(group(), 0, unitRank(code), group().rank, code))[k] = n.weight;
     }
   }
@@ -122,11 +119,11 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Feed {
   EP_DEV void raise(const HtItem &item, const int2 *entries, int l) const {
     for (int i = l; i < item.n; i += 8) {
       const int2 e = entries[i];
-      const bool isStraight = DIRECT && (e.x & HT_STRAIGHT);
-      const int r = unitRank(isStraight ? e.x & ~HT_STRAIGHT : e.x);
-      if (!isStraight) {
+      const bool pushed = DIRECT && isPushed(e.x);
+      const int r = unitRank(pushed ? e.x & ~HT_NO_UNIT : e.x);
+      if (!pushed) {
         storeRelaxed(flagAt(group(), 0, r, group().rank, e.x), (uint32_t)e.y << 1);
-      } else if (e.x & 1) {
+      } else if (isTold(e.x)) {
         storeRelaxed(arrivalAt(group(), r, group().rank, item.token, item.piece),
                      (uint32_t)number << 1);
       }

@@ -7,10 +7,6 @@
 #include "kernels/ht/ht_scatter.cuh"
 #include "kernels/ht/ht_weights.cuh"
 
-// item.code: the ring unit, HT_LOCAL for an own token, HT_ZEROS for padding, HT_FIRST for a row that its
-// sender has put into the token's first slot, item.index.
-constexpr int HT_ZEROS = HT_LOCAL + 1, HT_FIRST = HT_LOCAL + 2;
-
 template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
   static constexpr bool FEEDS = false, WATCH_ONE = true, FENCE = true, GATHERS = false;
   static constexpr bool ZERO_ROW = false;
@@ -87,7 +83,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
       return 8;
     }
     item.source = sourceOf(w.turn);
-    item.code = HT_LOCAL;
+    item.code = HT_OWN;
     if (item.source == group().rank) return bound();
     if (isDirect(item.source)) {
       item.code = HT_FIRST;
@@ -106,7 +102,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
       return HtWatch{arrivalAt(group(), group().rank, item.source, item.token, item.piece),
                      (int)(number & 0x7fffffff), item.source};
     }
-    if (item.code >= HT_LOCAL) return HtWatch{};
+    if (!isUnit(item.code)) return HtWatch{};
     return HtWatch{flagAt(group(), 0, group().rank, item.source, item.code), item.gen, item.source};
   }
   // Expert-major: the slot of the k-th expert.
@@ -151,7 +147,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
 
   EP_DEV void load(const HtItem &item, uint32_t slot, uint64_t *full) const {
     const int bytes = pieceBytes(a.row, item.piece);
-    if (item.code == HT_LOCAL) {
+    if (item.code == HT_OWN) {
       loadRow(a.row, item.token, item.piece, a.op.tokens, a.op.scales, slot, full);
     } else if (DIRECT && item.code == HT_FIRST) {
       loadRow(a.row, item.index, item.piece, a.op.outTokens, a.op.outScales, slot, full);
@@ -173,11 +169,11 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
     });
   }
   EP_DEV void free(const HtItem &item) const {
-    if (item.code < HT_LOCAL) giveCredit(group(), 0, item.code, item.gen);
+    if (isUnit(item.code)) giveCredit(group(), 0, item.code, item.gen);
   }
   EP_DEV void release(const HtItem &item, const int2 *) const {
     if (item.n <= 0) return;
-    if (item.code == HT_LOCAL && group().bytes) {
+    if (item.code == HT_OWN && group().bytes) {
       atomicAdd((unsigned long long *)&group().bytes[group().rank],
                 (unsigned long long)pieceBytes(a.row, item.piece));
     }
@@ -200,7 +196,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
     if (!n.is || item.code == HT_ZEROS) return n;
     const int *here = t.entries + ((size_t)item.source * group().maxTokens + item.token) * K;
     const float *weights =
-        item.code == HT_LOCAL
+        item.code == HT_OWN
             ? a.op.weights + (size_t)item.token * K
             : unitWeights(group(), unitAt(group(), 0, group().rank, item.source, item.code));
     n.entry = here[k];

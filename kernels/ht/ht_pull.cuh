@@ -32,14 +32,7 @@ struct HtSources {
 };
 static_assert(sizeof(HtSources) == HT_SOURCES_BYTES, "shared memory");
 
-// An entry that is no ring unit: row e.y of this rank's at a peer.
-constexpr int HT_PULLED = HT_LOCAL + (1 << 24);
-EP_DEV bool isPulled(int code) {
-  return code >= HT_PULLED;
-}
-EP_DEV int pulledFrom(int code) {
-  return code - HT_PULLED;
-}
+// Row `index` of this rank's at a peer.
 EP_DEV const char *pulledAt(const HtRow &row, const HtSources &sources, int from, int index,
                             int piece) {
   return sources.rows[from] + (size_t)index * row.rowBytes + piece * row.pieceBytes;

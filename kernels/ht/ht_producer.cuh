@@ -1,0 +1,182 @@
+// The producer of a pipeline (ht_pipe.cuh), its scout: takes candidates off the operation's counter, waits
+// for their flags or credits, and describes them as work items.
+#ifndef TREFOIL_KERNELS_HT_PRODUCER_CUH
+#define TREFOIL_KERNELS_HT_PRODUCER_CUH
+
+#include "kernels/ht/ht_pipe.cuh"
+
+// What an entry, or the one side, waits for before its item may run.
+struct HtWatch {
+  const uint32_t *word; // NULL: nothing
+  int want;             // generation
+  int rank;
+};
+struct HtEntry {
+  HtWatch watch;
+  HtUnit unit;
+  bool is;
+};
+
+// What a lane has loaded of the tables for its candidate, one batch ahead of its use.
+struct HtAhead {
+  int index; // of the token among its source's, -1: no item
+  int2 entry;
+};
+
+EP_DEV void awaitRoom(const HtBlock &b, int k, int ahead) {
+  HtPatience p;
+  while ((int)(k - min((int)told(&b.at->stored), (int)told(&b.at->noted))) > HT_DESCS ||
+         (int)(k - told(&b.at->loaded)) > ahead) {
+    p();
+  }
+  __syncwarp();
+}
+
+EP_DEV void finish(const HtBlock &b, int k, int lane) {
+  awaitRoom(b, k + 1, HT_DESCS);
+  if (lane == 0) {
+    b.item(k).n = -1;
+    tell(&b.at->end, k + 1);
+    tell(&b.at->head, k + 1);
+  }
+}
+
+// Slots that an item of a gather pipeline takes.
+template <class P> EP_DEV int piecesOf(int n) {
+  return n == 0 && P::ZERO_ROW ? 1 : n;
+}
+
+// Who is not in the operation at all is what everybody waits for.
+template <class P> EP_DEV void blameMissing(const P &p, HtAwaited &w) {
+  const int r = p.missing();
+  if (r < 0) return;
+  w.phase = EP_LL_PHASE_HELLO;
+  w.rank = r;
+  w.expected = w.received = 0;
+  w.item = -1;
+}
+
+// Describes items [k, k + m): the groups of P::LANES lanes that have one, in their order. Items are shown
+// as soon as all before them are. False: gave up.
+template <class P>
+EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &ahead, int &pieces,
+                     int lane) {
+  constexpr unsigned GROUP = (1u << P::LANES) - 1;
+  const int first = lane & -P::LANES, l = lane - first;
+  const bool mine = c >= 0;
+  const unsigned heads = __ballot_sync(FULL_WARP, mine && l == 0);
+  const int m = __popc(heads), at = k + __popc(heads & ((1u << first) - 1));
+  HtItem item = {};
+  int bound = 0, i0 = 0, n = 0, shown = 0;
+  HtEntry e = {};
+  if (mine) {
+    bound = p.begin(c, ahead.index, item);
+    if (l < bound) e = p.entry(item, l, ahead.entry);
+    if (P::WATCH_ONE && l == 0) e.watch = p.watchOne(item);
+  }
+  bool fin = !mine;
+  HtSpin spin;
+  for (;;) {
+    bool alive = true;
+    if (e.watch.word) {
+      const uint32_t v = loadAcquire(e.watch.word);
+      if ((int)(v >> 1) == e.watch.want) {
+        e.watch.word = nullptr;
+        if ((v & 1) && e.is) {
+          e.is = false;
+          p.isVoid(e.unit);
+        }
+      } else {
+        HtAwaited w = {P::KIND, P::PHASE, e.watch.rank, (unsigned)e.watch.want, v >> 1, item.token};
+        if (!((spin.polls + 1) & 255)) blameMissing(p, w);
+        alive = htKeepWaiting(p.group(), w, spin);
+      }
+    }
+    if (__any_sync(FULL_WARP, !alive)) return false;
+    const unsigned waits = __ballot_sync(FULL_WARP, e.watch.word != nullptr);
+    const bool ready = !fin && !(waits >> first & GROUP);
+    const unsigned in = __ballot_sync(FULL_WARP, ready && e.is) >> first & GROUP;
+    if (ready) {
+      if (e.is) {
+        b.entries(at)[n + __popc(in & ((1u << l) - 1))] = make_int2(e.unit.code, e.unit.gen);
+      }
+      n += __popc(in);
+      i0 += P::LANES;
+      e = HtEntry{};
+      if (i0 + l < bound) e = p.entry(item, i0 + l, p.load(item, i0 + l));
+      if (i0 >= bound) {
+        fin = true;
+        if (l == 0) {
+          if (n == 0) p.isEmpty(item);
+          item.n = n;
+          b.item(at) = item;
+        }
+      }
+    }
+    const unsigned pending = __ballot_sync(FULL_WARP, !fin);
+    const int now = __popc(pending ? heads & ((1u << (__ffs(pending) - 1)) - 1) : heads);
+    __syncwarp();
+    if (now > shown && lane == 0) {
+      for (int i = k + shown; P::GATHERS && i < k + now; i++) {
+        b.item(i).first = pieces;
+        pieces += piecesOf<P>(b.item(i).n);
+      }
+      tell(&b.at->head, k + now);
+    }
+    shown = now;
+    if (now == m) return true;
+  }
+}
+
+// The loads of a batch go out before the batch in front of it is waited for, and so do those that tell
+// which candidates of the next window are items.
+template <class P>
+EP_DEV void scout(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work, int lane) {
+  const long long total = p.candidates();
+  const int group = lane / P::LANES, l = lane % P::LANES;
+  long long base = 0, nextBase = 0;
+  unsigned taken = 0, mask = 0;
+  int nextIndex = -1, k = 0, pieces = 0;
+  const auto take = [&] {
+    if (lane == 0) taken = atomicAdd(work, (unsigned)shape.take);
+  };
+  const auto openWindow = [&] { // the window whose candidates are being looked up
+    nextBase = __shfl_sync(FULL_WARP, taken, 0);
+    nextIndex = lane < shape.take && nextBase + lane < total ? p.index((int)(nextBase + lane)) : -1;
+    take();
+  };
+  const auto nextBatch = [&](HtAhead &ahead) { // this lane's candidate or -1; -2 for all: no more
+    while (!mask) {
+      if (nextBase >= total) return -2;
+      base = nextBase;
+      mask = __ballot_sync(FULL_WARP, nextIndex >= 0);
+      openWindow();
+    }
+    int c = -1;
+    for (int i = 0; mask && i < shape.batch; i++, mask &= mask - 1) {
+      if (i == group) c = (int)base + __ffs(mask) - 1;
+    }
+    ahead = HtAhead{-1, make_int2(-1, 0)};
+    if (c >= 0) ahead = p.ahead(c, l);
+    return c;
+  };
+  take();
+  openWindow();
+  HtAhead ahead, nextAhead;
+  int c = nextBatch(ahead);
+  while (c != -2) {
+    const int m = __popc(__ballot_sync(FULL_WARP, c >= 0 && l == 0));
+    const int next = nextBatch(nextAhead);
+    awaitRoom(b, k + m, shape.batch + 4);
+    if (!describe(b, p, k, c, ahead, pieces, lane)) {
+      k = (int)told(&b.at->head);
+      break;
+    }
+    k += m;
+    c = next;
+    ahead = nextAhead;
+  }
+  finish(b, k, lane);
+}
+
+#endif
