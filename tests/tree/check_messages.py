@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PAGE = "docs/troubleshooting.md"
-C_FOLDERS = ("api", "cli", "host", "kernels", "models", "plan", "ref", "sim", "validate")
+C_FOLDERS = ("api", "cli", "host", "kernels", "models", "net", "plan", "ref", "sim", "validate")
 # Which argument holds the format.
 CALLS = {
     "EP_CHECK": 2,
@@ -28,6 +28,7 @@ CALLS = {
     "epFail": 1,
     "epCudaFail": 1,
     "epNcclFail": 1,
+    "epNetFail": 1,
     "epSay": 0,
     "epReport": 3,
     "epLog": 1,

@@ -21,6 +21,7 @@ LEVELS = {
     "host/include": -1,  # the CUDA runtime's and NCCL's own headers, for machines without them
     "include": 0,
     "plan": 1,
+    "net": 1,
     "ref": 2,
     "models": 2,
     "kernels": 2,
@@ -39,7 +40,7 @@ C_FAMILY = {".c", ".h", ".cu", ".cuh", ".cc", ".cpp"}
 TEXT = SOURCES | {".md", ".txt", ".cmake", ".in", ".json", ".toml", ".map", ".html", ".svg", ""}
 MAX_LINES = 800
 MAX_COLUMNS = 110  # clang-format holds code to 100; a comment may run over by a word
-LIBRARY_FOLDERS = ("plan/", "ref/", "models/", "host/", "api/", "kernels/", "sim/")
+LIBRARY_FOLDERS = ("plan/", "net/", "ref/", "models/", "host/", "api/", "kernels/", "sim/")
 
 
 def tracked(root: Path) -> list[Path]:
