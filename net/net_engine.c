@@ -212,7 +212,7 @@ static bool inPlace(ep_net_engine_t *e, const ep_net_request_t *r, ep_net_reach_
 
 static bool mayRaise(ep_net_engine_t *e, const ep_net_request_t *r, earlier_t earlier,
                      int64_t now) {
-  if (now < r->dueAt || !inPlace(e, r, EP_NET_ORDERED)) return false;
+  if (now < r->dueAt || !inPlace(e, r, EP_NET_ORDERED) || e->gone[r->op.peer]) return false;
   if (r->op.kind == EP_NET_FLUSH) return earlier.done;
   return !r->op.strong || earlier.raised;
 }
@@ -254,11 +254,11 @@ static bool lost(const ep_net_engine_t *e, const ep_net_request_t *r) {
 static int step(ep_net_engine_t *e, ep_net_request_t *r, earlier_t earlier, int64_t now,
                 char *why) {
   if (r->state == FREE || r->state == DONE) return 0;
-  if (lost(e, r)) return abandon(e, r, why);
   if (r->state == QUEUED && mayBegin(e, earlier) && begin(e, r, now, why)) return -1;
   if (r->state == MOVING && mayRaise(e, r, earlier, now) && raiseSignal(e, r, why)) return -1;
   if (r->state == RAISED && inPlace(e, r, EP_NET_PLACED)) finish(e, r);
-  return r->state == DONE ? 0 : overdue(e, r, now, why);
+  if (r->state == DONE) return 0;
+  return lost(e, r) ? abandon(e, r, why) : overdue(e, r, now, why);
 }
 
 static int advance(ep_net_engine_t *e, queue_t *q, int64_t now, char *why) {
