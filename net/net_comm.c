@@ -189,7 +189,7 @@ static void shutAll(ep_net_comm_t *c) {
     if (p != c->rank) shutdown(c->peers[p].socket, SHUT_WR);
 }
 
-/* A socket that is closed with data unread resets the connection, and the peer would lose our last messages. */
+/* A socket that is closed with data unread resets the connection: the peer would lose our last messages. */
 static void drain(ep_net_comm_t *c) {
   char ignored[EP_NET_WHY];
   int64_t end = epNetNow() + (c->settings.limitNs < 1000000000 ? c->settings.limitNs : 1000000000);

@@ -85,7 +85,7 @@ struct ep_net_comm {
   char why[EP_NET_WHY];
 };
 
-/* Streams of the driver: 0 signals and copies on this GPU, then one per peer to send by, and to receive by. */
+/* Streams of the driver: 0 for signals, then one per peer to send by, and one to receive by. */
 static inline int epNetSendStream(int peer) {
   return 1 + 2 * peer;
 }

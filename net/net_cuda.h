@@ -1,5 +1,5 @@
-/* What the network needs of CUDA's driver, which is loaded when memory of a GPU is first registered: copies on
- * streams of their own, pinned memory, 64-bit writes, and memory shared between processes.
+/* What the network needs of CUDA's driver, which is loaded when memory of a GPU is first registered:
+ * copies on streams of their own, pinned memory, 64-bit writes, and memory shared between processes.
  *
  * Each function returns 0, or -1 and why. Used by one thread at a time, any thread, in the context that was
  * current at epNetCudaOpen. */

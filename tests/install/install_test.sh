@@ -43,8 +43,9 @@ if [ -x "$prefix/bin/trefoil" ]; then
   "$prefix/bin/trefoil" --help >"$scratch/help.txt"
   grep -q check "$scratch/help.txt"
 fi
+[ -f "$libs/libnccl-rma-trefoil.so" ] # the network (docs/net.md)
 # NCCL is the user's own.
-if ldd "$libs"/*.so.0 | grep 'not found' | grep -v 'libnccl\.so'; then
+if ldd "$libs"/*.so.0 "$libs"/libnccl-rma-trefoil.so | grep 'not found' | grep -v 'libnccl\.so'; then
   echo "an installed library does not find what it needs"
   exit 1
 fi

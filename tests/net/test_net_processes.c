@@ -11,7 +11,7 @@
 
 #include "net/net_comm.h"
 
-enum { RANKS = 3, THREADS = 2, ROUNDS = 40, MOST = 2500000, SLOTS = 2 * RANKS };
+enum { RANKS = 3, THREADS = 2, ROUNDS = 24, MOST = 1300000, SLOTS = 2 * RANKS };
 
 typedef struct {
   char handles[RANKS][EP_NET_HANDLE_BYTES];
