@@ -269,6 +269,26 @@ TEST(gpu_memory_through_the_host) {
   CHECK(!launch(2, settingsOf(EP_NET_COPY), true, false, rounds), "memory that cannot be shared");
 }
 
+/* Many small messages at once, all to rank 0 and one signal: answers and signals are put together. */
+static void burst(rank_t *k) {
+  enum { COUNT = 200 };
+  ep_net_request_t *requests[COUNT];
+  start(k);
+  for (int i = 0; i < COUNT; i++) requests[i] = sendTo(k, 0, 8, 0, 1, i % 2);
+  for (int i = 0; i < COUNT; i++) waitDone(k, requests[i]);
+  everybody(k, 1);
+  if (k->rank == 0) waitSignal(k, 0, (uint64_t)k->ranks * COUNT);
+  everybody(k, 2);
+  end(k);
+}
+
+TEST(bursts_to_one_signal_add_up) {
+  for (int carrier = 0; carrier < 2; carrier++)
+    for (int device = 0; device < 2; device++)
+      CHECK(!launch(RANKS, settingsOf(carrier), device, true, burst), "carrier %d, gpu %d", carrier,
+            device);
+}
+
 /* ---- Faults ---- */
 
 /* The last rank ends after the start; the others send to it and to each other. */
