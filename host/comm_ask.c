@@ -20,26 +20,6 @@ typedef struct {
 
 typedef enum { ANSWERED, AGAIN, FAILED } outcome_t;
 
-socklen_t epSocketName(struct sockaddr_un *name, const char *address) {
-  memset(name, 0, sizeof *name);
-  name->sun_family = AF_UNIX;
-  size_t length = strnlen(address, EP_ADDRESS_BYTES - 1);
-  memcpy(name->sun_path + 1, address, length); /* sun_path[0] = 0: abstract */
-  return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
-}
-
-void epWireMac(const unsigned char secret[EP_SECRET_BYTES], const ep_greeting_t *greeting,
-               const ep_request_t *request, const ep_answer_t *answer,
-               unsigned char mac[EP_DIGEST_BYTES]) {
-  ep_hmac_t h;
-  epHmacBegin(&h, secret, EP_SECRET_BYTES);
-  epHmacAdd(&h, answer ? "answer" : "asking", 6);
-  epHmacAdd(&h, greeting, sizeof *greeting);
-  epHmacAdd(&h, request, offsetof(ep_request_t, mac));
-  if (answer) epHmacAdd(&h, answer, offsetof(ep_answer_t, mac));
-  epHmacEnd(&h, mac);
-}
-
 /* The sentence is the thread's. */
 static outcome_t failed(asking_t *a, ncclResult_t result) {
   a->failure = result;

@@ -1,4 +1,4 @@
-/* The board's layout, and one mapping of it per process, shared by the ranks that live here. */
+/* One mapping of a board per process, shared by the ranks that live here. */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -16,21 +16,6 @@ typedef struct board_map {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static board_map_t *maps;
-
-static size_t ringsAt(int numRanks) {
-  size_t bytes = sizeof(ep_board_t) + (size_t)numRanks * sizeof(ep_rank_entry_t);
-  return (bytes + 4095) & ~(size_t)4095;
-}
-
-/* Sparse: pages of rings that are not used do not exist. */
-size_t epBoardBytes(int numRanks) {
-  return ringsAt(numRanks) + (size_t)numRanks * (size_t)numRanks * sizeof(ep_ring_t);
-}
-
-ep_ring_t *epBoardRing(ep_board_t *board, int src, int dst) {
-  char *rings = (char *)board + ringsAt(board->numRanks);
-  return (ep_ring_t *)(void *)rings + (size_t)src * (size_t)board->numRanks + (size_t)dst;
-}
 
 ncclResult_t epBoardJoin(const ep_process_t *owner, uint64_t key, int numRanks, ep_board_t **out,
                          const char *func) {

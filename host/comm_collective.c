@@ -2,22 +2,10 @@
  * so that not everybody begins with rank 0. */
 #include "comm_internal.h"
 
-typedef enum {
-  TAG_ALL_REDUCE = 1,
-  TAG_REDUCE,
-  TAG_REDUCE_SCATTER,
-  TAG_BROADCAST,
-  TAG_ALL_GATHER,
-  TAG_ALL_TO_ALL,
-  TAG_GATHER,
-  TAG_SCATTER,
-  TAG_SEND
-} tag_t;
-
 /* One call: what all of them have. */
 typedef struct {
   const char *func;
-  tag_t tag;
+  ep_tag_t tag;
   const char *send;
   char *recv;
   size_t bytes; /* of one block */
@@ -28,14 +16,6 @@ typedef struct {
   cudaStream_t stream;
   ep_work_t *work;
 } call_t;
-
-const char *epTagName(uint32_t tag) {
-  static const char *const names[] = {
-      "nothing",       "ncclAllReduce", "ncclReduce", "ncclReduceScatter", "ncclBroadcast",
-      "ncclAllGather", "ncclAlltoAll",  "ncclGather", "ncclScatter",       "ncclSend"};
-  tag &= 255;
-  return tag < sizeof names / sizeof names[0] ? names[tag] : "an unknown call";
-}
 
 static uint32_t fullTag(const call_t *c) {
   return (uint32_t)c->tag | (uint32_t)c->op << 8 | (uint32_t)c->type << 16;
@@ -163,7 +143,7 @@ ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
                            ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                            cudaStream_t stream) {
   call_t c = {
-      "ncclAllReduce", TAG_ALL_REDUCE, sendbuff, recvbuff, 0, datatype, op, 0, comm, NULL, NULL};
+      "ncclAllReduce", EP_TAG_ALL_REDUCE, sendbuff, recvbuff, 0, datatype, op, 0, comm, NULL, NULL};
   return epGroupRemember(allReduce(&c, count, stream));
 }
 
@@ -185,8 +165,8 @@ static ncclResult_t reduceTo(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclReduce", TAG_REDUCE, sendbuff, recvbuff, 0,   datatype,
-              op,           root,       comm,     NULL,     NULL};
+  call_t c = {"ncclReduce", EP_TAG_REDUCE, sendbuff, recvbuff, 0,   datatype,
+              op,           root,          comm,     NULL,     NULL};
   return epGroupRemember(reduceTo(&c, count, stream));
 }
 
@@ -207,7 +187,7 @@ ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recv
                                ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                cudaStream_t stream) {
   call_t c = {"ncclReduceScatter",
-              TAG_REDUCE_SCATTER,
+              EP_TAG_REDUCE_SCATTER,
               sendbuff,
               recvbuff,
               0,
@@ -240,14 +220,24 @@ static ncclResult_t broadcast(call_t *c, size_t count, cudaStream_t stream) {
 ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count,
                            ncclDataType_t datatype, int root, ncclComm_t comm,
                            cudaStream_t stream) {
-  call_t c = {"ncclBroadcast", TAG_BROADCAST, sendbuff, recvbuff, 0,   datatype,
-              ncclSum,         root,          comm,     NULL,     NULL};
+  call_t c = {"ncclBroadcast",
+              EP_TAG_BROADCAST,
+              sendbuff,
+              recvbuff,
+              0,
+              datatype,
+              ncclSum,
+              root,
+              comm,
+              NULL,
+              NULL};
   return epGroupRemember(broadcast(&c, count, stream));
 }
 
 ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
                        cudaStream_t stream) {
-  call_t c = {"ncclBcast", TAG_BROADCAST, buff, buff, 0, datatype, ncclSum, root, comm, NULL, NULL};
+  call_t c = {"ncclBcast", EP_TAG_BROADCAST, buff, buff, 0, datatype, ncclSum, root, comm, NULL,
+              NULL};
   return epGroupRemember(broadcast(&c, count, stream));
 }
 
@@ -267,7 +257,7 @@ static ncclResult_t allGather(call_t *c, size_t count, cudaStream_t stream) {
 ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount,
                            ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
   call_t c = {"ncclAllGather",
-              TAG_ALL_GATHER,
+              EP_TAG_ALL_GATHER,
               sendbuff,
               recvbuff,
               0,
@@ -296,8 +286,17 @@ static ncclResult_t allToAll(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count,
                           ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclAlltoAll", TAG_ALL_TO_ALL, sendbuff, recvbuff, 0, datatype, ncclSum, 0,
-              comm,           NULL,           NULL};
+  call_t c = {"ncclAlltoAll",
+              EP_TAG_ALL_TO_ALL,
+              sendbuff,
+              recvbuff,
+              0,
+              datatype,
+              ncclSum,
+              0,
+              comm,
+              NULL,
+              NULL};
   return epGroupRemember(allToAll(&c, count, stream));
 }
 
@@ -320,8 +319,8 @@ static ncclResult_t gatherTo(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                         int root, ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclGather", TAG_GATHER, sendbuff, recvbuff, 0,   datatype,
-              ncclSum,      root,       comm,     NULL,     NULL};
+  call_t c = {"ncclGather", EP_TAG_GATHER, sendbuff, recvbuff, 0,   datatype,
+              ncclSum,      root,          comm,     NULL,     NULL};
   return epGroupRemember(gatherTo(&c, count, stream));
 }
 
@@ -344,8 +343,8 @@ static ncclResult_t scatterFrom(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count,
                          ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclScatter", TAG_SCATTER, sendbuff, recvbuff, 0,   datatype,
-              ncclSum,       root,        comm,     NULL,     NULL};
+  call_t c = {"ncclScatter", EP_TAG_SCATTER, sendbuff, recvbuff, 0,   datatype,
+              ncclSum,       root,           comm,     NULL,     NULL};
   return epGroupRemember(scatterFrom(&c, count, stream));
 }
 
@@ -364,12 +363,14 @@ static ncclResult_t sendOrRecv(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclSend", TAG_SEND, sendbuff, NULL, 0, datatype, ncclSum, peer, comm, NULL, NULL};
+  call_t c = {"ncclSend", EP_TAG_SEND, sendbuff, NULL, 0,   datatype,
+              ncclSum,    peer,        comm,     NULL, NULL};
   return epGroupRemember(sendOrRecv(&c, count, stream));
 }
 
 ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclRecv", TAG_SEND, NULL, recvbuff, 0, datatype, ncclSum, peer, comm, NULL, NULL};
+  call_t c = {"ncclRecv", EP_TAG_SEND, NULL, recvbuff, 0,   datatype,
+              ncclSum,    peer,        comm, NULL,     NULL};
   return epGroupRemember(sendOrRecv(&c, count, stream));
 }

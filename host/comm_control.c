@@ -145,9 +145,3 @@ ncclResult_t epJobsRun(ep_job_t *jobs) {
   }
   return first == ncclSuccess ? first : epNcclFail(first, "%s", sentence);
 }
-
-ncclResult_t epJobSubmit(ep_job_t *job) {
-  if (!epInGroup()) return epJobsRun(job);
-  epGroupAddJob(job);
-  return ncclSuccess;
-}

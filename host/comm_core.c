@@ -1,6 +1,5 @@
 /* Communicator objects: what every function needs of them, waiting for the bell, and noticing that a
  * rank is gone (its process ended, it destroyed or aborted its communicator, or it failed). */
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,14 +14,6 @@ typedef enum { WATCH_BY_PID = -1, WATCH_UNOPENED = -2, WATCH_GONE = -3 } watch_t
 static pthread_mutex_t freeLock = PTHREAD_MUTEX_INITIALIZER;
 static ncclComm_t freeComms;
 static uint64_t lastLife;
-
-ncclResult_t epNcclFail(ncclResult_t code, const char *format, ...) {
-  va_list args;
-  va_start(args, format);
-  epSayV(format, args);
-  va_end(args);
-  return code;
-}
 
 ncclResult_t epCommGet(ncclComm_t comm, const char *func) {
   EP_NCCL_CHECK(comm && ((uintptr_t)comm & 7) == 0 && atomic_load(&comm->magic) == EP_COMM_MAGIC,
@@ -257,7 +248,6 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
 
 void epCommFree(ncclComm_t comm, ep_rank_state_t lastState) {
   atomic_store(&comm->magic, EP_DEAD_MAGIC);
-  epWindowsFree(comm);
   _Atomic uint32_t *state = &epCommEntry(comm, comm->rank)->state;
   if (atomic_load(state) != EP_RANK_FAILED) atomic_store(state, lastState); /* the cause stays */
   epCommRingAll(comm);

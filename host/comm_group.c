@@ -48,9 +48,15 @@ ncclResult_t ncclGroupStart(void) {
   return ncclSuccess;
 }
 
-void epGroupAddJob(ep_job_t *job) {
+static void addJob(ep_job_t *job) {
   *jobsTail = job;
   jobsTail = &job->next;
+}
+
+ncclResult_t epJobSubmit(ep_job_t *job) {
+  if (!epInGroup()) return epJobsRun(job);
+  addJob(job);
+  return ncclSuccess;
 }
 
 static ncclResult_t addStream(group_work_t *entry, cudaStream_t stream, const char *func) {

@@ -189,6 +189,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   EP_NCCL_TRY(epCommGet(comm, "ncclCommDestroy"));
   EP_NCCL_TRY(epCommDrain(comm, "ncclCommDestroy"));
+  epWindowsFree(comm);
   epCommFree(comm, EP_RANK_DESTROYED);
   return ncclSuccess;
 }
@@ -200,6 +201,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   atomic_store(&epCommEntry(comm, comm->rank)->state, EP_RANK_ABORTED);
   epCommRingAll(comm);
   EP_NCCL_TRY(epCommDrain(comm, "ncclCommAbort"));
+  epWindowsFree(comm);
   epCommFree(comm, EP_RANK_ABORTED);
   return ncclSuccess;
 }

@@ -267,6 +267,19 @@ ncclResult_t epWorkRun(ep_work_t *work);
 ncclResult_t epWorkIssue(ep_work_t *work, cudaStream_t stream);
 
 size_t epTypeBytes(ncclDataType_t type);
+/* Which collective a message belongs to: the low byte of its tag. */
+typedef enum {
+  EP_TAG_ALL_REDUCE = 1,
+  EP_TAG_REDUCE,
+  EP_TAG_REDUCE_SCATTER,
+  EP_TAG_BROADCAST,
+  EP_TAG_ALL_GATHER,
+  EP_TAG_ALL_TO_ALL,
+  EP_TAG_GATHER,
+  EP_TAG_SCATTER,
+  EP_TAG_SEND
+} ep_tag_t;
+
 const char *epTagName(uint32_t tag);
 bool epReducible(ncclDataType_t type, ncclRedOp_t op);
 /* acc (wide terms) = the first term; then op with each further; then out. Count elements. */
@@ -286,7 +299,6 @@ bool epInGroup(void);
 ncclResult_t epGroupWork(ncclComm_t comm, cudaStream_t stream, const char *func, ep_work_t **out);
 /* After adding tasks: issues the work unless a group is open. */
 ncclResult_t epGroupAdded(ep_work_t *work, cudaStream_t stream);
-void epGroupAddJob(ep_job_t *job);
 ncclResult_t epGroupRemember(ncclResult_t result);
 
 #endif

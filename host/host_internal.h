@@ -191,6 +191,13 @@ void epStreamSetError(cudaStream_t stream, cudaError_t error, const char *senten
 /* Calls f for every stream of the device, the default ones included. */
 void epStreamsForEach(int device, void (*f)(cudaStream_t stream, void *data), void *data);
 void epStreamsForked(void);
+/* Queued work still runs; then the object is free for the next stream. */
+void epStreamRetire(cudaStream_t stream);
+/* The device's legacy default stream, NULL: nobody has used it. */
+cudaStream_t epStreamLegacy(int device);
+/* Onto the queue. quiet: the caller waits for the stream at once and will run the work itself if nobody
+ * does. */
+void epStreamPush(cudaStream_t stream, ep_op_t *op, bool quiet);
 /* True while a host function of the program runs on this thread. */
 bool epInHostFunc(void);
 void epRunHost(ep_op_t *op, cudaStream_t stream, uint64_t ticket);

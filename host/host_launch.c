@@ -143,3 +143,55 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attr, const void *f
   *attr = (struct cudaFuncAttributes){.maxThreadsPerBlock = 1024, .numRegs = 32};
   return cudaSuccess;
 }
+
+/* ---- f<<<grid, block, shared, stream>>>(arguments) ---- */
+
+/* Between the brackets and the call: arguments may launch kernels of their own meanwhile. */
+enum { EP_MAX_NESTED = 64 };
+static _Thread_local struct {
+  dim3 gridDim, blockDim;
+  size_t sharedBytes;
+  cudaStream_t stream;
+} pushed[EP_MAX_NESTED];
+static _Thread_local int numPushed;
+
+unsigned __cudaPushCallConfiguration(dim3 gridDim, dim3 blockDim, size_t sharedMem,
+                                     cudaStream_t stream) {
+  EP_CUDA_CHECK(numPushed < EP_MAX_NESTED, cudaErrorInvalidConfiguration,
+                "kernel<<<...>>>: %d launches have been configured and not made", numPushed);
+  pushed[numPushed].gridDim = gridDim;
+  pushed[numPushed].blockDim = blockDim;
+  pushed[numPushed].sharedBytes = sharedMem;
+  pushed[numPushed++].stream = stream;
+  return 0;
+}
+
+cudaError_t __cudaPopCallConfiguration(dim3 *gridDim, dim3 *blockDim, size_t *sharedMem,
+                                       void *stream) {
+  EP_CUDA_CHECK(numPushed > 0, cudaErrorInvalidConfiguration,
+                "a kernel's function was called without <<<...>>>");
+  numPushed--;
+  *gridDim = pushed[numPushed].gridDim;
+  *blockDim = pushed[numPushed].blockDim;
+  *sharedMem = pushed[numPushed].sharedBytes;
+  *(cudaStream_t *)stream = pushed[numPushed].stream;
+  return cudaSuccess;
+}
+
+cudaError_t __cudaGetKernel(ep_kernel_t *kernel, const void *hostFun) {
+  *kernel = (ep_kernel_t)(uintptr_t)hostFun;
+  return cudaSuccess;
+}
+
+cudaError_t __cudaLaunchKernel(ep_kernel_t kernel, dim3 gridDim, dim3 blockDim, void **args,
+                               size_t sharedMem, cudaStream_t stream) {
+  const cudaLaunchConfig_t config = {
+      .gridDim = gridDim, .blockDim = blockDim, .dynamicSmemBytes = sharedMem, .stream = stream};
+  return epLaunch(kernel, &config, args, "kernel<<<...>>>");
+}
+
+cudaError_t __cudaLaunchKernel_ptsz(ep_kernel_t kernel, dim3 gridDim, dim3 blockDim, void **args,
+                                    size_t sharedMem, cudaStream_t stream) {
+  return __cudaLaunchKernel(kernel, gridDim, blockDim, args, sharedMem,
+                            stream ? stream : cudaStreamPerThread);
+}

@@ -47,19 +47,6 @@ static void delay(void) {
 
 /* ---- Work ---- */
 
-ep_op_t *epOpNew(enum cudaGraphNodeType type, void (*run)(ep_op_t *, cudaStream_t, uint64_t)) {
-  ep_op_t *op = calloc(1, sizeof *op);
-  if (!op) return NULL;
-  op->type = type;
-  op->run = run;
-  return op;
-}
-
-void epOpFree(ep_op_t *op) {
-  if (op->release) op->release(op->shared);
-  free(op);
-}
-
 void epRunHost(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)ticket;
   inHostFunc++;
@@ -139,8 +126,7 @@ static void *worker(void *arg) {
   return NULL;
 }
 
-/* quiet: the caller waits for the stream at once and will run the work itself if nobody does. */
-static void push(cudaStream_t s, ep_op_t *op, bool quiet) {
+void epStreamPush(cudaStream_t s, ep_op_t *op, bool quiet) {
   op->next = NULL;
   pthread_mutex_lock(&s->lock);
   *s->tail = op;
@@ -222,8 +208,7 @@ static cudaStream_t newStream(int device, unsigned flags, int priority, bool leg
   return s;
 }
 
-/* Queued work still runs; then the object is free for the next stream. */
-static void retireStream(cudaStream_t s) {
+void epStreamRetire(cudaStream_t s) {
   atomic_store(&s->magic, EP_DEAD_MAGIC);
   pthread_mutex_lock(&s->lock);
   bool idle = !s->head && !s->running;
@@ -232,10 +217,15 @@ static void retireStream(cudaStream_t s) {
   if (idle) recycleStream(s);
 }
 
-static cudaStream_t legacyStream(int device) {
+cudaStream_t epStreamLegacy(int device) {
   pthread_mutex_lock(&listLock);
   cudaStream_t s = legacyStreams[device];
   pthread_mutex_unlock(&listLock);
+  return s;
+}
+
+static cudaStream_t legacyStream(int device) {
+  cudaStream_t s = epStreamLegacy(device);
   if (s) return s;
   s = newStream(device, cudaStreamDefault, 0, true);
   pthread_mutex_lock(&listLock);
@@ -243,14 +233,14 @@ static cudaStream_t legacyStream(int device) {
   if (!first) legacyStreams[device] = s;
   pthread_mutex_unlock(&listLock);
   if (!first) return s;
-  retireStream(s);
+  epStreamRetire(s);
   return first;
 }
 
 static void retirePerThread(void *unused) {
   (void)unused;
   for (int device = 0; device < MAX_DEVICES; device++)
-    if (perThread[device]) retireStream(perThread[device]);
+    if (perThread[device]) epStreamRetire(perThread[device]);
   memset(perThread, 0, sizeof perThread);
 }
 
@@ -290,60 +280,6 @@ void epStreamsForEach(int device, void (*f)(cudaStream_t stream, void *data), vo
   free(all);
 }
 
-/* ---- Issuing work ---- */
-
-static void pushAfter(cudaStream_t s, cudaStream_t other) {
-  uint64_t seq = atomic_load(&other->submitted);
-  if (other == s || atomic_load(&other->completed) >= seq) return;
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeWaitEvent, epRunAfter);
-  if (!op) {
-    epStreamWaitSeq(other, seq, false); /* no memory to defer it: wait now */
-    return;
-  }
-  op->u.after.stream = other;
-  op->u.after.seq = seq;
-  push(s, op, false);
-}
-
-static void afterBlocking(cudaStream_t other, void *legacy) {
-  if (!(other->flags & cudaStreamNonBlocking)) pushAfter(legacy, other);
-}
-
-static cudaError_t enqueue(cudaStream_t stream, ep_op_t *op, const char *func, bool quiet) {
-  cudaError_t error = cudaSuccess;
-  if (epInHostFunc())
-    error = epCudaFail(cudaErrorNotPermitted, "%s was called from a host function", func);
-  else if (epCapturing(stream))
-    return epCaptureAdd(stream, op, func);
-  else if (stream->legacy)
-    error = epCaptureForbidsLegacy(stream, func);
-  if (error != cudaSuccess) {
-    epOpFree(op);
-    return error;
-  }
-  if (stream->legacy) {
-    epStreamsForEach(stream->device, afterBlocking, stream);
-  } else if (!(stream->flags & cudaStreamNonBlocking)) {
-    pthread_mutex_lock(&listLock);
-    cudaStream_t legacy = legacyStreams[stream->device];
-    pthread_mutex_unlock(&listLock);
-    if (legacy) pushAfter(stream, legacy);
-  }
-  if (op->prepare) op->ticket = op->prepare(op);
-  push(stream, op, quiet);
-  return cudaSuccess;
-}
-
-cudaError_t epEnqueue(cudaStream_t stream, ep_op_t *op, const char *func) {
-  return enqueue(stream, op, func, false);
-}
-
-cudaError_t epEnqueueAndWait(cudaStream_t stream, ep_op_t *op, const char *func) {
-  EP_CUDA_TRY(enqueue(stream, op, func, true));
-  epStreamWaitSeq(stream, atomic_load(&stream->submitted), true);
-  return epStreamTakeError(stream);
-}
-
 /* ---- Making and ending streams ---- */
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream, unsigned int flags, int priority) {
@@ -362,17 +298,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream, unsigned int flags)
 
 cudaError_t cudaStreamCreate(cudaStream_t *pStream) {
   return cudaStreamCreateWithPriority(pStream, cudaStreamDefault, 0);
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  cudaStream_t s;
-  EP_CUDA_CHECK(stream && stream != cudaStreamLegacy && stream != cudaStreamPerThread,
-                cudaErrorInvalidResourceHandle, "cudaStreamDestroy: a default stream");
-  EP_CUDA_TRY(epStreamResolve(stream, "cudaStreamDestroy", &s));
-  if (epCapturing(s))
-    return epCaptureBreak(s, cudaErrorStreamCaptureUnsupported, "cudaStreamDestroy");
-  retireStream(s);
-  return cudaSuccess;
 }
 
 /* In the child of a fork: the parent's streams and their threads are not here. */

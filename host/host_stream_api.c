@@ -119,3 +119,14 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call
     return epCaptureBreak(s, cudaErrorStreamCaptureUnsupported, "cudaStreamAddCallback");
   return queueHost(stream, NULL, callback, userData, "cudaStreamAddCallback");
 }
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  cudaStream_t s;
+  EP_CUDA_CHECK(stream && stream != cudaStreamLegacy && stream != cudaStreamPerThread,
+                cudaErrorInvalidResourceHandle, "cudaStreamDestroy: a default stream");
+  EP_CUDA_TRY(epStreamResolve(stream, "cudaStreamDestroy", &s));
+  if (epCapturing(s))
+    return epCaptureBreak(s, cudaErrorStreamCaptureUnsupported, "cudaStreamDestroy");
+  epStreamRetire(s);
+  return cudaSuccess;
+}

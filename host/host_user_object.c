@@ -95,6 +95,13 @@ cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned int count) {
 
 /* ---- Graphs ---- */
 
+cudaError_t epGraphGet(cudaGraph_t graph, const char *func) {
+  EP_CUDA_CHECK(graph && ((uintptr_t)graph & 7) == 0 &&
+                    atomic_load(&graph->magic) == EP_GRAPH_MAGIC,
+                cudaErrorInvalidValue, "%s: %p is not a live graph", func, (void *)graph);
+  return cudaSuccess;
+}
+
 static ep_user_refs_t *find(ep_user_refs_t *first, cudaUserObject_t object) {
   while (first && first->object != object) first = first->next;
   return first;
