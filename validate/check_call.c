@@ -5,6 +5,12 @@
 
 #include <string.h>
 
+ncclEpLayout_t epLayoutOf(trefoil_mode_t mode) {
+  return mode == TREFOIL_LL_RANK_MAJOR ? NCCL_EP_LAYOUT_RANK_MAJOR
+         : mode == TREFOIL_HT_FLAT     ? NCCL_EP_LAYOUT_FLAT
+                                       : NCCL_EP_LAYOUT_EXPERT_MAJOR;
+}
+
 typedef struct tensors {
   ncclEpTensor_t t[EP_NUM_TENSORS];
   size_t sizes[EP_NUM_TENSORS][3];

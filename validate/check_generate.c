@@ -22,20 +22,6 @@ typedef struct script {
   int pendingDispatch, pendingCombine; /* handle, or -1 */
 } script_t;
 
-ep_check_op_t *epAddOp(ep_check_case_t *c, ep_op_kind_t kind, int handle, int routing,
-                       ep_rng_t *rng) {
-  ep_check_op_t *op = &c->ops[c->numOps];
-  memset(op, 0, sizeof *op);
-  op->kind = kind;
-  op->handle = handle;
-  op->routing = routing;
-  op->from = -1;
-  op->payloadKey = epRand(rng);
-  for (int i = 0; i < EP_NUM_TENSORS; i++) op->region[i] = -1;
-  c->numOps++;
-  return op;
-}
-
 static ep_check_op_t *addOp(script_t *s, ep_op_kind_t kind, int handle) {
   return epAddOp(s->c, kind, handle, handle >= 0 ? s->handles[handle].routing : -1, s->rng);
 }
@@ -188,14 +174,6 @@ static void addStep(script_t *s, int handle) {
   } else {
     addCombine(s, handle);
   }
-}
-
-void epMakeMasks(ep_check_case_t *c, ep_rng_t *rng) {
-  int R = c->group->shape.numRanks;
-  int classes = 1 + (int)epBelow(rng, 3);
-  for (int r = 0; r < R; r++) c->maskClasses[r] = (int)epBelow(rng, classes);
-  for (int r = 0; r < R; r++)
-    for (int q = 0; q < R; q++) c->active[r * R + q] = c->maskClasses[r] == c->maskClasses[q];
 }
 
 static void makeScript(ep_check_case_t *c, ep_rng_t *rng) {

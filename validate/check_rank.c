@@ -8,12 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-ncclEpLayout_t epLayoutOf(trefoil_mode_t mode) {
-  return mode == TREFOIL_LL_RANK_MAJOR ? NCCL_EP_LAYOUT_RANK_MAJOR
-         : mode == TREFOIL_HT_FLAT     ? NCCL_EP_LAYOUT_FLAT
-                                       : NCCL_EP_LAYOUT_EXPERT_MAJOR;
-}
-
 static cudaError_t countedAlloc(void **ptr, size_t size, void *context) {
   ep_check_rank_t *rank = context;
   cudaError_t rc = rank->lib->cudaMalloc(ptr, size);

@@ -2,6 +2,30 @@
  * operation after another. Rows differ from one another by content; what is combined has plain values. */
 #include "validate/check_case.h"
 
+#include <string.h>
+
+ep_check_op_t *epAddOp(ep_check_case_t *c, ep_op_kind_t kind, int handle, int routing,
+                       ep_rng_t *rng) {
+  ep_check_op_t *op = &c->ops[c->numOps];
+  memset(op, 0, sizeof *op);
+  op->kind = kind;
+  op->handle = handle;
+  op->routing = routing;
+  op->from = -1;
+  op->payloadKey = epRand(rng);
+  for (int i = 0; i < EP_NUM_TENSORS; i++) op->region[i] = -1;
+  c->numOps++;
+  return op;
+}
+
+void epMakeMasks(ep_check_case_t *c, ep_rng_t *rng) {
+  int R = c->group->shape.numRanks;
+  int classes = 1 + (int)epBelow(rng, 3);
+  for (int r = 0; r < R; r++) c->maskClasses[r] = (int)epBelow(rng, classes);
+  for (int r = 0; r < R; r++)
+    for (int q = 0; q < R; q++) c->active[r * R + q] = c->maskClasses[r] == c->maskClasses[q];
+}
+
 /* What a limited dispatch is made of; without a profile's shapes, as everywhere. */
 static void pickWidth(const ep_check_group_t *g, ep_check_op_t *op, ep_rng_t *rng) {
   int64_t b = (int64_t)trefoilDtypeBytes(op->dtype), most = (int64_t)g->maxTokenBytes / b;

@@ -137,6 +137,7 @@ int epTeamThreads(ep_check_team_t *team);
 void epTeamFree(ep_check_team_t *team);
 /* Runs one rank of it in this process. */
 int epTeamProcess(ep_check_team_t *team, int rank);
+double epNow(void); /* seconds of a clock that only goes on */
 /* Records the first failure. */
 void epTeamFail(ep_check_team_t *team, const ep_check_blame_t *blame, const char *what);
 /* A rank gave up waiting: is there one that still has not returned? Then the parent ends this process. */
@@ -170,8 +171,9 @@ void epCompareWithAsked(const ep_check_options_t *options, int isTimeOver,
 /* ---- check_launched.c ---- */
 /* epCheckRun where options->launch is given. */
 trefoil_result_t epCheckLaunched(const ep_check_options_t *options, ep_check_outcome_t *outcome);
+
+/* ---- check_meeting.c ---- */
 /* All ranks of the launch meet: who failed first is known to all, and whether to stop. */
 void epLaunchedMeet(ep_check_team_t *team);
-double epNow(void);
 
 #endif

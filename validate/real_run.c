@@ -5,6 +5,7 @@
 #include "validate/real_work.h"
 
 #include "plan/error.h"
+#include "validate/checker.h"
 #include "validate/cupti_times.h"
 
 #include <stdio.h>
@@ -14,12 +15,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static trefoil_result_t dispatchRank(real_rank_t *rank) {
   EP_TRY(epRealDispatch(rank));
@@ -46,26 +41,6 @@ static trefoil_result_t copyRank(real_rank_t *rank) {
 static uint64_t copyBytes(const real_rank_t *rank) {
   size_t n = rank->tokens.bytes ? rank->received.bytes / rank->tokens.bytes : 0;
   return (uint64_t)rank->tokens.bytes * (n > 8 ? 8 : n);
-}
-
-double epRealPhase(real_rank_t *rank, real_phase_t phase, const char *name) {
-  real_t *run = rank->run;
-  int R = run->options->shape.numRanks;
-  pthread_barrier_wait(&run->barrier);
-  run->started[rank->rank] = now();
-  atomic_fetch_add(&rank->place->op, 1); /* how far this rank is */
-  if (!atomic_load(&run->failed) && phase(rank) != TREFOIL_OK)
-    epRealFail(run, "rank %d, %s: %s", rank->rank, name, trefoilLastError());
-  run->ended[rank->rank] = now();
-  atomic_fetch_add(run->numDone, 1);
-  pthread_barrier_wait(&run->barrier);
-  double first = run->started[0], last = run->ended[0];
-  for (int r = 1; r < R; r++) {
-    if (run->started[r] < first) first = run->started[r];
-    if (run->ended[r] > last) last = run->ended[r];
-  }
-  pthread_barrier_wait(&run->barrier);
-  return last - first;
 }
 
 static void timeAgain(real_rank_t *rank) {
@@ -284,9 +259,9 @@ static trefoil_result_t runAll(const ep_real_options_t *options, int numRuns, sh
   if (options->against) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   setEnvironment(options);
   EP_TRY(openProcess(keep, options));
-  double start = now();
+  double start = epNow();
   for (int i = 0; i < numRuns; i++) {
-    if (options->seconds > 0 && now() - start > options->seconds) break;
+    if (options->seconds > 0 && epNow() - start > options->seconds) break;
     real_t *run = calloc(1, sizeof *run);
     EP_CHECK(run, TREFOIL_SYSTEM_ERROR, "out of memory");
     run->options = &options[i];
@@ -384,10 +359,10 @@ static void endRun(const ep_real_options_t *options, shared_t *shared, ep_case_o
 static int endChild(const ep_real_options_t *options, shared_t *shared, pid_t pid, double *failed) {
   char text[EP_WATCH_TEXT] = "";
   ep_case_outcome_t outcome = EP_CASE_WRONG;
-  if (!atomic_load(&shared->failed)) *failed = now();
+  if (!atomic_load(&shared->failed)) *failed = epNow();
   if (atomic_load(&shared->atWork) && epWatchHang(&shared->watch, text) >= 0)
     outcome = EP_CASE_HANGS;
-  else if (now() - *failed < 1e-9 * GRACE_NS)
+  else if (epNow() - *failed < 1e-9 * GRACE_NS)
     return 0;
   epWorkerKill(pid);
   endRun(options, shared, outcome, text);
@@ -397,7 +372,7 @@ static int endChild(const ep_real_options_t *options, shared_t *shared, pid_t pi
 /* Waits for the child, telling what is done; its status, or -1: it was ended here. */
 static int watchChild(const ep_real_options_t *options, int numRuns, shared_t *shared, pid_t pid) {
   uint64_t total = countSteps(options, numRuns);
-  double failed = now(); /* when it was last known that no rank has */
+  double failed = epNow(); /* when it was last known that no rank has */
   int status = 1, numTold = 0;
   for (;;) {
     pid_t ended = waitpid(pid, &status, WNOHANG);

@@ -1,0 +1,78 @@
+/* The meeting of ranks that a launcher started: each shows how far it is, and all learn of a failure. */
+#include "validate/checker.h"
+
+#include "plan/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What a rank brings to a meeting. */
+typedef struct state {
+  int failed, over; /* over: rank 0 has seen enough time go by */
+  uint64_t cases, bytes, counted;
+  ncclUniqueId id;
+  ep_check_finding_t finding;
+} state_t;
+
+static state_t stateOf(const ep_check_team_t *team) {
+  ep_check_job_t *job = team->job;
+  return (state_t){.failed = atomic_load(&job->failed),
+                   .over = team->deadline > 0 && epNow() > team->deadline,
+                   .cases = atomic_load(&job->cases),
+                   .bytes = atomic_load(&job->bytes),
+                   .counted = atomic_load(&job->counted),
+                   .finding = job->finding,
+                   .id = job->id};
+}
+
+/* The failure to tell: of the earliest case; there, who found something different rather than who
+ * then waited for that rank. */
+static const state_t *firstFailure(const state_t *all, int R) {
+  const state_t *first = NULL;
+  for (int r = 0; r < R; r++) {
+    if (!all[r].failed) continue;
+    const ep_check_finding_t *f = &all[r].finding;
+    int isEarlier = !first || f->caseIdx < first->finding.caseIdx;
+    int isCause = first && f->caseIdx == first->finding.caseIdx && strstr(f->what, "expected") &&
+                  !strstr(first->finding.what, "expected");
+    if (isEarlier || isCause) first = &all[r];
+  }
+  return first;
+}
+
+void epLaunchedMeet(ep_check_team_t *team) {
+  ep_launch_t *launch = team->options->launch;
+  ep_check_job_t *job = team->job;
+  if (atomic_load(&job->numArrived) == UINT64_MAX) return; /* all know already */
+  state_t mine = stateOf(team), *all = calloc((size_t)launch->numRanks, sizeof *all);
+  if (!all || epLaunchGather(launch, &mine, all, sizeof mine) != TREFOIL_OK) {
+    const ep_check_blame_t blame = {EP_CASE_ABORTS,
+                                    -1,
+                                    "",
+                                    ncclSuccess,
+                                    atomic_load(&job->watch.places[launch->rank].caseIdx),
+                                    1};
+    epTeamFail(team, &blame, all ? trefoilLastError() : "out of memory for a meeting");
+    atomic_store(&job->numArrived, UINT64_MAX);
+  } else {
+    const state_t *first = firstFailure(all, launch->numRanks);
+    job->id = all[0].id;
+    if (first) {
+      job->finding = first->finding;
+      atomic_store(&job->failed, 1);
+    }
+    if (all[0].over) atomic_store(&job->timeOver, 1);
+    if (first || all[0].over) {
+      atomic_store(&job->stop, 1);
+      atomic_store(&job->numArrived, UINT64_MAX);
+    }
+    team->bytesOfAll = team->countedOfAll = 0;
+    team->leastOfAll = all[0].cases;
+    for (int r = 0; r < launch->numRanks; r++) {
+      team->bytesOfAll += all[r].bytes;
+      team->countedOfAll += all[r].counted;
+      if (all[r].cases < team->leastOfAll) team->leastOfAll = all[r].cases;
+    }
+  }
+  free(all);
+}
