@@ -9,7 +9,7 @@
 #include "api/cpu/cpu_meet.h"
 #include "trefoil_host.h"
 
-void epCommProperties(ncclCommProperties_t *p) {
+static void prepareQuery(ncclCommProperties_t *p) {
   memset(p, 0, sizeof *p);
   p->size = sizeof *p;
   p->magic = NCCL_API_MAGIC;
@@ -39,7 +39,7 @@ static trefoil_result_t checkAnswers(void) {
 
 trefoil_result_t epCpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode) {
   ncclCommProperties_t p;
-  epCommProperties(&p);
+  prepareQuery(&p);
   EP_TRY(checkAnswers());
   int me = 0, R = 0;
   if (ncclCommUserRank(comm, &me) != ncclSuccess || ncclCommCount(comm, &R) != ncclSuccess ||
@@ -60,7 +60,7 @@ trefoil_result_t epCpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *r
 /* 0: not a live communicator. */
 static uint64_t commHashOf(ncclComm_t comm) {
   ncclCommProperties_t p;
-  epCommProperties(&p);
+  prepareQuery(&p);
   return ncclCommQueryProperties(comm, &p) == ncclSuccess ? p.commHash : 0;
 }
 

@@ -6,7 +6,6 @@
 
 #include "api/backend.h"
 
-void epCommProperties(ncclCommProperties_t *p); /* ready for ncclCommQueryProperties */
 trefoil_result_t epCpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode);
 void epCpuCallBegin(ncclComm_t comm);
 void epCpuCallFail(ncclComm_t comm, trefoil_result_t code, const char *why);

@@ -30,18 +30,6 @@ static void carveMem(ep_cpu_handle_t *h) {
   h->routing = (int32_t *)p;
 }
 
-void epPlaceRows(ep_cpu_handle_t *h, int topk) {
-  size_t stride = (size_t)h->handle->sizing.config.shape.maxTokens * (size_t)topk;
-  for (int r = 0; r < h->g->R; r++) h->rows[r] = h->routing + (size_t)r * stride;
-}
-
-int epHoldsRouting(const ep_cpu_handle_t *h) {
-  const ep_mem_head_t *head = h->head;
-  const trefoil_shape_t *s = &h->handle->sizing.config.shape;
-  return head->magic == NCCL_EP_MAGIC && head->numRanks == s->numRanks &&
-         head->numExperts == s->numExperts && head->maxTokens == s->maxTokens;
-}
-
 static trefoil_result_t makeHost(ep_cpu_handle_t *h) {
   const ep_buffer_t *b = &h->handle->sizing.buffers[EP_BUFFER_LAYOUT];
   EP_TRY(epAllocBuffer(h->g->group, b, &h->hostBlock));

@@ -22,10 +22,7 @@ static uint64_t realNs(void) {
 void epHangOpen(ep_cpu_group_t *g) {
   struct ep_hang *h = calloc(1, sizeof *h);
   if (!h) return;
-  ncclCommProperties_t p;
-  epCommProperties(&p);
-  int known = ncclCommQueryProperties(g->group->comm, &p) == ncclSuccess;
-  epHangFileOpen(&h->file, g->group, known ? p.commHash : 0, g->id);
+  epHangFileOpen(&h->file, g->group, g->commHash, g->id);
   if (h->file.record) {
     g->hang = h;
   } else {

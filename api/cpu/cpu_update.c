@@ -8,6 +8,18 @@
 #include "api/cpu/cpu.h"
 #include "api/cpu/cpu_hang.h"
 
+void epPlaceRows(ep_cpu_handle_t *h, int topk) {
+  size_t stride = (size_t)h->handle->sizing.config.shape.maxTokens * (size_t)topk;
+  for (int r = 0; r < h->g->R; r++) h->rows[r] = h->routing + (size_t)r * stride;
+}
+
+int epHoldsRouting(const ep_cpu_handle_t *h) {
+  const ep_mem_head_t *head = h->head;
+  const trefoil_shape_t *s = &h->handle->sizing.config.shape;
+  return head->magic == NCCL_EP_MAGIC && head->numRanks == s->numRanks &&
+         head->numExperts == s->numExperts && head->maxTokens == s->maxTokens;
+}
+
 static _Atomic uint64_t versions;
 
 static int64_t idAt(const ep_update_call_t *call, int64_t i) {

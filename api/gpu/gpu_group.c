@@ -11,16 +11,6 @@ static ep_gpu_group_t *stateOf(ncclEpGroup_t group) {
   return (ep_gpu_group_t *)((end + 63) / 64 * 64);
 }
 
-trefoil_result_t epGpuEnter(const ep_gpu_group_t *g, int *before) {
-  EP_CUDA(cudaGetDevice(before));
-  if (*before != g->device) EP_CUDA(cudaSetDevice(g->device));
-  return TREFOIL_OK;
-}
-
-void epGpuLeave(const ep_gpu_group_t *g, int before) {
-  if (before != g->device) cudaSetDevice(before);
-}
-
 /* NCCL has no way to tell a live communicator from a destroyed one. */
 trefoil_result_t epGpuCheckComm(ncclEpGroup_t group) {
   (void)group;
