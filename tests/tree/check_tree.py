@@ -109,6 +109,68 @@ def check_layers(root: Path) -> list[str]:
     return findings
 
 
+def code_of(root: Path, path: Path) -> str:
+    """The text of a C source without comments, strings and preprocessor lines other than #define."""
+    text = (root / path).read_text()
+    text = re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", blank, text, flags=re.DOTALL)
+    return re.sub(r"^[ ]*#[ ]*(?!define)(?:[^\n]*\\\n)*[^\n]*", blank, text, flags=re.MULTILINE)
+
+
+def definitions(code: str) -> set[str]:
+    """Functions and variables with external linkage, so with a prefix, that a text defines."""
+    names = set()
+    for line in re.findall(r"^(?!static|typedef|struct|enum|extern)[A-Za-z_][^;{}#]*\{", code, re.M):
+        if found := re.search(r"\b((?:ep|cli|nccl|cuda|trefoil)[A-Z]\w*)\s*(?:\(|(?:\[.*\])*\s*=)", line):
+            names.add(found.group(1))
+    return names
+
+
+def strong_components(edges: dict[Path, set[Path]]) -> list[list[Path]]:
+    """The sets of more than one node in which each reaches each other."""
+    reach: dict[Path, set[Path]] = {}
+    for start in edges:
+        seen, todo = set(), [start]
+        while todo:
+            new = edges.get(todo.pop(), set()) - seen
+            seen |= new
+            todo += new
+        reach[start] = seen
+    sets = {frozenset({a, *(b for b in reach[a] if a in reach.get(b, ()))}) for a in edges}
+    return sorted(sorted(s) for s in sets if len(s) > 1)
+
+
+def uses_between(root: Path, folder: list[Path]) -> dict[Path, dict[Path, str]]:
+    """For each file of a folder the files of it whose functions it names or that it includes."""
+    code = {p: code_of(root, p) for p in folder}
+    owner = {n: p for p in folder if p.suffix in {".c", ".cu", ".cc"} for n in definitions(code[p])}
+    uses: dict[Path, dict[Path, str]] = {p: {} for p in folder}
+    for path in folder:
+        if path.suffix in {".c", ".cu", ".cc"}:
+            for name in set(re.findall(r"\b[A-Za-z_]\w*\b", code[path])) & owner.keys():
+                uses[path][owner[name]] = name
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', (root / path).read_text(), re.M):
+            if (found := resolve(root, path, name)) in code:
+                uses[path].setdefault(found, f'"{name}"')
+        uses[path].pop(path, None)
+    return uses
+
+
+def check_circles(root: Path) -> list[str]:
+    """No file of a library or of the command uses another of its folder that uses it in turn."""
+    folders: dict[Path, list[Path]] = defaultdict(list)
+    for path in tracked(root):
+        if path.suffix in C_FAMILY and str(path).startswith((*LIBRARY_FOLDERS, "validate/", "cli/")):
+            folders[path.parent].append(path)
+    findings = []
+    for paths in folders.values():
+        uses = uses_between(root, paths)
+        for circle in strong_components({p: set(u) for p, u in uses.items()}):
+            for path in circle:
+                to = ", ".join(f"{q.name} ({uses[path][q]})" for q in circle if q in uses[path])
+                findings.append(f"{path}:1: in a circle of {len(circle)} files: it uses {to}")
+    return findings
+
+
 def check_names(root: Path) -> list[str]:
     shared = {"CMakeLists.txt", "README.md", "__init__.py", "__main__.py"}
     findings = []
