@@ -185,6 +185,7 @@ TEST(events_measure_real_time) {
   OK(cudaLaunchHostFunc(s, passGate, &gate));
   OK(cudaEventRecord(end, s));
   CHECK(cudaEventElapsedTime(&ms, start, end) == cudaErrorNotReady && ms == -1, "ms %f", ms);
+  OK(cudaEventSynchronize(start)); /* the stream's thread may begin late */
   pauseMs(30);
   atomic_store(&gate.open, 1);
   OK(cudaEventSynchronize(end));
