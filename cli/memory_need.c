@@ -1,10 +1,8 @@
-/* The GPU library's memory comes from the layouts of kernels/, which need no CUDA: exchange memory,
- * control memory, handle memory. Left out are the library's own words beside them, a few kB, and slot
- * tables for very large numbers of experts and tokens, which depend on the launch. */
+/* Memory by the libraries' own sizing tables. Left out are slot tables in device memory for very large
+ * numbers of experts and tokens, which depend on the launch. */
 #include "cli/memory_need.h"
 
-#include "kernels/ht/ht.h"
-#include "kernels/ll/ll.h"
+#include "api/gpu/gpu_sizing.h"
 #include "plan/error.h"
 
 #include <stdio.h>
@@ -15,51 +13,25 @@ static size_t maxRowBytes(const trefoil_predict_spec_t *spec) {
   return ((d > c ? d : c) + 15) / 16 * 16;
 }
 
-static trefoil_result_t ofLowLatency(const trefoil_predict_spec_t *spec,
-                                     const trefoil_shape_t *shape, memory_need_t *need) {
-  ep_ll_config_t config = {.numRanks = shape->numRanks,
-                           .numExperts = shape->numExperts,
-                           .maxTopk = shape->topk,
-                           .maxTokens = shape->maxTokens,
-                           .maxTokenBytes = maxRowBytes(spec),
-                           .partial = 1};
-  ep_ll_layout_t at;
-  EP_TRY(epLlLayout(&config, &at));
-  need->totals[0][EP_MEMORY_SHARED] = at.bytes;
-  need->totals[0][EP_MEMORY_DEVICE] = EP_LL_CONTROL_BYTES;
-  need->totals[1][EP_MEMORY_DEVICE] = epLlHandleBytes(&config, shape->topk);
-  return TREFOIL_OK;
-}
-
-static trefoil_result_t ofHighThroughput(const trefoil_predict_spec_t *spec,
-                                         const trefoil_shape_t *shape, memory_need_t *need) {
-  ep_ht_config_t config = {.numRanks = shape->numRanks,
-                           .numExperts = shape->numExperts,
-                           .maxTopk = shape->topk,
-                           .maxTokens = shape->maxTokens,
-                           .maxTokenBytes = maxRowBytes(spec)};
-  ep_ht_layout_t at;
-  EP_TRY(epHtLayout(&config, &at));
-  need->totals[0][EP_MEMORY_SHARED] = at.bytes;
-  need->totals[0][EP_MEMORY_DEVICE] = EP_HT_CONTROL_BYTES + epHtScratchBytes(&config);
-  need->totals[1][EP_MEMORY_DEVICE] = epHtHandleBytes(&config, shape->topk);
-  return TREFOIL_OK;
-}
-
 static int isLl(const trefoil_predict_spec_t *spec) {
   return spec->mode == TREFOIL_LL_EXPERT_MAJOR || spec->mode == TREFOIL_LL_RANK_MAJOR;
 }
 
-static int ofGpuLibrary(const trefoil_predict_spec_t *spec, const trefoil_shape_t *shape,
-                        memory_need_t *need) {
-  if (shape->ranksPerNode < shape->numRanks) {
-    snprintf(need->why, sizeof need->why, "the GPU library's kernels stay within a node");
-    return 0;
-  }
-  trefoil_result_t result =
-      isLl(spec) ? ofLowLatency(spec, shape, need) : ofHighThroughput(spec, shape, need);
-  if (result != TREFOIL_OK) snprintf(need->why, sizeof need->why, "%s", trefoilLastError());
+/* Takes a column of the sizing table; 0: why says why not. */
+static int take(memory_need_t *need, trefoil_result_t result, const ep_sizing_t *table) {
+  if (result == TREFOIL_OK)
+    memcpy(need->totals, table->totals, sizeof need->totals);
+  else
+    snprintf(need->why, sizeof need->why, "%s", trefoilLastError());
   return result == TREFOIL_OK;
+}
+
+static int ofGpuLibrary(const ep_sizing_config_t *config, memory_need_t *need) {
+  ep_sizing_t table;
+  if (config->shape.ranksPerNode == config->shape.numRanks)
+    return take(need, epGpuTable(config, 0, &table), &table);
+  snprintf(need->why, sizeof need->why, "the GPU library's kernels stay within a node");
+  return 0;
 }
 
 void memoryNeed(const trefoil_predict_spec_t *spec, const trefoil_shape_t *shape,
@@ -69,18 +41,13 @@ void memoryNeed(const trefoil_predict_spec_t *spec, const trefoil_shape_t *shape
   if (spec->mode == TREFOIL_LL_EXPERT_MAJOR) rows *= (uint64_t)trefoilExpertsPerRank(shape);
   if (!isLl(spec)) rows = (uint64_t)maxReceived;
   need->outputBytes = rows * spec->dispatchRowBytes;
-  if (ofGpuLibrary(spec, shape, need)) return;
-  need->library = "cpu";
-  memset(need->totals, 0, sizeof need->totals);
-  const ep_sizing_config_t config = {.backend = EP_BACKEND_CPU,
-                                     .mode = spec->mode,
-                                     .shape = *shape,
-                                     .maxTokenBytes = maxRowBytes(spec)};
   ep_sizing_t table;
-  need->known = epSizing(&config, &table) == TREFOIL_OK;
-  if (need->known) {
-    memcpy(need->totals, table.totals, sizeof need->totals);
-  } else {
-    snprintf(need->why, sizeof need->why, "%s", trefoilLastError());
-  }
+  ep_sizing_config_t config = {.backend = EP_BACKEND_GPU,
+                               .mode = spec->mode,
+                               .shape = *shape,
+                               .maxTokenBytes = maxRowBytes(spec)};
+  if (ofGpuLibrary(&config, need)) return;
+  config.backend = EP_BACKEND_CPU;
+  need->library = "cpu";
+  need->known = take(need, epSizing(&config, &table), &table);
 }

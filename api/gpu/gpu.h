@@ -18,27 +18,13 @@
 #define TREFOIL_API_GPU_GPU_H
 
 #include "api/gpu/gpu_device.h"
+#include "api/gpu/gpu_sizing.h"
 #include "api/hang_record.h"
 #include "api/object.h"
 #include "kernels/ht/ht.h"
 #include "kernels/ll/ll.h"
 
-#define EP_GPU_MAX_SMS             132 /* blocks of a launch: all SMs of an H100 or H200 */
-#define EP_GPU_RECORD_BYTES        4096
-#define EP_GPU_HANDLE_OBJECT_BYTES 6144
-
 #define EP_GPU_HT_SMS 32 /* blocks of a high-throughput dispatch or combine by default */
-
-/* Control memory: the kernels' part (of the mode), mask, byte counters. */
-#define EP_GPU_CONTROL_PART(ht)  ((ht) ? (size_t)EP_HT_CONTROL_BYTES : (size_t)EP_LL_CONTROL_BYTES)
-#define EP_GPU_MASK_AT(ht)       EP_GPU_CONTROL_PART(ht)
-#define EP_GPU_BYTES_AT(ht)      (EP_GPU_MASK_AT(ht) + 4 * EP_LL_MAX_RANKS)
-#define EP_GPU_CONTROL_BYTES(ht) (EP_GPU_BYTES_AT(ht) + 2 * 8 * EP_LL_MAX_RANKS)
-
-/* handle_mem in high throughput, from the next multiple of 256 on: what Update noted for other handles,
- * then the kernels' part. */
-#define EP_GPU_HT_HEAD_BYTES   256
-#define EP_GPU_HT_HANDLE_EXTRA (240 + EP_GPU_HT_HEAD_BYTES) /* handle_mem is 16-byte aligned */
 
 /* An operation to launch: its kind, ep_ll_kind_t or EP_HT_KIND_*, and the struct of that kind. */
 typedef struct ep_gpu_op {
@@ -149,8 +135,6 @@ static inline ep_gpu_group_t *epGpu(struct ncclEpGroup *g) {
   } while (0)
 
 /* ---- gpu_sizing.c ---- */
-ep_ll_config_t epGpuConfig(const ep_sizing_config_t *config);
-ep_ht_config_t epGpuHtConfig(const ep_sizing_config_t *config);
 trefoil_result_t epGpuSizing(const ep_sizing_config_t *config, ep_sizing_t *out);
 
 /* ---- gpu_comm.c ---- */

@@ -1,7 +1,8 @@
-/* The GPU column of the sizing table: what a group and a handle ask for. Pure, no CUDA call. */
+/* The GPU column of the sizing table: what a group and a handle ask for. */
 #include <string.h>
 
-#include "api/gpu/gpu.h"
+#include "api/gpu/gpu_sizing.h"
+#include "plan/error.h"
 
 _Static_assert(EP_LL_GPU_MAX_RANKS == EP_LL_MAX_RANKS && EP_HT_MAX_RANKS == EP_LL_MAX_RANKS &&
                    EP_HT_MAX_TOPK == EP_LL_MAX_TOPK && EP_HT_MAX_TOKENS == EP_LL_MAX_TOKENS,
@@ -19,21 +20,6 @@ ep_ll_config_t epGpuConfig(const ep_sizing_config_t *config) {
       .maxTokenBytes = (config->maxTokenBytes + 15) / 16 * 16,
       .partial = 1, /* room for weights always: so little that it need not depend on a variable */
   };
-}
-
-/* Of the largest row that the group allows; 0 for all but very large E * N. */
-static size_t scratchBytes(const ep_sizing_config_t *config) {
-  const trefoil_shape_t *s = &config->shape;
-  int rankMajor = config->mode == TREFOIL_LL_RANK_MAJOR;
-  ep_ll_group_t group = {.numRanks = s->numRanks,
-                         .numExperts = s->numExperts,
-                         .numLocal = trefoilExpertsPerRank(s),
-                         .maxTokens = (int)s->maxTokens,
-                         .numSms = EP_GPU_MAX_SMS};
-  ep_ll_handle_t handle = {.numTopk = s->topk,
-                           .rankMajor = rankMajor,
-                           .sum = rankMajor ? EP_LL_SUM_RANKS : EP_LL_SUM_EXACT};
-  return epLlDispatchScratch(&group, &handle, config->maxTokenBytes);
 }
 
 ep_ht_config_t epGpuHtConfig(const ep_sizing_config_t *config) {
@@ -58,16 +44,16 @@ static void addFixed(ep_sizing_t *t, int ht) {
       (ep_buffer_t){"handle object", "fixed", EP_MEMORY_HOST, 1, EP_GPU_HANDLE_OBJECT_BYTES, 0});
 }
 
-static trefoil_result_t sizeLl(const ep_sizing_config_t *config, ep_sizing_t *t) {
+static trefoil_result_t sizeLl(const ep_sizing_config_t *config, size_t scratch, ep_sizing_t *t) {
   ep_ll_config_t ll = epGpuConfig(config);
   ep_ll_layout_t at;
   EP_TRY(epLlLayout(&ll, &at));
   epSizingAdd(t, EP_BUFFER_EXCHANGE,
               (ep_buffer_t){"exchange", "2 * (R N + N K) * lines of a row, and words",
                             EP_MEMORY_SHARED, 0, at.bytes, 0});
-  epSizingAdd(t, EP_BUFFER_SCRATCH,
-              (ep_buffer_t){"scratch", "0, or slot tables of 132 blocks", EP_MEMORY_DEVICE, 0,
-                            scratchBytes(config), 0});
+  epSizingAdd(
+      t, EP_BUFFER_SCRATCH,
+      (ep_buffer_t){"scratch", "0, or slot tables of 132 blocks", EP_MEMORY_DEVICE, 0, scratch, 0});
   epSizingAdd(t, EP_BUFFER_HANDLE_MEM,
               (ep_buffer_t){"handle memory", "64 + 12 R N K", EP_MEMORY_DEVICE, 1,
                             (epLlHandleBytes(&ll, ll.maxTopk) + 15) / 16 * 16, 0});
@@ -92,13 +78,13 @@ static trefoil_result_t sizeHt(const ep_sizing_config_t *config, ep_sizing_t *t)
   return TREFOIL_OK;
 }
 
-trefoil_result_t epGpuSizing(const ep_sizing_config_t *config, ep_sizing_t *out) {
+trefoil_result_t epGpuTable(const ep_sizing_config_t *config, size_t llScratch, ep_sizing_t *out) {
   EP_TRY(trefoilShapeCheck(&config->shape));
   int ht = config->mode == TREFOIL_HT_FLAT || config->mode == TREFOIL_HT_EXPERT_MAJOR;
   ep_sizing_t t;
   memset(&t, 0, sizeof t);
   t.config = *config;
-  EP_TRY(ht ? sizeHt(config, &t) : sizeLl(config, &t));
+  EP_TRY(ht ? sizeHt(config, &t) : sizeLl(config, llScratch, &t));
   addFixed(&t, ht);
   EP_TRY(epSizingCheck(&t));
   *out = t;

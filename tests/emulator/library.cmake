@@ -56,6 +56,20 @@ add_test(NAME tensors_emulated COMMAND tensors_emulated)
 set_tests_properties(tensors_emulated PROPERTIES TIMEOUT 120 LABELS cpu
   ENVIRONMENT "TREFOIL_HOST_SMS=3;NCCL_EP_CHECK_TENSORS=1")
 
+# What the command says of memory against what a group takes; the CPU library's is in tests/api.
+add_executable(memory_need_emulated ../api/test_memory_need.c ../api/team.c
+  ${CMAKE_SOURCE_DIR}/cli/memory_need.c ${CMAKE_SOURCE_DIR}/api/gpu/gpu_sizing.c
+  ${CMAKE_SOURCE_DIR}/kernels/ll_layout.c ${CMAKE_SOURCE_DIR}/kernels/ht_layout.c
+  $<TARGET_OBJECTS:ep_plan_core>)
+target_compile_definitions(memory_need_emulated PRIVATE EMULATED)
+target_include_directories(memory_need_emulated PRIVATE ${CMAKE_SOURCE_DIR}/tests/api
+  ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/host/include)
+target_link_libraries(memory_need_emulated PRIVATE trefoil_flags nccl_ep_emulated trefoil_host
+  Threads::Threads)
+add_test(NAME memory_need_emulated COMMAND memory_need_emulated)
+set_tests_properties(memory_need_emulated PROPERTIES TIMEOUT 120 LABELS cpu
+  ENVIRONMENT TREFOIL_HOST_SMS=3)
+
 # How many kernels a call launches.
 trefoil_test(launches SOURCES test_launches.c LIBS nccl_ep_emulated trefoil_host)
 target_include_directories(test_launches PRIVATE ${CMAKE_SOURCE_DIR}/host/include ${CMAKE_SOURCE_DIR}/host)

@@ -1,0 +1,31 @@
+/* The GPU column of the sizing table (plan/sizing.h). Pure: needs neither CUDA nor NCCL. */
+#ifndef TREFOIL_API_GPU_GPU_SIZING_H
+#define TREFOIL_API_GPU_GPU_SIZING_H
+
+#include "kernels/ht.h"
+#include "kernels/ll.h"
+#include "plan/sizing.h"
+
+#define EP_GPU_MAX_SMS             132 /* blocks of a launch: all SMs of an H100 or H200 */
+#define EP_GPU_RECORD_BYTES        4096
+#define EP_GPU_HANDLE_OBJECT_BYTES 6144
+
+/* Control memory: the kernels' part (of the mode), mask, byte counters. */
+#define EP_GPU_CONTROL_PART(ht)  ((ht) ? (size_t)EP_HT_CONTROL_BYTES : (size_t)EP_LL_CONTROL_BYTES)
+#define EP_GPU_MASK_AT(ht)       EP_GPU_CONTROL_PART(ht)
+#define EP_GPU_BYTES_AT(ht)      (EP_GPU_MASK_AT(ht) + 4 * EP_LL_MAX_RANKS)
+#define EP_GPU_CONTROL_BYTES(ht) (EP_GPU_BYTES_AT(ht) + 2 * 8 * EP_LL_MAX_RANKS)
+
+/* handle_mem in high throughput, from the next multiple of 256 on: what Update noted for other handles,
+ * then the kernels' part. */
+#define EP_GPU_HT_HEAD_BYTES   256
+#define EP_GPU_HT_HANDLE_EXTRA (240 + EP_GPU_HT_HEAD_BYTES) /* handle_mem is 16-byte aligned */
+
+/* The configuration as the kernels' layouts take it. */
+ep_ll_config_t epGpuConfig(const ep_sizing_config_t *config);
+ep_ht_config_t epGpuHtConfig(const ep_sizing_config_t *config);
+/* llScratch: bytes of low latency's slot tables where they do not fit shared memory, which depends on the
+ * launch (gpu_scratch.c); 0 for all but very large numbers of experts and tokens. */
+trefoil_result_t epGpuTable(const ep_sizing_config_t *config, size_t llScratch, ep_sizing_t *out);
+
+#endif
