@@ -10,8 +10,7 @@
 
 /* Its root, or -1 where this process may not make one. size: as for mount(8), "64k". */
 static inline int smallTmpfs(const char *size) {
-  const int setString = 1,
-            create = 6; /* FSCONFIG_ of linux/mount.h; glibc has names from 2.36 on */
+  enum { setString = 1, create = 6 }; /* FSCONFIG_ of linux/mount.h; glibc has names from 2.36 on */
   long root = -1, config = syscall(SYS_fsopen, "tmpfs", 0);
   if (config < 0) return -1;
   if (!syscall(SYS_fsconfig, (int)config, setString, "size", size, 0) &&

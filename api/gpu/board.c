@@ -35,9 +35,8 @@ typedef struct seat {
   int32_t pid;
   int32_t failCode;
   uint64_t pidSpace; /* where that pid means something */
-  int32_t
-      isLocked; /* the byte of the file that is this rank's; the kernel unlocks it at the process's end */
-  uint64_t failNs; /* 0: no note */
+  int32_t isLocked;  /* its byte of the file; the kernel unlocks it at the process's end */
+  uint64_t failNs;   /* 0: no note */
   char failText[400];
 } seat_t;
 
