@@ -2,8 +2,8 @@
 #ifndef TREFOIL_API_GPU_GPU_SIZING_H
 #define TREFOIL_API_GPU_GPU_SIZING_H
 
-#include "kernels/ht.h"
-#include "kernels/ll.h"
+#include "kernels/ht/ht.h"
+#include "kernels/ll/ll.h"
 #include "plan/sizing.h"
 
 #define EP_GPU_MAX_SMS             132 /* blocks of a launch: all SMs of an H100 or H200 */

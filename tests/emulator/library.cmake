@@ -59,7 +59,7 @@ set_tests_properties(tensors_emulated PROPERTIES TIMEOUT 120 LABELS cpu
 # What the command says of memory against what a group takes; the CPU library's is in tests/api.
 add_executable(memory_need_emulated ../api/test_memory_need.c ../api/team.c
   ${CMAKE_SOURCE_DIR}/cli/memory_need.c ${CMAKE_SOURCE_DIR}/api/gpu/gpu_sizing.c
-  ${CMAKE_SOURCE_DIR}/kernels/ll_layout.c ${CMAKE_SOURCE_DIR}/kernels/ht_layout.c
+  ${CMAKE_SOURCE_DIR}/kernels/ll/ll_layout.c ${CMAKE_SOURCE_DIR}/kernels/ht/ht_layout.c
   $<TARGET_OBJECTS:ep_plan_core>)
 target_compile_definitions(memory_need_emulated PRIVATE EMULATED)
 target_include_directories(memory_need_emulated PRIVATE ${CMAKE_SOURCE_DIR}/tests/api
