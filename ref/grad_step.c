@@ -1,23 +1,7 @@
-/* A step of gradient averaging: the mean over the workers, and the choice of the method. */
+/* A step of gradient averaging: arguments, groups, and the choice of the method. */
 #include "ref/grad.h"
 
 #include "plan/error.h"
-
-float epGradMean(const float *terms, int numWorkers) {
-  double sum = 0;
-  for (int w = 0; w < numWorkers; w++) sum += terms[w];
-  return (float)(sum / numWorkers);
-}
-
-void epGradMeanOf(const trefoil_grad_config_t *c, const ep_grad_group_t *g, const void *const *in,
-                  void *const *out) {
-  float terms[TREFOIL_GRAD_MAX_WORKERS];
-  for (int64_t i = g->first; i < g->first + g->count; i++) {
-    for (int w = 0; w < c->numWorkers; w++) terms[w] = epGradLoad(c->dtype, in[w], i);
-    float mean = epGradMean(terms, c->numWorkers);
-    for (int w = 0; w < c->numWorkers; w++) epGradStore(c->dtype, out[w], i, mean);
-  }
-}
 
 static trefoil_result_t checkStep(int64_t step) {
   EP_CHECK(step >= 0 && step <= UINT32_MAX, TREFOIL_INVALID_ARGUMENT,

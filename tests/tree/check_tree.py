@@ -110,7 +110,7 @@ def check_layers(root: Path) -> list[str]:
 
 
 def code_of(root: Path, path: Path) -> str:
-    """The text of a C source without comments, strings and preprocessor lines other than #define."""
+    """A C source without comments, strings and preprocessor lines other than #define."""
     text = (root / path).read_text()
     text = re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", blank, text, flags=re.DOTALL)
     return re.sub(r"^[ ]*#[ ]*(?!define)(?:[^\n]*\\\n)*[^\n]*", blank, text, flags=re.MULTILINE)
@@ -119,8 +119,12 @@ def code_of(root: Path, path: Path) -> str:
 def definitions(code: str) -> set[str]:
     """Functions and variables with external linkage, so with a prefix, that a text defines."""
     names = set()
-    for line in re.findall(r"^(?!static|typedef|struct|enum|extern)[A-Za-z_][^;{}#]*\{", code, re.M):
-        if found := re.search(r"\b((?:ep|cli|nccl|cuda|trefoil)[A-Z]\w*)\s*(?:\(|(?:\[.*\])*\s*=)", line):
+    for line in re.findall(
+        r"^(?!static|typedef|struct|enum|extern)[A-Za-z_][^;{}#]*\{", code, re.M
+    ):
+        if found := re.search(
+            r"\b((?:ep|cli|nccl|cuda|trefoil)[A-Z]\w*)\s*(?:\(|(?:\[.*\])*\s*=)", line
+        ):
             names.add(found.group(1))
     return names
 
@@ -159,7 +163,9 @@ def check_circles(root: Path) -> list[str]:
     """No file of a library or of the command uses another of its folder that uses it in turn."""
     folders: dict[Path, list[Path]] = defaultdict(list)
     for path in tracked(root):
-        if path.suffix in C_FAMILY and str(path).startswith((*LIBRARY_FOLDERS, "validate/", "cli/")):
+        if path.suffix in C_FAMILY and str(path).startswith(
+            (*LIBRARY_FOLDERS, "validate/", "cli/")
+        ):
             folders[path.parent].append(path)
     findings = []
     for paths in folders.values():

@@ -28,19 +28,7 @@ from trefoil.ep.comm import (
     set_device,
     synchronize,
 )
-from trefoil.ep.enums import (
-    Algorithm,
-    CombineQuantizationRecipe,
-    DataType,
-    DispatchQuantizationRecipe,
-    ExpertIdKind,
-    Layout,
-    OverflowPolicy,
-    PassDir,
-    ZeroCopyMode,
-)
-from trefoil.ep.group import Group, Handle, preflight
-from trefoil.ep.structs import (
+from trefoil.ep.configs import (
     AllocConfig,
     CombineConfig,
     CombineInputs,
@@ -53,6 +41,18 @@ from trefoil.ep.structs import (
     LayoutInfo,
     Preflight,
 )
+from trefoil.ep.enums import (
+    Algorithm,
+    CombineQuantizationRecipe,
+    DataType,
+    DispatchQuantizationRecipe,
+    ExpertIdKind,
+    Layout,
+    OverflowPolicy,
+    PassDir,
+    ZeroCopyMode,
+)
+from trefoil.ep.group import Group, Handle, preflight
 from trefoil.ep.tensor import Tensor
 
 Error = _c.Error

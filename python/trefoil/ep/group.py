@@ -9,8 +9,7 @@ from typing import Any
 
 from trefoil.ep._load import c
 from trefoil.ep.comm import GROUP, HANDLE, Communicator
-from trefoil.ep.enums import DataType, Layout
-from trefoil.ep.structs import (
+from trefoil.ep.configs import (
     CombineConfig,
     CombineInputs,
     CombineOutputs,
@@ -22,6 +21,7 @@ from trefoil.ep.structs import (
     LayoutInfo,
     Preflight,
 )
+from trefoil.ep.enums import DataType, Layout
 from trefoil.ep.tensor import Tensor
 
 _dispatch, _combine, _complete, _update = c.dispatch, c.combine, c.complete, c.update
