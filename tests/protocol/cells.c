@@ -58,16 +58,11 @@ int numCellsOf(const model_t *m) {
   return 2 * R * (MAX_TOKENS + 2) + 2 * (rows > terms ? rows : terms);
 }
 
-bool isRow(const model_t *m, int cell) {
-  return cell >= 2 * m->setup.numRanks * (MAX_TOKENS + 2);
-}
-
 bool isClearedWith(const model_t *m, int cell, int buf) {
   const int R = m->setup.numRanks, rows = 2 * R * (MAX_TOKENS + 2);
   if (cell < 2 * R * MAX_TOKENS) return cell / (R * MAX_TOKENS) == buf;
   if (cell < 2 * R * (MAX_TOKENS + 1)) return (cell - 2 * R * MAX_TOKENS) / R == buf;
   if (cell < rows) return false; /* free words stay */
-  if (m->setup.words) return false;
   return (cell - rows) / (m->setup.kind == DISPATCH ? R * MAX_TOKENS : MAX_TOKENS * NUM_K) == buf;
 }
 

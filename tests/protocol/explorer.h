@@ -48,8 +48,6 @@ typedef enum fault {
   FAULT_CLEAR_OTHER,      /* the other buffer is cleared */
   FAULT_SHORT_MARKS,      /* marks repeat after two operations */
   FAULT_ARRIVALS_STAY,    /* the arrivals are not set back */
-  FAULT_NOT_PUT_BACK,     /* words: what was taken stays */
-  FAULT_PUT_BACK_LATE,    /* words: a launch ends before what was taken is gone */
   FAULT_NO_TIMEOUT_FREE,  /* the wait for a free buffer has no limit */
   FAULT_NO_TIMEOUT_WORDS, /* the wait for words and hellos has no limit */
   NUM_FAULTS
@@ -70,8 +68,7 @@ typedef struct setup {
   int numTokens;          /* 0 to MAX_TOKENS a rank, uneven; or exactly -numTokens */
   dies_t dies;
   fault_t fault;
-  bool words; /* rows bear no marks: they are there once the cell is not empty, and are put back */
-  bool fine;  /* no reduction: every store, load and delivery is a step of its own */
+  bool fine;          /* no reduction: every store, load and delivery is a step of its own */
   uint64_t maxStates; /* gives up beyond; 0 = no limit */
 } setup_t;
 

@@ -29,8 +29,6 @@ static const char *const FAULT_NAMES[NUM_FAULTS] = {"none",
                                                     "other buffer cleared",
                                                     "short marks",
                                                     "arrivals stay",
-                                                    "rows not put back",
-                                                    "rows put back late",
                                                     "no limit on free",
                                                     "no limit on words"};
 
@@ -169,7 +167,6 @@ bool canSend(const model_t *m, const state_t *s, const actor_t *a, int *waitsFor
 }
 
 bool isThere(const model_t *m, const state_t *s, const actor_t *a, place_t p) {
-  if (m->setup.words && isRow(m, p.cell)) return s->rank[a->rank].cell[p.cell].now != 0;
   return markIn(s->rank[a->rank].cell[p.cell].now) == markOf(m, a->role->number);
 }
 
@@ -192,9 +189,6 @@ static const char *take(const model_t *m, state_t *s, const actor_t *a, place_t 
   if (!isThere(m, s, a, p)) return NULL; /* given up */
   if (ordinalIn(w) != (unsigned)a->ordinal) return "a cell of another operation was taken";
   if (sourceIn(w) != p.source) return "a cell of another source was taken";
-  if (m->setup.words && isRow(m, p.cell) && m->setup.fault != FAULT_NOT_PUT_BACK) {
-    return store(s, (place_t){(uint8_t)a->rank, p.cell, (uint8_t)a->rank}, CLEARING);
-  }
   const bool tells = m->setup.kind == DISPATCH ? step == STEP_GET_WORDS : step == STEP_GET_HELLO;
   if (!tells) return NULL;
   const bool first = p.cell == firstWordCell(m, a->buf, p.source);

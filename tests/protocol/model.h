@@ -43,8 +43,6 @@ int freeCell(const model_t *m, int buf, int from);
 /* The word that carries the lag: a routing word of token 0, or a hello. */
 int firstWordCell(const model_t *m, int buf, int from);
 int numCellsOf(const model_t *m);
-/* The cell is for rows, not for words. */
-bool isRow(const model_t *m, int cell);
 bool isClearedWith(const model_t *m, int cell, int buf);
 void placesToPut(const model_t *m, const actor_t *a, step_t step, place_list_t *l);
 void placesToGet(const model_t *m, const actor_t *a, step_t step, place_list_t *l);

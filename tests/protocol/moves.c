@@ -109,12 +109,7 @@ static void addBlock(const model_t *m, const state_t *s, int r, int b, moves_t *
     for (int role = 0; role < 2; role++) *waitsFor |= addRole(m, s, r, b, role, l);
     return;
   }
-  /* The end of a launch waits for its stores to the own memory. */
-  bool waits = m->setup.words && finish == STEP_COUNT && m->setup.fault != FAULT_PUT_BACK_LATE;
-  for (int i = 0; i < m->setup.numBlocks; i++) {
-    waits = waits && (i == b || k->block[i].finish == ENDED);
-  }
-  if (finish == STEP_FENCE) waits = m->setup.fault != FAULT_CLEAR_UNFENCED;
+  const bool waits = finish == STEP_FENCE && m->setup.fault != FAULT_CLEAR_UNFENCED;
   if (!waits || isCleared(k, m->numCells)) add(l, MOVE_FINISH, r, b, 0, 0);
 }
 

@@ -27,9 +27,9 @@ static void print(const setup_t *s, const outcome_t *o) {
   for (int r = 1; r < s->numRanks; r++) {
     if (s->program[r]) printf(" | %s", s->program[r]);
   }
-  printf("%s%s%s%s: %llu states, %llu moves\n", s->fine ? ", every store a step" : "",
-         s->words ? ", rows without marks" : "", FATES[s->dies], s->fault ? ", planted" : "",
-         (unsigned long long)o->numStates, (unsigned long long)o->numMoves);
+  printf("%s%s%s: %llu states, %llu moves\n", s->fine ? ", every store a step" : "", FATES[s->dies],
+         s->fault ? ", planted" : "", (unsigned long long)o->numStates,
+         (unsigned long long)o->numMoves);
 }
 
 static void checkClean(setup_t s) {

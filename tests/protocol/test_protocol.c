@@ -63,7 +63,6 @@ TEST(a_rank_dies) {
   }
 }
 
-/* Rows that bear no marks: a cell is empty until its row comes, and is emptied when the row is taken. */
 /* A lag says what was received, or, where it does not fit, nothing; never more. */
 TEST(lags_in_words) {
   for (uint64_t done = 1; done < 5000000000u; done = done * 7 + 1) {
@@ -73,16 +72,6 @@ TEST(lags_in_words) {
       REQUIRE(told == want, "%llu received, lag %llu: told %llu", (unsigned long long)done,
               (unsigned long long)lag, (unsigned long long)told);
     }
-  }
-}
-
-TEST(rows_without_marks) {
-  static const char *const SOME[] = {"BBBB", "SSRRSR", "BSSRRB"};
-  for (int i = 0; i < 3; i++) {
-    setup_t s = setupOf(DISPATCH, 2, 2, SOME[i]);
-    s.words = true;
-    s.numTokens = i ? 1 : 2;
-    checkKinds(s);
   }
 }
 
@@ -116,8 +105,6 @@ static const plant_t PLANTS[] = {
     {FAULT_CLEAR_OTHER, DISPATCH, 2, 2, {"BBBB", NULL}, 4, NOBODY},
     {FAULT_SHORT_MARKS, DISPATCH, 2, 2, {"BBBB", NULL}, 16, NOBODY},
     {FAULT_ARRIVALS_STAY, COMBINE, 2, 2, {"SSRRSSRRSSRR", NULL}, 16, NOBODY},
-    {FAULT_NOT_PUT_BACK, DISPATCH, 2, 2, {"BBBBBB", NULL}, 16, NOBODY},
-    {FAULT_PUT_BACK_LATE, COMBINE, 2, 1, {"BBBBB", NULL}, 16, NOBODY},
     {FAULT_NO_TIMEOUT_FREE, DISPATCH, 2, 1, {"SSRRSR", NULL}, 16, DIES},
     {FAULT_NO_TIMEOUT_WORDS, COMBINE, 2, 1, {"BBBB", NULL}, 16, DIES_UNMASKED},
 };
@@ -131,7 +118,6 @@ TEST(planted_bugs_are_found) {
     s.program[1] = p->program[1];
     s.marks = s.clearPeriod = p->marks;
     s.dies = p->dies;
-    s.words = p->fault == FAULT_NOT_PUT_BACK || p->fault == FAULT_PUT_BACK_LATE;
     checkClean(s);
     s.fault = p->fault;
     const outcome_t o = explore(&s, false);
