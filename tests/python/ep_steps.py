@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trefoil import ep, reference
+from trefoil.structs import Case as RefCase
 
 MODES = reference.MODES
 WAIT = 60.0
@@ -169,7 +170,7 @@ def by_reference(case: Case) -> list[Outputs]:
     """Of all ranks."""
     ranks = range(case.ranks)
     step = reference.Step([case.routing(r) for r in ranks], case.experts, max_tokens=case.tokens)
-    about = reference._Case(step._routing, MODES.index(case.mode), case.hidden, 7)
+    about = RefCase(step._routing, MODES.index(case.mode), case.hidden, 7)
     about.max_recv = case.max_recv() if case.is_ht else 0
     rows, weights = [case.rows(r) for r in ranks], [case.weights(r) for r in ranks]
     no_weights = case.mode == "ll-expert-major"

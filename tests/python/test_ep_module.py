@@ -242,16 +242,6 @@ def test_array_outlives_its_tensor() -> None:
     assert found[99_999] == 7
 
 
-def test_torch_tensors() -> None:
-    """A step on torch tensors of the CPU is the reference's."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
-    found = ep.Tensor(tensor)
-    assert (found.data, found.sizes, found.datatype) == (tensor.data_ptr(), (2, 3), 9)
-    with pytest.raises(ep.InvalidArgumentError, match="not C-contiguous"):
-        ep.Tensor(tensor.t())
-
-
 # ---- Cost -------------------------------------------------------------------------------------
 
 
