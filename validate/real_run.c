@@ -352,17 +352,27 @@ static void endRun(const ep_real_options_t *options, shared_t *shared, ep_case_o
   if (options->finished) options->finished(options->context, at, result);
 }
 
-/* How long ranks may take to come to an end after one of them has failed. */
-#define GRACE_NS 3000000000u
+/* How long ranks may take to come to an end after one of them has failed; and who has been in its call for
+ * LONG_BEFORE_NS by then may be what the others wait for: then the limit of a call counts. */
+#define GRACE_NS       3000000000u
+#define LONG_BEFORE_NS 1000000000u
 
-/* Ends the child when it hangs, or when its ranks only wait for one that has failed. */
-static int endChild(const ep_real_options_t *options, shared_t *shared, pid_t pid, double *failed) {
+static double graceEnd(const shared_t *shared) {
+  return epWatchLongest(&shared->watch, LONG_BEFORE_NS) >= 0 ? 1e30 : epNow() + 1e-9 * GRACE_NS;
+}
+
+/* Ends the child when it hangs, or when its ranks only wait for one that has failed (until *grace; 0: none
+ * has). */
+static int endChild(const ep_real_options_t *options, shared_t *shared, pid_t pid, double *grace) {
   char text[EP_WATCH_TEXT] = "";
   ep_case_outcome_t outcome = EP_CASE_WRONG;
-  if (!atomic_load(&shared->failed)) *failed = epNow();
+  if (!atomic_load(&shared->failed))
+    *grace = 0;
+  else if (*grace == 0)
+    *grace = graceEnd(shared);
   if (atomic_load(&shared->atWork) && epWatchHang(&shared->watch, text) >= 0)
     outcome = EP_CASE_HANGS;
-  else if (epNow() - *failed < 1e-9 * GRACE_NS)
+  else if (*grace == 0 || epNow() < *grace)
     return 0;
   epWorkerKill(pid);
   endRun(options, shared, outcome, text);
@@ -372,7 +382,7 @@ static int endChild(const ep_real_options_t *options, shared_t *shared, pid_t pi
 /* Waits for the child, telling what is done; its status, or -1: it was ended here. */
 static int watchChild(const ep_real_options_t *options, int numRuns, shared_t *shared, pid_t pid) {
   uint64_t total = countSteps(options, numRuns);
-  double failed = epNow(); /* when it was last known that no rank has */
+  double grace = 0;
   int status = 1, numTold = 0;
   for (;;) {
     pid_t ended = waitpid(pid, &status, WNOHANG);
@@ -386,7 +396,7 @@ static int watchChild(const ep_real_options_t *options, int numRuns, shared_t *s
       epWorkerKill(pid);
       return -1;
     }
-    if (endChild(options, shared, pid, &failed)) return -1;
+    if (endChild(options, shared, pid, &grace)) return -1;
     if (options->progress && at < numRuns)
       options->progress(options->context, trefoilModeName(options[at].mode),
                         atomic_load(&shared->numSteps), total);
