@@ -6,7 +6,7 @@
 
 #include "kernels/common/ptx.cuh"
 
-constexpr unsigned long long RECORD_EVERY = 10000000, RECORD_AFTER = 1000000; // ns
+constexpr unsigned long long RECORD_EVERY = 2000000, RECORD_AFTER = 1000000; // ns
 constexpr unsigned long long RECORD_FINAL = ~0ull >> 1;
 
 // Calls write() if it is time for another note of a wait that goes on. One thread.

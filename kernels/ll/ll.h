@@ -51,6 +51,7 @@ typedef enum ep_ll_quant {
 typedef struct ep_ll_layout {
   size_t hello;        /* combine: [2][R] words of 16 bytes */
   size_t free[2];      /* [kind]: [2][R] words: a peer's buffer may be written again */
+  size_t wait;         /* 3 words: whether this rank waits, for its peers to read */
   size_t routing;      /* [2][R][N][idVectors] */
   size_t weights;      /* [2][R][N][weightVectors], partial sums */
   size_t rows[2];      /* dispatch [2][R][N], combine [2][N][K] slots of rowStride */

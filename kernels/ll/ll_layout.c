@@ -52,7 +52,8 @@ trefoil_result_t epLlLayout(const ep_ll_config_t *c, ep_ll_layout_t *out) {
   at.hello = 0;
   at.free[0] = at.hello + 2 * R * 16;
   at.free[1] = at.free[0] + 2 * R * 16;
-  at.routing = roundUp(at.free[1] + 2 * R * 16, 512);
+  at.wait = at.free[1] + 2 * R * 16;
+  at.routing = roundUp(at.wait + 3 * 16, 512);
   at.weights = at.routing + 2 * roundUp(R * N * idVectors * 16, 512);
   at.rows[0] = at.weights + (c->partial ? 2 * roundUp(R * N * ((K + 2) / 3) * 16, 512) : 0);
   at.rowStride[0] = slotBytes(c->maxTokenBytes + roundUp(4 * K, 16));

@@ -115,7 +115,6 @@ EP_DEV char *helloAt(const ep_ll_group_t &g, int at, int from, int buf) {
 EP_DEV char *freeAt(const ep_ll_group_t &g, int kind, int at, int from, int buf) {
   return g.peers[at] + g.at.free[kind] + (size_t)(buf * g.numRanks + from) * 16;
 }
-
 // One warp of a combine: the word to everybody. (In a dispatch the routing words do the same.)
 EP_DEV void sendHello(const ep_ll_group_t &g, const Op &op, unsigned long long active, int lane) {
   for (int r = lane; r < g.numRanks; r += 32) {

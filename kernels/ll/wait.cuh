@@ -1,10 +1,15 @@
 // Waiting: every spin has a time limit, and says whom it waits for.
 //
 // A wait polls freely; each 256th poll it looks at the clock, at the group's failure word and at the
-// mask. After a millisecond it keeps the record current (one writer each 10 ms). When the limit passes,
-// the first to notice either masks the rank or sets the failure word, and writes the final record; the
-// others find the mask or the word at their next look. A wait that was told to stop returns false and
-// its caller goes on without that rank.
+// mask. After a millisecond it keeps the record current (one writer each 2 ms), and with it a word in
+// exchange memory that tells the peers that this rank waits. When the limit passes, the first to notice
+// either masks the rank or sets the failure word, and writes the final record; the others find the mask or
+// the word at their next look. A wait that was told to stop returns false and its caller goes on without
+// that rank.
+//
+// With masks, a wait for a rank that itself waits lasts up to twice the limit: that rank will mask whom it
+// waits for at its own limit and go on. What a rank told holds until it has ended two more operations
+// of that kind; a rank that dies before costs the others twice the limit, too.
 #ifndef TREFOIL_KERNELS_LL_WAIT_CUH
 #define TREFOIL_KERNELS_LL_WAIT_CUH
 
@@ -23,6 +28,26 @@ struct Awaited {
   unsigned received; // mark found
   long long item;
 };
+
+// The words about waits in a rank's exchange memory: the operation of its last long wait {number, number,
+// kind, 1}, and per kind the last operation that it has ended {number, number, 0, 0}.
+EP_DEV char *waitAt(const ep_ll_group_t &g, int rank) {
+  return g.peers[rank] + g.at.wait;
+}
+EP_DEV char *endedAt(const ep_ll_group_t &g, int rank, unsigned kind) {
+  return waitAt(g, rank) + 16 + kind * 16;
+}
+
+EP_DEV unsigned long long numberOf(uint4 word) {
+  return word.x | (unsigned long long)word.y << 32;
+}
+
+// Whether `rank` waits for some rank, or did until a moment ago: it is late, not missing.
+__device__ inline bool isWaiting(const ep_ll_group_t &g, int rank) {
+  const uint4 wait = loadSys(waitAt(g, rank));
+  const uint4 ended = loadSys(endedAt(g, rank, wait.z));
+  return wait.w && numberOf(ended) <= numberOf(wait) + 1;
+}
 
 __device__ inline void writeRecord(const ep_ll_group_t &g, const Op &op, const Awaited &w,
                                    uint64_t since, bool gaveUp) {
@@ -55,9 +80,14 @@ static __device__ __noinline__ uint64_t lookAround(const ep_ll_group_t &g, Op op
   if (!since) since = t;
   const uint64_t waited = t - since;
   if (waited < g.timeoutNs) {
-    noteWait(&c.writing, &c.recorded, waited, t, [&] { writeRecord(g, op, w, since, false); });
+    noteWait(&c.writing, &c.recorded, waited, t, [&] {
+      writeRecord(g, op, w, since, false);
+      storeSys(waitAt(g, g.rank),
+               make_uint4((unsigned)op.number, (unsigned)(op.number >> 32), w.kind, 1));
+    });
     return since;
   }
+  if (g.enableMask && waited < 2 * g.timeoutNs && isWaiting(g, w.rank)) return since;
   const bool first =
       g.enableMask ? atomicExch(g.mask + w.rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
   if (first) noteEnd(&c.writing, &c.recorded, [&] { writeRecord(g, op, w, since, true); });
@@ -198,6 +228,10 @@ EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int ki
     }
   }
   if (threadIdx.x == 0) {
+    if (blockIdx.x == 0 && parts & EP_LL_RECV) {
+      storeSys(endedAt(g, g.rank, kind),
+               make_uint4((unsigned)op.number, (unsigned)(op.number >> 32), 0, 0));
+    }
     if (parts & EP_LL_SEND) {
       if (blockIdx.x == 0) headOf(h).sent[kind] = op.number;
       countSend(c);

@@ -160,11 +160,6 @@ bool checkCombine(World &w, const Shape &s, const std::vector<StepRank> &step, i
                out.data(), bytes + 64, s.combineBytes());
 }
 
-bool checkStep(World &w, const Shape &s, const std::vector<StepRank> &step, int at, int r,
-               const uint8_t *active) {
-  return checkDispatch(w, s, step, at, r, active) & checkCombine(w, s, step, at, r, active);
-}
-
 } // namespace
 
 #endif

@@ -11,8 +11,8 @@
 // dispatch (--general 1: never, 2: wherever it can). Outputs may be one
 // for all steps, which its owner's stream still reads when peers go on. --long: few experts and
 // thousands of tokens.
-// --faults: every other case, a rank that never launches. --masks: ranks that take others for lost
-// (ll_masks.cuh). A failure prints the command that repeats it.
+// --faults: every other case, a rank that never launches or ends in the midst of a combine. --masks: ranks
+// that take others for lost (ll_masks.cuh). A failure prints the command that repeats it.
 #include "ll_masks.cuh"
 
 namespace {
@@ -46,40 +46,70 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
   return ok;
 }
 
-// One rank never launches: with masks the others go on without it and match the reference, without masks
-// they end; either way the record names it.
+__global__ void storeWord(char *to, uint4 word) {
+  storeSys(to, word);
+}
+
+// The dispatch of step 0, and of its combine only the hello: as a process leaves it that is killed between
+// its hello and its rows. Ranks that get no row from it are through with that combine before those that do.
+void launchBeginning(World &w, const Shape &s, StepRank &k, int r) {
+  const uint64_t number = s.first + 1;
+  const uint4 hello = make_uint4(1, 0, 0, epLlMark(number, EP_LL_MARKS));
+  CU(cudaSetDevice(w.ranks[r].device));
+  OK(epLlDispatch(&k.dispatch, EP_LL_BOTH, w.ranks[r].stream));
+  for (int q = 0; q < s.R; q++) {
+    char *to = w.ranks[q].exchange + w.at.hello + ((number & 1) * s.R + r) * 16;
+    CU(epStart(storeWord, 1, 1, w.ranks[r].stream, to, hello));
+  }
+}
+
+// Whether the record of rank r names the dead rank and none but it was given up, in its first operation if it
+// never launched. Without masks who needs nothing of it may name a rank that names it.
+bool namesDead(const World &w, const Shape &s, int r, int dead, bool isBegun, bool masks) {
+  const ep_ll_record_t &q = *w.ranks[r].record;
+  const bool first =
+      q.phase == EP_LL_PHASE_HELLO && q.kind == EP_LL_DISPATCH && q.operation == s.first + 1;
+  int named = q.rank;
+  for (int hops = 0; hops < s.R && !masks && isBegun && named != dead; hops++) {
+    named = w.ranks[named].record->rank;
+  }
+  if (q.failed && q.state == 2 && named == dead && q.numGaveUp == 1 && (isBegun || first))
+    return true;
+  printf("  rank %d: dead rank %d not named: failed %u state %u rank %d phase %u kind %u operation "
+         "%llu, %u given up\n",
+         r, dead, q.failed, q.state, q.rank, q.phase, q.kind, (unsigned long long)q.operation,
+         q.numGaveUp);
+  return false;
+}
+
+// One rank never launches, or ends in the midst of the first combine: with masks the others go on without it
+// and match the reference, without masks they end; the record names it.
 bool runFault(World &w, uint64_t seed, const Options &o) {
   Rng rng = {seed};
   Shape s = randomShape(rng, w.size(), o);
   s.style = FUSED;
   s.delays = false;
   const int R = s.R, dead = rng.below(R);
-  const bool masks = rng.one(2);
+  const bool masks = rng.one(2), isBegun = rng.one(2);
   auto steps = makeSteps(w, rng, s, masks, 20000000ull, o.general);
   for (int r = 0; r < R; r++) {
     if (r == dead) continue;
     CU(cudaSetDevice(w.ranks[r].device));
     enqueue(s, steps, r, w.ranks[r].stream, rng);
   }
+  if (isBegun) launchBeginning(w, s, steps[0][dead], dead);
   w.sync();
-  std::vector<uint8_t> active(R * R, 1);
+  std::vector<uint8_t> all(R * R, 1), active(R * R, 1);
   for (int r = 0; r < R; r++) active[r * R + dead] = 0;
   bool ok = true;
   for (int r = 0; r < R; r++) {
     if (r == dead) continue;
-    const ep_ll_record_t *q = w.ranks[r].record;
-    const bool named = q->failed && q->state == 2 && q->rank == dead &&
-                       q->phase == EP_LL_PHASE_HELLO && q->kind == EP_LL_DISPATCH &&
-                       q->operation == s.first + 1 && q->numGaveUp == 1;
-    if (!named) {
-      printf("  rank %d: dead rank %d not named: failed %u state %u rank %d phase %u kind %u "
-             "operation %llu\n",
-             r, dead, q->failed, q->state, q->rank, q->phase, q->kind,
-             (unsigned long long)q->operation);
+    ok &= namesDead(w, s, r, dead, isBegun, masks);
+    for (int i = 0; masks && ok && i < s.steps; i++) {
+      const uint8_t *reached = isBegun && i == 0 ? all.data() : active.data();
+      ok &= checkDispatch(w, s, steps[i], i, r, reached);
+      ok &= checkCombine(w, s, steps[i], i, r, reached, active.data());
     }
-    ok &= named;
-    if (!masks) continue;
-    for (int i = 0; ok && i < s.steps; i++) ok &= checkStep(w, s, steps[i], i, r, active.data());
   }
   return ok;
 }
