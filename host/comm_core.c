@@ -227,6 +227,7 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
   comm->numExchanges = 0;
   comm->numCalls = comm->callsSince = 0;
   comm->windows = NULL;
+  comm->gins = NULL;
   comm->sentence[0] = 0;
   atomic_store(&comm->issued, 0);
   atomic_store(&comm->served, 0);

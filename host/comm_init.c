@@ -189,6 +189,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   EP_NCCL_TRY(epCommGet(comm, "ncclCommDestroy"));
   EP_NCCL_TRY(epCommDrain(comm, "ncclCommDestroy"));
+  epGinsFree(comm);
   epWindowsFree(comm);
   epCommFree(comm, EP_RANK_DESTROYED);
   return ncclSuccess;
@@ -201,6 +202,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   atomic_store(&epCommEntry(comm, comm->rank)->state, EP_RANK_ABORTED);
   epCommRingAll(comm);
   EP_NCCL_TRY(epCommDrain(comm, "ncclCommAbort"));
+  epGinsFree(comm);
   epWindowsFree(comm);
   epCommFree(comm, EP_RANK_ABORTED);
   return ncclSuccess;
@@ -284,8 +286,14 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *prop
   p.rank = comm->rank;
   p.nRanks = comm->numRanks;
   p.cudaDev = p.nvmlDev = comm->device;
-  p.deviceApiSupport = true;
   p.nLsaTeams = comm->numRanks / comm->lsaSize;
+  p.deviceApiSupport = epGinEnabled() || p.nLsaTeams == 1;
+  if (epGinEnabled()) {
+    p.ginType = p.railedGinType = NCCL_GIN_TYPE_PROXY;
+    p.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+    p.ginSupport[NCCL_GIN_TYPE_PROXY] = true;
+    p.ginMinStride = 1;
+  }
   p.commHash = comm->board->key;
   memcpy(props, &p, bytes);
   return ncclSuccess;

@@ -139,6 +139,7 @@ struct ncclComm {
   pthread_mutex_t lock; /* sentence */
   char sentence[512];
   ncclWindow_t windows; /* live ones */
+  struct ep_gin *gins;  /* of live device communicators */
   ncclComm_t nextFree;
 };
 
@@ -223,6 +224,9 @@ ncclResult_t epInitTake(ep_job_t *job, const void *const *all, bool *more);
 ncclResult_t epConfigCheck(const ncclConfig_t *config, const char *func);
 ncclResult_t epInitJob(ncclComm_t comm, const char *func, ncclComm_t *out);
 void epWindowsFree(ncclComm_t comm);
+/* comm_gin.c: ends the networks of its device communicators; whether there is GIN at all. */
+void epGinsFree(ncclComm_t comm);
+bool epGinEnabled(void);
 /* Waits until all work issued on the communicator has run; the sentence names func. */
 ncclResult_t epCommDrain(ncclComm_t comm, const char *func);
 

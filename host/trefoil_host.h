@@ -72,6 +72,24 @@ ncclResult_t trefoilHostWaitChange(ncclComm_t comm, int peer, const uint32_t *wo
                                    uint64_t timeoutNs);
 void trefoilHostWake(const uint32_t *word);
 
+/* GIN of a device communicator (ncclDevCommCreate), for what runs kernels: a put between windows, which
+ * returns at once, and a context's signals and counters. The network in net/ decides when data move and
+ * signals are raised (TREFOIL_NET_*, docs/net.md). What is wrong fails the communicator
+ * (ncclCommGetAsyncError), and nothing moves any more. Offsets are in windows of the same communicator, on
+ * this rank and on the peer. */
+typedef struct {
+  int context, peer;
+  ncclWindow_t to, from;
+  uint64_t toOffset, fromOffset, bytes;
+  int signal; /* -1: none */
+  int strong; /* seen only after all earlier puts of the context to the peer, else after its own */
+  uint64_t add;
+  int counter; /* of this rank, plus 1 when the source may be reused; -1: none */
+} trefoil_host_put_t;
+void trefoilHostGinPut(void *gin, const trefoil_host_put_t *put);
+uint64_t trefoilHostGinSignal(void *gin, int context, int signal);
+uint64_t trefoilHostGinCounter(void *gin, int context, int counter);
+
 /* The timeout of every wait for other ranks: NCCL_EP_TIMEOUT_MS if > 0, else 100 s. Nanoseconds. */
 uint64_t trefoilHostTimeoutNs(void);
 

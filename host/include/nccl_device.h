@@ -38,9 +38,9 @@ typedef struct ncclCommProperties {
   int nRanks;
   int cudaDev;
   int nvmlDev;
-  bool deviceApiSupport; /* true: windows can be looked up, although no kernel will use them */
+  bool deviceApiSupport; /* false: several LSA teams without GIN */
   bool multimemSupport;  /* false */
-  ncclGinType_t ginType; /* NONE */
+  ncclGinType_t ginType; /* PROXY; NONE where NCCL_GIN_ENABLE=0 */
   int nLsaTeams;         /* NCCL_LSA_TEAM_SIZE splits the ranks into this many pretended nodes */
   bool hostRmaSupport;
   ncclGinType_t railedGinType;
@@ -70,6 +70,61 @@ struct ncclTeam {
 typedef struct ncclTeam ncclTeam_t;
 
 ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *props);
+
+/* What a device communicator needs. This library has GIN's contexts, signals and counters; barriers,
+ * multicast and buffers are refused. */
+typedef struct ncclDevCommRequirements {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  struct ncclDevResourceRequirements *resourceRequirementsList;
+  struct ncclTeamRequirements *teamRequirementsList;
+  bool lsaMultimem;
+  int barrierCount;
+  int lsaBarrierCount;
+  int railGinBarrierCount;
+  int lsaLLA2ABlockCount, lsaLLA2ASlotCount;
+  bool ginForceEnable;
+  int ginContextCount; /* a hint */
+  int ginSignalCount;  /* of each context, from 0 */
+  int ginCounterCount;
+  ncclGinConnectionType_t ginConnectionType;
+  bool ginExclusiveContexts;
+  int ginQueueDepth;
+  int ginTrafficClass;
+  int worldGinBarrierCount;
+  bool ginStrongSignalsRequired;
+  bool ginVaSignalsRequired;
+  int ginCustomStride;
+  ncclGinType_t ginType;
+  bool useRuntimeVersion;
+  int cftCaps;
+  int cftBarrierCount;
+} ncclDevCommRequirements_t;
+
+#define NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER                                                     \
+  {                                                                                                \
+    sizeof(ncclDevCommRequirements_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, NULL, NULL, false, 0, 0, \
+        0, 0, 0, false, 4, 0, 0, NCCL_GIN_CONNECTION_NONE, false, 0, NCCL_CONFIG_UNDEF_INT, 0,     \
+        true, true, 1, NCCL_GIN_TYPE_NONE, false, 0, 0                                             \
+  }
+
+/* The size is NCCL's. What runs kernels on the CPU passes it to trefoilHostGin* (trefoil_host.h). */
+typedef struct ncclDevComm {
+  unsigned int magic;
+  unsigned int version;
+  int rank, nRanks;
+  uint32_t nRanks_rcp32;
+  int lsaRank, lsaSize;
+  uint32_t lsaSize_rcp32;
+  void *gin; /* NULL: NCCL_GIN_CONNECTION_NONE */
+  uint64_t reserved[26];
+} ncclDevComm_t;
+
+/* Collective, and not inside a group. */
+ncclResult_t ncclDevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t *reqs,
+                               ncclDevComm_t *outDevComm);
+ncclResult_t ncclDevCommDestroy(ncclComm_t comm, const ncclDevComm_t *devComm);
 
 /* Addresses of a peer's window memory in this process. lsaRank counts within this rank's node; peer is
  * a world rank, and a peer on another (pretended) node gives NULL. */
