@@ -193,6 +193,9 @@ template <class T> using EmuSame = typename std::enable_if<true, T>::type;
 template <class T> static inline T atomicAdd(T *p, EmuSame<T> v) {
   return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);
 }
+template <class T> static inline T atomicAdd_system(T *p, EmuSame<T> v) {
+  return atomicAdd(p, v);
+}
 template <class T> static inline T atomicOr(T *p, EmuSame<T> v) {
   return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST);
 }
