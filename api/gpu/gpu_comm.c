@@ -44,6 +44,12 @@ static trefoil_result_t query(ncclComm_t comm, ncclCommProperties_t *p) {
 trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode) {
   ncclCommProperties_t p;
   EP_TRY(query(comm, &p));
+  EP_CHECK(
+      p.nLsaTeams <= 1 || p.ginType != NCCL_GIN_TYPE_NONE, TREFOIL_INVALID_USAGE,
+      "ncclEpCreateGroup: the ranks form %d NVLink domains (LSA teams of NCCL), and there is no "
+      "GIN between them: it needs InfiniBand or RoCE with GPUDirect RDMA, or the TCP carrier of "
+      "libnccl-rma-trefoil.so (TREFOIL_NET_CARRIER=tcp)",
+      p.nLsaTeams);
   EP_CHECK(p.deviceApiSupport, TREFOIL_INVALID_USAGE,
            "ncclEpCreateGroup: NCCL has no device API on this communicator: some pair of its GPUs "
            "has no peer access (nvidia-smi topo -p2p r), or cuMem is off (NCCL_CUMEM_ENABLE)");

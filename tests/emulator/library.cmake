@@ -56,6 +56,10 @@ add_test(NAME tensors_emulated COMMAND tensors_emulated)
 set_tests_properties(tensors_emulated PROPERTIES TIMEOUT 120 LABELS cpu
   ENVIRONMENT "TREFOIL_HOST_SMS=3;NCCL_EP_CHECK_TENSORS=1")
 
+# Several NVLink domains: what the library says with and without GIN between them.
+trefoil_test(domains SOURCES test_domains.c LIBS nccl_ep_emulated trefoil_host)
+set_tests_properties(domains PROPERTIES ENVIRONMENT TREFOIL_HOST_SMS=3)
+
 # What the command says of memory against what a group takes; the CPU library's is in tests/api.
 add_executable(memory_need_emulated ../api/test_memory_need.c ../api/team.c
   ${CMAKE_SOURCE_DIR}/cli/memory_need.c ${CMAKE_SOURCE_DIR}/api/gpu/gpu_sizing.c
