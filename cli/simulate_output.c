@@ -113,6 +113,31 @@ static json_t *routingJson(const simulated_t *s) {
   return j;
 }
 
+/* The model outside its routed experts; `missing` where the file does not state it. */
+static json_t *modelJson(const trefoil_moe_t *m) {
+  json_t *j = json_pack("{s:i, s:i, s:i, s:i, s:i}", "weight_bits", m->weightBits, "num_groups",
+                        m->numGroups, "topk_groups", m->topkGroups, "num_shared", m->numShared,
+                        "num_layers", m->numLayers);
+  if (!m->numLayers) {
+    json_object_set_new(j, "missing", json_string(m->missing));
+    return j;
+  }
+  json_object_update_new(j,
+                         json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "dense_hidden",
+                                   m->denseHidden, "shared_hidden", m->sharedHidden, "vocabulary",
+                                   m->vocab, "tied_embeddings", m->tiedEmbeddings, "num_heads",
+                                   m->numHeads, "num_kv_heads", m->numKvHeads, "head", m->headDim));
+  json_object_update_new(j, json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "q_lora", m->qLora,
+                                      "kv_lora", m->kvLora, "nope", m->nopeDim, "rope", m->ropeDim,
+                                      "v", m->vDim, "window_tokens", m->windowTokens,
+                                      "window_layers", m->windowLayers));
+  return j;
+}
+
+static json_t *orNull(double value) {
+  return value > 0 ? json_real(value) : json_null();
+}
+
 json_t *simulatedJson(const simulated_t *s) {
   const trefoil_shape_t *shape = &s->step.routing.shape;
   json_t *j = json_pack("{s:s, s:i, s:s, s:s, s:s, s:s}", "format", "trefoil-simulate", "version",
@@ -127,8 +152,12 @@ json_t *simulatedJson(const simulated_t *s) {
   json_object_update_new(
       shapes, json_pack("{s:i, s:i, s:i}", "expert_hidden", s->of.moe.expertHidden, "gpus_per_node",
                         s->of.cluster.gpusPerNode, "max_gpus", s->of.cluster.maxGpus));
-  double memoryGb = s->of.cluster.gpuMemoryGb;
-  json_object_set_new(shapes, "gpu_memory_gb", memoryGb > 0 ? json_real(memoryGb) : json_null());
+  const trefoil_cluster_t *c = &s->of.cluster;
+  json_object_set_new(shapes, "gpu_memory_gb", orNull(c->gpuMemoryGb));
+  json_object_set_new(shapes, "gpu_hbm_gb_per_s", orNull(c->gpuHbmGbPerS));
+  json_object_set_new(shapes, "gpu_bf16_tflops", orNull(c->gpuBf16Tflops));
+  json_object_set_new(shapes, "gpu_fp8_tflops", orNull(c->gpuFp8Tflops));
+  json_object_set_new(shapes, "model", modelJson(&s->of.moe));
   json_object_update_new(j, shapes);
   json_t *sms = s->hasRecord ? json_integer(s->sms ? s->sms : s->record.costs.numSms) : json_null();
   json_t *how =

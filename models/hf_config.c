@@ -9,11 +9,15 @@
  *             moe_layers (Llama 4)
  *   shared    n_shared_experts; Llama 4 has one that its file does not mention
  *
- * What a file does not say is not guessed. */
+ * The rest of the model: attention by kv_lora_rank and its parts (MLA) or num_key_value_heads (GQA),
+ * windows by layer_types, dense layers by intermediate_size (Llama 4: intermediate_size_mlp).
+ *
+ * What a file does not say is not guessed: `missing` then names the key, and the rest stays 0. */
 #ifdef TREFOIL_HAVE_JSON
 
 #include "models/hf_config.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "plan/error.h"
@@ -123,6 +127,126 @@ static int isLlama4(const json_t *config) {
   return type && !strncmp(type, "llama4", 6);
 }
 
+/* ---- The rest of the model ---- */
+
+static int isThere(const json_t *config, const char *key) {
+  const json_t *value = json_object_get(config, key);
+  return value && !json_is_null(value) && !json_is_false(value);
+}
+
+static int isStopped(trefoil_moe_t *m, const char *key) {
+  snprintf(m->missing, sizeof m->missing, "%s", key);
+  return 1;
+}
+
+/* Attention that keeps something other than keys and values of tokens: the key that says so. */
+static int hasOtherAttention(const json_t *config, trefoil_moe_t *m) {
+  static const char *const other[] = {
+      "linear_attn_config", "linear_num_value_heads", "index_topk", "mamba_d_state", "ssm_cfg",
+      "mamba_num_heads"};
+  for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+    if (isThere(config, other[i])) return isStopped(m, other[i]);
+  const json_t *types = json_object_get(config, "attn_type_list");
+  for (size_t i = 0; i < json_array_size(types); i++)
+    if (json_integer_value(json_array_get(types, i)) != 1) return isStopped(m, "attn_type_list");
+  return 0;
+}
+
+/* Layers that see a window only; Llama 4's file leaves out that every fourth sees all. */
+static trefoil_result_t takeWindow(const json_t *config, const char *file, trefoil_moe_t *m) {
+  const json_t *types = json_object_get(config, "layer_types");
+  const names_t names = {"sliding_window", "attention_chunk_size"};
+  const char *name;
+  int isUsed =
+      isThere(config, "use_sliding_window") || !json_object_get(config, "use_sliding_window");
+  if (!find(config, names, &name) || !isUsed) return TREFOIL_OK;
+  EP_TRY(take(config, file, names, (range_t){1, 1 << 30, -1}, &m->windowTokens));
+  m->windowLayers = isLlama4(config) ? m->numLayers - m->numLayers / 4 : m->numLayers;
+  if (json_array_size(types)) m->windowLayers = 0;
+  for (size_t i = 0; i < json_array_size(types); i++) {
+    const char *type = json_string_value(json_array_get(types, i));
+    m->windowLayers += type && (strstr(type, "sliding") || strstr(type, "chunked"));
+  }
+  if (!m->windowLayers) m->windowTokens = 0;
+  return TREFOIL_OK;
+}
+
+/* Layers of layer_types that are neither full nor windowed. */
+static int hasOtherLayers(const json_t *config, trefoil_moe_t *m) {
+  const json_t *types = json_object_get(config, "layer_types");
+  for (size_t i = 0; i < json_array_size(types); i++) {
+    const char *type = json_string_value(json_array_get(types, i));
+    if (!type || (!strstr(type, "full") && !strstr(type, "sliding") && !strstr(type, "chunked")))
+      return isStopped(m, "layer_types");
+  }
+  return 0;
+}
+
+static trefoil_result_t takeAttention(const json_t *config, const char *file, trefoil_moe_t *m) {
+  const range_t size = {1, 1 << 16, -1}, optional = {1, 1 << 20, 0};
+  EP_TRY(take(config, file, (names_t){"num_attention_heads"}, size, &m->numHeads));
+  EP_TRY(take(config, file, (names_t){"kv_lora_rank"}, optional, &m->kvLora));
+  if (m->kvLora) {
+    EP_TRY(take(config, file, (names_t){"q_lora_rank"}, optional, &m->qLora));
+    EP_TRY(take(config, file, (names_t){"qk_nope_head_dim"}, size, &m->nopeDim));
+    EP_TRY(take(config, file, (names_t){"qk_rope_head_dim"}, size, &m->ropeDim));
+    return take(config, file, (names_t){"v_head_dim"}, size, &m->vDim);
+  }
+  range_t heads = {1, m->numHeads, m->numHeads};
+  EP_TRY(take(config, file, (names_t){"num_key_value_heads"}, heads, &m->numKvHeads));
+  int most = m->hidden / m->numHeads > 0 ? m->hidden / m->numHeads : 1;
+  return take(config, file, (names_t){"head_dim"}, (range_t){1, 1 << 16, most}, &m->headDim);
+}
+
+/* Bits of the experts' weights, as quantization_config says; without one, 16. */
+static int weightBits(const json_t *root, const json_t *config) {
+  const json_t *how = json_object_get(root, "quantization_config");
+  if (!json_is_object(how)) how = json_object_get(config, "quantization_config");
+  if (!json_is_object(how)) return 16;
+  const char *method = json_string_value(json_object_get(how, "quant_method"));
+  if (method && !strcmp(method, "fp8")) return 8;
+  return method && !strcmp(method, "mxfp4") ? 4 : 0;
+}
+
+static trefoil_result_t takeGroups(const json_t *config, const char *file, trefoil_moe_t *m) {
+  const range_t groups = {1, m->numExperts, 0};
+  int count, most;
+  EP_TRY(take(config, file, (names_t){"n_group", "num_expert_group"}, groups, &count));
+  EP_TRY(take(config, file, (names_t){"topk_group"}, groups, &most));
+  if (count < 2 || !most || most >= count) return TREFOIL_OK;
+  m->numGroups = count;
+  m->topkGroups = most;
+  return TREFOIL_OK;
+}
+
+/* The width of all shared experts, and of layers without experts. */
+static trefoil_result_t takeWidths(const json_t *config, const char *file, trefoil_moe_t *m) {
+  const range_t width = {0, 1 << 24, m->numShared * m->expertHidden};
+  EP_TRY(take(config, file, (names_t){"shared_expert_intermediate_size"}, width, &m->sharedHidden));
+  if (m->numMoeLayers == m->numLayers) return TREFOIL_OK;
+  const names_t names = {"intermediate_size_mlp", "intermediate_size"};
+  return take(config, file, names, (range_t){1, 1 << 24, -1}, &m->denseHidden);
+}
+
+/* numLayers stays 0, and `missing` names the key, where the file does not say all of it. */
+static trefoil_result_t takeRest(const json_t *config, const char *file, trefoil_moe_t *found) {
+  EP_TRY(takeGroups(config, file, found));
+  trefoil_moe_t m = *found;
+  static const char *const needed[] = {"num_attention_heads", "vocab_size"};
+  for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+    if (!isThere(config, needed[i]) && isStopped(found, needed[i])) return TREFOIL_OK;
+  if (hasOtherAttention(config, found) || hasOtherLayers(config, found)) return TREFOIL_OK;
+  EP_TRY(take(config, file, (names_t){"num_hidden_layers"}, (range_t){1, maxLayers, -1},
+              &m.numLayers));
+  EP_TRY(take(config, file, (names_t){"vocab_size"}, (range_t){1, 1 << 28, -1}, &m.vocab));
+  m.tiedEmbeddings = json_is_true(json_object_get(config, "tie_word_embeddings"));
+  EP_TRY(takeAttention(config, file, &m));
+  EP_TRY(takeWindow(config, file, &m));
+  EP_TRY(takeWidths(config, file, &m));
+  *found = m;
+  return TREFOIL_OK;
+}
+
 trefoil_result_t epHfMoe(const json_t *root, const char *file, trefoil_moe_t *moe) {
   const json_t *text = json_object_get(root, "text_config");
   const json_t *config = json_is_object(text) ? text : root;
@@ -143,6 +267,8 @@ trefoil_result_t epHfMoe(const json_t *root, const char *file, trefoil_moe_t *mo
   EP_TRY(countMoeLayers(config, file, &found.numMoeLayers));
   range_t shared = {0, 1 << 20, isLlama4(config) ? 1 : 0};
   EP_TRY(take(config, file, sharedNames, shared, &found.numShared));
+  found.weightBits = weightBits(root, config);
+  EP_TRY(takeRest(config, file, &found));
   nameAfter(file, found.name);
   *moe = found;
   return TREFOIL_OK;

@@ -82,6 +82,9 @@ static const field_t clusterFields[] = {
     {"leaf_oversubscription", offsetof(trefoil_cluster_t, leafOversubscription), 0, 1, 1e6, 1},
     {"gpu_memory_gb", offsetof(trefoil_cluster_t, gpuMemoryGb), 0, 1, 1e6, 1},
     {"nvlink_line_gb_per_s", offsetof(trefoil_cluster_t, nvlinkLineGbPerS), 0, 1e-3, 1e9, 1},
+    {"gpu_hbm_gb_per_s", offsetof(trefoil_cluster_t, gpuHbmGbPerS), 0, 1, 1e9, 1},
+    {"gpu_bf16_tflops", offsetof(trefoil_cluster_t, gpuBf16Tflops), 0, 1, 1e9, 1},
+    {"gpu_fp8_tflops", offsetof(trefoil_cluster_t, gpuFp8Tflops), 0, 1, 1e9, 1},
 };
 static const field_t moeFields[] = {
     {"hidden_elements", offsetof(trefoil_moe_t, hidden), 1, 1, 1 << 24, 0},
@@ -90,10 +93,33 @@ static const field_t moeFields[] = {
     {"num_moe_layers", offsetof(trefoil_moe_t, numMoeLayers), 1, 1, 1 << 20, 0},
     {"expert_hidden_elements", offsetof(trefoil_moe_t, expertHidden), 1, 1, 1 << 24, 0},
     {"num_shared_experts", offsetof(trefoil_moe_t, numShared), 1, 0, 1 << 20, 0},
+    {"num_layers", offsetof(trefoil_moe_t, numLayers), 1, 1, 1 << 20, 1},
+    {"dense_hidden_elements", offsetof(trefoil_moe_t, denseHidden), 1, 0, 1 << 24, 1},
+    {"shared_hidden_elements", offsetof(trefoil_moe_t, sharedHidden), 1, 0, 1 << 24, 1},
+    {"vocabulary", offsetof(trefoil_moe_t, vocab), 1, 1, 1 << 28, 1},
+    {"tied_embeddings", offsetof(trefoil_moe_t, tiedEmbeddings), 1, 0, 1, 1},
+    {"num_heads", offsetof(trefoil_moe_t, numHeads), 1, 1, 1 << 16, 1},
+    {"num_kv_heads", offsetof(trefoil_moe_t, numKvHeads), 1, 1, 1 << 16, 1},
+    {"head_elements", offsetof(trefoil_moe_t, headDim), 1, 1, 1 << 16, 1},
+    {"q_lora_elements", offsetof(trefoil_moe_t, qLora), 1, 0, 1 << 20, 1},
+    {"kv_lora_elements", offsetof(trefoil_moe_t, kvLora), 1, 1, 1 << 20, 1},
+    {"nope_elements", offsetof(trefoil_moe_t, nopeDim), 1, 0, 1 << 16, 1},
+    {"rope_elements", offsetof(trefoil_moe_t, ropeDim), 1, 0, 1 << 16, 1},
+    {"v_elements", offsetof(trefoil_moe_t, vDim), 1, 1, 1 << 16, 1},
+    {"window_tokens", offsetof(trefoil_moe_t, windowTokens), 1, 1, 1 << 30, 1},
+    {"window_layers", offsetof(trefoil_moe_t, windowLayers), 1, 1, 1 << 20, 1},
+    {"num_groups", offsetof(trefoil_moe_t, numGroups), 1, 1, TREFOIL_MAX_EXPERTS, 1},
+    {"topk_groups", offsetof(trefoil_moe_t, topkGroups), 1, 1, TREFOIL_MAX_EXPERTS, 1},
+    {"weight_bits", offsetof(trefoil_moe_t, weightBits), 1, 4, 16, 1},
 };
-static const kind_t clusterKind = {"cluster",     epClusters, 1,
-                                   clusterFields, 13,         offsetof(trefoil_cluster_t, name)};
-static const kind_t moeKind = {"model", epMoe, 0, moeFields, 6, offsetof(trefoil_moe_t, name)};
+enum {
+  numClusterFields = sizeof clusterFields / sizeof *clusterFields,
+  numMoeFields = sizeof moeFields / sizeof *moeFields
+};
+static const kind_t clusterKind = {
+    "cluster", epClusters, 1, clusterFields, numClusterFields, offsetof(trefoil_cluster_t, name)};
+static const kind_t moeKind = {"model",   epMoe,        0,
+                               moeFields, numMoeFields, offsetof(trefoil_moe_t, name)};
 
 static trefoil_result_t takeText(const json_t *root, const char *file, const char *key,
                                  const char **text) {
@@ -134,7 +160,7 @@ static trefoil_result_t takeField(const kind_t *kind, const json_t *root, const 
 }
 
 static trefoil_result_t failUnknownKey(const kind_t *kind, const char *file, const char *key) {
-  char known[360] = "name, about";
+  char known[640] = "name, about";
   if (!kind->sourceEach) strcat(known, ", source");
   for (int i = 0; i < kind->numFields; i++) {
     size_t used = strlen(known);
@@ -170,15 +196,54 @@ static trefoil_result_t takeAll(const kind_t *kind, json_t *root, const char *fi
   return TREFOIL_OK;
 }
 
+/* What a file says of the model outside its routed experts, it says whole. */
+static trefoil_result_t checkRest(const char *file, const trefoil_moe_t *m) {
+  int dense = m->numLayers - m->numMoeLayers;
+  EP_CHECK(dense >= 0, TREFOIL_INVALID_ARGUMENT, "%s: num_layers is %d: %d of them have experts",
+           file, m->numLayers, m->numMoeLayers);
+  const struct {
+    const char *key;
+    int value, isNeeded;
+  } needed[] = {{"vocabulary", m->vocab, 1},
+                {"num_heads", m->numHeads, 1},
+                {"num_kv_heads (or kv_lora_elements)", m->numKvHeads + m->kvLora, 1},
+                {"head_elements", m->headDim, m->numKvHeads > 0},
+                {"nope_elements or rope_elements", m->nopeDim + m->ropeDim, m->kvLora > 0},
+                {"v_elements", m->vDim, m->kvLora > 0},
+                {"dense_hidden_elements", m->denseHidden, dense > 0},
+                {"shared_hidden_elements", m->sharedHidden, m->numShared > 0},
+                {"window_tokens", m->windowTokens, m->windowLayers > 0}};
+  for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+    EP_CHECK(!needed[i].isNeeded || needed[i].value, TREFOIL_INVALID_ARGUMENT,
+             "%s: %s is missing: num_layers is there, so the whole model must be", file,
+             needed[i].key);
+  EP_CHECK(!m->numKvHeads || !m->kvLora, TREFOIL_INVALID_ARGUMENT,
+           "%s: attention is GQA by num_kv_heads or MLA by kv_lora_elements, not both", file);
+  EP_CHECK(m->windowLayers <= m->numLayers, TREFOIL_INVALID_ARGUMENT,
+           "%s: window_layers is %d: there are %d layers", file, m->windowLayers, m->numLayers);
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t checkMoe(const char *file, trefoil_moe_t *m) {
+  EP_CHECK(m->topk <= m->numExperts, TREFOIL_INVALID_ARGUMENT,
+           "%s: topk is %d: a token goes to at most all %d experts", file, m->topk, m->numExperts);
+  int bits = m->weightBits;
+  EP_CHECK(bits == 0 || bits == 4 || bits == 8 || bits == 16, TREFOIL_INVALID_ARGUMENT,
+           "%s: weight_bits is %d: must be 4, 8 or 16", file, bits);
+  EP_CHECK(!m->numGroups || (m->numExperts % m->numGroups == 0 && m->topkGroups >= 1 &&
+                             m->topkGroups <= m->numGroups &&
+                             m->topk <= m->topkGroups * (m->numExperts / m->numGroups)),
+           TREFOIL_INVALID_ARGUMENT,
+           "%s: top-%d of %d experts cannot be of %d of %d groups (topk_groups, num_groups)", file,
+           m->topk, m->numExperts, m->topkGroups, m->numGroups);
+  if (m->numLayers) return checkRest(file, m);
+  if (!m->missing[0]) strcpy(m->missing, "num_layers");
+  return TREFOIL_OK;
+}
+
 /* Numbers that are possible alone, but not together. */
-static trefoil_result_t checkTogether(const kind_t *kind, const char *file, const char *object) {
-  if (kind == &moeKind) {
-    const trefoil_moe_t *m = (const trefoil_moe_t *)(const void *)object;
-    EP_CHECK(m->topk <= m->numExperts, TREFOIL_INVALID_ARGUMENT,
-             "%s: topk is %d: a token goes to at most all %d experts", file, m->topk,
-             m->numExperts);
-    return TREFOIL_OK;
-  }
+static trefoil_result_t checkTogether(const kind_t *kind, const char *file, char *object) {
+  if (kind == &moeKind) return checkMoe(file, (trefoil_moe_t *)(void *)object);
   const trefoil_cluster_t *c = (const trefoil_cluster_t *)(const void *)object;
   EP_CHECK(c->gpusPerNic <= c->gpusPerNode, TREFOIL_INVALID_ARGUMENT,
            "%s: gpus_per_nic is %d: a network port serves at most the %d GPUs of its node", file,

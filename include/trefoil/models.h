@@ -34,6 +34,10 @@ typedef struct trefoil_cluster {
   double gpuMemoryGb;          /* 10^9 bytes of one GPU; 0: not stated */
   double nvlinkLineGbPerS; /* what no payload exceeds, one way; 0: nvlinkGbPerS. A network port's
                                   is nicGbPerS */
+  /* Peak rates of one GPU; 0: not stated. */
+  double gpuHbmGbPerS;  /* 10^9 bytes a second of its memory */
+  double gpuBf16Tflops; /* dense products of bf16, 10^12 operations a second */
+  double gpuFp8Tflops;  /* of fp8 */
 } trefoil_cluster_t;
 
 typedef struct trefoil_moe {
@@ -44,6 +48,20 @@ typedef struct trefoil_moe {
   int numMoeLayers; /* */
   int expertHidden; /* width inside an expert */
   int numShared;    /* shared experts: no communication */
+  /* Outside the routed experts, for memory and time of a whole step. numLayers 0: the file does not
+   * state it, and `missing` says which key it would need. */
+  int numLayers;           /* with and without experts */
+  int denseHidden;         /* width of the layers without experts; 0 if there are none */
+  int sharedHidden;        /* width of all shared experts together */
+  int vocab;               /* tokens that there are */
+  int tiedEmbeddings;      /* 1: the head's matrix is the embeddings' */
+  int numHeads;            /* of attention */
+  int numKvHeads, headDim; /* grouped-query attention (GQA); numKvHeads 0: it is MLA */
+  int qLora, kvLora, nopeDim, ropeDim, vDim; /* MLA; qLora 0: queries straight from the row */
+  int windowTokens, windowLayers;            /* so many layers see so many tokens; 0: all see all */
+  int numGroups, topkGroups; /* experts of at most topkGroups of numGroups groups; 0: of all */
+  int weightBits;            /* of an element of the published experts: 16, 8, 4; 0: not stated */
+  char missing[TREFOIL_MODEL_NAME_BYTES];
 } trefoil_moe_t;
 
 /* nameOrPath: a preset's name, or a path (it has a '/' or ends in ".json"). Sentences name the file

@@ -68,14 +68,19 @@ ClusterFields = _struct(
     int gpus_per_node, max_gpus, gpus_per_nic;
     double nvlink_gb_per_s, nic_gb_per_s, net_latency_us, ll_fixed_us, ht_fixed_us;
     int nodes_per_leaf, rail_leaves;
-    double leaf_oversubscription, gpu_memory_gb, nvlink_line_gb_per_s
+    double leaf_oversubscription, gpu_memory_gb, nvlink_line_gb_per_s;
+    double gpu_hbm_gb_per_s, gpu_bf16_tflops, gpu_fp8_tflops
     """,
 )
 MoeFields = _struct(
     "MoeFields",
     """
     char[64] name;
-    int hidden, num_experts, topk, num_moe_layers, expert_hidden, num_shared
+    int hidden, num_experts, topk, num_moe_layers, expert_hidden, num_shared;
+    int num_layers, dense_hidden, shared_hidden, vocab, tied_embeddings, num_heads;
+    int num_kv_heads, head_dim, q_lora, kv_lora, nope_dim, rope_dim, v_dim;
+    int window_tokens, window_layers, num_groups, topk_groups, weight_bits;
+    char[64] missing
     """,
 )
 OpCosts = _struct(

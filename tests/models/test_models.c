@@ -79,6 +79,47 @@ static void expectCluster(const char *text, const char *sentence) {
   CHECK(c.maxGpus == -7, "a failure wrote its out-parameter");
 }
 
+/* A model with 4 layers of experts, and what `more` says of the rest. */
+static void expectRest(const char *more, const char *sentence) {
+  char text[600];
+  int size = snprintf(text, sizeof text,
+                      "{\"name\": \"x\", \"about\": \"y\", \"source\": \"z\", "
+                      "\"hidden_elements\": 64, \"num_experts\": 8, \"topk\": 2, "
+                      "\"num_moe_layers\": 4, \"expert_hidden_elements\": 16, "
+                      "\"num_shared_experts\": 0%s}",
+                      more);
+  trefoil_moe_t m = {.topk = -7};
+  trefoil_result_t result = trefoilMoeParse(&m, "f.json", text, (size_t)size);
+  CHECK((result == TREFOIL_OK) == !sentence, "%s: %s", more, trefoilLastError());
+  CHECK(!sentence || strstr(trefoilLastError(), sentence), "%s: %s", more, trefoilLastError());
+  CHECK(sentence ? m.topk == -7 : m.topk == 2, "%s: top-%d", more, m.topk);
+}
+
+#define GQA                                                                                        \
+  ", \"vocabulary\": 9, \"num_heads\": 4, \"num_kv_heads\": 2, \"head_elements\": 8, "             \
+  "\"num_layers\": "
+
+TEST(the_rest_of_a_model_is_whole) {
+  if (!hasJson()) SKIP("built without jansson");
+  expectRest("", NULL);
+  expectRest(GQA "4", NULL);
+  expectRest(GQA "3", "num_layers is 3: 4 of them have experts");
+  expectRest(GQA "5", "dense_hidden_elements is missing");
+  expectRest(", \"num_layers\": 4", "vocabulary is missing");
+  expectRest(", \"num_layers\": 4, \"vocabulary\": 9, \"num_heads\": 4", "num_kv_heads (or");
+  expectRest(", \"num_layers\": 4, \"vocabulary\": 9, \"num_heads\": 4, \"num_kv_heads\": 2",
+             "head_elements is missing");
+  expectRest(", \"num_layers\": 4, \"vocabulary\": 9, \"num_heads\": 4, \"kv_lora_elements\": 2",
+             "nope_elements or rope_elements is missing");
+  expectRest(GQA "4, \"kv_lora_elements\": 2, \"nope_elements\": 2, \"v_elements\": 2", "not both");
+  expectRest(GQA "4, \"window_layers\": 5, \"window_tokens\": 8", "window_layers is 5");
+  expectRest(GQA "4, \"window_layers\": 2", "window_tokens is missing");
+  expectRest(", \"weight_bits\": 5", "weight_bits is 5");
+  expectRest(", \"num_groups\": 8, \"topk_groups\": 1", "top-2 of 8 experts cannot be of 1 of 8");
+  expectRest(", \"num_groups\": 3, \"topk_groups\": 2", "of 2 of 3 groups");
+  expectRest(", \"num_groups\": 4, \"topk_groups\": 2", NULL);
+}
+
 TEST(malformed_presets) {
   if (!hasJson()) SKIP("built without jansson");
   expectCluster(CLUSTER("8", "{\"value\": 350, \"source\": \"s\"}"), NULL);
@@ -108,6 +149,7 @@ TEST(malformed_presets) {
   trefoil_moe_t all;
   CHECK(trefoilMoeParse(&all, "f.json", allOf, sizeof allOf - 1) == TREFOIL_OK && all.topk == 8,
         "%s", trefoilLastError());
+  CHECK(!strcmp(all.missing, "num_layers"), "what is not stated is not named: %s", all.missing);
   CHECK(trefoilMoeLoad(&m, "/nonexistent/m.json") == TREFOIL_SYSTEM_ERROR, "no file");
   CHECK(trefoilMoeLoad(&m, NULL) == TREFOIL_INVALID_ARGUMENT && m.topk == -7, "NULL");
 }

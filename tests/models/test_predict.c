@@ -5,7 +5,12 @@
 
 #include <math.h>
 
-static const trefoil_moe_t smallMoe = {"small", 1024, 64, 4, 1, 1, 0};
+static const trefoil_moe_t smallMoe = {.name = "small",
+                                       .hidden = 1024,
+                                       .numExperts = 64,
+                                       .topk = 4,
+                                       .numMoeLayers = 1,
+                                       .expertHidden = 1};
 
 static trefoil_cluster_t fabric(int gpusPerNode) {
   trefoil_cluster_t c = {.name = "fabric", .gpusPerNode = gpusPerNode, .maxGpus = 1024};
