@@ -41,12 +41,13 @@ def test_sums_by_hand() -> None:
     assert c.layer == pytest.approx(222.5e-6)
     assert c.interval == pytest.approx((222.5e-6 * 0.9, 222.5e-6 * 1.1))
     assert c.bound == pytest.approx(222.5e-6 * 0.8)
-    assert c.step(q) == pytest.approx(222.5e-6 * 2 * 58), "forward and backward, 58 layers"
+    assert c.communication(q) == pytest.approx(222.5e-6 * 2 * 58), "forward and backward, 58 layers"
     assert c.share(q) == pytest.approx(222.5 / 322.5)
     assert c.exposed(q) == pytest.approx(122.5e-6)
     assert c.nodes == 2 and c.replicas == 4
-    # 16 experts a GPU, three matrices of 7168 x 2048, a byte an element, 58 layers.
-    assert c.memory.weights == 16 * 3 * 7168 * 2048 * 58
+    # 16 experts a GPU, three matrices of 7168 x 2048, 58 layers, a byte an element and a float for
+    # each 128 x 128.
+    assert c.memory.weights == 16 * 3 * 7168 * 2048 * 58 * (1 + 1 / 4096)
     assert c.memory.buffers == 10**6 + 256 * 10**6 + 10**5, "host memory is not the GPU's"
     assert c.memory.total == c.memory.weights + c.memory.buffers + 10**6 + 2 * 10**9
 
@@ -69,7 +70,7 @@ def test_cheapest_and_why_the_others_are_not() -> None:
     ]
     small = judged(max_memory_gb=50.0, weight_dtype="fp8")
     assert small.chosen is find(small, "ht", 16), "as many GPUs as LL, less time"
-    assert "81.7 weights" in find(small, "ht", 8).reasons[0]
+    assert "81.8 routed experts" in find(small, "ht", 8).reasons[0]
     # (10 + 2 * 128) / (50 + 128)
     assert find(small, "ll", 16).reasons == ["takes 1.49 times as long on as many GPUs"]
     lean = judged(max_sms=8)

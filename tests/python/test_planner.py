@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from trefoil.capacity import __main__ as planner
 from trefoil.capacity.plan import from_json, load_capacity
 from trefoil.capacity.plan_text import as_text, title_of
 
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="TREFOIL_PROGRAM does not name the program")
 SMALL = ("--gpus", "32", "--tokens", "16", "--costs-ll", "ideal", "--costs-ht", "ideal")
-SMALL += ("--weight-dtype", "fp4")
+FITS = ("--weight-dtype", "fp4", "--reserve-gb", "0", "--context", "64")  # EP 8 in 80 GB
+SMALL += FITS
 QUEUES = ("--engine", "queues")
 
 
@@ -85,28 +89,133 @@ CLOSED = ("--engine", "closed-form", "--no-crossover")
 
 
 def test_what_does_not_fit_is_not_the_answer() -> None:
-    data = plan("--gpus", "96", "--tokens", "256", *CLOSED)  # deepseek-v3 in bf16, GPUs of 80 GB
+    data = plan("--gpus", "96", *CLOSED)  # deepseek-v3 in fp8, GPUs of 80 GB
     q = data["question"]
-    assert (q["gpu_memory_gb"], q["reserve_gb"]) == (80, 8)
+    assert (q["gpu_memory_gb"], q["reserve_gb"], q["weight_dtype"]) == (80, 8, "fp8")
+    assert [c["ep"] for c in data["configurations"]] == [8, 16, 32, 64, 96] * 2
     for c in data["configurations"]:
-        assert (c["verdict"] == "misses") == (c["memory_bytes"] > 72e9) == (c["ep"] < 32)
-        if c["ep"] < 32:
+        assert (c["verdict"] == "misses") == (c["memory_bytes"] > 72e9) == (c["ep"] < 64)
+        if c["ep"] < 64:
             assert "does not fit: needs" in c["reasons"][0]
             assert "over 72 GB: 80 GB less 8 GB of reserve" in c["reasons"][0]
+        assert c["idle_gpus"] == (32 if c["ep"] == 64 else 0)
     assert data["smallest"] is None
+
+
+def test_where_nothing_fits_what_would_is_named() -> None:
+    done = run("plan", "--gpus", "96", "--tokens", "256", *CLOSED)
+    assert done.returncode == 1
+    assert "No configuration that meets 72 GB a GPU." in done.stdout
+    words = " ".join(done.stdout.split())
+    tokens = re.search(r"With --tokens (\d+) (..) EP 96 fits", words)
+    context = re.search(r"With --context (\d+) (..) EP 96 fits", words)
+    assert tokens and context
+    for option, found in (("--tokens", tokens), ("--context", context)):
+        value, mode = int(found[1]), found[2].lower()
+        given = {"--tokens": "256", "--context": "4096", option: str(value)}
+        at = [word for pair in given.items() for word in pair]
+        same = ("--gpus", "96", "--ep", "96", "--mode", mode, *CLOSED)
+        assert plan(*same, *at)["configurations"][0]["verdict"] == "cheapest"
+        at[at.index(option) + 1] = str(math.ceil(value * 1.02))
+        assert run("plan", *same, *at).returncode == 1, "much more would fit, too"
 
 
 def test_where_nothing_fits_the_smallest_that_does_is_named() -> None:
     done = run("plan", "--gpus", "8", *CLOSED)
     assert done.returncode == 1
-    assert "No configuration that meets 72 GB a GPU." in done.stdout
-    assert "The smallest that fits: LL in groups of 32 GPUs" in done.stdout
+    assert "The smallest that fits: LL in groups of 64 GPUs" in done.stdout
     done = run("plan", "--gpus", "8", "--reserve-gb", "79", *CLOSED)
-    assert done.returncode == 1 and "No EP size of deepseek-v3 keeps bf16" in done.stdout
+    assert done.returncode == 1 and "No EP size of deepseek-v3 keeps fp8" in done.stdout
     done = run("plan", "--gpus", "8", "--reserve-gb", "80", *CLOSED)
     assert done.returncode == 2 and "a GPU has 80 GB" in done.stderr
-    done = run("plan", "--gpus", "8", "--max-us", "1", "--weight-dtype", "fp4", *CLOSED)
-    assert done.returncode == 1 and "No configuration that meets a layer in 1 us" in done.stdout
+
+
+def test_the_limit_that_binds_and_the_nearest_that_works() -> None:
+    options = ("--gpus", "96", "--ep", "96", "--mode", "ll", *CLOSED)
+    done = run("plan", *options, "--max-step-ms", "5")
+    assert done.returncode == 1
+    assert "No configuration that meets 72 GB a GPU and a step in 5 ms" in done.stdout
+    value = re.search(r"--max-step-ms ([0-9.]+) alone would let in LL EP 96", done.stdout)
+    assert value
+    assert run("plan", *options, "--max-step-ms", value[1]).returncode == 0
+    less = str(float(value[1]) - 0.02)
+    assert run("plan", *options, "--max-step-ms", less).returncode == 1
+    done = run("plan", *options, "--tokens", "160", "--max-us", "1")
+    assert "alone would" not in done.stdout, "two limits bind"
+    done = run("plan", *options, "--tokens", "160")
+    value = re.search(r"--reserve-gb ([0-9.]+) alone would let in LL EP 96", done.stdout)
+    assert value
+    assert run("plan", *options, "--tokens", "160", "--reserve-gb", value[1]).returncode == 0
+
+
+def test_the_largest_batch_fits_and_one_more_percent_does_not() -> None:
+    options = ("--gpus", "64", "--ep", "64", *CLOSED)
+    for c in plan(*options)["configurations"]:
+        same = (*options, "--mode", c["mode"], "--tokens")
+        assert plan(*same, str(c["max_tokens"]))["configurations"][0]["memory_bytes"] <= 72e9
+        assert run("plan", *same, str(math.ceil(c["max_tokens"] * 1.02))).returncode == 1
+
+
+def test_a_step_is_its_parts() -> None:
+    for load in ("decode", "prefill"):
+        for c in plan("--gpus", "96", "--ep", "96", "--load", load, *CLOSED)["configurations"]:
+            compute = sum(p["seconds"] for p in c["compute"])
+            assert c["communication_seconds"] == pytest.approx(58 * c["layer_seconds"])
+            assert c["step_seconds"] == pytest.approx(compute + c["communication_seconds"])
+            tokens = {"decode": 128, "prefill": 4096}[load]
+            assert c["tokens_per_second"] == pytest.approx(tokens / c["step_seconds"])
+            assert c["share_of_step"] == pytest.approx(
+                c["communication_seconds"] / c["step_seconds"]
+            )
+
+
+def test_a_model_that_is_not_whole(tmp_path: Path) -> None:
+    config = {
+        "model_type": "other",
+        "hidden_size": 4096,
+        "moe_intermediate_size": 1024,
+        "num_experts": 64,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+        "linear_attn_config": {},
+    }
+    path = tmp_path / "new.json"
+    path.write_text(json.dumps(config))
+    options = ("--moe", str(path), "--gpus", "16", *CLOSED)
+    (text, *_) = run("plan", *options).stdout, None
+    words = " ".join(text.split())
+    assert "does not say enough of the whole model (linear_attn_config)" in words
+    assert "memory is of routed experts and buffers alone" in words
+    refused = run("plan", *options, "--max-step-ms", "5")
+    assert refused.returncode == 2 and "linear_attn_config" in refused.stderr
+    assert run("plan", *options, "--max-step-ms", "50", "--compute-us", "100").returncode == 0
+    del config["linear_attn_config"]
+    path.write_text(json.dumps(config))
+    assert "a step" in run("plan", *options).stdout
+
+
+def test_a_cluster_that_states_little(tmp_path: Path) -> None:
+    cluster = json.loads((ROOT / "models/clusters/dgx-h100.json").read_text())
+    for key in ("gpu_memory_gb", "gpu_hbm_gb_per_s", "gpu_bf16_tflops", "gpu_fp8_tflops"):
+        del cluster[key]
+    path = tmp_path / "bare.json"
+    path.write_text(json.dumps(cluster))
+    words = " ".join(run("plan", "--cluster", str(path), "--gpus", "8", *CLOSED).stdout.split())
+    assert "does not state gpu_memory_gb: nothing was left out for memory" in words
+    assert "does not state gpu_hbm_gb_per_s and gpu_bf16_tflops" in words
+    done = run("plan", "--cluster", str(path), "--gpus", "8", "--max-memory-gb", "20", *CLOSED)
+    assert done.returncode == 1 and "20 GB a GPU" in done.stdout
+
+
+def test_the_first_answer_is_a_screen() -> None:
+    done = run("plan", "--moe", "deepseek-v3", "--gpus", "96")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) <= 50
+    assert max(map(len, lines)) <= 130
+    assert "tokens/s a GPU" in lines[2] and "largest batch" in done.stdout
+    assert "roofline" in done.stdout and "real kernels are slower" in " ".join(lines)
 
 
 def test_a_bound_is_bytes_over_line_rates() -> None:
@@ -117,8 +226,8 @@ def test_a_bound_is_bytes_over_line_rates() -> None:
 
 
 def test_ll_against_ht_is_of_one_library() -> None:
-    options = ("--ep", "8,16", "--tokens", "4", "--gpus", "16", "--weight-dtype", "fp4")
-    data = plan(*options, "--max-memory-gb", "60")
+    options = ("--ep", "8,16", "--tokens", "4", "--gpus", "16", *FITS)
+    data = plan(*options)
     libraries = {x["ep"]: {name.split("-")[0] for name in x["costs"]} for x in data["crossovers"]}
     assert libraries == {8: {"trefoil"}, 16: {"deepep"}}
     assert any("deepep-ll-h100, deepep-ht-h100" in line for line in _text(data))
@@ -140,7 +249,8 @@ def test_more_gpus_than_experts() -> None:
 
 def test_files_and_resuming(tmp_path: Path) -> None:
     folder, kept = tmp_path / "out", tmp_path / "points.jsonl"
-    command = ("plan", *SMALL, *QUEUES, "--ep", "8,32", "--resume", str(kept), "-o", str(folder))
+    command = ("plan", *SMALL, *QUEUES, "--ep", "8,32", "--resume", str(kept))
+    command += ("--crossover", "-o", str(folder))
     first = run(*command)
     assert first.returncode == 0, first.stderr
     lines = kept.read_text()
@@ -176,7 +286,8 @@ def test_loads_and_traces(tmp_path: Path) -> None:
     verdicts = {c["mode"]: c["verdict"] for c in training["configurations"]}
     assert verdicts == {"ll": "misses", "ht": "cheapest"}
     ht = training["configurations"][1]
-    assert ht["step_seconds"] == pytest.approx(2 * 58 * ht["layer_seconds"])
+    assert ht["communication_seconds"] == pytest.approx(2 * 58 * ht["layer_seconds"])
+    assert ht["step_seconds"] is None, "a backward pass's compute is not modelled"
     trace = tmp_path / "t.npz"
     command = ("trace", "generate", "--ranks", "16", "--tokens", "64", str(trace))
     assert run(*command).returncode == 0
@@ -194,7 +305,10 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (["--moe", "no-such"], "known are"),
         (["--gpus", "8192"], "speaks for 1 to 4096"),
         (["--gpus", "8..64"], "EP sizes go to --ep"),
-        (["--ep", "24", "--gpus", "64"], "must divide the 64 GPUs"),
+        (["--ep", "128", "--gpus", "64"], "there are 64 GPUs"),
+        (["--context", "0"], "1 or more"),
+        (["--kv-dtype", "int4"], "int4"),
+        (["--load", "training", "--max-step-ms", "9"], "compute is not modelled"),
         (["--ep", "96", "--gpus", "96", "--physical-experts", "64"], "has 256 experts"),
         (["--ep", "512", "--gpus", "512", "--physical-experts", "256"], "as many as are needed"),
         (["--ep", "64..8"], "not like 8..64"),

@@ -1,8 +1,9 @@
 """Plans capacity: `trefoil plan`.
 
-Asks `trefoil simulate` for each mode and EP size, in parallel, and answers with times and their
-intervals, bytes, SMs, memory, where HT overtakes LL, what failures would cost, and the cheapest
-configuration that meets the limits.
+Asks `trefoil simulate` for each mode and EP size, in parallel, adds the compute of a step and what
+a GPU must hold, and answers with tokens a second, latency, memory, the largest batch that fits,
+where HT overtakes LL, what failures would cost, and the cheapest configuration that meets the
+limits.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from trefoil.capacity.plan import (
+    DEFAULT_CONTEXT,
     LOADS,
-    WEIGHT_BYTES,
     CapacityPlan,
+    Configuration,
     PlanError,
     Question,
     Smallest,
@@ -28,8 +30,11 @@ from trefoil.capacity.plan import (
     judge,
     sample_of,
     to_json,
+    why_no_step,
 )
 from trefoil.capacity.plan_text import as_csv, as_markdown, as_text
+from trefoil.capacity.step import Gpu
+from trefoil.capacity.whole_model import DTYPE_OF_BITS, KV_BYTES, WEIGHT_BYTES, model_of
 from trefoil.outputs import check_file, check_folder, whole_folder
 from trefoil.sentence_parser import SentenceParser
 from trefoil.sweeping import Outcome, Point, SweepError, find_program, link_loads, run_point, sweep
@@ -67,10 +72,11 @@ OF_ONE_LIBRARY = {
 def parser() -> argparse.ArgumentParser:
     p = SentenceParser(
         prog="trefoil plan",
-        description="Plans capacity for a model's MoE layers on a cluster that need not be at "
-        "hand: for each mode and EP size the time of dispatch and combine with its interval, "
-        "bytes, SMs, memory and share of a step; where HT overtakes LL; what failures would "
-        "cost; and the cheapest configuration that meets the limits, and why the others do not.",
+        description="Plans capacity for an MoE model on a cluster that need not be at hand: for "
+        "each mode and EP size tokens a second, time of a step, the share of dispatch and combine "
+        "in it, memory of a GPU and the largest batch that fits; where HT overtakes LL; what "
+        "failures would cost; and the cheapest configuration that meets the limits, and why the "
+        "others do not.",
         epilog="trefoil plan --closed-form takes port loads alone, without Python and without a "
         "simulation: see trefoil plan --closed-form --help. docs/plan.md explains the table.",
     )
@@ -80,17 +86,31 @@ def parser() -> argparse.ArgumentParser:
         "--load", choices=LOADS, default="decode", help="what a step does (default decode)"
     )
     p.add_argument("--tokens", type=_positive, metavar="N", help="of a GPU (default: the load's)")
+    p.add_argument(
+        "--context",
+        type=_positive,
+        default=DEFAULT_CONTEXT,
+        metavar="N",
+        help="tokens of a sequence, prompt and output (prefill: of a prompt; default 4096)",
+    )
     p.add_argument("--gpus", metavar="G", help="that there are (default: as many as experts)")
     p.add_argument(
         "--ep",
         metavar="LIST",
-        help="EP sizes: A..B doubles, or a list A,B; past the experts with redundant copies",
+        help="EP sizes: A..B doubles, or a list A,B; with redundant copies where they do not "
+        "divide the experts; GPUs outside the last whole group are idle",
     )
     p.add_argument(
         "--mode", default="ll,ht", metavar="LIST", help="ll, ht, or with layouts (default ll,ht)"
     )
     need = p.add_argument_group("limits and what the caller knows")
     need.add_argument("--max-us", type=_number, metavar="US", help="most that a layer may take")
+    need.add_argument(
+        "--max-step-ms",
+        type=_number,
+        metavar="MS",
+        help="most time per output token, or in prefill to the first one",
+    )
     need.add_argument("--max-sms", type=_positive, metavar="N", help="that an operation may take")
     need.add_argument(
         "--max-memory-gb",
@@ -99,10 +119,18 @@ def parser() -> argparse.ArgumentParser:
         help="of a GPU, all in all (default: what its memory less the reserve is)",
     )
     need.add_argument(
-        "--compute-us", type=_number, metavar="US", help="a layer's other work in one pass"
+        "--compute-us",
+        type=_number,
+        metavar="US",
+        help="a layer's other work in one pass (default: the roofline's)",
     )
     need.add_argument(
-        "--weight-dtype", choices=WEIGHT_BYTES, default="bf16", help="of the experts' weights"
+        "--weight-dtype",
+        choices=WEIGHT_BYTES,
+        help="of products' weights, fp4 of routed experts alone (default: as published)",
+    )
+    need.add_argument(
+        "--kv-dtype", choices=KV_BYTES, default="bf16", help="of the KV cache (default bf16)"
     )
     need.add_argument(
         "--reserve-gb",
@@ -126,7 +154,14 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--engine", metavar="NAME", help="auto, simgrid, queues or closed-form")
     how.add_argument("--costs-ll", metavar="NAME", help="cost record of LL")
     how.add_argument("--costs-ht", metavar="NAME", help="cost record of HT")
-    how.add_argument("--no-crossover", action="store_true", help="leave out LL against HT")
+    how.add_argument(
+        "--crossover",
+        action=argparse.BooleanOptionalAction,
+        help="LL against HT at 1 to 4096 tokens (default: with -o and --json)",
+    )
+    how.add_argument(
+        "--details", action="store_true", help="also times of a layer, ports, SMs and notes"
+    )
     how.add_argument("--jobs", type=_positive, metavar="J", help="at once (default: the cores)")
     how.add_argument("--resume", type=Path, metavar="FILE", help="keep points here, go on from it")
     how.add_argument(
@@ -226,7 +261,8 @@ class Planner:
                 f"--mode {o.mode}: one layout of each mode, as in ll-rank-major,ht-flat"
             )
         details = [f"{k.replace('_', '-')} {v}" for k, v in self.base.items() if k in PASSED]
-        return Question(
+        model, missing = model_of(facts)
+        q = Question(
             cluster=facts["cluster"],
             moe=facts["moe"],
             load=o.load,
@@ -239,12 +275,27 @@ class Planner:
             max_us=o.max_us,
             max_memory_gb=o.max_memory_gb,
             max_sms=o.max_sms,
-            weight_dtype=o.weight_dtype,
+            weight_dtype=o.weight_dtype or DTYPE_OF_BITS.get(facts["model"]["weight_bits"], "bf16"),
             other_gb=o.other_gb,
             details=", ".join(details),
             gpu_memory_gb=facts["gpu_memory_gb"],
             reserve_gb=self._reserve(facts["gpu_memory_gb"]),
+            gpus_per_node=facts["gpus_per_node"],
+            context=o.context,
+            kv_dtype=o.kv_dtype,
+            max_step_ms=o.max_step_ms,
+            model=model,
+            missing=missing,
+            gpu=self._gpu(facts),
         )
+        if o.max_step_ms is not None and (not q.is_whole or o.load == "training"):
+            raise PlanError(f"--max-step-ms: {why_no_step(q)}; --compute-us would say it")
+        return q
+
+    @staticmethod
+    def _gpu(facts: dict[str, Any]) -> Gpu | None:
+        hbm, bf16 = facts["gpu_hbm_gb_per_s"], facts["gpu_bf16_tflops"]
+        return Gpu(hbm, bf16, facts["gpu_fp8_tflops"]) if hbm and bf16 else None
 
     def _reserve(self, memory_gb: float | None) -> float:
         said = self.options.reserve_gb
@@ -263,8 +314,8 @@ class Planner:
         if self.options.ep:
             sizes = parse_sizes(self.options.ep)
             for size in sizes:
-                if gpus % size:
-                    raise PlanError(f"--ep {size}: an EP size must divide the {gpus} GPUs")
+                if size > gpus:
+                    raise PlanError(f"--ep {size}: there are {gpus} GPUs")
                 if size > self.physical and said:
                     raise PlanError(
                         f"--ep {size}: an EP size is at most the {self.physical} physical experts; "
@@ -274,18 +325,18 @@ class Planner:
         size = min(facts["gpus_per_node"], most)
         sizes = []
         while size <= most:
-            if gpus % size == 0:
-                sizes.append(size)
+            sizes.append(size)
             size *= 2
-        return sizes or [max(d for d in range(1, most + 1) if gpus % d == 0)]
+        return sizes if most in sizes else [*sizes, most]
 
     def point(self, mode: str, ep: int, tokens: int, **more: Any) -> Point:
         costs = self.costs["ht" if mode.startswith("ht") else "ll"]
         point = {**self.base, "mode": mode, "gpus": ep, "ep": ep, "tokens": tokens, **more}
         if costs:
             point["costs"] = costs
-        if ep > self.physical:
-            point["physical_experts"] = ep  # redundant copies, as few as will do
+        if "physical_experts" not in self.base and self.physical % ep:
+            # Redundant copies, as few as let every GPU have as many experts.
+            point["physical_experts"] = -(-self.physical // ep) * ep
         if "trace" in point:
             del point["tokens"]
         if mode.startswith("ht"):
@@ -312,15 +363,51 @@ class Planner:
                 raise PlanError(o.refusal)
         plan = CapacityPlan(q, [configuration_of(o.answer, q) for o in outcomes])
         self._what_if(plan, pairs)
+        self._largest(plan, pairs)
         judge(plan)
         if not any(fits(c, q) for c in plan.configurations):
             plan.smallest = self._smallest(q)
-        elif not self.options.no_crossover:
+        elif self._wants_crossover():
             self._crossovers(plan)
-        if plan.pictured is not None and self.options.engine != "closed-form":
+        if plan.pictured is not None and self._is_kept() and self.options.engine != "closed-form":
             mode, ep = pairs[plan.pictured]
             plan.links = link_loads(self.point(mode, ep, q.tokens), self.program)
         return plan
+
+    def _is_kept(self) -> bool:
+        """The plan goes to files or programs: whole, whatever the time."""
+        return bool(self.options.output or self.options.json)
+
+    def _wants_crossover(self) -> bool:
+        said = self.options.crossover
+        return self._is_kept() if said is None else said
+
+    def _largest(self, plan: CapacityPlan, pairs: Sequence[tuple[str, int]]) -> None:
+        """The most tokens a GPU that fit: a line through what is known, asked again until the
+        sizing functions agree. Counted where a batch is KV cache."""
+        q = plan.question
+        if q.model is None or q.usable_gb is None or q.load != "decode":
+            return
+        known = [[(q.tokens, c.memory.total)] for c in plan.configurations]
+        for turn in range(4):
+            guesses = [
+                None if c.memory.refused else next_guess(points, q.usable_gb * 1e9, fixed_of(c))
+                for c, points in zip(plan.configurations, known, strict=True)
+            ]
+            asked = [(i, n) for i, n in enumerate(guesses) if n is not None]
+            if not asked or turn == 3:
+                break
+            answers = self.sweep(
+                [{**self.point(*pairs[i], n), "engine": "closed-form"} for i, n in asked],
+                "largest batch",
+            )
+            for (i, n), outcome in zip(asked, answers, strict=True):
+                c = configuration_of(outcome.answer, q) if outcome.answer else None
+                refused = c is None or c.memory.refused
+                known[i].append((n, REFUSED if refused else c.memory.total))
+        for c, points in zip(plan.configurations, known, strict=True):
+            fitting = [n for n, total in points if total <= q.usable_gb * 1e9]
+            c.max_tokens = None if c.memory.refused else max(fitting, default=0)
 
     def _smallest(self, q: Question) -> Smallest:
         """The EP sizes beyond those that were asked for, doubling, until one fits: by the closed
@@ -391,6 +478,36 @@ class Planner:
         return x is not None and (x.tokens is not None or x.faster == "ht")
 
 
+REFUSED = 1 << 62
+
+
+def fixed_of(c: Configuration) -> int:
+    """Memory that does not grow with the batch."""
+    m = c.memory
+    return m.weights + m.attention + m.shared + m.embeddings + m.other
+
+
+def next_guess(points: Sequence[tuple[int, int]], usable: float, fixed: int) -> int | None:
+    """The number of tokens to ask about next; None: the largest that fits is known well enough (to
+    1 %), or nothing fits. Points are (tokens, memory in all)."""
+    fitting = max((p for p in points if p[1] <= usable), default=(0, fixed))
+    over = min((p for p in points if p[1] > usable), default=None)
+    if fixed >= usable:
+        return None
+    if over is not None and over[0] <= max(fitting[0] * 1.01, fitting[0] + 1):
+        return None
+    if over is not None and over[1] < REFUSED:
+        slope = (over[1] - fitting[1]) / (over[0] - fitting[0])
+    elif fitting[0]:
+        slope = (fitting[1] - fixed) / fitting[0]
+    else:
+        return None if over is None else over[0] // 2 or None
+    guess = fitting[0] + int((usable - fitting[1]) / slope)
+    if over is not None:
+        guess = min(guess, over[0] - 1)
+    return guess if guess > fitting[0] else None
+
+
 def write_files(plan: CapacityPlan, folder: Path) -> list[Path]:
     """plan.json, plan.csv, plan.md, and the pictures as SVG and PNG where matplotlib is there."""
     with whole_folder(folder) as staging:
@@ -433,7 +550,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(to_json(plan), indent=1))
     else:
-        print(as_text(plan), end="")
+        print(as_text(plan, details=options.details), end="")
         for path in written:
             print(path)
     return 0 if plan.chosen else 1

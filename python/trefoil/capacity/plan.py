@@ -1,8 +1,8 @@
 """Capacity planning: from answers of `trefoil simulate` to configurations, verdicts and crossovers.
 
-Nothing here runs a simulation (trefoil.planner does) or draws (trefoil.capacity_plots). A plan is a
-JSON object, documented in docs/plan.md; times are seconds, sizes bytes, of one GPU where
-nothing else is said. A layer's time is dispatch + combine of one MoE layer in one pass.
+Nothing here runs a simulation or draws (plan_plots does). A plan is a JSON object, documented in
+docs/plan.md; times are seconds, sizes bytes, of one GPU where nothing else is said. A layer's time
+is dispatch + combine of one MoE layer in one pass; a step is all of them and the compute.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trefoil.capacity.step import Gpu, Part, Work, parts_of
+from trefoil.capacity.whole_model import BF16, KV_BYTES, WEIGHT_BYTES, Model, other_dtype
+
 OPS = ("dispatch", "combine")
-WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
+DEFAULT_CONTEXT = 4096  # tokens
 # What a load does in a step: default tokens of a GPU, and passes through dispatch and combine.
 LOADS = {"decode": (128, 1), "prefill": (4096, 1), "training": (4096, 2)}
 
@@ -44,7 +47,24 @@ class Question:
     other_gb: float = 0.0  # the caller's: what else a GPU holds
     details: str = ""  # what else fixes the numbers
     gpu_memory_gb: float | None = None  # of the cluster's GPUs; None: its file does not say
-    reserve_gb: float = 0.0  # of that, kept free: CUDA's context, NCCL, activations
+    reserve_gb: float = 0.0  # of that, kept free: CUDA's context, NCCL, workspaces
+    gpus_per_node: int = 0  # 0: a plan of before
+    context: int = DEFAULT_CONTEXT  # tokens of a sequence
+    kv_dtype: str = "bf16"
+    max_step_ms: float | None = None  # limit of a step: time per output token, or to the first one
+    model: Model | None = None  # all of it; None: `missing` says which key its file lacks
+    missing: str = ""
+    gpu: Gpu | None = None  # None: the cluster's file does not state its rates
+
+    @property
+    def is_whole(self) -> bool:
+        """A step is known: its compute, by the caller's word or the roofline."""
+        return not why_no_step(self)
+
+    @property
+    def steps_to_first_token(self) -> int:
+        """Prefill: a prompt longer than a step's tokens takes several."""
+        return -(-self.context // self.tokens) if self.load == "prefill" else 1
 
     @property
     def passes(self) -> int:
@@ -82,14 +102,33 @@ class Memory:
 
     buffers: int  # group and handle, by the sizing table
     outputs: int  # of one dispatch
-    weights: int  # of the experts of all layers
-    other: int
+    weights: int  # of the routed experts of all layers
+    other: int  # the caller's
     refused: str = ""  # why the sizing table has no answer
     library: str = "gpu"  # whose buffers: the CPU library's where the GPU library lacks the shape
+    attention: int = 0  # weights, as the next two
+    shared: int = 0  # shared experts, layers without experts, routers
+    embeddings: int = 0  # and the head
+    kv_cache: int = 0
+    activations: int = 0
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What takes how much, in the words of texts and pictures."""
+        return {
+            "routed experts": self.weights,
+            "attention": self.attention,
+            "shared and dense": self.shared,
+            "embeddings and head": self.embeddings,
+            "KV cache": self.kv_cache,
+            "EP buffers": self.buffers + self.outputs,
+            "activations": self.activations,
+            "other": self.other,
+        }
 
     @property
     def total(self) -> int:
-        return self.buffers + self.outputs + self.weights + self.other
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -116,6 +155,8 @@ class Configuration:
     what_if: list[WhatIf] = field(default_factory=list)
     verdict: str = ""  # "cheapest", "meets", "misses"; "" without limits to meet
     reasons: list[str] = field(default_factory=list)
+    compute: list[Part] = field(default_factory=list)  # of a step, by the roofline; []: not known
+    max_tokens: int | None = None  # of a GPU, the most that fit; None: not asked
 
     @property
     def layer(self) -> float:
@@ -142,14 +183,52 @@ class Configuration:
         """The upper end of the interval, or the time itself where there is none."""
         return self.interval[1] if self.interval else self.layer
 
-    def step(self, q: Question) -> float:
+    def communication(self, q: Question) -> float:
+        """Of a step."""
         return self.layer * q.passes * q.moe_layers
 
-    def share(self, q: Question) -> float | None:
-        """Of a step, were nothing overlapped."""
-        if q.compute_us is None:
+    def compute_seconds(self, q: Question) -> float | None:
+        """Of a step: as the caller says, or by the roofline."""
+        if not q.is_whole:
             return None
-        return self.layer / (self.layer + q.compute_us * 1e-6)
+        if q.compute_us is not None:
+            return q.compute_us * 1e-6 * q.passes * q.moe_layers
+        return sum(p.seconds for p in self.compute) if self.compute else None
+
+    def step(self, q: Question) -> float | None:
+        """Compute, then communication: nothing overlaps."""
+        compute = self.compute_seconds(q)
+        return None if compute is None else compute + self.communication(q)
+
+    def step_interval(self, q: Question) -> tuple[float, float] | None:
+        """By the interval of communication."""
+        compute, interval = self.compute_seconds(q), self.interval
+        if compute is None or interval is None:
+            return None
+        low, high = (compute + t * q.passes * q.moe_layers for t in interval)
+        return low, high
+
+    def latency(self, q: Question) -> float | None:
+        """Per output token, or to the first one: at the upper end of the interval."""
+        interval, step = self.step_interval(q), self.step(q)
+        high = interval[1] if interval else step
+        return None if high is None else high * q.steps_to_first_token
+
+    def tokens_per_second(self, q: Question) -> float | None:
+        """Of one GPU that works."""
+        step = self.step(q)
+        return None if not step else q.tokens / step
+
+    def used(self, q: Question) -> int:
+        """GPUs of q.gpus that are in a group."""
+        return self.replicas * self.ep
+
+    def share(self, q: Question) -> float | None:
+        """Of communication in a step, were nothing overlapped."""
+        if q.compute_us is not None:
+            return self.layer / (self.layer + q.compute_us * 1e-6)
+        step = self.step(q)
+        return None if not step else self.communication(q) / step
 
     def exposed(self, q: Question) -> float | None:
         """What a perfect overlap with the caller's compute leaves of the layer's time."""
@@ -244,6 +323,7 @@ def memory_of(answer: dict[str, Any], q: Question) -> Memory:
     experts = -(-answer["physical_experts"] // answer["ep"])
     # An expert has three matrices of hidden x expert_hidden: gate, up, down.
     parameters = 3 * answer["hidden"] * answer["expert_hidden"] * experts * q.moe_layers
+    rest = _rest_of(q.model, q, answer["tokens"]) if q.model else {}
     return Memory(
         buffers=sum(table.get(f"{kind}_bytes", 0) for kind in kinds),
         outputs=table["output_bytes"],
@@ -251,7 +331,28 @@ def memory_of(answer: dict[str, Any], q: Question) -> Memory:
         other=int(q.other_gb * 1e9),
         refused=table.get("refused", ""),
         library=table.get("library", "cpu"),
+        **rest,
     )
+
+
+def _rest_of(m: Model, q: Question, tokens: int) -> dict[str, int]:
+    """Memory outside the routed experts and the library, with so many tokens a GPU."""
+    size = WEIGHT_BYTES[other_dtype(q.weight_dtype)]
+    rest = {
+        "attention": int(m.attention * size),
+        "shared": int(m.shared * size + m.router * BF16),
+        "embeddings": int(m.embeddings * BF16),
+    }
+    if q.load != "training":
+        w = work_of(q, tokens=tokens)
+        rest["kv_cache"] = w.sequences * m.kv_bytes(q.context, q.kv_dtype)
+        rest["activations"] = m.activation_bytes(tokens, w.sequences)
+    return rest
+
+
+def work_of(q: Question, tokens: int, ep: int = 1, physical_experts: int = 1) -> Work:
+    is_prefill = q.load == "prefill"
+    return Work(tokens, q.context, is_prefill, ep, physical_experts, q.weight_dtype, q.kv_dtype)
 
 
 def configuration_of(answer: dict[str, Any], q: Question) -> Configuration:
@@ -265,7 +366,15 @@ def configuration_of(answer: dict[str, Any], q: Question) -> Configuration:
         dispatch=operation_of(answer["dispatch"]),
         combine=operation_of(answer["combine"]),
         memory=memory_of(answer, q),
+        compute=_compute_of(answer, q),
     )
+
+
+def _compute_of(answer: dict[str, Any], q: Question) -> list[Part]:
+    """Nothing for training: a backward pass is another matter."""
+    if q.model is None or q.gpu is None or q.load == "training" or q.compute_us is not None:
+        return []
+    return parts_of(q.model, q.gpu, work_of(q, q.tokens, answer["ep"], answer["physical_experts"]))
 
 
 def sample_of(answer: dict[str, Any]) -> Sample:
@@ -283,38 +392,96 @@ def sample_of(answer: dict[str, Any]) -> Sample:
     )
 
 
+def why_no_step(q: Question) -> str:
+    """Why a step is not known, or ""."""
+    if q.load == "training":
+        return "a training step's compute is not modelled"
+    if q.compute_us is not None:
+        return ""
+    if q.model is None:
+        return f"the file of {q.moe} does not say enough of the whole model ({q.missing})"
+    if q.gpu is None:
+        return f"cluster {q.cluster} does not state gpu_hbm_gb_per_s and gpu_bf16_tflops"
+    return ""
+
+
 # ---- Verdicts ----
 
 
-def _misses(c: Configuration, q: Question) -> list[str]:
-    """Why a configuration does not do, a sentence a reason."""
-    reasons = []
+@dataclass(frozen=True)
+class Miss:
+    """A limit that a configuration is over."""
+
+    option: str  # that sets the limit, "" where none can
+    reason: str
+    needed: float = 0.0  # the limit that it would meet, in the option's unit
+
+
+def misses_of(c: Configuration, q: Question) -> list[Miss]:
+    misses = []
     if q.load == "training" and c.mode == "ll":
-        reasons.append("LL has no backward pass")
+        misses.append(Miss("", "LL has no backward pass"))
     if q.max_us is not None and c.high * 1e6 > q.max_us:
-        if c.layer * 1e6 > q.max_us:
-            reasons.append(f"takes {c.layer * 1e6:.0f} us, over the limit of {q.max_us:g} us")
-        else:
-            reasons.append(
-                f"takes {c.layer * 1e6:.0f} us, but its interval reaches {c.high * 1e6:.0f} us, "
-                f"over the limit of {q.max_us:g} us"
-            )
-    if q.max_sms is not None and c.sms is not None and c.sms > q.max_sms:
-        reasons.append(f"takes {c.sms} SMs, over the limit of {q.max_sms}")
-    if c.memory.refused:
-        reasons.append(f"the sizing table refuses it: {c.memory.refused}")
-    elif not fits(c, q):
-        m = c.memory
-        reasons.append(
-            f"does not fit: needs {m.total / 1e9:.1f} GB a GPU ({m.weights / 1e9:.1f} weights, "
-            f"{(m.buffers + m.outputs) / 1e9:.1f} buffers and outputs"
-            f"{f', {m.other / 1e9:.1f} other' if m.other else ''}), over {memory_limit(q)}"
+        reached = ""
+        if c.layer * 1e6 <= q.max_us:
+            reached = f", but its interval reaches {c.high * 1e6:.0f} us"
+        reason = f"takes {c.layer * 1e6:.0f} us{reached}, over the limit of {q.max_us:g} us"
+        misses.append(Miss("--max-us", reason, c.high * 1e6))
+    latency = c.latency(q)
+    if q.max_step_ms is not None and latency is not None and latency * 1e3 > q.max_step_ms:
+        what = "to the first token" if q.load == "prefill" else "a step"
+        reason = (
+            f"takes up to {latency * 1e3:.3g} ms {what}, over the limit of {q.max_step_ms:g} ms"
         )
-    return reasons
+        misses.append(Miss("--max-step-ms", reason, latency * 1e3))
+    if q.max_sms is not None and c.sms is not None and c.sms > q.max_sms:
+        reason = f"takes {c.sms} SMs, over the limit of {q.max_sms}"
+        misses.append(Miss("--max-sms", reason, c.sms))
+    if c.memory.refused:
+        misses.append(Miss("", f"the sizing table refuses it: {c.memory.refused}"))
+    elif not fits(c, q):
+        misses.append(_does_not_fit(c, q))
+    return misses
+
+
+def _does_not_fit(c: Configuration, q: Question) -> Miss:
+    parts = sorted(c.memory.parts.items(), key=lambda part: -part[1])
+    rest = sum(size for _, size in parts[2:])
+    named = [f"{size / 1e9:.1f} {name}" for name, size in parts[:2]]
+    if rest >= 0.05e9:
+        named.append(f"{rest / 1e9:.1f} the rest")
+    reason = (
+        f"does not fit: needs {c.memory.total / 1e9:.1f} GB a GPU ({', '.join(named)}), over "
+        f"{memory_limit(q)}"
+    )
+    if c.max_tokens:
+        reason += f"; {c.max_tokens:,} tokens a GPU would fit"
+    option = "--max-memory-gb" if q.gpu_memory_gb is None else ""
+    if q.gpu_memory_gb and c.memory.total <= q.gpu_memory_gb * 1e9:
+        option = "--max-memory-gb" if q.usable_gb == q.max_memory_gb else "--reserve-gb"
+    needed = c.memory.total / 1e9
+    if option == "--reserve-gb":
+        needed = (q.gpu_memory_gb or 0) - needed
+    return Miss(option, reason, needed)
 
 
 def fits(c: Configuration, q: Question) -> bool:
     return q.usable_gb is None or c.memory.total <= q.usable_gb * 1e9
+
+
+def context_that_fits(c: Configuration, q: Question) -> int:
+    """The longest context with which as many sequences fit; 0: none, or it is not known."""
+    if q.model is None or q.usable_gb is None or q.load != "decode" or c.memory.refused:
+        return 0
+    room = q.usable_gb * 1e9 - (c.memory.total - c.memory.kv_cache)
+    low, high = 0, q.context
+    while low < high:
+        middle = (low + high + 1) // 2
+        if q.tokens * q.model.kv_bytes(middle, q.kv_dtype) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def memory_limit(q: Question) -> str:
@@ -323,15 +490,26 @@ def memory_limit(q: Question) -> str:
     return f"{q.usable_gb:g} GB: {q.gpu_memory_gb:g} GB less {q.reserve_gb:g} GB of reserve"
 
 
-def _price(c: Configuration) -> tuple[float, ...]:
-    """Cheapest first: GPUs of a group, then time, then SMs taken from compute."""
-    return c.ep, c.layer, c.sms or 0
+def _price(c: Configuration, q: Question) -> tuple[float, ...]:
+    """Cheapest first: GPU time of a token, idle GPUs included; where a step is not known, GPUs of a
+    group, then a layer's time. Last, SMs taken from compute."""
+    step = c.step(q)
+    if step is None:
+        return c.ep, c.layer, c.sms or 0
+    return step * q.gpus / max(1, c.used(q)), c.ep, c.sms or 0
 
 
-def _dearer(c: Configuration, best: Configuration) -> str:
-    if c.ep > best.ep:
+def _dearer(c: Configuration, best: Configuration, q: Question) -> str:
+    step, least = c.step(q), best.step(q)
+    if step is not None and least is not None:
+        times = _price(c, q)[0] / _price(best, q)[0]
+        text = f"a token takes {times:.2f} times as much GPU time"
+        if c.used(q) < q.gpus and c.used(q) < best.used(q):
+            text += f" ({q.gpus - c.used(q)} GPUs idle)"
+    elif c.ep > best.ep:
         return f"takes groups of {c.ep} GPUs where {best.ep} do"
-    text = f"takes {c.layer / best.layer:.2f} times as long on as many GPUs"
+    else:
+        text = f"takes {c.layer / best.layer:.2f} times as long on as many GPUs"
     if len(libraries_of((c.costs, best.costs))) > 1:
         text += f" (two libraries: {c.costs} against {best.costs})"
     return text
@@ -342,18 +520,43 @@ def judge(plan: CapacityPlan) -> None:
     q = plan.question
     fitting = []
     for c in plan.configurations:
-        c.reasons = _misses(c, q)
+        c.reasons = [miss.reason for miss in misses_of(c, q)]
         c.verdict = "misses" if c.reasons else "meets"
         if not c.reasons:
             fitting.append(c)
-    best = min(fitting, key=_price, default=None)
+    best = min(fitting, key=lambda c: _price(c, q), default=None)
     for c in fitting:
         if c is best:
             c.verdict = "cheapest"
         elif best is not None:
-            c.reasons = [_dearer(c, best)]
+            c.reasons = [_dearer(c, best, q)]
     shown = best or min(plan.configurations, key=lambda c: (not fits(c, q), c.layer), default=None)
     plan.pictured = plan.configurations.index(shown) if shown is not None else None
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Where nothing meets the limits: one limit that, changed alone, lets a configuration in."""
+
+    option: str
+    value: float
+    configuration: Configuration
+
+
+def nearest_of(plan: CapacityPlan) -> list[Nearest]:
+    """For each limit that alone keeps configurations out, the mildest value that lets one in."""
+    q = plan.question
+    found: dict[str, Nearest] = {}
+    for c in plan.configurations:
+        misses = misses_of(c, q)
+        if len(misses) != 1 or not misses[0].option:
+            continue
+        miss = misses[0]
+        sign = -1 if miss.option == "--reserve-gb" else 1
+        old = found.get(miss.option)
+        if old is None or sign * miss.needed < sign * old.value:
+            found[miss.option] = Nearest(miss.option, miss.needed, c)
+    return list(found.values())
 
 
 # ---- Crossovers ----
@@ -397,7 +600,12 @@ def to_json(plan: CapacityPlan) -> dict[str, Any]:
                 "layer_high_seconds": high,
                 "layer_interval_covers": bool(c.interval) and not c.outside,
                 "layer_bound_seconds": c.bound,
+                "communication_seconds": c.communication(q),
                 "step_seconds": c.step(q),
+                "step_low_seconds": (c.step_interval(q) or (None, None))[0],
+                "step_high_seconds": (c.step_interval(q) or (None, None))[1],
+                "tokens_per_second": c.tokens_per_second(q),
+                "idle_gpus": q.gpus - c.used(q),
                 "share_of_step": c.share(q),
                 "exposed_seconds": c.exposed(q),
                 "memory_bytes": c.memory.total,
@@ -426,6 +634,15 @@ def _configuration(data: dict[str, Any]) -> Configuration:
         what_if=[WhatIf(**w) for w in data["what_if"]],
         verdict=data["verdict"],
         reasons=list(data["reasons"]),
+        compute=[Part(**p) for p in data.get("compute", ())],
+        max_tokens=data.get("max_tokens"),
+    )
+
+
+def _question(data: dict[str, Any]) -> Question:
+    model, gpu = data.get("model"), data.get("gpu")
+    return Question(
+        **{**data, "model": Model(**model) if model else None, "gpu": Gpu(**gpu) if gpu else None}
     )
 
 
@@ -437,7 +654,7 @@ def from_json(data: Any, where: str = "the plan") -> CapacityPlan:
         raise PlanError(f"{where}: version {data.get('version')!r}; this program reads version 1")
     try:
         plan = CapacityPlan(
-            question=Question(**data["question"]),
+            question=_question(data["question"]),
             configurations=[_configuration(c) for c in data["configurations"]],
             samples=[Sample(**s) for s in data["samples"]],
             crossovers=[
@@ -451,6 +668,8 @@ def from_json(data: Any, where: str = "the plan") -> CapacityPlan:
         raise PlanError(f"{where}: field {error.args[0]!r} is missing") from error
     except (TypeError, ValueError) as error:
         raise PlanError(f"{where}: {error}") from error
+    if plan.question.weight_dtype not in WEIGHT_BYTES or plan.question.kv_dtype not in KV_BYTES:
+        raise PlanError(f"{where}: weight_dtype or kv_dtype is not known")
     if plan.question.load not in LOADS:
         raise PlanError(f"{where}: load {plan.question.load!r}: expected {', '.join(LOADS)}")
     return plan

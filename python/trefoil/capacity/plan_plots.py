@@ -41,6 +41,17 @@ WHAT_IF_STYLES: dict[str, dict[str, Any]] = {
     "ll": {"marker": "o", "markerfacecolor": None, "linestyle": "-"},
     "ht": {"marker": "s", "markerfacecolor": "white", "linestyle": (0, (4, 2))},
 }
+# Colour and hatch of a part of a GPU's memory.
+MEMORY_STYLES = {
+    "routed experts": (SKY, ""),
+    "attention": (GREEN, ""),
+    "shared and dense": (GREEN, "//"),
+    "embeddings and head": (GREEN, ".."),
+    "KV cache": (ORANGE, ""),
+    "EP buffers": (BLUE, ""),
+    "activations": (ORANGE, "//"),
+    "other": (GREY, ""),
+}
 # A kind of link, and how many columns it has a node.
 MAP_KINDS = (
     ("nvlink-out", "NVLink out"),
@@ -207,18 +218,12 @@ def memory(plan: CapacityPlan) -> Figure:
     q = plan.question
     of = plan.configurations
     figure, axes = _figure(4.7, 0.95 + 0.27 * len(of))
-    parts = (
-        ("experts' weights", SKY, [c.memory.weights for c in of]),
-        ("EP buffers", BLUE, [c.memory.buffers for c in of]),
-        ("dispatch outputs", ORANGE, [c.memory.outputs for c in of]),
-        ("other", GREY, [c.memory.other for c in of]),
-    )
+    names = [name for name in of[0].memory.parts if any(c.memory.parts[name] for c in of)]
     y = np.arange(len(of))
     left = np.zeros(len(of))
-    for (name, colour, sizes), hatch in zip(parts, ("", "//", "..", ""), strict=True):
-        if not any(sizes):
-            continue
-        width = np.array(sizes) / 1e9
+    for name in names:
+        colour, hatch = MEMORY_STYLES[name]
+        width = np.array([c.memory.parts[name] for c in of]) / 1e9
         style = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
         axes.barh(y, width, left=left, height=0.72, label=name, **style)
         left += width

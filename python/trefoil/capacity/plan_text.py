@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import textwrap
 
 from trefoil.capacity.plan import (
     CapacityPlan,
     Configuration,
     Crossover,
+    Nearest,
     Question,
+    context_that_fits,
     fits,
     memory_limit,
+    nearest_of,
+    why_no_step,
 )
 from trefoil.table import aligned, markdown
 from trefoil.units import format_bytes, format_seconds
 
+WIDTH = 120  # of texts; tables are as wide as they are
 HEADINGS = (
     "mode",
     "EP",
@@ -25,13 +32,27 @@ HEADINGS = (
     "bound",
     "dispatch",
     "combine",
-    "step",
+    "all layers",
     "share",
     "NVLink port",
     "NIC port",
     "SMs",
     "buffers",
     "memory",
+)
+STEP_HEADINGS = (
+    "mode",
+    "EP",
+    "groups",
+    "",
+    "tokens/s a GPU",
+    "a step",
+    "attention",
+    "experts",
+    "other",
+    "communication",
+    "memory",
+    "largest batch",
 )
 MARKS = {"cheapest": "cheapest", "meets": "meets", "misses": "misses"}
 
@@ -40,13 +61,19 @@ def limits_of(q: Question) -> list[str]:
     limits = [f"a layer in {q.max_us:g} us"] if q.max_us is not None else []
     if q.usable_gb is not None:
         limits.append(f"{q.usable_gb:g} GB a GPU")
+    if q.max_step_ms is not None:
+        what = "the first token" if q.load == "prefill" else "a step"
+        limits.append(f"{what} in {q.max_step_ms:g} ms")
     if q.max_sms is not None:
         limits.append(f"{q.max_sms} SMs")
     return limits
 
 
 def title_of(q: Question) -> str:
-    return f"{q.moe}, {q.load}, {q.tokens:,} tokens a GPU, {q.gpus:,} GPUs of {q.cluster}"
+    of = f"{q.moe}, {q.load}, {q.tokens:,} tokens a GPU"
+    if q.model is not None and q.load != "training":
+        of += f", context {q.context:,}"
+    return f"{of}, {q.gpus:,} GPUs of {q.cluster}"
 
 
 def explanation_of(q: Question) -> str:
@@ -76,13 +103,35 @@ def row_of(c: Configuration, q: Question) -> list[str]:
         format_seconds(c.bound),
         format_seconds(c.dispatch.seconds),
         format_seconds(c.combine.seconds),
-        format_seconds(c.step(q)),
+        format_seconds(c.communication(q)),
         "-" if share is None else f"{100 * share:.0f} %",
         format_bytes(sum(o.nvlink_port_bytes for o in both)),
         format_bytes(sum(o.nic_port_bytes for o in both)),
         "-" if c.sms is None else str(c.sms),
         _buffers(c),
         format_bytes(c.memory.total),
+    ]
+
+
+def step_row(c: Configuration, q: Question) -> list[str]:
+    """The cells under STEP_HEADINGS."""
+    compute = {p.name: p.seconds for p in c.compute}
+    named = [compute.pop(name, 0.0) for name in ("attention", "routed experts")]
+    parts = [*map(format_seconds, (*named, sum(compute.values())))] if c.compute else ["-"] * 3
+    step, rate, share = c.step(q), c.tokens_per_second(q), c.share(q)
+    idle = q.gpus - c.used(q)
+    shared = "" if share is None else f" ({100 * share:.0f} %)"
+    return [
+        c.mode.upper(),
+        str(c.ep),
+        f"{c.replicas}{f' ({idle} idle)' if idle else ''}",
+        MARKS.get(c.verdict, ""),
+        "-" if rate is None else f"{rate:,.0f}",
+        "-" if step is None else format_seconds(step) + "*" * bool(c.outside),
+        *parts,
+        format_seconds(c.communication(q)) + shared,
+        "refused" if c.memory.refused else format_bytes(c.memory.total),
+        "-" if c.max_tokens is None else f"{c.max_tokens:,}",
     ]
 
 
@@ -121,6 +170,47 @@ def what_if_rows(plan: CapacityPlan) -> list[list[str]]:
     return rows
 
 
+def step_notes(plan: CapacityPlan) -> list[str]:
+    """What a reader must know to trust a step's time and memory."""
+    q, of = plan.question, plan.configurations
+    notes = []
+    if any(c.compute for c in of):
+        notes.append(
+            "compute is a roofline at the GPU's peak rates, not measured: real kernels are slower, "
+            "so tokens/s are at most and times at least what stands here"
+        )
+    if q.is_whole:
+        notes.append("nothing overlaps: a step is its compute, then its communication")
+    outside = list(dict.fromkeys(c.mode.upper() for c in of if c.outside))
+    if outside:
+        notes.append(
+            f"* communication beyond what its costs were fitted to ({', '.join(outside)}): "
+            "--details says how far"
+        )
+    if q.model is not None:
+        kv = "" if q.load == "training" else f", KV cache in {q.kv_dtype}"
+        notes.append(
+            f"weights in {q.weight_dtype}{kv}; every GPU holds all of attention, shared experts "
+            "and embeddings (data-parallel attention)"
+        )
+    else:
+        notes.append(
+            f"memory is of routed experts and buffers alone: {_not_whole(q)}; --other-gb adds to it"
+        )
+    if q.load == "training":
+        notes.append("memory leaves out gradients, optimizer states and activations: --other-gb")
+    if q.gpu_memory_gb is not None:
+        notes.append(
+            f"memory: {q.gpu_memory_gb:g} GB a GPU, {q.reserve_gb:g} GB of them in reserve "
+            "(--reserve-gb) for CUDA's context, NCCL and workspaces"
+        )
+    return notes
+
+
+def _not_whole(q: Question) -> str:
+    return f"the file of {q.moe} does not say enough of the whole model ({q.missing})"
+
+
 def notes_of(plan: CapacityPlan) -> list[str]:
     """What a reader must know to trust the table."""
     configurations = plan.configurations
@@ -143,19 +233,15 @@ def notes_of(plan: CapacityPlan) -> list[str]:
             f"cluster {q.cluster} does not state gpu_memory_gb: "
             + ("nothing was left out for memory" if q.max_memory_gb is None else "the limit rules")
         )
-    else:
-        notes.append(
-            f"memory: {q.gpu_memory_gb:g} GB a GPU, {q.reserve_gb:g} GB of them in reserve "
-            "(--reserve-gb) for CUDA's context, NCCL and activations; attention and KV cache are "
-            "what --other-gb says"
-        )
+    if why := why_no_step(q):
+        notes.append(f"no step and no tokens/s: {why}")
     if any(c.memory.library == "cpu" for c in configurations):
         notes.append(
             "c: buffers of the CPU library; the GPU library's kernels do not take that shape yet"
         )
     refusals = dict.fromkeys(w.refusal for c in configurations for w in c.what_if if w.refusal)
     notes += [f"a what-if that does not apply: {text}" for text in refusals]
-    return notes
+    return [*notes, *step_notes(plan)]
 
 
 def verdict_sentences(plan: CapacityPlan) -> list[str]:
@@ -165,13 +251,9 @@ def verdict_sentences(plan: CapacityPlan) -> list[str]:
     chosen = plan.chosen
     if chosen is None:
         lines = [f"No configuration{within or ' does'}.", *_nothing_fits(plan)]
+        lines += [_nearest(n, plan.question) for n in nearest_of(plan)]
     else:
-        lines = [
-            f"The cheapest configuration{within}: {chosen.mode.upper()} in groups of {chosen.ep} "
-            f"GPUs, {format_seconds(chosen.layer)} a layer, "
-            f"{f'{chosen.sms} SMs, ' if chosen.sms else ''}"
-            f"{format_bytes(chosen.memory.total)} a GPU."
-        ]
+        lines = [f"The cheapest configuration{within}: {_answer(chosen, plan.question)}"]
     return lines + [
         f"{c.mode.upper()} EP {c.ep}: {'; '.join(c.reasons)}"
         for c in plan.configurations
@@ -179,38 +261,111 @@ def verdict_sentences(plan: CapacityPlan) -> list[str]:
     ]
 
 
+def _answer(c: Configuration, q: Question) -> str:
+    step, rate, share = c.step(q), c.tokens_per_second(q), c.share(q)
+    memory = f"{format_bytes(c.memory.total)} a GPU"
+    if step is None or rate is None or share is None:
+        sms = f"{c.sms} SMs, " if c.sms else ""
+        layer = format_seconds(c.layer)
+        return f"{c.mode.upper()} in groups of {c.ep} GPUs, {layer} a layer, {sms}{memory}."
+    most, least = ("at most ", "at least ") if c.compute else ("", "")
+    groups = f"{c.replicas} group{'s'[: c.replicas > 1]} of {c.ep} GPUs"
+    idle = q.gpus - c.used(q)
+    node = (
+        f" ({rate * q.gpus_per_node:,.0f} a node of {q.gpus_per_node})" if q.gpus_per_node else ""
+    )
+    what = {"decode": "per output token", "prefill": "to the first token"}[q.load]
+    text = (
+        f"{c.mode.upper()} in {groups}{f', {idle} GPUs idle' if idle else ''}: "
+        f"{most}{rate:,.0f} tokens/s a GPU{node}, {least}"
+        f"{format_seconds(step * q.steps_to_first_token)} {what}, "
+        f"{100 * share:.0f} % of it communication; {memory}"
+    )
+    if c.max_tokens and c.max_tokens > q.tokens:
+        text += f", {c.max_tokens:,} tokens a GPU would fit"
+    return text + "."
+
+
+def _nearest(n: Nearest, q: Question) -> str:
+    # Rounded to the side that lets it in.
+    value = math.floor(n.value * 100) / 100 if n.option == "--reserve-gb" else n.value
+    if n.option != "--reserve-gb":
+        value = math.ceil(n.value * 100) / 100
+    c = n.configuration
+    return f"{n.option} {value:g} alone would let in {c.mode.upper()} EP {c.ep}."
+
+
 def _nothing_fits(plan: CapacityPlan) -> list[str]:
     q, smallest = plan.question, plan.smallest
     if smallest is None or any(fits(c, q) for c in plan.configurations):
         return []
-    if not smallest.mode:
-        return [f"No EP size of {q.moe} keeps {q.weight_dtype} weights within {memory_limit(q)}."]
-    return [
-        f"The smallest that fits: {smallest.mode.upper()} in groups of {smallest.ep} GPUs, "
-        f"{format_bytes(smallest.memory_bytes)} a GPU; there are {q.gpus} GPUs."
-    ]
+    lines = []
+    if smallest.mode:
+        lines.append(
+            f"The smallest that fits: {smallest.mode.upper()} in groups of {smallest.ep} GPUs, "
+            f"{format_bytes(smallest.memory_bytes)} a GPU; there are {q.gpus} GPUs."
+        )
+    most = max(plan.configurations, key=lambda c: c.max_tokens or 0)
+    if most.max_tokens:
+        where = f"{most.mode.upper()} EP {most.ep}"
+        lines.append(f"With --tokens {most.max_tokens} {where} fits.")
+    by_context = [(context_that_fits(c, q), c) for c in plan.configurations]
+    context, c = max(by_context, key=lambda pair: pair[0])
+    if context:
+        lines.append(f"With --context {context} {c.mode.upper()} EP {c.ep} fits.")
+    if not lines:
+        lines.append(
+            f"No EP size of {q.moe} keeps {q.weight_dtype} weights within {memory_limit(q)}."
+        )
+    return lines
 
 
-def as_text(plan: CapacityPlan) -> str:
+def as_text(plan: CapacityPlan, details: bool = True) -> str:
+    """The answer first. Without details, where a step is known, it fits a screen."""
     q = plan.question
-    lines = [title_of(q), explanation_of(q), ""]
-    lines += aligned([HEADINGS, *(row_of(c, q) for c in plan.configurations)])
+    of = plan.configurations
+    first, *others = verdict_sentences(plan)
+    lines = [title_of(q), "", *wrapped(first, "")]
+    if q.is_whole:
+        lines += ["", *aligned([STEP_HEADINGS, *(step_row(c, q) for c in of)])]
+    lines += ["", *(line for text in others for line in wrapped(text, "  "))]
+    if details or not q.is_whole:
+        lines += ["", "Communication: " + explanation_of(q), ""]
+        lines += aligned([HEADINGS, *(row_of(c, q) for c in of)])
     if rows := what_if_rows(plan):
         lines += ["", "What if: how many times as long a layer takes", *aligned(rows)]
     if plan.crossovers:
         lines += ["", "LL or HT", *(f"  {crossover_sentence(x)}" for x in plan.crossovers)]
-    first, *others = verdict_sentences(plan)
-    lines += ["", first, *(f"  {text}" for text in others), ""]
-    lines += notes_of(plan)
+    notes = notes_of(plan) if details or not q.is_whole else step_notes(plan)
+    lines += ["", *(line for text in notes for line in wrapped(text, ""))]
     return "\n".join(lines) + "\n"
+
+
+def wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def as_markdown(plan: CapacityPlan) -> str:
     q = plan.question
-    lines = [f"# {title_of(q)}", "", explanation_of(q) + ".", ""]
-    lines += markdown([HEADINGS, *(row_of(c, q) for c in plan.configurations)])
     first, *others = verdict_sentences(plan)
-    lines += ["", f"**{first}**", "", *(f"- {text}" for text in others)]
+    lines = [f"# {title_of(q)}", "", f"**{first}**", ""]
+    if q.is_whole:
+        lines += [*markdown([STEP_HEADINGS, *(step_row(c, q) for c in plan.configurations)]), ""]
+    lines += [
+        *(f"- {text}" for text in others),
+        "",
+        "## Communication",
+        "",
+        explanation_of(q) + ".",
+    ]
+    lines += ["", *markdown([HEADINGS, *(row_of(c, q) for c in plan.configurations)])]
     if rows := what_if_rows(plan):
         lines += ["", "## What if", "", "How many times as long a layer takes.", ""]
         lines += markdown(rows)
@@ -225,7 +380,8 @@ CSV_FIELDS = (
     *("mode", "ep", "nodes", "replicas", "sms", "costs", "tokens"),
     *("layer_seconds", "layer_low_seconds", "layer_high_seconds", "layer_interval_covers"),
     "layer_bound_seconds",
-    *("step_seconds", "share_of_step", "exposed_seconds"),
+    *("communication_seconds", "step_seconds", "tokens_per_second", "max_tokens"),
+    *("share_of_step", "exposed_seconds"),
     *("memory_bytes", "buffer_bytes", "output_bytes", "weight_bytes", "verdict"),
 )
 CSV_OP_FIELDS = (
@@ -247,7 +403,10 @@ def as_csv(plan: CapacityPlan) -> str:
         cells += [
             bool(c.interval) and not c.outside,
             c.bound,
+            c.communication(q),
             c.step(q),
+            c.tokens_per_second(q),
+            c.max_tokens,
             c.share(q),
             c.exposed(q),
             c.memory.total,
