@@ -51,7 +51,7 @@ static int predictGpus(const request_t *q, const scenario_t *s, point_t *points,
       continue;
     }
     trefoil_predict_load_t load = {pt->ep, q->of.physicalExperts, q->of.tokens,
-                                   (uint64_t)q->of.seed};
+                                   (uint64_t)q->of.seed, q->of.grouped};
     if (trefoilPredictUniform(&s->spec, &s->moe, &load, &pt->p)) {
       cliProgressEnd();
       return cliFail("plan", "%s", trefoilLastError());

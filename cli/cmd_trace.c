@@ -65,6 +65,9 @@ static int checkTogether(const trefoil_trace_spec_t *s, trefoil_popularity_t pop
   if (s->hot >= 0 && popularity < TREFOIL_POPULARITY_HOT_EXPERT) {
     return cliUsage("trace generate", "--hot is of --popularity hot-expert or hot-rank");
   }
+  if (!s->numGroups != !s->topkGroups) {
+    return cliUsage("trace generate", "--groups and --topk-groups belong together");
+  }
   if (s->burstLow >= 0 && !s->burstPeriod) {
     return cliUsage("trace generate", "--burst-low is of --burst-period");
   }
@@ -100,6 +103,9 @@ static int generate(int argc, char **argv) {
        "only one step in P is full, the others have --burst-low of its tokens", "P"},
       {"burst-low", 0, POPT_ARG_DOUBLE, &s.burstLow, CLI_NOT_NEGATIVE,
        "see --burst-period (default 0.25)", "X"},
+      {"groups", 0, POPT_ARG_INT, &s.numGroups, CLI_POSITIVE,
+       "of experts; a row's experts are of --topk-groups of them", "N"},
+      {"topk-groups", 0, POPT_ARG_INT, &s.topkGroups, CLI_POSITIVE, "see --groups", "M"},
       {"unused", 0, POPT_ARG_DOUBLE, &s.unusedFraction, CLI_NOT_NEGATIVE,
        "share of entries that are -1", "X"},
       {"weights", 0, POPT_ARG_NONE, &s.withWeights, 0, "write topk_weights too", NULL},

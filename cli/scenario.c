@@ -50,6 +50,12 @@ int scenarioLoad(const char *verb, scenario_args_t *args, scenario_t *s) {
     return cliUsage(verb, "--physical-experts %d: %s has %d experts, so at least that many",
                     args->physicalExperts, s->moe.name, s->moe.numExperts);
   }
+  if (args->grouped && !s->moe.numGroups) {
+    return cliUsage(verb, "--grouped: the file of %s states no groups of experts", s->moe.name);
+  }
+  if (args->grouped && args->trace) {
+    return cliUsage(verb, "--grouped is of generated routing, a trace has its own");
+  }
   s->isLl = mode == TREFOIL_LL_EXPERT_MAJOR || mode == TREFOIL_LL_RANK_MAJOR;
   if (args->tokens == 0) args->tokens = s->isLl ? defaultTokensLl : defaultTokensHt;
   if (args->tokens > TREFOIL_MAX_TOKENS) {

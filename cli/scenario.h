@@ -10,7 +10,7 @@
 
 typedef struct scenario_args {
   char *cluster, *moe, *mode, *dispatchDtype, *combine, *variant, *trace;
-  int ep, physicalExperts;
+  int ep, physicalExperts, grouped;
   long long tokens, seed; /* tokens 0: the mode's default */
 } scenario_args_t;
 
@@ -49,6 +49,13 @@ typedef struct scenario_args {
        CLI_POSITIVE,                                                                               \
        "with redundant copies (default: the model's experts)",                                     \
        "E"},                                                                                       \
+      {"grouped",                                                                                  \
+       0,                                                                                          \
+       POPT_ARG_NONE,                                                                              \
+       &(a)->grouped,                                                                              \
+       0,                                                                                          \
+       "route as the model does: a token's experts of so many groups (default: of any)",           \
+       NULL},                                                                                      \
       {"dispatch-dtype",                                                                           \
        0,                                                                                          \
        POPT_ARG_STRING,                                                                            \

@@ -64,6 +64,10 @@ int scenarioGenerate(const char *verb, const scenario_args_t *args, const scenar
                               s->moe.numExperts, s->moe.topk, args->tokens};
   t.popularity = zipf > 0 ? TREFOIL_POPULARITY_ZIPF : TREFOIL_POPULARITY_UNIFORM;
   t.skew = zipf;
+  if (args->grouped) {
+    t.numGroups = s->moe.numGroups;
+    t.topkGroups = s->moe.topkGroups;
+  }
   *r = (scenario_routing_t){0};
   trefoil_result_t result = trefoilTraceGenerate(&r->trace, &t);
   if (result == TREFOIL_INVALID_ARGUMENT) return cliUsage(verb, "%s", trefoilLastError());

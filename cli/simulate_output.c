@@ -110,6 +110,10 @@ static json_t *routingJson(const simulated_t *s) {
   json_t *j = json_pack("{s:s, s:I}", "kind", s->whatIf.zipf > 0 ? "zipf" : "uniform", "seed",
                         (json_int_t)s->args.seed);
   if (s->whatIf.zipf > 0) json_object_set_new(j, "skew", json_real(s->whatIf.zipf));
+  if (s->args.grouped) {
+    json_object_set_new(j, "groups", json_integer(s->of.moe.numGroups));
+    json_object_set_new(j, "topk_groups", json_integer(s->of.moe.topkGroups));
+  }
   return j;
 }
 
@@ -193,6 +197,8 @@ static void printWhat(const simulated_t *s) {
   } else {
     printf(", uniform routing of seed %lld", s->args.seed);
   }
+  if (s->args.grouped)
+    printf(", experts of %d of %d groups", of->moe.topkGroups, of->moe.numGroups);
   printf("; dispatch %s, combine bf16", s->args.dispatchDtype);
   if (of->isLl) printf(" (%s)", s->args.combine);
   if (strcmp(s->args.variant, "ours")) printf(", rows %s", s->args.variant);

@@ -70,6 +70,10 @@ trefoil_result_t trefoilPredictUniform(const trefoil_predict_spec_t *spec, const
   t.shape =
       (trefoil_shape_t){load->epSize, trefoilRanksPerNode(load->epSize, spec->cluster->gpusPerNode),
                         moe->numExperts, moe->topk, load->tokens};
+  if (load->isGrouped) {
+    t.numGroups = moe->numGroups;
+    t.topkGroups = moe->topkGroups;
+  }
   const trefoil_trace_t *trace;
   EP_TRY(trefoilTraceGenerate(&trace, &t));
   trefoil_result_t result = predictCopies(spec, trace, physical, load->seed, prediction);

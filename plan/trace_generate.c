@@ -18,7 +18,7 @@
 #include "plan/philox.h"
 #include "plan/trace_object.h"
 
-enum { DRAW_EXPERT, DRAW_UNUSED, DRAW_WEIGHT, DRAW_COUNT, DRAW_ORDER, DRAW_EMPTY };
+enum { DRAW_EXPERT, DRAW_UNUSED, DRAW_WEIGHT, DRAW_COUNT, DRAW_ORDER, DRAW_EMPTY, DRAW_GROUP };
 enum { MAX_TRIES = 32, WEIGHT_BITS = 20 };
 
 typedef struct generator {
@@ -26,6 +26,7 @@ typedef struct generator {
   double *weights; /* [E] */
   uint64_t *sums;  /* [E + 1] running sums of the experts' weights */
   int32_t *order;  /* [max(E, R)] scratch */
+  char *isOpen;    /* [numGroups] scratch: the row's groups */
 } generator_t;
 
 /* 64 random bits at a position; n counts the draws of one kind. */
@@ -92,16 +93,51 @@ static int isDrawn(const int32_t *row, int k, int32_t expert) {
   return 0;
 }
 
+static int groupOf(const generator_t *g, int32_t expert) {
+  return expert / (g->spec->shape.numExperts / g->spec->numGroups);
+}
+static uint64_t groupWeight(const generator_t *g, int group) {
+  int size = g->spec->shape.numExperts / g->spec->numGroups;
+  return g->sums[(group + 1) * size] - g->sums[group * size];
+}
+static int isClosed(const generator_t *g, int32_t expert) {
+  return g->spec->numGroups > 0 && !g->isOpen[groupOf(g, expert)];
+}
+
+/* The group of a point in the sum of the weights of those that are not open yet; -1: all weigh 0. */
+static int drawGroupAmongRest(const generator_t *g, uint64_t bits) {
+  uint64_t rest = 0;
+  for (int i = 0; i < g->spec->numGroups; i++) rest += g->isOpen[i] ? 0 : groupWeight(g, i);
+  uint64_t point = toBelow(bits, rest);
+  for (int i = 0; i < g->spec->numGroups && rest > 0; i++) {
+    if (g->isOpen[i]) continue;
+    if (point < groupWeight(g, i)) return i;
+    point -= groupWeight(g, i);
+  }
+  return -1;
+}
+
+/* The groups that a row's experts may be of. */
+static void openGroups(const generator_t *g, int step, int rank, int64_t token) {
+  const trefoil_trace_spec_t *s = g->spec;
+  memset(g->isOpen, 0, (size_t)s->numGroups);
+  for (int i = 0; i < s->topkGroups; i++) {
+    int group = drawGroupAmongRest(g, draw(g, DRAW_GROUP, step, rank, token, i));
+    if (group >= 0) g->isOpen[group] = 1;
+  }
+}
+
 /* One expert among those not in row[0, k): the point's place in the sum of their weights. */
 static int32_t drawAmongRest(const generator_t *g, const int32_t *row, int k, uint64_t bits) {
   uint64_t rest = g->sums[g->spec->shape.numExperts];
+  for (int i = 0; i < g->spec->numGroups; i++) rest -= g->isOpen[i] ? 0 : groupWeight(g, i);
   for (int j = 0; j < k; j++) {
     if (row[j] >= 0) rest -= g->sums[row[j] + 1] - g->sums[row[j]];
   }
   if (rest == 0) return -1;
   uint64_t point = toBelow(bits, rest);
   for (int32_t e = 0; e < g->spec->shape.numExperts; e++) {
-    if (isDrawn(row, k, e)) continue;
+    if (isClosed(g, e) || isDrawn(row, k, e)) continue;
     uint64_t w = g->sums[e + 1] - g->sums[e];
     if (point < w) return e;
     point -= w;
@@ -112,6 +148,7 @@ static int32_t drawAmongRest(const generator_t *g, const int32_t *row, int k, ui
 static void drawRow(const generator_t *g, int step, int rank, int64_t token, int32_t *row) {
   const trefoil_trace_spec_t *s = g->spec;
   int n = 0;
+  if (s->numGroups > 0) openGroups(g, step, rank, token);
   for (int k = 0; k < s->shape.topk; k++) {
     row[k] = -1;
     if (s->unusedFraction > 0 &&
@@ -123,7 +160,7 @@ static void drawRow(const generator_t *g, int step, int rank, int64_t token, int
     for (int tries = 0; tries < MAX_TRIES && all > 0 && expert < 0; tries++) {
       bits = draw(g, DRAW_EXPERT, step, rank, token, n++);
       expert = findExpert(g, toBelow(bits, all));
-      if (isDrawn(row, k, expert)) expert = -1;
+      if (isClosed(g, expert) || isDrawn(row, k, expert)) expert = -1;
     }
     if (expert < 0) {
       expert = drawAmongRest(g, row, k, draw(g, DRAW_EXPERT, step, rank, token, n++));
@@ -199,6 +236,13 @@ static trefoil_result_t checkSpec(const trefoil_trace_spec_t *s) {
   IN_RANGE(burstPeriod, "burst period", 0, 1 << 24);
   IN_RANGE(burstLow, "burst low", 0, 1);
   IN_RANGE(unusedFraction, "share of unused entries", 0, 1);
+  IN_RANGE(numGroups, "groups", 0, s->shape.numExperts);
+  if (s->numGroups == 0) return TREFOIL_OK;
+  IN_RANGE(topkGroups, "groups of a row", 1, s->numGroups);
+  int E = s->shape.numExperts, most = s->topkGroups * (E / s->numGroups);
+  EP_CHECK(E % s->numGroups == 0 && s->shape.topk <= most, TREFOIL_INVALID_ARGUMENT,
+           "%d groups of %d experts: must divide them, and %d groups must hold top-%d",
+           s->numGroups, E, s->topkGroups, s->shape.topk);
   return TREFOIL_OK;
 }
 
@@ -220,14 +264,17 @@ static trefoil_result_t fillTrace(const generator_t *g, trefoil_trace_t *t) {
 
 static trefoil_result_t describeSpec(const trefoil_trace_spec_t *s, trefoil_trace_t *t) {
   static const char *const names[] = {"uniform", "zipf", "hot-expert", "hot-rank"};
-  char note[512];
+  char note[512], groups[64] = "";
+  if (s->numGroups > 0)
+    snprintf(groups, sizeof groups, ", \"groups\": %d, \"topk_groups\": %d", s->numGroups,
+             s->topkGroups);
   snprintf(
       note, sizeof note,
       "{\"generator\": \"%s\", \"seed\": %llu, \"skew\": %.17g, \"hot\": %d, \"ragged\": %.17g, "
       "\"empty_ranks\": %d, \"burst_period\": %d, \"burst_low\": %.17g, "
-      "\"unused_fraction\": %.17g}",
+      "\"unused_fraction\": %.17g%s}",
       names[s->popularity], (unsigned long long)s->seed, s->skew, s->hot, s->ragged,
-      s->numEmptyRanks, s->burstPeriod, s->burstLow, s->unusedFraction);
+      s->numEmptyRanks, s->burstPeriod, s->burstLow, s->unusedFraction, groups);
   return epTraceSetNote(t, note);
 }
 
@@ -261,10 +308,11 @@ trefoil_result_t trefoilTraceGenerate(const trefoil_trace_t **trace,
   g.weights = calloc((size_t)E, sizeof *g.weights);
   g.sums = calloc((size_t)E + 1, sizeof *g.sums);
   g.order = calloc((size_t)(E > R ? E : R), sizeof *g.order);
+  g.isOpen = calloc((size_t)spec->numGroups + 1, 1);
   int64_t *offsets = calloc((size_t)spec->numSteps * ((size_t)R + 1), sizeof *offsets);
   trefoil_trace_t *made = NULL;
   trefoil_result_t result = TREFOIL_SYSTEM_ERROR;
-  if (g.weights && g.sums && g.order && offsets) {
+  if (g.weights && g.sums && g.order && g.isOpen && offsets) {
     result = generate(&g, offsets, &made);
   } else {
     epFail(result, "out of memory for a generator of %d steps", spec->numSteps);
@@ -272,6 +320,7 @@ trefoil_result_t trefoilTraceGenerate(const trefoil_trace_t **trace,
   free(g.weights);
   free(g.sums);
   free(g.order);
+  free(g.isOpen);
   free(offsets);
   if (result != TREFOIL_OK) {
     trefoilTraceDestroy(made);

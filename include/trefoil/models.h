@@ -142,6 +142,7 @@ typedef struct trefoil_predict_load {
   int epSize, physicalExperts;
   int64_t tokens; /* of a rank */
   uint64_t seed;
+  int isGrouped; /* 1: experts of the model's groups, if it has groups; 0: of any */
 } trefoil_predict_load_t;
 
 typedef struct trefoil_prediction {

@@ -62,6 +62,10 @@ typedef struct trefoil_trace_spec {
   double burstLow;       /* ... and the others have burstLow of its tokens, [0, 1] */
   double unusedFraction; /* [0, 1]: entries that are -1 */
   int withWeights;       /* 1: weights too, positive, each row's sum 1 */
+  /* Group-limited routing: a row's experts are of at most topkGroups of numGroups groups, each of
+   * E / numGroups consecutive experts. numGroups 0: of any. Groups are drawn without replacement by
+   * the sums of their experts' weights. */
+  int numGroups, topkGroups;
 } trefoil_trace_spec_t;
 
 /* Experts of a row are drawn one after the other without replacement by their weights. */

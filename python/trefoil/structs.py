@@ -154,7 +154,7 @@ TraceSpec = _struct(
     double ragged;
     int num_empty_ranks, burst_period;
     double burst_low, unused_fraction;
-    int with_weights
+    int with_weights, num_groups, topk_groups
     """,
 )
 SimWorkload = _struct(

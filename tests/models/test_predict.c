@@ -27,7 +27,7 @@ static trefoil_prediction_t predict(const trefoil_cluster_t *c, trefoil_mode_t m
                                     int physical) {
   trefoil_predict_spec_t spec = {
       .cluster = c, .mode = mode, .dispatchRowBytes = 2048, .combineRowBytes = 2048};
-  trefoil_predict_load_t load = {ep, physical, 50, 3};
+  trefoil_predict_load_t load = {ep, physical, 50, 3, 0};
   trefoil_prediction_t p = {0};
   CHECK(trefoilPredictUniform(&spec, &smallMoe, &load, &p) == TREFOIL_OK, "%s", trefoilLastError());
   return p;
@@ -80,7 +80,7 @@ TEST(partial_sums_are_fewer_rows) {
                                  .combinePartial = 1,
                                  .dispatchRowBytes = 2048,
                                  .combineRowBytes = 2048};
-  trefoil_predict_load_t load = {2, 0, 50, 3};
+  trefoil_predict_load_t load = {2, 0, 50, 3, 0};
   trefoil_prediction_t partial = {0}, exact = predict(&c, TREFOIL_LL_EXPERT_MAJOR, 2, 0);
   CHECK(trefoilPredictUniform(&spec, &smallMoe, &load, &partial) == TREFOIL_OK, "%s",
         trefoilLastError());
@@ -94,22 +94,41 @@ TEST(partial_sums_are_fewer_rows) {
         "exact sums are as few rows");
 }
 
+/* 4 nodes of 2, a group of 16 experts a node: of one group, HT sends a token to at most one node. */
+TEST(groups_send_less_over_the_net) {
+  trefoil_cluster_t c = fabric(2);
+  trefoil_moe_t moe = smallMoe;
+  moe.numGroups = 4;
+  moe.topkGroups = 1;
+  trefoil_predict_spec_t spec = {
+      .cluster = &c, .mode = TREFOIL_HT_FLAT, .dispatchRowBytes = 2048, .combineRowBytes = 2048};
+  trefoil_predict_load_t load = {8, 0, 500, 3, 0};
+  trefoil_prediction_t any, one;
+  REQUIRE(trefoilPredictUniform(&spec, &moe, &load, &any) == TREFOIL_OK, "%s", trefoilLastError());
+  load.isGrouped = 1;
+  REQUIRE(trefoilPredictUniform(&spec, &moe, &load, &one) == TREFOIL_OK, "%s", trefoilLastError());
+  double sent = (double)one.loads[0].totalBytes[TREFOIL_TIER_NET] / (8 * 500 * 2048.0);
+  CHECK(sent > 0.72 && sent < 0.78, "%g nodes a token: three groups of four are elsewhere", sent);
+  CHECK(any.loads[0].totalBytes[TREFOIL_TIER_NET] > 2 * one.loads[0].totalBytes[TREFOIL_TIER_NET],
+        "any of 4 groups sends as little");
+}
+
 TEST(bad_input) {
   trefoil_cluster_t c = fabric(8);
   trefoil_predict_spec_t spec = {.cluster = &c, .mode = TREFOIL_HT_FLAT, .dispatchRowBytes = 1};
   trefoil_prediction_t p = {.closedForm = {{.us = -7}}};
-  trefoil_predict_load_t load = {128, 0, 50, 3};
+  trefoil_predict_load_t load = {128, 0, 50, 3, 0};
   CHECK(trefoilPredictUniform(&spec, &smallMoe, &load, &p) == TREFOIL_INVALID_ARGUMENT,
         "EP 128 of 64");
-  load = (trefoil_predict_load_t){8, 32, 50, 3};
+  load = (trefoil_predict_load_t){8, 32, 50, 3, 0};
   CHECK(trefoilPredictUniform(&spec, &smallMoe, &load, &p) == TREFOIL_INVALID_ARGUMENT, "32 of 64");
-  load = (trefoil_predict_load_t){8, 0, 0, 3};
+  load = (trefoil_predict_load_t){8, 0, 0, 3, 0};
   CHECK(trefoilPredictUniform(&spec, &smallMoe, &load, &p) == TREFOIL_INVALID_ARGUMENT,
         "no tokens");
   CHECK(trefoilPredictUniform(NULL, &smallMoe, &load, &p) == TREFOIL_INVALID_ARGUMENT, "NULL");
   CHECK(trefoilPredictRouting(&spec, NULL, &p) == TREFOIL_INVALID_ARGUMENT, "NULL");
   c.nicGbPerS = 0;
-  load = (trefoil_predict_load_t){16, 0, 5, 3};
+  load = (trefoil_predict_load_t){16, 0, 5, 3, 0};
   CHECK(trefoilPredictUniform(&spec, &smallMoe, &load, &p) == TREFOIL_INVALID_ARGUMENT,
         "no network");
   CHECK(p.closedForm[0].us == -7, "a failure wrote its out-parameter");

@@ -90,6 +90,73 @@ TEST(weights_sum_to_one) {
   trefoilTraceDestroy(t);
 }
 
+/* How many of the groups of `size` experts a row has experts of. */
+static int groupsOf(const int32_t *row, int topk, int size) {
+  uint64_t seen = 0;
+  for (int k = 0; k < topk; k++)
+    if (row[k] >= 0) seen |= UINT64_C(1) << (row[k] / size);
+  return __builtin_popcountll(seen);
+}
+
+/* 64 experts in 8 groups, 4 a row: no row has more, all experts are as popular, and a row that fills
+ * its groups has each of their experts once. */
+TEST(groups_limit_a_row) {
+  trefoil_trace_spec_t s = baseSpec();
+  s.shape.maxTokens = 2000;
+  s.numGroups = 8;
+  s.topkGroups = 4;
+  trefoil_trace_stats_t d = describe(&s);
+  CHECK(d.maxOverMeanExperts < 1.06 && d.giniExperts < 0.02, "%g %g", d.maxOverMeanExperts,
+        d.giniExperts);
+  const trefoil_trace_t *t = make(&s), *zipf, *full;
+  s.popularity = TREFOIL_POPULARITY_ZIPF;
+  s.skew = 2;
+  zipf = make(&s);
+  s.popularity = TREFOIL_POPULARITY_HOT_EXPERT;
+  s.skew = 1e6;
+  s.hot = 63;
+  s.shape.topk = 32;
+  full = make(&s);
+  REQUIRE(t && zipf && full, "no traces");
+  int most = 0, allFour = 0;
+  for (int64_t row = 0; row < 10000; row++) {
+    int n = groupsOf(t->topkIdx + row * 6, 6, 8), m = groupsOf(zipf->topkIdx + row * 6, 6, 8);
+    most = n > most ? n : most;
+    most = m > most ? m : most;
+    allFour += n == 4;
+    const int32_t *all = full->topkIdx + row * 32;
+    CHECK(groupsOf(all, 32, 8) == 4, "row %lld", (long long)row);
+    uint64_t seen = 0;
+    for (int k = 0; k < 32; k++) seen |= all[k] < 0 ? 0 : UINT64_C(1) << all[k];
+    CHECK(__builtin_popcountll(seen) == 32 && seen >> 63, "row %lld: twice", (long long)row);
+  }
+  CHECK(most == 4, "%d groups in a row", most);
+  /* 6 of 32: none of 8 is left out in 1 - 4 C(24,6)/C(32,6) + 6 C(16,6)/C(32,6) - ... = 0.4594 */
+  CHECK(fabs(allFour / 1e4 - 0.4594) < 0.025, "%d rows have experts of all 4", allFour);
+  trefoilTraceDestroy(t);
+  trefoilTraceDestroy(zipf);
+  trefoilTraceDestroy(full);
+}
+
+static void expectGroups(int groups, int most, int topk, const char *sentence) {
+  trefoil_trace_spec_t s = baseSpec();
+  s.numGroups = groups;
+  s.topkGroups = most;
+  s.shape.topk = topk;
+  const trefoil_trace_t *t = NULL;
+  CHECK(trefoilTraceGenerate(&t, &s) == TREFOIL_INVALID_ARGUMENT && !t, "%d of %d", most, groups);
+  CHECK(strstr(trefoilLastError(), sentence), "%s", trefoilLastError());
+}
+
+TEST(groups_that_cannot_be) {
+  expectGroups(-1, 1, 6, "groups -1");
+  expectGroups(65, 1, 6, "groups 65");
+  expectGroups(8, 0, 6, "groups of a row 0");
+  expectGroups(8, 9, 6, "groups of a row 9");
+  expectGroups(7, 7, 6, "7 groups of 64 experts");
+  expectGroups(16, 1, 6, "1 groups must hold top-6");
+}
+
 TEST(uniform_is_even) {
   trefoil_trace_spec_t s = baseSpec();
   s.shape.maxTokens = 2000;

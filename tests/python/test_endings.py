@@ -17,7 +17,8 @@ from trefoil import outputs
 
 PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
 SMALL = ("--gpus", "8", "--tokens", "4", "--engine", "queues")
-PLAN = ("plan", *SMALL, "--weight-dtype", "fp4", "--no-crossover")
+PLAN = ("plan", *SMALL, "--weight-dtype", "fp4", "--no-crossover", "--context", "64")
+PLAN += ("--reserve-gb", "0")
 needs_program = pytest.mark.skipif(not PROGRAM, reason="TREFOIL_PROGRAM does not name the program")
 
 

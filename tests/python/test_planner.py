@@ -52,8 +52,9 @@ def test_plan_is_what_simulate_answers() -> None:
     jsonschema.Draft202012Validator(json.loads(schema.read_text())).validate(data)
     shapes = [(c["mode"], c["ep"]) for c in data["configurations"]]
     assert shapes == [(mode, ep) for mode in ("ll", "ht") for ep in (8, 16, 32)]
+    base = {"costs": "ideal", "engine": "queues"}
     points = [
-        {"mode": m, "gpus": ep, "tokens": 16, "costs": "ideal", "engine": "queues", **change}
+        {"mode": m, "gpus": ep, "tokens": 16, "grouped": True, **base, **change}
         for m, ep in shapes
         for change in ({}, {"rail_fail": "0"}, {"zipf": 1.2})
     ]
@@ -76,7 +77,7 @@ def test_plan_is_what_simulate_answers() -> None:
 
 def test_closed_form_is_the_same_in_both_verbs() -> None:
     data = plan(*SMALL, "--engine", "closed-form", "--no-crossover", "--mode", "ll")
-    done = run("plan", "--closed-form", "--json", "--gpus", "8..32", "--tokens", "16")
+    done = run("plan", "--closed-form", "--json", "--gpus", "8..32", "--tokens", "16", "--grouped")
     closed = {p["ep"]: p for p in json.loads(done.stdout)["points"]}
     for c in data["configurations"]:
         for op in ("dispatch", "combine"):
@@ -196,6 +197,16 @@ def test_a_model_that_is_not_whole(tmp_path: Path) -> None:
     assert "a step" in run("plan", *options).stdout
 
 
+def test_models_with_groups_send_less_over_the_net() -> None:
+    options = ("--gpus", "64", "--ep", "64", "--mode", "ht", *CLOSED)
+    grouped, free = plan(*options), plan(*options, "--no-grouped")
+    assert "experts of 4 of 8 groups" in grouped["question"]["details"]
+    net = [d["configurations"][0]["dispatch"]["net_bytes"] for d in (grouped, free)]
+    assert net[0] < 0.75 * net[1]
+    none = plan("--moe", "qwen3-30b-a3b", "--gpus", "8", *CLOSED)
+    assert "groups" not in none["question"]["details"]
+
+
 def test_a_cluster_that_states_little(tmp_path: Path) -> None:
     cluster = json.loads((ROOT / "models/clusters/dgx-h100.json").read_text())
     for key in ("gpu_memory_gb", "gpu_hbm_gb_per_s", "gpu_bf16_tflops", "gpu_fp8_tflops"):
@@ -307,6 +318,7 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (["--gpus", "8..64"], "EP sizes go to --ep"),
         (["--ep", "128", "--gpus", "64"], "there are 64 GPUs"),
         (["--context", "0"], "1 or more"),
+        (["--grouped", "--moe", "qwen3-30b-a3b"], "states no groups of experts"),
         (["--kv-dtype", "int4"], "int4"),
         (["--load", "training", "--max-step-ms", "9"], "compute is not modelled"),
         (["--ep", "96", "--gpus", "96", "--physical-experts", "64"], "has 256 experts"),

@@ -149,6 +149,11 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--combine", metavar="HOW", help="ll: exact (default) or partial")
     how.add_argument("--variant", metavar="V", help="ours (default) or per-expert")
     how.add_argument("--physical-experts", type=_positive, metavar="E", help="redundant copies")
+    how.add_argument(
+        "--grouped",
+        action=argparse.BooleanOptionalAction,
+        help="a token's experts of so many groups, as the model has it (default: if it has groups)",
+    )
     how.add_argument("--seed", type=_whole, metavar="S", help="of the generated routing")
     how.add_argument("--sms", type=_positive, metavar="N", help="of an operation")
     how.add_argument("--engine", metavar="NAME", help="auto, simgrid, queues or closed-form")
@@ -228,6 +233,8 @@ class Planner:
             value = getattr(options, name)
             if value is not None:
                 self.base[name] = value
+        if options.grouped:
+            self.base["grouped"] = True
         self.costs = {"ll": options.costs_ll, "ht": options.costs_ht}
         self.question = self._question()
 
@@ -260,7 +267,11 @@ class Planner:
             raise PlanError(
                 f"--mode {o.mode}: one layout of each mode, as in ll-rank-major,ht-flat"
             )
-        details = [f"{k.replace('_', '-')} {v}" for k, v in self.base.items() if k in PASSED]
+        groups, chosen = facts["model"]["num_groups"], facts["model"]["topk_groups"]
+        if groups and o.grouped is not False:
+            self.base["grouped"] = True
+        details = [f"experts of {chosen} of {groups} groups"] if "grouped" in self.base else []
+        details += [f"{k.replace('_', '-')} {v}" for k, v in self.base.items() if k in PASSED]
         model, missing = model_of(facts)
         q = Question(
             cluster=facts["cluster"],
@@ -339,6 +350,7 @@ class Planner:
             point["physical_experts"] = -(-self.physical // ep) * ep
         if "trace" in point:
             del point["tokens"]
+            point.pop("grouped", None)  # a trace has its own
         if mode.startswith("ht"):
             point.pop("combine", None)  # HT has one way to combine
         return point
