@@ -219,7 +219,7 @@ def refuse(args: list[object], words: str) -> None:
 
 def check_refusals() -> None:
     for args, words in (
-        (["--cluster", "laptop"], "known are dgx-h100"),
+        (["--cluster", "laptop"], "known are dgx-a100"),
         (["--moe", "no-such-model"], "known are"),
         (["--mode", "fast"], "expected ll, ht"),
         (["--engine", "warp"], "simgrid, queues or closed-form"),
