@@ -170,6 +170,24 @@ def test_a_step_is_its_parts() -> None:
             )
 
 
+def test_the_cheapest_takes_the_least_gpu_time_for_a_token() -> None:
+    for gpus in ("96", "128"):
+        configurations = plan("--gpus", gpus, "--mode", "ll", *CLOSED)["configurations"]
+        fitting = [c for c in configurations if c["verdict"] != "misses"]
+        assert len(fitting) > 1
+
+        def gpu_time(c: dict[str, Any], gpus: int = int(gpus)) -> float:
+            return c["step_seconds"] * gpus / (gpus - c["idle_gpus"])
+
+        best = min(fitting, key=gpu_time)
+        assert best["verdict"] == "cheapest"
+        for c in fitting:
+            if c is not best:
+                times = gpu_time(c) / gpu_time(best)
+                assert f"{times:.2f} times as much GPU time" in c["reasons"][0]
+                assert ("GPUs idle" in c["reasons"][0]) == (c["idle_gpus"] > 0)
+
+
 def test_a_model_that_is_not_whole(tmp_path: Path) -> None:
     config = {
         "model_type": "other",
