@@ -4,7 +4,7 @@
 
 A spill in a kernel's loop costs more than most of what is tuned by hand, and comes and goes with
 small changes. A kernel that is not in ALLOWED must not spill at all; one that is must not spill
-more. Exit code 77 without nvcc.
+more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def commands(path: Path) -> list[tuple[Path, list[str], str]]:
     found = []
     for entry in json.loads(path.read_text()):
         source = Path(entry["file"])
-        if source.suffix != ".cu" or source.parent.name != "kernels" or "tests" in source.parts:
+        if source.suffix != ".cu" or "kernels" not in source.parts or "tests" in source.parts:
             continue
         words = shlex.split(entry["command"])
         first = next((i for i, word in enumerate(words) if Path(word).name == "nvcc"), None)
@@ -64,8 +64,8 @@ def spills(source: Path, words: list[str], folder: str) -> dict[str, int]:
 def main() -> int:
     found = commands(Path(sys.argv[1]))
     if not found:
-        print("skipped: no CUDA file is compiled in this build")
-        return 77
+        print("no kernel is compiled in this build: it has other folders than this test knows")
+        return 1
     bad = total = 0
     for source, words, folder in found:
         kernels = spills(source, words, folder)
