@@ -117,8 +117,19 @@ static void takeRecords(ep_job_t *job) {
   free(all);
 }
 
+/* A job may free the communicator that it makes; another thread may abort one that exists. */
+static void enterAll(ep_job_t *jobs) {
+  for (ep_job_t *job = jobs; job; job = job->next) {
+    job->entered = epCommEnter(job->comm) ? job->comm : NULL;
+    if (job->entered) continue;
+    failJob(job, epNcclFail(ncclInvalidUsage, "%s: the communicator was aborted", job->func));
+    job->over = true;
+  }
+}
+
 ncclResult_t epJobsRun(ep_job_t *jobs) {
   ncclResult_t first = ncclSuccess;
+  enterAll(jobs);
   char sentence[512] = "";
   for (bool any = true; any;) {
     any = false;
@@ -141,6 +152,7 @@ ncclResult_t epJobsRun(ep_job_t *jobs) {
       memcpy(sentence, job->sentence, sizeof sentence);
     }
     job->finish(job, job->result);
+    if (job->entered) epCommLeave(job->entered);
     free(job);
   }
   return first == ncclSuccess ? first : epNcclFail(first, "%s", sentence);

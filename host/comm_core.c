@@ -233,6 +233,7 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
   atomic_store(&comm->served, 0);
   atomic_store(&comm->asyncError, ncclSuccess);
   atomic_store(&comm->aborting, false);
+  atomic_store(&comm->refs, 1);
   comm->numShrinks = 0;
   ncclResult_t result = epBoardJoin(owner, key, numRanks, &comm->board, func);
   if (result == ncclSuccess) {
@@ -247,15 +248,29 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
   return ncclSuccess;
 }
 
+bool epCommEnter(ncclComm_t comm) {
+  int refs = atomic_load(&comm->refs);
+  while (refs > 0)
+    if (atomic_compare_exchange_weak(&comm->refs, &refs, refs + 1)) return true;
+  return false;
+}
+
+void epCommLeave(ncclComm_t comm) {
+  if (atomic_fetch_sub(&comm->refs, 1) != 1) return;
+  epGinsFree(comm);
+  epWindowsFree(comm);
+  for (int r = 0; r < comm->numRanks; r++)
+    if (comm->watches[r] >= 0) close(comm->watches[r]);
+  epBoardLeave(comm->board);
+  giveObject(comm);
+}
+
 void epCommFree(ncclComm_t comm, ep_rank_state_t lastState) {
   atomic_store(&comm->magic, EP_DEAD_MAGIC);
   _Atomic uint32_t *state = &epCommEntry(comm, comm->rank)->state;
   if (atomic_load(state) != EP_RANK_FAILED) atomic_store(state, lastState); /* the cause stays */
   epCommRingAll(comm);
-  for (int r = 0; r < comm->numRanks; r++)
-    if (comm->watches[r] >= 0) close(comm->watches[r]);
-  epBoardLeave(comm->board);
-  giveObject(comm);
+  epCommLeave(comm);
 }
 
 void epCommsForked(void) {
@@ -283,14 +298,8 @@ int trefoilHostSameProcess(ncclComm_t comm, int rank) {
   return epCommSameProcess(comm, rank);
 }
 
-ncclResult_t trefoilHostWaitChange(ncclComm_t comm, int peer, const uint32_t *word, uint32_t seen,
-                                   uint64_t timeoutNs) {
-  const _Atomic uint32_t *flag = (const _Atomic uint32_t *)word;
-  if (atomic_load_explicit(flag, memory_order_acquire) != seen || epSpin(flag, seen))
-    return ncclSuccess;
-  EP_NCCL_TRY(epCommGet(comm, "trefoilHostWaitChange"));
-  EP_NCCL_CHECK(peer >= -1 && peer < comm->numRanks, ncclInvalidArgument,
-                "trefoilHostWaitChange: rank %d is not in [0, %d)", peer, comm->numRanks);
+static ncclResult_t waitChange(ncclComm_t comm, int peer, const _Atomic uint32_t *flag,
+                               uint32_t seen, uint64_t timeoutNs) {
   uint64_t start = epNowNs(), slice = 1000000;
   for (;;) {
     uint64_t waited = epNowNs() - start;
@@ -305,4 +314,19 @@ ncclResult_t trefoilHostWaitChange(ncclComm_t comm, int peer, const uint32_t *wo
     EP_NCCL_CHECK(!atomic_load(&comm->aborting), ncclInvalidUsage, "the communicator was aborted");
     if (slice < 16000000) slice *= 2;
   }
+}
+
+ncclResult_t trefoilHostWaitChange(ncclComm_t comm, int peer, const uint32_t *word, uint32_t seen,
+                                   uint64_t timeoutNs) {
+  const char *func = "trefoilHostWaitChange";
+  const _Atomic uint32_t *flag = (const _Atomic uint32_t *)word;
+  if (atomic_load_explicit(flag, memory_order_acquire) != seen || epSpin(flag, seen))
+    return ncclSuccess;
+  EP_NCCL_TRY(epCommGet(comm, func));
+  EP_NCCL_CHECK(peer >= -1 && peer < comm->numRanks, ncclInvalidArgument,
+                "%s: rank %d is not in [0, %d)", func, peer, comm->numRanks);
+  EP_NCCL_CHECK(epCommEnter(comm), ncclInvalidUsage, "%s: the communicator was aborted", func);
+  ncclResult_t result = waitChange(comm, peer, flag, seen, timeoutNs);
+  epCommLeave(comm);
+  return result;
 }

@@ -202,8 +202,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   atomic_store(&epCommEntry(comm, comm->rank)->state, EP_RANK_ABORTED);
   epCommRingAll(comm);
   EP_NCCL_TRY(epCommDrain(comm, "ncclCommAbort"));
-  epGinsFree(comm);
-  epWindowsFree(comm);
   epCommFree(comm, EP_RANK_ABORTED);
   return ncclSuccess;
 }

@@ -136,6 +136,7 @@ struct ncclComm {
   _Atomic uint32_t turn;           /* futex: served, low bits */
   _Atomic int asyncError;          /* ncclResult_t */
   _Atomic bool aborting;
+  _Atomic int refs;     /* the user's, and one for each call that waits in it */
   pthread_mutex_t lock; /* sentence */
   char sentence[512];
   ncclWindow_t windows; /* live ones */
@@ -188,7 +189,8 @@ struct ep_job {
   ncclComm_t comm;
   int round;
   bool over, shown;
-  ncclComm_t parent; /* split, second round: where rank r of comm is rank members[r] */
+  ncclComm_t entered; /* the comm that it began with */
+  ncclComm_t parent;  /* split, second round: where rank r of comm is rank members[r] */
   int *members;
   ncclResult_t result; /* of this rank so far */
   char sentence[512];
@@ -219,6 +221,10 @@ ep_job_t *epJobNew(ncclComm_t comm, const char *func);
 ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, int rank,
                        const char *func, ncclComm_t *out);
 void epCommFree(ncclComm_t comm, ep_rank_state_t lastState);
+/* Around what waits in a communicator, which another thread may abort meanwhile: what it holds is freed by
+ * the last one to leave. epCommEnter: false: it has been freed. */
+bool epCommEnter(ncclComm_t comm);
+void epCommLeave(ncclComm_t comm);
 ncclResult_t epInitShow(ep_job_t *job, void *data);
 ncclResult_t epInitTake(ep_job_t *job, const void *const *all, bool *more);
 ncclResult_t epConfigCheck(const ncclConfig_t *config, const char *func);

@@ -174,13 +174,8 @@ static ncclResult_t waitForAll(const waiter_t *w) {
   }
 }
 
-ncclResult_t trefoilHostMeet(ncclComm_t comm, const void *mine, size_t bytes, void *all,
-                             uint64_t timeoutNs) {
-  const char *func = "trefoilHostMeet";
-  EP_NCCL_TRY(epCommUsable(comm, func));
-  EP_NCCL_CHECK(!epInHostFunc(), ncclInvalidUsage, "%s was called from a host function", func);
-  EP_NCCL_CHECK(mine && all && bytes <= EP_SHOWN_BYTES, ncclInvalidArgument,
-                "%s: %zu bytes, at most %d", func, bytes, EP_SHOWN_BYTES);
+static ncclResult_t meet(ncclComm_t comm, const void *mine, size_t bytes, void *all,
+                         uint64_t timeoutNs) {
   waiter_t w = {.comm = comm, .startNs = epNowNs(), .timeoutNs = timeoutNs};
   int place = numHeld(comm) & 1;
   memcpy(epCommEntry(comm, comm->rank)->shownToAll[place], mine, bytes);
@@ -189,4 +184,17 @@ ncclResult_t trefoilHostMeet(ncclComm_t comm, const void *mine, size_t bytes, vo
   for (int r = 0; r < comm->numRanks; r++)
     memcpy((char *)all + (size_t)r * bytes, epCommEntry(comm, r)->shownToAll[place], bytes);
   return ncclSuccess;
+}
+
+ncclResult_t trefoilHostMeet(ncclComm_t comm, const void *mine, size_t bytes, void *all,
+                             uint64_t timeoutNs) {
+  const char *func = "trefoilHostMeet";
+  EP_NCCL_TRY(epCommUsable(comm, func));
+  EP_NCCL_CHECK(!epInHostFunc(), ncclInvalidUsage, "%s was called from a host function", func);
+  EP_NCCL_CHECK(mine && all && bytes <= EP_SHOWN_BYTES, ncclInvalidArgument,
+                "%s: %zu bytes, at most %d", func, bytes, EP_SHOWN_BYTES);
+  EP_NCCL_CHECK(epCommEnter(comm), ncclInvalidUsage, "%s: the communicator was aborted", func);
+  ncclResult_t met = meet(comm, mine, bytes, all, timeoutNs);
+  epCommLeave(comm);
+  return met;
 }

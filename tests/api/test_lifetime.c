@@ -1,7 +1,9 @@
 /* Who owns what for how long: live handles keep their group, a caller's allocator gets every block back,
  * and older structs are read no further than they say. */
+#include <pthread.h>
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "test.h"
 #include "team.h"
@@ -163,6 +165,50 @@ TEST(many_objects) {
 TEST(structs_of_any_version) {
   const char *error = teamThreads(1, structVersions, NULL);
   CHECK(!*error, "%s", error);
+}
+
+/* A thread aborts the communicator of rank 0, which waits in a collective call that rank 1 does not make: the
+ * call fails with that sentence, and nobody reads what the abort has freed. */
+static void *abortSoon(void *comm) {
+  usleep(50000);
+  return (void *)(intptr_t)ncclCommAbort(comm);
+}
+
+static void runAborted(team_rank_t *r) {
+  const int *waitsInHandle = r->user;
+  ncclEpGroupConfig_t config = smallGroup();
+  ncclEpGroup_t group = NULL;
+  ncclEpHandle_t handle = NULL;
+  ncclComm_t comm = NULL;
+  teamCheck(r, ncclCommSplit(r->comm, 0, r->rank, &comm, NULL) == ncclSuccess, "split");
+  if (*waitsInHandle) teamOk(r, ncclEpCreateGroup(&group, comm, &config));
+  if (r->rank == 0) {
+    pthread_t thread;
+    void *aborted = NULL;
+    teamCheck(r, pthread_create(&thread, NULL, abortSoon, comm) == 0, "no thread");
+    ncclResult_t result =
+        *waitsInHandle
+            ? ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, 2, NULL)
+            : ncclEpCreateGroup(&group, comm, &config);
+    const char *why = ncclEpGetLastError();
+    int said = result == ncclInvalidUsage && strstr(why, "the communicator was aborted");
+    pthread_join(thread, &aborted);
+    teamCheck(r, said, "%d: %s", (int)result, why);
+    teamCheck(r, (intptr_t)aborted == ncclSuccess, "the abort failed: %d", (int)(intptr_t)aborted);
+  }
+  teamBarrier(r);
+  if (r->rank == 1) teamCheck(r, ncclCommDestroy(comm) == ncclSuccess, "destroy");
+}
+
+TEST(an_abort_ends_a_collective_call_that_waits) {
+  for (int waitsInHandle = 0; waitsInHandle < 2; waitsInHandle++) {
+    for (int round = 0; round < 5; round++) {
+      const char *error = teamThreads(2, runAborted, &waitsInHandle);
+      CHECK(!*error, "%s: %s", waitsInHandle ? "InitHandle" : "CreateGroup", error);
+      error = teamProcesses(2, runAborted, &waitsInHandle, 0);
+      CHECK(!*error, "%s, processes: %s", waitsInHandle ? "InitHandle" : "CreateGroup", error);
+    }
+  }
 }
 
 static void version(team_rank_t *r) {
