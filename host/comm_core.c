@@ -228,6 +228,8 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
   comm->numCalls = comm->callsSince = 0;
   comm->windows = NULL;
   comm->gins = NULL;
+  comm->freeWindows = NULL;
+  comm->freeGins = NULL;
   comm->sentence[0] = 0;
   atomic_store(&comm->issued, 0);
   atomic_store(&comm->served, 0);
@@ -257,8 +259,8 @@ bool epCommEnter(ncclComm_t comm) {
 
 void epCommLeave(ncclComm_t comm) {
   if (atomic_fetch_sub(&comm->refs, 1) != 1) return;
-  epGinsFree(comm);
-  epWindowsFree(comm);
+  if (comm->freeGins) comm->freeGins(comm);
+  if (comm->freeWindows) comm->freeWindows(comm);
   for (int r = 0; r < comm->numRanks; r++)
     if (comm->watches[r] >= 0) close(comm->watches[r]);
   epBoardLeave(comm->board);

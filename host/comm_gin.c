@@ -344,6 +344,7 @@ ncclResult_t ncclDevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t 
     }
     g->next = comm->gins;
     comm->gins = g;
+    comm->freeGins = epGinsFree;
     made.gin = g;
   }
   *outDevComm = made;

@@ -141,6 +141,9 @@ struct ncclComm {
   char sentence[512];
   ncclWindow_t windows; /* live ones */
   struct ep_gin *gins;  /* of live device communicators */
+  /* Set by whoever adds to these lists: frees what is left of them. */
+  void (*freeWindows)(ncclComm_t comm);
+  void (*freeGins)(ncclComm_t comm);
   ncclComm_t nextFree;
 };
 

@@ -227,6 +227,7 @@ static void finishWindow(ep_job_t *job, ncclResult_t result) {
   pthread_mutex_lock(&lock);
   win->next = job->comm->windows;
   job->comm->windows = win;
+  job->comm->freeWindows = epWindowsFree;
   pthread_mutex_unlock(&lock);
   *job->u.window.out = win;
 }
