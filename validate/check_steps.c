@@ -74,11 +74,12 @@ static void pickTypes(const ep_check_group_t *g, ep_check_op_t *op, ep_rng_t *rn
   }
 }
 
-/* Details that only our own interface promises (docs/spec.md, its last section) are left out. */
+/* Details that only our own interface promises (docs/spec.md, its last section) are left out: bits 0, 2
+ * and 3; bit 1 gives HT's weights and ids all num_recv_slots rows, as NCCL EP's header wants them. */
 static ep_check_op_t *addOp(ep_check_case_t *c, ep_op_kind_t kind, int handle, int routing,
                             ep_rng_t *rng) {
   ep_check_op_t *op = epAddOp(c, kind, handle, routing, rng);
-  op->payloadKey &= ~(uint64_t)15;
+  op->payloadKey = (op->payloadKey & ~(uint64_t)15) | 2;
   return op;
 }
 

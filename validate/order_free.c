@@ -122,14 +122,7 @@ static trefoil_result_t compareSums(ep_check_rank_t *rank, const ep_check_case_t
   return TREFOIL_OK;
 }
 
-static trefoil_result_t moveImage(ep_check_rank_t *rank, const ep_check_case_t *c, void *to,
-                                  const void *from, enum cudaMemcpyKind kind) {
-  rank->doing = "cudaMemcpyAsync";
-  EP_TRY_CUDA(rank, rank->lib->cudaMemcpyAsync(to, from, c->usedBytes, kind, rank->stream));
-  rank->doing = "cudaStreamSynchronize";
-  EP_TRY_CUDA(rank, rank->lib->cudaStreamSynchronize(rank->stream));
-  return TREFOIL_OK;
-}
+/* ---- Past the slots that arrive ---- */
 
 /* A run of a script in one round. */
 typedef struct round {
@@ -138,6 +131,36 @@ typedef struct round {
   int number;
   uint8_t *expected, *result;
 } round_t;
+
+static trefoil_result_t leavePastOpen(const round_t *r, const ep_check_op_t *op) {
+  static const ep_tensor_id_t past[] = {EP_T_OUT_WEIGHTS, EP_T_OUT_IDX};
+  const ep_check_case_t *c = r->c;
+  int rank = r->rank->rank;
+  if (!epPastIsOpen(c->group->orderFree, c->group->handles[op->handle].mode)) return TREFOIL_OK;
+  trefoil_case_t rc;
+  epReferenceCase(c, op, r->number, &rc);
+  int64_t slots = trefoilRefNumSlots(&rc, rank);
+  EP_CHECK(slots >= 0, TREFOIL_INTERNAL_ERROR, "the reference does not take an operation's shape");
+  for (int i = 0; i < 2; i++) {
+    if (op->region[past[i]] < 0) continue;
+    ep_check_dims_t d;
+    epTensorDims(c, op, past[i], rank, &d);
+    size_t at = (d.ndim > 1 ? d.rowBytes : trefoilDtypeBytes(d.dtype)) * (size_t)slots;
+    if (at < d.bytes)
+      memcpy(tensorAt(c, op, past[i], r->expected) + at, tensorAt(c, op, past[i], r->result) + at,
+             d.bytes - at);
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t moveImage(ep_check_rank_t *rank, const ep_check_case_t *c, void *to,
+                                  const void *from, enum cudaMemcpyKind kind) {
+  rank->doing = "cudaMemcpyAsync";
+  EP_TRY_CUDA(rank, rank->lib->cudaMemcpyAsync(to, from, c->usedBytes, kind, rank->stream));
+  rank->doing = "cudaStreamSynchronize";
+  EP_TRY_CUDA(rank, rank->lib->cudaStreamSynchronize(rank->stream));
+  return TREFOIL_OK;
+}
 
 /* The combines that read rows in the order of dispatch i: up to the handle's next dispatch. */
 static trefoil_result_t giveOrder(const round_t *r, const match_t *m, int i) {
@@ -240,6 +263,8 @@ trefoil_result_t epRankRunFree(ep_check_rank_t *rank, const ep_check_case_t *c,
     for (int i = 0; i < c->numOps; i++)
       if (c->ops[i].kind == EP_OP_COMBINE && !c->trapped)
         EP_TRY(compareSums(rank, c, &c->ops[i], r.expected, images->bounds[number], r.result));
+    for (int i = 0; i < c->numOps; i++)
+      if (c->ops[i].kind == EP_OP_DISPATCH) EP_TRY(leavePastOpen(&r, &c->ops[i]));
   }
   rank->doing = "cudaGraphExecDestroy";
   for (int i = 0; i < EP_MAX_OPS; i++)

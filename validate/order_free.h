@@ -8,17 +8,23 @@
  * Sums: every way of adding the same terms in fp32 with roundings to the wire type on the way stays
  * within |found - expected| <= S * (R + 2) * u, S the sum of the terms' magnitudes, u the type's spacing
  * at 1, R + 2 the roundings that can come one after another: both sides' are in it. S is the
- * reference's own combine, run on magnitudes. */
+ * reference's own combine, run on magnitudes.
+ *
+ * Past: the weights and ids of HT slots past those that arrive. NCCL EP's header does not say what they
+ * are; D7 does. */
 #ifndef TREFOIL_VALIDATE_ORDER_FREE_H
 #define TREFOIL_VALIDATE_ORDER_FREE_H
 
 #include "trefoil/ref.h"
 
-/* Whose rows may lie in another order; either leaves the sums' order and rounding open, too. */
+/* Whose rows may lie in another order; either leaves the sums' order and rounding and what is past open. */
 enum { EP_OPEN_LL_ROWS = 1, EP_OPEN_HT_ROWS = 2 };
 
 /* Whether rows of a mode may lie in another order. */
 int epRowsAreOpen(unsigned open, trefoil_mode_t mode);
+
+/* Whether the weights and ids past the slots that arrive may be anything. */
+int epPastIsOpen(unsigned open, trefoil_mode_t mode);
 
 /* The used slots of a zone: the end of the zone that starts at slot `first`, and into used[] (room for
  * all slots) and *numUsed the slots in it that hold a row. */

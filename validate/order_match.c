@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+int epPastIsOpen(unsigned open, trefoil_mode_t mode) {
+  return open && mode >= TREFOIL_HT_FLAT;
+}
+
 int epRowsAreOpen(unsigned open, trefoil_mode_t mode) {
   return !!(open & (mode < TREFOIL_HT_FLAT ? EP_OPEN_LL_ROWS : EP_OPEN_HT_ROWS));
 }

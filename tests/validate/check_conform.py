@@ -15,7 +15,7 @@ import tempfile
 from typing import Any
 
 trefoil, reordering, host, cpu, root = sys.argv[1:6]
-WRONG = ("zones", "extra", "twice", "beside", "sums")
+WRONG = ("zones", "extra", "twice", "beside", "sums", "arrived")
 failures: list[str] = []
 
 
@@ -174,8 +174,12 @@ def check_real_shapes() -> None:
     )
     expect("agrees with order open" in run(*shape).stdout, "the level is not said")
     expect(run(*shape[:-2]).returncode == 1, "strict does not see the order")
+    past = (*shape[:-3], "ht-flat", *shape[-2:])
+    done = run(*past, "--json")
+    expect(json.loads(done.stdout)["runs"][0]["ok"], f"real shape, what is past: {done.stdout}")
+    expect(run(*past[:-2]).returncode == 1, "strict does not see what is past")
     for reorder in WRONG:
-        done = run(*shape, reorder=reorder)
+        done = run(*(past if reorder == "arrived" else shape), reorder=reorder)
         expect(done.returncode == 1 and "DIFFERENT" in done.stdout, f"real shape, {reorder}")
 
 

@@ -1,12 +1,14 @@
 /* A library that uses what level order-free leaves open, or a little more. It forwards to the real one
- * (TREFOIL_FAULT_LIBRARY), LL alone: after a dispatch the rows of each zone go into another order, with
- * what lies beside them; before a combine the rows come back from it; sums are off by one unit of the
- * wire type's last place. TREFOIL_REORDER says what it does wrong besides, each time it can:
+ * (TREFOIL_FAULT_LIBRARY). LL: after a dispatch the rows of each zone go into another order, with what
+ * lies beside them; before a combine the rows come back from it; sums are off by one unit of the wire
+ * type's last place. HT flat: after a dispatch the weights and ids past the slots that arrive are noise.
+ * TREFOIL_REORDER says what it does wrong besides, each time it can:
  *   zones      two rows of different zones change places
  *   extra      a row stands in the first unused slot of its zone, too, and is not counted
  *   twice      a row stands in the place of another one of its zone
  *   beside     rows move, what lies beside them (weights, ids, scales) does not
  *   sums       a sum is off by far more than its bound
+ *   arrived    HT flat: the last slot that arrives has noise for weights, too
  *   abort      the third dispatch ends the process
  *   refuse     every third dispatch returns ncclInvalidArgument */
 #include <nccl_ep.h>
@@ -184,6 +186,35 @@ static void afterCombine(void *context) {
   }
 }
 
+/* ---- Past the slots that arrive ---- */
+
+typedef struct past {
+  uint8_t *weights, *ids;
+  size_t numRows, topk, idBytes;
+} past_t;
+
+/* From the last row on: rows without an expert of this rank. */
+static void spoilPast(void *context) {
+  const past_t *p = context;
+  static const uint8_t none[8] = {255, 255, 255, 255, 255, 255, 255, 255};
+  for (size_t row = p->numRows; row-- > 0;) {
+    uint8_t *ids = p->ids + row * p->topk * p->idBytes;
+    int arrived = 0;
+    for (size_t k = 0; k < p->topk; k++) arrived |= memcmp(ids + k * p->idBytes, none, p->idBytes);
+    if (!arrived) memset(ids, 0x5a, p->topk * p->idBytes);
+    if (!arrived || wrong("arrived")) memset(p->weights + row * p->topk * 4, 0x5a, p->topk * 4);
+    if (arrived) return;
+  }
+}
+
+static void noisePast(const ncclEpDispatchOutputs_t *out, cudaStream_t stream) {
+  if (!out->topk_idx || !out->topk_idx->data || !out->topk_weights) return;
+  past_t *p = malloc(sizeof *p); /* as long as the process lives: replays use it again */
+  *p = (past_t){out->topk_weights->data, out->topk_idx->data, out->topk_idx->sizes[0],
+                out->topk_idx->sizes[1], elementBytes(out->topk_idx->datatype)};
+  if (p->weights) cudaLaunchHostFunc(stream, spoilPast, p);
+}
+
 /* ---- The calls ---- */
 
 ncclResult_t ncclEpGetVersion(int *version) {
@@ -249,6 +280,7 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t 
   int isRank = k->layout == NCCL_EP_LAYOUT_RANK_MAJOR;
   const ncclEpTensor_t *counters =
       info ? isRank ? info->src_rank_counters : info->expert_counters : NULL;
+  if (rc == ncclSuccess && !k->shape.isLow) noisePast(out, stream);
   if (rc != ncclSuccess || !k->shape.isLow || !out->tokens->data) return rc;
   work_t *w = newWork(k, out->tokens);
   w->beside[0] = rowsOf(out->scales);
