@@ -31,6 +31,8 @@ typedef struct ep_check_rank {
   int64_t allocated;       /* live blocks of the custom allocator */
   const char *doing;       /* what is being called, for messages */
   ep_place_t *place;       /* told while a call lasts; or NULL */
+  ep_watch_t *watch;       /* of all ranks, or NULL: they cannot see one another */
+  const _Atomic int *stop; /* set once a rank failed */
   ep_failed_by_t failedBy; /* of the call that failed: whose, */
   ncclResult_t result;     /* and the library's code */
   int orderOpen;           /* set by epRankRunFree: this case used what order-free leaves open */

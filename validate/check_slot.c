@@ -119,6 +119,8 @@ void epWorkerRankInit(ep_worker_rank_t *worker, ep_check_team_t *team, int rank,
                .device = local % (o->numDevices > 0 ? o->numDevices : 1),
                .timeoutNs = o->timeoutNs,
                .place = place,
+               .watch = o->launch ? NULL : &team->job->watch,
+               .stop = &team->job->failing,
                .counts = o->countBytes && epCanCount(team->lib),
                .kept = team->comms ? &team->comms->of[team->group.shape.numRanks][rank] : NULL}};
   epWatchThread(rank);

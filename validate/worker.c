@@ -49,10 +49,21 @@ void epWatchReset(ep_watch_t *watch, int numRanks, uint64_t limitNs) {
     atomic_store(&p->phase, EP_PHASE_OPENING);
     atomic_store(&p->op, -1);
     p->limitNs = limitNs;
+    atomic_store(&p->rounds, 0);
   }
   atomic_store(&watch->isEnding, 0);
   atomic_store(&watch->endedRank, -1);
   atomic_store(&watch->numRanks, numRanks);
+}
+
+void epWatchMeet(ep_watch_t *watch, int rank, int numRanks, const _Atomic int *stop) {
+  struct timespec pause = {0, 20000};
+  uint64_t mine = atomic_fetch_add(&watch->places[rank].rounds, 1) + 1;
+  uint64_t end = epMonotonicNs() + watch->places[rank].limitNs;
+  for (int r = 0; r < numRanks; r++)
+    while (atomic_load(&watch->places[r].rounds) < mine && !atomic_load(stop) &&
+           epMonotonicNs() < end)
+      nanosleep(&pause, NULL);
 }
 
 /* ---- Last words --------------------------------------------------------------------------------- */

@@ -24,8 +24,9 @@ typedef struct ep_place {
   _Atomic(const char *) call; /* NULL: in none */
   _Atomic uint64_t sinceNs, deadlineNs;
   _Atomic uint64_t caseIdx;
-  _Atomic int phase, op; /* op: of the script; as many as it has: the wait at its end */
-  uint64_t limitNs;      /* of a call, by the rank itself */
+  _Atomic int phase, op;   /* op: of the script; as many as it has: the wait at its end */
+  uint64_t limitNs;        /* of a call, by the rank itself */
+  _Atomic uint64_t rounds; /* begun, see epWatchMeet */
 } ep_place_t;
 
 typedef struct ep_watch {
@@ -47,6 +48,10 @@ uint64_t epCallLimitNs(uint64_t timeoutNs, int isHost);
 /* In a worker: crashes and exit() leave word in `watch`; and who this thread is. */
 void epWatchHooks(ep_watch_t *watch);
 void epWatchThread(int rank);
+
+/* A barrier of all ranks before each round, so that one rank's writes into another's windows find the round's
+ * contents there. Ends early once *stop is set, and after the rank's limit for a call. */
+void epWatchMeet(ep_watch_t *watch, int rank, int numRanks, const _Atomic int *stop);
 
 /* One that has been in a call for longer than ns; -1: none. */
 int epWatchLongest(const ep_watch_t *watch, uint64_t ns);
