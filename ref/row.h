@@ -61,9 +61,9 @@ void epRowDecodeNvfp4(const uint8_t *packed, const uint8_t *blockScales, float g
 
 /* Loops over rows are compiled twice, for any x86-64 and for machines with AVX2 and FMA, with the same
  * bits from both: contraction is off and fmaf is exact either way. Sanitizers and dispatch by the
- * loader do not go together. */
-#if !defined(EP_ROW_CLONES) && defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&  \
-    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+ * loader do not go together, and GCC before 12 does not know the second machine by this name. */
+#if !defined(EP_ROW_CLONES) && defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 &&       \
+    !defined(__clang__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define EP_ROW_CLONES __attribute__((target_clones("default", "arch=x86-64-v3")))
 #elif !defined(EP_ROW_CLONES)
 #define EP_ROW_CLONES

@@ -9,12 +9,14 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
+from trefoil.places import WHEEL_ROOT
 from trefoil.reference import TrefoilError
 
 
 def program() -> str:
-    """The command `trefoil` that asked, or the one on the path."""
-    return os.environ.get("TREFOIL_PROGRAM", "trefoil")
+    """The command `trefoil` that asked, that of this wheel, or the one on the path."""
+    wheel = WHEEL_ROOT / "bin" / "trefoil"
+    return os.environ.get("TREFOIL_PROGRAM") or (str(wheel) if wheel.exists() else "trefoil")
 
 
 class SignalError(Exception):

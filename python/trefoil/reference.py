@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from trefoil.places import WHEEL_ROOT
 from trefoil.structs import Case, PlanConfig, Routing, Shape
 
 MODES = ("ll-expert-major", "ll-rank-major", "ht-flat", "ht-expert-major")
@@ -43,6 +44,7 @@ def _candidates() -> list[str]:
     if len(up) > 4:
         found += [str(up[4] / lib / name) for lib in ("lib", "lib64")]
         found += sorted(map(str, up[4].glob(f"lib/*/{name}")))
+    found += [str(WHEEL_ROOT / lib / name) for lib in ("lib", "lib64")]
     build = up[2] / "build"
     found += [str(build / preset / name) for preset in ("dev", "ci")]
     return [path for path in (*found, name) if path]

@@ -71,8 +71,12 @@ install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLU
 # In a folder of their own, so that they never hide the real nccl.h and cuda_runtime.h.
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/host/include/ DESTINATION ${host_include}
         FILES_MATCHING PATTERN "*.h")
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/python/trefoil DESTINATION ${CMAKE_INSTALL_DATADIR}/trefoil/python
-        PATTERN "__pycache__" EXCLUDE)
+# In a wheel the package is not part of the prefix: the prefix is trefoil/_root in it.
+option(TREFOIL_WHEEL "Install into a wheel's trefoil/_root (pyproject.toml)" OFF)
+if(NOT TREFOIL_WHEEL)
+  install(DIRECTORY ${CMAKE_SOURCE_DIR}/python/trefoil DESTINATION ${CMAKE_INSTALL_DATADIR}/trefoil/python
+          PATTERN "__pycache__" EXCLUDE)
+endif()
 # Measurements, and the splits that `trefoil fit` knows by name; the cost records as files.
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/validate/data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trefoil/data
         FILES_MATCHING PATTERN "*.csv" PATTERN "*.json" PATTERN "README.md")
