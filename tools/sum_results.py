@@ -7,9 +7,10 @@ other entry counts as one. These are failures, too:
 
 - a test that was to run and has no result; results from before;
 - ctest's exit code, where its results show no failure;
-- a skip, unless it needs a GPU (or more GPUs) and they are not here, it needs root or namespaces
-  and this process is not root or may make none (a container without CAP_SYS_ADMIN), or it is a
-  sanitizer's and the same test ran whole without one (preset ci).
+- a skip (of an entry, or one that its output tells by a line "skipped: REASON"), unless it needs
+  a GPU (or more GPUs) and they are not here, it needs root or namespaces and this process is not
+  root or may make none (a container without CAP_SYS_ADMIN), or it is a sanitizer's and the same
+  test ran whole without one (preset ci).
 
 Prints the failures, the skips with their reasons, and as the last line "N passed, N failed
 [, N skipped]". Exit code 1 if anything failed or nothing passed.
@@ -117,9 +118,9 @@ def add_case(total: Sum, preset: str, case: ElementTree.Element) -> None:
         total.failures.append(f"{preset}/{name} ({failed})")
     total.passed += passed
     total.failed += failed
-    for reason in (reasons + ["no reason given"] * skipped)[:skipped]:
+    for reason in reasons + ["no reason given"] * (skipped - len(reasons)):
         total.skip(preset, name, reason)
-    if not failed and not skipped:
+    if not failed and not skipped and not reasons:
         total.whole.add(name)
 
 

@@ -114,6 +114,8 @@ static void note(uint64_t hash, const char *what, const void *caller) {
     snprintf(p->from, sizeof p->from, "%s+0x%lx", r->name,
              (unsigned long)((uintptr_t)caller - r->base));
     noted->count = n + 1;
+  } else if (i == n) {
+    noted->lost++;
   }
   atomic_store(&noteLock, 0);
 }

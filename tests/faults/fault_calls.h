@@ -16,7 +16,7 @@ typedef struct {
 } fault_place_t;
 
 typedef struct {
-  _Atomic int count;
+  _Atomic int count, lost; /* lost: calls of further places, for which there was no room */
   fault_place_t places[FAULT_MAX_PLACES];
 } fault_places_t;
 

@@ -202,6 +202,7 @@ static void learn(void) {
     plain[r] = *o;
     CHECK(job.statuses[r] == 0 && !o->bad && !o->failed, "without a fault: rank %d: 0x%x %s", r,
           job.statuses[r], o->sentence);
+    CHECK(job.shared->places[r].lost == 0, "rank %d: more than %d places", r, FAULT_MAX_PLACES);
     for (int i = 0; r < 2 && i < job.shared->places[r].count; i++) {
       const fault_place_t *place = &job.shared->places[r].places[i];
       if (list) printf("%d %s %s\n", r, place->what, place->from);
@@ -244,6 +245,9 @@ TEST(each_place_fails_once) {
   printf(
       "%d of %d places failed once each: %d ended in sentences, %d were borne, %d did not come\n",
       counts.places, numTasks, counts.told, counts.tolerated, counts.missed);
+  int wanted = 0;
+  for (int i = 0; i < numTasks; i++) wanted += isWanted(i);
+  CHECK(counts.places == wanted && wanted > 0, "%d places were to fail", wanted);
   CHECK(counts.told > counts.places / 4, "too few faults were noticed to mean anything");
   CHECK(counts.missed <= counts.places / 5, "places do not come again");
 }
