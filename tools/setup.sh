@@ -110,7 +110,8 @@ compiler_needs=(cmd:cc=gcc cmd:c++=g++ c:=libc6-dev cxx:=g++)
 cli_needs=(cmd:pkg-config=pkg-config pc:popt=libpopt-dev pc:jansson=libjansson-dev)
 more_needs=(cmd:git=git cmd:python3=python3 venv:=python3-venv cmd:cmake=cmake cmd:ninja=ninja-build
   python-headers:=python3-dev pc:libzip=libzip-dev pc:libxxhash=libxxhash-dev pc:simgrid=libsimgrid-dev)
-test_needs=(boost-context:=libboost-context-dev cmd:mpirun=openmpi-bin mpi:=libopenmpi-dev cmd:clang=clang)
+test_needs=(boost-context:=libboost-context-dev cmd:mpirun=openmpi-bin mpi:=libopenmpi-dev cmd:clang=clang
+  cmd:doxygen=doxygen)
 
 # clang_runtime: the package with libFuzzer and the sanitizers' runtimes of clang, where it is one of its own.
 clang_runtime() {

@@ -20,12 +20,14 @@
 extern "C" {
 #endif
 
+/* One value. */
 TREFOIL_API uint16_t trefoilF32ToBf16(float x);
 TREFOIL_API uint16_t trefoilF32ToF16(float x);
 TREFOIL_API uint8_t trefoilF32ToE4m3(float x);
 TREFOIL_API uint8_t trefoilF32ToE5m2(float x);
 TREFOIL_API uint8_t trefoilF32ToE2m1(float x); /* in the low four bits */
 
+/* One value. */
 TREFOIL_API float trefoilBf16ToF32(uint16_t bits);
 TREFOIL_API float trefoilF16ToF32(uint16_t bits);
 TREFOIL_API float trefoilE4m3ToF32(uint8_t bits);

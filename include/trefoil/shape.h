@@ -37,10 +37,12 @@ typedef struct trefoil_shape {
   int64_t maxTokens; /* N in [1, TREFOIL_MAX_TOKENS] */
 } trefoil_shape_t;
 
+/* Whether each field is in its range; the sentence names the first that is not. */
 TREFOIL_API trefoil_result_t trefoilShapeCheck(const trefoil_shape_t *shape);
 TREFOIL_API const char *trefoilModeName(trefoil_mode_t mode); /* "ll-expert-major", ... */
 
-static inline int trefoilExpertsPerRank(const trefoil_shape_t *s) { /* L */
+/* L = ceil(E / R); the rank of an expert, its number there; the node of a rank, its number there. */
+static inline int trefoilExpertsPerRank(const trefoil_shape_t *s) {
   return (int)(((int64_t)s->numExperts + s->numRanks - 1) / s->numRanks);
 }
 static inline int trefoilRankOfExpert(const trefoil_shape_t *s, int32_t expert) {
