@@ -151,7 +151,11 @@ int cliBenchAgainst(const cli_gpu_bench_t *b) {
                     CLI_MAX_TOKENS);
   ep_real_options_t *runs = calloc(MAX_RUNS, sizeof *runs);
   ep_real_result_t *results = calloc(MAX_RUNS, sizeof *results);
-  if (!runs || !results) return cliFail("bench", "out of memory");
+  if (!runs || !results) {
+    free(runs);
+    free(results);
+    return cliFail("bench", "out of memory");
+  }
   int n = makeRuns(b, runs), at = 0, numDone = 1, code = CLI_OK;
   trefoil_result_t rc = TREFOIL_OK;
   /* a shape that one of them fails, aborts or hangs at ends its process: the rest goes on in another */

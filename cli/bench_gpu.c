@@ -287,9 +287,17 @@ int cliBenchGpu(const cli_gpu_bench_t *b) {
                     CLI_MAX_TOKENS);
   ep_real_options_t *runs = calloc(MAX_RUNS, sizeof *runs);
   ep_real_result_t *results = calloc(MAX_RUNS, sizeof *results);
-  if (!runs || !results) return cliFail("bench", "out of memory");
+  if (!runs || !results) {
+    free(runs);
+    free(results);
+    return cliFail("bench", "out of memory");
+  }
   int n = makeRuns(b, variants, runs), numDone = 0;
-  if (n == 0) return cliUsage("bench", "no mode of --mode has a variant of --variant");
+  if (n == 0) {
+    free(runs);
+    free(results);
+    return cliUsage("bench", "no mode of --mode has a variant of --variant");
+  }
   trefoil_result_t rc = epRealRunAll(runs, n, results, &numDone);
   cliProgressEnd();
   int code = numDone > 0 ? printAll(b, runs, results, numDone) : CLI_FAILED;

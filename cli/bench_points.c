@@ -150,7 +150,11 @@ static void printPoint(void *context, int i, const ep_real_result_t *r) {
 int cliBenchPoints(const char *path, double minutes, const ep_real_options_t *base) {
   points_t *p = calloc(1, sizeof *p);
   ep_real_result_t *results = calloc(MAX_POINTS, sizeof *results);
-  if (!p || !results) return cliFail("bench", "out of memory");
+  if (!p || !results) {
+    free(p);
+    free(results);
+    return cliFail("bench", "out of memory");
+  }
   int rc = readPoints(path, base, p), numDone = 0, failed = 0;
   if (rc < 0) {
     p->runs[0].seconds = 60 * minutes;

@@ -62,6 +62,10 @@ int cliParse(const cli_args_t *args, const struct poptOption *options, int argc,
 int cliUsage(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints "trefoil VERB: sentence"; returns CLI_FAILED. */
 int cliFail(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#ifdef __clang_analyzer__ /* see plan/error.h */
+#define cliUsage(...) (cliUsage(__VA_ARGS__), CLI_USAGE)
+#define cliFail(...)  (cliFail(__VA_ARGS__), CLI_FAILED)
+#endif
 /* A verb that takes a sub-verb ("trace generate"): whether argv[1] is `name`. */
 int cliIsSub(int argc, char **argv, const char *name);
 

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#undef cliUsage
+#undef cliFail
 int cliUsage(const char *verb, const char *format, ...) {
   va_list ap;
   va_start(ap, format);
@@ -75,7 +77,7 @@ int cliParse(const cli_args_t *args, const struct poptOption *options, int argc,
   /* The context is kept: operands and strings borrow from it until the program ends. */
   char *name = malloc(strlen(args->verb) + 9);
   struct poptOption *table = numbered(options);
-  if (!name || !table) return cliFail(args->verb, "out of memory");
+  if (!name || !table) return cliFail(args->verb, "out of memory"); // NOLINT: the program ends
   sprintf(name, "trefoil %s", args->verb);
   argv[0] = name;
   poptContext context = poptGetContext(NULL, argc, (const char **)argv, table, 0);
@@ -85,7 +87,7 @@ int cliParse(const cli_args_t *args, const struct poptOption *options, int argc,
     sprintf(usage, "[OPTIONS] %s", args->operands ? args->operands : "");
     poptSetOtherOptionHelp(context, usage);
   }
-  int rc;
+  int rc; // NOLINT(clang-analyzer-unix.Malloc): usage is kept, too
   while ((rc = poptGetNextOpt(context)) > 0) {
     const struct poptOption *given = &options[rc - 1];
     if (given->val == CLI_HELP_VALUE) {

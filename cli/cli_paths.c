@@ -7,6 +7,7 @@
 
 const char *cliFindLibrary(const char *name, char *path, size_t pathBytes) {
   static const char *const folders[] = {
+      // NOLINTNEXTLINE(bugprone-suspicious-missing-comma): it is one folder
       "", "/../api", "/../host", "/..", "/../lib", "/../" TREFOIL_LIBDIR, "/../lib64"};
   char self[4096];
   ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);

@@ -73,9 +73,9 @@ static int inPath(char path[maxPath]) {
 }
 
 const char *cliPython(char *path, size_t pathBytes) {
+  setenv("PYTHONSAFEPATH", "1", 1); /* first: it may move what getenv returned */
   const char *said = getenv("TREFOIL_PYTHON");
   char found[maxPath];
-  setenv("PYTHONSAFEPATH", "1", 1);
   if (said && *said)
     snprintf(found, sizeof found, "%s", said);
   else if (ownEnvironment(found))

@@ -3,6 +3,7 @@
 
 #include "comm_internal.h"
 
+#undef epNcclFail
 ncclResult_t epNcclFail(ncclResult_t code, const char *format, ...) {
   va_list args;
   va_start(args, format);

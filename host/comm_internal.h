@@ -18,6 +18,9 @@
 
 ncclResult_t epNcclFail(ncclResult_t code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+#ifdef __clang_analyzer__ /* see plan/error.h */
+#define epNcclFail(code, ...) (epNcclFail((code), __VA_ARGS__), (code))
+#endif
 #define EP_NCCL_CHECK(cond, code, ...)                                                             \
   do {                                                                                             \
     if (!(cond)) return epNcclFail((code), __VA_ARGS__);                                           \

@@ -32,6 +32,7 @@ const char *trefoilHostLastError(void) {
   return sentence;
 }
 
+#undef epCudaFail
 cudaError_t epCudaFail(cudaError_t code, const char *format, ...) {
   va_list args;
   va_start(args, format);

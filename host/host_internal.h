@@ -18,6 +18,9 @@
 
 cudaError_t epCudaFail(cudaError_t code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+#ifdef __clang_analyzer__ /* see plan/error.h */
+#define epCudaFail(code, ...) (epCudaFail((code), __VA_ARGS__), (code))
+#endif
 /* The sentence alone, for callers with their own codes. */
 void epSayV(const char *format, __builtin_va_list args);
 void epSay(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -40,6 +40,7 @@ static void runLaunch(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
 }
 
 /* The compiler's name for a kernel, readable where the program has the C++ library. */
+// NOLINTNEXTLINE(bugprone-reserved-identifier): its name
 extern char *__cxa_demangle(const char *name, char *buffer, size_t *bytes, int *status)
     __attribute__((weak));
 

@@ -9,6 +9,7 @@ const char *trefoilLastError(void) {
   return lastError;
 }
 
+#undef epFail
 trefoil_result_t epFail(trefoil_result_t code, const char *format, ...) {
   char sentence[sizeof lastError]; /* an argument may be the previous sentence */
   va_list args;

@@ -7,6 +7,9 @@
 /* Records the sentence (printf-style, at most 511 characters) and returns code. */
 trefoil_result_t epFail(trefoil_result_t code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+#ifdef __clang_analyzer__ /* which does not see that what is returned is the code */
+#define epFail(code, ...) (epFail((code), __VA_ARGS__), (code))
+#endif
 
 /* if (!cond) return epFail(code, "sentence"): bad input is checked in every build. */
 #define EP_CHECK(cond, code, ...)                                                                  \

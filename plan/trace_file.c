@@ -293,7 +293,7 @@ static trefoil_result_t tryNpyFile(const trefoil_trace_t **trace, const char *pa
   *handled = isNpy(head, fread(head, 1, sizeof head, file));
   if (*handled) {
     ep_npy_t idx;
-    rewind(file);
+    fseek(file, 0, SEEK_SET);
     result = epNpyOpen(path, (ep_stream_t){readFilePart, file}, size, &idx);
     if (result == TREFOIL_OK) result = loadNpy(trace, &idx, path, hints);
   }

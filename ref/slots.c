@@ -22,8 +22,7 @@ int64_t trefoilRefNumSlots(const trefoil_case_t *c, int rank) {
 }
 
 /* Nobody's slots; in expert-major they still belong to their zone. */
-static void clearSlots(const ep_placer_t *p, int rank, trefoil_slot_t *slots) {
-  int64_t n = numSlots(p, rank);
+static void clearSlots(const ep_placer_t *p, int rank, trefoil_slot_t *slots, int64_t n) {
   int zone = 0;
   for (int64_t i = 0; i < n; i++) {
     const int64_t *offset = p->offset + (int64_t)rank * p->numLocal;
@@ -40,17 +39,18 @@ trefoil_result_t trefoilRefSlots(const trefoil_case_t *c, int rank, trefoil_slot
   ep_placer_t p;
   EP_TRY(epPlacerInit(&p, c, rank));
   trefoil_result_t result = TREFOIL_OK;
+  int64_t n = numSlots(&p, rank);
   ep_place_t *places = malloc(sizeof *places * (size_t)c->routing.shape.topk);
   if (!places) {
     result = epFail(TREFOIL_SYSTEM_ERROR, "out of memory for %d places", c->routing.shape.topk);
-  } else if (!slots && numSlots(&p, rank) > 0) {
+  } else if (!slots && n > 0) {
     result = epFail(TREFOIL_INVALID_ARGUMENT, "slots is NULL");
-  } else {
-    clearSlots(&p, rank, slots);
+  } else if (n > 0) {
+    clearSlots(&p, rank, slots, n);
     for (int src = 0; src < c->routing.shape.numRanks; src++) {
       for (int64_t t = 0; t < c->routing.numTokens[src]; t++) {
-        int n = epPlaceToken(&p, src, t, places);
-        for (int i = 0; i < n; i++) {
+        int numPlaces = epPlaceToken(&p, src, t, places);
+        for (int i = 0; i < numPlaces; i++) {
           slots[places[i].slot] = (trefoil_slot_t){.src = src,
                                                    .token = t,
                                                    .k = epIsExpertMajor(c) ? places[i].k : -1,

@@ -79,7 +79,7 @@ static trefoil_result_t addPieces(build_t *b, int64_t numRows, int64_t **blocks,
     block = next;
     EP_TRY(makeRoom((void **)&r->pieces, r->numPieces, &r->maxPieces, sizeof *r->pieces));
     EP_TRY(makeRoom((void **)blocks, r->numPieces, maxBlocks, sizeof **blocks));
-    (*blocks)[r->numPieces] = block;
+    (*blocks)[r->numPieces] = block; // NOLINT(clang-analyzer-core.NullDereference): makeRoom
     r->pieces[r->numPieces++] = (ep_piece_t){(int32_t)(r->numMoves - 1), 1};
   }
   return TREFOIL_OK;

@@ -190,6 +190,8 @@ int epTeamThreads(ep_check_team_t *team) {
   pthread_t threads[EP_MAX_RANKS];
   if (!team->buffers) team->buffers = calloc(1, sizeof *team->buffers);
   if (!ring || !tasks || !team->buffers || team->lib->ncclGetUniqueId(&ring->id) != ncclSuccess) {
+    free(ring);
+    free(tasks);
     return failSetUp(team, team->firstCase, "ncclGetUniqueId failed, or no memory for a team");
   }
   ring->team = team;

@@ -8,7 +8,7 @@
 /* From byte `first` on: the input as given, and the guard behind every tensor. */
 static trefoil_result_t compareFrom(real_rank_t *rank, const real_tensor_t *t, size_t first,
                                     const uint8_t *wanted, const char *name) {
-  size_t n = t->bytes + 256 - first, at = 0;
+  size_t n = t->bytes + 256 - first, given = wanted ? t->bytes : 0, at = 0;
   if (!t->data) return TREFOIL_OK;
   uint8_t *found = malloc(n);
   EP_CHECK(found, TREFOIL_SYSTEM_ERROR, "out of memory for a comparison");
@@ -18,12 +18,12 @@ static trefoil_result_t compareFrom(real_rank_t *rank, const real_tensor_t *t, s
                                             : epFail(TREFOIL_SYSTEM_ERROR, "cudaMemcpyAsync: %s",
                                                      rank->run->lib.cudaGetErrorString(code));
   while (rc == TREFOIL_OK && at < n &&
-         found[at] == (first + at < t->bytes ? wanted[first + at] : EP_REAL_NOISE))
+         found[at] == (first + at < given ? wanted[first + at] : EP_REAL_NOISE))
     at++;
-  if (rc == TREFOIL_OK && first + at < t->bytes)
-    epRealFail(rank->run,
-               "rank %d, %s, row %zu: an input was overwritten: byte %zu, 0x%02x became 0x%02x",
-               rank->rank, name, at / t->rowBytes, at, wanted[at], found[at]);
+  if (rc == TREFOIL_OK && first + at < given)
+    epRealFail(
+        rank->run, "rank %d, %s, row %zu: an input was overwritten: byte %zu, 0x%02x became 0x%02x",
+        rank->rank, name, (first + at) / t->rowBytes, first + at, wanted[first + at], found[at]);
   else if (rc == TREFOIL_OK && at < n)
     epRealFail(rank->run, "rank %d, %s: byte %zu past its end was written", rank->rank, name,
                first + at - t->bytes);

@@ -282,7 +282,7 @@ static trefoil_result_t runAll(const ep_real_options_t *options, int numRuns, sh
     /* two ranks' references at a time fit a small machine; GPUs come with larger ones */
     run->maxComparing = keep->lib.isHost ? 2 : options->shape.numRanks;
     setEnvironment(run->options);
-    if (keep->other) EP_TRY(makeTwin(run, keep));
+    if (keep->other) EP_TRY(makeTwin(run, keep)); // NOLINT: the process ends
     EP_TRY(runRanks(run));
     free(run->twin);
     free(run);
