@@ -1,13 +1,17 @@
 """Every message of the libraries and of the command is explained in docs/troubleshooting.md.
 
-    python3 check_messages.py ROOT [--list]
+    python3 check_messages.py ROOT [--list | --write]
 
 A message is the format of a call that fails, refuses, reports or logs (CALLS below, and what
-Python raises). It is compared with the page's patterns: every `code` in the first column of a
-table there, where … stands for any text, as the conversions of a format do. A pattern needs at
-least six letters of its own, so that none matches everything; one that matches no message is out
-of date. Messages without words of their own ("%s: %s", "rank %d, %s: %s", "ncclEpX: %s") pass
-other sentences on. --list prints the messages that no pattern matches.
+Python raises). docs/troubleshooting.in has the page's text and what each message means: every
+`code` in the first column of a table there is a pattern, where … stands for any text, as the
+conversions of a format do. --write puts the messages that fit in the place of the patterns, and so
+makes the page; each stands once, in the row whose pattern has most letters of its own.
+
+A message without a row, a pattern that no message fits, and a page that --write would change are
+findings. A pattern needs at least five letters of its own, so that none matches everything.
+Messages without words of their own ("%s: %s", "rank %d, %s: %s", "ncclEpX: %s") pass other
+sentences on. --list prints the messages that no pattern matches.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PAGE = "docs/troubleshooting.md"
+SOURCE = "docs/troubleshooting.in"
 C_FOLDERS = ("api", "cli", "host", "kernels", "models", "net", "plan", "ref", "sim", "validate")
 # Which argument holds the format.
 CALLS = {
@@ -133,12 +138,19 @@ def letters(text: str) -> int:
     return sum(c.isalpha() for c in text)
 
 
-def page_patterns(page: Path) -> list[tuple[int, str]]:
+def first_column(line: str) -> str | None:
+    """The first cell of a row of messages."""
+    if not line.startswith("| `") or line.startswith("| `trefoil VERB`"):
+        return None
+    return re.split(r"(?<!\\)\|", line)[1]
+
+
+def patterns_of(text: str) -> list[tuple[int, str]]:
+    """The line and the text of each pattern."""
     found = []
-    for number, line in enumerate(page.read_text(encoding="utf-8").split("\n"), start=1):
-        if line.startswith("| `") and not line.startswith("| `trefoil VERB`"):
-            first = re.split(r"(?<!\\)\|", line)[1].replace("\\|", "|")
-            found += [(number, " ".join(code.split())) for code in re.findall(r"`([^`]+)`", first)]
+    for number, line in enumerate(text.split("\n"), start=1):
+        cell = (first_column(line) or "").replace("\\|", "|")
+        found += [(number, " ".join(code.split())) for code in re.findall(r"`([^`]+)`", cell)]
     return found
 
 
@@ -146,29 +158,55 @@ def as_regex(pattern: str) -> re.Pattern[str]:
     return re.compile(".*".join(re.escape(part) for part in pattern.split(ANY)))
 
 
+def page_of(source: str, rows: dict[int, set[str]]) -> str:
+    """The source with the messages of each row, by line, in the place of its patterns."""
+    lines = source.split("\n")
+    for number, messages_of_row in rows.items():
+        line = lines[number - 1]
+        cell = first_column(line) or ""
+        codes = []
+        for message in sorted(messages_of_row, key=lambda m: (m.strip(f"{ANY}: ").lower(), m)):
+            mark = "``" if "`" in message else "`"
+            codes.append(f"{mark}{message}{mark}".replace("|", "\\|"))
+        lines[number - 1] = f"| {'<br>'.join(codes)} |{line[len(cell) + 2 :]}"
+    note = f"<!-- made from {SOURCE} by: python3 tests/tree/check_messages.py . --write -->"
+    return "\n".join([lines[0], "", note, *lines[1:]])
+
+
 def main() -> int:
     root = Path(sys.argv[1]).resolve()
     said = [(where, m) for where, m in messages(root) if not passes_on(m)]
-    page = root / PAGE
-    patterns = page_patterns(page) if page.exists() else []
+    source = (root / SOURCE).read_text(encoding="utf-8")
+    patterns = patterns_of(source)
     regexes = [as_regex(pattern) for _, pattern in patterns]
     used = [False] * len(patterns)
     missing = []
+    rows: dict[int, set[str]] = {number: set() for number, _ in patterns}
     for where, message in said:
         fits = [i for i, regex in enumerate(regexes) if regex.fullmatch(message)]
         for i in fits:
             used[i] = True
-        if not fits:
+        if fits:
+            best = max(fits, key=lambda i: letters(patterns[i][1]))
+            rows[patterns[best][0]].add(message)
+        else:
             missing.append(f"{where}: {message}")
     if "--list" in sys.argv[2:]:
         print("\n".join(missing))
         return 0
-    findings = [f"{m}: {PAGE} does not explain it" for m in missing]
+    findings = [f"{m}: {SOURCE} does not explain it" for m in missing]
     for (number, pattern), was_used in zip(patterns, used, strict=True):
         if letters(pattern) < 5:
-            findings.append(f"{PAGE}:{number}: `{pattern}` has too few letters of its own")
+            findings.append(f"{SOURCE}:{number}: `{pattern}` has too few letters of its own")
         elif not was_used:
-            findings.append(f"{PAGE}:{number}: no message is like `{pattern}`")
+            findings.append(f"{SOURCE}:{number}: no message is like `{pattern}`")
+    for number in [n for n, found in rows.items() if not found]:
+        findings.append(f"{SOURCE}:{number}: every message of this row fits another row better")
+    page, made = root / PAGE, page_of(source, {n: found for n, found in rows.items() if found})
+    if "--write" in sys.argv[2:]:
+        page.write_text(made, encoding="utf-8")
+    elif not page.exists() or page.read_text(encoding="utf-8") != made:
+        findings.append(f"{PAGE}:1: is stale: run python3 tests/tree/check_messages.py . --write")
     print("\n".join(findings) or f"{len(said)} messages, all explained by {len(patterns)} patterns")
     return 1 if findings or not said else 0
 
