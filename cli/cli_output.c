@@ -5,8 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/utsname.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "plan/clock.h"
 
 int cliPrintJson(json_t *object) {
   if (!object) return (fputs("trefoil: out of memory for the JSON output\n", stderr), CLI_FAILED);
@@ -77,12 +78,6 @@ const char *cliSeconds(char text[CLI_NUMBER_BYTES], double seconds) {
   return scaled(text, seconds, units);
 }
 
-static double nowSeconds(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static int progressShown;
 
 void cliProgress(const char *label, uint64_t done, uint64_t total, const char *note) {
@@ -90,7 +85,7 @@ void cliProgress(const char *label, uint64_t done, uint64_t total, const char *n
   static int isTerminal = -1;
   if (isTerminal < 0) isTerminal = isatty(STDERR_FILENO);
   if (!isTerminal) return;
-  double now = nowSeconds();
+  double now = epNow();
   if (now - last < 0.1 && (total == 0 || done < total)) return;
   last = now;
   char bar[25];

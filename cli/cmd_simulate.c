@@ -2,11 +2,11 @@
 #include "cli/cli.h"
 #include "cli/simulate.h"
 
+#include "plan/clock.h"
 #include "plan/error.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 static const char verb[] = "simulate";
 
@@ -29,12 +29,6 @@ static int beginFiles(request_t *q) {
     if (rc >= 0) return rc;
   }
   return -1;
-}
-
-static double nowSeconds(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* The engine's number; -1 for the closed form; -2: no such engine. */
@@ -287,7 +281,7 @@ static int answer(const request_t *q, const simulated_t *s) {
 }
 
 static int simulate(const request_t *q, simulated_t *s) {
-  double start = nowSeconds();
+  double start = epNow();
   showStage(0, "routing");
   int rc = load(q, s);
   if (rc < 0) rc = whatIfParse(verb, &s->whatIf, &s->of.cluster, &s->step.routing.shape);
@@ -296,7 +290,7 @@ static int simulate(const request_t *q, simulated_t *s) {
     memoryNeed(&s->of.spec, &s->step.routing.shape, s->step.maxReceived, &s->memory);
     trefoil_sim_t *sim = NULL;
     trefoil_result_t result = s->closedForm ? closedForm(s) : replay(q, s, &sim);
-    s->wallS = nowSeconds() - start;
+    s->wallS = epNow() - start;
     cliProgressEnd();
     if (result == TREFOIL_OK) result = findIntervals(s);
     findBounds(s);

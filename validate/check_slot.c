@@ -8,10 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-double epNow(void) {
-  return 1e-9 * (double)epMonotonicNs();
-}
-
 void epTeamFail(ep_check_team_t *team, const ep_check_blame_t *blame, const char *what) {
   ep_check_job_t *job = team->job;
   int no = 0;

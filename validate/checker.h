@@ -137,7 +137,6 @@ int epTeamThreads(ep_check_team_t *team);
 void epTeamFree(ep_check_team_t *team);
 /* Runs one rank of it in this process. */
 int epTeamProcess(ep_check_team_t *team, int rank);
-double epNow(void); /* seconds of a clock that only goes on */
 /* Records the first failure. */
 void epTeamFail(ep_check_team_t *team, const ep_check_blame_t *blame, const char *what);
 /* A rank gave up waiting: is there one that still has not returned? Then the parent ends this process. */

@@ -8,6 +8,7 @@
  * measurement and stopped after it. */
 #include "validate/gpu_times.h"
 
+#include "plan/clock.h"
 #include "plan/error.h"
 #include "validate/real_work.h"
 
@@ -56,12 +57,6 @@ static gpu_rank_t *mine(const real_rank_t *rank) {
 static int numIterations(const real_rank_t *rank) {
   int n = rank->run->options->iterations;
   return n > 0 ? n : N;
-}
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* ---- Parts of a measurement ---- */
@@ -115,9 +110,9 @@ static trefoil_result_t queueBurst(real_rank_t *rank) {
   EP_TRY(lockstep(rank, BURST_PAUSE_NS));
   EP_TRY(record(rank, g->before[0]));
   for (int i = 0; i < numIterations(rank); i++) {
-    double start = now();
+    double start = epNow();
     EP_TRY(operate(rank, job.what));
-    g->series[job.replayed].host[i] = now() - start;
+    g->series[job.replayed].host[i] = epNow() - start;
   }
   return record(rank, g->after[0]);
 }

@@ -8,17 +8,10 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
-double epLaunchNow(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static int millisecondsTo(double end) {
-  double ms = (end - epLaunchNow()) * 1e3;
+  double ms = (end - epNow()) * 1e3;
   return ms <= 0 ? 0 : ms > 1e6 ? 1000000 : (int)ms + 1;
 }
 
@@ -67,7 +60,7 @@ static trefoil_result_t readSome(ep_launch_t *l, char *table, size_t bytes, size
 
 trefoil_result_t epLaunchGather(ep_launch_t *l, const void *mine, void *all, size_t bytes) {
   char *table = all;
-  double end = epLaunchNow() + l->gatherSeconds;
+  double end = epNow() + l->gatherSeconds;
   memcpy(table + (size_t)l->rank * bytes, mine, bytes);
   if (l->rank > 0) {
     int rc = epLaunchMove(l->sockets[0], table + (size_t)l->rank * bytes, bytes, 1, end);

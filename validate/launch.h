@@ -13,6 +13,7 @@
 #ifndef TREFOIL_VALIDATE_LAUNCH_H
 #define TREFOIL_VALIDATE_LAUNCH_H
 
+#include "plan/clock.h"
 #include "trefoil/base.h"
 
 #include <stddef.h>
@@ -43,8 +44,7 @@ trefoil_result_t epLaunchGather(ep_launch_t *launch, const void *mine, void *all
 void epLaunchClose(ep_launch_t *launch);
 
 /* ---- between launch.c and launch_meet.c ---- */
-/* All bytes out or in before `end` (epLaunchNow); 0: the other side is gone; -1: too late. */
+/* All bytes out or in before `end` (epNow); 0: the other side is gone; -1: too late. */
 int epLaunchMove(int socket, void *data, size_t bytes, int out, double end);
-double epLaunchNow(void);
 
 #endif

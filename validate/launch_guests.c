@@ -51,7 +51,7 @@ static void letIn(door_t *d) {
   for (int i = 1; i < MAX_GUESTS && place->socket >= 0; i++)
     if (d->guests[i].socket < 0 || d->guests[i].end < place->end) place = &d->guests[i];
   if (place->socket >= 0) sendAway(d, place, 1);
-  *place = (guest_t){.socket = s, .end = epLaunchNow() + epLaunchHelloSeconds(d->launch)};
+  *place = (guest_t){.socket = s, .end = epNow() + epLaunchHelloSeconds(d->launch)};
   place->who = epLaunchPeer(s, &place->peer);
   if (place->who == EP_LAUNCH_FOREIGN) sendAway(d, place, 1);
 }
@@ -124,7 +124,7 @@ static void lookOnce(door_t *d, int ms) {
     ready[i] = (struct pollfd){.fd = d->guests[i].socket, .events = POLLIN};
   ready[MAX_GUESTS] = (struct pollfd){.fd = d->listener, .events = POLLIN};
   if (poll(ready, MAX_GUESTS + 1, ms) < 0) return;
-  double now = epLaunchNow();
+  double now = epNow();
   for (int i = 0; i < MAX_GUESTS; i++) {
     guest_t *g = &d->guests[i];
     if (g->socket >= 0 && ready[i].revents) listenTo(d, g);
@@ -141,7 +141,7 @@ static int firstMissing(const ep_launch_t *l) {
 
 /* The last word to all who sit, and to guests who wait for one. */
 static void tellAll(door_t *d, ep_launch_end_t *f) {
-  double end = epLaunchNow() + 1;
+  double end = epNow() + 1;
   for (int r = 1; r < d->launch->numRanks; r++)
     if (d->launch->sockets[r] >= 0) epLaunchMove(d->launch->sockets[r], f, sizeof *f, 1, end);
   for (int i = 0; i < MAX_GUESTS; i++) {
@@ -153,11 +153,11 @@ static void tellAll(door_t *d, ep_launch_end_t *f) {
 
 static trefoil_result_t receiveAll(door_t *d) {
   ep_launch_t *l = d->launch;
-  double end = epLaunchNow() + l->meetSeconds, settled = 0;
+  double end = epNow() + l->meetSeconds, settled = 0;
   char foreign[160];
   ep_launch_end_t f = {.verdict = EP_LAUNCH_SEATED};
   while (!d->isTwice) {
-    double now = epLaunchNow(), until = end;
+    double now = epNow(), until = end;
     int missing = firstMissing(l);
     if (!missing && settled == 0) settled = now + (l->byHand ? SETTLE_SECONDS : 0);
     if (missing) settled = 0;

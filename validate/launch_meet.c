@@ -68,7 +68,7 @@ static int callPlace(const ep_launch_t *l, const ep_launch_place_t *p) {
  * kernel knows the other's user once it has answered. */
 static int converse(ep_launch_t *l, const ep_launch_place_t *p, int s, ep_launch_hello_t *hello,
                     ep_launch_answer_t *said, ep_launch_foreign_t *peer) {
-  double end = epLaunchNow() + epLaunchHelloSeconds(l);
+  double end = epNow() + epLaunchHelloSeconds(l);
   if (p->address.ss_family == AF_UNIX && epLaunchPeer(s, peer) == EP_LAUNCH_FOREIGN) return 0;
   if (epLaunchMove(s, hello, sizeof *hello, 1, end) <= 0 ||
       epLaunchMove(s, said, sizeof *said, 0, end) <= 0)
@@ -96,8 +96,7 @@ static int introduce(ep_launch_t *l, const ep_launch_place_t *p, ep_launch_forei
     return s;
   } else {
     uint64_t proof = epLaunchProof(l, &hello, said->cookie, EP_LAUNCH_WELCOME, 1);
-    if (epLaunchMove(s, &proof, sizeof proof, 1, epLaunchNow() + epLaunchHelloSeconds(l)) > 0)
-      return s;
+    if (epLaunchMove(s, &proof, sizeof proof, 1, epNow() + epLaunchHelloSeconds(l)) > 0) return s;
   }
   close(s);
   return -1;
@@ -107,8 +106,7 @@ static int introduce(ep_launch_t *l, const ep_launch_place_t *p, ep_launch_forei
 static trefoil_result_t waitForAll(ep_launch_t *l, int s) {
   ep_launch_end_t f = {0};
   char foreign[160];
-  int rc =
-      epLaunchMove(s, &f, sizeof f, 0, epLaunchNow() + l->meetSeconds + epLaunchHelloSeconds(l));
+  int rc = epLaunchMove(s, &f, sizeof f, 0, epNow() + l->meetSeconds + epLaunchHelloSeconds(l));
   if (rc > 0 && f.verdict == EP_LAUNCH_SEATED) {
     l->sockets[0] = s;
     return TREFOIL_OK;
@@ -125,7 +123,7 @@ static trefoil_result_t waitForAll(ep_launch_t *l, int s) {
 }
 
 static trefoil_result_t goToRank0(ep_launch_t *l, const ep_launch_place_t *p) {
-  double end = epLaunchNow() + l->meetSeconds;
+  double end = epNow() + l->meetSeconds;
   struct timespec pause = {0, 20000000};
   ep_launch_foreign_t a = {0};
   ep_launch_answer_t said = {.verdict = 0};
@@ -140,7 +138,7 @@ static trefoil_result_t goToRank0(ep_launch_t *l, const ep_launch_place_t *p) {
           "this process was told of %d ranks, and rank 0 of %d: all must be told the same",
           l->numRanks, (int)said.numRanks);
     }
-    EP_CHECK(epLaunchNow() < end, TREFOIL_REMOTE_ERROR,
+    EP_CHECK(epNow() < end, TREFOIL_REMOTE_ERROR,
              "rank 0 could not be reached within %d s of the start, at %s%s%s", l->meetSeconds,
              p->name, epLaunchForeignText(&a, foreign, sizeof foreign),
              p->address.ss_family == AF_UNIX
@@ -163,14 +161,14 @@ static trefoil_result_t takenPlace(ep_launch_t *l, const ep_launch_place_t *p,
     close(s);
     return epLaunchTwice(l, "another process is rank 0");
   }
-  EP_CHECK(epLaunchNow() < end, TREFOIL_SYSTEM_ERROR,
+  EP_CHECK(epNow() < end, TREFOIL_SYSTEM_ERROR,
            "rank 0 cannot wait for the others: %s is taken%s; give each launch its own MASTER_PORT",
            p->name, epLaunchForeignText(a, foreign, sizeof foreign));
   return TREFOIL_OK;
 }
 
 static trefoil_result_t waitForRanks(ep_launch_t *l, const ep_launch_place_t *p) {
-  double end = epLaunchNow() + l->meetSeconds;
+  double end = epNow() + l->meetSeconds;
   struct timespec pause = {0, 100000000};
   int family = p->address.ss_family, yes = 1, s;
   ep_launch_foreign_t a = {0};

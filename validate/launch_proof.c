@@ -59,7 +59,7 @@ uint64_t epLaunchProof(const ep_launch_t *l, const ep_launch_hello_t *h, uint64_
 uint64_t epLaunchCookie(void) {
   uint64_t cookie = 0;
   if (getrandom(&cookie, sizeof cookie, GRND_NONBLOCK) != sizeof cookie)
-    cookie = (uint64_t)(epLaunchNow() * 1e9) ^ (uint64_t)getpid() << 40;
+    cookie = (uint64_t)(epNow() * 1e9) ^ (uint64_t)getpid() << 40;
   return cookie;
 }
 

@@ -1,13 +1,13 @@
 /* Case after case: each operation's workload through every leg, each table against row 0's. */
 #include "validate/legs.h"
 
+#include "plan/clock.h"
 #include "plan/error.h"
 #include "validate/check_report.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const char *const tierNames[] = {"within the rank", "nvlink", "net"};
 static const char *const phaseNames[] = {"direct", "net-out", "forward", "return", "net-back"};
@@ -210,15 +210,9 @@ static trefoil_result_t runCase(legs_t *l, uint64_t index) {
 
 /* ---- The run ------------------------------------------------------------------------------------ */
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static trefoil_result_t runCases(legs_t *l) {
   const ep_legs_options_t *o = l->options;
-  double start = now();
+  double start = epNow();
   uint64_t batch = UINT64_MAX;
   for (uint64_t i = o->firstCase; i < o->firstCase + o->numCases && !l->out->failed; i++) {
     if (o->interrupted && *o->interrupted) {
@@ -231,7 +225,7 @@ static trefoil_result_t runCases(legs_t *l) {
     }
     EP_TRY(runCase(l, i));
     l->out->cases++;
-    l->out->seconds = now() - start;
+    l->out->seconds = epNow() - start;
     if (o->progress) o->progress(o->context, l->out->cases);
   }
   if (l->out->failed || l->out->cases == o->numCases) return TREFOIL_OK;

@@ -2,13 +2,13 @@
  * ends; then rank 0 takes the slowest rank of each call, and their median. */
 #include "validate/real_work.h"
 
+#include "plan/clock.h"
 #include "plan/error.h"
 #include "validate/cupti_times.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { N = EP_PAIR_ITERATIONS, B = EP_PAIR_BLOCKS, PAUSE_NS = 300000 };
 
@@ -26,12 +26,6 @@ typedef struct turn {
   int operation, library, block, traced;
 } turn_t;
 static _Thread_local turn_t turn;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static trefoil_result_t operate(real_rank_t *rank) {
   return turn.operation ? epRealCombine(rank) : epRealDispatch(rank);
@@ -55,9 +49,9 @@ static trefoil_result_t callBlock(real_rank_t *rank, cudaEvent_t *events) {
     EP_TRY(epGpuLockstep(&rank->run->peers[rank->rank], PAUSE_NS, 0, rank->stream));
     rank->doing = "cudaEventRecord";
     EP_REAL_CUDA(rank, lib->cudaEventRecord(events[2 * i], rank->stream));
-    double start = now();
+    double start = epNow();
     EP_TRY(operate(rank));
-    mine[EP_PAIR_HOST][i] = now() - start;
+    mine[EP_PAIR_HOST][i] = epNow() - start;
     rank->doing = "cudaEventRecord";
     EP_REAL_CUDA(rank, lib->cudaEventRecord(events[2 * i + 1], rank->stream));
   }

@@ -8,14 +8,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
-
-uint64_t epMonotonicNs(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 uint64_t epCallLimitNs(uint64_t timeoutNs, int isHost) {
   return timeoutNs + timeoutNs / 4 + (isHost ? 5000000000u : 60000000000u);

@@ -7,6 +7,8 @@
 #ifndef TREFOIL_VALIDATE_WORKER_H
 #define TREFOIL_VALIDATE_WORKER_H
 
+#include "plan/clock.h"
+#include "plan/error.h"
 #include "trefoil/base.h"
 
 #include <signal.h>
@@ -39,6 +41,17 @@ typedef struct ep_watch {
 /* Before and after a call; place may be NULL. */
 void epPlaceEnter(ep_place_t *place, const char *call);
 void epPlaceLeave(ep_place_t *place);
+/* A call between both. Where it fails with epRc_: `note`, and `code` with the sentence `why`. */
+#define EP_TRY_PLACED(rank, type, call, code, note, why)                                           \
+  do {                                                                                             \
+    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
+    type epRc_ = (call);                                                                           \
+    epPlaceLeave((rank)->place);                                                                   \
+    if (epRc_) {                                                                                   \
+      note;                                                                                        \
+      return epFail((code), "%s: %s", (rank)->doing, (why));                                       \
+    }                                                                                              \
+  } while (0)
 /* All places empty, limits as said. */
 void epWatchReset(ep_watch_t *watch, int numRanks, uint64_t limitNs);
 /* The limit that follows from a group's timeout: a quarter more and 5 s; on GPUs, where libraries
@@ -86,7 +99,5 @@ void epWorkerKill(pid_t pid);
 /* stdout becomes stderr; what it was, to be given back. */
 int epStdoutAway(void);
 void epStdoutBack(int saved);
-
-uint64_t epMonotonicNs(void);
 
 #endif

@@ -27,6 +27,7 @@
 #include <stdatomic.h>
 
 #include "api/object.h"
+#include "plan/clock.h"
 #include "trefoil/layout.h"
 
 typedef _Atomic uint64_t ep_word_t;
@@ -258,7 +259,6 @@ void epWentOn(const ep_op_t *op, int peer);
 /* The way out: tells all ranks, waits for all on this rank's own memory. 0: one did not come. */
 int epLeave(ep_cpu_group_t *g, uint64_t timeoutNs);
 int epCleanBarrier(ep_cpu_group_t *g);
-uint64_t epCpuNowNs(void);
 /* Rank r's rows are withdrawn: the group is lost, with a sentence about r. */
 void epHearWithdrawn(const ep_op_t *op, int r);
 

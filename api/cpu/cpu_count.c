@@ -51,7 +51,7 @@ static int isTaken(wait_t *w, int r, ep_array_t array, int i, uint64_t no) {
   while (epLoad(word) < no) {
     if (!epOwesReading(&w->op, r, w->op.no)) return 1;
     w->late = r;
-    if (atomic_load(&w->op.g->failed) || epCpuNowNs() > w->deadlineNs) return 0;
+    if (atomic_load(&w->op.g->failed) || epMonotonicNs() > w->deadlineNs) return 0;
     nanosleep(&pause, NULL);
   }
   return 1;
@@ -81,7 +81,7 @@ static int isAllTaken(wait_t *w) {
 }
 
 static trefoil_result_t awaitTaken(ep_cpu_group_t *g, ep_kind_t kind) {
-  uint64_t now = epCpuNowNs(), timeout = g->group->timeoutNs;
+  uint64_t now = epMonotonicNs(), timeout = g->group->timeoutNs;
   wait_t w = {.deadlineNs = timeout < INT64_MAX - now ? now + timeout : INT64_MAX};
   for (int a = 0; a < 2; a++) {
     if (!g->arenas[a].ready) continue;

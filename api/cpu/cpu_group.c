@@ -104,7 +104,7 @@ static void closeControl(ep_cpu_group_t *g) {
 
 /* Settings are compared before anything is shared. */
 static trefoil_result_t joinGroup(ep_cpu_group_t *g) {
-  ep_notice_t notice = {.call = EP_CALL_CREATE_GROUP, .groupId = epCpuNowNs()};
+  ep_notice_t notice = {.call = EP_CALL_CREATE_GROUP, .groupId = epMonotonicNs()};
   epSettingsOf(g->group, &notice.settings);
   EP_TRY(epMeet(g, &notice));
   g->id = notice.groupId;

@@ -28,12 +28,6 @@
 
 static const char *const kindNames[EP_NUM_KINDS] = {"update", "dispatch", "combine"};
 
-uint64_t epCpuNowNs(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* "For ever" is a legal timeout: the sum stays below 2^63 instead of wrapping. */
 static uint64_t deadlineAfter(uint64_t now, uint64_t timeoutNs) {
   return timeoutNs < INT64_MAX - now ? now + timeoutNs : INT64_MAX;
@@ -190,7 +184,7 @@ uint32_t epBell(const ep_op_t *op) {
 
 /* 0: gone, dead or too late; then the peer has been given up. */
 static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience_t *p) {
-  uint64_t now = epCpuNowNs();
+  uint64_t now = epMonotonicNs();
   int masks = op->g->group->limits.enableMask && !epIsHt(op->g->group);
   if (atomic_load(&op->g->failed)) return 0;
   if (!masks && hearOfFailure(op)) return 0;
@@ -217,7 +211,7 @@ static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience
 static int sleepFor(const ep_op_t *op, uint32_t seen, int peer, const char *what,
                     ep_patience_t *patience, uint32_t wanted) {
   if (!lookAround(op, peer, what, patience)) return 0;
-  uint64_t left = patience->deadlineNs - epCpuNowNs(), slice = LOOK_NS;
+  uint64_t left = patience->deadlineNs - epMonotonicNs(), slice = LOOK_NS;
   if ((int64_t)left <= 0) left = 1;
   ep_door_t *door = &op->g->peers[op->g->me].control->doors[op->kind];
   atomic_store(&door->wanted, wanted);
@@ -254,7 +248,7 @@ static int waitPushed(ep_cpu_group_t *g, int r, const ep_word_t *word, uint64_t 
     pauseCpu();
   }
   for (;;) {
-    uint64_t seen = epLoad(word), now = epCpuNowNs();
+    uint64_t seen = epLoad(word), now = epMonotonicNs();
     if (seen >= value) return 1;
     if (now >= deadlineNs || trefoilHostPeerAlive(g->group->comm, r) == 0) {
       return epLoad(word) >= value;
@@ -274,7 +268,7 @@ static void push(ep_cpu_group_t *g, ep_array_t array, uint64_t value, int onlyAc
 }
 
 int epLeave(ep_cpu_group_t *g, uint64_t timeoutNs) {
-  uint64_t deadline = deadlineAfter(epCpuNowNs(), timeoutNs);
+  uint64_t deadline = deadlineAfter(epMonotonicNs(), timeoutNs);
   push(g, EP_ARRAY_LEAVING, 1, 0);
   ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_LEAVING, 0);
   for (int r = 0; r < g->R; r++) {
@@ -286,7 +280,7 @@ int epLeave(ep_cpu_group_t *g, uint64_t timeoutNs) {
 /* MaskClean's: every rank is told, the unmasked ones are waited for. Ranks that are masked need not come,
  * so their counts differ: each waits for one more of a peer's than it has waited for before. */
 int epCleanBarrier(ep_cpu_group_t *g) {
-  uint64_t deadline = deadlineAfter(epCpuNowNs(), g->group->timeoutNs);
+  uint64_t deadline = deadlineAfter(epMonotonicNs(), g->group->timeoutNs);
   push(g, EP_ARRAY_CLEAN, ++g->cleans, 0);
   ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_CLEAN, 0);
   int all = 1;

@@ -165,7 +165,7 @@ static report_t beRank(const ways_t *w) {
   report_t r = {.rc = -1};
   int all[EP_LAUNCH_MAX_RANKS] = {0};
   ep_launch_t l;
-  double start = epLaunchNow();
+  double start = epNow();
   r.rc = epLaunchFind(&l);
   if (w->meetSeconds) l.meetSeconds = w->meetSeconds;
   if (w->gatherSeconds) l.gatherSeconds = w->gatherSeconds;
@@ -174,7 +174,7 @@ static report_t beRank(const ways_t *w) {
   if (r.rc == TREFOIL_OK && w->sleepAfterMeet) pauseMs(1000 * w->sleepAfterMeet);
   if (r.rc == TREFOIL_OK) r.rc = epLaunchGather(&l, &w->value, all, sizeof *all);
   for (int i = 0; i < l.numRanks; i++) r.sum += all[i];
-  r.seconds = epLaunchNow() - start;
+  r.seconds = epNow() - start;
   if (r.rc != TREFOIL_OK) snprintf(r.text, sizeof r.text, "%s", trefoilLastError());
   return r;
 }
