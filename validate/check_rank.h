@@ -67,38 +67,15 @@ trefoil_result_t epCallOp(ep_check_rank_t *rank, const ep_check_case_t *c, const
 void epMakeMagnitudes(const ep_check_case_t *c, int rank, uint8_t *image);
 
 #define EP_TRY_EP(rank, call)                                                                      \
-  do {                                                                                             \
-    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
-    ncclResult_t epRc_ = (call);                                                                   \
-    epPlaceLeave((rank)->place);                                                                   \
-    if (epRc_ != ncclSuccess) {                                                                    \
-      (rank)->failedBy = EP_FAILED_BY_EP;                                                          \
-      (rank)->result = epRc_;                                                                      \
-      return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
-                    epLibraryError((rank)->lib, epRc_));                                           \
-    }                                                                                              \
-  } while (0)
+  EP_TRY_PLACED(rank, ncclResult_t, call, TREFOIL_REMOTE_ERROR,                                    \
+                ((rank)->failedBy = EP_FAILED_BY_EP, (rank)->result = epRc_),                      \
+                epLibraryError((rank)->lib, epRc_))
 #define EP_TRY_NCCL(rank, call)                                                                    \
-  do {                                                                                             \
-    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
-    ncclResult_t epRc_ = (call);                                                                   \
-    epPlaceLeave((rank)->place);                                                                   \
-    if (epRc_ != ncclSuccess) {                                                                    \
-      (rank)->failedBy = EP_FAILED_BY_ELSE;                                                        \
-      return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
-                    epNcclError((rank)->lib, (rank)->comm, epRc_));                                \
-    }                                                                                              \
-  } while (0)
+  EP_TRY_PLACED(rank, ncclResult_t, call, TREFOIL_REMOTE_ERROR,                                    \
+                (rank)->failedBy = EP_FAILED_BY_ELSE,                                              \
+                epNcclError((rank)->lib, (rank)->comm, epRc_))
 #define EP_TRY_CUDA(rank, call)                                                                    \
-  do {                                                                                             \
-    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
-    cudaError_t epRc_ = (call);                                                                    \
-    epPlaceLeave((rank)->place);                                                                   \
-    if (epRc_ != cudaSuccess) {                                                                    \
-      (rank)->failedBy = EP_FAILED_BY_ELSE;                                                        \
-      return epFail(TREFOIL_SYSTEM_ERROR, "%s: %s", (rank)->doing,                                 \
-                    (rank)->lib->cudaGetErrorString(epRc_));                                       \
-    }                                                                                              \
-  } while (0)
+  EP_TRY_PLACED(rank, cudaError_t, call, TREFOIL_SYSTEM_ERROR,                                     \
+                (rank)->failedBy = EP_FAILED_BY_ELSE, (rank)->lib->cudaGetErrorString(epRc_))
 
 #endif

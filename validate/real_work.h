@@ -117,31 +117,13 @@ void epPairMeasure(real_rank_t *ranks[2]);
 enum { EP_REAL_NOISE = 0xa5 };
 
 #define EP_REAL_EP(rank, call)                                                                     \
-  do {                                                                                             \
-    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
-    ncclResult_t epRc_ = (call);                                                                   \
-    epPlaceLeave((rank)->place);                                                                   \
-    if (epRc_ != ncclSuccess)                                                                      \
-      return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
-                    epLibraryError(&(rank)->run->lib, epRc_));                                     \
-  } while (0)
+  EP_TRY_PLACED(rank, ncclResult_t, call, TREFOIL_REMOTE_ERROR, (void)0,                           \
+                epLibraryError(&(rank)->run->lib, epRc_))
 #define EP_REAL_NCCL(rank, call)                                                                   \
-  do {                                                                                             \
-    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
-    ncclResult_t epRc_ = (call);                                                                   \
-    epPlaceLeave((rank)->place);                                                                   \
-    if (epRc_ != ncclSuccess)                                                                      \
-      return epFail(TREFOIL_REMOTE_ERROR, "%s: %s", (rank)->doing,                                 \
-                    epNcclError(&(rank)->run->lib, (rank)->comm, epRc_));                          \
-  } while (0)
+  EP_TRY_PLACED(rank, ncclResult_t, call, TREFOIL_REMOTE_ERROR, (void)0,                           \
+                epNcclError(&(rank)->run->lib, (rank)->comm, epRc_))
 #define EP_REAL_CUDA(rank, call)                                                                   \
-  do {                                                                                             \
-    epPlaceEnter((rank)->place, (rank)->doing);                                                    \
-    cudaError_t epRc_ = (call);                                                                    \
-    epPlaceLeave((rank)->place);                                                                   \
-    if (epRc_ != cudaSuccess)                                                                      \
-      return epFail(TREFOIL_SYSTEM_ERROR, "%s: %s", (rank)->doing,                                 \
-                    (rank)->run->lib.cudaGetErrorString(epRc_));                                   \
-  } while (0)
+  EP_TRY_PLACED(rank, cudaError_t, call, TREFOIL_SYSTEM_ERROR, (void)0,                            \
+                (rank)->run->lib.cudaGetErrorString(epRc_))
 
 #endif

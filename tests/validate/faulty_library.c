@@ -3,11 +3,11 @@
  * it did goes to TREFOIL_FAULT_LOG as "rank R row N", for the test to compare with the report; while
  * that file is there, it does no more. Faults that end or stop a call: faulty_ends.c. */
 #include "faulty_library.h"
+#include "real_library.h"
 
 #include <nccl_ep.h>
 #include <trefoil/device.h>
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -23,18 +23,7 @@ typedef struct fault_work {
   size_t rowBytes, rows, bytes;
 } fault_work_t;
 
-static void *real;
 static atomic_int seen;
-
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static void openReal(void) {
-  real = dlopen(getenv("TREFOIL_FAULT_LIBRARY"), RTLD_NOW | RTLD_GLOBAL);
-}
-static void *find(const char *name) {
-  pthread_once(&once, openReal);
-  return dlsym(real, name);
-}
-#define REAL(name) ((__typeof__(&name))find(#name))
 
 static int is(const char *name) {
   const char *fault = getenv("TREFOIL_FAULT");

@@ -11,25 +11,15 @@
  *   arrived    HT flat: the last slot that arrives has noise for weights, too
  *   abort      the third dispatch ends the process
  *   refuse     every third dispatch returns ncclInvalidArgument */
+#include "real_library.h"
+
 #include <nccl_ep.h>
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-static void *real;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static void openReal(void) {
-  real = dlopen(getenv("TREFOIL_FAULT_LIBRARY"), RTLD_NOW | RTLD_GLOBAL);
-}
-static void *find(const char *name) {
-  pthread_once(&once, openReal);
-  return dlsym(real, name);
-}
-#define REAL(name) ((__typeof__(&name))find(#name))
 
 static int wrong(const char *how) {
   const char *what = getenv("TREFOIL_REORDER");
