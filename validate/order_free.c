@@ -133,14 +133,15 @@ typedef struct round {
 } round_t;
 
 static trefoil_result_t leavePastOpen(const round_t *r, const ep_check_op_t *op) {
-  static const ep_tensor_id_t past[] = {EP_T_OUT_WEIGHTS, EP_T_OUT_IDX};
+  static const ep_tensor_id_t past[] = {EP_T_OUT_TOKENS, EP_T_OUT_SCALES, EP_T_OUT_WEIGHTS,
+                                        EP_T_OUT_IDX};
   const ep_check_case_t *c = r->c;
   int rank = r->rank->rank;
   if (!epPastIsOpen(c->group->orderFree, c->group->handles[op->handle].mode)) return TREFOIL_OK;
   trefoil_case_t rc;
   epReferenceCase(c, op, r->number, &rc);
   int64_t slots = trefoilRefNumSlots(&rc, rank);
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < 4; i++) {
     if (op->region[past[i]] < 0) continue;
     ep_check_dims_t d;
     epTensorDims(c, op, past[i], rank, &d);

@@ -10,8 +10,8 @@
  * at 1, R + 2 the roundings that can come one after another: both sides' are in it. S is the
  * reference's own combine, run on magnitudes.
  *
- * Past: the weights and ids of HT slots past those that arrive. NCCL EP's header does not say what they
- * are; D7 does. */
+ * Past: what HT's outputs hold past the slots that arrive (up to the tensor's end). NCCL EP's header does
+ * not say it; D7 does. */
 #ifndef TREFOIL_VALIDATE_ORDER_FREE_H
 #define TREFOIL_VALIDATE_ORDER_FREE_H
 
@@ -23,7 +23,7 @@ enum { EP_OPEN_LL_ROWS = 1, EP_OPEN_HT_ROWS = 2 };
 /* Whether rows of a mode may lie in another order. */
 int epRowsAreOpen(unsigned open, trefoil_mode_t mode);
 
-/* Whether the weights and ids past the slots that arrive may be anything. */
+/* Whether what is past the slots that arrive may be anything. */
 int epPastIsOpen(unsigned open, trefoil_mode_t mode);
 
 /* The used slots of a zone: the end of the zone that starts at slot `first`, and into used[] (room for

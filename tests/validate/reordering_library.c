@@ -1,7 +1,7 @@
 /* A library that uses what level order-free leaves open, or a little more. It forwards to the real one
  * (TREFOIL_FAULT_LIBRARY). LL: after a dispatch the rows of each zone go into another order, with what
  * lies beside them; before a combine the rows come back from it; sums are off by one unit of the wire
- * type's last place. HT flat: after a dispatch the weights and ids past the slots that arrive are noise.
+ * type's last place. HT flat: after a dispatch what is past the slots that arrive is noise.
  * TREFOIL_REORDER says what it does wrong besides, each time it can:
  *   zones      two rows of different zones change places
  *   extra      a row stands in the first unused slot of its zone, too, and is not counted
@@ -181,6 +181,7 @@ static void afterCombine(void *context) {
 typedef struct past {
   uint8_t *weights, *ids;
   size_t numRows, topk, idBytes;
+  rows_t tokens;
 } past_t;
 
 /* From the last row on: rows without an expert of this rank. */
@@ -192,6 +193,8 @@ static void spoilPast(void *context) {
     int arrived = 0;
     for (size_t k = 0; k < p->topk; k++) arrived |= memcmp(ids + k * p->idBytes, none, p->idBytes);
     if (!arrived) memset(ids, 0x5a, p->topk * p->idBytes);
+    if (!arrived && p->tokens.data)
+      memset(p->tokens.data + row * p->tokens.rowBytes, 0x5a, p->tokens.rowBytes);
     if (!arrived || wrong("arrived")) memset(p->weights + row * p->topk * 4, 0x5a, p->topk * 4);
     if (arrived) return;
   }
@@ -200,8 +203,12 @@ static void spoilPast(void *context) {
 static void noisePast(const ncclEpDispatchOutputs_t *out, cudaStream_t stream) {
   if (!out->topk_idx || !out->topk_idx->data || !out->topk_weights) return;
   past_t *p = malloc(sizeof *p); /* as long as the process lives: replays use it again */
-  *p = (past_t){out->topk_weights->data, out->topk_idx->data, out->topk_idx->sizes[0],
-                out->topk_idx->sizes[1], elementBytes(out->topk_idx->datatype)};
+  *p = (past_t){out->topk_weights->data,
+                out->topk_idx->data,
+                out->topk_idx->sizes[0],
+                out->topk_idx->sizes[1],
+                elementBytes(out->topk_idx->datatype),
+                rowsOf(out->tokens)};
   if (p->weights) cudaLaunchHostFunc(stream, spoilPast, p);
 }
 
