@@ -24,6 +24,7 @@ from trefoil.report.figures import Figure, committed_folder, load_figures
 from trefoil.report.goals import LL_GOALS, LL_TOKENS
 from trefoil.table import markdown
 
+PACKAGE_TIMES = ("dispatch_us", "combine_us", "graph_us")
 BASE_US = 3.4  # what an operation of low latency takes beside its bytes
 FILES: dict[str, Any] = {
     "kernels_ll": "ll_kernels_h200x4b.json",
@@ -34,6 +35,7 @@ FILES: dict[str, Any] = {
         ("ht_kernels_h200x2.json", "Two GPUs"),
     ],
     "against": "against_nccl_ep_h200x2.json",
+    "package": "nccl_ep_package_h200x2.json",
 }
 
 
@@ -217,10 +219,15 @@ def _ht_us(operation: str, sms: int) -> str:
     )
 
 
-def _times_ours(op: str) -> str:
+def _times_ours(mode: str, op: str) -> str:
+    """The other library's kernel time over ours in modes that begin so: least and most."""
     blocks = [b for b in _read(FILES["against"])["against_benchmarks"] if b["ok"] and op in b]
-    ratios = [b[op]["against_over_library"]["kernel_sum"]["p50"] for b in blocks]
-    return f"{min(ratios):.1f} to {max(ratios):.1f}"
+    ratios = [
+        b[op]["against_over_library"]["kernel_sum"]["p50"]
+        for b in blocks
+        if b["mode"].startswith(mode)
+    ]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def _held_out(record: str) -> str:
@@ -244,9 +251,10 @@ def summary() -> str:
             "`tools/gpu_ht --gpus 4`",
         ],
         [
-            "NVIDIA's library over ours, low latency, 2 H200",
-            f"dispatch takes {_times_ours('dispatch')} times as long, combine "
-            f"{_times_ours('combine')} times",
+            "NVIDIA's library over ours, 2 H200",
+            f"low latency: dispatch takes {_times_ours('ll', 'dispatch')} times as long, combine "
+            f"{_times_ours('ll', 'combine')} times; high throughput: "
+            f"{_times_ours('ht', 'dispatch')} and {_times_ours('ht', 'combine')} times",
             "`trefoil bench --gpu --against libnccl_ep.so --level order-free`",
         ],
         [
@@ -267,11 +275,25 @@ def readme(text: str) -> str:
     return text[:begin] + summary() + text[text.index(END, begin) :]
 
 
+def two_packages(name: str) -> str:
+    """NVIDIA's Python package on two libraries: times of calls, and whether results are equal."""
+    ours, theirs = (of["rows"] for of in _read(name)["libraries"])
+    rows = []
+    for a, b in zip(ours, theirs, strict=True):
+        same = all(a[key] == b[key] and a["ok"] and b["ok"] for key in ("result", "graph_result"))
+        times = [f"{row[key]:.0f}" for key in PACKAGE_TIMES for row in (a, b)]
+        rows.append([a["mode"], str(a["tokens"]), *times, "equal" if same else "different"])
+    head = [
+        f"{key.removesuffix('_us')}: {who}" for key in PACKAGE_TIMES for who in ("ours", "theirs")
+    ]
+    return table(["mode", "tokens", *head, "results, bit for bit"], rows)
+
+
 # ---- Pages --------------------------------------------------------------------------------------
 
 TABLES = (
     *(source, low_latency, host_time, high_throughput, skewed, has_products, products),
-    *(two_libraries, records, conformance, checks),
+    *(two_libraries, two_packages, records, conformance, checks),
 )
 
 
