@@ -52,7 +52,7 @@ static void letIn(door_t *d) {
     if (d->guests[i].socket < 0 || d->guests[i].end < place->end) place = &d->guests[i];
   if (place->socket >= 0) sendAway(d, place, 1);
   *place = (guest_t){.socket = s, .end = epNow() + epLaunchHelloSeconds(d->launch)};
-  place->who = epLaunchPeer(s, &place->peer);
+  place->who = epLaunchPeer(d->launch, s, &place->peer);
   if (place->who == EP_LAUNCH_FOREIGN) sendAway(d, place, 1);
 }
 
@@ -154,7 +154,7 @@ static void tellAll(door_t *d, ep_launch_end_t *f) {
 static trefoil_result_t receiveAll(door_t *d) {
   ep_launch_t *l = d->launch;
   double end = epNow() + l->meetSeconds, settled = 0;
-  char foreign[160];
+  char foreign[280];
   ep_launch_end_t f = {.verdict = EP_LAUNCH_SEATED};
   while (!d->isTwice) {
     double now = epNow(), until = end;

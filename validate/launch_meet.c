@@ -69,11 +69,11 @@ static int callPlace(const ep_launch_t *l, const ep_launch_place_t *p) {
 static int converse(ep_launch_t *l, const ep_launch_place_t *p, int s, ep_launch_hello_t *hello,
                     ep_launch_answer_t *said, ep_launch_foreign_t *peer) {
   double end = epNow() + epLaunchHelloSeconds(l);
-  if (p->address.ss_family == AF_UNIX && epLaunchPeer(s, peer) == EP_LAUNCH_FOREIGN) return 0;
+  if (p->address.ss_family == AF_UNIX && epLaunchPeer(l, s, peer) == EP_LAUNCH_FOREIGN) return 0;
   if (epLaunchMove(s, hello, sizeof *hello, 1, end) <= 0 ||
       epLaunchMove(s, said, sizeof *said, 0, end) <= 0)
     return 0;
-  ep_launch_peer_t who = epLaunchPeer(s, peer);
+  ep_launch_peer_t who = epLaunchPeer(l, s, peer);
   l->numElsewhere = who == EP_LAUNCH_ELSEWHERE;
   return who != EP_LAUNCH_FOREIGN && !memcmp(said->magic, EP_LAUNCH_MAGIC, sizeof said->magic) &&
          said->proof == epLaunchProof(l, hello, said->cookie, said->verdict, 0);
@@ -105,7 +105,7 @@ static int introduce(ep_launch_t *l, const ep_launch_place_t *p, ep_launch_forei
 /* Waits for rank 0's last word. */
 static trefoil_result_t waitForAll(ep_launch_t *l, int s) {
   ep_launch_end_t f = {0};
-  char foreign[160];
+  char foreign[280];
   int rc = epLaunchMove(s, &f, sizeof f, 0, epNow() + l->meetSeconds + epLaunchHelloSeconds(l));
   if (rc > 0 && f.verdict == EP_LAUNCH_SEATED) {
     l->sockets[0] = s;
@@ -127,7 +127,7 @@ static trefoil_result_t goToRank0(ep_launch_t *l, const ep_launch_place_t *p) {
   struct timespec pause = {0, 20000000};
   ep_launch_foreign_t a = {0};
   ep_launch_answer_t said = {.verdict = 0};
-  char foreign[160];
+  char foreign[280];
   for (;;) {
     int s = introduce(l, p, &a, &said);
     if (s >= 0 && said.verdict == EP_LAUNCH_WELCOME) return waitForAll(l, s);
@@ -155,7 +155,7 @@ static trefoil_result_t goToRank0(ep_launch_t *l, const ep_launch_place_t *p) {
 static trefoil_result_t takenPlace(ep_launch_t *l, const ep_launch_place_t *p,
                                    ep_launch_foreign_t *a, double end) {
   ep_launch_answer_t said = {.verdict = 0};
-  char foreign[160];
+  char foreign[280];
   int s = introduce(l, p, a, &said);
   if (s >= 0) {
     close(s);

@@ -55,17 +55,17 @@ typedef struct ep_launch_place {
 /* Who came, or answered, and is not of this launch. */
 typedef struct ep_launch_foreign {
   int count;
-  char last[80]; /* ", the last of process 17 of user 1000", or "" */
+  char last[160]; /* ", the last of process 17 of user 1000", or "" */
 } ep_launch_foreign_t;
 
 /* ---- launch_peer.c ---- */
 typedef enum ep_launch_peer {
   EP_LAUNCH_FOREIGN, /* of another user, or on this machine and not to be told */
   EP_LAUNCH_OURS,
-  EP_LAUNCH_ELSEWHERE /* on another machine: no kernel says */
+  EP_LAUNCH_ELSEWHERE /* on another machine, or the kernel's table is hidden and there is a secret */
 } ep_launch_peer_t;
 /* Over TCP once the other side has accepted: before, the kernel has no user for it. */
-ep_launch_peer_t epLaunchPeer(int socket, ep_launch_foreign_t *whose);
+ep_launch_peer_t epLaunchPeer(const ep_launch_t *l, int socket, ep_launch_foreign_t *whose);
 
 /* ---- launch_proof.c ---- */
 /* The launch's name as a number that can be shown. */

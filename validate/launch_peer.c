@@ -63,9 +63,10 @@ static int readEnd(const char *text, end_t *e) {
                                       &e->address[2], &e->address[3]) == 4;
 }
 
-/* The user of the established connection `from` -> `to` in that table; 0: it is not there. */
-static int findUser(const char *table, const end_t *from, const end_t *to, uid_t *user) {
-  enum { ESTABLISHED = 1 };
+/* The user of the connection `from` -> `to` in that table, established or in any state; 0: not there. */
+enum { ESTABLISHED = 1, ANY_STATE = 0 };
+static int findIn(const char *table, const end_t *from, const end_t *to, unsigned wanted,
+                  uid_t *user) {
   char line[512], local[64], remote[64];
   unsigned state, uid;
   int isFound = 0;
@@ -73,15 +74,21 @@ static int findUser(const char *table, const end_t *from, const end_t *to, uid_t
   FILE *f = fopen(table, "re");
   while (f && !isFound && fgets(line, sizeof line, f)) {
     isFound = sscanf(line, " %*d: %63s %63s %x %*s %*s %*s %u", local, remote, &state, &uid) == 4 &&
-              state == ESTABLISHED && readEnd(local, &a) && readEnd(remote, &b) &&
-              isSameEnd(&a, from) && isSameEnd(&b, to);
+              (wanted == ANY_STATE || state == wanted) && readEnd(local, &a) &&
+              readEnd(remote, &b) && isSameEnd(&a, from) && isSameEnd(&b, to);
   }
   if (f) fclose(f);
   if (isFound) *user = uid;
   return isFound;
 }
 
-static ep_launch_peer_t tcpPeer(int socket, ep_launch_foreign_t *whose) {
+static int findUser(const end_t *from, const end_t *to, unsigned state, uid_t *user) {
+  return findIn("/proc/net/tcp", from, to, state, user) ||
+         findIn("/proc/net/tcp6", from, to, state, user);
+}
+
+/* A table that lacks our own end is not the kernel's: unreadable, or hidden by who made the container. */
+static ep_launch_peer_t tcpPeer(const ep_launch_t *l, int socket, ep_launch_foreign_t *whose) {
   struct sockaddr_storage mine = {0}, theirs = {0};
   socklen_t mineBytes = sizeof mine, theirBytes = sizeof theirs;
   end_t here, there;
@@ -90,24 +97,26 @@ static ep_launch_peer_t tcpPeer(int socket, ep_launch_foreign_t *whose) {
       getpeername(socket, (struct sockaddr *)&theirs, &theirBytes) != 0 ||
       !endOf((struct sockaddr *)&mine, &here) || !endOf((struct sockaddr *)&theirs, &there))
     return EP_LAUNCH_FOREIGN;
-  if (findUser("/proc/net/tcp", &there, &here, &user) ||
-      findUser("/proc/net/tcp6", &there, &here, &user)) {
+  if (findUser(&there, &here, ESTABLISHED, &user)) {
     snprintf(whose->last, sizeof whose->last, ", the last of user %u", user);
     return user == getuid() ? EP_LAUNCH_OURS : EP_LAUNCH_FOREIGN;
   }
   if (!isSameAddress(&here, &there) && !isHere(&there)) return EP_LAUNCH_ELSEWHERE;
-  if (access("/proc/net/tcp", R_OK) != 0)
-    snprintf(whose->last, sizeof whose->last, ", whose users /proc/net/tcp does not tell");
+  if (findUser(&here, &there, ANY_STATE, &user)) return EP_LAUNCH_FOREIGN; /* it has closed */
+  if (l->hasSecret) return EP_LAUNCH_ELSEWHERE;
+  snprintf(whose->last, sizeof whose->last,
+           ", whose user /proc/net/tcp does not tell (it is hidden here): set "
+           "TREFOIL_LAUNCH_SECRET on all ranks");
   return EP_LAUNCH_FOREIGN;
 }
 
-ep_launch_peer_t epLaunchPeer(int socket, ep_launch_foreign_t *whose) {
+ep_launch_peer_t epLaunchPeer(const ep_launch_t *l, int socket, ep_launch_foreign_t *whose) {
   struct ucred peer = {0};
   struct sockaddr_storage a = {0};
   socklen_t bytes = sizeof a, peerBytes = sizeof peer;
   *whose = (ep_launch_foreign_t){0};
   if (getsockname(socket, (struct sockaddr *)&a, &bytes) != 0) return EP_LAUNCH_FOREIGN;
-  if (a.ss_family != AF_UNIX) return tcpPeer(socket, whose);
+  if (a.ss_family != AF_UNIX) return tcpPeer(l, socket, whose);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &peerBytes) != 0) return EP_LAUNCH_FOREIGN;
   snprintf(whose->last, sizeof whose->last, ", the last of process %d of user %u", (int)peer.pid,
            peer.uid);

@@ -7,7 +7,9 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -159,6 +161,7 @@ typedef struct ways {
   int leaveAfterMeet; /* ends without the gather */
   int sleepAfterMeet; /* seconds before the gather */
   uid_t user;         /* 0: as the test */
+  int hidden;         /* there is no /proc/net/tcp: another file system covers /proc */
 } ways_t;
 
 static report_t beRank(const ways_t *w) {
@@ -179,6 +182,18 @@ static report_t beRank(const ways_t *w) {
   return r;
 }
 
+static int hideTable(void) {
+  return unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+         mount("none", "/proc", "tmpfs", 0, NULL) == 0;
+}
+
+static int canHide(void) {
+  pid_t child = fork();
+  int status = 1;
+  if (child == 0) _exit(!hideTable());
+  return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
 static rank_process_t startRank(const char *environment, ways_t w) {
   int ends[2];
   rank_process_t p = {-1, -1};
@@ -195,6 +210,7 @@ static rank_process_t startRank(const char *environment, ways_t w) {
       }
     }
     setOnly(environment);
+    if (w.hidden && !hideTable()) _exit(1);
     if (w.user && setuid(w.user) != 0) _exit(1);
     report_t r = beRank(&w);
     _exit(write(ends[1], &r, sizeof r) != sizeof r);
@@ -319,6 +335,43 @@ TEST(a_secret_keeps_out_who_does_not_know_it) {
               (strstr(a.text, "not of this launch") && strstr(b.text, "not of this launch")),
           "%s; %s", a.text, b.text);
   }
+}
+
+/* A container may hide the kernel's table: a secret lets ranks meet, and without one the sentence says how. */
+TEST(a_hidden_table_needs_a_secret) {
+  if (!canHide()) SKIP("needs root and namespaces, to hide /proc/net/tcp");
+  for (int secret = 0; secret < 2; secret++) {
+    char text[2][300];
+    int port = freePort();
+    for (int r = 0; r < 2; r++) {
+      byTcp(text[r], sizeof text[r], port, r, 2);
+      if (secret) strcat(text[r], " TREFOIL_LAUNCH_SECRET=a-word-nobody-knows");
+    }
+    ways_t w = {.value = 1, .meetSeconds = secret ? 30 : 2, .hidden = 1};
+    rank_process_t zero = startRank(text[0], w), one = startRank(text[1], w);
+    report_t a = endRank(zero), b = endRank(one);
+    CHECK((a.rc == TREFOIL_OK && a.sum == 2) == secret, "%d: %d, %s", secret, a.sum, a.text);
+    CHECK((b.rc == TREFOIL_OK && b.sum == 2) == secret, "%d: %d, %s", secret, b.sum, b.text);
+    CHECK(secret || strstr(a.text, "/proc/net/tcp does not tell (it is hidden here): set "
+                                   "TREFOIL_LAUNCH_SECRET on all ranks"),
+          "%s", a.text);
+  }
+}
+
+/* Who does not know the secret stays out also where the table is hidden. */
+TEST(a_hidden_table_lets_no_stranger_in) {
+  if (!canHide()) SKIP("needs root and namespaces, to hide /proc/net/tcp");
+  char text[2][300];
+  int port = freePort();
+  for (int r = 0; r < 2; r++) {
+    byTcp(text[r], sizeof text[r], port, r, 2);
+    strcat(text[r], r ? " TREFOIL_LAUNCH_SECRET=another-word-quite"
+                      : " TREFOIL_LAUNCH_SECRET=a-word-nobody-knows");
+  }
+  ways_t w = {.value = 1, .meetSeconds = 2, .hidden = 1};
+  rank_process_t zero = startRank(text[0], w), one = startRank(text[1], w);
+  report_t a = endRank(zero), b = endRank(one);
+  CHECK(a.rc != TREFOIL_OK && b.rc != TREFOIL_OK, "%s; %s", a.text, b.text);
 }
 
 /* Nobody comes but a silent connection: rank 0 ends within its limit and says so. */
