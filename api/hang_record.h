@@ -65,7 +65,7 @@ typedef struct ep_hang_record {
 
 static inline const char *epHangPhase(uint32_t phase) {
   switch (phase) {
-  case EP_LL_PHASE_HELLO:
+  case EP_LL_PHASE_ANNOUNCE:
     return "sign that it is there";
   case EP_LL_PHASE_ROUTING:
     return "routing";

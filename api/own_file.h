@@ -1,4 +1,4 @@
-/* Small files of this user's own, which processes map: progress records and the board of ranks. */
+/* Small files of this user's own, which processes map: progress records and the rendezvous of ranks. */
 #ifndef TREFOIL_API_OWN_FILE_H
 #define TREFOIL_API_OWN_FILE_H
 

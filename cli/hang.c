@@ -199,12 +199,12 @@ static json_t *recordJson(const ep_hang_record_t *r) {
 }
 
 /* What a kernel's wait saw in place of what it expected; "" where it was no kernel's. */
-static void describeMarks(const verdict_t *v, char *text, size_t bytes) {
+static void describeFlags(const verdict_t *v, char *text, size_t bytes) {
   const ep_hang_device_t *d = &v->group->device;
   int k = (int)(v->kind - v->group->kinds) - 1;
   *text = 0;
   if (!d->used || k < 0 || d->wait.state == 0 || d->wait.kind != (uint32_t)k) return;
-  int n = snprintf(text, bytes, " (expected mark %u", d->wait.expected);
+  int n = snprintf(text, bytes, " (expected flag %u", d->wait.expected);
   if (epHangTellsReceived(d->wait.kind, d->wait.phase) && n > 0 && (size_t)n < bytes)
     n += snprintf(text + n, bytes - (size_t)n, ", received %u", d->wait.received);
   if (d->wait.item >= 0 && n > 0 && (size_t)n < bytes)
@@ -214,11 +214,11 @@ static void describeMarks(const verdict_t *v, char *text, size_t bytes) {
 
 static int printVerdict(const records_t *all, int json) {
   verdict_t v = judge(all);
-  char culprit[256] = "", marks[96] = "",
+  char culprit[256] = "", flags[96] = "",
        sentence[640] = "nobody waits: no rank of these records hangs";
   if (v.group) {
     describeCulprit(all, &v, culprit, sizeof culprit);
-    describeMarks(&v, marks, sizeof marks);
+    describeFlags(&v, flags, sizeof flags);
     uint64_t now = nowNs();
     double since = now > v.kind->sinceNs ? 1e-9 * (double)(now - v.kind->sinceNs) : 0;
     if (v.kind->state == EP_HANG_WAITING)
@@ -226,7 +226,7 @@ static int printVerdict(const records_t *all, int json) {
                "%s; rank %d waits in %s %llu for %s of rank %d%s, for %.1f s", culprit,
                v.group->rank, kindNames[v.kind - v.group->kinds],
                (unsigned long long)v.kind->number, *v.kind->what ? v.kind->what : "an answer",
-               peerOf(all, v.group, v.kind), marks, since);
+               peerOf(all, v.group, v.kind), flags, since);
     else
       snprintf(sentence, sizeof sentence, "%s", culprit);
   }

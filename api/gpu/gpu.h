@@ -60,7 +60,7 @@ typedef struct ep_gpu_times {
   uint64_t numLaunches, numRead;
 } ep_gpu_times_t;
 
-struct ep_board;
+struct ep_rendezvous;
 struct ep_gpu_hang;
 
 typedef struct ep_gpu_group {
@@ -72,11 +72,11 @@ typedef struct ep_gpu_group {
   ep_ll_group_t ll; /* as launches get it; stamps are set per launch. In high throughput only */
   ep_ht_group_t ht; /* what both have: sizes, control, mask, record, peers; and this is passed */
   uint64_t version; /* counts changes of `ll`, from 1 */
-  struct ep_board *board;
+  struct ep_rendezvous *rendezvous;
   char *control; /* EP_GPU_CONTROL_BYTES */
   ep_ll_record_t *record;
-  ep_ht_note_t *note, *noteOnDevice; /* in the same page */
-  ep_ht_note_t noteSeen;
+  ep_ht_status_t *status, *statusOnDevice; /* in the same page */
+  ep_ht_status_t statusSeen;
   struct ep_gpu_hang *hang; /* NULL: no file */
   uint64_t *finished;       /* with a file: on the device, [kind] operations finished */
   uint32_t gaveUpSeen;

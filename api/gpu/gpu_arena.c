@@ -1,14 +1,14 @@
 /* Exchange memory: one window a group, made anew when a handle needs a larger top-k.
  *
- * Two meetings frame it: before NCCL's collective registration, because that waits for ever for a rank
+ * Two rounds frame it: before NCCL's collective registration, because that waits for ever for a rank
  * that failed; and after the memory is zeroed, because a peer may store as soon as it returns. Launches
  * that were captured have the old addresses in them; so in a group that captured something an old
- * window stays as long as the group. Operation numbers are the group's, so its marks stay valid.
+ * window stays as long as the group. Operation numbers are the group's, so its flags stay valid.
  * Operation numbers go on; that all have received what was sent so far is noted in control memory, as
  * the words that say it lie in the old window. Later only operations of which two were in flight would read
  * such words: once there are two windows they are refused, and so is a second window if a graph holds
  * them. */
-#include "api/gpu/board.h"
+#include "api/gpu/rendezvous.h"
 #include "api/gpu/gpu.h"
 #include "api/gpu/gpu_device.h"
 
@@ -58,7 +58,7 @@ static int needsNew(const ep_gpu_group_t *g, const ep_sizing_t *sizing) {
          sizing->buffers[EP_BUFFER_SCRATCH].bytes > a->scratchBuffer.bytes;
 }
 
-static trefoil_result_t compare(const ep_board_word_t *all, int numRanks) {
+static trefoil_result_t compare(const ep_rendezvous_word_t *all, int numRanks) {
   for (int r = 1; r < numRanks; r++) {
     EP_CHECK(all[0].topk == all[r].topk, TREFOIL_INVALID_ARGUMENT,
              "ncclEpInitHandle: num_topk differs: buffers for %u on rank 0, %u on rank %d; must be "
@@ -72,12 +72,12 @@ static trefoil_result_t compare(const ep_board_word_t *all, int numRanks) {
   return TREFOIL_OK;
 }
 
-static trefoil_result_t meet(ep_gpu_group_t *g, ep_board_call_t call, int topk) {
-  ep_board_word_t all[EP_LL_MAX_RANKS], mine = {.call = call, .topk = (uint32_t)topk};
+static trefoil_result_t meet(ep_gpu_group_t *g, ep_rendezvous_call_t call, int topk) {
+  ep_rendezvous_word_t all[EP_LL_MAX_RANKS], mine = {.call = call, .topk = (uint32_t)topk};
   mine.groupId = g->id;
-  EP_TRY(epBoardMeet(g->board, &mine, g->group->timeoutNs, all));
+  EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
   trefoil_result_t result = compare(all, g->R);
-  if (result != TREFOIL_OK) epBoardShareFailure(g->board);
+  if (result != TREFOIL_OK) epRendezvousShareFailure(g->rendezvous);
   return result;
 }
 
@@ -119,14 +119,14 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
   EP_CUDA(cudaDeviceSynchronize());
   trefoil_result_t result = allocAlone(g, &a);
   if (result == TREFOIL_OK) {
-    result = meet(g, EP_BOARD_INIT_HANDLE, sizing->config.shape.topk);
+    result = meet(g, EP_RENDEZVOUS_INIT_HANDLE, sizing->config.shape.topk);
   }
   char *before[EP_LL_MAX_RANKS];
   for (int r = 0; r < g->R; r++) before[r] = g->ll.peers[r];
   if (result == TREFOIL_OK) result = openTogether(g, &a);
   if (result == TREFOIL_OK && g->numArenas) result = epGpuSettle(g->control, g->isHt);
   if (result == TREFOIL_OK) {
-    result = meet(g, EP_BOARD_HANDLE_READY, sizing->config.shape.topk);
+    result = meet(g, EP_RENDEZVOUS_HANDLE_READY, sizing->config.shape.topk);
   }
   if (result != TREFOIL_OK) {
     for (int r = 0; r < g->R; r++) g->ll.peers[r] = before[r];

@@ -1,5 +1,5 @@
 /* The table of operations of the GPU library. */
-#include "api/gpu/board.h"
+#include "api/gpu/rendezvous.h"
 #include "api/gpu/gpu.h"
 
 const ep_backend_t epBackend = {
@@ -8,8 +8,8 @@ const ep_backend_t epBackend = {
     .combineNvfp4 = 0,
     .sizing = epGpuSizing,
     .topology = epGpuTopology,
-    .callBegin = epBoardCallBegin,
-    .callFail = epBoardCallFail,
+    .callBegin = epRendezvousCallBegin,
+    .callFail = epRendezvousCallFail,
     .checkComm = epGpuCheckComm,
     .groupCreate = epGpuGroupCreate,
     .groupDestroy = epGpuGroupDestroy,

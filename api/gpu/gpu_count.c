@@ -102,8 +102,8 @@ uint64_t *epGpuStampsFor(ep_gpu_group_t *g, unsigned kind, unsigned parts) {
 }
 
 static ncclEpKernelTime_t timeOf(const ep_gpu_group_t *g, const uint64_t *stamps,
-                                 ep_gpu_launch_note_t note) {
-  ncclEpKernelTime_t t = {.kind = note.kind, .parts = note.parts, .numBlocks = g->ll.numSms};
+                                 ep_gpu_launch_note_t status) {
+  ncclEpKernelTime_t t = {.kind = status.kind, .parts = status.parts, .numBlocks = g->ll.numSms};
   uint64_t first = stamps[0];
   if (!first) return t; /* it has not run */
   t.startNs = first;

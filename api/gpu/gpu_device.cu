@@ -32,14 +32,14 @@ __global__ void setMask(int *mask, unsigned long long active, int numRanks) {
 __global__ void settleControl(Control *c) {
   KindControl &k = c->kind[threadIdx.x];
   const unsigned long long e = k.clock >> 16;
-  k.done[e & 1] = k.known[e & 1] = e;
-  k.done[~e & 1] = k.known[~e & 1] = e ? e - 1 : 0;
+  k.done[e & 1] = k.acked[e & 1] = e;
+  k.done[~e & 1] = k.acked[~e & 1] = e ? e - 1 : 0;
 }
 
-// New rings: pieces are counted from the start again. Updates' words have their own numbers.
+// New FIFOs: chunks are counted from the start again. Updates' words have their own numbers.
 __global__ void restartRings(HtControl *c) {
-  for (unsigned i = threadIdx.x; i < sizeof c->rings / 8; i += blockDim.x) {
-    ((unsigned long long *)c->rings)[i] = 0;
+  for (unsigned i = threadIdx.x; i < sizeof c->fifos / 8; i += blockDim.x) {
+    ((unsigned long long *)c->fifos)[i] = 0;
   }
 }
 
@@ -53,12 +53,12 @@ __global__ void guard(ep_ht_head_t *head, long long rows) {
   if (!head->trapped && head->numRows > rows) head->trapped = GUARDED;
 }
 
-__global__ void after(ep_ht_head_t *head, long long rows, volatile ep_ht_note_t *note) {
+__global__ void after(ep_ht_head_t *head, long long rows, volatile ep_ht_status_t *status) {
   if (head->trapped != GUARDED) return;
-  note->slots = head->slotTotal;
-  note->rows = rows;
+  status->slots = head->slotTotal;
+  status->rows = rows;
   __threadfence_system();
-  note->shorts = note->shorts + 1;
+  status->shorts = status->shorts + 1;
   head->trapped = 0;
 }
 
@@ -106,9 +106,9 @@ extern "C" trefoil_result_t epGpuHtGuard(void *head, int64_t rows, void *stream)
   return launch(guard, 1, stream, (ep_ht_head_t *)head, rows);
 }
 
-extern "C" trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_ht_note_t *note,
+extern "C" trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_ht_status_t *status,
                                          void *stream) {
-  return launch(after, 1, stream, (ep_ht_head_t *)head, rows, note);
+  return launch(after, 1, stream, (ep_ht_head_t *)head, rows, status);
 }
 
 extern "C" trefoil_result_t epGpuSettle(void *control, int ht) {

@@ -31,7 +31,7 @@ typedef struct ep_ht_memory {
 /* Before an operation: if more rows arrive than `rows`, the rank is trapped for it. */
 trefoil_result_t epGpuHtGuard(void *head, int64_t rows, void *stream);
 /* After it: undoes that, and notes it: too few rows of topk. */
-trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_ht_note_t *note, void *stream);
+trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_ht_status_t *status, void *stream);
 
 /* CLOCK_REALTIME minus the device clock (%globaltimer), nanoseconds; waits. */
 trefoil_result_t epGpuClockOffset(int64_t *offsetNs);

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/gpu/board.h"
+#include "api/gpu/rendezvous.h"
 #include "api/gpu/gpu.h"
 #include "api/gpu/gpu_device.h"
 
@@ -38,7 +38,7 @@ static void chooseSms(ep_gpu_group_t *g) {
   g->fitsTwice = !g->isHt && 2 * sms <= g->multiProcessors; /* an Update needs all its blocks */
 }
 
-/* Operations are numbered from 1; tests start near a wrap of the marks (docs/kernels.md). */
+/* Operations are numbered from 1; tests start near a wrap of the flags (docs/kernels.md). */
 static uint64_t firstOperation(void) {
   const char *first = getenv("TREFOIL_TEST_FIRST_OPERATION");
   return first ? strtoull(first, NULL, 10) : 0;
@@ -79,7 +79,7 @@ static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
   ll->enableMask = group->limits.enableMask != 0;
   g->ht = (ep_ht_group_t){.control = ll->control,
                           .record = ll->record,
-                          .note = g->noteOnDevice,
+                          .status = g->statusOnDevice,
                           .timeoutNs = ll->timeoutNs < EP_HT_MAX_TIMEOUT_NS ? ll->timeoutNs
                                                                             : EP_HT_MAX_TIMEOUT_NS,
                           .rank = ll->rank,
@@ -104,20 +104,20 @@ static void release(ep_gpu_group_t *g, const ep_buffer_t *control) {
 
 /* Settings are compared before anything is made, and nobody goes on if one rank could not. */
 static trefoil_result_t join(ep_gpu_group_t *g, const ep_buffer_t *control) {
-  ep_board_word_t all[EP_LL_MAX_RANKS], mine = {.call = EP_BOARD_CREATE_GROUP};
+  ep_rendezvous_word_t all[EP_LL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_CREATE_GROUP};
   ep_settings_t settings[EP_LL_MAX_RANKS];
   epSettingsOf(g->group, &mine.settings);
-  EP_TRY(epBoardMeet(g->board, &mine, g->group->timeoutNs, all));
+  EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
   for (int r = 0; r < g->R; r++) settings[r] = all[r].settings;
   trefoil_result_t result = epSettingsCompare(settings, g->R);
   if (result != TREFOIL_OK) {
-    epBoardShareFailure(g->board);
+    epRendezvousShareFailure(g->rendezvous);
     return result;
   }
-  g->id = epBoardMeetings(g->board);
+  g->id = epRendezvousRounds(g->rendezvous);
   EP_TRY(prepare(g, control));
-  mine.call = EP_BOARD_GROUP_READY;
-  return epBoardMeet(g->board, &mine, g->group->timeoutNs, all);
+  mine.call = EP_RENDEZVOUS_GROUP_READY;
+  return epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all);
 }
 
 static trefoil_result_t create(ep_gpu_group_t *g) {
@@ -127,14 +127,14 @@ static trefoil_result_t create(ep_gpu_group_t *g) {
   g->isHt = epIsHt(group);
   ep_sizing_config_t config = epSizingConfig(&group->limits, &any, g->R, group->ranksPerNode);
   EP_TRY(epGpuSizing(&config, &sizing));
-  EP_TRY(epBoardOpen(group->comm, g->me, g->R, &g->board));
+  EP_TRY(epRendezvousOpen(group->comm, g->me, g->R, &g->rendezvous));
   trefoil_result_t result = join(g, &sizing.buffers[EP_BUFFER_CONTROL]);
   if (result == TREFOIL_OK) {
-    epBoardUnlink(g->board);
+    epRendezvousUnlink(g->rendezvous);
     return TREFOIL_OK;
   }
   release(g, &sizing.buffers[EP_BUFFER_CONTROL]);
-  epBoardClose(g->board);
+  epRendezvousClose(g->rendezvous);
   return result;
 }
 
@@ -156,10 +156,10 @@ trefoil_result_t epGpuGroupCreate(ncclEpGroup_t group) {
 /* A rank of a lost group may still store into this rank's window: then it stays, until the process
  * ends. */
 static int everybodyLeft(ep_gpu_group_t *g) {
-  ep_board_word_t all[EP_LL_MAX_RANKS], mine = {.call = EP_BOARD_DESTROY_GROUP};
+  ep_rendezvous_word_t all[EP_LL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_DESTROY_GROUP};
   uint64_t second = 1000000000u, timeout = g->group->timeoutNs;
   if (g->gaveUpSeen && timeout > second) timeout = second;
-  return epBoardMeet(g->board, &mine, timeout, all) == TREFOIL_OK;
+  return epRendezvousWait(g->rendezvous, &mine, timeout, all) == TREFOIL_OK;
 }
 
 trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group) {
@@ -174,7 +174,7 @@ trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group) {
   ep_buffer_t control = {
       .name = "control", .memory = EP_MEMORY_DEVICE, .bytes = EP_GPU_CONTROL_BYTES(g->isHt)};
   release(g, &control);
-  epBoardClose(g->board);
+  epRendezvousClose(g->rendezvous);
   epGpuLeave(g, before);
   if (error != cudaSuccess) cudaGetLastError();
   return TREFOIL_OK;

@@ -2,9 +2,9 @@
  *
  * An Update leaves its tables in handle_mem, where every handle on that memory finds them. In front of
  * them lies what calls on the host must know of a routing (ep_ht_memory_t), stored in stream order, so
- * that a handle which never saw the Update can ask. What only the device finds out the kernels tell the host
- * (ep_ht_note_t): ids that are none, slots over max_recv; too few rows for weights is told by a small kernel
- * after the operation. */
+ * that a handle which never saw the Update can ask. What only the device finds out the kernels report to
+ * the host (ep_ht_status_t): ids that are none, slots over max_recv; too few rows for weights is told by a
+ * small kernel after the operation. */
 #include <string.h>
 
 #include "api/gpu/gpu.h"
@@ -130,7 +130,7 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   EP_TRY(
       epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_DISPATCH, {.htDispatch = &op}}, EP_LL_BOTH, stream));
   if (guard < 0) return TREFOIL_OK;
-  return epGpuHtAfter(h->htMemory, guard, g->noteOnDevice, stream);
+  return epGpuHtAfter(h->htMemory, guard, g->statusOnDevice, stream);
 }
 
 /* Flat rows that peers may read where they lie. */
@@ -161,7 +161,7 @@ trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *cal
   if (guard >= 0) EP_TRY(epGpuHtGuard(h->htMemory, guard, stream));
   EP_TRY(epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_COMBINE, {.htCombine = &op}}, EP_LL_BOTH, stream));
   if (guard < 0) return TREFOIL_OK;
-  return epGpuHtAfter(h->htMemory, guard, g->noteOnDevice, stream);
+  return epGpuHtAfter(h->htMemory, guard, g->statusOnDevice, stream);
 }
 
 /* ---- what calls ask ---------------------------------------------------------------------------- */

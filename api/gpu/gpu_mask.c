@@ -1,5 +1,5 @@
 /* Masks: this rank's own view of who is alive, in device memory; all in stream order, all of it may be
- * captured. MaskClean needs no meeting: operations are numbered alike on all ranks, and the first one
+ * captured. MaskClean needs no round: operations are numbered alike on all ranks, and the first one
  * after it waits for whoever has not cleaned yet (docs/kernels.md). */
 #include "api/gpu/gpu.h"
 #include "api/gpu/gpu_device.h"

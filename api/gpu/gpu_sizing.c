@@ -49,7 +49,7 @@ static trefoil_result_t sizeLl(const ep_sizing_config_t *config, size_t scratch,
   ep_ll_layout_t at;
   EP_TRY(epLlLayout(&ll, &at));
   epSizingAdd(t, EP_BUFFER_EXCHANGE,
-              (ep_buffer_t){"exchange", "2 * (R N + N K) * lines of a row, and words",
+              (ep_buffer_t){"exchange", "2 * (R N + N K) * packets of a row, and words",
                             EP_MEMORY_SHARED, 0, at.bytes, 0});
   epSizingAdd(
       t, EP_BUFFER_SCRATCH,
@@ -66,7 +66,7 @@ static trefoil_result_t sizeHt(const ep_sizing_config_t *config, ep_sizing_t *t)
   EP_TRY(epHtLayout(&ht, &at));
   epSizingAdd(t, EP_BUFFER_EXCHANGE,
               (ep_buffer_t){"exchange",
-                            "2 R * rings, 2 R N * ids, R N * (weights, slots, 4 pieces)",
+                            "2 R * FIFOs, 2 R N * ids, R N * (weights, slots, 4 chunks)",
                             EP_MEMORY_SHARED, 0, at.bytes, 0});
   epSizingAdd(t, EP_BUFFER_SCRATCH,
               (ep_buffer_t){"scratch", "14336 + 4 (L + R) R N / 256", EP_MEMORY_DEVICE, 0,

@@ -13,8 +13,8 @@
 #include "api/gpu/gpu_device.h"
 #include "api/hang_file.h"
 
-#define NOTE_AT (EP_GPU_RECORD_BYTES / 2) /* of the page; the progress record is shorter */
-_Static_assert(sizeof(ep_hang_record_t) <= NOTE_AT, "NOTE_AT");
+#define STATUS_AT (EP_GPU_RECORD_BYTES / 2) /* of the page; the progress record is shorter */
+_Static_assert(sizeof(ep_hang_record_t) <= STATUS_AT, "NOTE_AT");
 
 struct ep_gpu_hang {
   ep_hang_file_t file;
@@ -69,10 +69,10 @@ static trefoil_result_t start(ep_gpu_group_t *g, struct ep_gpu_hang *h) {
   EP_CUDA(cudaHostGetDevicePointer(&onDevice, d, 0));
   ep_hang_device_t *dev = onDevice;
   g->record = &d->wait;
-  g->note = (ep_ht_note_t *)((char *)h->page + NOTE_AT);
+  g->status = (ep_ht_status_t *)((char *)h->page + STATUS_AT);
   g->ll.record = &dev->wait;
-  EP_CUDA(cudaHostGetDevicePointer(&onDevice, g->note, 0));
-  g->noteOnDevice = onDevice;
+  EP_CUDA(cudaHostGetDevicePointer(&onDevice, g->status, 0));
+  g->statusOnDevice = onDevice;
   if (h->file.record) g->finished = dev->finished;
   if (h->file.record && !pinned) {
     epLog(g->group, "NCCL_EP_HANG_DIR: %s cannot be mapped to the GPU; copied every 20 ms",
@@ -119,8 +119,8 @@ static const char *kindName(uint32_t kind) {
 }
 
 static void pollNote(ncclEpGroup_t group, ep_gpu_group_t *g) {
-  const volatile ep_ht_note_t *n = g->note;
-  ep_ht_note_t *seen = &g->noteSeen;
+  const volatile ep_ht_status_t *n = g->status;
+  ep_ht_status_t *seen = &g->statusSeen;
   uint32_t badIds = n->badIds, traps = n->traps, shorts = n->shorts;
   if (badIds != seen->badIds) {
     epReport(
@@ -141,7 +141,7 @@ static void pollNote(ncclEpGroup_t group, ep_gpu_group_t *g) {
         "ncclEpErrorClear",
         group->rank, (long long)n->slots, (long long)n->rows);
   }
-  *seen = (ep_ht_note_t){.badIds = badIds, .traps = traps, .shorts = shorts};
+  *seen = (ep_ht_status_t){.badIds = badIds, .traps = traps, .shorts = shorts};
 }
 
 /* A wait that gave up writes the count first and the state last. With masks the state may have been
@@ -151,12 +151,12 @@ static int isComplete(const volatile ep_ll_record_t *r) {
   return r->state == 2;
 }
 
-/* What lay where the mark was expected; waits for rows of low latency do not tell. */
-static void describeMarks(const volatile ep_ll_record_t *r, char *text, size_t bytes) {
+/* What lay where the flag was expected; waits for rows of low latency do not tell. */
+static void describeFlags(const volatile ep_ll_record_t *r, char *text, size_t bytes) {
   if (epHangTellsReceived(r->kind, r->phase)) {
-    snprintf(text, bytes, "mark expected %u, found %u", r->expected, r->received);
+    snprintf(text, bytes, "flag expected %u, found %u", r->expected, r->received);
   } else {
-    snprintf(text, bytes, "mark expected %u", r->expected);
+    snprintf(text, bytes, "flag expected %u", r->expected);
   }
 }
 
@@ -174,12 +174,12 @@ void epGpuPoll(ncclEpGroup_t group) {
              masks ? " and is masked now; ncclEpMaskQuery tells which" : "");
     return;
   }
-  char marks[64];
-  describeMarks(r, marks, sizeof marks);
+  char flags[64];
+  describeFlags(r, flags, sizeof flags);
   epReport(group, masks ? EP_TROUBLE_FLAG : EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
            "rank %d did not answer within %.3g s: rank %d waited in %s %llu for its %s (%s)%s",
            r->rank, (double)(r->nowNs - r->sinceNs) * 1e-9, group->rank, kindName(r->kind),
-           (unsigned long long)r->operation, epHangPhase(r->phase), marks,
+           (unsigned long long)r->operation, epHangPhase(r->phase), flags,
            masks     ? "; it is masked now"
            : g->isHt ? "; destroy the group"
                      : "; destroy the group (with enable_mask the others would go on without it)");

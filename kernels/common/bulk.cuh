@@ -98,12 +98,12 @@ EP_DEV void addRelaxed(uint32_t *p, uint32_t v) {
   asm volatile("red.relaxed.sys.global.add.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
 }
 
-// Counters in shared memory that the warps of a block tell each other their progress by.
-EP_DEV void tell(uint32_t *p, uint32_t v) {
+// Counters in shared memory by which the warps of a block publish their progress.
+EP_DEV void storeReleaseShared(uint32_t *p, uint32_t v) {
   asm volatile("st.release.cta.shared::cta.u32 [%0],%1;" ::"r"(sharedAddress(p)), "r"(v)
                : "memory");
 }
-EP_DEV uint32_t told(const uint32_t *p) {
+EP_DEV uint32_t loadAcquireShared(const uint32_t *p) {
   uint32_t v;
   asm volatile("ld.acquire.cta.shared::cta.u32 %0,[%1];"
                : "=r"(v)

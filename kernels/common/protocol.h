@@ -1,7 +1,7 @@
-/* Arithmetic of the low-latency protocol: operation numbers, marks, the clock, lags (docs/kernels.md,
- * States). Pure and without CUDA, so that the kernels and tests/protocol, which explores the protocol state
- * by state with small numbers, run the same lines. `marks` and `period` are EP_LL_MARKS and
- * EP_LL_CLEAR_PERIOD in the kernels. */
+/* Arithmetic of the low-latency protocol: operation numbers, flags, the clock, ack distances
+ * (docs/kernels.md, States). Pure and without CUDA, so that the kernels and tests/protocol, which explores
+ * the protocol state by state with small numbers, run the same lines. `flags` and `period` are EP_LL_FLAGS
+ * and EP_LL_CLEAR_PERIOD in the kernels. */
 #ifndef TREFOIL_KERNELS_COMMON_PROTOCOL_H
 #define TREFOIL_KERNELS_COMMON_PROTOCOL_H
 
@@ -13,18 +13,19 @@
 #define EP_LL_FN static inline
 #endif
 
-#define EP_LL_MARKS        0xFFFFFFFEull /* even, so that a mark keeps its operation's parity */
-#define EP_LL_CLEAR_PERIOD (1ull << 30)  /* a power of two */
-#define EP_LL_MAX_LAG      2047u         /* what a routing word has room for */
-#define EP_LL_LAG_SHIFT    21 /* a routing word: the number of tokens below, the lag above */
-#define EP_LL_COUNT_MASK   ((1u << EP_LL_LAG_SHIFT) - 1)
-#define EP_LL_DONE         65536u /* what the blocks of a launch add up to: the sum of epLlTick */
+#define EP_LL_FLAGS            0xFFFFFFFEull /* even, so that a flag keeps its operation's parity */
+#define EP_LL_CLEAR_PERIOD     (1ull << 30)  /* a power of two */
+#define EP_LL_MAX_ACK_DISTANCE 2047u         /* what a routing word has room for */
+#define EP_LL_ACK_DISTANCE_SHIFT                                                                   \
+  21 /* a routing word: the number of tokens below, the ack distance above */
+#define EP_LL_COUNT_MASK ((1u << EP_LL_ACK_DISTANCE_SHIFT) - 1)
+#define EP_LL_DONE       65536u /* what the blocks of a launch add up to: the sum of epLlTick */
 
-/* Never 0, repeats after `marks` operations. 2^32 is 2 modulo EP_LL_MARKS, so there the upper half counts
+/* Never 0, repeats after `flags` operations. 2^32 is 2 modulo EP_LL_FLAGS, so there the upper half counts
  * twice, and nothing is divided. */
-EP_LL_FN uint32_t epLlMark(uint64_t e, uint64_t marks) {
-  while (e >= marks) {
-    e = marks == EP_LL_MARKS && e >> 32 ? (e >> 32) * 2 + (uint32_t)e : e - marks;
+EP_LL_FN uint32_t epLlFlag(uint64_t e, uint64_t flags) {
+  while (e >= flags) {
+    e = flags == EP_LL_FLAGS && e >> 32 ? (e >> 32) * 2 + (uint32_t)e : e - flags;
   }
   return (uint32_t)e + 2u;
 }
@@ -43,13 +44,13 @@ EP_LL_FN uint64_t epLlNumSent(uint64_t clock) {
 }
 
 /* How far operation e is ahead of the last one received out of the other buffer. */
-EP_LL_FN uint32_t epLlLag(uint64_t e, uint64_t doneOther) {
-  const uint64_t lag = e - doneOther;
-  return (uint32_t)(lag < EP_LL_MAX_LAG ? lag : EP_LL_MAX_LAG);
+EP_LL_FN uint32_t epLlAckDistance(uint64_t e, uint64_t doneOther) {
+  const uint64_t ackDistance = e - doneOther;
+  return (uint32_t)(ackDistance < EP_LL_MAX_ACK_DISTANCE ? ackDistance : EP_LL_MAX_ACK_DISTANCE);
 }
-/* The operation that a peer has received out of the other buffer, by the lag in its word of e. */
-EP_LL_FN uint64_t epLlReceived(uint64_t e, uint32_t lag) {
-  return lag < EP_LL_MAX_LAG ? e - lag : 0;
+/* The operation that a peer has received out of the other buffer, by the ack distance in its word of e. */
+EP_LL_FN uint64_t epLlAcked(uint64_t e, uint32_t ackDistance) {
+  return ackDistance < EP_LL_MAX_ACK_DISTANCE ? e - ackDistance : 0;
 }
 
 /* `received` out of the buffer of e leaves it free for e. */

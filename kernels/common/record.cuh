@@ -11,8 +11,8 @@ constexpr unsigned long long RECORD_FINAL = ~0ull >> 1;
 
 // Calls write() if it is time for another note of a wait that goes on. One thread.
 template <typename F>
-EP_DEV void noteWait(unsigned *writing, unsigned long long *recorded, unsigned long long waited,
-                     unsigned long long now, F write) {
+EP_DEV void recordWait(unsigned *writing, unsigned long long *recorded, unsigned long long waited,
+                       unsigned long long now, F write) {
   const unsigned long long last = *(volatile unsigned long long *)recorded;
   if (waited <= RECORD_AFTER || (long long)(now - last) <= (long long)RECORD_EVERY) return;
   if (atomicCAS(writing, 0u, 1u) != 0) return;
@@ -26,7 +26,7 @@ EP_DEV void noteWait(unsigned *writing, unsigned long long *recorded, unsigned l
 
 // Calls write() for a wait that was given up. One thread. Whoever is at the record is about to leave it.
 template <typename F>
-EP_DEV void noteEnd(unsigned *writing, unsigned long long *recorded, F write) {
+EP_DEV void recordTimeout(unsigned *writing, unsigned long long *recorded, F write) {
   for (int tries = 0; tries < 10000 && atomicCAS(writing, 0u, 1u) != 0; tries++) __nanosleep(100);
   *(volatile unsigned long long *)recorded = RECORD_FINAL;
   write();

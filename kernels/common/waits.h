@@ -14,11 +14,11 @@ typedef enum ep_ll_kind { EP_LL_DISPATCH = 0, EP_LL_COMBINE = 1 } ep_ll_kind_t;
 /* What a wait is waiting for. */
 typedef enum ep_ll_phase {
   EP_LL_PHASE_NONE = 0,
-  EP_LL_PHASE_HELLO = 1,   /* the word that every rank sends to every rank in every operation */
-  EP_LL_PHASE_ROUTING = 2, /* which experts a token uses */
-  EP_LL_PHASE_ROWS = 3,    /* a token's row */
-  EP_LL_PHASE_WEIGHTS = 4, /* partial sums: a token's weights */
-  EP_LL_PHASE_BUFFER = 5,  /* the peer has not finished the operation before the last one */
+  EP_LL_PHASE_ANNOUNCE = 1, /* what every rank announces to every rank in every operation */
+  EP_LL_PHASE_ROUTING = 2,  /* which experts a token uses */
+  EP_LL_PHASE_ROWS = 3,     /* a token's row */
+  EP_LL_PHASE_WEIGHTS = 4,  /* partial sums: a token's weights */
+  EP_LL_PHASE_BUFFER = 5,   /* the peer has not finished the operation before the last one */
   EP_LL_PHASE_READ = 6 /* HT combine: the peer has not read its rows out of this rank's window */
 } ep_ll_phase_t;
 
@@ -30,8 +30,8 @@ typedef struct ep_ll_record {
   uint32_t phase;          /* ep_ll_phase_t */
   int32_t rank;            /* the rank waited for */
   uint64_t operation;      /* number of this rank's operation of that kind, from 1 */
-  uint32_t expected;       /* mark of this operation */
-  uint32_t received;       /* mark found: an earlier one, 0 = nothing yet (ROWS: not told, 0) */
+  uint32_t expected;       /* flag of this operation */
+  uint32_t received;       /* flag found: an earlier one, 0 = nothing yet (ROWS: not told, 0) */
   int64_t item;            /* token or step waited for, -1 = none */
   uint64_t sinceNs, nowNs; /* device clock */
   uint32_t failed;         /* async error: 1 once a wait gave up */

@@ -31,40 +31,41 @@ extern "C" {
 #define EP_HT_MAX_TOKENS     (1 << 20)
 #define EP_HT_CONTROL_BYTES  4096
 #define EP_HT_MEMO_WORDS     6
-#define EP_HT_PIECE_BYTES    14336            /* rows travel in pieces of at most this */
+#define EP_HT_CHUNK_BYTES    14336            /* rows travel in chunks of at most this */
 #define EP_HT_MAX_TIMEOUT_NS 1800000000000ull /* greatest timeoutNs */
 
 typedef struct ep_ht_config {
   int numRanks, numExperts, maxTopk;
   int64_t maxTokens;
   size_t maxTokenBytes; /* of one token's row, scales included */
-  int ringUnits;        /* pieces of each ring, a power of two; 0 = chosen from maxTokens */
-  int windows;          /* dispatch goes straight into windows as a rule: small rings for it */
+  int fifoSlots;        /* chunks of each FIFO, a power of two; 0 = chosen from maxTokens */
+  int windows;          /* dispatch pushes into windows as a rule: small FIFOs for it */
 } ep_ht_config_t;
 
 /* Where things lie in the exchange memory; equal on all ranks. Kinds: 0 dispatch, 1 combine. */
 typedef struct ep_ht_layout {
   size_t header;     /* [2][R] words of 16 bytes: tokens of each source */
   size_t routing;    /* [2][R][N][idVectors] words */
-  size_t flags[2];   /* [R][ringUnits] u32, by source: the piece is here */
-  size_t credits[2]; /* [R][ringUnits] u32, by destination: the piece has been read there */
-  size_t rings[2];   /* [R][ringUnits] units of unitStride bytes, by source */
-  /* of dispatches straight into windows, W a word of 16 bytes: */
-  size_t hellos;   /* [2][R][4] W, by rank: where its output lies */
-  size_t places;   /* [2][R][placeWords] W, by destination: the own tokens' first slots there */
+  size_t flags[2];   /* [R][fifoSlots] u32, by source: the chunk is here */
+  size_t credits[2]; /* [R][fifoSlots] u32, by destination: the chunk has been read there */
+  size_t fifos[2];   /* [R][fifoSlots] FIFO slots of fifoSlotStride bytes, by source */
+  /* of dispatches that push into windows, W a word of 16 bytes: */
+  size_t announces; /* [2][R][4] W, by rank: where its output lies */
+  size_t
+      remoteSlots; /* [2][R][remoteSlotWords] W, by destination: the own tokens' first slots there */
   size_t weights;  /* [R][N][weightWords] W, by source */
-  size_t arrivals; /* [R][N][rowPieces] u32, by source: the piece lies in its first slot */
+  size_t arrivals; /* [R][N][rowChunks] u32, by source: the chunk lies in its first slot */
   size_t dones;    /* [R] u32, by source: all its rows are here */
-  /* of combines out of windows: */
-  size_t inputs;    /* [R][2] W, by rank: where its input lies */
-  size_t gradients; /* [R][N][weightWords] W, by expert's rank: of an own token's weights */
-  size_t reads;     /* [R] u32, by destination: it has read all its rows here */
-  size_t unitBytes; /* payload of a unit; the token's weights follow it */
-  size_t unitStride;
-  int ringUnits[2];
+  /* of combines that pull out of windows: */
+  size_t inputs;        /* [R][2] W, by rank: where its input lies */
+  size_t gradients;     /* [R][N][weightWords] W, by expert's rank: of an own token's weights */
+  size_t reads;         /* [R] u32, by destination: it has read all its rows here */
+  size_t fifoSlotBytes; /* payload of a FIFO slot; the token's weights follow it */
+  size_t fifoSlotStride;
+  int fifoSlots[2];
   int idVectors;
-  int rowPieces, placeWords,
-      weightWords; /* pieces of the largest row; words of N slots, K weights */
+  int rowChunks, remoteSlotWords,
+      weightWords; /* chunks of the largest row; words of N slots, K weights */
   size_t bytes;
 } ep_ht_layout_t;
 
@@ -75,19 +76,19 @@ size_t epHtScratchBytes(const ep_ht_config_t *config);
 /* Host bytes to copy into control memory. */
 void epHtControlInit(void *bytes);
 
-/* What operations tell the host: counts of what was found, and the last of it. In mapped host memory. */
+/* What operations report to the host: counts of what was found, and the last of it. In mapped host memory. */
 typedef struct ep_ht_note {
   uint32_t badIds, traps; /* ids that are none; dispatches of which maxRecv trapped this rank */
   uint32_t shorts, pad;   /* the caller's */
   int64_t slots, rows;    /* of the last trap; the caller's */
-} ep_ht_note_t;
+} ep_ht_status_t;
 
 typedef struct ep_ht_group {
   char *peers[EP_HT_MAX_RANKS]; /* every rank's exchange memory */
   ep_ht_layout_t at;
   void *control, *scratch;
   ep_ll_record_t *record; /* device address of mapped host memory, or NULL */
-  ep_ht_note_t *note;     /* likewise */
+  ep_ht_status_t *status; /* likewise */
   uint64_t *bytes;        /* NULL, or [2][R]: bytes sent to each rank, per kind, added up */
   uint64_t *stamps;       /* NULL, or [grid][2]: device clock at start and end of each block */
   uint64_t timeoutNs;
@@ -120,8 +121,8 @@ typedef struct ep_ht_update {
 } ep_ht_update_t;
 
 /* Outputs of a dispatch that every rank can store to. Between two ranks that both have such outputs, in
- * the same windows (id), rows go straight from the sender into the receiver's slots; between others
- * through the ring. A rank whose slots exceed maxRecv counts as one without. */
+ * the same windows (id), the sender pushes rows into the receiver's slots; between others
+ * through the FIFO. A rank whose slots exceed maxRecv counts as one without. */
 typedef struct ep_ht_window {
   int is;      /* 0: this rank's outputs lie in none */
   uint64_t id; /* equal on all ranks that mean the same windows */
@@ -142,12 +143,12 @@ typedef struct ep_ht_dispatch {
   int64_t topkRows;
   int tokenBytes, scaleBytes; /* of a row, multiples of 16 */
   int globalIds;
-  int numSms, numFeeders; /* blocks, and how many of them send first; 0 = chosen */
+  int numSms, numSenders; /* blocks, and how many of them send first; 0 = chosen */
 } ep_ht_dispatch_t;
 
 /* An input of a flat combine that every rank can read where it lies: `tokens` bytes past this rank's
  * exchange memory, whoever looks. Between two ranks that both have such inputs, each reads the other's
- * rows there; between others they go through the ring. */
+ * rows there; between others they go through the FIFO. */
 typedef struct ep_ht_input {
   int is;         /* 0: no */
   int64_t tokens; /* a multiple of 16 */
@@ -163,7 +164,7 @@ typedef struct ep_ht_combine {
   float *outWeights;        /* backward: [B, K] */
   trefoil_dtype_t dtype;
   int rowBytes;
-  int numSms, numFeeders;
+  int numSms, numSenders;
 } ep_ht_combine_t;
 
 /* TREFOIL_SYSTEM_ERROR: the launch failed. Nothing is compiled or allocated here. */

@@ -10,21 +10,21 @@
 #include "kernels/common/record.cuh"
 #include "kernels/ht/ht.h"
 
-// Pieces sent to and received from each rank since the group began; a piece's place in a ring and its
-// generation follow from its number, so nothing is reset between operations.
-struct HtRings {
+// Chunks sent to and received from each rank since the group began; a chunk's place in a FIFO and its
+// epoch follow from its number, so nothing is reset between operations.
+struct HtFifos {
   unsigned long long sent[EP_HT_MAX_RANKS], received[EP_HT_MAX_RANKS];
 };
 struct HtControl {
   unsigned failed;
   unsigned meetCount, meetTurn;  // blocks of an Update
   unsigned arrived[2];           // blocks at the end of a dispatch, a combine
-  unsigned work[2][2];           // next candidate: [kind][feeders, followers]
+  unsigned work[2][2];           // next candidate: [kind][senders, receivers]
   unsigned badIds;               // of the running Update
   unsigned writing;              // a thread is at the record
   unsigned long long recorded;   // device clock of the last record written
   unsigned long long numbers[3]; // operations finished: dispatch, combine, Update
-  HtRings rings[2];
+  HtFifos fifos[2];
   unsigned doneBefore[EP_HT_MAX_RANKS]; // dispatch: each source's count at the start
   unsigned readBefore[EP_HT_MAX_RANKS]; // combine: each destination's
 };
@@ -135,7 +135,7 @@ EP_DEV void htWriteRecord(const ep_ht_group_t &g, const HtAwaited &w, const HtSp
   r->state = over ? 2 : 1;
 }
 
-static __device__ __noinline__ bool htLookAround(const ep_ht_group_t &g, HtAwaited w,
+static __device__ __noinline__ bool htCheckLimit(const ep_ht_group_t &g, HtAwaited w,
                                                  HtSpin &spin) {
   HtControl &c = htControl(g);
   if (htVolatile(&c.failed)) return false;
@@ -143,11 +143,12 @@ static __device__ __noinline__ bool htLookAround(const ep_ht_group_t &g, HtAwait
   if (!spin.since) spin.since = now;
   const unsigned long long waited = now - spin.since;
   if (waited < g.timeoutNs) {
-    noteWait(&c.writing, &c.recorded, waited, now, [&] { htWriteRecord(g, w, spin, now, false); });
+    recordWait(&c.writing, &c.recorded, waited, now,
+               [&] { htWriteRecord(g, w, spin, now, false); });
     return true;
   }
   if (atomicCAS(&c.failed, 0u, 1u) == 0) {
-    noteEnd(&c.writing, &c.recorded, [&] { htWriteRecord(g, w, spin, now, true); });
+    recordTimeout(&c.writing, &c.recorded, [&] { htWriteRecord(g, w, spin, now, true); });
   }
   return false;
 }
@@ -155,29 +156,29 @@ static __device__ __noinline__ bool htLookAround(const ep_ht_group_t &g, HtAwait
 // One thread: true to poll again.
 EP_DEV bool htKeepWaiting(const ep_ht_group_t &g, const HtAwaited &w, HtSpin &s) {
   if (++s.polls & 255) return true;
-  return htLookAround(g, w, s);
+  return htCheckLimit(g, w, s);
 }
 
-// Words of 16 bytes that say themselves that they are there: 8 bytes, and an operation's number.
-EP_DEV uint4 packWord(unsigned long long data, unsigned long long number) {
+// Flagged 16-byte words: 8 bytes of data, and an operation's number as the flag.
+EP_DEV uint4 packFlagged(unsigned long long data, unsigned long long number) {
   return make_uint4((unsigned)data, (unsigned)(data >> 32), (unsigned)number,
                     (unsigned)(number >> 32));
 }
-EP_DEV unsigned long long wordData(uint4 q) {
+EP_DEV unsigned long long flaggedData(uint4 q) {
   return q.x | (unsigned long long)q.y << 32;
 }
-EP_DEV bool isWordOf(uint4 q, unsigned long long number) {
+EP_DEV bool isFlagged(uint4 q, unsigned long long number) {
   return (q.z | (unsigned long long)q.w << 32) == number;
 }
 
 // One thread: waits for a word of operation `number`; false if it will not come. w: received is filled in.
-EP_DEV bool takeWord(const ep_ht_group_t &g, const char *at, unsigned long long number, HtAwaited w,
-                     unsigned long long &data) {
+EP_DEV bool waitFlagged(const ep_ht_group_t &g, const char *at, unsigned long long number,
+                        HtAwaited w, unsigned long long &data) {
   HtSpin spin;
   for (;;) {
     const uint4 q = loadSys(at);
-    if (isWordOf(q, number)) {
-      data = wordData(q);
+    if (isFlagged(q, number)) {
+      data = flaggedData(q);
       return true;
     }
     w.received = q.z;

@@ -1,30 +1,30 @@
-// The gather pipeline: n pieces in, their sum out, in the order of the entries, in fp32, rounded once. Item
-// k's pieces are the next n slots of the ring (one, of zeros, for a sum of nothing); the sum replaces the
-// last of them. A sum of one piece is a copy.
+// The gather pipeline: n chunks in, their sum out, in the order of the entries, in fp32, rounded once. Item
+// k's chunks are the next n slots of the ring (one, of zeros, for a sum of nothing); the sum replaces the
+// last of them. A sum of one chunk is a copy.
 //
 // HT_REDUCE_GROUPS groups of reducing warps take items by turns.
 #ifndef TREFOIL_KERNELS_HT_GATHER_CUH
 #define TREFOIL_KERNELS_HT_GATHER_CUH
 
-#include "kernels/ht/ht_clerk.cuh"
+#include "kernels/ht/ht_completion.cuh"
 #include "kernels/common/reduce.cuh"
 
-constexpr int HT_LOAD_ITEMS = 8, HT_LOAD_PIECES = 8; // of a step of the loader
+constexpr int HT_LOAD_ITEMS = 8, HT_LOAD_CHUNKS = 8; // of a step of the loader
 
-// The items that the loader takes next: lane j < items has number k + j's pieces and where they begin.
+// The items that the loader takes next: lane j < items has number k + j's chunks and where they begin.
 struct HtStep {
-  int items, pieces; // pieces: of all of them
-  int first, mine;   // of the lane's item: its first piece of the step, and how many
+  int items, chunks; // chunks: of all of them
+  int first, mine;   // of the lane's item: its first chunk of the step, and how many
 };
 
-// Waits for item k; takes as many as are described and have few pieces together, or one. items 0: the end.
+// Waits for item k; takes as many as are described and have few chunks together, or one. items 0: the end.
 template <class P> EP_DEV HtStep nextStep(const HtBlock &b, int k, int lane) {
   const int m = min(HT_LOAD_ITEMS, __shfl_sync(FULL_WARP, waitPast(&b.at->head, k), 0));
-  __syncwarp(); // what lane 0 has been told of, all may read
+  __syncwarp(); // what lane 0 has acquired, all may read
   const int n = lane < m ? b.item(k + lane).n : -1;
   const int there = __ffs(__ballot_sync(FULL_WARP, n < 0)) - 1; // lane m has none
   HtStep s;
-  s.mine = lane < there ? piecesOf<P>(n) : 0;
+  s.mine = lane < there ? chunksOf<P>(n) : 0;
   int end = s.mine;
 #pragma unroll
   for (int d = 1; d < HT_LOAD_ITEMS; d *= 2) {
@@ -33,21 +33,21 @@ template <class P> EP_DEV HtStep nextStep(const HtBlock &b, int k, int lane) {
   }
   s.first = end - s.mine;
   const unsigned few =
-      __ballot_sync(FULL_WARP, lane < there && (lane == 0 || end <= min(HT_LOAD_PIECES, b.S)));
+      __ballot_sync(FULL_WARP, lane < there && (lane == 0 || end <= min(HT_LOAD_CHUNKS, b.S)));
   s.items = __popc(few);
-  s.pieces = s.items ? __shfl_sync(FULL_WARP, end, s.items - 1) : 0;
+  s.chunks = s.items ? __shfl_sync(FULL_WARP, end, s.items - 1) : 0;
   return s;
 }
 
-// A lane a piece; pieces go out as soon as their slots and those before them are free. Issuing a bulk
+// A lane a chunk; chunks go out as soon as their slots and those before them are free. Issuing a bulk
 // load takes about 125 ns of the warp, so all else is shared by the items of a step.
 template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int lane) {
   const int width = min(32, b.S);
   for (int k = 0, c = 0;;) {
     const HtStep s = nextStep<P>(b, k, lane);
     if (!s.items) return;
-    for (int w = 0; w < s.pieces; w += width) {
-      const int m = min(width, s.pieces - w), q = w + lane, slot = b.slot(c + q);
+    for (int w = 0; w < s.chunks; w += width) {
+      const int m = min(width, s.chunks - w), q = w + lane, slot = b.slot(c + q);
       const uint32_t phase = b.phase(c + q) ^ 1;
       int item = 0, i = q;
       for (int j = 1; j < s.items; j++) {
@@ -57,13 +57,13 @@ template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int la
           i = q - first;
         }
       }
-      HtPatience patience;
+      HtDeadline deadline;
       for (int out = 0; out < m;) {
         const bool waits = lane >= out && lane < m && !barrierTest(&b.empty[slot], phase);
         const unsigned notFree = __ballot_sync(FULL_WARP, waits);
         const int until = notFree ? __ffs(notFree) - 1 : m;
         if (until == out) {
-          patience();
+          deadline();
           continue;
         }
         if (lane >= out && lane < until) {
@@ -75,43 +75,44 @@ template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int la
             barrierArrive(&b.full[slot], 1);
         }
         __syncwarp();
-        if (lane == 0) tell(&b.at->issued, c + w + until);
+        if (lane == 0) storeReleaseShared(&b.at->issued, c + w + until);
         out = until;
       }
     }
-    c += s.pieces;
+    c += s.chunks;
     k += s.items;
     __syncwarp();
-    if (lane == 0) tell(&b.at->loaded, k);
+    if (lane == 0) storeReleaseShared(&b.at->loaded, k);
   }
 }
 
 // Waits until item k is described; false if an item before it, or itself, is the end.
 EP_DEV bool waitItem(const HtBlock &b, int k) {
-  HtPatience p;
+  HtDeadline p;
   for (;;) {
-    if ((int)told(&b.at->head) > k) return b.item(k).n >= 0;
-    const int end = (int)told(&b.at->end); // the last description may be another item's by now
+    if ((int)loadAcquireShared(&b.at->head) > k) return b.item(k).n >= 0;
+    const int end =
+        (int)loadAcquireShared(&b.at->end); // the last description may be another item's by now
     if (end && end <= k + 1) return false;
     p();
   }
 }
 
 // Items by turns of the groups. What bounds a sum is how many instructions it takes: a lane waits for a
-// piece, all of a window at once, and then there is nothing between the loads and the additions.
+// chunk, all of a window at once, and then there is nothing between the loads and the additions.
 template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int lane) {
   constexpr int APART = HT_REDUCE_WARPS * 32 * 16, V = HT_REDUCE_VECTORS;
   const int warp = (threadIdx.x >> 5) - 4, group = warp / HT_REDUCE_WARPS;
   const int at = (warp % HT_REDUCE_WARPS * 32 + lane) * 16, width = min(32, b.S);
   for (int k = group;; k += HT_REDUCE_GROUPS) {
     if (!waitItem(b, k)) return;
-    const int n = b.item(k).n, bytes = pieceBytes(p.row(), b.item(k).piece);
-    const int pieces = piecesOf<P>(n), first = b.item(k).first;
+    const int n = b.item(k).n, bytes = chunkBytes(p.row(), b.item(k).chunk);
+    const int chunks = chunksOf<P>(n), first = b.item(k).first;
     Sum<T> sum[V];
 #pragma unroll
     for (int j = 0; j < V; j++) sum[j].clear();
-    for (int w = 0; w < pieces; w += width) {
-      const int m = min(width, pieces - w), c = first + w + lane, from = b.slot(first + w);
+    for (int w = 0; w < chunks; w += width) {
+      const int m = min(width, chunks - w), c = first + w + lane, from = b.slot(first + w);
       if (lane < m) {
         waitPast(&b.at->issued, c);
         waitPhase(&b.full[b.slot(c)], b.phase(c));
@@ -119,7 +120,7 @@ template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int
       __syncwarp();
       for (int i = 0; n > 1 && i < m; i++) {
         const int slot = from + i < b.S ? from + i : from + i - b.S;
-        const char *place = b.ring + slot * b.pieceStride + at;
+        const char *place = b.ring + slot * b.chunkStride + at;
         uint4 v[V];
 #pragma unroll
         for (int j = 0; j < V; j++) { // all loads before the first sum
@@ -131,10 +132,10 @@ template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int
         }
       }
       __syncwarp();
-      if (lane < m && w + lane < pieces - 1) barrierArrive(&b.empty[b.slot(c)], 1);
+      if (lane < m && w + lane < chunks - 1) barrierArrive(&b.empty[b.slot(c)], 1);
     }
     if (n > 1 || (n == 0 && P::ZERO_ROW)) {
-      char *place = b.place(first + pieces - 1) + at;
+      char *place = b.place(first + chunks - 1) + at;
 #pragma unroll
       for (int j = 0; j < V; j++) {
         if (at + j * APART < bytes)
@@ -153,10 +154,10 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
   constexpr int LAG = 4;
   int k = 0, c = 0, held[3] = {-1, -1, -1};
   for (;; k++) {
-    HtPatience patience;
+    HtDeadline deadline;
     int n = 0;
     for (int idle = 0;; idle++) {
-      const bool is = __shfl_sync(FULL_WARP, (int)told(&b.at->head) > k, 0);
+      const bool is = __shfl_sync(FULL_WARP, (int)loadAcquireShared(&b.at->head) > k, 0);
       __syncwarp();
       n = is ? b.item(k).n : 0;
       if (n < 0) break;
@@ -168,37 +169,38 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
           held[j] = -1;
         }
       }
-      if (P::FEEDS && idle == HT_IDLE) {
+      if (P::SENDS && idle == HT_IDLE) {
         bulkDone<0>();
-        if (lane == 0) tell(&b.at->complete, k);
+        if (lane == 0) storeReleaseShared(&b.at->complete, k);
       }
-      patience();
+      deadline();
     }
     if (n < 0) break;
-    const int pieces = piecesOf<P>(n);
-    c += pieces;
+    const int chunks = chunksOf<P>(n);
+    c += chunks;
     if (lane == 0) {
-      if (pieces) p.store(b.item(k), sharedAddress(b.place(c - 1)));
+      if (chunks) p.store(b.item(k), sharedAddress(b.place(c - 1)));
       bulkCommit();
       bulkRead<3>();
       if (held[2] >= 0) barrierArrive(&b.empty[held[2]], HT_REDUCE_WARPS);
-      if (P::FEEDS) {
+      if (P::SENDS) {
         bulkDone<LAG>();
-        if (k + 1 - LAG > (int)told(&b.at->complete)) tell(&b.at->complete, k + 1 - LAG);
+        if (k + 1 - LAG > (int)loadAcquireShared(&b.at->complete))
+          storeReleaseShared(&b.at->complete, k + 1 - LAG);
       } else {
-        tell(&b.at->stored, k + 1);
+        storeReleaseShared(&b.at->stored, k + 1);
       }
     }
     held[2] = held[1];
     held[1] = held[0];
-    held[0] = pieces ? b.slot(c - 1) : -1;
+    held[0] = chunks ? b.slot(c - 1) : -1;
     __syncwarp();
   }
   bulkDone<0>();
   __syncwarp();
   if (lane == 0) {
-    tell(&b.at->complete, k);
-    tell(&b.at->ended, 1);
+    storeReleaseShared(&b.at->complete, k);
+    storeReleaseShared(&b.at->ended, 1);
   }
 }
 
@@ -206,14 +208,14 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
 template <Elem T, class P>
 EP_DEV void gatherPipe(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work) {
   const int lane = threadIdx.x & 31, role = threadIdx.x >> 5;
-  if (role == 0) scout(b, p, shape, work, lane);
+  if (role == 0) scheduler(b, p, shape, work, lane);
   if (role == 1) gatherLoader(b, p, lane);
   if (role == 2) gatherStorer(b, p, lane);
   if (role == 3) {
-    if constexpr (P::FEEDS)
-      flagger(b, p, lane);
+    if constexpr (P::SENDS)
+      signalWarp(b, p, lane);
     else
-      clerk(b, p, lane);
+      completionWarp(b, p, lane);
   }
   if (role >= 4) reducer<T>(b, p, lane);
 }

@@ -6,22 +6,22 @@
 
 struct UpdateArgs {
   ep_ht_update_t op;
-  int *counts;           // [rows][chunks]
-  int *keptOf;           // [L]
-  int rows;              // L + 1 + R
-  int perSource, chunks; // chunks of 256 tokens: of a source, of all
-  int idBits, perWord;   // 16 and 4, or 32 and 2
+  int *counts;          // [rows][tiles]
+  int *keptOf;          // [L]
+  int rows;             // L + 1 + R
+  int perSource, tiles; // tiles of 256 tokens: of a source, of all
+  int idBits, perWord;  // 16 and 4, or 32 and 2
 };
 
 // How rows lie in the caller's tensors and travel: bytes [0, tokenBytes) from the tokens, the rest from the
-// scales, in numPieces pieces of pieceBytes (the last one shorter).
+// scales, in numChunks chunks of chunkBytes (the last one shorter).
 struct HtRow {
-  int tokenBytes, scaleBytes, rowBytes, pieceBytes, numPieces;
+  int tokenBytes, scaleBytes, rowBytes, chunkBytes, numChunks;
 };
 
 // Shared memory of a block with one of the pipelines (ht/ht_pipe.cuh).
 struct HtShape {
-  int slots;    // pieces in the ring
+  int slots;    // chunks in the ring
   int descInts; // of a work item's description
   int take;     // candidates taken at a time, at most 32
   int batch;    // items described at a time, at most 32 / the policy's lanes
@@ -30,36 +30,36 @@ struct HtShape {
 struct HtDispatchArgs {
   ep_ht_dispatch_t op;
   HtRow row;
-  HtShape feed, follow, direct; // direct: of feeders where no pair needs a ring
-  const char *zeros;            // a piece of zeros
-  int split, directSplit;       // blocks below it feed first
-  int pairsAt;                  // in shared memory: what a direct kernel knows of its peers
-  int ringBits;                 // log2 of ringUnits
-  int room;                     // slots that a block has memory for
-  int slotStride;               // bytes of one
+  HtShape sender, receiver, push; // push: of senders where no pair needs a FIFO
+  const char *zeros;              // a chunk of zeros
+  int split, pushSplit;           // blocks below it send first
+  int targetsAt;                  // in shared memory: what a pushing kernel knows of its peers
+  int fifoBits;                   // log2 of fifoSlots
+  int room;                       // slots that a block has memory for
+  int slotStride;                 // bytes of one
 };
 
 struct HtCombineArgs {
   ep_ht_combine_t op;
   HtRow row;
-  HtShape feed, follow;
-  int split, ringBits, room, slotStride;
-  int sourcesAt; // in shared memory: where a combine out of windows reads
+  HtShape sender, receiver;
+  int split, fifoBits, room, slotStride;
+  int sourcesAt; // in shared memory: where a pulling combine reads
 };
 
 const void *epHtUpdateKernel();
 size_t epHtUpdateShared(int rows, int numLocal);
-const void *epHtDispatchKernel(bool expertMajor, bool direct);
-// outOfWindows: flat only.
-const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool outOfWindows);
+const void *epHtDispatchKernel(bool expertMajor, bool push);
+// pulls: flat only.
+const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool pulls);
 
-constexpr int HT_SCATTER_THREADS = 128;                    // a block of two scatter pipelines
-constexpr int HT_DIRECT_THREADS = HT_SCATTER_THREADS + 64; // with the warps for weights
-constexpr int HT_PAIRS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
-constexpr int HT_SOURCES_BYTES = EP_HT_MAX_RANKS * 12 + 8;
+constexpr int HT_SCATTER_THREADS = 128;                  // a block of two scatter pipelines
+constexpr int HT_PUSH_THREADS = HT_SCATTER_THREADS + 64; // with the warps for weights
+constexpr int HT_PUSH_TARGETS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
+constexpr int HT_PULL_SOURCES_BYTES = EP_HT_MAX_RANKS * 12 + 8;
 constexpr int HT_REDUCE_WARPS = 7, HT_REDUCE_GROUPS = 2;
 constexpr int HT_REDUCE_VECTORS = // of 16 bytes, of a thread
-    (EP_HT_PIECE_BYTES / 16 + HT_REDUCE_WARPS * 32 - 1) / (HT_REDUCE_WARPS * 32);
+    (EP_HT_CHUNK_BYTES / 16 + HT_REDUCE_WARPS * 32 - 1) / (HT_REDUCE_WARPS * 32);
 constexpr int HT_GATHER_THREADS = 128 + HT_REDUCE_WARPS * HT_REDUCE_GROUPS * 32;
 constexpr int HT_DESC_HEAD = 8; // ints in front of a description's entries
 

@@ -1,5 +1,5 @@
-// High throughput: from an operation to a launch. Checks what the kernels rely on, cuts rows into pieces,
-// deals shared memory out, and chooses how many blocks feed and how many follow.
+// High throughput: from an operation to a launch. Checks what the kernels rely on, cuts rows into chunks,
+// deals shared memory out, and chooses how many blocks send and how many receive.
 #include "kernels/ht/ht_kernels.cuh"
 
 #include "kernels/ht/ht_pipe.cuh"
@@ -15,7 +15,7 @@ extern "C" {
 namespace {
 
 constexpr int MAX_SHARED = 232448 - 512; // of a block on sm_90, less what the kernels have by name
-constexpr int FEED_SLOTS = 8;            // a feeder's queue is short on purpose
+constexpr int SEND_SLOTS = 8;            // a sender's queue is short on purpose
 
 int roundUp(int n, int to) {
   return (n + to - 1) / to * to;
@@ -29,22 +29,23 @@ int log2Of(int n) {
 
 HtRow rowOf(int tokenBytes, int scaleBytes, const ep_ht_layout_t &at) {
   HtRow r = {tokenBytes, scaleBytes, tokenBytes + scaleBytes, 0, 0};
-  r.numPieces = (r.rowBytes + (int)at.unitBytes - 1) / (int)at.unitBytes;
-  r.pieceBytes = roundUp((r.rowBytes + r.numPieces - 1) / r.numPieces, 16);
+  r.numChunks = (r.rowBytes + (int)at.fifoSlotBytes - 1) / (int)at.fifoSlotBytes;
+  r.chunkBytes = roundUp((r.rowBytes + r.numChunks - 1) / r.numChunks, 16);
   return r;
 }
 
 // Slots as shared memory allows; more than 60 bring nothing. `spare` bytes are left behind them. Sets the
 // shapes of both roles, room and stride in a kernel's arguments; returns a block's need without the spare.
-template <class Args> size_t dealShared(Args &a, int feedEntries, int followEntries, int spare) {
-  a.slotStride = roundUp(a.row.pieceBytes, 128);
-  a.feed.descInts = HT_DESC_HEAD + 2 * feedEntries;
-  a.follow.descInts = HT_DESC_HEAD + 2 * followEntries;
-  const int most = a.feed.descInts > a.follow.descInts ? a.feed.descInts : a.follow.descInts;
+template <class Args> size_t dealShared(Args &a, int sendEntries, int receiveEntries, int spare) {
+  a.slotStride = roundUp(a.row.chunkBytes, 128);
+  a.sender.descInts = HT_DESC_HEAD + 2 * sendEntries;
+  a.receiver.descInts = HT_DESC_HEAD + 2 * receiveEntries;
+  const int most =
+      a.sender.descInts > a.receiver.descInts ? a.sender.descInts : a.receiver.descInts;
   const int fixed = (int)sizeof(HtProgress) + HT_DESCS * (most * 4 + 8);
   a.room = (MAX_SHARED - fixed - spare) / (a.slotStride + 2 * 8);
   if (a.room > 60) a.room = 60;
-  a.feed.slots = a.follow.slots = a.room;
+  a.sender.slots = a.receiver.slots = a.room;
   return (size_t)a.room * (a.slotStride + 2 * 8) + fixed;
 }
 
@@ -76,7 +77,7 @@ trefoil_result_t checkRow(const HtRow &row, const ep_ht_group_t &g) {
            TREFOIL_INVALID_ARGUMENT,
            "rows of %d token and %d scale bytes: both must be multiples of 16", row.tokenBytes,
            row.scaleBytes);
-  EP_CHECK(row.numPieces <= g.at.rowPieces, TREFOIL_INVALID_ARGUMENT,
+  EP_CHECK(row.numChunks <= g.at.rowChunks, TREFOIL_INVALID_ARGUMENT,
            "rows of %d bytes do not fit the group's max_token_bytes", row.rowBytes);
   return TREFOIL_OK;
 }
@@ -90,25 +91,25 @@ trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shar
   return TREFOIL_OK;
 }
 
-// How many blocks feed, by what both sides take for a token (10 ns, H200); at most nine or ten, which fill
-// the wire. A dispatch rounds up, as a feeder too few costs more than one too many. Somebody must follow from
-// the start, or full rings would stop all feeders.
+// How many blocks send, by what both sides take for a token (10 ns, H200); at most nine or ten, which fill
+// the wire. A dispatch rounds up, as a sender too few costs more than one too many. Somebody must receive
+// from the start, or full FIFOs would stop all senders.
 struct Split {
-  double feed, follow, rounding;
+  double sender, receiver, rounding;
   int most;
-  int of(int blocks, int feeders) const {
-    const int share = (int)(blocks * feed / (feed + follow) + rounding);
-    const int n = feeders > 0 ? feeders : share < 1 ? 1 : share > most ? most : share;
+  int of(int blocks, int senders) const {
+    const int share = (int)(blocks * sender / (sender + receiver) + rounding);
+    const int n = senders > 0 ? senders : share < 1 ? 1 : share > most ? most : share;
     return n > blocks - 1 ? blocks - 1 : n;
   }
 };
 
-// A feeder stores a row to each rank of the token; followers of an expert-major dispatch store all its slots.
-Split dispatchSplit(bool expertMajor, bool direct, int ranks, int topk) {
+// A sender stores a row to each rank of the token; receivers of an expert-major dispatch store all its slots.
+Split dispatchSplit(bool expertMajor, bool push, int ranks, int topk) {
   if (!expertMajor) return Split{1, 1, 0, 10};
   const double rows = ranks * (1 - pow(1 - 1.0 / ranks, topk)); // of a token, uniform routing
-  return direct ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 9}
-                : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 9};
+  return push ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 9}
+              : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 9};
 }
 
 Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
@@ -129,13 +130,13 @@ extern "C" trefoil_result_t epHtUpdate(const ep_ht_update_t *op, void *stream) {
   a.op = *op;
   a.rows = g.numLocal + 1 + g.numRanks;
   a.perSource = (g.maxTokens + 255) / 256;
-  a.chunks = a.perSource * g.numRanks;
+  a.tiles = a.perSource * g.numRanks;
   a.perWord = g.numExperts < 0xffff ? 4 : 2;
   a.idBits = 64 / a.perWord;
-  char *scratch = (char *)g.scratch + EP_HT_PIECE_BYTES;
+  char *scratch = (char *)g.scratch + EP_HT_CHUNK_BYTES;
   a.keptOf = (int *)scratch;
   a.counts = (int *)(scratch + roundUp(g.numLocal * 4, 256));
-  const int wanted = a.chunks + 1; // a block a chunk, and one that reports meanwhile
+  const int wanted = a.tiles + 1; // a block a tile, and one that reports meanwhile
   const int blocks = wanted < op->numSms ? wanted : op->numSms;
   return launch(epHtUpdateKernel(), blocks, 256, epHtUpdateShared(a.rows, g.numLocal), &a, stream);
 }
@@ -154,24 +155,24 @@ extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *strea
            TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
   EP_CHECK(((op->window.tokensOffset | op->window.scalesOffset) & 15) == 0,
            TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
-  const bool direct = op->window.is;
-  const int spare = direct ? HT_PAIRS_BYTES : 0;
+  const bool push = op->window.is;
+  const int spare = push ? HT_PUSH_TARGETS_BYTES : 0;
   const size_t shared = dealShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
-  a.pairsAt = (int)shared;
-  a.direct = a.feed;
-  a.direct.take = a.direct.batch = 8;
-  if (a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
-  a.feed.take = a.feed.batch = 8;
-  a.follow.batch = op->handle.expertMajor ? 8 : 12;
-  a.follow.take = takeOf(a.follow.batch, R, K);
+  a.targetsAt = (int)shared;
+  a.push = a.sender;
+  a.push.take = a.push.batch = 8;
+  if (a.sender.slots > SEND_SLOTS) a.sender.slots = SEND_SLOTS;
+  a.sender.take = a.sender.batch = 8;
+  a.receiver.batch = op->handle.expertMajor ? 8 : 12;
+  a.receiver.take = takeOf(a.receiver.batch, R, K);
   a.zeros = (const char *)g.scratch;
-  a.ringBits = log2Of(g.at.ringUnits[0]);
+  a.fifoBits = log2Of(g.at.fifoSlots[0]);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
   const bool em = op->handle.expertMajor;
-  a.split = dispatchSplit(em, false, R, K).of(blocks, op->numFeeders);
-  a.directSplit = em ? dispatchSplit(em, true, R, K).of(blocks, op->numFeeders) : blocks;
-  return launch(epHtDispatchKernel(op->handle.expertMajor, direct), blocks,
-                direct ? HT_DIRECT_THREADS : HT_SCATTER_THREADS, shared + spare, &a, stream);
+  a.split = dispatchSplit(em, false, R, K).of(blocks, op->numSenders);
+  a.pushSplit = em ? dispatchSplit(em, true, R, K).of(blocks, op->numSenders) : blocks;
+  return launch(epHtDispatchKernel(op->handle.expertMajor, push), blocks,
+                push ? HT_PUSH_THREADS : HT_SCATTER_THREADS, shared + spare, &a, stream);
 }
 
 extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream) {
@@ -188,18 +189,18 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   EP_TRY(checkRow(a.row, g));
   EP_CHECK(aligned(op->tokens) && aligned(op->out) && (op->input.tokens & 15) == 0,
            TREFOIL_INVALID_ARGUMENT, "tokens must be 16-byte aligned");
-  const bool outOfWindows = op->input.is && !expertMajor;
-  const int spare = outOfWindows ? HT_SOURCES_BYTES : 0;
+  const bool pulls = op->input.is && !expertMajor;
+  const int spare = pulls ? HT_PULL_SOURCES_BYTES : 0;
   const size_t shared = dealShared(a, expertMajor ? K : 1, R < K ? R : K, spare);
   a.sourcesAt = (int)shared;
-  if (!expertMajor && a.feed.slots > FEED_SLOTS) a.feed.slots = FEED_SLOTS;
-  a.feed.batch = expertMajor ? 8 : 6;
-  a.feed.take = takeOf(a.feed.batch, R, K);
-  a.follow.take = a.follow.batch = 8;
-  a.ringBits = log2Of(g.at.ringUnits[1]);
+  if (!expertMajor && a.sender.slots > SEND_SLOTS) a.sender.slots = SEND_SLOTS;
+  a.sender.batch = expertMajor ? 8 : 6;
+  a.sender.take = takeOf(a.sender.batch, R, K);
+  a.receiver.take = a.receiver.batch = 8;
+  a.fifoBits = log2Of(g.at.fifoSlots[1]);
   const int blocks = op->numSms < 2 ? 2 : op->numSms;
-  a.split = combineSplit(expertMajor, R, K, blocks).of(blocks, op->numFeeders);
-  return launch(epHtCombineKernel(op->dtype, expertMajor, outOfWindows), blocks, HT_GATHER_THREADS,
+  a.split = combineSplit(expertMajor, R, K, blocks).of(blocks, op->numSenders);
+  return launch(epHtCombineKernel(op->dtype, expertMajor, pulls), blocks, HT_GATHER_THREADS,
                 shared + spare, &a, stream);
 }
 

@@ -31,41 +31,41 @@ static trefoil_result_t checkConfig(const ep_ht_config_t *c) {
   EP_CHECK((int64_t)c->numRanks * c->maxTokens * c->maxTopk < INT32_MAX, TREFOIL_INVALID_ARGUMENT,
            "%d ranks x %lld tokens x top-%d are 2^31 slots or more", c->numRanks,
            (long long)c->maxTokens, c->maxTopk);
-  EP_CHECK(c->ringUnits >= 0 && (c->ringUnits & (c->ringUnits - 1)) == 0 &&
-               c->ringUnits <= (1 << 20),
-           TREFOIL_INVALID_ARGUMENT, "rings of %d pieces: must be a power of two", c->ringUnits);
+  EP_CHECK(c->fifoSlots >= 0 && (c->fifoSlots & (c->fifoSlots - 1)) == 0 &&
+               c->fifoSlots <= (1 << 20),
+           TREFOIL_INVALID_ARGUMENT, "FIFOs of %d chunks: must be a power of two", c->fifoSlots);
   return TREFOIL_OK;
 }
 
-/* Rings hold an eighth of a rank's tokens, 512 pieces at most; and up to half of its pieces as far as
- * all rings together stay within RINGS_BYTES: then feeders seldom wait for followers
+/* FIFOs hold an eighth of a rank's tokens, 512 chunks at most; and up to half of its chunks as far as
+ * all FIFOs together stay within FIFOS_BYTES: then senders seldom wait for receivers
  * (docs/kernels_ht.md). */
-#define RINGS_BYTES ((size_t)240 << 20)
-#define LEAST_UNITS 64
-static int ringUnitsOf(const ep_ht_config_t *c, const ep_ht_layout_t *at, int kind) {
-  if (c->ringUnits) return c->ringUnits;
-  if (c->windows && kind == 0) return LEAST_UNITS;
-  int64_t units = LEAST_UNITS, half = c->maxTokens * at->rowPieces / 2;
-  while (units < 512 && units < c->maxTokens) units *= 2;
-  size_t unitOfAll = 2 * (size_t)c->numRanks * at->unitStride;
-  while (units < (1 << 20) && units < half && unitOfAll * (size_t)units * 2 <= RINGS_BYTES) {
-    units *= 2;
+#define FIFOS_BYTES ((size_t)240 << 20)
+#define LEAST_SLOTS 64
+static int fifoSlotsOf(const ep_ht_config_t *c, const ep_ht_layout_t *at, int kind) {
+  if (c->fifoSlots) return c->fifoSlots;
+  if (c->windows && kind == 0) return LEAST_SLOTS;
+  int64_t slots = LEAST_SLOTS, half = c->maxTokens * at->rowChunks / 2;
+  while (slots < 512 && slots < c->maxTokens) slots *= 2;
+  size_t slotOfAll = 2 * (size_t)c->numRanks * at->fifoSlotStride;
+  while (slots < (1 << 20) && slots < half && slotOfAll * (size_t)slots * 2 <= FIFOS_BYTES) {
+    slots *= 2;
   }
-  return (int)units;
+  return (int)slots;
 }
 
-static void layOutDirect(const ep_ht_config_t *c, ep_ht_layout_t *at, size_t next) {
+static void layOutPush(const ep_ht_config_t *c, ep_ht_layout_t *at, size_t next) {
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens;
-  at->placeWords = (int)((N + 1) / 2);
+  at->remoteSlotWords = (int)((N + 1) / 2);
   at->weightWords = (c->maxTopk + 1) / 2;
-  at->hellos = next;
+  at->announces = next;
   next += roundUp(2 * R * 64, 512);
-  at->places = next;
-  next += roundUp(2 * R * (size_t)at->placeWords * 16, 512);
+  at->remoteSlots = next;
+  next += roundUp(2 * R * (size_t)at->remoteSlotWords * 16, 512);
   at->weights = next;
   next += roundUp(R * N * (size_t)at->weightWords * 16, 512);
   at->arrivals = next;
-  next += roundUp(R * N * (size_t)at->rowPieces * 4, 512);
+  next += roundUp(R * N * (size_t)at->rowChunks * 4, 512);
   at->dones = next;
   next += roundUp(R * 4, 512);
   at->inputs = next;
@@ -82,26 +82,26 @@ trefoil_result_t epHtLayout(const ep_ht_config_t *c, ep_ht_layout_t *out) {
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens, K = (size_t)c->maxTopk;
   ep_ht_layout_t at = {0};
   at.idVectors = (int)((K + (c->numExperts < 0xffff ? 3 : 1)) / (c->numExperts < 0xffff ? 4 : 2));
-  at.unitBytes = c->maxTokenBytes < EP_HT_PIECE_BYTES ? c->maxTokenBytes : EP_HT_PIECE_BYTES;
-  at.unitStride = roundUp(roundUp(at.unitBytes, 16) + 4 * K, 128);
-  at.rowPieces = (int)((c->maxTokenBytes + at.unitBytes - 1) / at.unitBytes);
+  at.fifoSlotBytes = c->maxTokenBytes < EP_HT_CHUNK_BYTES ? c->maxTokenBytes : EP_HT_CHUNK_BYTES;
+  at.fifoSlotStride = roundUp(roundUp(at.fifoSlotBytes, 16) + 4 * K, 128);
+  at.rowChunks = (int)((c->maxTokenBytes + at.fifoSlotBytes - 1) / at.fifoSlotBytes);
   size_t next = 0;
   at.header = next;
   next += roundUp(2 * R * 16, 512);
   at.routing = next;
   next += roundUp(2 * R * N * (size_t)at.idVectors * 16, 512);
   for (int kind = 0; kind < 2; kind++) {
-    at.ringUnits[kind] = ringUnitsOf(c, &at, kind);
-    size_t words = roundUp(R * (size_t)at.ringUnits[kind] * 4, 512);
+    at.fifoSlots[kind] = fifoSlotsOf(c, &at, kind);
+    size_t words = roundUp(R * (size_t)at.fifoSlots[kind] * 4, 512);
     at.flags[kind] = next;
     at.credits[kind] = next + words;
     next += 2 * words;
   }
   for (int kind = 0; kind < 2; kind++) {
-    at.rings[kind] = next;
-    next += roundUp(R * (size_t)at.ringUnits[kind] * at.unitStride, 512);
+    at.fifos[kind] = next;
+    next += roundUp(R * (size_t)at.fifoSlots[kind] * at.fifoSlotStride, 512);
   }
-  layOutDirect(c, &at, next);
+  layOutPush(c, &at, next);
   *out = at;
   return TREFOIL_OK;
 }
@@ -114,11 +114,11 @@ size_t epHtHandleBytes(const ep_ht_config_t *c, int numTopk) {
          roundUp((L + 1) * 4, 256);
 }
 
-/* Counts of each chunk of 256 tokens, a row of zeros to pad with, rows kept of each expert. */
+/* Counts of each tile of 256 tokens, a row of zeros to pad with, rows kept of each expert. */
 size_t epHtScratchBytes(const ep_ht_config_t *c) {
   size_t L = (size_t)numLocal(c), R = (size_t)c->numRanks;
-  size_t chunks = R * (((size_t)c->maxTokens + 255) / 256);
-  return EP_HT_PIECE_BYTES + roundUp(L * 4, 256) + roundUp((L + 1 + R) * chunks * 4, 256);
+  size_t tiles = R * (((size_t)c->maxTokens + 255) / 256);
+  return EP_HT_CHUNK_BYTES + roundUp(L * 4, 256) + roundUp((L + 1 + R) * tiles * 4, 256);
 }
 
 void epHtControlInit(void *bytes) {

@@ -1,64 +1,67 @@
-// A block of dispatch or combine: a ring of row pieces in shared memory, and one warp a role around it.
+// A block of dispatch or combine: a ring of row chunks in shared memory, and one warp a role around it.
 //
-//   scatter  1 piece -> n places   scout -> loader -> storer -> clerk               copies
-//   gather   n pieces -> 1 place   scout -> loader -> reducers -> storer -> clerk   sums
+//   scatter  1 chunk -> n places   scheduler -> loader -> storer -> completion              copies
+//   gather   n chunks -> 1 place   scheduler -> loader -> reducers -> storer -> completion  sums
 //
-//   scout    takes candidates off the operation's counter, waits for their flags or credits, describes them
-//   loader   bulk loads into the ring; a lane a piece
-//   storer   bulk stores out of it, and gives the slots back once they have been read
-//   clerk    of a feeder: for what has been written, one system fence, then the flags on the peers
-//            of a follower: for what has been loaded, the credits on the peers, weights and ids
+//   scheduler   takes candidates off the operation's counter, waits for their flags or credits, describes
+//               them
+//   loader      bulk loads into the ring; a lane a chunk
+//   storer      bulk stores out of it, and gives the slots back once they have been read
+//   completion  of a sender, the signal warp: for what has been written, one system fence, then the flags on
+//               the peers; of a receiver: for what has been loaded, the credits on the peers, weights and ids
 //
-// Feeders send to the peers' rings, followers empty the own ring; a feeder that has run dry becomes a
-// follower. Candidates are taken off one counter a role, because SMs get unequal shares of the link, and
-// in the order (token, piece, rank) everywhere, which is why rings that are full cannot deadlock: whoever
-// waits for a credit of (token, piece) waits for a follower of an earlier one, who waits for a feeder of at
+// Senders send to the peers' FIFOs, receivers empty the own FIFOs; a sender without further work becomes a
+// receiver. Candidates are taken off one counter a role, because SMs get unequal shares of the link, and
+// in the order (token, chunk, rank) everywhere, which is why FIFOs that are full cannot deadlock: whoever
+// waits for a credit of (token, chunk) waits for a receiver of an earlier one, who waits for a sender of at
 // most that one. Queues are short for the same reason. At least one
-// block must follow from the start.
+// block must receive from the start.
 //
-// A slot of the ring (piece number c, slot c mod S): `empty` counts its readers, `full` its bytes. A
+// A slot of the ring (chunk number c, slot c mod S): `empty` counts its readers, `full` its bytes. A
 // barrier's parity lies to whoever is two phases behind, so nobody looks at `full` of c before `issued` > c.
 //
-// What a pipeline asks of its policy P, in the order of a piece's way. Dispatch: Feed (ht_feed.cuh), Follow
-// (ht_follow.cuh); combine: both in ht_combine.cu.
+// What a pipeline asks of its policy P, in the order of a chunk's way. Dispatch: Sender
+// (ht_dispatch_send.cuh), Receiver (ht_dispatch_receive.cuh); combine: both in ht_combine.cu.
 //
-//   constants  FEEDS      a feeder, else a follower          GATHERS   n pieces in, else one
-//              LANES      of the scout, for an item          WATCH_ONE the one side of an item is waited for
-//              FENCE      pieces may have come over the link ZERO_ROW  a sum of nothing is a row of zeros
+//   constants  SENDS      a sender, else a receiver          GATHERS   n chunks in, else one
+//              LANES      of the scheduler, for an item      WATCH_ONE the one side of an item is waited for
+//              FENCE      chunks may have come over the link ZERO_ROW  a sum of nothing is a row of zeros
 //              KIND, PHASE   of the record, should a wait for a peer be given up
 //   group(), row()        the operation's; row(): gather only
 //   missing()             a rank that is not in the operation yet, which is to blame for any wait; or -1
-//   scout      candidates(), index(c)     how many there are; whether c is an item (its index, or -1)
+//   scheduler  candidates(), index(c)     how many there are; whether c is an item (its index, or -1)
 //              ahead(c, l), load(item, i) what lane l, entry i needs of the tables, loaded a batch ahead
 //              begin(c, index, item)      fills an item in; returns how many entries it may have
 //              watchOne(item)             what its one side waits for
 //              entry(item, i, loaded)     entry i: where it lies, what it waits for, whether it is one
-//              isVoid(unit)               an entry turned out to stand for nothing
+//              isVoid(location)           an entry turned out to stand for nothing
 //              isEmpty(item)              so did all of them
-//   loader     load(item, slot, full)     scatter: the piece; gather: load(item, entry, slot, full)
+//   loader     load(item, slot, full)     scatter: the chunk; gather: load(item, entry, slot, full)
 //   storer     store(item, entry, slot)   scatter: a copy; gather: store(item, slot), the sum
-//              hasScales(), storeBeside() scatter: what is stored beside the bulk copies
-//   clerk      numNotes(), take(), give() weights and ids of an item, Note: one of them between the two
-//              release(item, entries)     followers: the units are free
-//              flags(), raise()           feeders: whether there are flags; raises an item's
+//              hasScales()                whether there is side data: few scales, by ordinary stores
+//              storeSideData()            scatter: stores it
+//   completion numMetadata()              how many weights and ids of an item, each a Metadata
+//              take(), give()             loads one, stores it
+//              release(item, entries)     receivers: the FIFO slots are free
+//              flags(), raise()           senders: whether there are flags; raises an item's
 //
-// Only the scout waits for peers. When it gives up it describes the end, and the pipeline drains.
+// Only the scheduler waits for peers. When it gives up it describes the end, and the pipeline drains.
 // Techniques and figures: notes on bulk copies in docs/kernels_ht.md.
 #ifndef TREFOIL_KERNELS_HT_PIPE_CUH
 #define TREFOIL_KERNELS_HT_PIPE_CUH
 
-#include "kernels/ht/ht_ring.cuh"
+#include "kernels/ht/ht_fifo.cuh"
 
-// Work item k as its block's warps see it, in desc[k mod D]. Entry: {code, generation}; the code is a place
-// that the policy understands (ht_ring.cuh).
+// Work item k as its block's warps see it, in desc[k mod D]. Entry: {code, epoch}; the code is a place
+// that the policy understands (ht_fifo.cuh).
 struct HtItem {
   int n;     // entries; -1: there are no more items
   int code;  // the one side
-  int gen;   // of the one side, if it is a ring unit
-  int piece; // of the row
+  int epoch; // of the one side, if it is a FIFO slot
+  int chunk; // of the row
   int token, source;
   int index; // the policy's
-  int first; // gather: number of its first piece in the block
+  int first; // gather: number of its first chunk in the block
 };
 static_assert(sizeof(HtItem) == HT_DESC_HEAD * 4, "description");
 
@@ -66,13 +69,13 @@ constexpr int HT_DESCS = 64; // work items described at a time
 constexpr int HT_IDLE = 32;  // polls after which a storer has nothing to do
 
 struct HtProgress {
-  uint32_t head;          // items described
-  uint32_t loaded;        // items whose loads are out
-  uint32_t issued;        // pieces whose loads are out
-  uint32_t complete;      // items written for good (feeders)
-  uint32_t ended;         // no more will be
-  uint32_t stored, noted; // items that the storer, the clerk is through with
-  uint32_t end;           // items and the end, once it is described; before `head` says so
+  uint32_t head;            // items described
+  uint32_t loaded;          // items whose loads are out
+  uint32_t issued;          // chunks whose loads are out
+  uint32_t complete;        // items written for good (senders)
+  uint32_t ended;           // no more will be
+  uint32_t stored, retired; // items that the storer, the completion warp are through with
+  uint32_t end;             // items and the end, once it is described; before `head` says so
 };
 
 // n / d by a product, for n below 2^31: at most one too great, then put right.
@@ -92,22 +95,22 @@ struct HtBlock {
   uint64_t *full, *empty, *done;
   HtProgress *at;
   int *desc;
-  int S, room, descInts, pieceStride; // room: slots that there is memory for, >= S
+  int S, room, descInts, chunkStride; // room: slots that there is memory for, >= S
   HtDivisor bySlots;
 
   EP_DEV HtItem &item(int k) const { return *(HtItem *)(desc + (k & (HT_DESCS - 1)) * descInts); }
   EP_DEV int2 *entries(int k) const { return (int2 *)(&item(k) + 1); }
-  // Item k's sum is there: not by slots, for items without pieces take none.
+  // Item k's sum is there: not by slots, for items without chunks take none.
   EP_DEV uint64_t *isDone(int k) const { return done + (k & (HT_DESCS - 1)); }
   EP_DEV uint32_t donePhase(int k) const { return k / HT_DESCS & 1; }
   EP_DEV int slot(int c) const { return c - bySlots.quotient(c) * S; }
   EP_DEV uint32_t phase(int c) const { return bySlots.quotient(c) & 1; }
-  EP_DEV char *place(int c) const { return ring + slot(c) * pieceStride; }
+  EP_DEV char *place(int c) const { return ring + slot(c) * chunkStride; }
 };
 
 // A wait inside the block: others of its warps will make it come true. The limit is for errors in here: twice
-// what the scout, whom they all wait for, may wait for a peer (EP_HT_MAX_TIMEOUT_NS).
-struct HtPatience {
+// what the scheduler, whom they all wait for, may wait for a peer (EP_HT_MAX_TIMEOUT_NS).
+struct HtDeadline {
   unsigned polls = 0;
   unsigned long long since = 0;
   EP_DEV void operator()() {
@@ -119,14 +122,14 @@ struct HtPatience {
 };
 
 EP_DEV void waitPhase(uint64_t *b, uint32_t parity) {
-  HtPatience p;
+  HtDeadline p;
   while (!barrierTry(b, parity)) p();
 }
 // Waits until the counter is past k; returns by how much.
 EP_DEV int waitPast(const uint32_t *counter, int k) {
-  HtPatience p;
+  HtDeadline p;
   int n;
-  while ((n = (int)(told(counter) - (uint32_t)k)) <= 0) p();
+  while ((n = (int)(loadAcquireShared(counter) - (uint32_t)k)) <= 0) p();
   return n;
 }
 
@@ -153,11 +156,11 @@ EP_DEV void arm(const HtBlock &b, int readers, int reducers, bool again) {
 }
 
 // Where the block's shared memory holds what. The ring comes first: bulk copies want 128-byte alignment.
-EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int pieceStride) {
+EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int chunkStride) {
   HtBlock b;
   b.bySlots = HtDivisor(shape.slots);
   b.ring = shared;
-  b.full = (uint64_t *)(shared + (size_t)room * pieceStride);
+  b.full = (uint64_t *)(shared + (size_t)room * chunkStride);
   b.empty = b.full + room;
   b.done = b.empty + room;
   b.at = (HtProgress *)(b.done + HT_DESCS);
@@ -165,16 +168,16 @@ EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int pieceSt
   b.S = shape.slots;
   b.room = room;
   b.descInts = shape.descInts;
-  b.pieceStride = pieceStride;
+  b.chunkStride = chunkStride;
   return b;
 }
 
 // All threads of a block, last. The last block of the launch waits for what has to be waited for at the
-// end, counts its pieces and makes ready for the next. ringed(r): pieces to and from rank r go through
-// rings. settle(): all threads. COMBINE: rows go where they came from.
-template <bool COMBINE, class Ringed, class Settle>
-EP_DEV void leave(const ep_ht_group_t &g, const HtTables &t, int numPieces, uint64_t began,
-                  Ringed ringed, Settle settle) {
+// end, counts its chunks and makes ready for the next. usesFifo(r): chunks to and from rank r go through
+// FIFOs. settle(): all threads. COMBINE: rows go where they came from.
+template <bool COMBINE, class UsesFifo, class Settle>
+EP_DEV void leave(const ep_ht_group_t &g, const HtTables &t, int numChunks, uint64_t began,
+                  UsesFifo usesFifo, Settle settle) {
   HtControl &c = htControl(g);
   EP_SHARED(bool, last);
   __syncthreads();
@@ -186,13 +189,13 @@ EP_DEV void leave(const ep_ht_group_t &g, const HtTables &t, int numPieces, uint
   __syncthreads();
   if (last) {
     settle();
-    HtRings &rings = c.rings[COMBINE];
+    HtFifos &fifos = c.fifos[COMBINE];
     for (int r = threadIdx.x; r < g.numRanks; r += blockDim.x) {
-      if (!ringed(r)) continue;
+      if (!usesFifo(r)) continue;
       const unsigned long long to = COMBINE ? t.head->recvCount[r] : t.head->sendCount[r];
       const unsigned long long from = COMBINE ? t.head->sendCount[r] : t.head->recvCount[r];
-      rings.sent[r] += to * numPieces;
-      rings.received[r] += from * numPieces;
+      fifos.sent[r] += to * numChunks;
+      fifos.received[r] += from * numChunks;
     }
     if (threadIdx.x == 0) {
       c.work[COMBINE][0] = c.work[COMBINE][1] = 0;

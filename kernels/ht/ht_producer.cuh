@@ -1,5 +1,5 @@
-// The producer of a pipeline (ht_pipe.cuh), its scout: takes candidates off the operation's counter, waits
-// for their flags or credits, and describes them as work items.
+// The producer of a pipeline (ht_pipe.cuh), its scheduler: takes candidates off the operation's counter,
+// waits for their flags or credits, and describes them as work items.
 #ifndef TREFOIL_KERNELS_HT_PRODUCER_CUH
 #define TREFOIL_KERNELS_HT_PRODUCER_CUH
 
@@ -8,12 +8,12 @@
 // What an entry, or the one side, waits for before its item may run.
 struct HtWatch {
   const uint32_t *word; // NULL: nothing
-  int want;             // generation
+  int want;             // epoch
   int rank;
 };
 struct HtEntry {
   HtWatch watch;
-  HtUnit unit;
+  HtLocation location;
   bool is;
 };
 
@@ -23,34 +23,35 @@ struct HtAhead {
   int2 entry;
 };
 
-EP_DEV void awaitRoom(const HtBlock &b, int k, int ahead) {
-  HtPatience p;
-  while ((int)(k - min((int)told(&b.at->stored), (int)told(&b.at->noted))) > HT_DESCS ||
-         (int)(k - told(&b.at->loaded)) > ahead) {
+EP_DEV void waitRoom(const HtBlock &b, int k, int ahead) {
+  HtDeadline p;
+  while ((int)(k - min((int)loadAcquireShared(&b.at->stored),
+                       (int)loadAcquireShared(&b.at->retired))) > HT_DESCS ||
+         (int)(k - loadAcquireShared(&b.at->loaded)) > ahead) {
     p();
   }
   __syncwarp();
 }
 
 EP_DEV void finish(const HtBlock &b, int k, int lane) {
-  awaitRoom(b, k + 1, HT_DESCS);
+  waitRoom(b, k + 1, HT_DESCS);
   if (lane == 0) {
     b.item(k).n = -1;
-    tell(&b.at->end, k + 1);
-    tell(&b.at->head, k + 1);
+    storeReleaseShared(&b.at->end, k + 1);
+    storeReleaseShared(&b.at->head, k + 1);
   }
 }
 
 // Slots that an item of a gather pipeline takes.
-template <class P> EP_DEV int piecesOf(int n) {
+template <class P> EP_DEV int chunksOf(int n) {
   return n == 0 && P::ZERO_ROW ? 1 : n;
 }
 
-// Who is not in the operation at all is what everybody waits for.
-template <class P> EP_DEV void blameMissing(const P &p, HtAwaited &w) {
+// A rank that is not in the operation at all is named before any other.
+template <class P> EP_DEV void nameCulprit(const P &p, HtAwaited &w) {
   const int r = p.missing();
   if (r < 0) return;
-  w.phase = EP_LL_PHASE_HELLO;
+  w.phase = EP_LL_PHASE_ANNOUNCE;
   w.rank = r;
   w.expected = w.received = 0;
   w.item = -1;
@@ -59,7 +60,7 @@ template <class P> EP_DEV void blameMissing(const P &p, HtAwaited &w) {
 // Describes items [k, k + m): the groups of P::LANES lanes that have one, in their order. Items are shown
 // as soon as all before them are. False: gave up.
 template <class P>
-EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &ahead, int &pieces,
+EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &ahead, int &chunks,
                      int lane) {
   constexpr unsigned GROUP = (1u << P::LANES) - 1;
   const int first = lane & -P::LANES, l = lane - first;
@@ -84,11 +85,11 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
         e.watch.word = nullptr;
         if ((v & 1) && e.is) {
           e.is = false;
-          p.isVoid(e.unit);
+          p.isVoid(e.location);
         }
       } else {
         HtAwaited w = {P::KIND, P::PHASE, e.watch.rank, (unsigned)e.watch.want, v >> 1, item.token};
-        if (!((spin.polls + 1) & 255)) blameMissing(p, w);
+        if (!((spin.polls + 1) & 255)) nameCulprit(p, w);
         alive = htKeepWaiting(p.group(), w, spin);
       }
     }
@@ -98,7 +99,8 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
     const unsigned in = __ballot_sync(FULL_WARP, ready && e.is) >> first & GROUP;
     if (ready) {
       if (e.is) {
-        b.entries(at)[n + __popc(in & ((1u << l) - 1))] = make_int2(e.unit.code, e.unit.gen);
+        b.entries(at)[n + __popc(in & ((1u << l) - 1))] =
+            make_int2(e.location.code, e.location.epoch);
       }
       n += __popc(in);
       i0 += P::LANES;
@@ -118,25 +120,26 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
     __syncwarp();
     if (now > shown && lane == 0) {
       for (int i = k + shown; P::GATHERS && i < k + now; i++) {
-        b.item(i).first = pieces;
-        pieces += piecesOf<P>(b.item(i).n);
+        b.item(i).first = chunks;
+        chunks += chunksOf<P>(b.item(i).n);
       }
-      tell(&b.at->head, k + now);
+      storeReleaseShared(&b.at->head, k + now);
     }
     shown = now;
     if (now == m) return true;
   }
 }
 
-// The loads of a batch go out before the batch in front of it is waited for, and so do those that tell
+// The loads of a batch go out before the batch in front of it is waited for, and so do those that decide
 // which candidates of the next window are items.
 template <class P>
-EP_DEV void scout(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work, int lane) {
+EP_DEV void scheduler(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work,
+                      int lane) {
   const long long total = p.candidates();
   const int group = lane / P::LANES, l = lane % P::LANES;
   long long base = 0, nextBase = 0;
   unsigned taken = 0, mask = 0;
-  int nextIndex = -1, k = 0, pieces = 0;
+  int nextIndex = -1, k = 0, chunks = 0;
   const auto take = [&] {
     if (lane == 0) taken = atomicAdd(work, (unsigned)shape.take);
   };
@@ -167,9 +170,9 @@ EP_DEV void scout(const HtBlock &b, const P &p, const HtShape &shape, unsigned *
   while (c != -2) {
     const int m = __popc(__ballot_sync(FULL_WARP, c >= 0 && l == 0));
     const int next = nextBatch(nextAhead);
-    awaitRoom(b, k + m, shape.batch + 4);
-    if (!describe(b, p, k, c, ahead, pieces, lane)) {
-      k = (int)told(&b.at->head);
+    waitRoom(b, k + m, shape.batch + 4);
+    if (!describe(b, p, k, c, ahead, chunks, lane)) {
+      k = (int)loadAcquireShared(&b.at->head);
       break;
     }
     k += m;

@@ -1,14 +1,14 @@
-// A flat combine out of windows: rows are read where the experts have left them, by the rank that sums
-// them, instead of going through its ring.
+// Zero-copy pull of a flat combine: rows are read where the experts have left them, by the rank that sums
+// them, instead of going through its FIFO.
 //
 //   start  every rank tells every rank in every flat combine whether its input lies in a window, and if so
-//          where that rank's tokens begin in it and how many of them there are (sayInput). Two ranks that
-//          have both said "window" read each other's rows; who has said it has its rows ready, since the word
-//          is in the operation.
-//   end    a block that has read its last piece adds to the peers' `reads`; what the blocks of a launch
+//          where that rank's tokens begin in it and how many of them there are (announceInput). Two ranks
+//          that have both announced a window read each other's rows; an announcement implies that the rows
+//          are ready.
+//   end    a block that has read its last chunk adds to the peers' `reads`; what the blocks of a launch
 //          add up to does not depend on their number. The last block of the owner waits for it, so that
 //          the caller may overwrite its input.
-//   gradients of weights travel as words of two that say themselves that they are there, at once.
+//   gradients of weights travel as flagged words of two, at once.
 //
 // There is one buffer for the words, and a rank without a window waits for nobody: it may be operations
 // ahead. So a word with a greater number than this combine's says that its writer had no window in this
@@ -25,17 +25,17 @@
 constexpr int HT_READ = 65536; // what a launch adds to `reads`: the sum of epLlTick
 
 // What a block knows of its peers, in shared memory.
-struct HtSources {
-  const char *rows[EP_HT_MAX_RANKS]; // where this rank's rows begin at rank r; NULL: in the ring
+struct HtPullSources {
+  const char *rows[EP_HT_MAX_RANKS]; // where this rank's rows begin at rank r; NULL: in the FIFO
   int count[EP_HT_MAX_RANKS];        // how many of them there are
-  int numRings;                      // peers whose rows come through rings
+  int numFifos;                      // peers whose rows come through FIFOs
 };
-static_assert(sizeof(HtSources) == HT_SOURCES_BYTES, "shared memory");
+static_assert(sizeof(HtPullSources) == HT_PULL_SOURCES_BYTES, "shared memory");
 
 // Row `index` of this rank's at a peer.
-EP_DEV const char *pulledAt(const HtRow &row, const HtSources &sources, int from, int index,
-                            int piece) {
-  return sources.rows[from] + (size_t)index * row.rowBytes + piece * row.pieceBytes;
+EP_DEV const char *pulledAt(const HtRow &row, const HtPullSources &sources, int from, int index,
+                            int chunk) {
+  return sources.rows[from] + (size_t)index * row.rowBytes + chunk * row.chunkBytes;
 }
 
 EP_DEV char *inputAt(const ep_ht_group_t &g, int at, int from) {
@@ -58,24 +58,24 @@ EP_DEV int rowsFor(const HtTables &t, int r) {
 
 // One warp of the first block.
 template <bool PULLS>
-EP_DEV void sayInput(const HtCombineArgs &a, const HtTables &t, unsigned long long number) {
+EP_DEV void announceInput(const HtCombineArgs &a, const HtTables &t, unsigned long long number) {
   const ep_ht_group_t &g = a.op.group;
   __threadfence_system();
   for (int r = threadIdx.x & 31; r < g.numRanks; r += 32) {
     char *to = inputAt(g, r, g.rank);
     if (PULLS) {
       htControl(g).readBefore[r] = loadAcquire(readAt(g, g.rank, r));
-      storeSys(to + 16, packWord((unsigned long long)rowsFor(t, r), number));
+      storeSys(to + 16, packFlagged((unsigned long long)rowsFor(t, r), number));
       const long long first = a.op.input.tokens + t.head->recvBase[r] * a.row.rowBytes;
-      storeSys(to, packWord((unsigned long long)first | 1, number));
+      storeSys(to, packFlagged((unsigned long long)first | 1, number));
     } else {
-      storeSys(to, packWord(0, number));
+      storeSys(to, packFlagged(0, number));
     }
   }
 }
 
-// The first rank of which this combine has no word yet; -1: all are in it. Whoever waits for something else
-// then knows whom it waits for in truth: a rank that has heard of all may be waiting for that one, too.
+// The first rank of which this combine has no word yet; -1: all are in it. A wait for something else then
+// names that rank: other ranks may be waiting for it, too.
 EP_DEV int missingInput(const ep_ht_group_t &g) {
   const unsigned long long number = htVolatile(&htControl(g).numbers[1]) + 1;
   for (int r = 0; r < g.numRanks; r++) {
@@ -86,8 +86,8 @@ EP_DEV int missingInput(const ep_ht_group_t &g) {
 }
 
 // One thread a rank: whether its word comes.
-EP_DEV bool hearInput(const HtCombineArgs &a, int r, unsigned long long number,
-                      HtSources &sources) {
+EP_DEV bool waitInput(const HtCombineArgs &a, int r, unsigned long long number,
+                      HtPullSources &sources) {
   const ep_ht_group_t &g = a.op.group;
   const char *at = inputAt(g, g.rank, r);
   sources.rows[r] = nullptr;
@@ -95,28 +95,28 @@ EP_DEV bool hearInput(const HtCombineArgs &a, int r, unsigned long long number,
   HtSpin spin;
   for (;;) {
     const uint4 where = loadSys(at), rows = loadSys(at + 16);
-    const unsigned long long said = where.z | (unsigned long long)where.w << 32;
-    if (said > number || (said == number && !(where.x & 1))) return true;
-    if (said == number && isWordOf(rows, number)) {
-      sources.rows[r] = g.peers[r] + (long long)(wordData(where) - 1);
-      sources.count[r] = (int)wordData(rows);
+    const unsigned long long flag = where.z | (unsigned long long)where.w << 32;
+    if (flag > number || (flag == number && !(where.x & 1))) return true;
+    if (flag == number && isFlagged(rows, number)) {
+      sources.rows[r] = g.peers[r] + (long long)(flaggedData(where) - 1);
+      sources.count[r] = (int)flaggedData(rows);
       return true;
     }
-    HtAwaited waited = {EP_HT_KIND_COMBINE, EP_LL_PHASE_HELLO, r, (unsigned)number, where.z, -1};
+    HtAwaited waited = {EP_HT_KIND_COMBINE, EP_LL_PHASE_ANNOUNCE, r, (unsigned)number, where.z, -1};
     if (!htKeepWaiting(g, waited, spin)) return false;
   }
 }
 
 // All threads of a block, as soon as it starts: false if some rank does not come.
-EP_DEV bool hearInputs(const HtCombineArgs &a, const HtTables &t, unsigned long long number,
-                       HtSources &sources) {
+EP_DEV bool waitInputs(const HtCombineArgs &a, const HtTables &t, unsigned long long number,
+                       HtPullSources &sources) {
   const ep_ht_group_t &g = a.op.group;
   const int r = threadIdx.x;
-  const bool ok = r >= g.numRanks || hearInput(a, r, number, sources);
+  const bool ok = r >= g.numRanks || waitInput(a, r, number, sources);
   if (r < g.numRanks) __threadfence_system();
   const int gone = __syncthreads_count(!ok);
-  const int rings = __syncthreads_count(r < g.numRanks && r != g.rank && !sources.rows[r]);
-  if (r == 0) sources.numRings = rings;
+  const int fifos = __syncthreads_count(r < g.numRanks && r != g.rank && !sources.rows[r]);
+  if (r == 0) sources.numFifos = fifos;
   __syncthreads();
   return gone == 0;
 }
@@ -132,7 +132,7 @@ EP_DEV float slotWeight(const HtCombineArgs &a, int entry, long long flatSlot) {
 }
 
 // All threads of all blocks: of every token that is summed up by a rank that reads here.
-EP_DEV void sendGradients(const HtCombineArgs &a, const HtTables &t, const HtSources &sources,
+EP_DEV void sendGradients(const HtCombineArgs &a, const HtTables &t, const HtPullSources &sources,
                           unsigned long long number) {
   const ep_ht_group_t &g = a.op.group;
   const int K = a.op.handle.numTopk, per = (K + 1) / 2;
@@ -150,31 +150,31 @@ EP_DEV void sendGradients(const HtCombineArgs &a, const HtTables &t, const HtSou
     const unsigned lo = __float_as_uint(slotWeight(a, here[k], slot));
     const unsigned hi = k + 1 < K ? __float_as_uint(slotWeight(a, here[k + 1], slot)) : 0;
     storeSys(gradientsAt(g, r, g.rank, token, k / 2),
-             packWord(lo | (unsigned long long)hi << 32, number));
+             packFlagged(lo | (unsigned long long)hi << 32, number));
   }
 }
 
 // What lies where an own token's k-th gradient comes from the rank of its expert, and its half of that.
-EP_DEV uint4 lookForGradient(const ep_ht_group_t &g, int rank, int token, int k) {
+EP_DEV uint4 readGradient(const ep_ht_group_t &g, int rank, int token, int k) {
   return loadSys(gradientsAt(g, g.rank, rank, token, k / 2));
 }
 EP_DEV float gradientOf(unsigned long long both, int k) {
   return __uint_as_float((unsigned)(both >> (k & 1) * 32));
 }
 // The same when it has come; 0 if it does not.
-EP_DEV float awaitGradient(const ep_ht_group_t &g, uint4 seen, int rank, int token, int k,
-                           unsigned long long number) {
-  if (isWordOf(seen, number)) return gradientOf(wordData(seen), k);
+EP_DEV float waitGradient(const ep_ht_group_t &g, uint4 seen, int rank, int token, int k,
+                          unsigned long long number) {
+  if (isFlagged(seen, number)) return gradientOf(flaggedData(seen), k);
   const HtAwaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_WEIGHTS, rank, (unsigned)number, 0, token};
   unsigned long long both = 0;
-  takeWord(g, gradientsAt(g, g.rank, rank, token, k / 2), number, w, both);
+  waitFlagged(g, gradientsAt(g, g.rank, rank, token, k / 2), number, w, both);
   return gradientOf(both, k);
 }
 
 // ---------------------------------------------------------------------------------------------- end
 
 // All threads of a block that will read no more, after its pipeline.
-EP_DEV void tellRead(const ep_ht_group_t &g, const HtSources &sources) {
+EP_DEV void sendReadDone(const ep_ht_group_t &g, const HtPullSources &sources) {
   __syncthreads();
   const int r = threadIdx.x;
   if (r >= g.numRanks || r == g.rank || !sources.rows[r]) return;
@@ -183,7 +183,7 @@ EP_DEV void tellRead(const ep_ht_group_t &g, const HtSources &sources) {
 }
 
 // One thread a rank, of the last block.
-EP_DEV void awaitRead(const HtCombineArgs &a, const HtTables &t, const HtSources &sources) {
+EP_DEV void waitReadDone(const HtCombineArgs &a, const HtTables &t, const HtPullSources &sources) {
   const ep_ht_group_t &g = a.op.group;
   const int r = threadIdx.x;
   if (r >= g.numRanks || r == g.rank || !sources.rows[r]) return;
@@ -195,7 +195,7 @@ EP_DEV void awaitRead(const HtCombineArgs &a, const HtTables &t, const HtSources
     const HtAwaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_READ, r, HT_READ, n, -1};
     if (!htKeepWaiting(g, w, spin)) return;
   }
-  // Counting is each rank's own affair, so the owner counts, by what it has told the reader of.
+  // Counting is each rank's own affair, so the owner counts, by what it has announced to the reader.
   if (g.bytes) g.bytes[g.numRanks + r] += (unsigned long long)rowsFor(t, r) * a.row.rowBytes;
 }
 

@@ -1,14 +1,14 @@
-// The scatter pipeline: one piece in, n copies out. Slot of item k is k mod S.
+// The scatter pipeline: one chunk in, n copies out. Slot of item k is k mod S.
 #ifndef TREFOIL_KERNELS_HT_SCATTER_CUH
 #define TREFOIL_KERNELS_HT_SCATTER_CUH
 
-#include "kernels/ht/ht_clerk.cuh"
+#include "kernels/ht/ht_completion.cuh"
 
 // Up to four items at a time, a lane an item. Items without entries take a slot and load nothing.
 template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int lane) {
   for (int k = 0;;) {
     const int m = __shfl_sync(FULL_WARP, min(4, waitPast(&b.at->head, k)), 0);
-    __syncwarp(); // what lane 0 has been told of, all may read
+    __syncwarp(); // what lane 0 has acquired, all may read
     const int i = k + lane;
     int n = 0;
     if (lane < m) {
@@ -26,8 +26,8 @@ template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int l
     const bool over = __any_sync(FULL_WARP, n < 0);
     k += m - (over ? 1 : 0);
     if (lane == 0) {
-      tell(&b.at->loaded, k);
-      tell(&b.at->issued, k);
+      storeReleaseShared(&b.at->loaded, k);
+      storeReleaseShared(&b.at->issued, k);
     }
     if (over) return;
   }
@@ -35,8 +35,8 @@ template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int l
 
 // Up to four items at a time, eight lanes an item; one group of bulk stores a step. A slot is given back
 // READ steps later, when its group has been read; with nothing to do at once, since items to come may need
-// it. A feeder tells LAG steps later that a group is written. More of them keep flags back: with small
-// rings 8 steps take 20 % longer, 16 steps 70 %. With nothing to do all are finished, as the credits
+// it. A sender publishes LAG steps later that a group is written. More of them keep flags back: with small
+// FIFOs 8 steps take 20 % longer, 16 steps 70 %. With nothing to do all are finished, as the credits
 // awaited may depend on their flags.
 template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int lane) {
   constexpr int LAG = 2, READ = 1;
@@ -48,11 +48,12 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
   };
   for (;;) {
     // The description of k must be there before its slot's phase may be asked for.
-    HtPatience patience;
+    HtDeadline deadline;
     int there = 0, idle = 0;
     bool over = false;
     for (;;) {
-      const int head = (int)told(&b.at->head), issued = (int)told(&b.at->issued);
+      const int head = (int)loadAcquireShared(&b.at->head),
+                issued = (int)loadAcquireShared(&b.at->issued);
       const int u = k + i;
       const bool isEnd = u < head && b.item(u).n < 0;
       const bool ready =
@@ -66,14 +67,14 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
         __syncwarp();
         giveBack(k);
       }
-      if (P::FEEDS && ++idle == HT_IDLE) {
+      if (P::SENDS && ++idle == HT_IDLE) {
         bulkDone<0>();
         __syncwarp();
-        if (lane == 0) tell(&b.at->complete, k);
+        if (lane == 0) storeReleaseShared(&b.at->complete, k);
 #pragma unroll
         for (int j = 0; j < LAG; j++) end[j] = k;
       }
-      patience();
+      deadline();
     }
     if (over && !there) break;
     const int u = k + i;
@@ -82,7 +83,7 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
       for (int j = lane & 7; j < item.n; j += 8) {
         p.store(item, b.entries(u)[j], sharedAddress(b.place(u)));
       }
-      if (p.hasScales()) p.storeBeside(item, b.entries(u), b.place(u), lane & 7);
+      if (p.hasScales()) p.storeSideData(item, b.entries(u), b.place(u), lane & 7);
     }
 #pragma unroll
     for (int j = LAG - 1; j > 0; j--) end[j] = end[j - 1];
@@ -93,19 +94,19 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
     bulkRead<READ>();
     __syncwarp();
     if (end[READ - 1] > back) giveBack(end[READ - 1]);
-    if (P::FEEDS) {
+    if (P::SENDS) {
       bulkDone<LAG>();
       __syncwarp();
-      if (lane == 0) tell(&b.at->complete, end[LAG - 1]);
+      if (lane == 0) storeReleaseShared(&b.at->complete, end[LAG - 1]);
     } else if (lane == 0) {
-      tell(&b.at->stored, k);
+      storeReleaseShared(&b.at->stored, k);
     }
   }
   bulkDone<0>();
   __syncwarp();
   if (lane == 0) {
-    tell(&b.at->complete, k);
-    tell(&b.at->ended, 1);
+    storeReleaseShared(&b.at->complete, k);
+    storeReleaseShared(&b.at->ended, 1);
   }
 }
 
@@ -113,14 +114,14 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
 template <class P>
 EP_DEV void scatterPipe(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work) {
   const int lane = threadIdx.x & 31, role = threadIdx.x >> 5;
-  if (role == 0) scout(b, p, shape, work, lane);
+  if (role == 0) scheduler(b, p, shape, work, lane);
   if (role == 1) scatterLoader(b, p, lane);
   if (role == 2) scatterStorer(b, p, lane);
   if (role == 3) {
-    if constexpr (P::FEEDS)
-      flagger(b, p, lane);
+    if constexpr (P::SENDS)
+      signalWarp(b, p, lane);
     else
-      clerk(b, p, lane);
+      completionWarp(b, p, lane);
   }
 }
 constexpr int HT_SCATTER_READERS = 1; // of a slot: the storer

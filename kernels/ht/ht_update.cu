@@ -2,27 +2,28 @@
 // tokens go and what comes to it. One launch.
 //
 //   1. send      each own token's experts to every rank, as words {8 bytes of ids, number of the Update}:
-//                a word says itself that it is there (no fence, no flag, no reset)
-//   2. count     a block takes a chunk of 256 tokens of one source: one bit per (row, token), where the rows
+//                a word is flagged (no fence, no flag, no reset)
+//   2. count     a block takes a tile of 256 tokens of one source: one bit per (row, token), where the rows
 //                are the local experts, "comes here", and for own tokens each rank; it stores the counts
 //   3. meet      all blocks of the launch
-//   4. place     a token's place in a row is the sum of the counts of the chunks before and the bits before
+//   4. place     a token's place in a row is the sum of the counts of the tiles before and the bits before
 //                its own, so places ascend by (source, token) whatever the order of the blocks
 //
-// Words of Update e lie in buffer e mod 2. A rank that sends e has heard all ranks send e - 1, after they
-// had finished e - 2: nobody reads what it overwrites.
+// Words of Update e lie in buffer e mod 2. A rank that sends e has the words of e - 1 of all ranks, sent
+// after they had finished e -
+// 2: nobody reads what it overwrites.
 #include "kernels/ht/ht_control.cuh"
 #include "kernels/ht/ht_kernels.cuh"
 
 namespace {
 
-constexpr int CHUNK = 256, WORDS = CHUNK / 32;
+constexpr int TILE = 256, WORDS = TILE / 32;
 
 struct Shared {
   unsigned *bits;      // [rows][WORDS]
-  int *before, *total; // [rows] of chunks before this one, of all
+  int *before, *total; // [rows] of tiles before this one, of all
   int *zone;           // [L + 1] first slot of each expert's zone
-  unsigned *kept;      // [WORDS] tokens of the chunk that DROP leaves
+  unsigned *kept;      // [WORDS] tokens of the tile that DROP leaves
   int *firstOf;        // [R + 1] flat slot of each source's first token
 };
 
@@ -50,10 +51,10 @@ EP_DEV void sendIds(const UpdateArgs &a, unsigned long long number) {
   const int V = g.at.idVectors, K = o.handle.numTopk, buf = (int)(number & 1);
   const long long perRank = (long long)o.numTokens * V;
   if (blockIdx.x == 0 && threadIdx.x < g.numRanks) {
-    storeSys(headerAt(g, threadIdx.x, g.rank, buf), packWord(o.numTokens, number));
+    storeSys(headerAt(g, threadIdx.x, g.rank, buf), packFlagged(o.numTokens, number));
   }
-  for (long long i = (long long)blockIdx.x * CHUNK + threadIdx.x; i < perRank * g.numRanks;
-       i += (long long)gridDim.x * CHUNK) {
+  for (long long i = (long long)blockIdx.x * TILE + threadIdx.x; i < perRank * g.numRanks;
+       i += (long long)gridDim.x * TILE) {
     const int d = (int)((g.rank + 1 + i / perRank) % g.numRanks);
     const long long word = i % perRank, t = word / V;
     const int k0 = (int)(word - t * V) * a.perWord;
@@ -64,7 +65,7 @@ EP_DEV void sendIds(const UpdateArgs &a, unsigned long long number) {
       const unsigned long long field = ~0ull >> (64 - a.idBits);
       if (e >= 0) data ^= (field ^ (unsigned)e) << (j * a.idBits);
     }
-    storeSys(wordAt(g, d, g.rank, t, buf) + (word - t * V) * 16, packWord(data, number));
+    storeSys(wordAt(g, d, g.rank, t, buf) + (word - t * V) * 16, packFlagged(data, number));
   }
 }
 
@@ -100,7 +101,7 @@ EP_DEV void forIds(const UpdateArgs &a, const Look &l, unsigned long long number
   for (int k = 0; k < a.op.handle.numTopk; k += a.perWord) {
     unsigned long long data;
     const HtAwaited w = awaited(EP_LL_PHASE_ROUTING, l.src, number, l.t);
-    if (!takeWord(g, at + k / a.perWord * 16, number, w, data)) return;
+    if (!waitFlagged(g, at + k / a.perWord * 16, number, w, data)) return;
     for (int j = 0; j < a.perWord && k + j < a.op.handle.numTopk; j++) {
       const unsigned long long e = data >> (j * a.idBits) & field;
       f(k + j, e == field ? -1 : (int)e);
@@ -108,17 +109,17 @@ EP_DEV void forIds(const UpdateArgs &a, const Look &l, unsigned long long number
   }
 }
 
-// All threads: the bits of a chunk.
-EP_DEV Look readChunk(const UpdateArgs &a, const Shared &s, int chunk, unsigned long long number) {
+// All threads: the bits of a tile.
+EP_DEV Look readTile(const UpdateArgs &a, const Shared &s, int tile, unsigned long long number) {
   EP_SHARED(int, numTokens);
   const ep_ht_group_t &g = a.op.group;
-  Look l = {chunk / a.perSource, chunk % a.perSource * CHUNK + (int)threadIdx.x, false, 0, {}};
+  Look l = {tile / a.perSource, tile % a.perSource * TILE + (int)threadIdx.x, false, 0, {}};
   __syncthreads();
-  for (int i = threadIdx.x; i < a.rows * WORDS; i += CHUNK) s.bits[i] = 0;
+  for (int i = threadIdx.x; i < a.rows * WORDS; i += TILE) s.bits[i] = 0;
   if (threadIdx.x == 0) {
     unsigned long long n = 0;
-    const bool ok = takeWord(g, headerAt(g, g.rank, l.src, (int)(number & 1)), number,
-                             awaited(EP_LL_PHASE_HELLO, l.src, number, -1), n);
+    const bool ok = waitFlagged(g, headerAt(g, g.rank, l.src, (int)(number & 1)), number,
+                                awaited(EP_LL_PHASE_ANNOUNCE, l.src, number, -1), n);
     numTokens = ok ? min((int)n, g.maxTokens) : 0;
   }
   __syncthreads();
@@ -179,15 +180,15 @@ EP_DEV void meet(const ep_ht_group_t &g, int blocks) {
   __syncthreads();
 }
 
-// One warp a row: the counts of the chunks before `chunk`, and of all.
-EP_DEV void sumRows(const UpdateArgs &a, const Shared &s, int chunk) {
+// One warp a row: the counts of the tiles before `tile`, and of all.
+EP_DEV void sumRows(const UpdateArgs &a, const Shared &s, int tile) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  for (int row = warp; row < a.rows; row += CHUNK / 32) {
+  for (int row = warp; row < a.rows; row += TILE / 32) {
     int before = 0, total = 0;
-    for (int c = lane; c < a.chunks; c += 32) {
-      const int n = __ldcg(a.counts + (size_t)row * a.chunks + c);
+    for (int c = lane; c < a.tiles; c += 32) {
+      const int n = __ldcg(a.counts + (size_t)row * a.tiles + c);
       total += n;
-      before += c < chunk ? n : 0;
+      before += c < tile ? n : 0;
     }
     before = __reduce_add_sync(FULL_WARP, before);
     total = __reduce_add_sync(FULL_WARP, total);
@@ -246,9 +247,9 @@ EP_DEV void placeMany(int *entries, int topk) {
   }
 }
 
-// All threads: what the tables say of a chunk's tokens, and for DROP how many of each expert stay.
-EP_DEV void placeChunk(const UpdateArgs &a, const Shared &s, const Look &l,
-                       unsigned long long number) {
+// All threads: what the tables say of a tile's tokens, and for DROP how many of each expert stay.
+EP_DEV void placeTile(const UpdateArgs &a, const Shared &s, const Look &l,
+                      unsigned long long number) {
   const ep_ht_group_t &g = a.op.group;
   const ep_ht_handle_t &h = a.op.handle;
   const HtTables tables = htTables(g, h);
@@ -296,7 +297,7 @@ EP_DEV void placeChunk(const UpdateArgs &a, const Shared &s, const Look &l,
   const unsigned mask = __ballot_sync(FULL_WARP, stays);
   if ((thread & 31) == 0) s.kept[thread >> 5] = mask;
   __syncthreads();
-  for (int e = thread; e < L; e += CHUNK) {
+  for (int e = thread; e < L; e += TILE) {
     int n = 0;
     for (int w = 0; w < WORDS; w++) n += __popc(s.bits[e * WORDS + w] & s.kept[w]);
     if (n) atomicAdd(&a.keptOf[e], n);
@@ -321,7 +322,7 @@ EP_DEV void report(const UpdateArgs &a, const Shared &s) {
   const long long flat = s.total[L], slots = h.expertMajor ? s.zone[L] : flat;
   const bool over = h.maxRecv && slots > h.maxRecv;
   const long long limit = h.drop && h.maxRecv ? h.maxRecv : slots;
-  for (int e = threadIdx.x; e < L; e += CHUNK) {
+  for (int e = threadIdx.x; e < L; e += TILE) {
     const int n = h.drop ? __ldcg(a.keptOf + e) : s.total[e];
     if (h.expertMajor) {
       const long long at = s.zone[e], padded = s.zone[e + 1] - at, room = max(limit - at, 0ll);
@@ -356,10 +357,10 @@ EP_DEV void report(const UpdateArgs &a, const Shared &s) {
     head->numPads = head->trapped ? 0 : tables.pads[L];
     count(o.total, 0, slots);
     for (int i = 0; o.memo && i < EP_HT_MEMO_WORDS; i++) o.memo[i] = o.words[i];
-    volatile ep_ht_note_t *note = g.note;
-    if (note && head->badIds) note->badIds = note->badIds + (unsigned)head->badIds;
+    volatile ep_ht_status_t *status = g.status;
+    if (status && head->badIds) status->badIds = status->badIds + (unsigned)head->badIds;
   }
-  for (int r = threadIdx.x; r < g.numRanks; r += CHUNK) {
+  for (int r = threadIdx.x; r < g.numRanks; r += TILE) {
     tables.head->sendCount[r] = s.total[L + 1 + r];
     tables.head->recvBase[r] = s.firstOf[r];
     tables.head->recvCount[r] = s.firstOf[r + 1] - s.firstOf[r];
@@ -369,9 +370,9 @@ EP_DEV void report(const UpdateArgs &a, const Shared &s) {
 // All threads: flat slot of each source's first token.
 EP_DEV void findSources(const UpdateArgs &a, int *out) {
   const ep_ht_group_t &g = a.op.group;
-  const int *row = a.counts + (size_t)g.numLocal * a.chunks;
+  const int *row = a.counts + (size_t)g.numLocal * a.tiles;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  for (int r = warp; r < g.numRanks; r += CHUNK / 32) {
+  for (int r = warp; r < g.numRanks; r += TILE / 32) {
     int n = 0;
     for (int c = lane; c < a.perSource; c += 32) n += __ldcg(row + r * a.perSource + c);
     n = __reduce_add_sync(FULL_WARP, n);
@@ -389,7 +390,7 @@ EP_DEV void findSources(const UpdateArgs &a, int *out) {
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(CHUNK, 1) updateKernel(const __grid_constant__ UpdateArgs a) {
+__global__ void __launch_bounds__(TILE, 1) updateKernel(const __grid_constant__ UpdateArgs a) {
   EP_DYNAMIC_SHARED(16, memory);
   EP_SHARED_ARRAY(int, firstOf, EP_HT_MAX_RANKS + 1);
   const ep_ht_group_t &g = a.op.group;
@@ -408,29 +409,29 @@ __global__ void __launch_bounds__(CHUNK, 1) updateKernel(const __grid_constant__
 
   if (blockIdx.x == 0 && threadIdx.x == 0) tables.head->mostTokens = 0;
   if (blockIdx.x == 0) {
-    for (int e = threadIdx.x; e < g.numLocal; e += CHUNK) a.keptOf[e] = 0;
+    for (int e = threadIdx.x; e < g.numLocal; e += TILE) a.keptOf[e] = 0;
   }
   sendIds(a, number);
   Look look = {};
-  for (int chunk = blockIdx.x; chunk < a.chunks; chunk += gridDim.x) {
-    look = readChunk(a, s, chunk, number);
-    for (int row = threadIdx.x; row < a.rows; row += CHUNK) {
-      a.counts[(size_t)row * a.chunks + chunk] = countRow(s.bits + row * WORDS);
+  for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+    look = readTile(a, s, tile, number);
+    for (int row = threadIdx.x; row < a.rows; row += TILE) {
+      a.counts[(size_t)row * a.tiles + tile] = countRow(s.bits + row * WORDS);
     }
   }
   meet(g, gridDim.x);
   findSources(a, firstOf);
-  const bool once = a.chunks <= (int)gridDim.x, reports = blockIdx.x == gridDim.x - 1;
-  bool hasSums = false; // the totals and the zones, which are the same for all chunks
-  for (int chunk = blockIdx.x; chunk < a.chunks; chunk += gridDim.x) {
-    if (!once) look = readChunk(a, s, chunk, number);
-    sumRows(a, s, chunk);
+  const bool once = a.tiles <= (int)gridDim.x, reports = blockIdx.x == gridDim.x - 1;
+  bool hasSums = false; // the totals and the zones, which are the same for all tiles
+  for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+    if (!once) look = readTile(a, s, tile, number);
+    sumRows(a, s, tile);
     findZones(a, s);
     hasSums = true;
-    placeChunk(a, s, look, number);
+    placeTile(a, s, look, number);
     const int tokens = __syncthreads_count(look.is);
     if (threadIdx.x == 0 && tokens) {
-      atomicMax(&tables.head->mostTokens, chunk % a.perSource * CHUNK + tokens);
+      atomicMax(&tables.head->mostTokens, tile % a.perSource * TILE + tokens);
     }
   }
   if (a.op.handle.drop) meet(g, gridDim.x);

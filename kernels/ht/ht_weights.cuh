@@ -1,10 +1,10 @@
-// Weights and ids of a dispatch in the caller's outputs, and, of direct pairs (ht_direct.cuh), their way
-// there: words of two weights that say themselves that they are there, sent by warps that do nothing else
-// as soon as the peers are heard, and placed by the receiver's while rows are still under way.
+// Weights and ids of a dispatch in the caller's outputs, and, of pairs that push (ht_push.cuh), their way
+// there: flagged words of two weights, sent by warps that do nothing else
+// as soon as the peers have announced, and placed by the receiver's while rows are still under way.
 #ifndef TREFOIL_KERNELS_HT_WEIGHTS_CUH
 #define TREFOIL_KERNELS_HT_WEIGHTS_CUH
 
-#include "kernels/ht/ht_direct.cuh"
+#include "kernels/ht/ht_push.cuh"
 
 // Flat: what an entry of row `row` says.
 EP_DEV void giveFlat(const HtDispatchArgs &a, long long row, int entry, float weight) {
@@ -44,7 +44,7 @@ EP_DEV unsigned long long ownWeights(const HtDispatchArgs &a, int token, int j) 
 struct HtWeights {
   const HtDispatchArgs &a;
   const HtTables &t;
-  const HtPairs &pairs;
+  const HtPushTargets &targets;
   unsigned long long number;
   long long i, step;
 
@@ -56,12 +56,12 @@ struct HtWeights {
     const long long total = (long long)t.head->numTokens * per;
     for (long long q = i; q < total; q += step) {
       const int token = (int)(q / per), j = (int)(q - (long long)token * per);
-      const uint4 word = packWord(ownWeights(a, token, j), number);
+      const uint4 word = packFlagged(ownWeights(a, token, j), number);
       const int2 *dests = t.dests + (size_t)token * t.width;
       for (int n = 0; n < t.width; n++) {
         const int r = dests[n].x;
         if (r < 0) break;
-        if (r != g.rank && pairs.tokens[r]) storeSys(weightsAt(g, r, g.rank, token, j), word);
+        if (r != g.rank && targets.tokens[r]) storeSys(weightsAt(g, r, g.rank, token, j), word);
       }
     }
   }
@@ -82,7 +82,7 @@ struct HtWeights {
     d.source = s < 0 ? s + g.numRanks : s;
     d.token = rest / per;
     d.j = rest - d.token * per;
-    if (pairs.tokens[d.source] && !(a.op.handle.expertMajor && d.source == g.rank)) {
+    if (targets.tokens[d.source] && !(a.op.handle.expertMajor && d.source == g.rank)) {
       d.index = t.index[(size_t)d.source * g.maxTokens + d.token];
     }
     return d;
@@ -90,17 +90,18 @@ struct HtWeights {
   EP_DEV void look(Due &d) const {
     const ep_ht_group_t &g = a.op.group;
     if (d.index < 0) return;
-    d.word = d.source == g.rank ? packWord(ownWeights(a, d.token, d.j), number)
+    d.word = d.source == g.rank ? packFlagged(ownWeights(a, d.token, d.j), number)
                                 : loadSys(weightsAt(g, g.rank, d.source, d.token, d.j));
   }
   EP_DEV bool place(const Due &d) const {
     const ep_ht_group_t &g = a.op.group;
     if (d.index < 0) return true;
-    unsigned long long both = wordData(d.word);
-    if (!isWordOf(d.word, number)) {
+    unsigned long long both = flaggedData(d.word);
+    if (!isFlagged(d.word, number)) {
       const HtAwaited w = {
           EP_HT_KIND_DISPATCH, EP_LL_PHASE_WEIGHTS, d.source, (unsigned)number, 0, d.token};
-      if (!takeWord(g, weightsAt(g, g.rank, d.source, d.token, d.j), number, w, both)) return false;
+      if (!waitFlagged(g, weightsAt(g, g.rank, d.source, d.token, d.j), number, w, both))
+        return false;
     }
     const int K = a.op.handle.numTopk;
     const int *here = t.entries + ((size_t)d.source * g.maxTokens + d.token) * K;
@@ -131,13 +132,13 @@ struct HtWeights {
   }
 };
 
-// All threads of the warps that a direct dispatch has for this.
-EP_DEV void passWeights(const HtDispatchArgs &a, const HtTables &t, const HtPairs &pairs,
+// All threads of the warps that a pushing dispatch has for this.
+EP_DEV void passWeights(const HtDispatchArgs &a, const HtTables &t, const HtPushTargets &targets,
                         unsigned long long number) {
   const int each = blockDim.x - HT_SCATTER_THREADS;
   const HtWeights w = {a,
                        t,
-                       pairs,
+                       targets,
                        number,
                        (long long)blockIdx.x * each + threadIdx.x - HT_SCATTER_THREADS,
                        (long long)gridDim.x * each};

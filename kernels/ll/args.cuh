@@ -2,11 +2,11 @@
 #ifndef TREFOIL_KERNELS_LL_ARGS_CUH
 #define TREFOIL_KERNELS_LL_ARGS_CUH
 
-#include "kernels/ll/line.cuh"
+#include "kernels/ll/packet.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/ll/slots.cuh"
 #include "kernels/ll/wait.cuh"
-#include "kernels/ll/walk.cuh"
+#include "kernels/ll/work_iterator.cuh"
 
 // Warps of a block. A launch of one part gives them all to that part.
 struct Roles {
@@ -20,7 +20,7 @@ struct CombineArgs {
   Roles roles;
   int weightVectors; // of a token: 3 weights each
   int pairs;         // partial sums: that a block works on together
-  int guesses;       // the list of owed rows has room for 64, so they may be loaded unseen
+  int guesses;       // the return list has room for 64, so they may be loaded unseen
   int inFlight;      // rows that a sending warp loads before it stores the first
   Divisor blocks;    // of the launch
   Divisor perRow;    // steps of a row
@@ -33,27 +33,27 @@ EP_DEV bool isExpert(const ep_ll_group_t &g, int id) {
   return (unsigned)id < (unsigned)g.numExperts;
 }
 
-// A contiguous share of numUnits for block b of n: [first, end).
-struct Share {
+// A contiguous part of numItems for block b of n: [first, end).
+struct Partition {
   int first, end;
 };
-EP_DEV Share shareOf(int numUnits, int b, int n) {
-  const int q = numUnits / n, r = numUnits - q * n, first = b * q + min(b, r);
-  return Share{first, first + q + (b < r ? 1 : 0)};
+EP_DEV Partition partitionOf(int numItems, int b, int n) {
+  const int q = numItems / n, r = numItems - q * n, first = b * q + min(b, r);
+  return Partition{first, first + q + (b < r ? 1 : 0)};
 }
 
-// The share of this block.
-EP_DEV Share shareBy(const Divisor &blocks, int numUnits) {
-  const int b = blockIdx.x, q = (int)blocks.quotient(numUnits), r = numUnits - q * (int)blocks.n;
+// The part of this block.
+EP_DEV Partition partitionBy(const Divisor &blocks, int numItems) {
+  const int b = blockIdx.x, q = (int)blocks.quotient(numItems), r = numItems - q * (int)blocks.n;
   const int first = b * q + min(b, r);
-  return Share{first, first + q + (b < r ? 1 : 0)};
+  return Partition{first, first + q + (b < r ? 1 : 0)};
 }
 
-EP_DEV Owed *owedOf(const ep_ll_handle_t &h) {
-  return (Owed *)((char *)h.memory + 64);
+EP_DEV ReturnEntry *returnsOf(const ep_ll_handle_t &h) {
+  return (ReturnEntry *)((char *)h.memory + 64);
 }
-EP_DEV int *rowOfTable(const ep_ll_group_t &g, const ep_ll_handle_t &h) {
-  return (int *)(owedOf(h) + (size_t)g.numRanks * g.maxTokens * h.numTopk);
+EP_DEV int *slotTable(const ep_ll_group_t &g, const ep_ll_handle_t &h) {
+  return (int *)(returnsOf(h) + (size_t)g.numRanks * g.maxTokens * h.numTopk);
 }
 
 EP_DEV char *combineSlot(const ep_ll_group_t &g, int numTopk, int at, int t, int k, int buf) {

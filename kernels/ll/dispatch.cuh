@@ -18,8 +18,8 @@
 constexpr int SOURCES = 4;  // sources that a receiving warp waits for at once
 constexpr int WORD_IDS = 8; // entries of a token beside each other: a lane of each, of each source
 
-// How `units` are dealt to n blocks in contiguous shares: the first `more` get one more than `each`.
-struct Deal {
+// How items are partitioned over n blocks, contiguously: the first `more` get one more than `each`.
+struct Partitioning {
   int each, more;
 };
 
@@ -31,17 +31,17 @@ struct DispatchArgs {
   char *mine; // own exchange memory
   unsigned long long routing, routingHalf, rows, rowsHalf;
   int rank, numRanks, numTokens, maxTokens, topk, idx64, numLocal, numExperts, rowStride;
-  unsigned rankTimes, stepTimes; // rank = expert * rankTimes >> 24, token = umulhi(unit, stepTimes)
+  unsigned rankTimes, stepTimes; // rank = expert * rankTimes >> 24, token = umulhi(item, stepTimes)
   Wire wire;                     // tokens, scales, rank-major weights padded to 16 bytes
   int tokenBytes, scaleBytes, inputBytes;
-  Deal send, recv;
+  Partitioning send, recv;
   int numSend, numRecv;
   int numWire, pace;             // quantising: sending warps that store to peers
   int guess;                     // log2 of numTokens, rounded up
   int groups, perSource, chunks; // of SOURCES sources; slots.cuh
   int perToken, tokenStride;     // quantising: blocks on a token, tokens at once
   unsigned perTokenTimes;
-  int rowAt, mapAt, beforeAt, owedAt, routeAt; // shared memory
+  int rowAt, mapAt, beforeAt, returnsAt, routeAt; // shared memory
   ep_ll_dispatch_t op;
   // Generic path only.
   unsigned parts;
@@ -85,13 +85,13 @@ EP_DEV bool isExpert(const DispatchArgs &a, int id) {
 template <class T> EP_DEV int rankOf(const DispatchArgs &a, int expert) {
   return T::GENERIC ? expert / a.numLocal : (int)((unsigned)expert * a.rankTimes >> 24);
 }
-template <class T> EP_DEV int tokenOf(const DispatchArgs &a, int unit) {
-  return T::GENERIC ? unit / a.wire.steps : (int)__umulhi((unsigned)unit, a.stepTimes);
+template <class T> EP_DEV int tokenOf(const DispatchArgs &a, int item) {
+  return T::GENERIC ? item / a.wire.steps : (int)__umulhi((unsigned)item, a.stepTimes);
 }
 
-EP_DEV Share shareOf(const Deal &d) {
+EP_DEV Partition partitionOf(const Partitioning &d) {
   const int b = (int)blockIdx.x, first = b * d.each + min(b, d.more);
-  return Share{first, first + d.each + (b < d.more ? 1 : 0)};
+  return Partition{first, first + d.each + (b < d.more ? 1 : 0)};
 }
 
 // What every warp needs first; in flight beside the loads that follow in its role.
@@ -134,22 +134,23 @@ EP_DEV const char *wordAt(const DispatchArgs &a, int t, int off) {
   return off < a.topk * 4 ? (const char *)a.op.weights + (size_t)t * a.topk * 4 + off : nullptr;
 }
 
-// Whether a lane's part of a step is moved word by word. Fast: the parts beside the marks are, and all
+// Whether a lane's part of a step is moved word by word. Fast: the parts beside the flags are, and all
 // vectors are tokens.
-template <class T> EP_DEV bool isBeside(const DispatchArgs &a, const Piece &p, int lane) {
-  return isMarkLane(lane) || (T::GENERIC && p.off + 16 > a.tokenBytes);
+template <class T> EP_DEV bool isSideData(const DispatchArgs &a, const RowVector &p, int lane) {
+  return isFlagLane(lane) || (T::GENERIC && p.off + 16 > a.tokenBytes);
 }
 // Of the others: whether there is anything to move.
-template <class T> EP_DEV bool isWhole(const Piece &p) {
+template <class T> EP_DEV bool isWhole(const RowVector &p) {
   return T::GENERIC ? p.words == 4 : p.on;
 }
 
-// A lane's part of a step of own token t; the word of the mark is left to the caller.
-template <class T> EP_DEV uint4 readInput(const DispatchArgs &a, int t, const Piece &p, int lane) {
+// A lane's part of a step of own token t; the word of the flag is left to the caller.
+template <class T>
+EP_DEV uint4 readInput(const DispatchArgs &a, int t, const RowVector &p, int lane) {
   constexpr int WORDS = T::GENERIC ? 4 : 3;
   uint4 v = make_uint4(0, 0, 0, 0);
   const char *row = a.tokens + (size_t)t * a.tokenBytes + p.off;
-  if (!isBeside<T>(a, p, lane)) {
+  if (!isSideData<T>(a, p, lane)) {
     if (isWhole<T>(p)) v = loadStream(row);
     return v;
   }
@@ -171,8 +172,8 @@ template <class T> struct OutputTarget {
   int stride[PARTS];
   bool vector, first, second, third, fourth; // what this lane stores: 16 bytes, or up to four words
 
-  EP_DEV OutputTarget(const DispatchArgs &a, const Piece &p, int lane) {
-    int words = isBeside<T>(a, p, lane) ? p.words : 0;
+  EP_DEV OutputTarget(const DispatchArgs &a, const RowVector &p, int lane) {
+    int words = isSideData<T>(a, p, lane) ? p.words : 0;
     at[0] = (char *)a.op.outTokens + p.off;
     stride[0] = a.tokenBytes;
 #pragma unroll
@@ -190,7 +191,7 @@ template <class T> struct OutputTarget {
       stride[i] = a.topk * 4;
       if (off >= a.topk * 4) words = min(words, i); // padding
     }
-    vector = isWhole<T>(p) && !isBeside<T>(a, p, lane);
+    vector = isWhole<T>(p) && !isSideData<T>(a, p, lane);
     first = words > 0;
     second = words > 1;
     third = words > 2;

@@ -4,8 +4,8 @@
 
 #include "kernels/ll/dispatch.cuh"
 
-static inline Deal dealOf(int units, int blocks) {
-  return Deal{units / blocks, units % blocks};
+static inline Partitioning partitioningOf(int items, int blocks) {
+  return Partitioning{items / blocks, items % blocks};
 }
 
 // Deals shared memory out; returns how many bytes it takes, with all of it in shared memory.
@@ -18,7 +18,7 @@ static inline size_t layOutShared(DispatchArgs &a, bool generic) {
   at += rows * SlotMap::strideOf(a.chunks) * 4;
   a.beforeAt = (int)at;
   at += a.chunks > 1 ? rows * a.chunks * 4 : 0;
-  a.owedAt = (int)at;
+  a.returnsAt = (int)at;
   at = (at + N * a.groups * 4 + 7) / 8 * 8;
   a.routeAt = (int)at;
   at += R * N * (generic ? a.idVectors * 12 : 8);
@@ -81,21 +81,21 @@ static inline DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned par
   a.idx64 = op.handle.idx64;
   a.idBytes = a.numLocal < 0xff ? 1 : 2;
   a.idVectors = (4 + a.topk * a.idBytes + 11) / 12;
-  a.send = dealOf(a.numTokens * a.wire.steps, op.group.numSms);
-  a.recv = dealOf(a.numTokens * a.groups * a.wire.steps, op.group.numSms);
+  a.send = partitioningOf(a.numTokens * a.wire.steps, op.group.numSms);
+  a.recv = partitioningOf(a.numTokens * a.groups * a.wire.steps, op.group.numSms);
   while (a.numTokens > 1 << a.guess) a.guess++;
   shareTokens(a, op.group.numSms);
   return a;
 }
 
 // Whether the fast path takes this launch: one routing word a token, rows of several steps whose scales and
-// weights travel beside the marks, both parts at once, slot map in shared memory, which is then dealt out.
+// weights travel beside the flags, both parts at once, slot map in shared memory, which is then dealt out.
 static inline bool isFast(DispatchArgs &a, size_t maxShared) {
   const int steps = a.wire.steps;
-  const long long units = (long long)a.maxTokens * a.groups * steps;
-  return !a.op.general && a.parts == EP_LL_BOTH && a.numRanks < 32 && a.idBytes == 1 &&
-         a.idVectors == 1 && steps >= 2 && a.wire.lines * 112 <= a.tokenBytes &&
-         units * steps < 1ll << 32 && (long long)a.numRanks * a.maxTokens < 1 << 20 &&
+  const long long items = (long long)a.maxTokens * a.groups * steps;
+  return !a.op.generic && a.parts == EP_LL_BOTH && a.numRanks < 32 && a.idBytes == 1 &&
+         a.idVectors == 1 && steps >= 2 && a.wire.packets * 112 <= a.tokenBytes &&
+         items * steps < 1ll << 32 && (long long)a.numRanks * a.maxTokens < 1 << 20 &&
          layOutShared(a, false) <= maxShared;
 }
 

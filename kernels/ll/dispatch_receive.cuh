@@ -7,14 +7,14 @@
 #include "kernels/ll/dispatch.cuh"
 
 // Receiving warps, before anything that waits for a load.
-EP_DEV void clearShared(const DispatchArgs &a, const SlotMap &map, unsigned *owed, int warp,
+EP_DEV void clearShared(const DispatchArgs &a, const SlotMap &map, unsigned *returns, int warp,
                         int lane) {
   const int i0 = warp * 32 + lane, di = a.numRecv * 32;
   uint4 *bits = (uint4 *)map.bits;
 #pragma unroll 1
   for (int i = i0; i < map.rows * map.stride / 4; i += di) bits[i] = make_uint4(0, 0, 0, 0);
 #pragma unroll 1
-  for (int i = i0; i < a.maxTokens * a.groups; i += di) owed[i] = 0;
+  for (int i = i0; i < a.maxTokens * a.groups; i += di) returns[i] = 0;
 }
 
 // The local ids of all tokens as they travelled. Fast: one routing word, byte k is the k-th.
@@ -58,11 +58,11 @@ template <class T> struct Receiver {
   const Op op;
   const typename T::Ranks active;
   const int warp, lane;
-  // Shared memory of the block; map, owed and routing perhaps scratch.
-  volatile int
-      *counts; // [R] tokens of each source, -1 until a word of it is here; [R] greatest lag
+  // Shared memory of the block; map, returns and routing perhaps scratch.
+  volatile int *
+      counts; // [R] tokens of each source, -1 until a word of it is here; [R] greatest ack distance
   SlotMap map;
-  unsigned *owed; // [N, groups] rows owed
+  unsigned *returns; // [N, groups] rows to return
   RoutingTable<T> routing;
 
   EP_DEV bool keepsOwn() const { return a.op.handle.sum == EP_LL_SUM_PARTIAL; }
@@ -100,7 +100,7 @@ template <class T> struct Receiver {
   EP_DEV bool takeWord(uint4 q, int src, int t, int v, int &n) {
     if (v == 0) {
       counts[src] = min((int)(q.x & EP_LL_COUNT_MASK), a.maxTokens);
-      if (t == 0) atomicMax((int *)&counts[a.numRanks], (int)(q.x >> EP_LL_LAG_SHIFT));
+      if (t == 0) atomicMax((int *)&counts[a.numRanks], (int)(q.x >> EP_LL_ACK_DISTANCE_SHIFT));
     }
     routing.keep(src, t, v, q);
     const int bit = map.bitOf(src, t);
@@ -113,7 +113,7 @@ template <class T> struct Receiver {
     if (!n) return true;
     if (T::RANKS) atomicOr(column, 1u << (bit & 31));
     if (src == a.rank && !keepsOwn()) return true;
-    atomicAdd(&owed[t * a.groups + (src >> 2)],
+    atomicAdd(&returns[t * a.groups + (src >> 2)],
               a.op.handle.sum == EP_LL_SUM_EXACT ? (unsigned)n : 1u);
     return true;
   }
@@ -130,13 +130,13 @@ template <class T> struct Receiver {
       if (pending) {
         const int tokens = counts[src];
         const uint4 q = loadSys(T::GENERIC ? word + v * 16 : word);
-        if (q.w == op.mark) {
+        if (q.w == op.flag) {
           pending = !takeWord(q, src, t, v, n);
           if (T::GENERIC) v++;
         } else if (tokens >= 0 && t >= tokens) {
           pending = false;
         } else {
-          const ep_ll_phase_t phase = tokens < 0 ? EP_LL_PHASE_HELLO : EP_LL_PHASE_ROUTING;
+          const ep_ll_phase_t phase = tokens < 0 ? EP_LL_PHASE_ANNOUNCE : EP_LL_PHASE_ROUTING;
           pending = keepWaiting(a.op.group, op, Awaited{EP_LL_DISPATCH, phase, src, q.w, t}, spin);
           if (!pending) routing.forget(src, t);
         }
@@ -190,7 +190,7 @@ template <class T> struct Receiver {
 
   // A step of the rows of four sources as a warp works on it.
   struct Step {
-    Piece p;
+    RowVector p;
     const char *slot; // of the first source
     uint4 v[SOURCES], own;
     bool isLoaded;
@@ -202,12 +202,12 @@ template <class T> struct Receiver {
 
   // All lanes: where step u is. The own row is read in place, unless rows are quantised.
   EP_DEV void begin(Step &x, int t, int group, int s) const {
-    x.p = pieceOf(a.wire, s, lane);
+    x.p = vectorOf(a.wire, s, lane);
     x.slot = a.mine + slotOf(a, group * SOURCES, t, op.buf) + s * 512 + lane * 16;
     if (hasOwn(group) && t < a.numTokens) x.own = readInput<T>(a, t, x.p, lane);
   }
 
-  // All lanes, which have come together: a line is loaded in one piece.
+  // All lanes, which have come together: a packet is loaded in one piece.
   EP_DEV void load(Step &x, unsigned sources) const {
     const size_t stride = (size_t)a.maxTokens * a.rowStride;
     __syncwarp();
@@ -257,7 +257,7 @@ template <class T> struct Receiver {
       unsigned missing = 0;
 #pragma unroll
       for (int q = 0; q < SOURCES; q++) {
-        missing |= isMissing(x.v[q], x.p, lane, op.mark) ? 1u << q : 0u;
+        missing |= isMissing(x.v[q], x.p, lane, op.flag) ? 1u << q : 0u;
         if (!T::QUANT && there && own == q) x.v[q] = x.own;
       }
       there |= polled & ~__reduce_or_sync(FULL_WARP, missing);
@@ -279,7 +279,7 @@ template <class T> struct Receiver {
     }
   }
 
-  // What the notes say of one of the lane's entries.
+  // The metadata of one of the lane's entries.
   struct Entry {
     int k;
     bool exists;
@@ -293,9 +293,9 @@ template <class T> struct Receiver {
     return e;
   }
 
-  EP_DEV void noteEntry(int src, int t, const Entry &e, int row) const {
+  EP_DEV void writeEntry(int src, int t, const Entry &e, int row) const {
     int *table =
-        rowOfTable(a.op.group, a.op.handle) + (size_t)src * a.maxTokens * (T::RANKS ? 1 : a.topk);
+        slotTable(a.op.group, a.op.handle) + (size_t)src * a.maxTokens * (T::RANKS ? 1 : a.topk);
     if (!T::RANKS) table[t * a.topk + e.k] = row;
     if (T::RANKS && e.k == 0) table[t] = row;
     if (T::RANKS && row >= 0) {
@@ -305,34 +305,34 @@ template <class T> struct Receiver {
   }
 
   // All lanes: what combine and the caller need to know about one (token, group of sources). The sources
-  // of the owed rows go round from token to token and rank to rank: if all ranks sent back in the same
+  // of the returned rows go round from token to token and rank to rank: if all ranks sent back in the same
   // order, all would send to the same rank at once.
-  EP_DEV void note(int t, int group, const Rows &rows) {
+  EP_DEV void writeMetadata(int t, int group, const Rows &rows) {
     const ep_ll_handle_t &h = a.op.handle;
     const int src = group * SOURCES + (lane >> 3);
     Entry e[T::BLOCKS];
-    unsigned all[T::BLOCKS]; // lanes whose entry is owed
-    bool isOwed[T::BLOCKS], hasEarlier = false;
+    unsigned all[T::BLOCKS]; // lanes whose entry is returned
+    bool isReturned[T::BLOCKS], hasEarlier = false;
 #pragma unroll
     for (int b = 0; b < T::BLOCKS; b++) e[b] = entryOf(src, t, b);
     int at = 0;
 #pragma unroll 1
-    for (int i = lane; i < t * a.groups + group; i += 32) at += (int)owed[i];
+    for (int i = lane; i < t * a.groups + group; i += 32) at += (int)returns[i];
     at = __reduce_add_sync(FULL_WARP, at);
 #pragma unroll
     for (int b = 0; b < T::BLOCKS; b++) {
       const bool is = e[b].id != T::NO_EXPERT;
-      if (e[b].exists) noteEntry(src, t, e[b], rows.slot[b % T::ROW_BLOCKS]);
+      if (e[b].exists) writeEntry(src, t, e[b], rows.slot[b % T::ROW_BLOCKS]);
       const unsigned found = __ballot_sync(FULL_WARP, is) >> (lane & ~7) & 0xffu;
-      isOwed[b] = is && (src != a.rank || keepsOwn()) &&
-                  (h.sum == EP_LL_SUM_EXACT || (!hasEarlier && (lane & 7) == __ffs(found) - 1));
+      isReturned[b] = is && (src != a.rank || keepsOwn()) &&
+                      (h.sum == EP_LL_SUM_EXACT || (!hasEarlier && (lane & 7) == __ffs(found) - 1));
       if (T::GENERIC) hasEarlier = hasEarlier || found;
-      all[b] = __ballot_sync(FULL_WARP, isOwed[b]);
+      all[b] = __ballot_sync(FULL_WARP, isReturned[b]);
     }
     const int turn = (a.rank + 1 + t) % SOURCES * 8, place = (lane - turn) & 31;
 #pragma unroll
     for (int b = 0; b < T::BLOCKS; b++) {
-      if (!isOwed[b]) continue;
+      if (!isReturned[b]) continue;
       int before = 0;
 #pragma unroll
       for (int i = 0; i < T::BLOCKS; i++) { // by source, then k
@@ -341,7 +341,8 @@ template <class T> struct Receiver {
                                        : (1u << place) - 1;
         before += __popc(__funnelshift_r(all[i], all[i], turn) & front);
       }
-      owedOf(h)[at + before] = Owed{rows.slot[b % T::ROW_BLOCKS], Owed::pack(src, e[b].k, t)};
+      returnsOf(h)[at + before] =
+          ReturnEntry{rows.slot[b % T::ROW_BLOCKS], ReturnEntry::pack(src, e[b].k, t)};
     }
   }
 
@@ -381,9 +382,9 @@ template <class T> struct Receiver {
     if (blockIdx.x == 0) {
       int n = 0;
 #pragma unroll 1
-      for (int i = lane; i < most * a.groups; i += 32) n += (int)owed[i];
+      for (int i = lane; i < most * a.groups; i += 32) n += (int)returns[i];
       n = __reduce_add_sync(FULL_WARP, n);
-      if (lane == 0) headOf(a.op.handle).numOwed = n;
+      if (lane == 0) headOf(a.op.handle).numReturns = n;
     }
   }
 
@@ -401,10 +402,10 @@ template <class T> struct Receiver {
     // Guess that the others have as many tokens as this rank, to read all their words at once.
     const bool guessed = (int)blockIdx.x < a.numTokens * perToken;
     int from = 0, to = guessed ? a.numTokens : 1, log = guessed ? a.guess : 0, most;
-    const Share share = shareOf(a.recv);
-    const int u = share.first + warp, i = tokenOf<T>(a, u);
+    const Partition part = partitionOf(a.recv);
+    const int u = part.first + warp, i = tokenOf<T>(a, u);
     const int t = a.groups == 1 ? i : i / a.groups, group = i - t * a.groups;
-    x.isLoaded = u < share.end;
+    x.isLoaded = u < part.end;
     if (x.isLoaded) begin(x, t, group, u - i * a.wire.steps);
 #pragma unroll 1
     for (;;) {
@@ -428,15 +429,15 @@ template <class T> struct Receiver {
     return most;
   }
 
-  // What is to be told besides the rows.
+  // Metadata besides the rows.
   EP_DEV void report(int numBlocks, int most) {
     if (blockIdx.x == 0 && lane == 0) {
-      noteHellos(a.op.group, EP_LL_DISPATCH, op, (unsigned)counts[a.numRanks]);
+      recordAcks(a.op.group, EP_LL_DISPATCH, op, (unsigned)counts[a.numRanks]);
     }
 #pragma unroll 1
     for (int i = (int)blockIdx.x; i < most * a.groups; i += numBlocks) {
       const int t = a.groups == 1 ? i : i / a.groups, group = i - t * a.groups;
-      note(t, group, findRows(t, group));
+      writeMetadata(t, group, findRows(t, group));
     }
     count(numBlocks, most);
   }
@@ -456,19 +457,19 @@ template <class T> struct Receiver {
     Step x;
     const int most = readAll(x);
     if (most < 0) return;
-    const int units = most * a.groups * a.wire.steps;
-    Share share = shareOf(a.recv);
+    const int items = most * a.groups * a.wire.steps;
+    Partition part = partitionOf(a.recv);
     if (most != a.numTokens) {
-      share = shareOf(units, blockIdx.x, gridDim.x);
+      part = partitionOf(items, blockIdx.x, gridDim.x);
       x.isLoaded = false;
     }
     if (__builtin_expect(warp == a.numRecv - 1, 0)) {
-      report(max(1, min((int)gridDim.x, units)), most);
+      report(max(1, min((int)gridDim.x, items)), most);
     }
     int last = -1;
     Rows rows;
 #pragma unroll 1
-    for (int u = share.first + warp; u < share.end; u += a.numRecv) {
+    for (int u = part.first + warp; u < part.end; u += a.numRecv) {
       const int i = tokenOf<T>(a, u);
       const int t = a.groups == 1 ? i : i / a.groups, group = i - t * a.groups;
       if (i != last) {

@@ -2,7 +2,8 @@
 // each rank starting elsewhere.
 //
 // A routing word says which of the destination's experts a token uses; it goes to every rank ahead of the
-// row, so no counts are exchanged before sending. The first word of a token is {B | lag << 21, ids, mark}.
+// row, so no counts are exchanged before sending. The first word of a token is {B | ack distance << 21,
+// ids, flag}.
 #ifndef TREFOIL_KERNELS_LL_DISPATCH_SEND_CUH
 #define TREFOIL_KERNELS_LL_DISPATCH_SEND_CUH
 
@@ -48,7 +49,7 @@ EP_DEV typename T::Ranks targetsOf(const DispatchArgs &a, const Experts<T> &e,
   return a.numRanks < 32 ? set & ((1u << a.numRanks) - 1) : set;
 }
 
-// All lanes, together: a line is stored in one piece.
+// All lanes, together: a packet is stored in one piece.
 template <class Ranks>
 EP_DEV void storeToRanks(const DispatchArgs &a, Ranks turned, size_t at, bool on, uint4 v) {
 #pragma unroll 1
@@ -76,7 +77,8 @@ EP_DEV void sendWord(const DispatchArgs &a, const Op &op, unsigned active, int e
     const unsigned upper = __shfl_down_sync(FULL_WARP, w, 4);
     if (k == 0 && active >> d & 1) {
       storeSys(a.op.group.peers[d] + at,
-               make_uint4((unsigned)a.numTokens | op.lag << EP_LL_LAG_SHIFT, w, upper, op.mark));
+               make_uint4((unsigned)a.numTokens | op.ackDistance << EP_LL_ACK_DISTANCE_SHIFT, w,
+                          upper, op.flag));
     }
   }
 }
@@ -105,9 +107,9 @@ EP_DEV void sendVectors(const DispatchArgs &a, const Op &op, unsigned long long 
         w[q / 4] ^= ((m ^ ~0u) & ((1u << bits) - 1)) << (j * bits);
       }
     }
-    if (v == 0) w[0] = (unsigned)a.numTokens | op.lag << EP_LL_LAG_SHIFT;
+    if (v == 0) w[0] = (unsigned)a.numTokens | op.ackDistance << EP_LL_ACK_DISTANCE_SHIFT;
     if (d < a.numRanks && active >> d & 1) {
-      storeSys(a.op.group.peers[d] + at + v * 16, make_uint4(w[0], w[1], w[2], op.mark));
+      storeSys(a.op.group.peers[d] + at + v * 16, make_uint4(w[0], w[1], w[2], op.flag));
     }
   }
 }
@@ -126,7 +128,7 @@ EP_DEV void announce(const DispatchArgs &a, const Op &op, typename T::Ranks acti
   int t = (int)blockIdx.x + (int)gridDim.x * warp;
   if (t >= max(1, a.numTokens)) return;
   const int k = T::GENERIC ? lane : lane & 7;
-  awaitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
+  waitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
   if (blockIdx.x == 0 && warp == 0 && lane == 0) headOf(a.op.handle).reached = active;
 #pragma unroll 1
   for (;;) {
@@ -147,7 +149,7 @@ EP_DEV void announce(const DispatchArgs &a, const Op &op, typename T::Ranks acti
     e = expertsOf<T>(a, t, k, true);
   }
   if (blockIdx.x == 0 && warp == 0) {
-    tellReceived(a.op.group, EP_LL_DISPATCH, op, active, lane);
+    sendAcks(a.op.group, EP_LL_DISPATCH, op, active, lane);
   }
 }
 
@@ -155,29 +157,29 @@ EP_DEV void announce(const DispatchArgs &a, const Op &op, typename T::Ranks acti
 // queues would hold up the routing words and the polls.
 template <class T>
 EP_DEV void sendRows(const DispatchArgs &a, const FirstLoads &first, int warp, int lane) {
-  const Share share = shareOf(a.send);
-  int u = share.first + warp;
-  if (u >= share.end) return;
+  const Partition part = partitionOf(a.send);
+  int u = part.first + warp;
+  if (u >= part.end) return;
   int t = tokenOf<T>(a, u), s = u - t * a.wire.steps;
   Experts<T> e = expertsOf<T>(a, t, lane, true);
-  Piece p = pieceOf(a.wire, s, lane);
+  RowVector p = vectorOf(a.wire, s, lane);
   uint4 v = readInput<T>(a, t, p, lane);
   const Op op = nextOp(first.control);
   const typename T::Ranks active = activeOf<T>(a, first, lane),
                           others = active & ~((typename T::Ranks)1 << a.rank);
-  awaitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
+  waitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
   typename T::Ranks to = targetsOf<T>(a, e, others);
 #pragma unroll 1
   for (;;) {
-    if (isMarkLane(lane)) v.w = op.mark;
+    if (isFlagLane(lane)) v.w = op.flag;
     const size_t at = slotOf(a, a.rank, t, op.buf) + s * 512 + lane * 16;
     storeToRanks(a, to, at, p.on, v);
     u += a.numSend;
-    if (u >= share.end) return;
+    if (u >= part.end) return;
     const int last = t;
     t = tokenOf<T>(a, u);
     s = u - t * a.wire.steps;
-    p = pieceOf(a.wire, s, lane);
+    p = vectorOf(a.wire, s, lane);
     v = readInput<T>(a, t, p, lane);
     if (t != last) {
       e = expertsOf<T>(a, t, lane, true);
@@ -221,9 +223,9 @@ template <class T> EP_DEV void appendWeights(const DispatchArgs &a, int t, char 
 
 // A lane's part of a step of a row in shared memory.
 template <class T>
-EP_DEV uint4 readShared(const char *row, const Piece &p, int lane, unsigned mark) {
-  uint4 v = make_uint4(0, 0, 0, mark);
-  if (!isMarkLane(lane)) {
+EP_DEV uint4 readShared(const char *row, const RowVector &p, int lane, unsigned flag) {
+  uint4 v = make_uint4(0, 0, 0, flag);
+  if (!isFlagLane(lane)) {
     if (isWhole<T>(p)) v = *(const uint4 *)(row + p.off);
   } else {
     const unsigned *q = (const unsigned *)(row + p.off);
@@ -255,7 +257,7 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const FirstLoads &first, int wa
                    t == t0 ? quantisingThreads<T>(a) : threads);
     if (T::RANKS && warp == 0) appendWeights<T>(a, t, row, lane);
     const typename T::Ranks to = targetsOf<T>(a, e, active);
-    if (t == t0) awaitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
+    if (t == t0) waitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
     if (t == t0) {
       syncWarps(2, quantisingThreads<T>(a));
     } else {
@@ -265,8 +267,8 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const FirstLoads &first, int wa
     const int stride = a.perToken * a.numWire;
 #pragma unroll 1
     for (int s = part + a.perToken * warp; warp < a.numWire && s < a.wire.steps; s += stride) {
-      const Piece p = pieceOf(a.wire, s, lane);
-      storeToRanks(a, to, at + s * 512, p.on, readShared<T>(row, p, lane, op.mark));
+      const RowVector p = vectorOf(a.wire, s, lane);
+      storeToRanks(a, to, at + s * 512, p.on, readShared<T>(row, p, lane, op.flag));
       if (a.pace && s + stride < a.wire.steps) settle(loadSys(x + s * 64).x);
     }
   }

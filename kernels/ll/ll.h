@@ -49,7 +49,7 @@ typedef enum ep_ll_quant {
 
 /* Where things lie in the exchange memory; equal on all ranks. */
 typedef struct ep_ll_layout {
-  size_t hello;        /* combine: [2][R] words of 16 bytes */
+  size_t announce;     /* combine: [2][R] words of 16 bytes */
   size_t free[2];      /* [kind]: [2][R] words: a peer's buffer may be written again */
   size_t wait;         /* 3 words: whether this rank waits, for its peers to read */
   size_t routing;      /* [2][R][N][idVectors] */
@@ -110,7 +110,7 @@ typedef struct ep_ll_dispatch {
   ep_ll_quant_t quant;
   int globalIds;
   int sendWarps, recvWarps; /* of a block; 0 = chosen from the number of tokens */
-  int general;              /* 1: never the fast path (tests) */
+  int generic;              /* 1: never the fast path (tests) */
 } ep_ll_dispatch_t;
 
 typedef struct ep_ll_combine {
@@ -140,7 +140,7 @@ typedef struct ep_ll_ready {
   const void *kernel; /* NULL: zeroed, nothing is kept */
   void *driver;       /* the same as the driver knows it; NULL: not at hand */
   size_t shared;
-  int blocks, warps, isShort;
+  int blocks, warps, isFast;
   uint64_t args[EP_LL_ARGS_WORDS]; /* what the kernel gets */
 } ep_ll_ready_t;
 
@@ -155,7 +155,7 @@ int epLlReuseCombine(ep_ll_ready_t *ready, const ep_ll_combine_t *op);
 trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *cudaStream);
 
 /* 1 if this dispatch takes the fast path, 0 if the generic one; the result is the same. */
-int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts);
+int epLlDispatchIsFast(const ep_ll_dispatch_t *op, unsigned parts);
 /* Loads all kernels on the current device, so that no later launch waits for that. */
 trefoil_result_t epLlLoad(void);
 

@@ -4,8 +4,9 @@
 //   receiving warps   send the routing words (they have nothing else to do yet), read everybody's, derive
 //                     the slots (slots.cuh), then take rows as they arrive
 //
-// Work is dealt to blocks in equal contiguous shares of units: (token, step) for senders, (token, group of
-// sources, step) for receivers. One kernel, of which ll/dispatch.cuh lists the instantiations' traits.
+// Work is partitioned over blocks into equal contiguous parts of items: (token, step) for senders, (token,
+// group of sources, step) for receivers. One kernel, of which ll/dispatch.cuh lists the instantiations'
+// traits.
 #include "kernels/ll/dispatch_receive.cuh"
 #include "kernels/ll/dispatch_send.cuh"
 #include "kernels/ll/ll_kernels.cuh"
@@ -14,7 +15,7 @@ namespace {
 
 __device__ __noinline__ void finishAndClear(const DispatchArgs &a, unsigned long long number,
                                             uint64_t began) {
-  const Op op = {number, markOf(number), (int)(number & 1), true, 0};
+  const Op op = {number, flagOf(number), (int)(number & 1), true, 0};
   finishLaunch(a.op.group, a.op.handle, EP_LL_DISPATCH, op, EP_LL_BOTH, began);
 }
 
@@ -39,8 +40,8 @@ EP_DEV Receiver<T> receiverOf(const DispatchArgs &a, const FirstLoads &first, ch
   const SlotMap map = {(unsigned *)(big + a.mapAt), (unsigned *)(big + a.beforeAt),
                        T::RANKS ? 1 : a.numLocal,   a.chunks,
                        SlotMap::strideOf(a.chunks), a.perSource};
-  unsigned *owed = (unsigned *)(big + a.owedAt);
-  clearShared(a, map, owed, warp, lane);
+  unsigned *returns = (unsigned *)(big + a.returnsAt);
+  clearShared(a, map, returns, warp, lane);
   return Receiver<T>{a,
                      operationOf<T>(a, first),
                      activeOf<T>(a, first, lane),
@@ -48,7 +49,7 @@ EP_DEV Receiver<T> receiverOf(const DispatchArgs &a, const FirstLoads &first, ch
                      lane,
                      (volatile int *)shared,
                      map,
-                     owed,
+                     returns,
                      {a, (unsigned *)(big + a.routeAt)}};
 }
 

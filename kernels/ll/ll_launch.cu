@@ -93,7 +93,7 @@ trefoil_result_t checkDispatch(const ep_ll_dispatch_t &op, const DispatchArgs &a
            TREFOIL_INVALID_ARGUMENT,
            "rows of %d token and %d scale bytes: both must be multiples of 16", op.tokenBytes,
            op.scaleBytes);
-  EP_CHECK((size_t)a.wire.lines * 128 <= op.group.at.rowStride[0], TREFOIL_INVALID_ARGUMENT,
+  EP_CHECK((size_t)a.wire.packets * 128 <= op.group.at.rowStride[0], TREFOIL_INVALID_ARGUMENT,
            "rows of %d bytes do not fit the group's max_token_bytes", a.wire.rowBytes);
   EP_CHECK(areAligned(op), TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
   EP_CHECK(!op.quant || (op.tokenBytes % 512 == 0 && op.scaleBytes == op.tokenBytes / 32),
@@ -131,8 +131,8 @@ extern "C" void epLlControlInit(void *bytes, uint64_t firstOperation) {
   Control *c = (Control *)bytes;
   for (int kind = 0; kind < 2; kind++) {
     c->kind[kind].clock = f << 16;
-    c->kind[kind].done[f & 1] = c->kind[kind].known[f & 1] = f;
-    c->kind[kind].done[~f & 1] = c->kind[kind].known[~f & 1] = f ? f - 1 : 0;
+    c->kind[kind].done[f & 1] = c->kind[kind].acked[f & 1] = f;
+    c->kind[kind].done[~f & 1] = c->kind[kind].acked[~f & 1] = f ? f - 1 : 0;
   }
 }
 
@@ -185,7 +185,7 @@ extern "C" trefoil_result_t epLlPrepareDispatch(const ep_ll_dispatch_t *op, unsi
                                  scratch};
   keep(out, epLlDispatchKernel(choice), op->group.numSms, a.numSend + a.numRecv,
        scratch ? (size_t)a.bigAt : all, a);
-  out->isShort = fast;
+  out->isFast = fast;
   return TREFOIL_OK;
 }
 
@@ -211,7 +211,7 @@ extern "C" int epLlReuseDispatch(ep_ll_ready_t *ready, const ep_ll_dispatch_t *o
       kept.scaleBytes != op->scaleBytes || kept.quant != op->quant ||
       kept.globalIds != op->globalIds || kept.handle.idx64 != op->handle.idx64 ||
       kept.scratch != op->scratch || kept.sendWarps != op->sendWarps ||
-      kept.recvWarps != op->recvWarps || kept.general != op->general || !areAligned(*op)) {
+      kept.recvWarps != op->recvWarps || kept.generic != op->generic || !areAligned(*op)) {
     return 0;
   }
   moveDispatch(args, *op);
@@ -224,7 +224,7 @@ extern "C" trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned pa
   return epLlLaunch(&ready, stream);
 }
 
-extern "C" int epLlDispatchIsShort(const ep_ll_dispatch_t *op, unsigned parts) {
+extern "C" int epLlDispatchIsFast(const ep_ll_dispatch_t *op, unsigned parts) {
   DispatchArgs a = dispatchArgs(*op, parts);
   return isFast(a, MAX_SHARED);
 }
@@ -267,7 +267,7 @@ extern "C" trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsign
   const void *kernel = partial ? epLlPartialKernel(elemOf(op->dtype))
                                : epLlCombineKernel(elemOf(op->dtype), op->handle.sum);
   keep(out, kernel, op->group.numSms, warps, shared, a);
-  out->isShort = 0;
+  out->isFast = 0;
   return TREFOIL_OK;
 }
 

@@ -1,8 +1,8 @@
 /* Low latency: where things lie in exchange, control and handle memory. Pure, no CUDA.
  *
- * Regions begin at multiples of 512 bytes. The regions that hold words (16 bytes, mark last) and those
- * that hold lines (128 bytes, mark last) never overlap, whatever the operations use, so payload is
- * never looked at where a mark is expected. */
+ * Regions begin at multiples of 512 bytes. The regions that hold words (16 bytes, flag last) and those
+ * that hold packets (128 bytes, flag last) never overlap, whatever the operations use, so payload is
+ * never looked at where a flag is expected. */
 #include "kernels/ll/ll.h"
 
 #include "plan/error.h"
@@ -13,7 +13,7 @@ static size_t roundUp(size_t n, size_t to) {
   return (n + to - 1) / to * to;
 }
 
-/* A row of `bytes` as lines of 124 bytes and a mark (kernels/ll/line.cuh). */
+/* A row of `bytes` as packets of 124 bytes and a flag (kernels/ll/packet.cuh). */
 static size_t slotBytes(size_t bytes) {
   return (bytes + 123) / 124 * 128;
 }
@@ -49,15 +49,16 @@ trefoil_result_t epLlLayout(const ep_ll_config_t *c, ep_ll_layout_t *out) {
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens, K = (size_t)c->maxTopk;
   size_t idVectors = (4 + K * (numLocal(c) < 0xff ? 1 : 2) + 11) / 12;
   ep_ll_layout_t at = {0};
-  at.hello = 0;
-  at.free[0] = at.hello + 2 * R * 16;
+  at.announce = 0;
+  at.free[0] = at.announce + 2 * R * 16;
   at.free[1] = at.free[0] + 2 * R * 16;
   at.wait = at.free[1] + 2 * R * 16;
   at.routing = roundUp(at.wait + 3 * 16, 512);
   at.weights = at.routing + 2 * roundUp(R * N * idVectors * 16, 512);
   at.rows[0] = at.weights + (c->partial ? 2 * roundUp(R * N * ((K + 2) / 3) * 16, 512) : 0);
   at.rowStride[0] = slotBytes(c->maxTokenBytes + roundUp(4 * K, 16));
-  at.rowStride[1] = roundUp(slotBytes(c->maxTokenBytes), 512); /* whole steps (lane.cuh) */
+  at.rowStride[1] =
+      roundUp(slotBytes(c->maxTokenBytes), 512); /* whole steps (combine_packet.cuh) */
   at.half[0] = roundUp(R * N * at.rowStride[0], 512);
   at.half[1] = roundUp(N * K * at.rowStride[1], 512);
   at.rows[1] = at.rows[0] + 2 * at.half[0];
@@ -67,6 +68,6 @@ trefoil_result_t epLlLayout(const ep_ll_config_t *c, ep_ll_layout_t *out) {
 }
 
 size_t epLlHandleBytes(const ep_ll_config_t *c, int numTopk) {
-  /* head, list of owed rows, row of each received entry (kernels/ll/slots.cuh) */
+  /* head, return list, row of each received entry (kernels/ll/slots.cuh) */
   return 64 + (size_t)c->numRanks * (size_t)c->maxTokens * (size_t)numTopk * (8 + 4);
 }

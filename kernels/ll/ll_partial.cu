@@ -2,14 +2,14 @@
 // rounds the partial to the wire type and sends one row per (token, rank).
 //
 // The weights are known at the source only, so they travel first, three in a 16-byte word with its
-// mark. The experts' rows lie all over a large tensor and are read much faster than they are sent:
-// the copy engine brings a block's share of them into shared memory, all of it at once if it fits,
+// flag. The experts' rows lie all over a large tensor and are read much faster than they are sent:
+// the copy engine brings a block's part of them into shared memory, all of it at once if it fits,
 // while the weights are on their way. From then on the wire is what takes time. The rows of own
 // tokens take the same way through the own exchange memory.
 //
 //     receiving warps   weights to the experts' ranks; then sum tokens as partials come (terms.cuh)
 //     sending warps     find the rows of their pairs, start the copies, wait for the weights, then weigh,
-//                       sum, round and send, step by step (walk.cuh)
+//                       sum, round and send, step by step (work_iterator.cuh)
 //
 // A block takes its pairs (source, token) in batches. The steps of a batch go through STAGES pieces
 // of shared memory in passes; a pass holds the same few steps of all rows of the batch.
@@ -22,7 +22,7 @@ namespace {
 struct Batch {
   uint64_t arrived[PARTIAL_STAGES];
   int numRows;
-  Owed pair[PARTIAL_PAIRS];
+  ReturnEntry pair[PARTIAL_PAIRS];
   int first[PARTIAL_PAIRS], n[PARTIAL_PAIRS]; // rows of a pair
   int row[PARTIAL_ROWS];
   float weight[PARTIAL_ROWS];
@@ -69,7 +69,7 @@ EP_DEV void sendWeights(const CombineArgs &a, const Op &op, unsigned long long l
     const int d = (int)a.perToken.quotient(i), v = i - d * a.weightVectors;
     if (d < g.numRanks && to >> d & 1) {
       storeSys(weightsAt(a, d, g.rank, t, op.buf) + v * 16,
-               make_uint4(q.w[0], q.w[1], q.w[2], op.mark));
+               make_uint4(q.w[0], q.w[1], q.w[2], op.flag));
     }
     i += 32;
     if (i - lane >= g.numRanks * a.weightVectors) return;
@@ -86,7 +86,7 @@ template <Elem T> struct Sender {
   Batch &batch;
   char *stages;
   unsigned passes = 0; // so far, of all batches
-  unsigned mark = 0;
+  unsigned flag = 0;
   int buf = 0;
   unsigned long long active = 0;
 
@@ -96,16 +96,16 @@ template <Elem T> struct Sender {
   struct Rows {
     int low, high;
   };
-  EP_DEV Rows loadRows(Owed e, bool is) const {
+  EP_DEV Rows loadRows(ReturnEntry e, bool is) const {
     const int K = a.op.handle.numTopk, l = lane.lane;
     const int *table =
-        rowOfTable(g, a.op.handle) + ((size_t)e.source() * g.maxTokens + e.token()) * K;
+        slotTable(g, a.op.handle) + ((size_t)e.source() * g.maxTokens + e.token()) * K;
     return Rows{(int)loadEarlyWordIf(table + l, is && l < K, ~0u),
                 (int)loadEarlyWordIf(table + 32 + l, is && l + 32 < K, ~0u)};
   }
 
-  // One warp: notes the rows of pair i, ascending k.
-  EP_DEV void noteRows(int i, Owed e, Rows r) {
+  // One warp: lists the rows of pair i, ascending k.
+  EP_DEV void noteRows(int i, ReturnEntry e, Rows r) {
     const int l = lane.lane;
     const unsigned m0 = __ballot_sync(FULL_WARP, r.low >= 0),
                    m1 = __ballot_sync(FULL_WARP, r.high >= 0), before = (1u << l) - 1;
@@ -131,7 +131,7 @@ template <Elem T> struct Sender {
 
   // One warp: the weights of a pair, from the source's words.
   EP_DEV void findWeights(int i) {
-    const Owed e = batch.pair[i];
+    const ReturnEntry e = batch.pair[i];
     const int src = e.source(), t = e.token(), K = a.op.handle.numTopk;
     if (!(active >> src & 1)) return;
 #pragma unroll 1
@@ -146,7 +146,7 @@ template <Elem T> struct Sender {
       uint4 q;
       for (;;) {
         q = loadSys(word);
-        if (q.w == mark) break;
+        if (q.w == flag) break;
         if (!(++spin.polls & 255) && !lookForWeights(a, src, t, q.w, spin)) break;
       }
       batch.weight[at] = __uint_as_float(k % 3 == 0 ? q.x : k % 3 == 1 ? q.y : q.z);
@@ -156,17 +156,17 @@ template <Elem T> struct Sender {
   static constexpr int ROOM = FRONT + TAIL; // of a step
 
   // Steps [from, to) of a batch, `len` a pass. In a stage a row has the front parts of its len
-  // steps, then the tail parts (line.cuh).
+  // steps, then the tail parts (packet.cuh).
   struct Passes {
     int from, to, len, count;
     EP_DEV int begin(int p) const { return from + p * len; }
     EP_DEV int end(int p) const { return min(to, from + (p + 1) * len); }
   };
 
-  EP_DEV Passes passesOf(const Walk &walk) const {
+  EP_DEV Passes passesOf(const WorkIterator &work) const {
     Passes p;
-    p.from = walk.rows == 1 ? walk.from : 0;
-    p.to = walk.rows == 1 ? walk.to : a.wire.steps;
+    p.from = work.rows == 1 ? work.from : 0;
+    p.to = work.rows == 1 ? work.to : a.wire.steps;
     const int n = p.to - p.from, most = PARTIAL_STAGE_BYTES / (ROOM * max(1, batch.numRows));
     p.count = (n + most - 1) / most;
     p.len = (n + p.count - 1) / p.count;
@@ -181,9 +181,10 @@ template <Elem T> struct Sender {
   struct Slice {
     int front, frontBytes, tail, tailBytes; // bytes of the row
   };
-  EP_DEV Slice sliceOf(const Walk &walk, const Passes &p, int pass, int i, int &skipped) const {
-    const int b = max(p.begin(pass), i == 0 ? walk.from : 0),
-              e = min(p.end(pass), i == walk.rows - 1 ? walk.to : a.wire.steps);
+  EP_DEV Slice sliceOf(const WorkIterator &work, const Passes &p, int pass, int i,
+                       int &skipped) const {
+    const int b = max(p.begin(pass), i == 0 ? work.from : 0),
+              e = min(p.end(pass), i == work.rows - 1 ? work.to : a.wire.steps);
     const int front = frontBytes(a.wire);
     skipped = b - p.begin(pass);
     Slice s = {b * FRONT, 0, front + b * TAIL, 0};
@@ -194,21 +195,21 @@ template <Elem T> struct Sender {
   }
 
   // All sending warps: starts the copies of a pass, each those of its pairs.
-  EP_DEV void copy(const Walk &walk, const Passes &p, int pass) {
+  EP_DEV void copy(const WorkIterator &work, const Passes &p, int pass) {
     uint64_t *bar = &batch.arrived[(passes + pass) % PARTIAL_STAGES];
     const uint32_t stage = sharedAddress(stageOf(passes + pass));
     unsigned bytes = 0;
     int skipped;
 #pragma unroll 1
-    for (int i = warp; i < walk.rows; i += numWarps) {
-      const Slice s = sliceOf(walk, p, pass, i, skipped);
+    for (int i = warp; i < work.rows; i += numWarps) {
+      const Slice s = sliceOf(work, p, pass, i, skipped);
       bytes += batch.n[i] * (s.frontBytes + s.tailBytes);
     }
     if (lane.lane == 0) barrierExpect(bar, (int)bytes);
     __syncwarp();
 #pragma unroll 1
-    for (int i = warp; i < walk.rows; i += numWarps) {
-      const Slice s = sliceOf(walk, p, pass, i, skipped);
+    for (int i = warp; i < work.rows; i += numWarps) {
+      const Slice s = sliceOf(work, p, pass, i, skipped);
 #pragma unroll 1
       for (int j = lane.lane; j < batch.n[i]; j += 32) {
         const int at = batch.first[i] + j;
@@ -222,12 +223,12 @@ template <Elem T> struct Sender {
   }
 
   EP_DEV void sendUnit(const Passes &p, int pass, int i, int s) {
-    const Owed e = batch.pair[i];
+    const ReturnEntry e = batch.pair[i];
     if (!(active >> e.source() & 1)) return;
     const int l = lane.lane, space = p.len * ROOM, at = batch.first[i], n = batch.n[i];
     const char *row =
         stageOf(passes + pass) + at * space +
-        (isMarkLane(l) ? p.len * FRONT + min(l >> 3, 2) * 16 : (l >> 3) * 112 + (l & 7) * 16) +
+        (isFlagLane(l) ? p.len * FRONT + min(l >> 3, 2) * 16 : (l >> 3) * 112 + (l & 7) * 16) +
         (s - p.begin(pass)) * lane.stride;
     Sum<T> sum;
     sum.clear();
@@ -236,56 +237,56 @@ template <Elem T> struct Sender {
       sum.addWeighted(*(const uint4 *)(row + j * space), batch.weight[at + j]);
     }
     storeStep(combineSlot(g, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf), lane, s,
-              toWire(sum.round(), lane, mark));
+              toWire(sum.round(), lane, flag));
     if (s == 0 && l == 0) countBytes(g, EP_LL_COMBINE, e.source(), a.op.rowBytes);
   }
 
-  // Entry i of the list, of which `guess` holds the first 64 (guessOwed).
-  EP_DEV Owed entryAt(int i, uint4 guess) const {
-    if (!a.guesses || i >= 64) return owedOf(a.op.handle)[i];
+  // Entry i of the list, of which `guess` holds the first 64 (guessReturns).
+  EP_DEV ReturnEntry entryAt(int i, uint4 guess) const {
+    if (!a.guesses || i >= 64) return returnsOf(a.op.handle)[i];
     const int r = __shfl_sync(FULL_WARP, (int)(i & 1 ? guess.z : guess.x), i >> 1);
     const unsigned f = __shfl_sync(FULL_WARP, i & 1 ? guess.w : guess.y, i >> 1);
-    return Owed{r, f};
+    return ReturnEntry{r, f};
   }
 
   // All sending warps. What takes long is started first: rows, then weights, then the rest of the
   // rows.
-  EP_DEV void send(const Walk &walk, uint4 guess) {
-    const bool has = warp < walk.rows;
-    const Owed e = has ? entryAt(walk.first + warp, guess) : Owed{0, 0};
+  EP_DEV void send(const WorkIterator &work, uint4 guess) {
+    const bool has = warp < work.rows;
+    const ReturnEntry e = has ? entryAt(work.first + warp, guess) : ReturnEntry{0, 0};
     const Rows rows = loadRows(e, has);
-    if (!mark) start();
+    if (!flag) start();
     sync(); // the last batch is done
     if (has) noteRows(warp, e, rows);
 #pragma unroll 1
-    for (int i = warp + numWarps; i < walk.rows; i += numWarps) {
-      const Owed more = owedOf(a.op.handle)[walk.first + i];
+    for (int i = warp + numWarps; i < work.rows; i += numWarps) {
+      const ReturnEntry more = returnsOf(a.op.handle)[work.first + i];
       noteRows(i, more, loadRows(more, true));
     }
     sync();
-    const Passes p = passesOf(walk);
-    copy(walk, p, 0);
+    const Passes p = passesOf(work);
+    copy(work, p, 0);
 #pragma unroll 1
-    for (int i = numWarps - 1 - warp; i < walk.rows; i += numWarps) findWeights(i);
+    for (int i = numWarps - 1 - warp; i < work.rows; i += numWarps) findWeights(i);
     sync();
     if (warp == 0 && lane.lane == 0) batch.numRows = 0; // of the next batch
 #pragma unroll 1
-    for (int pass = 1; pass < min(p.count, PARTIAL_STAGES); pass++) copy(walk, p, pass);
+    for (int pass = 1; pass < min(p.count, PARTIAL_STAGES); pass++) copy(work, p, pass);
     int i = warp;
 #pragma unroll 1
     for (int pass = 0; pass < p.count; pass++) {
       const unsigned n = passes + pass;
       while (!barrierTry(&batch.arrived[n % PARTIAL_STAGES], n / PARTIAL_STAGES & 1)) {
       } // ends with the copies, which wait for nobody
-      const int end = walk.before(p.end(pass));
+      const int end = work.before(p.end(pass));
 #pragma unroll 1
       for (; i < end; i += numWarps) {
-        const Walk::Unit u = walk.at(i);
+        const WorkIterator::Item u = work.at(i);
         sendUnit(p, pass, u.row, u.step);
       }
       if (pass + PARTIAL_STAGES >= p.count) continue;
       sync();
-      copy(walk, p, pass + PARTIAL_STAGES);
+      copy(work, p, pass + PARTIAL_STAGES);
     }
     passes += p.count;
   }
@@ -293,18 +294,18 @@ template <Elem T> struct Sender {
   EP_DEV void start() {
     const Op op = nextOp(words);
     active = activeRanks(g, lane.lane);
-    awaitFree(g, EP_LL_COMBINE, op, active, lane.lane);
-    mark = op.mark;
+    waitFree(g, EP_LL_COMBINE, op, active, lane.lane);
+    flag = op.flag;
     buf = op.buf;
   }
 
-  EP_DEV void run(int numOwed, uint4 guess) {
+  EP_DEV void run(int numReturns, uint4 guess) {
     const int steps = a.wire.steps;
-    const Share share = shareBy(a.blocks, numOwed * steps);
+    const Partition part = partitionBy(a.blocks, numReturns * steps);
 #pragma unroll 1
-    for (int u = share.first; u < share.end;) {
-      const int end = min(share.end, ((int)a.perRow.quotient(u) + a.pairs) * steps);
-      send(Walk::of(u, end, a.perRow), guess);
+    for (int u = part.first; u < part.end;) {
+      const int end = min(part.end, ((int)a.perRow.quotient(u) + a.pairs) * steps);
+      send(WorkIterator::of(u, end, a.perRow), guess);
       u = end;
     }
   }
@@ -321,7 +322,7 @@ EP_DEV void weigh(const CombineArgs &a, int warp, int numWarps, int lane) {
   const Op op = nextOp(words);
   const unsigned long long active = activeRanks(g, lane),
                            live = active & (head.x | (unsigned long long)head.y << 32);
-  awaitFree(g, EP_LL_COMBINE, op, active, lane);
+  waitFree(g, EP_LL_COMBINE, op, active, lane);
 #pragma unroll 1
   while (t < a.op.numTokens) {
     sendWeights(a, op, live, t, early, lane);
@@ -343,12 +344,12 @@ __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
   const bool sends = warp < a.roles.numSend;
   const int w = sends ? warp : warp - a.roles.numSend;
   const bool weighs = (a.roles.parts & EP_LL_SEND) && sends == !a.roles.numRecv;
-  const bool greets =
+  const bool announces =
       blockIdx.x == gridDim.x - 1 && w == (sends ? a.roles.numSend : a.roles.numRecv) - 1;
   if (weighs) weigh(a, w, sends ? a.roles.numSend : a.roles.numRecv, lane);
-  if (weighs && greets) greet(a);
+  if (weighs && announces) announce(a);
   if (sends) {
-    const uint4 guess = guessOwed(a, lane);
+    const uint4 guess = guessReturns(a, lane);
     const uint4 head = loadEarly(&headOf(a.op.handle).reached);
     const ControlWords words = loadControl(controlOf(g).kind[EP_LL_COMBINE]);
     if (threadIdx.x == 0) {
@@ -362,7 +363,7 @@ __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
   } else {
     TermSum<T, EP_LL_SUM_PARTIAL>{a, g, laneOf(a.wire, lane)}.run(w, a.roles.numRecv);
   }
-  if (greets && (a.roles.parts & EP_LL_RECV) && sends == (a.roles.numSend > 0)) hearAll(a);
+  if (announces && (a.roles.parts & EP_LL_RECV) && sends == (a.roles.numSend > 0)) pollAcks(a);
   if (threadIdx.x == 0) saved = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
   finishLaunch(g, a.op.handle, EP_LL_COMBINE, saved, a.roles.parts, began);
 }

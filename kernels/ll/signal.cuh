@@ -1,17 +1,17 @@
-// Operation numbers, marks, buffers and the words between ranks. docs/kernels.md has the argument why
+// Operation numbers, flags, buffers and the words between ranks. docs/kernels.md has the argument why
 // no signal is lost and no buffer is overwritten too early.
 //
 // Per kind of operation (dispatch, combine) a rank's control memory counts operations e = 1, 2, ... in
 // `clock`, on the device, so that replays of a graph count too: every block adds 1 at its end and block
 // 0 what is missing to 65536, so clock >> 16 is the number of finished sends and nobody needs to be
-// last. The mark of e is a 32-bit number with e's parity that is never 0; it repeats after 2^32 - 2
-// operations. Each 2^30 operations both buffers are cleared once, so no mark survives long enough to
+// last. The flag of e is a 32-bit number with e's parity that is never 0; it repeats after 2^32 - 2
+// operations. Each 2^30 operations both buffers are cleared once, so no flag survives long enough to
 // be taken for a new one.
 //
 // Buffers alternate by parity. `done[p]` is the last operation that this rank has received out of
-// buffer p, `known[p]` the least that all peers are known to have received out of theirs. A sender of e
-// needs known[p] >= e - 2; hellos carry it along, and receive-only launches post it in the peers' `free`
-// words.
+// buffer p, `acked[p]` the least that all peers have acknowledged out of theirs. A sender of e
+// needs acked[p] >= e - 2; announcements carry it along, and receive-only launches post it in the peers'
+// `free` words.
 #ifndef TREFOIL_KERNELS_LL_SIGNAL_CUH
 #define TREFOIL_KERNELS_LL_SIGNAL_CUH
 
@@ -24,7 +24,7 @@ struct alignas(16) KindControl {
   unsigned arrived;         // blocks at the end of a launch that needs a last one
   unsigned pad;
   unsigned long long done[2];  // by parity
-  unsigned long long known[2]; // by parity
+  unsigned long long acked[2]; // by parity
   unsigned long long more[10]; // a line of its own
 };
 static_assert(sizeof(KindControl) == 128, "loadControl reads whole vectors");
@@ -36,25 +36,25 @@ struct Control {
 };
 static_assert(sizeof(Control) <= EP_LL_CONTROL_BYTES, "control memory");
 
-EP_DEV unsigned markOf(unsigned long long e) {
-  return epLlMark(e, EP_LL_MARKS);
+EP_DEV unsigned flagOf(unsigned long long e) {
+  return epLlFlag(e, EP_LL_FLAGS);
 }
 
 // Head of a handle's memory; the tables follow (slots.cuh).
 struct HandleHead {
   unsigned long long sent[2]; // operation that the handle's last send was, per kind
   unsigned long long reached; // ranks that the last dispatch regarded as active, as bits
-  int numOwed;
+  int numReturns;
   int pad;
 };
 
 struct Op {
   unsigned long long number;
-  unsigned mark;
+  unsigned flag;
   int buf;
   bool isFree; // every peer is known to have received operation number - 2
   unsigned
-      lag; // how far behind this rank's last receive out of the other buffer is, at most EP_LL_MAX_LAG
+      ackDistance; // to the last receive out of the other buffer, at most EP_LL_MAX_ACK_DISTANCE
 };
 
 EP_DEV Control &controlOf(const ep_ll_group_t &g) {
@@ -73,20 +73,20 @@ template <typename T> EP_DEV T loadVolatile(const T *p) {
 // go through L1, since all warps read them and none changes before the launch ends: thousands of loads
 // past L1 would queue up at the one slice of L2 that has the line.
 struct ControlWords {
-  unsigned long long clock, known0, known1, done0, done1;
+  unsigned long long clock, acked0, acked1, done0, done1;
 };
 
 EP_DEV ControlWords loadControl(const KindControl &c) {
-  const uint4 clock = loadEarly(&c.clock), done = loadEarly(c.done), known = loadEarly(c.known);
+  const uint4 clock = loadEarly(&c.clock), done = loadEarly(c.done), acked = loadEarly(c.acked);
   return ControlWords{
-      clock.x | (unsigned long long)clock.y << 32, known.x | (unsigned long long)known.y << 32,
-      known.z | (unsigned long long)known.w << 32, done.x | (unsigned long long)done.y << 32,
+      clock.x | (unsigned long long)clock.y << 32, acked.x | (unsigned long long)acked.y << 32,
+      acked.z | (unsigned long long)acked.w << 32, done.x | (unsigned long long)done.y << 32,
       done.z | (unsigned long long)done.w << 32};
 }
 
 EP_DEV Op opOf(const ControlWords &c, unsigned long long n) {
-  return Op{n, markOf(n), (int)(n & 1), epLlIsFree(n, n & 1 ? c.known1 : c.known0) != 0,
-            epLlLag(n, n & 1 ? c.done0 : c.done1)};
+  return Op{n, flagOf(n), (int)(n & 1), epLlIsFree(n, n & 1 ? c.acked1 : c.acked0) != 0,
+            epLlAckDistance(n, n & 1 ? c.done0 : c.done1)};
 }
 
 EP_DEV Op nextOp(const ControlWords &c) {
@@ -109,17 +109,18 @@ EP_DEV unsigned long long activeRanks(const ep_ll_group_t &g, int lane) {
   return a | (unsigned long long)b << 32 | 1ull << g.rank;
 }
 
-EP_DEV char *helloAt(const ep_ll_group_t &g, int at, int from, int buf) {
-  return g.peers[at] + g.at.hello + (size_t)(buf * g.numRanks + from) * 16;
+EP_DEV char *announceAt(const ep_ll_group_t &g, int at, int from, int buf) {
+  return g.peers[at] + g.at.announce + (size_t)(buf * g.numRanks + from) * 16;
 }
 EP_DEV char *freeAt(const ep_ll_group_t &g, int kind, int at, int from, int buf) {
   return g.peers[at] + g.at.free[kind] + (size_t)(buf * g.numRanks + from) * 16;
 }
-// One warp of a combine: the word to everybody. (In a dispatch the routing words do the same.)
-EP_DEV void sendHello(const ep_ll_group_t &g, const Op &op, unsigned long long active, int lane) {
+// One warp of a combine: the announcement to every rank. (In a dispatch the routing words do the same.)
+EP_DEV void sendAnnounce(const ep_ll_group_t &g, const Op &op, unsigned long long active,
+                         int lane) {
   for (int r = lane; r < g.numRanks; r += 32) {
     if (active >> r & 1) {
-      storeSys(helloAt(g, r, g.rank, op.buf), make_uint4(op.lag, 0, 0, op.mark));
+      storeSys(announceAt(g, r, g.rank, op.buf), make_uint4(op.ackDistance, 0, 0, op.flag));
     }
   }
 }

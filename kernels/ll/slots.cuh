@@ -89,9 +89,9 @@ struct SlotMap {
 };
 
 // The tables that dispatch leaves in a handle for combine.
-//   owed   the rows to send back, in the order in which combine deals them to its blocks
-//   rowOf  [R, N, K] (rank-major [R, N]): the slot of each received entry, -1 where there is none
-struct Owed {
+//   returns  rows to send back, in the order in which combine partitions them over its blocks
+//   slots    [R, N, K] (rank-major [R, N]): the slot of each received entry, -1 where there is none
+struct ReturnEntry {
   int row;       // slot; partial sums: not used
   unsigned from; // source << 26 | k << 20 | token
 

@@ -12,8 +12,8 @@
 #define TREFOIL_KERNELS_LL_TERMS_CUH
 
 #include "kernels/ll/args.cuh"
-#include "kernels/ll/lane.cuh"
-#include "kernels/ll/walk.cuh"
+#include "kernels/ll/combine_packet.cuh"
+#include "kernels/ll/work_iterator.cuh"
 
 constexpr int AT_ONCE = 8;
 
@@ -39,7 +39,7 @@ static __device__ __noinline__ bool lookForRow(const CombineArgs &a, int q, int 
   if (threadIdx.x % 32 == 0) {
     const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
     since =
-        lookAround(g, op, Awaited{EP_LL_COMBINE, EP_LL_PHASE_ROWS, rank, 0u, t}, looks ? since : 0);
+        checkLimit(g, op, Awaited{EP_LL_COMBINE, EP_LL_PHASE_ROWS, rank, 0u, t}, looks ? since : 0);
   }
   return __shfl_sync(FULL_WARP, since != 0, 0);
 }
@@ -50,7 +50,7 @@ static __device__ __noinline__ bool lookForWeights(const CombineArgs &a, int src
   const ep_ll_group_t &g = a.op.group;
   const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
   spin.since =
-      lookAround(g, op, Awaited{EP_LL_COMBINE, EP_LL_PHASE_WEIGHTS, src, received, t}, spin.since);
+      checkLimit(g, op, Awaited{EP_LL_COMBINE, EP_LL_PHASE_WEIGHTS, src, received, t}, spin.since);
   return spin.since != 0;
 }
 
@@ -104,7 +104,7 @@ static __device__ __noinline__ Term listTerms(const CombineArgs &a, int t, int b
   const bool is = l < h.numTopk;
   const size_t at = (size_t)t * h.numTopk + l, perToken = h.rankMajor ? 1 : h.numTopk;
   const int *row =
-      rowOfTable(g, h) + ((size_t)g.rank * g.maxTokens + t) * perToken + (h.rankMajor ? 0 : l);
+      slotTable(g, h) + ((size_t)g.rank * g.maxTokens + t) * perToken + (h.rankMajor ? 0 : l);
   const int e = idOf(a, at, is);
   q.where = (int)loadEarlyWordIf(row, is, ~0u);
   if (SUM == EP_LL_SUM_EXACT) {
@@ -122,7 +122,7 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
   const CombineArgs &a;
   const ep_ll_group_t &g;
   const Lane lane;
-  unsigned mark = 0;
+  unsigned flag = 0;
   const char *slots = nullptr; // of the operation's buffer
   unsigned long long live = 0; // ranks that took part in the dispatch and are active now
 
@@ -176,15 +176,15 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
         unsigned missing = 0;
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-          if (v[j].w != mark) missing |= 1u << j;
+          if (v[j].w != flag) missing |= 1u << j;
         }
-        need = __reduce_or_sync(FULL_WARP, isMarkLane(lane.lane) ? missing & need : 0u);
+        need = __reduce_or_sync(FULL_WARP, isFlagLane(lane.lane) ? missing & need : 0u);
       }
       if (!need) {
         if (SUM != EP_LL_SUM_PARTIAL && mine) {
 #pragma unroll
           for (int j = 0; j < AT_ONCE; j++) {
-            if (mine >> j & 1) v[j] = toWire(v[j], lane, mark);
+            if (mine >> j & 1) v[j] = toWire(v[j], lane, flag);
           }
         }
         return gone;
@@ -253,50 +253,50 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
   EP_DEV void run(int warp, int numWarps) {
     const ControlWords words = loadControl(controlOf(g).kind[EP_LL_COMBINE]);
     const uint4 head = loadEarly(&headOf(a.op.handle).reached);
-    const Share share = shareBy(a.blocks, a.op.numTokens * a.wire.steps);
-    if (share.first >= share.end) return;
-    const Walk walk = Walk::of(share.first, share.end, a.perRow);
+    const Partition part = partitionBy(a.blocks, a.op.numTokens * a.wire.steps);
+    if (part.first >= part.end) return;
+    const WorkIterator work = WorkIterator::of(part.first, part.end, a.perRow);
     live = activeRanks(g, lane.lane) & (head.x | (unsigned long long)head.y << 32);
-    if (warp < walk.count) list(walk.first + walk.at(warp).row, 0);
+    if (warp < work.count) list(work.first + work.at(warp).row, 0);
     const Op op = a.roles.parts & EP_LL_SEND ? nextOp(words)
                                              : opOf(words, headOf(a.op.handle).sent[EP_LL_COMBINE]);
-    mark = op.mark;
+    flag = op.flag;
     slots = combineSlot(g, a.op.handle.numTopk, g.rank, 0, 0, op.buf);
 #pragma unroll 1
-    for (int i = warp; i < walk.count; i += numWarps) {
-      const Walk::Unit u = walk.at(i);
-      if (u.step == 0) countOwn(walk.first + u.row);
-      step(walk.first + u.row, u.step);
+    for (int i = warp; i < work.count; i += numWarps) {
+      const WorkIterator::Item u = work.at(i);
+      if (u.step == 0) countOwn(work.first + u.row);
+      step(work.first + u.row, u.step);
     }
   }
 };
 
 // The first 64 entries of the list, two a lane, loaded before anybody knows how many there are:
 // with few tokens that is one load less to wait for.
-EP_DEV uint4 guessOwed(const CombineArgs &a, int lane) {
+EP_DEV uint4 guessReturns(const CombineArgs &a, int lane) {
   uint4 v = make_uint4(0, 0, 0, 0);
-  loadStreamIf(v, owedOf(a.op.handle) + 2 * lane, a.guesses);
+  loadStreamIf(v, returnsOf(a.op.handle) + 2 * lane, a.guesses);
   return v;
 }
 
 // One warp of the launch that sends.
-static __device__ __noinline__ void greet(const CombineArgs &a) {
+static __device__ __noinline__ void announce(const CombineArgs &a) {
   const ep_ll_group_t &g = a.op.group;
   const int lane = threadIdx.x & 31;
   const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
   const unsigned long long active = activeRanks(g, lane);
-  awaitFree(g, EP_LL_COMBINE, op, active, lane);
-  sendHello(g, op, active, lane);
-  tellReceived(g, EP_LL_COMBINE, op, active, lane);
+  waitFree(g, EP_LL_COMBINE, op, active, lane);
+  sendAnnounce(g, op, active, lane);
+  sendAcks(g, EP_LL_COMBINE, op, active, lane);
 }
 
 // One warp of the launch that receives, after its other work.
-static __device__ __noinline__ void hearAll(const CombineArgs &a) {
+static __device__ __noinline__ void pollAcks(const CombineArgs &a) {
   const ep_ll_group_t &g = a.op.group;
   const int lane = threadIdx.x & 31;
   const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
-  const unsigned lag = awaitHellos(g, op, activeRanks(g, lane), lane);
-  if (lane == 0) noteHellos(g, EP_LL_COMBINE, op, lag);
+  const unsigned ackDistance = waitAnnounces(g, op, activeRanks(g, lane), lane);
+  if (lane == 0) recordAcks(g, EP_LL_COMBINE, op, ackDistance);
 }
 
 #endif

@@ -25,7 +25,7 @@ struct Awaited {
   ep_ll_kind_t kind;
   ep_ll_phase_t phase;
   int rank;
-  unsigned received; // mark found
+  unsigned received; // flag found
   long long item;
 };
 
@@ -57,7 +57,7 @@ __device__ inline void writeRecord(const ep_ll_group_t &g, const Op &op, const A
   r->phase = w.phase;
   r->rank = w.rank;
   r->operation = op.number;
-  r->expected = op.mark;
+  r->expected = op.flag;
   r->received = w.received;
   r->item = w.item;
   r->sinceNs = since;
@@ -71,7 +71,7 @@ __device__ inline void writeRecord(const ep_ll_group_t &g, const Op &op, const A
 }
 
 // One thread, seldom. Returns when the wait began, or 0 if it must end.
-static __device__ __noinline__ uint64_t lookAround(const ep_ll_group_t &g, Op op, Awaited w,
+static __device__ __noinline__ uint64_t checkLimit(const ep_ll_group_t &g, Op op, Awaited w,
                                                    uint64_t since) {
   Control &c = controlOf(g);
   if (loadVolatile(&c.failed)) return 0;
@@ -80,7 +80,7 @@ static __device__ __noinline__ uint64_t lookAround(const ep_ll_group_t &g, Op op
   if (!since) since = t;
   const uint64_t waited = t - since;
   if (waited < g.timeoutNs) {
-    noteWait(&c.writing, &c.recorded, waited, t, [&] {
+    recordWait(&c.writing, &c.recorded, waited, t, [&] {
       writeRecord(g, op, w, since, false);
       storeSys(waitAt(g, g.rank),
                make_uint4((unsigned)op.number, (unsigned)(op.number >> 32), w.kind, 1));
@@ -90,14 +90,14 @@ static __device__ __noinline__ uint64_t lookAround(const ep_ll_group_t &g, Op op
   if (g.enableMask && waited < 2 * g.timeoutNs && isWaiting(g, w.rank)) return since;
   const bool first =
       g.enableMask ? atomicExch(g.mask + w.rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
-  if (first) noteEnd(&c.writing, &c.recorded, [&] { writeRecord(g, op, w, since, true); });
+  if (first) recordTimeout(&c.writing, &c.recorded, [&] { writeRecord(g, op, w, since, true); });
   return 0;
 }
 
 // One thread: true to poll again.
 EP_DEV bool keepWaiting(const ep_ll_group_t &g, const Op &op, const Awaited &w, Spin &s) {
   if (++s.polls & 255) return true;
-  s.since = lookAround(g, op, w, s.since);
+  s.since = checkLimit(g, op, w, s.since);
   return s.since != 0;
 }
 
@@ -105,13 +105,13 @@ EP_DEV bool keepWaiting(const ep_ll_group_t &g, const Op &op, const Awaited &w, 
 EP_DEV bool keepWarpWaiting(const ep_ll_group_t &g, const Op &op, const Awaited &w, Spin &s,
                             int lane) {
   if (++s.polls & 255) return true;
-  if (lane == 0) s.since = lookAround(g, op, w, s.since);
+  if (lane == 0) s.since = checkLimit(g, op, w, s.since);
   return __shfl_sync(FULL_WARP, s.since != 0, 0);
 }
 
 // All lanes of a warp, before its first store to a peer's buffer: waits until every peer has received
 // operation e - 2. Without send-only launches that is always known already.
-// The lanes go round together, because lines are stored next, and a line is stored in one piece.
+// The lanes go round together, because packets are stored next, and a packet is stored in one piece.
 static __device__ __noinline__ void pollFree(const ep_ll_group_t &g, int kind, Op op,
                                              unsigned long long active, int lane) {
   for (int r0 = 0; r0 < g.numRanks; r0 += 32) {
@@ -129,48 +129,49 @@ static __device__ __noinline__ void pollFree(const ep_ll_group_t &g, int kind, O
   __syncwarp();
 }
 
-// One warp of block 0 of a launch that sends e: tells the peers that this rank has received e - 1, if so.
-// A rank with two operations in flight relies on it.
-EP_DEV void tellReceived(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
-                         int lane) {
-  if (op.lag != 1) return;
+// One warp of block 0 of a launch that sends e: acknowledges e - 1 to the peers, if this rank has received
+// it. A rank with two operations in flight relies on it.
+EP_DEV void sendAcks(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
+                     int lane) {
+  if (op.ackDistance != 1) return;
   const unsigned long long n = op.number - 1;
-  const uint4 word = make_uint4((unsigned)n, (unsigned)(n >> 32), markOf(n), 0);
+  const uint4 word = make_uint4((unsigned)n, (unsigned)(n >> 32), flagOf(n), 0);
   for (int r = lane; r < g.numRanks; r += 32) {
     if (active >> r & 1 && r != g.rank) storeSys(freeAt(g, kind, r, g.rank, op.buf ^ 1), word);
   }
 }
 
-EP_DEV void awaitFree(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
-                      int lane) {
+EP_DEV void waitFree(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
+                     int lane) {
   if (!op.isFree) pollFree(g, kind, op, active, lane);
 }
 
-// All lanes of a warp: the hello of every active rank; returns the greatest lag that peers reported.
-EP_DEV unsigned awaitHellos(const ep_ll_group_t &g, const Op &op, unsigned long long active,
-                            int lane) {
-  unsigned lag = 0;
+// All lanes of a warp: the announcement of every active rank; returns the greatest ack distance that peers
+// reported.
+EP_DEV unsigned waitAnnounces(const ep_ll_group_t &g, const Op &op, unsigned long long active,
+                              int lane) {
+  unsigned ackDistance = 0;
   for (int r = lane; r < g.numRanks; r += 32) {
     if (!(active >> r & 1)) continue;
     Spin s;
     for (;;) {
-      const uint4 v = loadSys(helloAt(g, g.rank, r, op.buf));
-      if (v.w == op.mark) {
-        lag = max(lag, v.x);
+      const uint4 v = loadSys(announceAt(g, g.rank, r, op.buf));
+      if (v.w == op.flag) {
+        ackDistance = max(ackDistance, v.x);
         break;
       }
-      const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_HELLO, r, v.w, -1};
+      const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_ANNOUNCE, r, v.w, -1};
       if (!keepWaiting(g, op, w, s)) break;
     }
   }
-  return __reduce_max_sync(FULL_WARP, lag);
+  return __reduce_max_sync(FULL_WARP, ackDistance);
 }
 
-// One thread of the launch, after all hellos: what this launch has learnt, for later launches.
-EP_DEV void noteHellos(const ep_ll_group_t &g, int kind, const Op &op, unsigned lag) {
+// One thread of the launch, after all announcements: what is acknowledged now, for later launches.
+EP_DEV void recordAcks(const ep_ll_group_t &g, int kind, const Op &op, unsigned ackDistance) {
   KindControl &c = controlOf(g).kind[kind];
   c.done[op.buf] = op.number;
-  c.known[op.buf ^ 1] = epLlReceived(op.number, lag);
+  c.acked[op.buf ^ 1] = epLlAcked(op.number, ackDistance);
 }
 
 // One block: zeroes what peers have written into one buffer of a kind.
@@ -183,7 +184,7 @@ __device__ inline void clearBytes(char *p, size_t bytes) {
 static __device__ __noinline__ void clearBuffer(const ep_ll_group_t &g, int kind, int buf) {
   char *mine = g.peers[g.rank];
   const size_t R = g.numRanks;
-  if (kind == EP_LL_COMBINE) clearBytes(mine + g.at.hello + buf * R * 16, R * 16);
+  if (kind == EP_LL_COMBINE) clearBytes(mine + g.at.announce + buf * R * 16, R * 16);
   clearBytes(mine + g.at.rows[kind] + buf * g.at.half[kind], g.at.half[kind]);
   // The words of both buffers lie together in one block each: routing and weights by halves too.
   const size_t from = kind == EP_LL_DISPATCH ? g.at.routing : g.at.weights;
@@ -222,7 +223,7 @@ EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int ki
       __syncthreads();
       if (threadIdx.x == 0) c.arrived = 0;
       if (parts == EP_LL_RECV && threadIdx.x < g.numRanks) {
-        const uint4 word = make_uint4((unsigned)op.number, (unsigned)(op.number >> 32), op.mark, 0);
+        const uint4 word = make_uint4((unsigned)op.number, (unsigned)(op.number >> 32), op.flag, 0);
         storeSys(freeAt(g, kind, threadIdx.x, g.rank, op.buf), word);
       }
     }

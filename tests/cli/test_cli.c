@@ -461,15 +461,15 @@ TEST(hang_takes_files_alone) {
 }
 
 TEST(hang_reads_what_kernels_wrote) {
-  writeDeviceRecord(0, 2, EP_LL_PHASE_HELLO, 1);
+  writeDeviceRecord(0, 2, EP_LL_PHASE_ANNOUNCE, 1);
   writeDeviceRecord(1, 2, EP_LL_PHASE_NONE, -1);
   doctorHang(2, 1,
              "has not come to Combine 5: it has finished Combine 4; rank 0 waits in Combine 5");
-  CHECK(!strncmp(o.out, "rank 1 ", 7) && strstr(o.out, "of rank 1 (expected mark 7, received 6)"),
+  CHECK(!strncmp(o.out, "rank 1 ", 7) && strstr(o.out, "of rank 1 (expected flag 7, received 6)"),
         "%s", o.out);
   /* Of rows the kernels do not tell what they found. */
   writeDeviceRecord(0, 2, EP_LL_PHASE_ROWS, 1);
-  doctorHang(2, 1, "for rows of rank 1 (expected mark 7, item 3), for ");
+  doctorHang(2, 1, "for rows of rank 1 (expected flag 7, item 3), for ");
   for (int i = 0; i < 2; i++) unlink(files[i]);
 }
 

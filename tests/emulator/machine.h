@@ -3,8 +3,8 @@
 // of other launches on others, so ranks really run at the same time.
 //
 // What is true to the GPU: lanes of a warp meet where the source says so and nowhere else; a warp's "sys"
-// accesses happen together, so that a 128-byte line is moved whole; bulk copies read and write later, in any
-// order, until they are waited for; warps start, stall and go on at random. What is not: memory is never
+// accesses happen together, so that a 128-byte packet is moved whole; bulk copies read and write later, in
+// any order, until they are waited for; warps start, stall and go on at random. What is not: memory is never
 // weaker than x86's, so a missing fence does not show here; and the speed says nothing.
 //
 // What the kernel must not do is a failure with a sentence, and the process ends: lanes of a warp that

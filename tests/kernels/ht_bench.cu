@@ -1,12 +1,12 @@
 // Kernel times of high-throughput Update, dispatch and combine on GPUs that share NVLink.
 //
 //   ht_bench [--ranks R] [--tokens B] [--hidden H] [--topk K] [--align A] [--iterations n]
-//            [--stages LIST] [--only flat|em] [--ring UNITS] [--out file.json]
+//            [--stages LIST] [--only flat|em] [--ring SLOTS] [--out file.json]
 //
 // Stages (default goals):
 //   goals    Update, dispatch and combine, both layouts, with the SMs of the goals and some others
 //   sweep    both operations and layouts by 4 to 32 SMs, and more
-//   feeders  the same with the SMs of the goals, by how many blocks feed first
+//   feeders  the same with the SMs of the goals, by how many blocks send first
 //   window   dispatch into windows, the caller's E4M3 rows too, and flat combine out of windows
 //   fp8      dispatch of the caller's E4M3 rows with f32 scales, a scale for 128
 //   backward the same of gradients, with those of the weights
@@ -21,7 +21,7 @@ namespace {
 
 struct Options {
   int R = 4, tokens = 4096, hidden = 7168, topk = 8, iterations = 200;
-  int ring = 0; // pieces; 0: as the library chooses
+  int ring = 0; // chunks; 0: as the library chooses
   int64_t alignment = 1;
   std::string only, out, stages = "goals";
 
@@ -32,7 +32,7 @@ struct Options {
 };
 
 constexpr int EXPERTS = 256;
-// SMs of the goals: [expert-major][combine]. 0 feeders: as many as the kernels choose.
+// SMs of the goals: [expert-major][combine]. 0 senders: as many as the kernels choose.
 constexpr Sms GOALS[2][2] = {{{24, 0}, {20, 0}}, {{24, 0}, {28, 0}}};
 
 Shape shapeOf(const Options &o, bool expertMajor, bool fp8, bool windows = false) {
@@ -78,7 +78,7 @@ void sweep(Rows &rows, const Work &work) {
       rows.time(work, combine, Sms{sms, 0});
 }
 
-void feeders(Rows &rows, const Work &work) {
+void senders(Rows &rows, const Work &work) {
   for (int combine = 0; combine < 2; combine++) {
     const int goal = GOALS[work.s.expertMajor][combine].sms;
     for (int sms : {goal - 4, goal, goal + 4})
@@ -92,14 +92,14 @@ void layout(Rows &rows, Beside &beside, Ranks &w, const Options &o, bool expertM
   if (ready(rows, work, w, shapeOf(o, expertMajor, false), UNIFORM, 2)) {
     if (o.has("goals")) goals(rows, work);
     if (o.has("sweep")) sweep(rows, work);
-    if (o.has("feeders")) feeders(rows, work);
+    if (o.has("feeders")) senders(rows, work);
     for (int combine = 0; o.has("beside") && combine < 2; combine++)
       beside.measure(work, combine, GOALS[expertMajor][combine]);
   }
   w.free();
 }
 
-// Flat: all blocks of a dispatch feed, all of a combine follow.
+// Flat: all blocks of a dispatch send, all of a combine receive.
 void window(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
   for (const bool fp8 : {false, true}) {
     Work work;

@@ -217,7 +217,7 @@ void Beside::measure(const Work &work, bool combine, const Sms &n) {
             "\"hidden\": %d, \"alone_us\": %.2f, \"beside_us\": %.2f, \"product_alone_us\": %.2f, "
             "\"product_beside_us\": %.2f, \"slower\": %.4f, \"product_slower\": %.4f, "
             "\"product_share\": %.4f}",
-            name.c_str(), LOADS[load], n.sms, n.feeders, work.s.R, work.s.N, work.s.K, work.s.E,
+            name.c_str(), LOADS[load], n.sms, n.senders, work.s.R, work.s.N, work.s.K, work.s.E,
             work.s.width, alone.operation, both.operation, without.product, both.product, opSlower,
             productSlower, load == CUBLAS_ALL ? share : 1.0);
   }

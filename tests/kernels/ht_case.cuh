@@ -31,7 +31,7 @@ std::vector<std::vector<StepRank>> makeSteps(Ranks &w, Rng &rng, const Shape &s,
     k.control = w.take(r, sizeof control, 0);
     k.scratch = w.take(r, epHtScratchBytes(&s.config), 0);
     k.bytes = (uint64_t *)w.take(r, 16 * s.R, 0);
-    k.note = (ep_ht_note_t *)w.take(r, sizeof *k.note, 0);
+    k.status = (ep_ht_status_t *)w.take(r, sizeof *k.status, 0);
     CU(cudaMemcpy(k.control, control, sizeof control, cudaMemcpyHostToDevice));
   }
   std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
@@ -65,7 +65,7 @@ void printShape(const Shape &s) {
          "combine %d B, ring %d, sms %d, steps %d, windows %d, crowd %d, combines %d\n",
          s.R, s.E, s.K, s.N, s.expertMajor ? "expert-major" : "flat", (long)s.alignment,
          (long)s.maxRecv, s.drop, s.zeroCopyOn, s.width, s.tokenBytes(), s.scaleBytes,
-         s.combineBytes(), s.config.ringUnits, s.numSms, s.steps, s.windows, s.crowd, s.combines);
+         s.combineBytes(), s.config.fifoSlots, s.numSms, s.steps, s.windows, s.crowd, s.combines);
   fflush(stdout);
 }
 

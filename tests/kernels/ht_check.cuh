@@ -38,7 +38,7 @@ struct HtRank {
   cudaStream_t stream;
   char *exchange, *control, *scratch;
   uint64_t *bytes; // NULL: not counted
-  ep_ht_note_t *note;
+  ep_ht_status_t *status;
   std::vector<void *> memory;
 };
 
@@ -105,7 +105,7 @@ struct Ranks {
       for (void *p : k.memory) CU(cudaFree(p));
       k.memory.clear();
       k.bytes = nullptr;
-      k.note = nullptr;
+      k.status = nullptr;
     }
   }
 };
@@ -156,7 +156,7 @@ ep_ht_group_t groupOf(const Ranks &w, const Shape &s, const ep_ht_layout_t &at, 
   g.control = w.ranks[r].control;
   g.scratch = w.ranks[r].scratch;
   g.bytes = w.ranks[r].bytes;
-  g.note = w.ranks[r].note;
+  g.status = w.ranks[r].status;
   g.timeoutNs = 20000000000ull;
   g.rank = r;
   g.numRanks = s.R;
@@ -212,7 +212,7 @@ void makeRank(Ranks &w, Rng &rng, const Shape &s, const trefoil_case_t &c, StepR
     d.scaleBytes = s.scaleBytes;
     d.globalIds = s.globalIds;
     d.numSms = s.numSms;
-    d.numFeeders = 1 + rng.below(std::max(1, s.numSms - 1));
+    d.numSenders = 1 + rng.below(std::max(1, s.numSms - 1));
     ep_ht_combine_t &m = p.combine;
     m.group = g;
     m.handle = h;
@@ -225,7 +225,7 @@ void makeRank(Ranks &w, Rng &rng, const Shape &s, const trefoil_case_t &c, StepR
     m.dtype = s.combineDtype;
     m.rowBytes = s.combineBytes();
     m.numSms = s.numSms;
-    m.numFeeders = 1 + rng.below(std::max(1, s.numSms - 1));
+    m.numSenders = 1 + rng.below(std::max(1, s.numSms - 1));
   }
 }
 
@@ -357,17 +357,17 @@ bool overflows(const Shape &s, const std::vector<StepRank> &step, int r) {
   return s.maxRecv && slots > s.maxRecv;
 }
 
-// What the ranks have been told of: ids that no expert has, and dispatches that trapped them.
+// What was reported to the ranks: ids that no expert has, and dispatches that trapped them.
 bool checkNotes(const Ranks &w, const Shape &s, const std::vector<std::vector<StepRank>> &steps) {
   bool ok = true;
   for (int r = 0; r < s.R; r++) {
-    ep_ht_note_t got;
+    ep_ht_status_t got;
     unsigned bad = 0, traps = 0;
     for (const std::vector<StepRank> &step : steps) {
       bad += step[r].numBad;
       traps += !s.drop && overflows(s, step, r) ? s.passes : 0;
     }
-    CU(cudaMemcpy(&got, w.ranks[r].note, sizeof got, cudaMemcpyDeviceToHost));
+    CU(cudaMemcpy(&got, w.ranks[r].status, sizeof got, cudaMemcpyDeviceToHost));
     if (got.badIds == bad && got.traps == traps) continue;
     printf("  rank %d was told of %u bad ids and %u traps, not %u and %u\n", r, got.badIds,
            got.traps, bad, traps);

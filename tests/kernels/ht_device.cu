@@ -5,7 +5,7 @@
 // By default R virtual ranks share GPU 0; --gpus gives each its own. A case draws a shape and a number of
 // steps; each step is Update, dispatch, combine, dispatch and combine of gradients, with new routing and new
 // data, all launched back to back without the host waiting in between, with ranks delayed at random, into
-// poisoned outputs, through rings that wrap often or straight into windows, on all ranks or some. In some
+// poisoned outputs, through FIFOs that wrap often or pushed into windows, on all ranks or some. In some
 // cases there are many experts, everybody sends to the same few, or more comes than maxRecv. --big: few
 // cases of training size. --tokens: no rank has more. A failure prints the command that repeats it.
 #include "ht_case.cuh"

@@ -3,9 +3,9 @@
 //   ht_edges [--ranks R] [--gpus] [--only TEXT] [--most N] [--list]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Each edge is a case of two or three
-// steps (ht_case.cuh): Update, dispatch, combine and the gradients' way back, both layouts, through rings
-// and into windows. Edges: numbers of tokens around chunks of 256; pieces around the end of a ring; rows
-// around pieces of 14,336 bytes, with scales across their border; top-k from 1 to 64; fewer experts than
+// steps (ht_case.cuh): Update, dispatch, combine and the gradients' way back, both layouts, through FIFOs
+// and into windows. Edges: numbers of tokens around tiles of 256; chunks around the end of a FIFO; rows
+// around chunks of 14,336 bytes, with scales across their border; top-k from 1 to 64; fewer experts than
 // ranks; nobody, or one rank, has tokens; everything goes to one rank or expert; slots just within
 // maxRecv. "held": all calls return while the stream stands still. A failure prints the command that
 // repeats it.
@@ -19,10 +19,10 @@ struct Edge {
   std::string name;
   Shape s;
   Fill fill;
-  // Pieces that a rank with all its tokens sends.
+  // Chunks that a rank with all its tokens sends.
   int size() const {
     const int row = std::max(s.tokenBytes() + s.scaleBytes, s.combineBytes());
-    return s.steps * s.N * std::min(s.K, s.R) * ((row + EP_HT_PIECE_BYTES - 1) / EP_HT_PIECE_BYTES);
+    return s.steps * s.N * std::min(s.K, s.R) * ((row + EP_HT_CHUNK_BYTES - 1) / EP_HT_CHUNK_BYTES);
   }
 };
 
@@ -45,7 +45,7 @@ struct Edges {
     s.idx64 = s.finite = true;
     return s;
   }
-  // Through rings, and with outputs in windows. ring 0: chosen from N. `more`: bytes past the longest row
+  // Through FIFOs, and with outputs in windows. FIFO 0: chosen from N. `more`: bytes past the longest row
   // that the group allows.
   void add(const std::string &name, Shape s, int ring, const Fill &fill, int more = 0) {
     s.L = (s.E + R - 1) / R;
@@ -56,9 +56,9 @@ struct Edges {
     s.windows = 1;
     all.push_back(Edge{whole + ", windows", s, fill});
   }
+  void tiles(bool em);
+  void fifos(bool em);
   void chunks(bool em);
-  void rings(bool em);
-  void pieces(bool em);
   void experts(bool em);
   void nobody(bool em);
   void crowds(bool em);
@@ -82,47 +82,47 @@ Fill straight(int K, std::function<int64_t(int step, int rank)> tokens,
   };
 }
 
-void Edges::chunks(bool em) {
+void Edges::tiles(bool em) {
   for (const int n : {1, 255, 256, 257, 511, 512, 513, 769}) {
     Shape s = small(em);
     s.N = n;
-    s.numSms = n % 2 ? 3 : 16; // Update's blocks: several chunks each, or one
-    add("chunks of " + std::to_string(n), s, 0, random(s, [n](int step, int rank) {
+    s.numSms = n % 2 ? 3 : 16; // Update's blocks: several tiles each, or one
+    add("tiles of " + std::to_string(n), s, 0, random(s, [n](int step, int rank) {
           const int sizes[] = {n, n - 1, 255, 256, 257, 0, 1, n};
           return std::min(sizes[(step + rank) % 8], n);
         }));
   }
 }
 
-// Each rank sends exactly n pieces a step to one other, which changes.
-void Edges::rings(bool em) {
+// Each rank sends exactly n chunks a step to one other, which changes.
+void Edges::fifos(bool em) {
   const int ranks = R;
-  for (const int units : {1, 2, 8, 64, 512}) {
+  for (const int slots : {1, 2, 8, 64, 512}) {
     for (const int n :
-         std::set<int>{units - 1, units, units + 1, 2 * units - 1, 2 * units, 2 * units + 1}) {
+         std::set<int>{slots - 1, slots, slots + 1, 2 * slots - 1, 2 * slots, 2 * slots + 1}) {
       if (n == 0) continue;
       Shape s = small(em);
       s.E = R;
       s.K = 1;
-      s.N = std::max(n, units == 512 ? 512 : 1);
+      s.N = std::max(n, slots == 512 ? 512 : 1);
       s.steps = 3;
       const auto tokens = [n](int, int) { return n; };
       const auto next = [ranks](int step, int rank) { return (rank + 1 + step) % ranks; };
-      add(std::to_string(n) + " pieces, ring " + std::to_string(units), s, units == 512 ? 0 : units,
+      add(std::to_string(n) + " chunks, FIFO " + std::to_string(slots), s, slots == 512 ? 0 : slots,
           straight(1, tokens, next));
-      if (units > 8) continue;
-      s.width = s.combineWidth = (2 * EP_HT_PIECE_BYTES + 16) / 2; // three pieces
-      add(std::to_string(n) + " rows of three pieces, ring " + std::to_string(units), s, units,
+      if (slots > 8) continue;
+      s.width = s.combineWidth = (2 * EP_HT_CHUNK_BYTES + 16) / 2; // three chunks
+      add(std::to_string(n) + " rows of three chunks, FIFO " + std::to_string(slots), s, slots,
           straight(1, tokens, next));
     }
   }
 }
 
-void Edges::pieces(bool em) {
-  for (const int pieces : {1, 2, 3}) {
+void Edges::chunks(bool em) {
+  for (const int chunks : {1, 2, 3}) {
     for (const int off : {-16, 0, 16}) {
       Shape s = small(em);
-      const int bytes = pieces * EP_HT_PIECE_BYTES + off;
+      const int bytes = chunks * EP_HT_CHUNK_BYTES + off;
       s.N = 5;
       s.width = s.combineWidth = bytes / 2;
       const auto full = [](int, int) { return 5; };
@@ -297,9 +297,9 @@ int main(int argc, char **argv) {
   }
   Edges e = {R, {}};
   for (const bool em : {false, true}) {
+    e.tiles(em);
+    e.fifos(em);
     e.chunks(em);
-    e.rings(em);
-    e.pieces(em);
     e.experts(em);
     e.nobody(em);
     e.crowds(em);

@@ -27,7 +27,7 @@ Shape shapeOf(int R, bool expertMajor, bool windows) {
   s.E = 2 * R;
   s.K = 2 * R; // every token to all ranks: everybody waits for the victim
   s.L = 2;
-  s.N = 12; // all pieces fit the rings: nobody waits for credits
+  s.N = 12; // all chunks fit the FIFOs: nobody waits for credits
   s.steps = 1;
   s.passes = 1;
   s.numSms = 3;

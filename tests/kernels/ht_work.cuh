@@ -17,8 +17,8 @@ struct Routing {
 };
 const Routing UNIFORM = {TREFOIL_POPULARITY_UNIFORM, 0, ""};
 
-struct Sms { // blocks, and how many of them feed first
-  int sms, feeders;
+struct Sms { // blocks, and how many of them send first
+  int sms, senders;
 };
 
 // A shape and its data sets, which launches go round.
@@ -47,13 +47,13 @@ struct Work {
       ep_ht_combine_t o = p.combine;
       o.group.stamps = stamps;
       o.numSms = n.sms;
-      o.numFeeders = n.feeders;
+      o.numSenders = n.senders;
       OK(epHtCombine(&o, q));
     } else {
       ep_ht_dispatch_t o = p.dispatch;
       o.group.stamps = stamps;
       o.numSms = n.sms;
-      o.numFeeders = n.feeders;
+      o.numSenders = n.senders;
       OK(epHtDispatch(&o, q));
     }
   }
@@ -262,8 +262,8 @@ void Rows::print(const Work &work, const std::string &name, const Sms &n, double
                  const Times &t) {
   const Shape &s = work.s;
   const double bound = bytes * copyNs * 1e-3, share = bound / t.kernel.p50;
-  printf("%-34s %5d tokens [%3d, %2d feed] kernel %8.2f (%.2f to %.2f, p99 %.2f) event %8.2f us",
-         name.c_str(), s.N, n.sms, n.feeders, t.kernel.p50, t.kernel.min, t.kernel.max,
+  printf("%-34s %5d tokens [%3d, %2d send] kernel %8.2f (%.2f to %.2f, p99 %.2f) event %8.2f us",
+         name.c_str(), s.N, n.sms, n.senders, t.kernel.p50, t.kernel.min, t.kernel.max,
          t.kernel.p99, t.event.p50);
   if (bytes > 0) printf("  port %.1f MB, %.1f %% of the copy", bytes * 1e-6, share * 100);
   printf("\n");
@@ -276,7 +276,7 @@ void Rows::print(const Work &work, const std::string &name, const Sms &n, double
           "\"kernel_us\": %.2f, \"kernel_p99_us\": %.2f, \"kernel_min_us\": %.2f, "
           "\"kernel_max_us\": %.2f, \"event_us\": %.2f, \"event_p99_us\": %.2f, "
           "\"port_bytes\": %.0f, \"bound_us\": %.2f, \"copy_share\": %.4f}",
-          name.c_str(), n.sms, n.feeders, s.R, s.N, s.K, s.E, s.width, work.routing.skew,
+          name.c_str(), n.sms, n.senders, s.R, s.N, s.K, s.E, s.width, work.routing.skew,
           t.kernel.p50, t.kernel.p99, t.kernel.min, t.kernel.max, t.event.p50, t.event.p99, bytes,
           bound, share);
 }

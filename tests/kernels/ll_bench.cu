@@ -18,7 +18,7 @@ struct Data {
 };
 
 struct Choice {
-  bool tune, dispatchOnly, general;
+  bool tune, dispatchOnly, generic;
 };
 
 void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t quant,
@@ -65,7 +65,7 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
       d.tokenBytes = (int)s.tokenBytes();
       d.scaleBytes = s.scaleBytesOut;
       d.quant = quant;
-      d.general = choice.general;
+      d.generic = choice.generic;
       ep_ll_combine_t &c = k.combine;
       c = ep_ll_combine_t{g,
                           h,
@@ -173,7 +173,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(argv[i], "--dispatch"))
       choice.dispatchOnly = true;
     else if (!strcmp(argv[i], "--general"))
-      choice.general = true;
+      choice.generic = true;
     else {
       fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;

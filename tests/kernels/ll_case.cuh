@@ -9,7 +9,7 @@ namespace {
 
 struct Options {
   int maxBlocks, style,
-      general; // general: 0 each rank draws which dispatch it runs, 1 never the short one
+      generic; // generic: 0 each rank draws which dispatch it runs, 1 never the fast one
   bool verbose, isLong;
 };
 
@@ -26,7 +26,7 @@ Shape randomShape(Rng &rng, int R, const Options &o) {
   s.dtype = wide[rng.below(3)];
   s.combineDtype = wide[rng.below(3)];
   s.tokenWidth = 16 / (int)trefoilDtypeBytes(s.dtype) * (1 + rng.below(rng.one(4) ? 600 : 40));
-  if (rng.one(2)) { // the usual: what the short dispatch takes
+  if (rng.one(2)) { // the usual: what the fast path takes
     s.K = 1 + rng.below(8);
     s.tokenWidth = 16 / (int)trefoilDtypeBytes(s.dtype) * (32 + rng.below(rng.one(3) ? 900 : 60));
   }
@@ -102,7 +102,7 @@ Shape randomShape(Rng &rng, int R, const Options &o) {
   return s;
 }
 
-// Random bits with words that equal marks of these operations; or finite small values.
+// Random bits with words that equal flags of these operations; or finite small values.
 std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_t bytes,
                           bool finite) {
   std::vector<char> v(bytes);
@@ -122,7 +122,7 @@ std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_
   return v;
 }
 
-long numDispatches, numShort, numScratch; // for the summary
+long numDispatches, numFast, numScratch; // for the summary
 
 // Outputs of one rank: its own, or those of an earlier step.
 void makeOutputs(World &w, Rng &rng, const Shape &s, int r, StepRank &k, const StepRank *earlier) {
@@ -162,7 +162,7 @@ void keepOutputs(const Shape &s, const StepRank &k, Rng &rng, cudaStream_t strea
 }
 
 void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, void *const *handles,
-              const ep_ll_group_t *groups, int general, const std::vector<StepRank> *earlier) {
+              const ep_ll_group_t *groups, int generic, const std::vector<StepRank> *earlier) {
   for (int r = 0; r < s.R; r++) {
     StepRank &k = step[r];
     k.B = rng.one(5) ? 0 : rng.one(3) ? s.N : rng.below(s.N + 1);
@@ -202,7 +202,7 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     d.scaleBytes = s.scaleBytesOut;
     d.quant = s.quant;
     d.globalIds = s.globalIds;
-    d.general = general == 1 || (general == 0 && rng.one(3)); // ranks may differ in it
+    d.generic = generic == 1 || (generic == 0 && rng.one(3)); // ranks may differ in it
     ep_ll_combine_t &c = k.combine;
     c = ep_ll_combine_t{};
     c.group = groups[r];
@@ -218,7 +218,7 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
       numScratch++;
     }
     numDispatches++;
-    numShort += s.style != STAGED && epLlDispatchIsShort(&d, EP_LL_BOTH);
+    numFast += s.style != STAGED && epLlDispatchIsFast(&d, EP_LL_BOTH);
   }
 }
 
@@ -286,7 +286,7 @@ void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, c
 }
 
 std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s, int enableMask,
-                                             uint64_t timeoutNs, int general) {
+                                             uint64_t timeoutNs, int generic) {
   ep_ll_config_t config = s.config;
   w.reset(config, s.first);
   std::vector<ep_ll_group_t> groups;
@@ -299,7 +299,7 @@ std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s,
   }
   std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
   for (int i = 0; i < s.steps; i++)
-    makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data(), general,
+    makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data(), generic,
              i ? &steps[0] : nullptr);
   w.sync();
   return steps;

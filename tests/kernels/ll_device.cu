@@ -6,8 +6,8 @@
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a
 // mode and a number of steps; each step has new routing and new data, all steps are launched back
 // to back without the host waiting in between, with ranks delayed at random, into poisoned outputs.
-// Operation numbers start near the places where marks wrap and buffers are cleared. Payloads are
-// random bits in which words that equal marks are sown. Each rank draws whether it runs the short
+// Operation numbers start near the places where flags wrap and buffers are cleared. Payloads are
+// random bits in which words that equal flags are sown. Each rank draws whether it runs the fast
 // dispatch (--general 1: never, 2: wherever it can). Outputs may be one
 // for all steps, which its owner's stream still reads when peers go on. --long: few experts and
 // thousands of tokens.
@@ -23,13 +23,13 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
   if (o.style >= 0) s.style = (Style)o.style;
   if (s.style == TWO_IN_FLIGHT) s.reuses = false;
   if (o.verbose) printShape(s);
-  auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull, o.general);
+  auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull, o.generic);
   launchAll(w, s, steps, rng);
   bool ok = true;
   for (int r = 0; r < s.R; r++) {
     const ep_ll_record_t *q = w.ranks[r].record;
     if (q->failed) {
-      printf("  rank %d gave up: kind %u phase %u on rank %d, operation %llu, mark %u not %u, item "
+      printf("  rank %d gave up: kind %u phase %u on rank %d, operation %llu, flag %u not %u, item "
              "%lld\n",
              r, q->kind, q->phase, q->rank, (unsigned long long)q->operation, q->received,
              q->expected, (long long)q->item);
@@ -50,16 +50,17 @@ __global__ void storeWord(char *to, uint4 word) {
   storeSys(to, word);
 }
 
-// The dispatch of step 0, and of its combine only the hello: as a process leaves it that is killed between
-// its hello and its rows. Ranks that get no row from it are through with that combine before those that do.
+// The dispatch of step 0, and of its combine only the announcement: as a process leaves it that is killed
+// between its announcement and its rows. Ranks that get no row from it are through with that combine
+// before those that do.
 void launchBeginning(World &w, const Shape &s, StepRank &k, int r) {
   const uint64_t number = s.first + 1;
-  const uint4 hello = make_uint4(1, 0, 0, epLlMark(number, EP_LL_MARKS));
+  const uint4 announce = make_uint4(1, 0, 0, epLlFlag(number, EP_LL_FLAGS));
   CU(cudaSetDevice(w.ranks[r].device));
   OK(epLlDispatch(&k.dispatch, EP_LL_BOTH, w.ranks[r].stream));
   for (int q = 0; q < s.R; q++) {
-    char *to = w.ranks[q].exchange + w.at.hello + ((number & 1) * s.R + r) * 16;
-    CU(epStart(storeWord, 1, 1, w.ranks[r].stream, to, hello));
+    char *to = w.ranks[q].exchange + w.at.announce + ((number & 1) * s.R + r) * 16;
+    CU(epStart(storeWord, 1, 1, w.ranks[r].stream, to, announce));
   }
 }
 
@@ -68,7 +69,7 @@ void launchBeginning(World &w, const Shape &s, StepRank &k, int r) {
 bool namesDead(const World &w, const Shape &s, int r, int dead, bool isBegun, bool masks) {
   const ep_ll_record_t &q = *w.ranks[r].record;
   const bool first =
-      q.phase == EP_LL_PHASE_HELLO && q.kind == EP_LL_DISPATCH && q.operation == s.first + 1;
+      q.phase == EP_LL_PHASE_ANNOUNCE && q.kind == EP_LL_DISPATCH && q.operation == s.first + 1;
   int named = q.rank;
   for (int hops = 0; hops < s.R && !masks && isBegun && named != dead; hops++) {
     named = w.ranks[named].record->rank;
@@ -91,7 +92,7 @@ bool runFault(World &w, uint64_t seed, const Options &o) {
   s.delays = false;
   const int R = s.R, dead = rng.below(R);
   const bool masks = rng.one(2), isBegun = rng.one(2);
-  auto steps = makeSteps(w, rng, s, masks, 20000000ull, o.general);
+  auto steps = makeSteps(w, rng, s, masks, 20000000ull, o.generic);
   for (int r = 0; r < R; r++) {
     if (r == dead) continue;
     CU(cudaSetDevice(w.ranks[r].device));
@@ -142,7 +143,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(argv[i], "--masks"))
       masks = true;
     else if (!strcmp(argv[i], "--general"))
-      o.general = (int)value();
+      o.generic = (int)value();
     else if (!strcmp(argv[i], "--long"))
       o.isLong = true;
     else if (!strcmp(argv[i], "--verbose"))
@@ -179,8 +180,8 @@ int main(int argc, char **argv) {
     fflush(stdout);
     if (failed == 5) break;
   }
-  printf("%d ranks on %s: %d cases, %d failed; of %ld dispatches %ld were short, %ld used "
+  printf("%d ranks on %s: %d cases, %d failed; of %ld dispatches %ld took the fast path, %ld used "
          "scratch\n",
-         R, needed > 1 ? "GPUs" : "one GPU", ran, failed, numDispatches, numShort, numScratch);
+         R, needed > 1 ? "GPUs" : "one GPU", ran, failed, numDispatches, numFast, numScratch);
   return failed ? 1 : 0;
 }

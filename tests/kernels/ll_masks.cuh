@@ -67,9 +67,9 @@ int numStray(World &w, const Shape &s, const StepRank &k, int r,
   for (int64_t i = 0; i < k.B * s.K; i++) {
     const int q = k.topk[i] < 0 ? r : k.topk[i] / s.L;
     if (alive[q * s.R + r]) continue;
-    const std::vector<uint32_t> line =
+    const std::vector<uint32_t> packet =
         w.download(r, (const uint32_t *)(slots + i * at.rowStride[1]), 32);
-    stray += line[31] == epLlMark(number, EP_LL_MARKS);
+    stray += packet[31] == epLlFlag(number, EP_LL_FLAGS);
   }
   if (stray) printf("  rank %d: %d rows of ranks that are lost\n", r, stray);
   return stray;
@@ -80,7 +80,7 @@ bool runMasked(World &w, uint64_t seed, const Options &o) {
   Shape s = randomShape(rng, w.size(), o);
   const bool staged = rng.one(2);
   const std::vector<Regard> regards = drawRegards(rng, s);
-  auto steps = makeSteps(w, rng, s, 1, 4000000000ull, o.general);
+  auto steps = makeSteps(w, rng, s, 1, 4000000000ull, o.generic);
   std::vector<std::vector<int>> host(2 * s.R * s.steps);
   for (int r = 0; r < s.R; r++) {
     CU(cudaSetDevice(w.ranks[r].device));

@@ -1,5 +1,5 @@
-// Are 16-byte words and 128-byte lines ever seen torn? The low-latency wire format needs that they are not.
-// One warp a block rewrites lines whose 32 words are all equal, as fast as it can, while others read them.
+// Are 16-byte words and 128-byte packets ever seen torn? The low-latency wire format needs that they are not.
+// One warp a block rewrites packets whose 32 words are all equal, as fast as it can, while others read them.
 //   ll_torn [--ranks R] [--gpus] [--rounds n] [--cold]: writers on rank 0's GPU, readers on each rank's GPU
 #include "ll_world.cuh"
 
@@ -7,25 +7,25 @@
 
 namespace {
 
-constexpr int LINES = 64 * 4;
+constexpr int PACKETS = 64 * 4;
 
-__global__ void writeLines(char *lines, unsigned rounds) {
+__global__ void writePackets(char *packets, unsigned rounds) {
   const int lane = threadIdx.x & 31;
   for (unsigned n = 1; n <= rounds; n++) {
-    storeSys(lines + blockIdx.x * 512 + lane * 16, make_uint4(n, n, n, n));
+    storeSys(packets + blockIdx.x * 512 + lane * 16, make_uint4(n, n, n, n));
   }
 }
 
-// Until all lines show the last round: counts words and lines whose parts differ.
-__global__ void readLines(const char *lines, unsigned rounds, unsigned long long *torn) {
+// Until all packets show the last round: counts words and packets whose parts differ.
+__global__ void readPackets(const char *packets, unsigned rounds, unsigned long long *torn) {
   const int lane = threadIdx.x & 31;
   unsigned long long words = 0, rows = 0, seen = 0;
   const uint64_t t0 = clockNs();
   for (unsigned last = 0; last < rounds && clockNs() - t0 < 3000000000ull;) {
-    const uint4 v = loadSys(lines + blockIdx.x * 512 + lane * 16);
+    const uint4 v = loadSys(packets + blockIdx.x * 512 + lane * 16);
     words += v.x != v.y || v.x != v.z || v.x != v.w;
-    const unsigned mark = __shfl_sync(FULL_WARP, v.w, lane | 7);
-    rows += __popc(__ballot_sync(FULL_WARP, v.w != mark)) != 0;
+    const unsigned flag = __shfl_sync(FULL_WARP, v.w, lane | 7);
+    rows += __popc(__ballot_sync(FULL_WARP, v.w != flag)) != 0;
     last = __reduce_min_sync(FULL_WARP, v.w);
     seen++;
   }
@@ -36,11 +36,11 @@ __global__ void readLines(const char *lines, unsigned rounds, unsigned long long
   }
 }
 
-// The same where it is hardest: each step of lines is loaded for the first time while it arrives. The
+// The same where it is hardest: each step of packets is loaded for the first time while it arrives. The
 // memory is too large for L2, so that the first load fetches from DRAM, and a word tells the writer when
 // to begin.
 struct Cold {
-  char *lines, *go; // with the reader; with the writer
+  char *packets, *go; // with the reader; with the writer
   unsigned rounds, base;
 };
 
@@ -66,33 +66,33 @@ __global__ void writeCold(Cold c) {
     pauseNs(mix(n * 977 + blockIdx.x) % 1000);
     __syncwarp();
     const unsigned v = c.base + n;
-    storeSys(c.lines + ((size_t)(n - 1) * gridDim.x + blockIdx.x) * 512 + lane * 16,
+    storeSys(c.packets + ((size_t)(n - 1) * gridDim.x + blockIdx.x) * 512 + lane * 16,
              make_uint4(v, v, v, v));
   }
 }
 
-// torn: steps with a torn line in the load that saw the mark first; steps of which the first load saw it;
+// torn: steps with a torn packet in the load that saw the flag first; steps of which the first load saw it;
 // torn ones of those; steps still torn when loaded again
 __global__ void readCold(Cold c, unsigned long long *torn) {
   const int lane = threadIdx.x & 31;
   unsigned long long count[4] = {0, 0, 0, 0};
   for (unsigned n = 1; n <= c.rounds; n++) {
-    const unsigned mark = c.base + n;
-    const char *line = c.lines + ((size_t)(n - 1) * gridDim.x + blockIdx.x) * 512 + lane * 16;
-    if (lane == 0) storeSys(c.go + blockIdx.x * 128, make_uint4(mark, 0, 0, 0));
+    const unsigned flag = c.base + n;
+    const char *packet = c.packets + ((size_t)(n - 1) * gridDim.x + blockIdx.x) * 512 + lane * 16;
+    if (lane == 0) storeSys(c.go + blockIdx.x * 128, make_uint4(flag, 0, 0, 0));
     pauseNs(mix(n * 31 + blockIdx.x) % 3500);
     const uint64_t t0 = clockNs();
     for (unsigned polls = 0; clockNs() - t0 < 1000000000ull; polls++) {
       __syncwarp();
-      uint4 v = loadSys(line);
-      const bool here = __shfl_sync(FULL_WARP, v.w, lane | 7) == mark;
-      const bool isTorn = here && (v.x != mark || v.y != mark || v.z != mark || v.w != mark);
+      uint4 v = loadSys(packet);
+      const bool here = __shfl_sync(FULL_WARP, v.w, lane | 7) == flag;
+      const bool isTorn = here && (v.x != flag || v.y != flag || v.z != flag || v.w != flag);
       const bool any = __any_sync(FULL_WARP, isTorn), some = __any_sync(FULL_WARP, here);
       if (any) {
         count[0]++;
         count[2] += polls == 0;
-        v = loadSys(line);
-        const bool still = here && (v.x != mark || v.y != mark || v.z != mark || v.w != mark);
+        v = loadSys(packet);
+        const bool still = here && (v.x != flag || v.y != flag || v.z != flag || v.w != flag);
         count[3] += __any_sync(FULL_WARP, still);
       }
       if (polls == 0) count[1] += some;
@@ -124,8 +124,9 @@ bool runCold(bool gpus) {
     w.sync();
   }
   const auto n = w.download(1, torn, 4);
-  printf("cold lines: %u steps of 4 lines, torn where the mark was seen first %llu; first load saw "
-         "the mark "
+  printf("cold packets: %u steps of 4 packets, torn where the flag was seen first %llu; first load "
+         "saw "
+         "the flag "
          "%llu, torn of those %llu; still torn when loaded again %llu\n",
          3 * rounds * blocks, n[0], n[1], n[2], n[3]);
   return n[0] != 0;
@@ -157,10 +158,10 @@ int main(int argc, char **argv) {
   if (cold) return runCold(gpus);
   World w;
   w.open(R, !gpus, 1 << 20, 1 << 20);
-  // Lines lie with the last rank, as in a dispatch from rank 0; every rank reads them.
-  char *lines = w.ranks[R - 1].exchange;
+  // Packets lie with the last rank, as in a dispatch from rank 0; every rank reads them.
+  char *packets = w.ranks[R - 1].exchange;
   CU(cudaSetDevice(w.ranks[R - 1].device));
-  CU(cudaMemset(lines, 0, LINES * 128));
+  CU(cudaMemset(packets, 0, PACKETS * 128));
   std::vector<unsigned long long *> torn;
   for (int r = 0; r < R; r++) {
     CU(cudaSetDevice(w.ranks[r].device));
@@ -172,16 +173,17 @@ int main(int argc, char **argv) {
   CU(cudaStreamCreateWithFlags(&extra, cudaStreamNonBlocking));
   for (int r = 0; r < R; r++) {
     CU(cudaSetDevice(w.ranks[r].device));
-    readLines<<<LINES / 4, 32, 0, w.ranks[r].stream>>>(lines, rounds, torn[r]);
+    readPackets<<<PACKETS / 4, 32, 0, w.ranks[r].stream>>>(packets, rounds, torn[r]);
   }
   CU(cudaSetDevice(w.ranks[0].device));
-  writeLines<<<LINES / 4, 32, 0, extra>>>(lines, rounds);
+  writePackets<<<PACKETS / 4, 32, 0, extra>>>(packets, rounds);
   w.sync();
   unsigned long long bad = 0;
   for (int r = 0; r < R; r++) {
     const auto n = w.download(r, torn[r], 3);
-    printf("reader %d: %llu steps of 4 lines read, torn words %llu, steps with torn lines %llu\n",
-           r, n[2], n[0], n[1]);
+    printf(
+        "reader %d: %llu steps of 4 packets read, torn words %llu, steps with torn packets %llu\n",
+        r, n[2], n[0], n[1]);
     bad += n[0] + n[1];
   }
   return bad != 0;

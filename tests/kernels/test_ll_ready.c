@@ -76,7 +76,7 @@ static int fillDispatch(ep_ll_dispatch_t *d) {
   d->scaleBytes = d->quant ? hidden / 32 : 16 * (int)below(3);
   d->numTokens = (int)below((unsigned)d->group.maxTokens + 1);
   d->globalIds = (int)below(2);
-  d->general = below(3) == 0;
+  d->generic = below(3) == 0;
   moveDispatch(d);
   return 1;
 }
@@ -106,18 +106,18 @@ static void forgetGroup(ep_ll_group_t *g) {
 
 static int isSame(const ep_ll_ready_t *a, const ep_ll_ready_t *b) {
   return a->kernel == b->kernel && a->blocks == b->blocks && a->warps == b->warps &&
-         a->shared == b->shared && a->isShort == b->isShort &&
+         a->shared == b->shared && a->isFast == b->isFast &&
          !memcmp(a->args, b->args, sizeof a->args);
 }
 
 TEST(dispatches_of_the_same_sizes) {
-  int numShort = 0, numGeneral = 0;
+  int numFast = 0, numGeneric = 0;
   for (int i = 0; i < 3000; i++) {
     ep_ll_dispatch_t op, next;
     ep_ll_ready_t kept = {0}, fresh = {0};
     REQUIRE(fillDispatch(&op), "case %d: %s", i, trefoilLastError());
     if (epLlPrepareDispatch(&op, EP_LL_BOTH, &kept) != TREFOIL_OK) continue; /* wants scratch */
-    *(kept.isShort ? &numShort : &numGeneral) += 1;
+    *(kept.isFast ? &numFast : &numGeneric) += 1;
     next = op;
     moveDispatch(&next);
     REQUIRE(epLlPrepareDispatch(&next, EP_LL_BOTH, &fresh) == TREFOIL_OK, "case %d: %s", i,
@@ -127,7 +127,7 @@ TEST(dispatches_of_the_same_sizes) {
     REQUIRE(epLlReuseDispatch(&kept, &next) == 1, "case %d: not reused", i);
     REQUIRE(isSame(&kept, &fresh), "case %d: reused, differs from what is worked out anew", i);
   }
-  CHECK(numShort > 200 && numGeneral > 200, "%d short, %d general", numShort, numGeneral);
+  CHECK(numFast > 200 && numGeneric > 200, "%d fast, %d generic", numFast, numGeneric);
 }
 
 TEST(combines_of_the_same_sizes) {
@@ -175,7 +175,7 @@ TEST(another_dispatch_is_not_reused) {
   REFUSES(next.globalIds ^= 1);
   REFUSES(next.handle.idx64 ^= 1);
   REFUSES(next.scratch = address());
-  REFUSES(next.general ^= 1);
+  REFUSES(next.generic ^= 1);
   REFUSES(next.sendWarps = 1);
   REFUSES(next.recvWarps = 1);
   REFUSES(next.tokens = (char *)next.tokens + 4);

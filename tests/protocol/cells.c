@@ -34,7 +34,7 @@ static bool goesTo(const model_t *m, int ordinal, int r, int t, int d) {
 static int wordCell(const model_t *m, int buf, int from, int t) {
   return (buf * m->setup.numRanks + from) * MAX_TOKENS + t;
 }
-static int helloCell(const model_t *m, int buf, int from) {
+static int announceCell(const model_t *m, int buf, int from) {
   const int R = m->setup.numRanks;
   return 2 * R * MAX_TOKENS + buf * R + from;
 }
@@ -50,7 +50,7 @@ static int termCell(const model_t *m, int buf, int t, int k) {
   return 2 * m->setup.numRanks * (MAX_TOKENS + 2) + (buf * MAX_TOKENS + t) * NUM_K + k;
 }
 int firstWordCell(const model_t *m, int buf, int from) {
-  return m->setup.kind == DISPATCH ? wordCell(m, buf, from, 0) : helloCell(m, buf, from);
+  return m->setup.kind == DISPATCH ? wordCell(m, buf, from, 0) : announceCell(m, buf, from);
 }
 
 int numCellsOf(const model_t *m) {
@@ -86,7 +86,7 @@ void placesToPut(const model_t *m, const actor_t *a, step_t step, place_list_t *
   l->n = 0;
   for (int d = 0; d < R; d++) {
     if (!isActive(a->role, d)) continue;
-    if (step == STEP_PUT_HELLO) add(l, d, helloCell(m, a->buf, r), r);
+    if (step == STEP_PUT_ANNOUNCE) add(l, d, announceCell(m, a->buf, r), r);
     if (step == STEP_PUT_WORDS) { /* a dispatch's routing to all, a partial sum's weights to some */
       const bool all = m->setup.kind == DISPATCH;
       for (int t = a->block; t < (all ? atLeastOne(mine) : mine); t += B) {
@@ -157,9 +157,9 @@ void placesToGet(const model_t *m, const actor_t *a, step_t step, place_list_t *
   l->n = 0;
   if (step == STEP_GET_WORDS) wordsToGet(m, a, l);
   if (step == STEP_GET_ROWS) rowsToGet(m, a, l);
-  if (step == STEP_GET_HELLO) {
+  if (step == STEP_GET_ANNOUNCE) {
     for (int s = 0; s < m->setup.numRanks; s++) {
-      if (isActive(a->role, s)) add(l, a->rank, helloCell(m, a->buf, s), s);
+      if (isActive(a->role, s)) add(l, a->rank, announceCell(m, a->buf, s), s);
     }
   }
 }

@@ -6,8 +6,8 @@
  * (kernels/common/protocol.h). A store to exchange memory is first queued at its cell and arrives at any
  * later time: stores to different cells in any order, stores of one rank to one cell in theirs.
  *
- * What a cell holds says more than on the device: beside the mark, which operation and source truly wrote
- * it. A role that takes a cell by its mark and finds another operation or source has found a bug; so has
+ * What a cell holds says more than on the device: beside the flag, which operation and source truly wrote
+ * it. A role that takes a cell by its flag and finds another operation or source has found a bug; so has
  * an end of all steps with a launch left. */
 #ifndef TREFOIL_TESTS_PROTOCOL_H
 #define TREFOIL_TESTS_PROTOCOL_H
@@ -30,26 +30,26 @@ enum { SEND = 1, RECV = 2, BOTH = 3 };
 /* Bugs that can be planted; 0 plants none. */
 typedef enum fault {
   FAULT_NONE,
-  FAULT_NO_FREE_CHECK,    /* a send never waits for its buffer */
-  FAULT_ONE_BUFFER,       /* every operation uses buffer 0 */
-  FAULT_LAG_SHORT,        /* the lag told is one less than it is */
-  FAULT_LEAST_LAG,        /* the least lag heard counts, not the greatest */
-  FAULT_KNOWN_EARLY,      /* a peer that has sent counts as one that has received */
-  FAULT_DONE_AT_SEND,     /* a sent operation counts as received */
-  FAULT_FREE_BY_FIRST,    /* the first block that ends tells that the buffer is free */
-  FAULT_UNTOLD,           /* launches that send do not tell what they have received */
-  FAULT_WHOLE_UNTOLD,     /* launches that send and receive do not */
-  FAULT_CLOCK_BY_ONE,     /* block 0 counts the operation alone */
-  FAULT_CLOCK_AT_START,   /* blocks are counted when they start */
-  FAULT_NUMBER_BY_CLOCK,  /* a receive takes its number from the clock, not from its handle */
-  FAULT_NO_CLEAR,         /* buffers are never cleared */
-  FAULT_CLEAR_BY_FIRST,   /* the first block that ends clears */
-  FAULT_CLEAR_UNFENCED,   /* nobody waits for the clearing stores */
-  FAULT_CLEAR_OTHER,      /* the other buffer is cleared */
-  FAULT_SHORT_MARKS,      /* marks repeat after two operations */
-  FAULT_ARRIVALS_STAY,    /* the arrivals are not set back */
-  FAULT_NO_TIMEOUT_FREE,  /* the wait for a free buffer has no limit */
-  FAULT_NO_TIMEOUT_WORDS, /* the wait for words and hellos has no limit */
+  FAULT_NO_FREE_CHECK,      /* a send never waits for its buffer */
+  FAULT_ONE_BUFFER,         /* every operation uses buffer 0 */
+  FAULT_ACK_DISTANCE_SHORT, /* the ack distance sent is one too short */
+  FAULT_LEAST_ACK_DISTANCE, /* the least ack distance received counts, not the greatest */
+  FAULT_ACKED_EARLY,        /* a peer that has sent counts as one that has received */
+  FAULT_DONE_AT_SEND,       /* a sent operation counts as received */
+  FAULT_FREE_BY_FIRST,      /* the first block that ends tells that the buffer is free */
+  FAULT_NO_ACKS,            /* launches that send do not tell what they have received */
+  FAULT_WHOLE_UNTOLD,       /* launches that send and receive do not */
+  FAULT_CLOCK_BY_ONE,       /* block 0 counts the operation alone */
+  FAULT_CLOCK_AT_START,     /* blocks are counted when they start */
+  FAULT_NUMBER_BY_CLOCK,    /* a receive takes its number from the clock, not from its handle */
+  FAULT_NO_CLEAR,           /* buffers are never cleared */
+  FAULT_CLEAR_BY_FIRST,     /* the first block that ends clears */
+  FAULT_CLEAR_UNFENCED,     /* nobody waits for the clearing stores */
+  FAULT_CLEAR_OTHER,        /* the other buffer is cleared */
+  FAULT_SHORT_FLAGS,        /* flags repeat after two operations */
+  FAULT_ARRIVALS_STAY,      /* the arrivals are not set back */
+  FAULT_NO_TIMEOUT_FREE,    /* the wait for a free buffer has no limit */
+  FAULT_NO_TIMEOUT_WORDS,   /* the wait for words and announcements has no limit */
   NUM_FAULTS
 } fault_t;
 const char *faultName(fault_t fault);
@@ -64,7 +64,7 @@ typedef struct setup {
   /* B a whole operation, S sends the next, R receives the oldest one sent, L the latest; NULL: rank 0's */
   const char *program[MAX_RANKS];
   int first;              /* operations before these */
-  int marks, clearPeriod; /* as EP_LL_MARKS and EP_LL_CLEAR_PERIOD */
+  int flags, clearPeriod; /* as EP_LL_FLAGS and EP_LL_CLEAR_PERIOD */
   int numTokens;          /* 0 to MAX_TOKENS a rank, uneven; or exactly -numTokens */
   dies_t dies;
   fault_t fault;
@@ -75,14 +75,14 @@ typedef struct setup {
 typedef enum step {
   STEP_END,
   STEP_READ, /* the control words */
-  STEP_TELL, /* post what has been received out of the other buffer */
+  STEP_ACK,  /* post what has been received out of the other buffer */
   STEP_FREE, /* wait until the buffer may be written */
   STEP_PUT_WORDS,
   STEP_PUT_ROWS,
-  STEP_PUT_HELLO,
+  STEP_PUT_ANNOUNCE,
   STEP_GET_WORDS,
   STEP_GET_ROWS,
-  STEP_GET_HELLO,
+  STEP_GET_ANNOUNCE,
   STEP_NOTE,
   /* of a block, after both roles */
   STEP_ARRIVE,
@@ -91,11 +91,16 @@ typedef enum step {
   STEP_COUNT
 } step_t;
 
-/* What lies in a cell: mark, ordinal of the operation that wrote it, its source, the lag it carries. */
+/* What lies in a cell: flag, ordinal of the operation that wrote it, its source, the ack distance it
+ * carries. */
 typedef uint16_t word_t;
-enum { CLEARING = 0xffff, MAX_LAG_TOLD = 15 }; /* CLEARING: a store of zeros by the owner */
-static inline word_t wordOf(unsigned mark, unsigned ordinal, unsigned source, unsigned lag) {
-  return (word_t)(mark | ordinal << 5 | source << 10 | lag << 12);
+enum {
+  CLEARING = 0xffff,
+  MAX_ACK_DISTANCE_SENT = 15
+}; /* CLEARING: a store of zeros by the owner */
+static inline word_t wordOf(unsigned flag, unsigned ordinal, unsigned source,
+                            unsigned ackDistance) {
+  return (word_t)(flag | ordinal << 5 | source << 10 | ackDistance << 12);
 }
 static inline unsigned markIn(word_t w) {
   return w & 31;
@@ -106,7 +111,7 @@ static inline unsigned ordinalIn(word_t w) {
 static inline unsigned sourceIn(word_t w) {
   return w >> 10 & 3;
 }
-static inline unsigned lagIn(word_t w) {
+static inline unsigned ackDistanceIn(word_t w) {
   return w >> 12;
 }
 
@@ -115,9 +120,9 @@ typedef struct cell {
 } cell_t;
 
 typedef struct role {
-  uint8_t pc, number, lag, isFree, active,
-      heard;    /* what it read at its start; greatest lag heard */
-  uint16_t got; /* cells taken so far, if fine */
+  uint8_t pc, number, ackDistance, isFree, active,
+      greatestDistance; /* what it read at its start; greatest ack distance received */
+  uint16_t got;         /* cells taken so far, if fine */
 } role_t;
 
 typedef struct block {
@@ -127,7 +132,7 @@ typedef struct block {
 
 typedef struct rank {
   uint32_t clock;
-  uint8_t done[2], known[2], sent[NUM_HANDLES];
+  uint8_t done[2], acked[2], sent[NUM_HANDLES];
   uint8_t launch, arrived, mask, failed, gone;
   block_t block[MAX_BLOCKS];
   cell_t cell[MAX_CELLS];

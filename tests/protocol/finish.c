@@ -8,7 +8,7 @@
 
 /* To all peers: this rank has received `number`. */
 const char *postFree(const model_t *m, state_t *s, int r, int number) {
-  const word_t w = wordOf(markOf(m, number), (unsigned)number, (unsigned)r, 0);
+  const word_t w = wordOf(flagOf(m, number), (unsigned)number, (unsigned)r, 0);
   for (int d = 0; d < m->setup.numRanks; d++) {
     const place_t p = {(uint8_t)d, (uint8_t)freeCell(m, bufOf(m, number), r), (uint8_t)r};
     const char *wrong = d == r ? NULL : store(s, p, w);

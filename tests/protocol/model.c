@@ -13,13 +13,13 @@
 static const char *const FAULT_NAMES[NUM_FAULTS] = {"none",
                                                     "no free check",
                                                     "one buffer",
-                                                    "lag too short",
-                                                    "least lag",
-                                                    "known too early",
+                                                    "ack distance too short",
+                                                    "least ack distance",
+                                                    "acked too early",
                                                     "done at send",
                                                     "free by first block",
-                                                    "receipts untold",
-                                                    "receipts untold by whole launches",
+                                                    "acks not sent",
+                                                    "acks not sent by whole launches",
                                                     "clock by one block",
                                                     "clock at start",
                                                     "number by clock",
@@ -27,7 +27,7 @@ static const char *const FAULT_NAMES[NUM_FAULTS] = {"none",
                                                     "cleared by first block",
                                                     "clearing unfenced",
                                                     "other buffer cleared",
-                                                    "short marks",
+                                                    "short flags",
                                                     "arrivals stay",
                                                     "no limit on free",
                                                     "no limit on words"};
@@ -57,9 +57,9 @@ static void initSteps(model_t *m) {
         STEPS(recv, STEP_READ, STEP_GET_WORDS, STEP_GET_ROWS);
         STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_GET_WORDS, STEP_GET_ROWS);
       } else {
-        STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_TELL, STEP_PUT_ROWS);
+        STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_ACK, STEP_PUT_ROWS);
         STEPS(recv, STEP_READ, STEP_GET_WORDS, STEP_NOTE, STEP_GET_ROWS);
-        STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_TELL, STEP_GET_WORDS, STEP_NOTE,
+        STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_ACK, STEP_GET_WORDS, STEP_NOTE,
               STEP_GET_ROWS);
       }
     } else if (m->setup.kind == COMBINE && other) {
@@ -68,21 +68,22 @@ static void initSteps(model_t *m) {
       STEPS(sends, STEP_READ, STEP_FREE, STEP_PUT_ROWS);
       STEPS(receives, STEP_READ, STEP_GET_ROWS);
     } else if (m->setup.kind == COMBINE) {
-      STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_ROWS, STEP_PUT_HELLO, STEP_TELL);
-      STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_HELLO, STEP_NOTE);
-      STEPS(sends, STEP_READ, STEP_FREE, STEP_PUT_ROWS, STEP_GET_HELLO, STEP_NOTE);
-      STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_HELLO, STEP_TELL, STEP_GET_ROWS);
+      STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_ROWS, STEP_PUT_ANNOUNCE, STEP_ACK);
+      STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_ANNOUNCE, STEP_NOTE);
+      STEPS(sends, STEP_READ, STEP_FREE, STEP_PUT_ROWS, STEP_GET_ANNOUNCE, STEP_NOTE);
+      STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_ANNOUNCE, STEP_ACK, STEP_GET_ROWS);
     } else if (other) {
       STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_GET_WORDS, STEP_PUT_ROWS);
       STEPS(recv, STEP_READ, STEP_GET_ROWS);
       STEPS(sends, STEP_READ, STEP_FREE, STEP_GET_WORDS, STEP_PUT_ROWS);
       STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_GET_ROWS);
     } else {
-      STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_PUT_HELLO, STEP_TELL, STEP_GET_WORDS,
+      STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_PUT_ANNOUNCE, STEP_ACK, STEP_GET_WORDS,
             STEP_PUT_ROWS);
-      STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_HELLO, STEP_NOTE);
-      STEPS(sends, STEP_READ, STEP_FREE, STEP_GET_WORDS, STEP_PUT_ROWS, STEP_GET_HELLO, STEP_NOTE);
-      STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_PUT_HELLO, STEP_TELL,
+      STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_ANNOUNCE, STEP_NOTE);
+      STEPS(sends, STEP_READ, STEP_FREE, STEP_GET_WORDS, STEP_PUT_ROWS, STEP_GET_ANNOUNCE,
+            STEP_NOTE);
+      STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_PUT_ANNOUNCE, STEP_ACK,
             STEP_GET_ROWS);
     }
   }
@@ -115,8 +116,8 @@ void modelStart(const model_t *m, state_t *s) {
   for (int r = 0; r < m->setup.numRanks; r++) {
     rank_t *k = &s->rank[r];
     k->clock = (uint32_t)f << 16;
-    k->done[f & 1] = k->known[f & 1] = (uint8_t)f;
-    k->done[~f & 1] = k->known[~f & 1] = (uint8_t)(f ? f - 1 : 0);
+    k->done[f & 1] = k->acked[f & 1] = (uint8_t)f;
+    k->done[~f & 1] = k->acked[~f & 1] = (uint8_t)(f ? f - 1 : 0);
     k->mask = (uint8_t)((1 << m->setup.numRanks) - 1);
   }
 }
@@ -124,9 +125,9 @@ void modelStart(const model_t *m, state_t *s) {
 int bufOf(const model_t *m, int number) {
   return m->setup.fault == FAULT_ONE_BUFFER ? 0 : number & 1;
 }
-unsigned markOf(const model_t *m, int number) {
-  return epLlMark((uint64_t)number,
-                  m->setup.fault == FAULT_SHORT_MARKS ? 2 : (uint64_t)m->setup.marks);
+unsigned flagOf(const model_t *m, int number) {
+  return epLlFlag((uint64_t)number,
+                  m->setup.fault == FAULT_SHORT_FLAGS ? 2 : (uint64_t)m->setup.flags);
 }
 
 step_t stepOf(const model_t *m, const state_t *s, int r, int b, int role) {
@@ -167,7 +168,7 @@ bool canSend(const model_t *m, const state_t *s, const actor_t *a, int *waitsFor
 }
 
 bool isThere(const model_t *m, const state_t *s, const actor_t *a, place_t p) {
-  return markIn(s->rank[a->rank].cell[p.cell].now) == markOf(m, a->role->number);
+  return markIn(s->rank[a->rank].cell[p.cell].now) == flagOf(m, a->role->number);
 }
 
 bool canGet(const model_t *m, const state_t *s, const actor_t *a, place_t p, step_t step) {
@@ -189,13 +190,17 @@ static const char *take(const model_t *m, state_t *s, const actor_t *a, place_t 
   if (!isThere(m, s, a, p)) return NULL; /* given up */
   if (ordinalIn(w) != (unsigned)a->ordinal) return "a cell of another operation was taken";
   if (sourceIn(w) != p.source) return "a cell of another source was taken";
-  const bool tells = m->setup.kind == DISPATCH ? step == STEP_GET_WORDS : step == STEP_GET_HELLO;
-  if (!tells) return NULL;
+  const bool carriesAck =
+      m->setup.kind == DISPATCH ? step == STEP_GET_WORDS : step == STEP_GET_ANNOUNCE;
+  if (!carriesAck) return NULL;
   const bool first = p.cell == firstWordCell(m, a->buf, p.source);
-  if (first && m->setup.fault == FAULT_LEAST_LAG) {
-    role->heard = (uint8_t)(role->heard && role->heard < lagIn(w) ? role->heard : lagIn(w));
-  } else if (first && lagIn(w) > role->heard) {
-    role->heard = (uint8_t)lagIn(w);
+  if (first && m->setup.fault == FAULT_LEAST_ACK_DISTANCE) {
+    role->greatestDistance =
+        (uint8_t)(role->greatestDistance && role->greatestDistance < ackDistanceIn(w)
+                      ? role->greatestDistance
+                      : ackDistanceIn(w));
+  } else if (first && ackDistanceIn(w) > role->greatestDistance) {
+    role->greatestDistance = (uint8_t)ackDistanceIn(w);
   }
   return NULL;
 }
@@ -213,32 +218,32 @@ static const char *readControl(const model_t *m, state_t *s, int r, int b, int i
   if (n > MAX_ORDINAL) return "the number of operations ran away";
   const int buf = bufOf(m, (int)n), other = bufOf(m, (int)n - 1);
   role->number = (uint8_t)n;
-  role->isFree = (uint8_t)epLlIsFree(n, k->known[buf]);
-  role->lag = (uint8_t)epLlLag(n, k->done[other]);
-  if (role->lag > MAX_LAG_TOLD) role->lag = MAX_LAG_TOLD;
-  if (m->setup.fault == FAULT_LAG_SHORT && role->lag) role->lag--;
+  role->isFree = (uint8_t)epLlIsFree(n, k->acked[buf]);
+  role->ackDistance = (uint8_t)epLlAckDistance(n, k->done[other]);
+  if (role->ackDistance > MAX_ACK_DISTANCE_SENT) role->ackDistance = MAX_ACK_DISTANCE_SENT;
+  if (m->setup.fault == FAULT_ACK_DISTANCE_SHORT && role->ackDistance) role->ackDistance--;
   role->active = m->setup.dies == DIES_UNMASKED ? (uint8_t)((1 << m->setup.numRanks) - 1)
                                                 : (uint8_t)(k->mask | 1u << r);
   return NULL;
 }
 
 /* Whoever sends operation e tells that it has received e - 1, if it has. */
-static const char *tell(const model_t *m, state_t *s, const actor_t *a) {
+static const char *sendAcks(const model_t *m, state_t *s, const actor_t *a) {
   const rank_t *k = &s->rank[a->rank];
   const bool isWhole = m->launch[a->rank][k->launch].parts == BOTH;
   const int e = a->role->number;
-  if (m->setup.fault == FAULT_UNTOLD || (m->setup.fault == FAULT_WHOLE_UNTOLD && isWhole)) {
+  if (m->setup.fault == FAULT_NO_ACKS || (m->setup.fault == FAULT_WHOLE_UNTOLD && isWhole)) {
     return NULL;
   }
-  return a->role->lag == 1 && e > 1 ? postFree(m, s, a->rank, e - 1) : NULL;
+  return a->role->ackDistance == 1 && e > 1 ? postFree(m, s, a->rank, e - 1) : NULL;
 }
 
 static void noteHeard(const model_t *m, state_t *s, const actor_t *a) {
   rank_t *k = &s->rank[a->rank];
   const int e = a->role->number;
   k->done[a->buf] = (uint8_t)e;
-  k->known[bufOf(m, e - 1)] = (uint8_t)epLlReceived((uint64_t)e, a->role->heard);
-  if (m->setup.fault == FAULT_KNOWN_EARLY) k->known[bufOf(m, e - 1)] = (uint8_t)e;
+  k->acked[bufOf(m, e - 1)] = (uint8_t)epLlAcked((uint64_t)e, a->role->greatestDistance);
+  if (m->setup.fault == FAULT_ACKED_EARLY) k->acked[bufOf(m, e - 1)] = (uint8_t)e;
 }
 
 static const char *putStep(const model_t *m, state_t *s, const actor_t *a, step_t step) {
@@ -247,10 +252,10 @@ static const char *putStep(const model_t *m, state_t *s, const actor_t *a, step_
   placesToPut(m, a, step, &l);
   const int from = m->setup.fine ? role->got : 0, to = m->setup.fine ? from + 1 : l.n;
   for (int i = from; i < to && i < l.n; i++) {
-    const unsigned lag = step == STEP_PUT_ROWS ? 0 : role->lag;
-    const char *wrong =
-        store(s, l.place[i],
-              wordOf(markOf(m, role->number), (unsigned)a->ordinal, (unsigned)a->rank, lag));
+    const unsigned ackDistance = step == STEP_PUT_ROWS ? 0 : role->ackDistance;
+    const char *wrong = store(
+        s, l.place[i],
+        wordOf(flagOf(m, role->number), (unsigned)a->ordinal, (unsigned)a->rank, ackDistance));
     if (wrong) return wrong;
   }
   role->got = (uint16_t)to;
@@ -307,7 +312,8 @@ static const char *roleMove(const model_t *m, state_t *s, move_t v) {
     int waitsFor = 0;
     if (step == STEP_END) break;
     if (!first) {
-      const bool waits = step == STEP_GET_WORDS || step == STEP_GET_ROWS || step == STEP_GET_HELLO;
+      const bool waits =
+          step == STEP_GET_WORDS || step == STEP_GET_ROWS || step == STEP_GET_ANNOUNCE;
       if (m->setup.fine || waits || (step == STEP_FREE && !canSend(m, s, &a, &waitsFor))) break;
     }
     switch (step) {
@@ -315,8 +321,8 @@ static const char *roleMove(const model_t *m, state_t *s, move_t v) {
       wrong = readControl(m, s, v.rank, v.block, v.role);
       role->pc++;
       break;
-    case STEP_TELL:
-      wrong = tell(m, s, &a);
+    case STEP_ACK:
+      wrong = sendAcks(m, s, &a);
       role->pc++;
       break;
     case STEP_FREE:
@@ -328,7 +334,7 @@ static const char *roleMove(const model_t *m, state_t *s, move_t v) {
       break;
     case STEP_PUT_WORDS:
     case STEP_PUT_ROWS:
-    case STEP_PUT_HELLO:
+    case STEP_PUT_ANNOUNCE:
       wrong = putStep(m, s, &a, step);
       break;
     default:

@@ -23,7 +23,7 @@ typedef struct actor {
 enum { ENDED = 255 }; /* block_t.finish */
 
 int bufOf(const model_t *m, int number);
-unsigned markOf(const model_t *m, int number);
+unsigned flagOf(const model_t *m, int number);
 /* Queues a store at its cell. NULL, or what is wrong. */
 const char *store(state_t *s, place_t p, word_t w);
 /* To all peers: this rank has received `number`. */
@@ -40,7 +40,7 @@ bool canGet(const model_t *m, const state_t *s, const actor_t *a, place_t p, ste
 int tokensOf(const model_t *m, int ordinal, int r);
 int rankOfEntry(const model_t *m, int ordinal, int r, int t, int k);
 int freeCell(const model_t *m, int buf, int from);
-/* The word that carries the lag: a routing word of token 0, or a hello. */
+/* The word that carries the ack distance: a routing word of token 0, or an announcement. */
 int firstWordCell(const model_t *m, int buf, int from);
 int numCellsOf(const model_t *m);
 bool isClearedWith(const model_t *m, int cell, int buf);

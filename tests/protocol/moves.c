@@ -76,7 +76,7 @@ static int addRole(const model_t *m, const state_t *s, int r, int b, int role, m
     if (canSend(m, s, &a, &waitsFor)) add(l, MOVE_ROLE, r, b, role, ALL_ITEMS);
     return waitsFor;
   }
-  if (step != STEP_GET_WORDS && step != STEP_GET_ROWS && step != STEP_GET_HELLO) {
+  if (step != STEP_GET_WORDS && step != STEP_GET_ROWS && step != STEP_GET_ANNOUNCE) {
     add(l, MOVE_ROLE, r, b, role, ALL_ITEMS);
     return 0;
   }
@@ -138,21 +138,10 @@ int modelMoves(const model_t *m, const state_t *s, move_t v[MAX_MOVES]) {
 }
 
 void modelDescribe(const model_t *m, const state_t *s, move_t v, char *text, size_t size) {
-  static const char *const STEPS[] = {"ends",
-                                      "reads the control words",
-                                      "tells what it received",
-                                      "may send",
-                                      "puts words",
-                                      "puts rows",
-                                      "puts its hello",
-                                      "gets words",
-                                      "gets rows",
-                                      "gets hellos",
-                                      "notes",
-                                      "arrives at the end",
-                                      "clears",
-                                      "posts",
-                                      "counts"};
+  static const char *const STEPS[] = {
+      "ends",      "reads the control words", "sends acks", "may send",  "puts words",
+      "puts rows", "puts its announcement",   "gets words", "gets rows", "gets announcements",
+      "notes",     "arrives at the end",      "clears",     "posts",     "counts"};
   const rank_t *k = &s->rank[v.rank];
   const int launch = k->launch < m->numLaunches[v.rank] ? k->launch : 0;
   const int e = m->launch[v.rank][launch].ordinal;

@@ -16,7 +16,7 @@ static setup_t setupOf(kind_t kind, int numRanks, int numBlocks, const char *pro
   s.numRanks = numRanks;
   s.numBlocks = numBlocks;
   s.program[0] = program;
-  s.marks = 16;
+  s.flags = 16;
   s.clearPeriod = 16;
   s.numTokens = MAX_TOKENS;
   return s;

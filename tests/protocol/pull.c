@@ -4,13 +4,15 @@
 #include <string.h>
 
 typedef struct pull_block {
-  uint8_t heard, direct; /* peers, a bit each; direct: that are read from, as far as is known */
+  uint8_t announced,
+      pulls; /* peers, a bit each; pulls: those that are read from, as far as known */
   uint8_t sent, read, counted;
 } pull_block_t;
 
 typedef struct pull_rank {
   uint8_t operation;
-  uint8_t said[2], based, taken; /* by peer, a bit each; based: the count's start is looked up */
+  uint8_t announcedTo[2], based,
+      taken; /* by peer, a bit each; based: the count's start is looked up */
   uint8_t where
       [PULL_RANKS]; /* by peer: twice the operation that its word is of, counted from 1, + open */
   uint8_t rows[PULL_RANKS];      /* by peer: its other word's operation */
@@ -23,12 +25,12 @@ typedef struct pull_state {
   pull_rank_t rank[PULL_RANKS];
 } pull_state_t;
 
-enum { SAY_WHERE, SAY_ROWS, BASE, HEAR, SEND, READ, TAKE, COUNT, LEAVE };
+enum { SAY_WHERE, SAY_ROWS, BASE, WAIT, SEND, READ, TAKE, COUNT, LEAVE };
 
 static bool isOpen(const pull_setup_t *p, int rank, int operation) {
   return p->open[rank] >> operation & 1;
 }
-static bool isDirect(const pull_setup_t *p, int a, int b, int operation) {
+static bool isPull(const pull_setup_t *p, int a, int b, int operation) {
   return a != b && isOpen(p, a, operation) && isOpen(p, b, operation);
 }
 static unsigned peersOf(const pull_setup_t *p, int r) {
@@ -36,11 +38,11 @@ static unsigned peersOf(const pull_setup_t *p, int r) {
 }
 
 /* What an open rank makes of peer q's words: -1 nothing yet, 0 no window, 1 a window. */
-static int heardOf(const pull_setup_t *p, const pull_rank_t *k, int q) {
-  const int want = k->operation + 1, said = k->where[q] >> 1, window = k->where[q] & 1;
-  if (p->fault == PULL_FAULT_ANY_NUMBER && said >= want) return window;
-  if (said > want) return p->fault == PULL_FAULT_EXACT ? -1 : 0;
-  if (said < want) return -1;
+static int announcedBy(const pull_setup_t *p, const pull_rank_t *k, int q) {
+  const int want = k->operation + 1, found = k->where[q] >> 1, window = k->where[q] & 1;
+  if (p->fault == PULL_FAULT_ANY_NUMBER && found >= want) return window;
+  if (found > want) return p->fault == PULL_FAULT_EXACT ? -1 : 0;
+  if (found < want) return -1;
   if (!window) return 0;
   return k->rows[q] == want || p->fault == PULL_FAULT_HALF_WORD ? 1 : -1;
 }
@@ -48,15 +50,15 @@ static int heardOf(const pull_setup_t *p, const pull_rank_t *k, int q) {
 static bool mayLeave(const pull_setup_t *p, const pull_rank_t *k, int r) {
   const int e = k->operation;
   const unsigned peers = peersOf(p, r);
-  if (!isOpen(p, r, e)) return k->said[0] == peers;
-  if ((k->said[0] & k->said[1]) != peers) return false;
+  if (!isOpen(p, r, e)) return k->announcedTo[0] == peers;
+  if ((k->announcedTo[0] & k->announcedTo[1]) != peers) return false;
   for (int b = 0; b < p->numBlocks; b++) {
     const pull_block_t *block = &k->block[b];
-    if (block->heard != peers) return false;
-    if ((block->sent & block->read & block->counted) != block->direct) return false;
+    if (block->announced != peers) return false;
+    if ((block->sent & block->read & block->counted) != block->pulls) return false;
   }
   for (int q = 0; q < p->numRanks; q++) {
-    if (!isDirect(p, r, q, e)) continue;
+    if (!isPull(p, r, q, e)) continue;
     if (!(k->taken & k->based & 1u << q)) return false;
     if (p->fault == PULL_FAULT_NO_COUNT) continue;
     if ((uint8_t)(k->counts[q] - k->before[q]) != p->numBlocks) return false;
@@ -66,18 +68,18 @@ static bool mayLeave(const pull_setup_t *p, const pull_rank_t *k, int r) {
 
 static int blockMoves(const pull_setup_t *p, const pull_rank_t *k, int r, int b, move_t *moves) {
   const pull_block_t *block = &k->block[b];
-  const bool all = block->heard == peersOf(p, r) || p->fault == PULL_FAULT_NO_HEARING;
+  const bool all = block->announced == peersOf(p, r) || p->fault == PULL_FAULT_NO_WAIT;
   int n = 0;
   for (int q = 0; q < p->numRanks; q++) {
-    const move_t v = {HEAR, (uint8_t)r, (uint8_t)b, 0, (uint8_t)q};
+    const move_t v = {WAIT, (uint8_t)r, (uint8_t)b, 0, (uint8_t)q};
     if (q == r) continue;
-    if (!(block->heard >> q & 1) && heardOf(p, k, q) >= 0) moves[n++] = v;
-    const bool direct = p->fault == PULL_FAULT_NO_HEARING ? isDirect(p, r, q, k->operation)
-                                                          : block->direct >> q & 1;
-    if (!all || !direct) continue;
+    if (!(block->announced >> q & 1) && announcedBy(p, k, q) >= 0) moves[n++] = v;
+    const bool pulls =
+        p->fault == PULL_FAULT_NO_WAIT ? isPull(p, r, q, k->operation) : block->pulls >> q & 1;
+    if (!all || !pulls) continue;
     if (!(block->sent >> q & 1)) moves[n] = v, moves[n++].kind = SEND;
     if (!(block->read >> q & 1)) moves[n] = v, moves[n++].kind = READ;
-    const bool isRead = block->read == block->direct || p->fault == PULL_FAULT_EARLY_COUNT;
+    const bool isRead = block->read == block->pulls || p->fault == PULL_FAULT_EARLY_COUNT;
     if (!(block->counted >> q & 1) && isRead) moves[n] = v, moves[n++].kind = COUNT;
   }
   return n;
@@ -95,11 +97,12 @@ static int pullMoves(const void *model, const void *state, move_t moves[MAX_MOVE
     for (int q = 0; q < p->numRanks; q++) {
       if (q == r) continue;
       for (uint8_t word = SAY_WHERE; word <= (open ? SAY_ROWS : SAY_WHERE); word++) {
-        if (!(k->said[word] >> q & 1)) moves[n++] = (move_t){word, (uint8_t)r, 0, 0, (uint8_t)q};
+        if (!(k->announcedTo[word] >> q & 1))
+          moves[n++] = (move_t){word, (uint8_t)r, 0, 0, (uint8_t)q};
       }
       const move_t v = {BASE, (uint8_t)r, 0, 0, (uint8_t)q};
-      if (open && (k->said[0] & ~k->based) >> q & 1) moves[n++] = v;
-      if (!isDirect(p, r, q, e) || k->taken >> q & 1) continue;
+      if (open && (k->announcedTo[0] & ~k->based) >> q & 1) moves[n++] = v;
+      if (!isPull(p, r, q, e) || k->taken >> q & 1) continue;
       if (k->gradients[q] == e + 1) moves[n] = v, moves[n++].kind = TAKE;
     }
     for (int b = 0; open && b < p->numBlocks; b++) n += blockMoves(p, k, r, b, moves + n);
@@ -111,11 +114,12 @@ static int pullMoves(const void *model, const void *state, move_t moves[MAX_MOVE
 static void say(const pull_setup_t *p, pull_state_t *s, move_t v) {
   pull_rank_t *k = &s->rank[v.rank], *to = &s->rank[v.item];
   const uint8_t bit = (uint8_t)(1u << v.item), number = (uint8_t)(k->operation + 1);
-  if (!k->said[0] && !k->said[1] && p->fault != PULL_FAULT_LATE_BASE) {
-    memcpy(k->before, k->counts, sizeof k->before); /* nobody adds before it has heard the word */
+  if (!k->announcedTo[0] && !k->announcedTo[1] && p->fault != PULL_FAULT_LATE_BASE) {
+    memcpy(k->before, k->counts,
+           sizeof k->before); /* no peer adds before it has the announcement */
     k->based = (uint8_t)peersOf(p, v.rank);
   }
-  k->said[v.kind] |= bit;
+  k->announcedTo[v.kind] |= bit;
   if (v.kind == SAY_WHERE) {
     to->where[v.rank] = (uint8_t)(2 * number + isOpen(p, v.rank, k->operation));
   } else {
@@ -127,23 +131,23 @@ static const char *blockMake(const pull_setup_t *p, pull_state_t *s, move_t v) {
   pull_rank_t *k = &s->rank[v.rank], *peer = &s->rank[v.item];
   pull_block_t *block = &k->block[v.block];
   const uint8_t bit = (uint8_t)(1u << v.item);
-  const bool rowsSaid = k->rows[v.item] == k->operation + 1;
+  const bool rowsAnnounced = k->rows[v.item] == k->operation + 1;
   switch (v.kind) {
-  case HEAR:
-    block->heard |= bit;
-    if (heardOf(p, k, v.item) == 1) block->direct |= bit;
-    if (!!(block->direct & bit) != isDirect(p, v.rank, v.item, k->operation)) {
+  case WAIT:
+    block->announced |= bit;
+    if (announcedBy(p, k, v.item) == 1) block->pulls |= bit;
+    if (!!(block->pulls & bit) != isPull(p, v.rank, v.item, k->operation)) {
       return "two ranks disagree on the way between them";
     }
-    return (block->direct & bit) && !rowsSaid ? "rows are looked for where nobody has said" : NULL;
+    return (block->pulls & bit) && !rowsAnnounced ? "rows are read without an announcement" : NULL;
   case SEND:
     block->sent |= bit;
     if (v.block == p->numBlocks - 1) peer->gradients[v.rank] = (uint8_t)(k->operation + 1);
     return NULL;
   case READ:
     block->read |= bit;
-    if (p->fault == PULL_FAULT_NO_HEARING) block->direct |= bit;
-    return peer->operation == k->operation && peer->said[0] >> v.rank & 1
+    if (p->fault == PULL_FAULT_NO_WAIT) block->pulls |= bit;
+    return peer->operation == k->operation && peer->announcedTo[0] >> v.rank & 1
                ? NULL
                : "rows were read while their owner was not in the operation";
   default:
@@ -172,7 +176,7 @@ static const char *pullMake(const void *model, void *state, move_t v) {
     return NULL;
   case LEAVE:
     k->operation++;
-    memset(k->said, 0, sizeof k->said);
+    memset(k->announcedTo, 0, sizeof k->announcedTo);
     k->based = k->taken = 0;
     memset(k->before, 0, sizeof k->before);
     memset(k->block, 0, sizeof k->block);
@@ -195,7 +199,7 @@ static void pullDescribe(const void *model, const void *state, move_t v, char *t
   static const char *const DOES[] = {"says where its rows lie to",
                                      "says how many rows to",
                                      "looks up the count of",
-                                     "hears",
+                                     "waits for",
                                      "sends gradients to",
                                      "reads rows of",
                                      "takes gradients of",

@@ -40,10 +40,10 @@ TEST(every_store_a_step) {
   checkKinds(s);
 }
 
-/* Marks repeat and buffers are cleared every few operations; operations use more and fewer cells. */
+/* Flags repeat and buffers are cleared every few operations; operations use more and fewer cells. */
 TEST(marks_wrap) {
   setup_t s = setupOf(DISPATCH, 2, 2, "BBBBBBBBB");
-  s.marks = s.clearPeriod = 4;
+  s.flags = s.clearPeriod = 4;
   checkKinds(s);
   s.program[0] = "SSRRSRSSRRBBSSRR";
   checkKinds(s);
@@ -63,14 +63,14 @@ TEST(a_rank_dies) {
   }
 }
 
-/* A lag says what was received, or, where it does not fit, nothing; never more. */
+/* A ack distance says what was received, or, where it does not fit, nothing; never more. */
 TEST(lags_in_words) {
   for (uint64_t done = 1; done < 5000000000u; done = done * 7 + 1) {
-    for (uint64_t lag = 1; lag < 3 * EP_LL_MAX_LAG; lag++) {
-      uint64_t told = epLlReceived(done + lag, epLlLag(done + lag, done));
-      uint64_t want = lag < EP_LL_MAX_LAG ? done : 0;
-      REQUIRE(told == want, "%llu received, lag %llu: told %llu", (unsigned long long)done,
-              (unsigned long long)lag, (unsigned long long)told);
+    for (uint64_t ackDistance = 1; ackDistance < 3 * EP_LL_MAX_ACK_DISTANCE; ackDistance++) {
+      uint64_t told = epLlAcked(done + ackDistance, epLlAckDistance(done + ackDistance, done));
+      uint64_t want = ackDistance < EP_LL_MAX_ACK_DISTANCE ? done : 0;
+      REQUIRE(told == want, "%llu received, ack distance %llu: acked %llu",
+              (unsigned long long)done, (unsigned long long)ackDistance, (unsigned long long)told);
     }
   }
 }
@@ -82,19 +82,19 @@ typedef struct plant {
   kind_t kind;
   int numRanks, numBlocks;
   const char *program[2];
-  int marks;
+  int flags;
   dies_t dies;
 } plant_t;
 
 static const plant_t PLANTS[] = {
     {FAULT_NO_FREE_CHECK, DISPATCH, 2, 2, {"SSRRSSRR", NULL}, 16, NOBODY},
     {FAULT_ONE_BUFFER, DISPATCH, 2, 2, {"BBBB", NULL}, 16, NOBODY},
-    {FAULT_LAG_SHORT, COMBINE, 2, 2, {"SSRRSSRR", NULL}, 16, NOBODY},
-    {FAULT_LEAST_LAG, DISPATCH, 3, 1, {"BBBBB", "SSRRSRSSRR"}, 16, NOBODY},
-    {FAULT_KNOWN_EARLY, PARTIAL, 2, 2, {"SSRRSSRR", NULL}, 16, NOBODY},
+    {FAULT_ACK_DISTANCE_SHORT, COMBINE, 2, 2, {"SSRRSSRR", NULL}, 16, NOBODY},
+    {FAULT_LEAST_ACK_DISTANCE, DISPATCH, 3, 1, {"BBBBB", "SSRRSRSSRR"}, 16, NOBODY},
+    {FAULT_ACKED_EARLY, PARTIAL, 2, 2, {"SSRRSSRR", NULL}, 16, NOBODY},
     {FAULT_DONE_AT_SEND, COMBINE, 2, 2, {"SSRRSSRR", NULL}, 16, NOBODY},
     {FAULT_FREE_BY_FIRST, DISPATCH, 2, 2, {"SSRRSSRR", NULL}, 16, NOBODY},
-    {FAULT_UNTOLD, COMBINE, 2, 2, {"BSSRRB", NULL}, 16, NOBODY},
+    {FAULT_NO_ACKS, COMBINE, 2, 2, {"BSSRRB", NULL}, 16, NOBODY},
     {FAULT_WHOLE_UNTOLD, DISPATCH, 2, 2, {"BBBBB", "SSRRSRSSRR"}, 16, NOBODY},
     {FAULT_CLOCK_BY_ONE, DISPATCH, 2, 2, {"BBBB", NULL}, 16, NOBODY},
     {FAULT_CLOCK_AT_START, COMBINE, 2, 2, {"BBBB", NULL}, 16, NOBODY},
@@ -103,7 +103,7 @@ static const plant_t PLANTS[] = {
     {FAULT_CLEAR_BY_FIRST, COMBINE, 2, 2, {"BBBB", NULL}, 4, NOBODY},
     {FAULT_CLEAR_UNFENCED, COMBINE, 2, 1, {"BBBBB", NULL}, 4, NOBODY},
     {FAULT_CLEAR_OTHER, DISPATCH, 2, 2, {"BBBB", NULL}, 4, NOBODY},
-    {FAULT_SHORT_MARKS, DISPATCH, 2, 2, {"BBBB", NULL}, 16, NOBODY},
+    {FAULT_SHORT_FLAGS, DISPATCH, 2, 2, {"BBBB", NULL}, 16, NOBODY},
     {FAULT_ARRIVALS_STAY, COMBINE, 2, 2, {"SSRRSSRRSSRR", NULL}, 16, NOBODY},
     {FAULT_NO_TIMEOUT_FREE, DISPATCH, 2, 1, {"SSRRSR", NULL}, 16, DIES},
     {FAULT_NO_TIMEOUT_WORDS, COMBINE, 2, 1, {"BBBB", NULL}, 16, DIES_UNMASKED},
@@ -116,7 +116,7 @@ TEST(planted_bugs_are_found) {
     const plant_t *p = &PLANTS[i];
     setup_t s = setupOf(p->kind, p->numRanks, p->numBlocks, p->program[0]);
     s.program[1] = p->program[1];
-    s.marks = s.clearPeriod = p->marks;
+    s.flags = s.clearPeriod = p->flags;
     s.dies = p->dies;
     checkClean(s);
     s.fault = p->fault;

@@ -20,7 +20,7 @@ TEST(every_store_a_step) {
 
 TEST(marks_wrap) {
   setup_t s = setupOf(DISPATCH, 3, 1, "BBBBB");
-  s.marks = s.clearPeriod = 4;
+  s.flags = s.clearPeriod = 4;
   s.first = 3;
   checkKinds(s);
 }

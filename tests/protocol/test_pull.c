@@ -38,7 +38,7 @@ TEST(planted_bugs_are_found) {
       {{2, 1, 2, {ALWAYS, 0, 0}, PULL_FAULT_EXACT}, "a later word waited past"},
       {{2, 1, 2, {ALWAYS, 2, 0}, PULL_FAULT_ANY_NUMBER}, "a later word taken for this one's"},
       {{2, 1, 1, {ALWAYS, ALWAYS, 0}, PULL_FAULT_HALF_WORD}, "half of the words believed"},
-      {{2, 1, 2, {ALWAYS, ALWAYS, 0}, PULL_FAULT_NO_HEARING}, "rows read unheard"},
+      {{2, 1, 2, {ALWAYS, ALWAYS, 0}, PULL_FAULT_NO_WAIT}, "rows read unheard"},
       {{2, 1, 1, {ALWAYS, ALWAYS, 0}, PULL_FAULT_EARLY_COUNT}, "counted before it is read"},
       {{2, 1, 1, {ALWAYS, ALWAYS, 0}, PULL_FAULT_NO_COUNT}, "left without the counts"},
       {{2, 1, 1, {ALWAYS, ALWAYS, 0}, PULL_FAULT_LATE_BASE}, "the counts' start looked up late"},

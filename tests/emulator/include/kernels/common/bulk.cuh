@@ -59,10 +59,10 @@ EP_DEV void addRelaxed(uint32_t *p, uint32_t v) {
   __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
 }
 
-EP_DEV void tell(uint32_t *p, uint32_t v) {
+EP_DEV void storeReleaseShared(uint32_t *p, uint32_t v) {
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
-EP_DEV uint32_t told(const uint32_t *p) {
+EP_DEV uint32_t loadAcquireShared(const uint32_t *p) {
   emulator::poll();
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }

@@ -1,7 +1,7 @@
-/* Where ranks meet before NCCL's collective calls (api/gpu/board.c), with communicators that are no more
+/* Where ranks meet before NCCL's collective calls (api/gpu/rendezvous.c), with communicators that are no more
  * than a rank, a count and a hash: who comes, who fails, who stays away, who dies. Needs no GPU and no
  * NCCL. */
-#include "api/gpu/board.h"
+#include "api/gpu/rendezvous.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -58,16 +58,16 @@ static void nameOf(uint64_t hash, char name[96]) {
 
 typedef struct member {
   struct ncclComm comm;
-  struct ep_board *board;
+  struct ep_rendezvous *rendezvous;
   trefoil_result_t result;
   char why[400];
   uint64_t tookNs;
 } member_t;
 
 static void meet(member_t *m, uint32_t call, uint32_t topk, uint64_t timeoutNs) {
-  ep_board_word_t all[R], mine = {.call = call, .topk = topk};
+  ep_rendezvous_word_t all[R], mine = {.call = call, .topk = topk};
   uint64_t from = nowNs();
-  m->result = epBoardMeet(m->board, &mine, timeoutNs, all);
+  m->result = epRendezvousWait(m->rendezvous, &mine, timeoutNs, all);
   m->tookNs = nowNs() - from;
   m->why[0] = 0;
   if (m->result != TREFOIL_OK) {
@@ -81,11 +81,11 @@ static void meet(member_t *m, uint32_t call, uint32_t topk, uint64_t timeoutNs) 
 
 static void openOne(member_t *m, uint64_t hash, int rank) {
   *m = (member_t){.comm = {rank, R, hash}};
-  m->result = epBoardOpen(&m->comm, rank, R, &m->board);
+  m->result = epRendezvousOpen(&m->comm, rank, R, &m->rendezvous);
 }
 
 static void fail(member_t *m, const char *why) {
-  epBoardCallFail(&m->comm, TREFOIL_INVALID_ARGUMENT, why);
+  epRendezvousCallFail(&m->comm, TREFOIL_INVALID_ARGUMENT, why);
 }
 
 typedef struct scene {
@@ -98,7 +98,7 @@ static scene_t scene;
 static void *playMember(void *argument) {
   member_t *m = argument;
   scene.play(m, m->comm.rank);
-  epBoardClose(m->board);
+  epRendezvousClose(m->rendezvous);
   return NULL;
 }
 
@@ -120,7 +120,7 @@ static void play(void (*act)(member_t *m, int rank)) {
 static void comeOften(member_t *m, int rank) {
   for (uint32_t i = 0; i < 2000; i++) {
     if (i % 97 == (uint32_t)rank) usleep(300);
-    meet(m, EP_BOARD_INIT_HANDLE, i * 16 + (uint32_t)rank, 20 * SECOND);
+    meet(m, EP_RENDEZVOUS_INIT_HANDLE, i * 16 + (uint32_t)rank, 20 * SECOND);
     if (m->result != TREFOIL_OK) return;
   }
 }
@@ -133,7 +133,8 @@ TEST(everybody_hears_everybody) {
 }
 
 static void callDifferently(member_t *m, int rank) {
-  meet(m, rank == 2 ? EP_BOARD_DESTROY_GROUP : EP_BOARD_INIT_HANDLE, (uint32_t)rank, 20 * SECOND);
+  meet(m, rank == 2 ? EP_RENDEZVOUS_DESTROY_GROUP : EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank,
+       20 * SECOND);
 }
 
 TEST(another_call_is_told) {
@@ -153,7 +154,7 @@ static void stayAway(member_t *m, int rank) {
     snprintf(m->why, sizeof m->why, "rank 1 did not come within 1.0 s");
   } else {
     if (rank == 3) usleep(100000);
-    meet(m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, SECOND);
+    meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, SECOND);
     if (m->tookNs > 5 * SECOND) m->result = TREFOIL_INTERNAL_ERROR;
   }
 }
@@ -164,7 +165,7 @@ static void stayAwayThenCome(member_t *m, int rank) {
     return;
   }
   pthread_barrier_wait(&scene.barrier);
-  meet(m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
 }
 
 TEST(who_stays_away_is_named_and_may_come_later) {
@@ -182,11 +183,11 @@ static void beRefused(member_t *m, int rank) {
     snprintf(m->why, sizeof m->why, "rank 2: num_experts is 0");
     return;
   }
-  meet(m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m->tookNs > 5 * SECOND) m->result = TREFOIL_INTERNAL_ERROR;
 }
 
-/* The failure that all share leaves nothing behind: the next meeting waits for rank 2 again. */
+/* The failure that all share leaves nothing behind: the next round waits for rank 2 again. */
 static void beRefusedThenStayAway(member_t *m, int rank) {
   beRefused(m, rank);
   int told = m->result == TREFOIL_INVALID_ARGUMENT && strstr(m->why, "num_experts is 0") &&
@@ -194,10 +195,10 @@ static void beRefusedThenStayAway(member_t *m, int rank) {
   if (rank != 2) fail(m, m->why);
   pthread_barrier_wait(&scene.barrier);
   if (rank == 2) {
-    epBoardCallBegin(&m->comm);
+    epRendezvousCallBegin(&m->comm);
     usleep(500000);
   }
-  meet(m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (!told) m->result = TREFOIL_INTERNAL_ERROR;
 }
 
@@ -230,12 +231,12 @@ static int statusOf(void (*body)(void)) {
 static void childOfNobody(uint64_t hash, int rank, uint64_t *tookNs) {
   member_t m;
   openOne(&m, hash, rank);
-  if (m.result == TREFOIL_OK) meet(&m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  if (m.result == TREFOIL_OK) meet(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m.result != TREFOIL_OK) _exit(1);
-  epBoardUnlink(m.board);
+  epRendezvousUnlink(m.rendezvous);
   if (rank == 1 && getpid() == 1) _exit(1); /* init of a namespace cannot kill itself */
   if (rank == 1) raise(SIGKILL);
-  meet(&m, EP_BOARD_INIT_HANDLE, (uint32_t)rank, 15 * SECOND);
+  meet(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 15 * SECOND);
   int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 1 is gone") != NULL;
   __atomic_store_n(&tookNs[rank], named ? m.tookNs : 60 * SECOND, __ATOMIC_SEQ_CST);
   for (int ms = 0; ms < 30000 && !__atomic_load_n(&tookNs[R], __ATOMIC_SEQ_CST); ms++) usleep(1000);
@@ -295,11 +296,11 @@ static void childMain(uint64_t hash, int rank, _Atomic int *good) {
   member_t m;
   openOne(&m, hash, rank);
   if (m.result != TREFOIL_OK) _exit(1);
-  meet(&m, EP_BOARD_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  meet(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m.result != TREFOIL_OK) _exit(2);
-  epBoardUnlink(m.board);
+  epRendezvousUnlink(m.rendezvous);
   if (rank == 1) raise(SIGKILL);
-  meet(&m, EP_BOARD_INIT_HANDLE, (uint32_t)rank, 60 * SECOND);
+  meet(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 60 * SECOND);
   int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 1 is gone") != NULL;
   atomic_fetch_add(good, named && m.tookNs < 20 * SECOND);
   /* Nobody else ends before all have looked: who comes late would name that rank, and be right. */
@@ -333,9 +334,9 @@ TEST(no_file_is_left) {
   char name[96];
   nameOf(hash, name);
   CHECK(access(name, F_OK) == 0, "no file while ranks have not met");
-  epBoardUnlink(m[0].board);
+  epRendezvousUnlink(m[0].rendezvous);
   CHECK(access(name, F_OK) != 0, "the file is still there");
-  for (int r = 0; r < R; r++) epBoardClose(m[r].board);
+  for (int r = 0; r < R; r++) epRendezvousClose(m[r].rendezvous);
 }
 
 static int small = -1; /* what the process below sees as / */
@@ -367,7 +368,7 @@ TEST(a_link_in_its_place_is_refused) {
   uint64_t hash = freshHash();
   member_t m;
   nameOf(hash, name);
-  snprintf(target, sizeof target, "/tmp/trefoil-board-%d", (int)getpid());
+  snprintf(target, sizeof target, "/tmp/trefoil-rendezvous-%d", (int)getpid());
   int fd = open(target, O_RDWR | O_CREAT, 0600);
   REQUIRE(fd >= 0 && !symlink(target, name), "%s", strerror(errno));
   openOne(&m, hash, 0);

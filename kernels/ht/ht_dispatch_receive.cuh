@@ -1,43 +1,43 @@
-// What the followers of a dispatch do: received piece, or own token -> all its slots here; weights and
-// ids; rows of padding. Of a direct pair (ht_direct.cuh) a piece lies in the token's first slot already.
-#ifndef TREFOIL_KERNELS_HT_FOLLOW_CUH
-#define TREFOIL_KERNELS_HT_FOLLOW_CUH
+// What the receivers of a dispatch do: received chunk, or own token -> all its slots here; weights and
+// ids; rows of padding. Of a pair that pushes (ht_push.cuh) a chunk lies in the token's first slot already.
+#ifndef TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
+#define TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
 
-#include "kernels/ht/ht_direct.cuh"
+#include "kernels/ht/ht_push.cuh"
 #include "kernels/ht/ht_scatter.cuh"
 #include "kernels/ht/ht_weights.cuh"
 
-template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
-  static constexpr bool FEEDS = false, WATCH_ONE = true, FENCE = true, GATHERS = false;
+template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
+  static constexpr bool SENDS = false, WATCH_ONE = true, FENCE = true, GATHERS = false;
   static constexpr bool ZERO_ROW = false;
   static constexpr int LANES = EXPERT_MAJOR ? 4 : 1;
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_ROWS;
   const HtDispatchArgs &a;
   const HtTables &t;
-  const unsigned long long *received; // pieces from each rank so far
+  const unsigned long long *received; // chunks from each rank so far
   int padGroups;                      // of eight rows, a candidate each, spread over the tokens
   int perToken;                       // candidates
-  const HtDivisor byPieces, byToken;
-  const HtPairs *pairs; // DIRECT
+  const HtDivisor byChunks, byToken;
+  const HtPushTargets *targets; // PUSHES
   unsigned long long number;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
-  EP_DEV int missing() const { return missingHello(group()); }
-  EP_DEV bool isDirect(int rank) const { return DIRECT && pairs->tokens[rank]; }
+  EP_DEV int missing() const { return missingAnnounce(group()); }
+  EP_DEV bool pushesTo(int rank) const { return PUSHES && targets->tokens[rank]; }
   EP_DEV long long candidates() const {
-    return (long long)max(t.head->mostTokens, padGroups ? 1 : 0) * perToken * a.row.numPieces;
+    return (long long)max(t.head->mostTokens, padGroups ? 1 : 0) * perToken * a.row.numChunks;
   }
 
   struct Which {
-    int token, turn, piece;
+    int token, turn, chunk;
   };
   EP_DEV Which which(int c) const {
     Which w;
     const int i = byToken.quotient(c);
     w.turn = c - i * perToken;
-    w.token = byPieces.quotient(i);
-    w.piece = i - w.token * a.row.numPieces;
+    w.token = byChunks.quotient(i);
+    w.chunk = i - w.token * a.row.numChunks;
     return w;
   }
   EP_DEV int sourceOf(int turn) const {
@@ -56,7 +56,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
     if (isPad(w)) return padGroup(w) < padGroups ? 0 : -1;
     const int source = sourceOf(w.turn);
     const size_t at = (size_t)source * group().maxTokens + w.token;
-    if (!isDirect(source)) return t.index[at];
+    if (!pushesTo(source)) return t.index[at];
     if (!EXPERT_MAJOR) return -1;
     if (source == group().rank) return t.index[at];
     const unsigned first = t.first[at];
@@ -74,7 +74,7 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
   EP_DEV int bound() const { return EXPERT_MAJOR ? a.op.handle.numTopk : 1; }
   EP_DEV int begin(int c, int index, HtItem &item) const {
     const Which w = which(c);
-    item.piece = w.piece;
+    item.chunk = w.chunk;
     item.token = w.token;
     item.index = index;
     if (isPad(w)) {
@@ -85,25 +85,26 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
     item.source = sourceOf(w.turn);
     item.code = HT_OWN;
     if (item.source == group().rank) return bound();
-    if (isDirect(item.source)) {
+    if (pushesTo(item.source)) {
       item.code = HT_FIRST;
     } else {
-      const HtUnit u =
-          unitOf(item.source,
-                 received[item.source] + (unsigned long long)index * a.row.numPieces + item.piece,
-                 a.ringBits);
+      const HtLocation u = fifoSlotOf(item.source,
+                                      received[item.source] +
+                                          (unsigned long long)index * a.row.numChunks + item.chunk,
+                                      a.fifoBits);
       item.code = u.code;
-      item.gen = u.gen;
+      item.epoch = u.epoch;
     }
     return bound();
   }
   EP_DEV HtWatch watchOne(const HtItem &item) const {
-    if (DIRECT && item.code == HT_FIRST) {
-      return HtWatch{arrivalAt(group(), group().rank, item.source, item.token, item.piece),
+    if (PUSHES && item.code == HT_FIRST) {
+      return HtWatch{arrivalAt(group(), group().rank, item.source, item.token, item.chunk),
                      (int)(number & 0x7fffffff), item.source};
     }
-    if (!isUnit(item.code)) return HtWatch{};
-    return HtWatch{flagAt(group(), 0, group().rank, item.source, item.code), item.gen, item.source};
+    if (!isFifoSlot(item.code)) return HtWatch{};
+    return HtWatch{flagAt(group(), 0, group().rank, item.source, item.code), item.epoch,
+                   item.source};
   }
   // Expert-major: the slot of the k-th expert.
   EP_DEV int2 load(const HtItem &item, int i) const {
@@ -116,14 +117,14 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
     HtEntry e = {};
     if (t.head->trapped) return e;
     if (item.code == HT_ZEROS) {
-      e.unit.code = padRow(item.source * 8 + i);
-      e.is = e.unit.code >= 0;
+      e.location.code = padRow(item.source * 8 + i);
+      e.is = e.location.code >= 0;
     } else if (EXPERT_MAJOR) {
-      e.unit.code = loaded.x;
-      e.is = loaded.x >= 0 && !(DIRECT && item.code == HT_FIRST && loaded.x == item.index);
+      e.location.code = loaded.x;
+      e.is = loaded.x >= 0 && !(PUSHES && item.code == HT_FIRST && loaded.x == item.index);
     } else {
-      e.unit.code = (int)t.head->recvBase[item.source] + item.index;
-      e.is = e.unit.code < t.head->numRows;
+      e.location.code = (int)t.head->recvBase[item.source] + item.index;
+      e.is = e.location.code < t.head->numRows;
     }
     return e;
   }
@@ -141,69 +142,70 @@ template <bool EXPERT_MAJOR, bool DIRECT> struct Follow {
     const int2 zone = t.zones[lo];
     return zone.x + zone.y + i - t.pads[lo];
   }
-  EP_DEV void isVoid(const HtUnit &) const {}
-  // Dropped or trapped: the unit is free at once.
+  EP_DEV void isVoid(const HtLocation &) const {}
+  // Dropped or trapped: the FIFO slot is free at once.
   EP_DEV void isEmpty(const HtItem &item) const { free(item); }
 
   EP_DEV void load(const HtItem &item, uint32_t slot, uint64_t *full) const {
-    const int bytes = pieceBytes(a.row, item.piece);
+    const int bytes = chunkBytes(a.row, item.chunk);
     if (item.code == HT_OWN) {
-      loadRow(a.row, item.token, item.piece, a.op.tokens, a.op.scales, slot, full);
-    } else if (DIRECT && item.code == HT_FIRST) {
-      loadRow(a.row, item.index, item.piece, a.op.outTokens, a.op.outScales, slot, full);
+      loadRow(a.row, item.token, item.chunk, a.op.tokens, a.op.scales, slot, full);
+    } else if (PUSHES && item.code == HT_FIRST) {
+      loadRow(a.row, item.index, item.chunk, a.op.outTokens, a.op.outScales, slot, full);
     } else {
       barrierExpect(full, bytes);
       const char *from = item.code == HT_ZEROS
                              ? a.zeros
-                             : unitAt(group(), 0, group().rank, item.source, item.code);
+                             : fifoSlotAt(group(), 0, group().rank, item.source, item.code);
       bulkLoad(slot, from, bytes, full);
     }
   }
   EP_DEV void store(const HtItem &item, int2 e, uint32_t slot) const {
-    storeRow(a.row, e.x, item.piece, a.op.outTokens, a.op.outScales, slot);
+    storeRow(a.row, e.x, item.chunk, a.op.outTokens, a.op.outScales, slot);
   }
   EP_DEV bool hasScales() const { return a.row.scaleBytes > 0; }
-  EP_DEV void storeBeside(const HtItem &item, const int2 *entries, const char *place, int l) const {
-    storeScales(a.row, item.piece, place, item.n, l, [&](int j) {
+  EP_DEV void storeSideData(const HtItem &item, const int2 *entries, const char *place,
+                            int l) const {
+    storeScales(a.row, item.chunk, place, item.n, l, [&](int j) {
       return (char *)a.op.outScales + (size_t)entries[j].x * a.row.scaleBytes;
     });
   }
   EP_DEV void free(const HtItem &item) const {
-    if (isUnit(item.code)) giveCredit(group(), 0, item.code, item.gen);
+    if (isFifoSlot(item.code)) giveCredit(group(), 0, item.code, item.epoch);
   }
   EP_DEV void release(const HtItem &item, const int2 *) const {
     if (item.n <= 0) return;
     if (item.code == HT_OWN && group().bytes) {
       atomicAdd((unsigned long long *)&group().bytes[group().rank],
-                (unsigned long long)pieceBytes(a.row, item.piece));
+                (unsigned long long)chunkBytes(a.row, item.chunk));
     }
     free(item);
   }
 
-  // What the k-th expert of an item's token has to be told.
-  struct Note {
+  // The metadata of the k-th expert of an item's token.
+  struct Metadata {
     int entry;
     float weight;
     bool is;
   };
-  EP_DEV int numNotes() const { return a.op.outWeights ? max(a.op.handle.numTopk, 8) : 0; }
-  EP_DEV Note take(const HtItem &item, const int2 *, int k) const {
+  EP_DEV int numMetadata() const { return a.op.outWeights ? max(a.op.handle.numTopk, 8) : 0; }
+  EP_DEV Metadata take(const HtItem &item, const int2 *, int k) const {
     const int K = a.op.handle.numTopk;
-    Note n = {-1, 0.0f, false};
-    if (item.piece || item.n <= 0) return n;
-    if (DIRECT && item.code == HT_FIRST) return n; // ht_weights.cuh
+    Metadata n = {-1, 0.0f, false};
+    if (item.chunk || item.n <= 0) return n;
+    if (PUSHES && item.code == HT_FIRST) return n; // ht_weights.cuh
     n.is = k < (item.code == HT_ZEROS ? item.n : K);
     if (!n.is || item.code == HT_ZEROS) return n;
     const int *here = t.entries + ((size_t)item.source * group().maxTokens + item.token) * K;
     const float *weights =
         item.code == HT_OWN
             ? a.op.weights + (size_t)item.token * K
-            : unitWeights(group(), unitAt(group(), 0, group().rank, item.source, item.code));
+            : fifoWeights(group(), fifoSlotAt(group(), 0, group().rank, item.source, item.code));
     n.entry = here[k];
     n.weight = __ldcv(weights + k);
     return n;
   }
-  EP_DEV void give(const HtItem &item, const int2 *entries, int k, const Note &n) const {
+  EP_DEV void give(const HtItem &item, const int2 *entries, int k, const Metadata &n) const {
     if (item.code == HT_ZEROS) {
       a.op.outWeights[entries[k].x] = 0.0f;
     } else if (EXPERT_MAJOR) {

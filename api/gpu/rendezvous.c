@@ -1,16 +1,17 @@
-/* A board in shared memory: ranks of one NVLink domain are processes or threads of one machine.
+/* A rendezvous in shared memory: ranks of one NVLink domain are processes or threads of one machine.
  *
  * NCCL's own collective calls (window registration among them) wait for ever for a rank that does not
  * come, and cannot say which. So ranks first meet here, with a time limit, and go on to NCCL only when
  * everybody has come with the same call. One file a communicator in /dev/shm, named after its hash,
- * removed as soon as all have it mapped. Everything is decided under one robust lock, so a meeting
- * succeeds for all of its ranks or for none: the first to see that it cannot take place says so for all
+ * removed as soon as all have it mapped. Everything is decided under one robust lock, so a round succeeds
+ * for all of its ranks or for none: the first to see that it cannot take place says so for all
  * who have come, unless the last one has come meanwhile; who comes later begins anew.
  *
- * A rank whose call fails on its own leaves a note; who waits for it takes the note over after a second,
- * if it was left at about the time that the wait began. A failure that all ranks share (they met and
- * differ, somebody is missing) leaves none: it would be taken for one of the next call. */
-#include "api/gpu/board.h"
+ * A rank whose call fails on its own leaves a failure notice; a rank that waits for it takes the notice
+ * over after a second, if it was left at about the time that the wait began. A failure that all ranks
+ * share (they met and differ, somebody is missing) leaves none: it would be taken for one of the next
+ * call. */
+#include "api/gpu/rendezvous.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,29 +28,30 @@
 #include "api/own_file.h"
 #include "plan/process.h"
 
-#define BOARD_MAGIC 0x3144524f42504531ull
-#define SECOND      1000000000ull
+#define RENDEZVOUS_MAGIC 0x3144524f42504531ull
+#define SECOND           1000000000ull
 
 typedef struct seat {
-  ep_board_word_t words[2]; /* of even and odd meetings: a slow rank still reads the last one's */
+  ep_rendezvous_word_t
+      words[2]; /* of even and odd rounds: a slow rank still reads the last one's */
   int32_t pid;
   int32_t failCode;
   uint64_t pidSpace; /* where that pid means something */
   int32_t isLocked;  /* its byte of the file; the kernel unlocks it at the process's end */
-  uint64_t failNs;   /* 0: no note */
+  uint64_t failNs;   /* 0: no failure notice */
   char failText[400];
 } seat_t;
 
-typedef struct shared_board {
+typedef struct shared_rendezvous {
   uint64_t magic;
   pthread_mutex_t lock;
-  uint64_t meetings; /* that took place */
+  uint64_t rounds;   /* that took place */
   uint64_t present;  /* ranks that have come to the next one */
   uint64_t attempts; /* that were given up, and of the last two why */
   int32_t verdictCode[2];
   char verdict[2][400];
   seat_t seats[EP_LL_MAX_RANKS];
-} shared_board_t;
+} shared_rendezvous_t;
 
 /* A rank's process. */
 typedef struct watch {
@@ -57,20 +59,20 @@ typedef struct watch {
   int fd;      /* of epProcessOpen */
 } watch_t;
 
-struct ep_board {
-  struct ep_board *next;
+struct ep_rendezvous {
+  struct ep_rendezvous *next;
   ncclComm_t comm;
   uint64_t hash;
   int rank, numRanks, users;
-  int commonFailure; /* of the call in progress: no note */
+  int commonFailure; /* of the call in progress: no failure notice */
   int file;          /* with the locks of the seats */
-  shared_board_t *shared;
+  shared_rendezvous_t *shared;
   watch_t watches[EP_LL_MAX_RANKS];
 };
 
-/* This process's boards, and the files that it may have left. */
+/* This process's rendezvous, and the files that it may have left. */
 static pthread_mutex_t listLock = PTHREAD_MUTEX_INITIALIZER;
-static struct ep_board *boards;
+static struct ep_rendezvous *rendezvousList;
 static struct left_file {
   struct left_file *next;
   uint64_t hash;
@@ -88,12 +90,12 @@ static void stopWatching(watch_t *watch) {
 }
 
 /* A lock of the file's open description, so that ranks which are threads have one each. */
-static int lockSeat(const struct ep_board *b, int rank, int command, short type) {
+static int lockSeat(const struct ep_rendezvous *b, int rank, int command, short type) {
   struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
   return fcntl(b->file, command, &lock) == 0 ? lock.l_type : -1;
 }
 
-static void sitDown(struct ep_board *b) {
+static void sitDown(struct ep_rendezvous *b) {
   seat_t *seat = &b->shared->seats[b->rank];
   seat->pid = (int32_t)getpid();
   seat->pidSpace = epPidSpace();
@@ -101,7 +103,7 @@ static void sitDown(struct ep_board *b) {
 }
 
 /* Ids of another namespace mean nothing here: there the lock tells. */
-static int isGone(struct ep_board *b, int rank) {
+static int isGone(struct ep_rendezvous *b, int rank) {
   const seat_t *seat = &b->shared->seats[rank];
   watch_t *watch = &b->watches[rank];
   if (!seat->pid) return 0;
@@ -139,7 +141,7 @@ __attribute__((destructor)) static void removeLeftFiles(void) {
   }
 }
 
-static trefoil_result_t initShared(shared_board_t *b) {
+static trefoil_result_t initShared(shared_rendezvous_t *b) {
   pthread_mutexattr_t a;
   pthread_mutexattr_init(&a);
   pthread_mutexattr_setpshared(&a, PTHREAD_PROCESS_SHARED);
@@ -147,48 +149,48 @@ static trefoil_result_t initShared(shared_board_t *b) {
   int error = pthread_mutex_init(&b->lock, &a);
   pthread_mutexattr_destroy(&a);
   EP_CHECK(!error, TREFOIL_SYSTEM_ERROR, "a lock in shared memory: %s", strerror(error));
-  __atomic_store_n(&b->magic, BOARD_MAGIC, __ATOMIC_RELEASE);
+  __atomic_store_n(&b->magic, RENDEZVOUS_MAGIC, __ATOMIC_RELEASE);
   return TREFOIL_OK;
 }
 
 /* Whoever makes the file prepares it; the others wait for that. */
-static trefoil_result_t mapShared(int fd, int made, shared_board_t **out) {
+static trefoil_result_t mapShared(int fd, int made, shared_rendezvous_t **out) {
   struct stat info = {.st_nlink = 1};
   for (uint64_t since = nowNs();; usleep(200)) {
-    if (fstat(fd, &info) == 0 && info.st_size >= (off_t)sizeof(shared_board_t)) break;
+    if (fstat(fd, &info) == 0 && info.st_size >= (off_t)sizeof(shared_rendezvous_t)) break;
     EP_CHECK(info.st_nlink, TREFOIL_SYSTEM_ERROR,
              "another rank found no space in /dev/shm, where ranks meet");
     EP_CHECK(nowNs() - since < 5 * SECOND, TREFOIL_SYSTEM_ERROR,
              "a file of another run in /dev/shm is not ready; remove /dev/shm/nccl_ep.*");
   }
-  void *p = mmap(NULL, sizeof(shared_board_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void *p = mmap(NULL, sizeof(shared_rendezvous_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   EP_CHECK(p != MAP_FAILED, TREFOIL_SYSTEM_ERROR, "/dev/shm: cannot map: %s", strerror(errno));
-  shared_board_t *b = p;
+  shared_rendezvous_t *b = p;
   trefoil_result_t result = made ? initShared(b) : TREFOIL_OK;
   for (uint64_t since = nowNs(); result == TREFOIL_OK; usleep(200)) {
-    if (__atomic_load_n(&b->magic, __ATOMIC_ACQUIRE) == BOARD_MAGIC) break;
+    if (__atomic_load_n(&b->magic, __ATOMIC_ACQUIRE) == RENDEZVOUS_MAGIC) break;
     if (nowNs() - since > 5 * SECOND) {
       result = epFail(TREFOIL_SYSTEM_ERROR, "a file of another run in /dev/shm is not ready; "
                                             "remove /dev/shm/nccl_ep.*");
     }
   }
   if (result != TREFOIL_OK) {
-    munmap(p, sizeof(shared_board_t));
+    munmap(p, sizeof(shared_rendezvous_t));
     return result;
   }
   *out = b;
   return TREFOIL_OK;
 }
 
-static trefoil_result_t openShared(uint64_t hash, shared_board_t **out, int *file) {
+static trefoil_result_t openShared(uint64_t hash, shared_rendezvous_t **out, int *file) {
   char name[64];
   nameOf(hash, name);
   struct left_file *left = malloc(sizeof *left);
   EP_CHECK(left, TREFOIL_SYSTEM_ERROR, "out of memory");
-  int fd = epOwnFileNew(name, sizeof(shared_board_t)), made = fd >= 0;
+  int fd = epOwnFileNew(name, sizeof(shared_rendezvous_t)), made = fd >= 0;
   if (!made && errno == EEXIST) fd = epOwnFileOpen(name);
   if (fd < 0 && errno == ENOENT) { /* removed between the two */
-    fd = epOwnFileNew(name, sizeof(shared_board_t));
+    fd = epOwnFileNew(name, sizeof(shared_rendezvous_t));
     made = fd >= 0;
   }
   if (fd < 0) {
@@ -210,19 +212,19 @@ static trefoil_result_t openShared(uint64_t hash, shared_board_t **out, int *fil
   return TREFOIL_OK;
 }
 
-void epBoardUnlink(struct ep_board *board) {
+void epRendezvousUnlink(struct ep_rendezvous *rendezvous) {
   char name[64];
-  nameOf(board->hash, name);
+  nameOf(rendezvous->hash, name);
   unlink(name);
   pthread_mutex_lock(&listLock);
-  forgetFile(board->hash);
+  forgetFile(rendezvous->hash);
   pthread_mutex_unlock(&listLock);
 }
 
-/* ---- this process's boards ------------------------------------------------------------------- */
+/* ---- this process's rendezvous ------------------------------------------------------------------- */
 
-static void drop(struct ep_board *b) {
-  for (struct ep_board **link = &boards; *link; link = &(*link)->next) {
+static void drop(struct ep_rendezvous *b) {
+  for (struct ep_rendezvous **link = &rendezvousList; *link; link = &(*link)->next) {
     if (*link != b) continue;
     *link = b->next;
     b->shared->seats[b->rank].isLocked = 0;
@@ -234,9 +236,9 @@ static void drop(struct ep_board *b) {
   }
 }
 
-/* Under listLock. A board of a former communicator at the same address goes, if nobody uses it. */
-static struct ep_board *find(ncclComm_t comm, uint64_t hash) {
-  for (struct ep_board *b = boards, *next; b; b = next) {
+/* Under listLock. A rendezvous of a former communicator at the same address goes, if nobody uses it. */
+static struct ep_rendezvous *find(ncclComm_t comm, uint64_t hash) {
+  for (struct ep_rendezvous *b = rendezvousList, *next; b; b = next) {
     next = b->next;
     if (b->comm != comm) continue;
     if (b->hash == hash) return b;
@@ -246,26 +248,27 @@ static struct ep_board *find(ncclComm_t comm, uint64_t hash) {
 }
 
 static trefoil_result_t openLocked(ncclComm_t comm, uint64_t hash, int rank, int numRanks,
-                                   struct ep_board **out) {
-  struct ep_board *b = find(comm, hash);
+                                   struct ep_rendezvous **out) {
+  struct ep_rendezvous *b = find(comm, hash);
   if (!b) {
     b = calloc(1, sizeof *b);
     EP_CHECK(b, TREFOIL_SYSTEM_ERROR, "out of memory");
-    *b = (struct ep_board){.comm = comm, .hash = hash, .rank = rank, .numRanks = numRanks};
+    *b = (struct ep_rendezvous){.comm = comm, .hash = hash, .rank = rank, .numRanks = numRanks};
     trefoil_result_t result = openShared(hash, &b->shared, &b->file);
     if (result != TREFOIL_OK) {
       free(b);
       return result;
     }
-    b->next = boards;
-    boards = b;
+    b->next = rendezvousList;
+    rendezvousList = b;
   }
   b->users++;
   *out = b;
   return TREFOIL_OK;
 }
 
-trefoil_result_t epBoardOpen(ncclComm_t comm, int rank, int numRanks, struct ep_board **out) {
+trefoil_result_t epRendezvousOpen(ncclComm_t comm, int rank, int numRanks,
+                                  struct ep_rendezvous **out) {
   uint64_t hash = epGpuCommHash(comm);
   EP_CHECK(hash && numRanks <= EP_LL_MAX_RANKS, TREFOIL_INVALID_ARGUMENT,
            "ncclEpCreateGroup: comm is not usable");
@@ -275,16 +278,17 @@ trefoil_result_t epBoardOpen(ncclComm_t comm, int rank, int numRanks, struct ep_
   return result;
 }
 
-void epBoardClose(struct ep_board *board) {
-  if (!board) return;
+void epRendezvousClose(struct ep_rendezvous *rendezvous) {
+  if (!rendezvous) return;
   pthread_mutex_lock(&listLock);
-  if (--board->users == 0 && !board->commonFailure) drop(board); /* else epBoardCallFail does */
+  if (--rendezvous->users == 0 && !rendezvous->commonFailure)
+    drop(rendezvous); /* else epRendezvousCallFail does */
   pthread_mutex_unlock(&listLock);
 }
 
-/* ---- meeting --------------------------------------------------------------------------------- */
+/* ---- round --------------------------------------------------------------------------------- */
 
-static void lockBoard(shared_board_t *b) {
+static void lockRendezvous(shared_rendezvous_t *b) {
   if (pthread_mutex_lock(&b->lock) == EOWNERDEAD) pthread_mutex_consistent(&b->lock);
 }
 
@@ -295,7 +299,7 @@ static const char *const callNames[] = {"",
                                         "ncclEpInitHandle",
                                         "ncclEpGroupDestroy"};
 
-static trefoil_result_t checkSameCall(const ep_board_word_t *all, int numRanks) {
+static trefoil_result_t checkSameCall(const ep_rendezvous_word_t *all, int numRanks) {
   for (int r = 1; r < numRanks; r++) {
     EP_CHECK(all[0].call == all[r].call, TREFOIL_INVALID_USAGE,
              "rank 0 calls %s, rank %d %s; all ranks make collective calls in the same order",
@@ -305,9 +309,9 @@ static trefoil_result_t checkSameCall(const ep_board_word_t *all, int numRanks) 
 }
 
 /* Under the lock: why this rank must not go on waiting; TREFOIL_OK: it may. */
-static trefoil_result_t lookForTrouble(struct ep_board *b, const ep_board_word_t *mine,
+static trefoil_result_t lookForTrouble(struct ep_rendezvous *b, const ep_rendezvous_word_t *mine,
                                        uint64_t since, uint64_t timeoutNs) {
-  const shared_board_t *s = b->shared;
+  const shared_rendezvous_t *s = b->shared;
   uint64_t now = nowNs();
   char missing[200] = "";
   size_t used = 0;
@@ -333,23 +337,23 @@ static trefoil_result_t lookForTrouble(struct ep_board *b, const ep_board_word_t
                 callNames[mine->call], missing, (double)timeoutNs * 1e-9);
 }
 
-static void giveUp(shared_board_t *s, trefoil_result_t code) {
+static void giveUp(shared_rendezvous_t *s, trefoil_result_t code) {
   uint64_t i = s->attempts++ & 1;
   s->verdictCode[i] = (int32_t)code;
   snprintf(s->verdict[i], sizeof s->verdict[i], "%s", trefoilLastError());
   s->present = 0;
 }
 
-static trefoil_result_t await(struct ep_board *b, const ep_board_word_t *mine, uint64_t meeting,
-                              uint64_t attempt, uint64_t timeoutNs) {
-  shared_board_t *s = b->shared;
+static trefoil_result_t await(struct ep_rendezvous *b, const ep_rendezvous_word_t *mine,
+                              uint64_t round, uint64_t attempt, uint64_t timeoutNs) {
+  shared_rendezvous_t *s = b->shared;
   for (uint64_t since = nowNs();; usleep(nowNs() - since < SECOND / 20 ? 20 : 1000)) {
-    if (__atomic_load_n(&s->meetings, __ATOMIC_ACQUIRE) > meeting) return TREFOIL_OK;
-    lockBoard(s);
+    if (__atomic_load_n(&s->rounds, __ATOMIC_ACQUIRE) > round) return TREFOIL_OK;
+    lockRendezvous(s);
     trefoil_result_t result = TREFOIL_OK;
-    if (s->meetings == meeting && s->attempts != attempt) {
+    if (s->rounds == round && s->attempts != attempt) {
       result = epFail((trefoil_result_t)s->verdictCode[attempt & 1], "%s", s->verdict[attempt & 1]);
-    } else if (s->meetings == meeting) {
+    } else if (s->rounds == round) {
       result = lookForTrouble(b, mine, since, timeoutNs);
       if (result != TREFOIL_OK) giveUp(s, result);
     }
@@ -358,56 +362,56 @@ static trefoil_result_t await(struct ep_board *b, const ep_board_word_t *mine, u
   }
 }
 
-trefoil_result_t epBoardMeet(struct ep_board *b, const ep_board_word_t *mine, uint64_t timeoutNs,
-                             ep_board_word_t *all) {
-  shared_board_t *s = b->shared;
+trefoil_result_t epRendezvousWait(struct ep_rendezvous *b, const ep_rendezvous_word_t *mine,
+                                  uint64_t timeoutNs, ep_rendezvous_word_t *all) {
+  shared_rendezvous_t *s = b->shared;
   seat_t *seat = &s->seats[b->rank];
   uint64_t everybody = b->numRanks == 64 ? ~0ull : (1ull << b->numRanks) - 1;
-  lockBoard(s);
-  uint64_t meeting = s->meetings, attempt = s->attempts;
-  seat->words[meeting & 1] = *mine;
+  lockRendezvous(s);
+  uint64_t round = s->rounds, attempt = s->attempts;
+  seat->words[round & 1] = *mine;
   sitDown(b);
   seat->failNs = 0;
   s->present |= 1ull << b->rank;
   if (s->present == everybody) {
     s->present = 0;
-    __atomic_store_n(&s->meetings, meeting + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&s->rounds, round + 1, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&s->lock);
-  trefoil_result_t result = await(b, mine, meeting, attempt, timeoutNs);
+  trefoil_result_t result = await(b, mine, round, attempt, timeoutNs);
   if (result == TREFOIL_OK) {
-    for (int r = 0; r < b->numRanks; r++) all[r] = s->seats[r].words[meeting & 1];
+    for (int r = 0; r < b->numRanks; r++) all[r] = s->seats[r].words[round & 1];
     result = checkSameCall(all, b->numRanks);
   }
-  if (result != TREFOIL_OK) epBoardShareFailure(b);
+  if (result != TREFOIL_OK) epRendezvousShareFailure(b);
   return result;
 }
 
-uint64_t epBoardMeetings(const struct ep_board *b) {
-  return __atomic_load_n(&b->shared->meetings, __ATOMIC_ACQUIRE);
+uint64_t epRendezvousRounds(const struct ep_rendezvous *b) {
+  return __atomic_load_n(&b->shared->rounds, __ATOMIC_ACQUIRE);
 }
 
-void epBoardShareFailure(struct ep_board *b) {
+void epRendezvousShareFailure(struct ep_rendezvous *b) {
   b->commonFailure = 1;
 }
 
 /* ---- around a call --------------------------------------------------------------------------- */
 
-void epBoardCallBegin(ncclComm_t comm) {
+void epRendezvousCallBegin(ncclComm_t comm) {
   uint64_t hash = epGpuCommHash(comm);
   pthread_mutex_lock(&listLock);
-  struct ep_board *b = hash ? find(comm, hash) : NULL;
+  struct ep_rendezvous *b = hash ? find(comm, hash) : NULL;
   if (b) {
     b->commonFailure = 0;
-    lockBoard(b->shared);
+    lockRendezvous(b->shared);
     b->shared->seats[b->rank].failNs = 0;
     pthread_mutex_unlock(&b->shared->lock);
   }
   pthread_mutex_unlock(&listLock);
 }
 
-/* The board stays open on this rank, for its next try. */
-void epBoardCallFail(ncclComm_t comm, trefoil_result_t code, const char *why) {
+/* The rendezvous stays open on this rank, for its next try. */
+void epRendezvousCallFail(ncclComm_t comm, trefoil_result_t code, const char *why) {
   uint64_t hash = epGpuCommHash(comm);
   int rank = 0, numRanks = 0;
   if (!hash || ncclCommUserRank(comm, &rank) != ncclSuccess ||
@@ -416,7 +420,7 @@ void epBoardCallFail(ncclComm_t comm, trefoil_result_t code, const char *why) {
   }
   char text[400];
   snprintf(text, sizeof text, "%s", why);
-  struct ep_board *b = NULL;
+  struct ep_rendezvous *b = NULL;
   pthread_mutex_lock(&listLock);
   if (openLocked(comm, hash, rank, numRanks, &b) == TREFOIL_OK) {
     b->users--;
@@ -427,7 +431,7 @@ void epBoardCallFail(ncclComm_t comm, trefoil_result_t code, const char *why) {
       epFail(code, "%s", text);
       return;
     }
-    lockBoard(b->shared);
+    lockRendezvous(b->shared);
     seat_t *seat = &b->shared->seats[rank];
     memcpy(seat->failText, text, sizeof text);
     seat->failCode = (int32_t)code;

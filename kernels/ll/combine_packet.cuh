@@ -1,20 +1,20 @@
-// How a row of combine travels: lines that carry their own mark, as in line.cuh, but always four of
+// How a row of combine travels: packets that carry their own flag, as in packet.cuh, but always four of
 // them a step, and the row's tail lies where whole 16-byte vectors can be moved without a branch.
 //
-// Step s of a row of W bytes, n = 4 steps lines in all:
+// Step s of a row of W bytes, n = 4 steps packets in all:
 //
-//     lanes of a line   0 .. 6                    7 (15, 23)               31
-//     of the row        7 x 16 B a line:          3 x 16 B of the tail:    -
+//     lanes of a packet 0 .. 6                    7 (15, 23)               31
+//     of the row        7 x 16 B a packet:        3 x 16 B of the tail:    -
 //                       [448 s, 448 s + 448)      [112 n + 48 s, +48)
-//     on the wire       the same                  x, y, z and the mark     w of 7, 15, 23; mark
+//     on the wire       the same                  x, y, z and the flag     w of 7, 15, 23; flag
 //
 // So between memory and wire only the fourth words of three vectors change places. All that depends
 // on the lane alone is worked out once, and every access is one predicated instruction: two that
 // fill the same register would wait for each other.
-#ifndef TREFOIL_KERNELS_LL_LANE_CUH
-#define TREFOIL_KERNELS_LL_LANE_CUH
+#ifndef TREFOIL_KERNELS_LL_COMBINE_PACKET_CUH
+#define TREFOIL_KERNELS_LL_COMBINE_PACKET_CUH
 
-#include "kernels/ll/line.cuh"
+#include "kernels/ll/packet.cuh"
 
 // Where some steps of a row are kept together: their front parts, then their tail parts.
 constexpr int FRONT = 448, TAIL = 48; // bytes a step
@@ -31,7 +31,7 @@ EP_DEV int frontBytes(const Wire &w) {
 
 EP_DEV Lane laneOf(const Wire &w, int lane) {
   const int i = lane >> 3, j = lane & 7, front = frontBytes(w);
-  const bool tail = isMarkLane(lane);
+  const bool tail = isFlagLane(lane);
   return Lane{lane, tail ? front + i * 16 : i * 112 + j * 16, tail ? TAIL : FRONT,
               lane == 31 ? 0
               : tail     ? w.rowBytes
@@ -53,17 +53,17 @@ EP_DEV void writeRow(char *row, const Lane &l, int step, uint4 v) {
 }
 
 // All lanes: from memory's order to the wire's, and back.
-EP_DEV uint4 toWire(uint4 v, const Lane &l, unsigned mark) {
+EP_DEV uint4 toWire(uint4 v, const Lane &l, unsigned flag) {
   const unsigned a = __shfl_sync(FULL_WARP, v.w, 7), b = __shfl_sync(FULL_WARP, v.w, 15),
                  c = __shfl_sync(FULL_WARP, v.w, 23);
-  if (l.lane == 31) v = make_uint4(a, b, c, mark);
-  if (isMarkLane(l.lane)) v.w = mark;
+  if (l.lane == 31) v = make_uint4(a, b, c, flag);
+  if (isFlagLane(l.lane)) v.w = flag;
   return v;
 }
 EP_DEV uint4 fromWire(uint4 v, const Lane &l) {
   const unsigned a = __shfl_sync(FULL_WARP, v.x, 31), b = __shfl_sync(FULL_WARP, v.y, 31),
                  c = __shfl_sync(FULL_WARP, v.z, 31);
-  if (isMarkLane(l.lane)) v.w = l.lane == 7 ? a : l.lane == 15 ? b : c;
+  if (isFlagLane(l.lane)) v.w = l.lane == 7 ? a : l.lane == 15 ? b : c;
   return v;
 }
 

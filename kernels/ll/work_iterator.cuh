@@ -1,16 +1,16 @@
-// The order of work in a combine. Units are (row, step); a block has a contiguous share of them, so
+// The order of work in a combine. Items are (row, step); a block has a contiguous part of them, so
 // all blocks have the same load, and goes through it step by step: first step 0 of all its rows,
 // then step 1 ...
 //
-//     steps     0  1  2  3  4  5  6        units 4 to 16 of rows of 7 steps, in this order:
+//     steps     0  1  2  3  4  5  6        items 4 to 16 of rows of 7 steps, in this order:
 //     row 0                 x  x  x           (1,0) (2,0) (1,1) (2,1) (1,2) (2,2) (1,3)
 //     row 1     x  x  x  x  x  x  x           (0,4) (1,4) (0,5) (1,5) (0,6) (1,6)
 //     row 2     x  x  x
 //
 // All ranks move through the steps at the same pace, so what a receiving warp waits for comes
 // spread over the whole time, and the last to come is the last step alone.
-#ifndef TREFOIL_KERNELS_LL_WALK_CUH
-#define TREFOIL_KERNELS_LL_WALK_CUH
+#ifndef TREFOIL_KERNELS_LL_WORK_ITERATOR_CUH
+#define TREFOIL_KERNELS_LL_WORK_ITERATOR_CUH
 
 #define EP_BOTH __host__ __device__ __forceinline__
 
@@ -29,20 +29,20 @@ struct Divisor {
   }
 };
 
-struct Walk {
-  int first; // row of the first unit
-  int rows;  // rows that the share touches
+struct WorkIterator {
+  int first; // row of the first item
+  int rows;  // rows that the part touches
   int from;  // the first row begins at this step
   int to;    // the last row ends before this step
-  int count; // units
+  int count; // items
 
-  struct Unit {
+  struct Item {
     int row, step; // row counted from `first`
   };
 
-  // Units [begin, end), not none, of rows of steps.n steps.
-  static EP_BOTH Walk of(int begin, int end, const Divisor &steps) {
-    Walk w;
+  // Items [begin, end), not none, of rows of steps.n steps.
+  static EP_BOTH WorkIterator of(int begin, int end, const Divisor &steps) {
+    WorkIterator w;
     w.count = end - begin;
     w.first = (int)steps.quotient(begin);
     w.from = begin - w.first * (int)steps.n;
@@ -52,8 +52,8 @@ struct Walk {
     return w;
   }
 
-  // The i-th unit. Three stretches of steps, each with the same number of rows in all its steps.
-  EP_BOTH Unit at(int i) const {
+  // The i-th item. Three stretches of steps, each with the same number of rows in all its steps.
+  EP_BOTH Item at(int i) const {
     const int lo = min(from, to), hi = max(from, to), outer = rows - 1,
               inner = from < to ? rows : rows - 2;
     const int a = lo * outer, b = a + (hi - lo) * inner;
@@ -61,10 +61,10 @@ struct Walk {
     const unsigned rest = before ? i : within ? i - a : i - b, n = within ? inner : outer;
     const unsigned q = n == 1 ? rest : rest / n;
     const int s = (before ? 0 : within ? lo : hi) + (int)q;
-    return Unit{(int)(rest - q * n) + (s < from), s};
+    return Item{(int)(rest - q * n) + (s < from), s};
   }
 
-  // Units before step s.
+  // Items before step s.
   EP_BOTH int before(int s) const { return rows * s - min(s, from) - max(0, s - to); }
 };
 

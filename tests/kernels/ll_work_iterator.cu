@@ -1,6 +1,6 @@
-// The order of work in a combine, on the host: every unit of a share once, step by step, and division by
+// The order of work in a combine, on the host: every item of a part once, step by step, and division by
 // multiplication.
-#include "kernels/ll/walk.cuh"
+#include "kernels/ll/work_iterator.cuh"
 
 #include <cstdint>
 #include <cstdio>
@@ -15,21 +15,21 @@ void expect(bool ok, const char *what, long long a, long long b, long long c) {
   if (failures++ < 10) printf("FAILED: %s (%lld, %lld, %lld)\n", what, a, b, c);
 }
 
-// Units [begin, end) of rows of `steps`.
-void walkShare(int begin, int end, int steps) {
-  const Walk w = Walk::of(begin, end, Divisor::of((unsigned)steps));
+// Items [begin, end) of rows of `steps`.
+void workOfShare(int begin, int end, int steps) {
+  const WorkIterator w = WorkIterator::of(begin, end, Divisor::of((unsigned)steps));
   std::vector<char> seen(end - begin, 0);
   int last = -1;
   expect(w.count == end - begin, "count", begin, end, steps);
   for (int i = 0; i < w.count; i++) {
-    const Walk::Unit u = w.at(i);
-    const long long unit = (long long)(w.first + u.row) * steps + u.step - begin;
+    const WorkIterator::Item u = w.at(i);
+    const long long item = (long long)(w.first + u.row) * steps + u.step - begin;
     const bool inside = u.row >= 0 && u.row < w.rows && u.step >= 0 && u.step < steps &&
-                        unit >= 0 && unit < w.count;
-    expect(inside, "unit outside its share", begin, end, steps);
+                        item >= 0 && item < w.count;
+    expect(inside, "item outside its part", begin, end, steps);
     if (!inside) return;
-    expect(!seen[unit], "unit twice", begin, end, steps);
-    seen[unit] = 1;
+    expect(!seen[item], "item twice", begin, end, steps);
+    seen[item] = 1;
     expect(u.step >= last, "steps go back", begin, end, steps);
     last = u.step;
     // `before` splits the order at every step.
@@ -46,10 +46,10 @@ void divide(unsigned x, unsigned n) {
 int main() {
   for (int steps = 1; steps <= 7; steps++) {
     for (int begin = 0; begin <= 3 * steps; begin++) {
-      for (int end = begin + 1; end <= begin + 5 * steps + 1; end++) walkShare(begin, end, steps);
+      for (int end = begin + 1; end <= begin + 5 * steps + 1; end++) workOfShare(begin, end, steps);
     }
   }
-  walkShare(29 * 6 + 3, 29 * 12 + 20, 29);
+  workOfShare(29 * 6 + 3, 29 * 12 + 20, 29);
   const unsigned edges[] = {0,   1,          2,           3,           131,
                             132, 0x7fffffff, 0x80000000u, 0xfffffffeu, 0xffffffffu};
   uint64_t s = 7;

@@ -1,0 +1,50 @@
+/* The rendezvous of a communicator's ranks in collective calls, before and beside NCCL. */
+#ifndef TREFOIL_API_GPU_RENDEZVOUS_H
+#define TREFOIL_API_GPU_RENDEZVOUS_H
+
+#include "api/object.h"
+
+struct ep_rendezvous;
+
+/* What a rank contributes to a round. */
+typedef struct ep_rendezvous_word {
+  uint32_t call; /* ep_rendezvous_call_t */
+  uint32_t topk;
+  uint64_t groupId; /* of the group that it is about, the same on all ranks */
+  ep_settings_t settings;
+} ep_rendezvous_word_t;
+
+typedef enum ep_rendezvous_call {
+  EP_RENDEZVOUS_CREATE_GROUP = 1,
+  EP_RENDEZVOUS_GROUP_READY = 2, /* this rank's part of CreateGroup worked */
+  EP_RENDEZVOUS_INIT_HANDLE = 3,
+  EP_RENDEZVOUS_HANDLE_READY = 4,
+  EP_RENDEZVOUS_DESTROY_GROUP = 5
+} ep_rendezvous_call_t;
+
+/* Opens this rank's view of the communicator's rendezvous; several groups share it. */
+trefoil_result_t epRendezvousOpen(ncclComm_t comm, int rank, int numRanks,
+                                  struct ep_rendezvous **out);
+void epRendezvousClose(struct ep_rendezvous *rendezvous);
+
+/* Waits until all ranks have come, then all[R] is what they said, in order of rank; or fails, on every
+ * rank that came, and then nothing was met: TREFOIL_REMOTE_ERROR naming who did not come within
+ * timeoutNs; the sentence of a rank whose call failed before it came. The ranks must all make the same
+ * call: TREFOIL_INVALID_USAGE. */
+trefoil_result_t epRendezvousWait(struct ep_rendezvous *rendezvous,
+                                  const ep_rendezvous_word_t *mine, uint64_t timeoutNs,
+                                  ep_rendezvous_word_t *all);
+
+/* Rounds that took place: the same on all ranks between two of them. */
+uint64_t epRendezvousRounds(const struct ep_rendezvous *rendezvous);
+/* The call fails, and on all ranks alike: they hear of it by themselves. */
+void epRendezvousShareFailure(struct ep_rendezvous *rendezvous);
+
+/* All ranks have come: no file is needed any more, the rendezvous' memory stays. */
+void epRendezvousUnlink(struct ep_rendezvous *rendezvous);
+
+/* The backend's functions around a collective call. */
+void epRendezvousCallBegin(ncclComm_t comm);
+void epRendezvousCallFail(ncclComm_t comm, trefoil_result_t code, const char *why);
+
+#endif

@@ -1,0 +1,80 @@
+// The last warp of a pipeline (ht_pipe.cuh): what is signalled once chunks are through. A receiver's
+// gives FIFO slots back, a sender's raises flags; both pass weights and ids on.
+#ifndef TREFOIL_KERNELS_HT_COMPLETION_CUH
+#define TREFOIL_KERNELS_HT_COMPLETION_CUH
+
+#include "kernels/ht/ht_producer.cuh"
+
+// The metadata of items [k, k + m), which is their weights and ids. Four words a lane at a time, so
+// that all their loads are under way before the first is looked at.
+template <class P> EP_DEV void passMetadata(const HtBlock &b, const P &p, int k, int m, int lane) {
+  const int per = p.numMetadata(), total = m * per;
+  for (int u0 = 0; u0 < total; u0 += 4 * 32) {
+    typename P::Metadata metadata[4];
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+      const int q = u0 + u * 32 + lane, i = k + q / per;
+      metadata[u].is = false;
+      if (q < total) metadata[u] = p.take(b.item(i), b.entries(i), q % per);
+    }
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+      const int q = u0 + u * 32 + lane, i = k + q / per;
+      if (q < total && metadata[u].is) p.give(b.item(i), b.entries(i), q % per, metadata[u]);
+    }
+  }
+  __syncwarp();
+}
+
+// A receiver's: once an item's stores are out, and so its chunks have been loaded, their FIFO slots are free;
+// weights and ids are written. It holds no slot: the loader need not wait for it.
+template <class P> EP_DEV void completionWarp(const HtBlock &b, const P &p, int lane) {
+  HtDeadline deadline;
+  for (int k = 0;;) {
+    const int m = min(32, __shfl_sync(FULL_WARP, (int)loadAcquireShared(&b.at->stored), 0) - k);
+    if (m == 0) {
+      if (__shfl_sync(FULL_WARP, (int)loadAcquireShared(&b.at->head), 0) > k && b.item(k).n < 0)
+        return;
+      deadline();
+      __nanosleep(50);
+      continue;
+    }
+    __syncwarp(); // what lane 0 has acquired, all may read
+    passMetadata(b, p, k, m, lane);
+    if (lane < m) p.release(b.item(k + lane), b.entries(k + lane));
+    __syncwarp();
+    k += m;
+    if (lane == 0) storeReleaseShared(&b.at->retired, k);
+    deadline = HtDeadline();
+  }
+}
+
+// A sender's: flags for what has been written, behind one fence for all that is.
+template <class P> EP_DEV void signalWarp(const HtBlock &b, const P &p, int lane) {
+  HtDeadline deadline;
+  for (int raised = 0;;) {
+    const bool last = __shfl_sync(FULL_WARP, loadAcquireShared(&b.at->ended), 0);
+    int c = __shfl_sync(FULL_WARP, (int)loadAcquireShared(&b.at->complete), 0);
+    if (c == raised) {
+      if (last) return;
+      deadline();
+      __nanosleep(100);
+      continue;
+    }
+    __syncwarp();
+    passMetadata(b, p, raised, c - raised, lane);
+    if (p.flags()) __threadfence_system();
+    for (int i = raised + (lane >> 3); i < c; i += 4) {
+      p.raise(b.item(i), b.entries(i), lane & 7);
+    }
+    __syncwarp();
+    if (lane == 0) {
+      storeReleaseShared(&b.at->stored, c);
+      storeReleaseShared(&b.at->retired, c);
+    }
+    raised = c;
+    deadline = HtDeadline();
+  }
+}
+
+#endif

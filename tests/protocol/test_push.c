@@ -1,0 +1,60 @@
+/* Pushes of dispatch into outputs, explored; every planted bug is found. */
+#include "push.h"
+
+#include "test.h"
+
+enum { ALWAYS = 0xFF };
+
+static void checkClean(const push_setup_t *s) {
+  const outcome_t o = explorePush(s, 0, true);
+  printf("%d ranks of %d blocks, %d operations, windows %x %x %x: %llu states\n", s->numRanks,
+         s->numBlocks, s->numOperations, s->open[0], s->open[1], s->open[2],
+         (unsigned long long)o.numStates);
+  CHECK(!o.wrong, "%s", o.wrong);
+  CHECK(o.isComplete && o.numStates > 40, "%llu states", (unsigned long long)o.numStates);
+}
+
+TEST(two_ranks) {
+  for (int blocks = 1; blocks <= PUSH_BLOCKS; blocks++) {
+    for (unsigned other = 0; other < 16;
+         other++) { /* with and without a window, from one to the next */
+      checkClean(&(push_setup_t){2, blocks, 4, {ALWAYS, other, 0}, PUSH_FAULT_NONE});
+    }
+  }
+}
+
+TEST(three_ranks) {
+  checkClean(&(push_setup_t){3, 1, 2, {ALWAYS, ALWAYS, ALWAYS}, PUSH_FAULT_NONE});
+  checkClean(&(push_setup_t){3, 1, 3, {ALWAYS, ALWAYS, 0}, PUSH_FAULT_NONE});
+  checkClean(&(push_setup_t){3, 1, 3, {ALWAYS, 2, 5}, PUSH_FAULT_NONE});
+  checkClean(&(push_setup_t){3, 1, 3, {ALWAYS, ALWAYS, 6}, PUSH_FAULT_NONE});
+  checkClean(&(push_setup_t){3, 2, 2, {ALWAYS, ALWAYS, 0}, PUSH_FAULT_NONE});
+}
+
+TEST(planted_bugs_are_found) {
+  static const struct {
+    push_setup_t setup;
+    const char *what;
+  } plants[] = {
+      {{2, 1, 2, {ALWAYS, 0, 0}, PUSH_FAULT_ONE_BUFFER}, "words in one place"},
+      {{2, 1, 2, {ALWAYS, ALWAYS, 0}, PUSH_FAULT_NO_WAIT}, "rows before the word"},
+      {{2, 1, 4, {ALWAYS, 0, 0}, PUSH_FAULT_RUN_AHEAD}, "left without hearing all"},
+      {{2, 2, 1, {ALWAYS, ALWAYS, 0}, PUSH_FAULT_EARLY_DONE}, "counted before it is written"},
+      {{2, 2, 1, {ALWAYS, ALWAYS, 0}, PUSH_FAULT_NO_COUNT}, "left without the counts"},
+      {{2, 1, 1, {ALWAYS, ALWAYS, 0}, PUSH_FAULT_LATE_BASE}, "the counts' start looked up late"},
+  };
+  const int n = (int)(sizeof plants / sizeof *plants);
+  CHECK(n == NUM_PUSH_FAULTS - 1, "%d of %d are planted", n, NUM_PUSH_FAULTS - 1);
+  for (int i = 0; i < n; i++) {
+    push_setup_t s = plants[i].setup;
+    const outcome_t o = explorePush(&s, 2000000, false);
+    printf("planted: %-36s %s, after %llu states\n", plants[i].what,
+           o.wrong ? o.wrong : "not found", (unsigned long long)o.numStates);
+    CHECK(o.wrong, "%s was not found", plants[i].what);
+    s.fault = PUSH_FAULT_NONE;
+    const outcome_t clean = explorePush(&s, 0, true);
+    CHECK(!clean.wrong && clean.isComplete, "without it: %s", clean.wrong);
+  }
+}
+
+TEST_MAIN()
