@@ -337,7 +337,7 @@ TEST(a_secret_keeps_out_who_does_not_know_it) {
   }
 }
 
-/* A container may hide the kernel's table: a secret lets ranks meet, and without one the sentence says how. */
+/* A container may hide the table: a secret lets ranks meet, and without one the sentence says how. */
 TEST(a_hidden_table_needs_a_secret) {
   if (!canHide()) SKIP("needs root and namespaces, to hide /proc/net/tcp");
   for (int secret = 0; secret < 2; secret++) {
