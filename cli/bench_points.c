@@ -4,6 +4,8 @@
  * wrote wrong bytes is not trusted with the next shape. */
 #include "cli/check_verb.h"
 
+#include "plan/regular_file.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,8 +85,9 @@ static const char *takePoint(json_t *j, ep_real_options_t *o) {
 
 static int readPoints(const char *path, const ep_real_options_t *base, points_t *p) {
   char line[LINE_BYTES];
-  FILE *f = fopen(path, "r");
-  if (!f) return cliFail("bench", "%s cannot be read", path);
+  FILE *f = NULL;
+  if (epOpenRegular(path, &f, NULL) != TREFOIL_OK)
+    return cliFail("bench", "%s", trefoilLastError());
   for (int number = 1; fgets(line, sizeof line, f); number++) {
     const char *why = NULL;
     json_t *j = json_loads(line, 0, NULL);

@@ -1,6 +1,7 @@
 /* trefoil conform: what of the interface a library does, feature by feature. */
 #include "cli/conform.h"
 #include "cli/profile_load.h"
+#include "plan/regular_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +70,11 @@ static int prepare(const options_t *v, conform_t *c, char paths[3][4096]) {
 /* A kept result, shown again. */
 static int showKept(const options_t *v) {
   json_error_t error;
-  json_t *result = json_load_file(v->from, JSON_REJECT_DUPLICATES, &error);
+  FILE *file = NULL;
+  if (epOpenRegular(v->from, &file, NULL) != TREFOIL_OK)
+    return cliFail("conform", "%s", trefoilLastError());
+  json_t *result = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
+  fclose(file);
   if (!result) return cliFail("conform", "%s, line %d: %s", v->from, error.line, error.text);
   if (!json_is_array(json_object_get(result, "cells"))) {
     json_decref(result);

@@ -1,11 +1,11 @@
 /* The text of a preset or of a file. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "models/preset.h"
 #include "plan/error.h"
+#include "plan/regular_file.h"
 
 const char *epPresetName(const ep_preset_t *presets, int i) {
   int n = 0;
@@ -15,8 +15,8 @@ const char *epPresetName(const ep_preset_t *presets, int i) {
 
 static trefoil_result_t readFile(const char *path, ep_text_t *text) {
   enum { MAX_BYTES = 1 << 20 };
-  FILE *file = fopen(path, "rb");
-  EP_CHECK(file, TREFOIL_SYSTEM_ERROR, "%s: cannot be opened: %s", path, strerror(errno));
+  FILE *file = NULL;
+  EP_TRY(epOpenRegular(path, &file, NULL));
   char *chars = malloc(MAX_BYTES);
   size_t size = chars ? fread(chars, 1, MAX_BYTES, file) : 0;
   int failed = ferror(file);

@@ -4,6 +4,7 @@
 #include "plan/trace_import.h"
 
 #include "plan/error.h"
+#include "plan/regular_file.h"
 
 #ifndef TREFOIL_HAVE_TRACE_FILES
 
@@ -266,28 +267,12 @@ static trefoil_result_t readFilePart(void *from, uint8_t *to, size_t room, size_
   return TREFOIL_OK;
 }
 
-/* Opens a regular file, and nothing that would have to be waited for; says how large it is. */
-static trefoil_result_t openFile(const char *path, FILE **file, uint64_t *size) {
-  int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  EP_CHECK(fd >= 0, TREFOIL_SYSTEM_ERROR, "%s: cannot be opened: %s", path, strerror(errno));
-  struct stat found;
-  if (fstat(fd, &found) || !S_ISREG(found.st_mode)) {
-    close(fd);
-    return epFail(TREFOIL_INVALID_ARGUMENT, "%s: is not a regular file", path);
-  }
-  *file = fdopen(fd, "rb");
-  if (!*file) close(fd);
-  EP_CHECK(*file, TREFOIL_SYSTEM_ERROR, "%s: out of memory", path);
-  *size = (uint64_t)found.st_size;
-  return TREFOIL_OK;
-}
-
 /* An .npy file is read here; for anything else *handled stays 0. */
 static trefoil_result_t tryNpyFile(const trefoil_trace_t **trace, const char *path,
                                    const trefoil_trace_hints_t *hints, int *handled) {
   FILE *file = NULL;
   uint64_t size = 0;
-  EP_TRY(openFile(path, &file, &size));
+  EP_TRY(epOpenRegular(path, &file, &size));
   uint8_t head[6];
   trefoil_result_t result = TREFOIL_OK;
   *handled = isNpy(head, fread(head, 1, sizeof head, file));

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trefoil.inputs import read_text
 from trefoil.outputs import write_whole
 from trefoil.table import markdown
 
@@ -83,7 +84,7 @@ def _parse(text: str) -> Any:
 def read(path: Path, key: str) -> Mapping[str, Any]:
     """A benchmark's JSON whose rows stand under `key`, or are a line each (then under `key`)."""
     try:
-        data = _parse(path.read_text(encoding="utf-8"))
+        data = _parse(read_text(path))
         if isinstance(data, list) or key not in data:
             rows = data if isinstance(data, list) else [data]
             data = {key: [row for row in rows if "mode" in row]}

@@ -460,6 +460,23 @@ TEST(hang_takes_files_alone) {
   CHECK(o.code == 1 && strstr(o.err, "not a progress record"), "%d %s", o.code, o.err);
 }
 
+/* The same of what models, clusters and kept results are read from. */
+TEST(only_regular_files_are_read) {
+  static const char *const verbs[] = {"simulate --gpus 8 --moe", "simulate --gpus 8 --cluster",
+                                      "simulate --gpus 8 --costs", "trace describe",
+                                      "conform --from"};
+  char fifo[64], line[160];
+  snprintf(fifo, sizeof fifo, "/tmp/trefoil-%d.fifo", (int)getpid());
+  REQUIRE(mkfifo(fifo, 0600) == 0, "mkfifo");
+  for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
+    for (int device = 0; device < 2; device++) {
+      snprintf(line, sizeof line, "%s %s", verbs[i], device ? "/dev/zero" : fifo);
+      run(line);
+      CHECK(o.code > 0 && strstr(o.err, "is not a regular file"), "%s: %d %s", line, o.code, o.err);
+    }
+  unlink(fifo);
+}
+
 TEST(hang_reads_what_kernels_wrote) {
   writeDeviceRecord(0, 2, EP_LL_PHASE_ANNOUNCE, 1);
   writeDeviceRecord(1, 2, EP_LL_PHASE_NONE, -1);

@@ -16,6 +16,7 @@ from typing import Any
 
 from trefoil.capacity.step import Gpu, Part, Work, parts_of
 from trefoil.capacity.whole_model import BF16, KV_BYTES, WEIGHT_BYTES, Model, other_dtype
+from trefoil.inputs import read_text
 
 OPS = ("dispatch", "combine")
 DEFAULT_CONTEXT = 4096  # tokens
@@ -677,7 +678,7 @@ def from_json(data: Any, where: str = "the plan") -> CapacityPlan:
 
 def load_capacity(path: Path) -> CapacityPlan:
     try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+        return from_json(json.loads(read_text(path)), str(path))
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -43,6 +43,7 @@ from trefoil.export.interchange import cases_of_bench
 from trefoil.export.predicted import prediction_files, read_predictions
 from trefoil.fit.cases import Case, TableError, read_table
 from trefoil.fit.split import SplitError, load_split
+from trefoil.inputs import read_text
 from trefoil.reference import TrefoilError
 from trefoil.sentence_parser import SentenceParser
 from trefoil.verb import run
@@ -92,7 +93,7 @@ def _model(a: argparse.Namespace, mode: str, nodes: int = 1) -> Model:
 
 def _left_out(path: Path) -> int:
     """Rows of a benchmark whose check failed: no figures."""
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = json.loads(read_text(path))
     rows = data.get("gpu_benchmarks", data.get("rows", []))
     return sum(row.get("ok") is False or row.get("check", "ok") != "ok" for row in rows)
 

@@ -13,6 +13,7 @@ from trefoil.export.predicted import Predictions, find_prediction
 from trefoil.fit.cases import Case
 from trefoil.fit.model import Setting
 from trefoil.fit.split import load_split
+from trefoil.inputs import read_text
 from trefoil.reference import TrefoilError
 from trefoil.simulator import Cluster, CostRecord, Costs, OpResult, Simulation
 
@@ -166,7 +167,7 @@ def default_record(mode: str, kernels: str, device: str = "", nodes: int = 1) ->
 
 def kernels_of_table(path: Path) -> tuple[str, str]:
     """(kernels, device) by the columns kernel_source, framework and device of the first row."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_text(path).splitlines()
     body = [line for line in lines if line and not line.startswith("#")]
     row = dict(zip(body[0].split(","), body[1].split(","), strict=False)) if len(body) > 1 else {}
     source = f"{row.get('kernel_source', '')} {row.get('framework', '')}".lower()

@@ -25,6 +25,7 @@ from trefoil.export.interchange import cases_of_bench, predicted_cases, transfer
 from trefoil.export.predicted import SETS, make_predictions, write_predictions
 from trefoil.fit.cases import OPS, TableError, write_table
 from trefoil.fit.model import Setting, row_bytes
+from trefoil.inputs import read_text
 from trefoil.outputs import check_file, check_folder, open_whole
 from trefoil.reference import TrefoilError, library
 from trefoil.sentence_parser import SentenceParser
@@ -127,7 +128,7 @@ def _table(a: argparse.Namespace) -> int:
 
 def _bench(a: argparse.Namespace) -> int:
     cases = cases_of_bench(a.results)
-    said = json.loads(a.results.read_text(encoding="utf-8"))
+    said = json.loads(read_text(a.results))
     device = said.get("device") or said.get("measured", "").split(" of ")[0]
     labels = {"framework": "trefoil", "version": "0.1.0", "device": device}
     return write_table(a.output, cases, {**labels, "kernel_source": "trefoil"}, False)

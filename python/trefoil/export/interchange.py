@@ -23,6 +23,7 @@ from typing import Any, TextIO
 from trefoil import structs
 from trefoil.fit.cases import OPS, Case, TableError
 from trefoil.fit.model import Plans, Setting
+from trefoil.inputs import read_text
 from trefoil.reference import _check, library
 from trefoil.simulator import MODES, VARIANTS, Costs, Moe, Simulation, Workload
 
@@ -49,7 +50,7 @@ def cases_of_bench(path: Path) -> list[Case]:
     bench --gpu --json` (kernel times of plain calls, p50).
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
         api = "gpu_benchmarks" in data
         cases = _fastest(_of_api(data["gpu_benchmarks"]) if api else _of_kernels(data["rows"]))
     except OSError as error:
@@ -64,7 +65,7 @@ def cases_of_bench(path: Path) -> list[Case]:
 def other_cases_of_bench(path: Path) -> dict[str, list[Case]]:
     """By name of OTHER_OPERATIONS: what the low-latency kernels' benchmark measured beside
     OWN_OPERATIONS, which no cost record was fitted to."""
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    rows = json.loads(read_text(path))["rows"]
     return {
         name: [
             _case(op, row, row["lockstep_us"])

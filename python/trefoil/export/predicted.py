@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trefoil.fit.cases import OPS, Case, TableError
+from trefoil.inputs import read_text
 from trefoil.places import measurements
 from trefoil.program import run_json
 from trefoil.table import write_csv
@@ -165,7 +166,7 @@ def _number(kind: type, text: str, where: str) -> Any:
 
 def read_predictions(path: Path) -> Predictions:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

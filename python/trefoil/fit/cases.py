@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trefoil.inputs import read_text
 from trefoil.table import write_csv
 
 OPS = ("dispatch", "combine")
@@ -148,7 +149,7 @@ def _mode_of(columns: Iterable[str], path: Path) -> str:
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str | None]]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

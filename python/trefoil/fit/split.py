@@ -11,6 +11,7 @@ from typing import Any
 from trefoil.fit.cases import Case
 from trefoil.fit.model import Setting
 from trefoil.fit.search import Range
+from trefoil.inputs import read_text
 from trefoil.places import measurements
 from trefoil.simulator import Costs
 
@@ -86,7 +87,7 @@ def load_split(name_or_path: str) -> Split:
         raise SplitError(f"no split is called {name_or_path}; known are {names}, or a path")
     path = Path(name_or_path) if is_path else known[name_or_path]
     try:
-        text = json.loads(path.read_text(encoding="utf-8"))
+        text = json.loads(read_text(path))
     except OSError as error:
         raise SplitError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trefoil.inputs import read_text
+
 TIERS = ("self", "nvlink", "net")
 
 
@@ -151,7 +153,7 @@ class Fields:
 
 def load(path: Path) -> Fields:
     try:
-        return Fields(json.loads(path.read_text(encoding="utf-8")), str(path))
+        return Fields(json.loads(read_text(path)), str(path))
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -24,6 +24,7 @@ from trefoil.fit.job import make_job
 from trefoil.fit.model import Array, ClosedForm, Plans
 from trefoil.fit.search import scores
 from trefoil.fit.split import load_split, split_files
+from trefoil.inputs import read_text
 from trefoil.simulator import CostRecord, Costs, Result
 
 STATED_WITHIN = 0.1  # percent points: records keep four digits
@@ -168,7 +169,7 @@ def _fitted_closed_form(record: str) -> float | None:
     for folder in places.homes("models/costs", "costs"):
         path = folder / f"{record}.json"
         if path.exists():
-            beside = json.loads(path.read_text(encoding="utf-8"))["fit"]["beside"]
+            beside = json.loads(read_text(path))["fit"]["beside"]
             return float(beside["closed-form"]["outside"]["mape_percent"])
     return None
 
