@@ -44,7 +44,8 @@ def _candidates() -> list[str]:
     if len(up) > 4:
         found += [str(up[4] / lib / name) for lib in ("lib", "lib64")]
         found += sorted(map(str, up[4].glob(f"lib/*/{name}")))
-    found += [str(WHEEL_ROOT / lib / name) for lib in ("lib", "lib64")]
+    wheel = (WHEEL_ROOT / lib / name for lib in ("lib", "lib64"))
+    found += [str(path) for path in wheel if path.exists()]
     build = up[2] / "build"
     found += [str(build / preset / name) for preset in ("dev", "ci")]
     return [path for path in (*found, name) if path]
