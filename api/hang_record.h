@@ -82,7 +82,7 @@ static inline const char *epHangPhase(uint32_t phase) {
   }
 }
 
-/* Whether `received` of a wait says what lay there: low latency's waits for rows look at many lines and
+/* Whether `received` of a wait says what lay there: low latency's waits for rows poll many packets and
  * leave it 0. */
 static inline int epHangTellsReceived(uint32_t kind, uint32_t phase) {
   return phase != EP_LL_PHASE_ROWS || kind > EP_LL_COMBINE;

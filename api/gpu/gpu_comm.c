@@ -1,4 +1,4 @@
-/* What NCCL tells about a communicator and its windows. The only file that includes nccl_device.h. */
+/* Queries of a communicator and its windows. The only file that includes nccl_device.h. */
 #include <nccl.h>
 #include <nccl_device.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What the kernels' waits tell, and who hears of it.
+/* From the record of the kernels' waits to the group's error.
  *
  * A page of host memory, mapped to the device: the page of the progress file where there is one and the
  * file system lets it be pinned, else a page of its own, which a thread copies into the file. Calls look

@@ -33,7 +33,7 @@ EP_DEV void barrierExpect(uint64_t *b, int bytes) {
                "r"(bytes)
                : "memory");
 }
-// Whether the phase of this parity is over. Of two phases back it lies: the caller knows that the phase
+// Whether the phase of this parity is over. Ambiguous two phases back: the caller must ensure that the phase
 // before it is over.
 EP_DEV bool barrierTest(uint64_t *b, uint32_t parity) {
   uint32_t ok;

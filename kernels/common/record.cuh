@@ -1,6 +1,6 @@
-// Who may write the record of waits (ep_ll_record_t), which threads of many blocks want to: one at a time,
-// and what was written of a wait that was given up stays. Otherwise a thread that had just decided to
-// note that it still waits could write over the name of the culprit.
+// Mutual exclusion for the record of waits (ep_ll_record_t), written by threads of many blocks: one at a
+// time, and what was written of a wait that was given up stays. Otherwise a thread that had just decided to
+// note that it still waits could write over the rank given up.
 #ifndef TREFOIL_KERNELS_COMMON_RECORD_CUH
 #define TREFOIL_KERNELS_COMMON_RECORD_CUH
 
@@ -24,7 +24,7 @@ EP_DEV void recordWait(unsigned *writing, unsigned long long *recorded, unsigned
   atomicExch(writing, 0u);
 }
 
-// Calls write() for a wait that was given up. One thread. Whoever is at the record is about to leave it.
+// Calls write() for a wait that was given up. One thread. The lock is held briefly.
 template <typename F>
 EP_DEV void recordTimeout(unsigned *writing, unsigned long long *recorded, F write) {
   for (int tries = 0; tries < 10000 && atomicCAS(writing, 0u, 1u) != 0; tries++) __nanosleep(100);

@@ -53,7 +53,7 @@ const void *epHtDispatchKernel(bool expertMajor, bool push);
 // pulls: flat only.
 const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool pulls);
 
-constexpr int HT_SCATTER_THREADS = 128;                  // a block of two scatter pipelines
+constexpr int HT_SCATTER_THREADS = 128; // one warp for each of a scatter pipeline's four roles
 constexpr int HT_PUSH_THREADS = HT_SCATTER_THREADS + 64; // with the warps for weights
 constexpr int HT_PUSH_TARGETS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
 constexpr int HT_PULL_SOURCES_BYTES = EP_HT_MAX_RANKS * 12 + 8;

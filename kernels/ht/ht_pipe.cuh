@@ -18,9 +18,9 @@
 // block must receive from the start.
 //
 // A slot of the ring (chunk number c, slot c mod S): `empty` counts its readers, `full` its bytes. A
-// barrier's parity lies to whoever is two phases behind, so nobody looks at `full` of c before `issued` > c.
+// parity test is ambiguous two phases behind, so no warp tests `full` of c before `issued` > c.
 //
-// What a pipeline asks of its policy P, in the order of a chunk's way. Dispatch: Sender
+// What policy P must provide, in the order of a chunk's way. Dispatch: Sender
 // (ht_dispatch_send.cuh), Receiver (ht_dispatch_receive.cuh); combine: both in ht_combine.cu.
 //
 //   constants  SENDS      a sender, else a receiver          GATHERS   n chunks in, else one
@@ -45,8 +45,9 @@
 //              release(item, entries)     receivers: the FIFO slots are free
 //              flags(), raise()           senders: whether there are flags; raises an item's
 //
-// Only the scheduler waits for peers. When it gives up it describes the end, and the pipeline drains.
-// Techniques and figures: notes on bulk copies in docs/kernels_ht.md.
+// In the pipeline the scheduler waits for peers (a pulling combine's completion warp, too, for gradients).
+// When it gives up it describes the end, and the pipeline drains.
+// Techniques and figures: docs/kernels_ht.md, "Facts behind the choices".
 #ifndef TREFOIL_KERNELS_HT_PIPE_CUH
 #define TREFOIL_KERNELS_HT_PIPE_CUH
 

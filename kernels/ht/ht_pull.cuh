@@ -1,8 +1,8 @@
 // Zero-copy pull of a flat combine: rows are read where the experts have left them, by the rank that sums
 // them, instead of going through its FIFO.
 //
-//   start  every rank tells every rank in every flat combine whether its input lies in a window, and if so
-//          where that rank's tokens begin in it and how many of them there are (announceInput). Two ranks
+//   start  every rank announces to every rank in every flat combine whether its input is in a window, and if
+//          so where that rank's tokens begin in it and how many of them there are (announceInput). Two ranks
 //          that have both announced a window read each other's rows; an announcement implies that the rows
 //          are ready.
 //   end    a block that has read its last chunk adds to the peers' `reads`; what the blocks of a launch
@@ -10,9 +10,9 @@
 //          the caller may overwrite its input.
 //   gradients of weights travel as flagged words of two, at once.
 //
-// There is one buffer for the words, and a rank without a window waits for nobody: it may be operations
-// ahead. So a word with a greater number than this combine's says that its writer had no window in this
-// one, for if it had, and this rank too, it would still be waiting for this rank's `reads`.
+// There is one buffer for the words, and a rank without a window does not wait for announcements: it may be
+// operations ahead. So a word with a greater number than this combine's means that its writer had no window
+// in this one, for if it had, and this rank too, it would still be waiting for this rank's `reads`.
 //
 // Memory order: what wrote the rows has ended before the launch; a system fence stands before the word,
 // another behind it at the reader, and each bulk load has its proxy fence.
@@ -24,7 +24,7 @@
 
 constexpr int HT_READ = 65536; // what a launch adds to `reads`: the sum of epLlTick
 
-// What a block knows of its peers, in shared memory.
+// A block's table of its peers, in shared memory.
 struct HtPullSources {
   const char *rows[EP_HT_MAX_RANKS]; // where this rank's rows begin at rank r; NULL: in the FIFO
   int count[EP_HT_MAX_RANKS];        // how many of them there are

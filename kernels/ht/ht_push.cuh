@@ -1,8 +1,8 @@
 // Zero-copy push of dispatch into the receivers' outputs: which pairs of ranks do it, where their rows
 // belong, and when all are there.
 //
-//   start  every rank tells every rank in every dispatch that it is in it, and where its output lies, if
-//          that is in a window (sendAnnounces). A pair pushes if both have announced the same windows.
+//   start  every rank announces to every rank in every dispatch that it takes part, and where its output
+//          lies, if that is in a window (sendAnnounces). A pair pushes if both announced the same windows.
 //          An announcement implies that the rank's earlier work on the output is done, so it may be written.
 //   slots  flat: a source's rows are one range, whose start the announcement has. Expert-major: the receiver
 //          tells each source its tokens' first slots (sendRemoteSlots); only there does the row cross the
@@ -24,7 +24,7 @@
 
 constexpr int HT_DONE = 65536; // what a launch adds to `dones`: the sum of epLlTick
 
-// What a block knows of its peers, in shared memory.
+// A block's table of its peers, in shared memory.
 struct HtPushTargets {
   char *tokens[EP_HT_MAX_RANKS]; // where rank r's rows from here begin; NULL: through the FIFO
   char *scales[EP_HT_MAX_RANKS];
@@ -93,7 +93,7 @@ EP_DEV HtAwaited awaitedAnnounce(int r, unsigned long long number) {
   return HtAwaited{EP_HT_KIND_DISPATCH, EP_LL_PHASE_ANNOUNCE, r, (unsigned)number, 0, -1};
 }
 
-// One thread a rank: whether its announcement comes. Its words are asked for together.
+// One thread a rank: whether its announcement comes. Its words are loaded together.
 EP_DEV bool waitPeer(const HtDispatchArgs &a, const HtTables &t, int r, unsigned long long number,
                      HtPushTargets &targets) {
   const ep_ht_group_t &g = a.op.group;

@@ -1,4 +1,4 @@
-// High-throughput Update: everybody learns everybody's routing, and every rank works out where its
+// High-throughput Update: an all-gather of the routing, after which every rank computes where its
 // tokens go and what comes to it. One launch.
 //
 //   1. send      each own token's experts to every rank, as words {8 bytes of ids, number of the Update}:
@@ -9,9 +9,8 @@
 //   4. place     a token's place in a row is the sum of the counts of the tiles before and the bits before
 //                its own, so places ascend by (source, token) whatever the order of the blocks
 //
-// Words of Update e lie in buffer e mod 2. A rank that sends e has the words of e - 1 of all ranks, sent
-// after they had finished e -
-// 2: nobody reads what it overwrites.
+// Words of Update e lie in buffer e mod 2. A rank that sends e has received e - 1 from all ranks, each sent
+// after its sender had finished e - 2: what e overwrites has been read.
 #include "kernels/ht/ht_control.cuh"
 #include "kernels/ht/ht_kernels.cuh"
 

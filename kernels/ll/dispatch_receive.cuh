@@ -1,6 +1,6 @@
 // The receiving half of a dispatch: routing words, slots, rows as they come, and what combine and the caller
 // need to know. A lane is a pair (source of a group of four, k) wherever rows are found or handed out, in
-// blocks of eight k; a warp waits for the four sources of a step at once and delivers whoever is there.
+// blocks of eight k; a warp waits for the four sources of a step at once and delivers what has arrived.
 #ifndef TREFOIL_KERNELS_LL_DISPATCH_RECEIVE_CUH
 #define TREFOIL_KERNELS_LL_DISPATCH_RECEIVE_CUH
 

@@ -83,7 +83,7 @@ EP_DEV void sendWord(const DispatchArgs &a, const Op &op, unsigned active, int e
   }
 }
 
-// Generic: a lane is a vector of a destination, and asks the lanes that have its entries.
+// Generic: a lane is a vector of a destination, and shuffles from the lanes that have its entries.
 template <class T>
 EP_DEV void sendVectors(const DispatchArgs &a, const Op &op, unsigned long long active,
                         const Experts<T> &e, size_t at, int lane) {

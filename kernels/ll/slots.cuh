@@ -1,6 +1,6 @@
 // Slots: which row of the output a received token gets. A block keeps one bit per (local expert, source,
 // token), set while it reads the routing words; a slot is the number of set bits before its own, so
-// every block finds the same slots without talking to the others, and rows ascend by (source, token).
+// every block finds the same slots without communication, and rows ascend by (source, token).
 //
 //     bits[e]: source 0 token 0, 1, .., N' - 1 | source 1 token 0, .. | ...      N' = N rounded up to 32
 //

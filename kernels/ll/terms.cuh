@@ -54,7 +54,7 @@ static __device__ __noinline__ bool lookForWeights(const CombineArgs &a, int src
   return spin.since != 0;
 }
 
-// What a lane knows of one term.
+// A lane's state of one term.
 struct Term {
   int where;           // EXACT, RANKS: own row; PARTIAL: k of the slot
   float weight;        // EXACT
@@ -271,7 +271,7 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
   }
 };
 
-// The first 64 entries of the list, two a lane, loaded before anybody knows how many there are:
+// The first 64 entries of the list, two a lane, loaded before the count is loaded:
 // with few tokens that is one load less to wait for.
 EP_DEV uint4 guessReturns(const CombineArgs &a, int lane) {
   uint4 v = make_uint4(0, 0, 0, 0);
