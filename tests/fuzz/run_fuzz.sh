@@ -19,7 +19,8 @@ libs=$(pkg-config --cflags --libs libzip jansson popt) || skip "libzip, jansson 
 
 cmake -DOUT="$work/presets_embedded.c" -DDIR="$source/models" -DKINDS=Clusters,Moe,Costs \
   -P "$source/models/embed.cmake"
-plan="error regular_file shape routing npy trace trace_generate trace_describe trace_import trace_file trace_save"
+plan="error regular_file shape routing npy trace trace_generate trace_describe trace_import"
+plan="$plan trace_file trace_save"
 files="$source/tests/fuzz/fuzz_$target.c presets_embedded.c"
 for f in preset preset_text hf_config cost_record; do files="$files $source/models/$f.c"; done
 for f in $plan; do files="$files $source/plan/$f.c"; done
