@@ -11,10 +11,11 @@ dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 folder=$(dirname "$runtime")
 export LD_LIBRARY_PATH="$folder:$LD_LIBRARY_PATH"
+# nvcc takes no name that ends in .so.13 (PyPI's wheels have no other); the linker does.
 build() { # NAME [OPTION...]
   name=$1
   shift
-  "$nvcc" -arch=sm_90 -O0 -cudart none "$@" -o "$dir/$name" "$source" "$runtime" || exit 1
+  "$nvcc" -arch=sm_90 -O0 -cudart none "$@" -o "$dir/$name" "$source" -Xlinker "$runtime" || exit 1
 }
 build legacy &
 build per_thread --default-stream per-thread &

@@ -195,7 +195,8 @@ TEST(the_replay_shows_the_same) {
   CHECK(!strcmp(again.text, outcome.text), "'%s' then '%s'", outcome.text, again.text);
 }
 
-/* With slot order and rounding open, what is wrong is still wrong. */
+/* With slot order and rounding open, what is wrong is still wrong (in high throughput a fault may lie past
+ * the slots that arrive, which is open; check_conform.py has those that do not). */
 TEST(order_free_sees_what_is_wrong) {
   static const char *const wrong[] = {"flip",         "before", "counter", "input",
                                       "combine-skip", "scales", "ids"};
@@ -203,6 +204,7 @@ TEST(order_free_sees_what_is_wrong) {
     plant(wrong[i]);
     ep_check_options_t o = optionsFor(&table[0]);
     o.choice.orderFree = 1;
+    o.choice.modes = LE | LR;
     REQUIRE(epCheckRun(&o, &outcome) == TREFOIL_OK, "%s: %s", wrong[i], trefoilLastError());
     CHECK(access(log, F_OK) == 0, "%s was never planted", wrong[i]);
     CHECK(outcome.failed, "%s was not seen", wrong[i]);
