@@ -6,8 +6,30 @@
 #define TREFOIL_KERNELS_COMMON_REDUCE_CUH
 
 #include "kernels/common/ptx.cuh"
+#include "trefoil/base.h"
+
+#include <type_traits>
 
 enum class Elem { F32, F16, BF16 };
+template <Elem T> using ElemTag = std::integral_constant<Elem, T>;
+
+// The datatypes of rows that are summed.
+constexpr trefoil_dtype_t SUMMED[] = {TREFOIL_F32, TREFOIL_F16, TREFOIL_BF16};
+constexpr int NUM_SUMMED = sizeof SUMMED / sizeof SUMMED[0];
+
+// kernelOf(ElemTag) of a datatype; NULL: it is not summed.
+template <class F> const void *kernelOfDtype(trefoil_dtype_t dtype, F kernelOf) {
+  switch (dtype) {
+  case TREFOIL_F32:
+    return kernelOf(ElemTag<Elem::F32>{});
+  case TREFOIL_F16:
+    return kernelOf(ElemTag<Elem::F16>{});
+  case TREFOIL_BF16:
+    return kernelOf(ElemTag<Elem::BF16>{});
+  default:
+    return nullptr;
+  }
+}
 
 template <Elem T> struct Vec { static constexpr int N = T == Elem::F32 ? 4 : 8; };
 

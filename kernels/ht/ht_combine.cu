@@ -35,7 +35,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Sender {
   const HtCombineArgs &a;
   const HtTables &t;
   const unsigned long long *sent;
-  const HtDivisor byChunks, byOwners;
+  const Divisor byChunks, byOwners;
   const HtPullSources *sources; // PULLS
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
@@ -159,7 +159,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Receiver {
   const HtCombineArgs &a;
   const HtTables &t;
   const unsigned long long *received;
-  const HtDivisor byChunks, byLocal;
+  const Divisor byChunks, byLocal;
   const HtPullSources *sources; // PULLS
   unsigned long long number;
 
@@ -276,8 +276,8 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
   HtControl &c = htControl(g);
   const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
   const HtTables t = htTables(g, a.op.handle);
-  if (htVolatile(&c.failed)) return;
-  const unsigned long long number = htVolatile(&c.numbers[1]) + 1;
+  if (loadVolatile(&c.wait.failed)) return;
+  const unsigned long long number = loadVolatile(&c.numbers[1]) + 1;
   HtPullSources *sources = (HtPullSources *)(shared + a.sourcesAt);
   bool sends = (int)blockIdx.x < a.split;
   if (!EXPERT_MAJOR && blockIdx.x == 0 && threadIdx.x >> 5 == 3) announceInput<PULLS>(a, t, number);
@@ -288,12 +288,13 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
   }
   if (sends) {
     const HtBlock b = blockOf(shared, a.sender, a.room, a.slotStride);
-    const Sender<EXPERT_MAJOR, PULLS> sender{a,
-                                             t,
-                                             c.fifos[1].sent,
-                                             HtDivisor(a.row.numChunks),
-                                             HtDivisor(max(g.numRanks - (EXPERT_MAJOR ? 0 : 1), 1)),
-                                             sources};
+    const Sender<EXPERT_MAJOR, PULLS> sender{
+        a,
+        t,
+        c.fifos[1].sent,
+        Divisor::of(a.row.numChunks),
+        Divisor::of(max(g.numRanks - (EXPERT_MAJOR ? 0 : 1), 1)),
+        sources};
     arm(b, EXPERT_MAJOR ? HT_GATHER_READERS : HT_SCATTER_READERS, HT_REDUCE_WARPS, false);
     if constexpr (EXPERT_MAJOR)
       gatherPipe<T>(b, sender, a.sender, &c.work[1][0]);
@@ -303,8 +304,9 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
   const HtBlock b = blockOf(shared, a.receiver, a.room, a.slotStride);
   arm(b, HT_GATHER_READERS, HT_REDUCE_WARPS, sends);
   gatherPipe<T>(b,
-                Receiver<EXPERT_MAJOR, PULLS>{a, t, c.fifos[1].received, HtDivisor(a.row.numChunks),
-                                              HtDivisor(g.numLocal), sources, number},
+                Receiver<EXPERT_MAJOR, PULLS>{a, t, c.fifos[1].received,
+                                              Divisor::of(a.row.numChunks), Divisor::of(g.numLocal),
+                                              sources, number},
                 a.receiver, &c.work[1][1]);
   if constexpr (PULLS) sendReadDone(g, *sources);
   leave<true>(
@@ -318,16 +320,13 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
       });
 }
 
-template <Elem T> const void *kernelOf(bool expertMajor, bool pulls) {
-  return expertMajor ? EP_KERNEL(combineKernel<T, true, false>)
-         : pulls     ? EP_KERNEL(combineKernel<T, false, true>)
-                     : EP_KERNEL(combineKernel<T, false, false>);
-}
-
 } // namespace
 
 const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool pulls) {
-  return dtype == TREFOIL_F32   ? kernelOf<Elem::F32>(expertMajor, pulls)
-         : dtype == TREFOIL_F16 ? kernelOf<Elem::F16>(expertMajor, pulls)
-                                : kernelOf<Elem::BF16>(expertMajor, pulls);
+  return kernelOfDtype(dtype, [=](auto elem) {
+    constexpr Elem T = decltype(elem)::value;
+    return expertMajor ? EP_KERNEL(combineKernel<T, true, false>)
+           : pulls     ? EP_KERNEL(combineKernel<T, false, true>)
+                       : EP_KERNEL(combineKernel<T, false, false>);
+  });
 }

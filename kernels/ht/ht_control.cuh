@@ -7,7 +7,7 @@
 #ifndef TREFOIL_KERNELS_HT_CONTROL_CUH
 #define TREFOIL_KERNELS_HT_CONTROL_CUH
 
-#include "kernels/common/record.cuh"
+#include "kernels/common/wait_record.cuh"
 #include "kernels/ht/ht.h"
 
 // Chunks sent to and received from each rank since the group began; a chunk's place in a FIFO and its
@@ -16,13 +16,11 @@ struct HtFifos {
   unsigned long long sent[EP_HT_MAX_RANKS], received[EP_HT_MAX_RANKS];
 };
 struct HtControl {
-  unsigned failed;
+  WaitControl wait;
   unsigned meetCount, meetTurn;  // blocks of an Update
   unsigned arrived[2];           // blocks at the end of a dispatch, a combine
   unsigned work[2][2];           // next candidate: [kind][senders, receivers]
   unsigned badIds;               // of the running Update
-  unsigned writing;              // a thread is at the record
-  unsigned long long recorded;   // device clock of the last record written
   unsigned long long numbers[3]; // operations finished: dispatch, combine, Update
   HtFifos fifos[2];
   unsigned doneBefore[EP_HT_MAX_RANKS]; // dispatch: each source's count at the start
@@ -32,10 +30,6 @@ static_assert(sizeof(HtControl) <= EP_HT_CONTROL_BYTES, "control memory");
 
 EP_DEV HtControl &htControl(const ep_ht_group_t &g) {
   return *(HtControl *)g.control;
-}
-
-template <typename T> EP_DEV T htVolatile(const T *p) {
-  return *(const volatile T *)p;
 }
 
 // The tables behind the head of a handle's memory (ht_layout.c has the sizes). W = min(R, K).
@@ -101,62 +95,29 @@ EP_DEV HtTables htTables(const ep_ht_group_t &g, const ep_ht_handle_t &h) {
   return t;
 }
 
-struct HtAwaited {
-  unsigned kind; // EP_HT_KIND_*
-  ep_ll_phase_t phase;
-  int rank;
-  unsigned expected, received;
-  long long item;
-};
-
-struct HtSpin {
-  unsigned polls = 0;
-  unsigned long long since = 0;
-};
-
-EP_DEV void htWriteRecord(const ep_ht_group_t &g, const HtAwaited &w, const HtSpin &spin,
-                          unsigned long long now, bool over) {
-  ep_ll_record_t *r = g.record;
-  if (!r) return;
-  r->kind = w.kind;
-  r->phase = w.phase;
-  r->rank = w.rank;
-  r->operation = htVolatile(&htControl(g).numbers[w.kind - EP_HT_KIND_DISPATCH]) + 1;
-  r->expected = w.expected;
-  r->received = w.received;
-  r->item = w.item;
-  r->sinceNs = spin.since;
-  r->nowNs = now;
-  if (over) {
-    r->failed = 1;
-    r->numGaveUp++;
-  }
-  __threadfence_system();
-  r->state = over ? 2 : 1;
-}
-
-static __device__ __noinline__ bool htCheckLimit(const ep_ht_group_t &g, HtAwaited w,
-                                                 HtSpin &spin) {
-  HtControl &c = htControl(g);
-  if (htVolatile(&c.failed)) return false;
-  const unsigned long long now = clockNs();
+static __device__ __noinline__ bool htCheckLimit(const ep_ht_group_t &g, Awaited w,
+                                                 unsigned expected, Spin &spin) {
+  WaitControl &c = htControl(g).wait;
+  if (loadVolatile(&c.failed)) return false;
+  const uint64_t now = clockNs();
   if (!spin.since) spin.since = now;
-  const unsigned long long waited = now - spin.since;
-  if (waited < g.timeoutNs) {
-    recordWait(&c.writing, &c.recorded, waited, now,
-               [&] { htWriteRecord(g, w, spin, now, false); });
+  const auto write = [&](bool gaveUp) {
+    const unsigned long long *numbers = htControl(g).numbers;
+    const unsigned long long ended = loadVolatile(&numbers[w.kind - EP_HT_KIND_DISPATCH]);
+    writeRecord(g.record, w, ended + 1, expected, spin.since, now, gaveUp);
+  };
+  if (now - spin.since < g.timeoutNs) {
+    recordWait(c, now - spin.since, now, [&] { write(false); });
     return true;
   }
-  if (atomicCAS(&c.failed, 0u, 1u) == 0) {
-    recordTimeout(&c.writing, &c.recorded, [&] { htWriteRecord(g, w, spin, now, true); });
-  }
+  if (atomicCAS(&c.failed, 0u, 1u) == 0) recordTimeout(c, [&] { write(true); });
   return false;
 }
 
 // One thread: true to poll again.
-EP_DEV bool htKeepWaiting(const ep_ht_group_t &g, const HtAwaited &w, HtSpin &s) {
+EP_DEV bool htKeepWaiting(const ep_ht_group_t &g, const Awaited &w, unsigned expected, Spin &s) {
   if (++s.polls & 255) return true;
-  return htCheckLimit(g, w, s);
+  return htCheckLimit(g, w, expected, s);
 }
 
 // Flagged 16-byte words: 8 bytes of data, and an operation's number as the flag.
@@ -173,8 +134,8 @@ EP_DEV bool isFlagged(uint4 q, unsigned long long number) {
 
 // One thread: waits for a word of operation `number`; false if it will not come. w: received is filled in.
 EP_DEV bool waitFlagged(const ep_ht_group_t &g, const char *at, unsigned long long number,
-                        HtAwaited w, unsigned long long &data) {
-  HtSpin spin;
+                        Awaited w, unsigned long long &data) {
+  Spin spin;
   for (;;) {
     const uint4 q = loadSys(at);
     if (isFlagged(q, number)) {
@@ -182,7 +143,7 @@ EP_DEV bool waitFlagged(const ep_ht_group_t &g, const char *at, unsigned long lo
       return true;
     }
     w.received = q.z;
-    if (!htKeepWaiting(g, w, spin)) return false;
+    if (!htKeepWaiting(g, w, (unsigned)number, spin)) return false;
   }
 }
 

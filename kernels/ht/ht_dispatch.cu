@@ -23,8 +23,9 @@ EP_DEV uint4 readAnnounce(const ep_ht_group_t &g, unsigned long long number) {
 EP_DEV void waitAnnounce(const ep_ht_group_t &g, uint4 seen, unsigned long long number) {
   if (isFlagged(seen, number)) return;
   const int r = threadIdx.x;
+  const Awaited w = {EP_HT_KIND_DISPATCH, EP_LL_PHASE_ANNOUNCE, r, 0, -1};
   unsigned long long ignored;
-  waitFlagged(g, announceAt(g, g.rank, r, number), number, awaitedAnnounce(r, number), ignored);
+  waitFlagged(g, announceAt(g, g.rank, r, number), number, w, ignored);
 }
 
 // One thread, if the rank is trapped by maxRecv (any other trap is reported by the caller).
@@ -44,8 +45,8 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
   HtControl &c = htControl(g);
   const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
   const HtTables t = htTables(g, a.op.handle);
-  if (htVolatile(&c.failed)) return;
-  const unsigned long long number = htVolatile(&c.numbers[0]) + 1;
+  if (loadVolatile(&c.wait.failed)) return;
+  const unsigned long long number = loadVolatile(&c.numbers[0]) + 1;
   const int role = threadIdx.x >> 5;
   if (blockIdx.x == 0 && role == 3) sendAnnounces(a, t, number);
   if (blockIdx.x == 0 && threadIdx.x == 0) recordTrap(g, t);
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
       passWeights(a, t, *targets, number);
     else
       scatterPipe(b,
-                  Sender<EXPERT_MAJOR, PUSHES>{a, t, c.fifos[0].sent, HtDivisor(a.row.numChunks),
+                  Sender<EXPERT_MAJOR, PUSHES>{a, t, c.fifos[0].sent, Divisor::of(a.row.numChunks),
                                                targets, number},
                   shape, &c.work[0][0]);
     if (PUSHES) __syncthreads();
@@ -85,8 +86,8 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
       const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
       scatterPipe(b,
                   Receiver<EXPERT_MAJOR, PUSHES>{a, t, c.fifos[0].received, padGroups, perToken,
-                                                 HtDivisor(a.row.numChunks), HtDivisor(perToken),
-                                                 targets, number},
+                                                 Divisor::of(a.row.numChunks),
+                                                 Divisor::of(perToken), targets, number},
                   a.receiver, &c.work[0][1]);
     }
   }

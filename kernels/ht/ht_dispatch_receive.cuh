@@ -18,7 +18,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
   const unsigned long long *received; // chunks from each rank so far
   int padGroups;                      // of eight rows, a candidate each, spread over the tokens
   int perToken;                       // candidates
-  const HtDivisor byChunks, byToken;
+  const Divisor byChunks, byToken;
   const HtPushTargets *targets; // PUSHES
   unsigned long long number;
 

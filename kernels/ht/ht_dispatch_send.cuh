@@ -16,7 +16,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
   const HtDispatchArgs &a;
   const HtTables &t;
   const unsigned long long *sent; // chunks to each rank so far
-  const HtDivisor byChunks;
+  const Divisor byChunks;
   const HtPushTargets *targets; // PUSHES
   unsigned long long number;
 
@@ -66,7 +66,8 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
     unsigned remoteSlot = (unsigned)d.y;
     if (remoteSlot == HT_NOWHERE) remoteSlot = waitForSlot(group(), d.x, item.token, number);
     e.is = remoteSlot != HT_NOWHERE;
-    if (!e.is) e.watch = HtWatch{&htControl(group()).failed, -1, d.x}; // the scheduler gives up
+    if (!e.is)
+      e.watch = HtWatch{&htControl(group()).wait.failed, -1, d.x}; // the scheduler gives up
     e.location = HtLocation{pushedTo(d.x, remoteSlot & 1), (int)(remoteSlot >> 1)};
     return e;
   }

@@ -2,6 +2,7 @@
 #ifndef TREFOIL_KERNELS_HT_KERNELS_CUH
 #define TREFOIL_KERNELS_HT_KERNELS_CUH
 
+#include "kernels/common/reduce.cuh"
 #include "kernels/ht/ht.h"
 
 struct UpdateArgs {

@@ -181,8 +181,8 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
   const int R = g.numRanks, K = op->handle.numTopk;
   const bool expertMajor = op->handle.expertMajor;
   EP_TRY(checkGroup(g, op->handle, op->numSms));
-  EP_CHECK(op->dtype == TREFOIL_F32 || op->dtype == TREFOIL_F16 || op->dtype == TREFOIL_BF16,
-           TREFOIL_INVALID_ARGUMENT, "combine sums f32, f16 and bf16, not %d", (int)op->dtype);
+  EP_CHECK(epHtCombineKernel(op->dtype, false, false), TREFOIL_INVALID_ARGUMENT,
+           "combine sums f32, f16 and bf16, not %d", (int)op->dtype);
   HtCombineArgs a = {};
   a.op = *op;
   a.row = rowOf(op->rowBytes, 0, g.at);
@@ -205,11 +205,11 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
 }
 
 extern "C" trefoil_result_t epHtLoad(void) {
-  const void *kernels[14];
+  const void *kernels[5 + 3 * NUM_SUMMED];
   int n = 0;
   kernels[n++] = epHtUpdateKernel();
   for (int i = 0; i < 4; i++) kernels[n++] = epHtDispatchKernel(i & 1, i & 2);
-  for (trefoil_dtype_t t : {TREFOIL_F32, TREFOIL_F16, TREFOIL_BF16}) {
+  for (const trefoil_dtype_t t : SUMMED) {
     kernels[n++] = epHtCombineKernel(t, false, false);
     kernels[n++] = epHtCombineKernel(t, false, true);
     kernels[n++] = epHtCombineKernel(t, true, false);

@@ -51,6 +51,7 @@
 #ifndef TREFOIL_KERNELS_HT_PIPE_CUH
 #define TREFOIL_KERNELS_HT_PIPE_CUH
 
+#include "kernels/common/divide.cuh"
 #include "kernels/ht/ht_fifo.cuh"
 
 // Work item k as its block's warps see it, in desc[k mod D]. Entry: {code, epoch}; the code is a place
@@ -79,25 +80,13 @@ struct HtProgress {
   uint32_t end;             // items and the end, once it is described; before `head` says so
 };
 
-// n / d by a product, for n below 2^31: at most one too great, then put right.
-struct HtDivisor {
-  unsigned d, magic;
-  HtDivisor() = default;
-  EP_DEV explicit HtDivisor(int by) : d((unsigned)by), magic(0xffffffffu / (unsigned)by + 1) {}
-  EP_DEV int quotient(int n) const {
-    if (d == 1) return n;
-    const unsigned q = __umulhi((unsigned)n, magic);
-    return (int)(q - (q * d > (unsigned)n));
-  }
-};
-
 struct HtBlock {
   char *ring;
   uint64_t *full, *empty, *done;
   HtProgress *at;
   int *desc;
   int S, room, descInts, chunkStride; // room: slots that there is memory for, >= S
-  HtDivisor bySlots;
+  Divisor bySlots;
 
   EP_DEV HtItem &item(int k) const { return *(HtItem *)(desc + (k & (HT_DESCS - 1)) * descInts); }
   EP_DEV int2 *entries(int k) const { return (int2 *)(&item(k) + 1); }
@@ -159,7 +148,7 @@ EP_DEV void arm(const HtBlock &b, int readers, int reducers, bool again) {
 // Where the block's shared memory holds what. The ring comes first: bulk copies want 128-byte alignment.
 EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int chunkStride) {
   HtBlock b;
-  b.bySlots = HtDivisor(shape.slots);
+  b.bySlots = Divisor::of(shape.slots);
   b.ring = shared;
   b.full = (uint64_t *)(shared + (size_t)room * chunkStride);
   b.empty = b.full + room;

@@ -48,12 +48,12 @@ template <class P> EP_DEV int chunksOf(int n) {
 }
 
 // A rank that is not in the operation at all is named before any other.
-template <class P> EP_DEV void nameCulprit(const P &p, HtAwaited &w) {
+template <class P> EP_DEV void nameCulprit(const P &p, Awaited &w, unsigned &expected) {
   const int r = p.missing();
   if (r < 0) return;
   w.phase = EP_LL_PHASE_ANNOUNCE;
   w.rank = r;
-  w.expected = w.received = 0;
+  expected = w.received = 0;
   w.item = -1;
 }
 
@@ -76,7 +76,7 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
     if (P::WATCH_ONE && l == 0) e.watch = p.watchOne(item);
   }
   bool fin = !mine;
-  HtSpin spin;
+  Spin spin;
   for (;;) {
     bool alive = true;
     if (e.watch.word) {
@@ -88,9 +88,10 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
           p.isVoid(e.location);
         }
       } else {
-        HtAwaited w = {P::KIND, P::PHASE, e.watch.rank, (unsigned)e.watch.want, v >> 1, item.token};
-        if (!((spin.polls + 1) & 255)) nameCulprit(p, w);
-        alive = htKeepWaiting(p.group(), w, spin);
+        Awaited w = {P::KIND, P::PHASE, e.watch.rank, v >> 1, item.token};
+        unsigned expected = (unsigned)e.watch.want;
+        if (!((spin.polls + 1) & 255)) nameCulprit(p, w, expected);
+        alive = htKeepWaiting(p.group(), w, expected, spin);
       }
     }
     if (__any_sync(FULL_WARP, !alive)) return false;

@@ -5,9 +5,8 @@
 //          so where that rank's tokens begin in it and how many of them there are (announceInput). Two ranks
 //          that have both announced a window read each other's rows; an announcement implies that the rows
 //          are ready.
-//   end    a block that has read its last chunk adds to the peers' `reads`; what the blocks of a launch
-//          add up to does not depend on their number. The last block of the owner waits for it, so that
-//          the caller may overwrite its input.
+//   end    a block that has read its last chunk adds to the peers' `reads` (ht_done.cuh): once the last block
+//          of the owner has seen it, the caller may overwrite its input.
 //   gradients of weights travel as flagged words of two, at once.
 //
 // There is one buffer for the words, and a rank without a window does not wait for announcements: it may be
@@ -19,10 +18,8 @@
 #ifndef TREFOIL_KERNELS_HT_PULL_CUH
 #define TREFOIL_KERNELS_HT_PULL_CUH
 
+#include "kernels/ht/ht_done.cuh"
 #include "kernels/ht/ht_pipe.cuh"
-#include "kernels/common/protocol.h"
-
-constexpr int HT_READ = 65536; // what a launch adds to `reads`: the sum of epLlTick
 
 // A block's table of its peers, in shared memory.
 struct HtPullSources {
@@ -40,9 +37,6 @@ EP_DEV const char *pulledAt(const HtRow &row, const HtPullSources &sources, int 
 
 EP_DEV char *inputAt(const ep_ht_group_t &g, int at, int from) {
   return g.peers[at] + g.at.inputs + from * 32;
-}
-EP_DEV uint32_t *readAt(const ep_ht_group_t &g, int at, int by) {
-  return (uint32_t *)(g.peers[at] + g.at.reads) + by;
 }
 // Gradients of weights 2 j and 2 j + 1 of a token of rank `at`, by the rank of their experts.
 EP_DEV char *gradientsAt(const ep_ht_group_t &g, int at, int by, int token, int j) {
@@ -64,7 +58,7 @@ EP_DEV void announceInput(const HtCombineArgs &a, const HtTables &t, unsigned lo
   for (int r = threadIdx.x & 31; r < g.numRanks; r += 32) {
     char *to = inputAt(g, r, g.rank);
     if (PULLS) {
-      htControl(g).readBefore[r] = loadAcquire(readAt(g, g.rank, r));
+      htControl(g).readBefore[r] = doneBefore(g, g.at.reads, r);
       storeSys(to + 16, packFlagged((unsigned long long)rowsFor(t, r), number));
       const long long first = a.op.input.tokens + t.head->recvBase[r] * a.row.rowBytes;
       storeSys(to, packFlagged((unsigned long long)first | 1, number));
@@ -77,7 +71,7 @@ EP_DEV void announceInput(const HtCombineArgs &a, const HtTables &t, unsigned lo
 // The first rank of which this combine has no word yet; -1: all are in it. A wait for something else then
 // names that rank: other ranks may be waiting for it, too.
 EP_DEV int missingInput(const ep_ht_group_t &g) {
-  const unsigned long long number = htVolatile(&htControl(g).numbers[1]) + 1;
+  const unsigned long long number = loadVolatile(&htControl(g).numbers[1]) + 1;
   for (int r = 0; r < g.numRanks; r++) {
     const uint4 word = loadSys(inputAt(g, g.rank, r));
     if ((word.z | (unsigned long long)word.w << 32) < number) return r;
@@ -92,7 +86,7 @@ EP_DEV bool waitInput(const HtCombineArgs &a, int r, unsigned long long number,
   const char *at = inputAt(g, g.rank, r);
   sources.rows[r] = nullptr;
   sources.count[r] = 0;
-  HtSpin spin;
+  Spin spin;
   for (;;) {
     const uint4 where = loadSys(at), rows = loadSys(at + 16);
     const unsigned long long flag = where.z | (unsigned long long)where.w << 32;
@@ -102,8 +96,8 @@ EP_DEV bool waitInput(const HtCombineArgs &a, int r, unsigned long long number,
       sources.count[r] = (int)flaggedData(rows);
       return true;
     }
-    HtAwaited waited = {EP_HT_KIND_COMBINE, EP_LL_PHASE_ANNOUNCE, r, (unsigned)number, where.z, -1};
-    if (!htKeepWaiting(g, waited, spin)) return false;
+    const Awaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_ANNOUNCE, r, where.z, -1};
+    if (!htKeepWaiting(g, w, (unsigned)number, spin)) return false;
   }
 }
 
@@ -165,7 +159,7 @@ EP_DEV float gradientOf(unsigned long long both, int k) {
 EP_DEV float waitGradient(const ep_ht_group_t &g, uint4 seen, int rank, int token, int k,
                           unsigned long long number) {
   if (isFlagged(seen, number)) return gradientOf(flaggedData(seen), k);
-  const HtAwaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_WEIGHTS, rank, (unsigned)number, 0, token};
+  const Awaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_WEIGHTS, rank, 0, token};
   unsigned long long both = 0;
   waitFlagged(g, gradientsAt(g, g.rank, rank, token, k / 2), number, w, both);
   return gradientOf(both, k);
@@ -173,28 +167,21 @@ EP_DEV float waitGradient(const ep_ht_group_t &g, uint4 seen, int rank, int toke
 
 // ---------------------------------------------------------------------------------------------- end
 
+EP_DEV bool isPulled(const ep_ht_group_t &g, const HtPullSources &sources, int r) {
+  return r < g.numRanks && r != g.rank && sources.rows[r];
+}
 // All threads of a block that will read no more, after its pipeline.
 EP_DEV void sendReadDone(const ep_ht_group_t &g, const HtPullSources &sources) {
   __syncthreads();
-  const int r = threadIdx.x;
-  if (r >= g.numRanks || r == g.rank || !sources.rows[r]) return;
-  __threadfence_system();
-  addRelaxed(readAt(g, r, g.rank), (uint32_t)epLlTick(blockIdx.x, gridDim.x));
+  if (isPulled(g, sources, threadIdx.x)) addDone(g, g.at.reads, threadIdx.x);
 }
-
 // One thread a rank, of the last block.
 EP_DEV void waitReadDone(const HtCombineArgs &a, const HtTables &t, const HtPullSources &sources) {
   const ep_ht_group_t &g = a.op.group;
   const int r = threadIdx.x;
-  if (r >= g.numRanks || r == g.rank || !sources.rows[r]) return;
-  const unsigned before = htVolatile(&htControl(g).readBefore[r]);
-  HtSpin spin;
-  for (;;) {
-    const unsigned n = loadAcquire(readAt(g, g.rank, r)) - before;
-    if (n == HT_READ) break;
-    const HtAwaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_READ, r, HT_READ, n, -1};
-    if (!htKeepWaiting(g, w, spin)) return;
-  }
+  if (!isPulled(g, sources, r)) return;
+  const unsigned before = loadVolatile(&htControl(g).readBefore[r]);
+  if (!waitDone(g, g.at.reads, r, before, EP_HT_KIND_COMBINE, EP_LL_PHASE_READ)) return;
   // Counting is each rank's own affair, so the owner counts, by what it has announced to the reader.
   if (g.bytes) g.bytes[g.numRanks + r] += (unsigned long long)rowsFor(t, r) * a.row.rowBytes;
 }

@@ -7,8 +7,7 @@
 //   slots  flat: a source's rows are one range, whose start the announcement has. Expert-major: the receiver
 //          tells each source its tokens' first slots (sendRemoteSlots); only there does the row cross the
 //          link, the receiver copies it to the token's others once `arrivals` says that it is there.
-//   end    a block that has sent its last chunk adds to the peers' `dones`; what the blocks of a launch
-//          add up to does not depend on their number. The last block of the receiver waits for it.
+//   end    a block that has sent its last chunk adds to the peers' `dones` (ht_done.cuh).
 //
 // Words of dispatch e lie in buffer e mod 2. A rank leaves e when it has the announcements of e of all ranks,
 // with windows or without, so it announces e + 2 when all have left e. What a source writes after the
@@ -19,10 +18,8 @@
 #ifndef TREFOIL_KERNELS_HT_PUSH_CUH
 #define TREFOIL_KERNELS_HT_PUSH_CUH
 
+#include "kernels/ht/ht_done.cuh"
 #include "kernels/ht/ht_pipe.cuh"
-#include "kernels/common/protocol.h"
-
-constexpr int HT_DONE = 65536; // what a launch adds to `dones`: the sum of epLlTick
 
 // A block's table of its peers, in shared memory.
 struct HtPushTargets {
@@ -45,9 +42,6 @@ EP_DEV uint32_t *arrivalAt(const ep_ht_group_t &g, int at, int from, int token, 
   return (uint32_t *)(g.peers[at] + g.at.arrivals) +
          ((size_t)from * g.maxTokens + token) * g.at.rowChunks + chunk;
 }
-EP_DEV uint32_t *doneAt(const ep_ht_group_t &g, int at, int from) {
-  return (uint32_t *)(g.peers[at] + g.at.dones) + from;
-}
 
 // Whether this rank's output may be written by its peers. Overflow goes the way of the FIFOs.
 EP_DEV bool isOpen(const HtDispatchArgs &a, const HtTables &t) {
@@ -68,7 +62,7 @@ EP_DEV void sendAnnounces(const HtDispatchArgs &a, const HtTables &t, unsigned l
   for (int r = threadIdx.x & 31; r < g.numRanks; r += 32) {
     char *to = announceAt(g, r, g.rank, number);
     if (open) {
-      htControl(g).doneBefore[r] = loadAcquire(doneAt(g, g.rank, r));
+      htControl(g).doneBefore[r] = doneBefore(g, g.at.dones, r);
       const size_t row = rowsBefore(a, t, r);
       storeSys(to + 16, packFlagged(w.scalesOffset + row * a.row.scaleBytes, number));
       storeSys(to + 32, packFlagged(w.id, number));
@@ -82,15 +76,11 @@ EP_DEV void sendAnnounces(const HtDispatchArgs &a, const HtTables &t, unsigned l
 // The first rank of which this dispatch has no announcement yet; -1: all are in it (as missingInput,
 // ht_pull.cuh).
 EP_DEV int missingAnnounce(const ep_ht_group_t &g) {
-  const unsigned long long number = htVolatile(&htControl(g).numbers[0]) + 1;
+  const unsigned long long number = loadVolatile(&htControl(g).numbers[0]) + 1;
   for (int r = 0; r < g.numRanks; r++) {
     if (!isFlagged(loadSys(announceAt(g, g.rank, r, number)), number)) return r;
   }
   return -1;
-}
-
-EP_DEV HtAwaited awaitedAnnounce(int r, unsigned long long number) {
-  return HtAwaited{EP_HT_KIND_DISPATCH, EP_LL_PHASE_ANNOUNCE, r, (unsigned)number, 0, -1};
 }
 
 // One thread a rank: whether its announcement comes. Its words are loaded together.
@@ -101,7 +91,7 @@ EP_DEV bool waitPeer(const HtDispatchArgs &a, const HtTables &t, int r, unsigned
   const char *at = announceAt(g, g.rank, r, number);
   const bool open = isOpen(a, t);
   targets.tokens[r] = targets.scales[r] = nullptr;
-  HtSpin spin;
+  Spin spin;
   for (;;) {
     const uint4 tokens = loadSys(at), scales = loadSys(at + 16), id = loadSys(at + 32);
     const bool is = isFlagged(tokens, number), both = open && (tokens.x & 1);
@@ -111,9 +101,8 @@ EP_DEV bool waitPeer(const HtDispatchArgs &a, const HtTables &t, int r, unsigned
       targets.scales[r] = w.scales[r] + flaggedData(scales);
       return true;
     }
-    HtAwaited waited = awaitedAnnounce(r, number);
-    waited.received = tokens.z;
-    if (!htKeepWaiting(g, waited, spin)) return false;
+    const Awaited w = {EP_HT_KIND_DISPATCH, EP_LL_PHASE_ANNOUNCE, r, tokens.z, -1};
+    if (!htKeepWaiting(g, w, (unsigned)number, spin)) return false;
   }
 }
 
@@ -154,32 +143,25 @@ EP_DEV unsigned readRemoteSlot(const ep_ht_group_t &g, int by, int token,
 }
 static __device__ __noinline__ unsigned waitForSlot(const ep_ht_group_t &g, int by, int token,
                                                     unsigned long long number) {
-  const HtAwaited w = {EP_HT_KIND_DISPATCH, EP_LL_PHASE_ROUTING, by, (unsigned)number, 0, token};
+  const Awaited w = {EP_HT_KIND_DISPATCH, EP_LL_PHASE_ROUTING, by, 0, token};
   unsigned long long both = ~0ull;
   waitFlagged(g, remoteSlotAt(g, g.rank, by, token >> 1, number), number, w, both);
   return (unsigned)(both >> (token & 1) * 32);
 }
 
+EP_DEV bool isPushed(const ep_ht_group_t &g, const HtPushTargets &targets, int r) {
+  return r < g.numRanks && r != g.rank && targets.tokens[r];
+}
 // All threads of a block that will send no more, after they have met.
 EP_DEV void sendDone(const ep_ht_group_t &g, const HtPushTargets &targets) {
-  const int r = threadIdx.x;
-  if (r >= g.numRanks || r == g.rank || !targets.tokens[r]) return;
-  __threadfence_system();
-  addRelaxed(doneAt(g, r, g.rank), (uint32_t)epLlTick(blockIdx.x, gridDim.x));
+  if (isPushed(g, targets, threadIdx.x)) addDone(g, g.at.dones, threadIdx.x);
 }
-
 // All threads of the last block.
 EP_DEV void waitDone(const ep_ht_group_t &g, const HtPushTargets &targets) {
   const int r = threadIdx.x;
-  if (r >= g.numRanks || r == g.rank || !targets.tokens[r]) return;
-  const unsigned before = htVolatile(&htControl(g).doneBefore[r]);
-  HtSpin spin;
-  for (;;) {
-    const unsigned n = loadAcquire(doneAt(g, g.rank, r)) - before;
-    if (n == HT_DONE) return;
-    const HtAwaited w = {EP_HT_KIND_DISPATCH, EP_LL_PHASE_ROWS, r, HT_DONE, n, -1};
-    if (!htKeepWaiting(g, w, spin)) return;
-  }
+  if (!isPushed(g, targets, r)) return;
+  const unsigned before = loadVolatile(&htControl(g).doneBefore[r]);
+  waitDone(g, g.at.dones, r, before, EP_HT_KIND_DISPATCH, EP_LL_PHASE_ROWS);
 }
 
 #endif

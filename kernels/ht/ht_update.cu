@@ -35,8 +35,8 @@ EP_DEV char *wordAt(const ep_ht_group_t &g, int at, int from, long long t, int b
 }
 
 // What a word of this Update is waited for as.
-EP_DEV HtAwaited awaited(ep_ll_phase_t phase, int src, unsigned long long number, long long item) {
-  return HtAwaited{EP_HT_KIND_UPDATE, phase, src, (unsigned)number, 0, item};
+EP_DEV Awaited awaited(ep_ll_phase_t phase, int src, long long item) {
+  return Awaited{EP_HT_KIND_UPDATE, phase, src, 0, item};
 }
 
 EP_DEV int readId(const ep_ht_update_t &o, size_t i) {
@@ -99,7 +99,7 @@ EP_DEV void forIds(const UpdateArgs &a, const Look &l, unsigned long long number
   const char *at = wordAt(g, g.rank, l.src, l.t, (int)(number & 1));
   for (int k = 0; k < a.op.handle.numTopk; k += a.perWord) {
     unsigned long long data;
-    const HtAwaited w = awaited(EP_LL_PHASE_ROUTING, l.src, number, l.t);
+    const Awaited w = awaited(EP_LL_PHASE_ROUTING, l.src, l.t);
     if (!waitFlagged(g, at + k / a.perWord * 16, number, w, data)) return;
     for (int j = 0; j < a.perWord && k + j < a.op.handle.numTopk; j++) {
       const unsigned long long e = data >> (j * a.idBits) & field;
@@ -118,7 +118,7 @@ EP_DEV Look readTile(const UpdateArgs &a, const Shared &s, int tile, unsigned lo
   if (threadIdx.x == 0) {
     unsigned long long n = 0;
     const bool ok = waitFlagged(g, headerAt(g, g.rank, l.src, (int)(number & 1)), number,
-                                awaited(EP_LL_PHASE_ANNOUNCE, l.src, number, -1), n);
+                                awaited(EP_LL_PHASE_ANNOUNCE, l.src, -1), n);
     numTokens = ok ? min((int)n, g.maxTokens) : 0;
   }
   __syncthreads();
@@ -159,7 +159,7 @@ EP_DEV void meet(const ep_ht_group_t &g, int blocks) {
   HtControl &c = htControl(g);
   __syncthreads();
   if (threadIdx.x == 0) {
-    const unsigned turn = htVolatile(&c.meetTurn);
+    const unsigned turn = loadVolatile(&c.meetTurn);
     __threadfence();
     if (atomicAdd(&c.meetCount, 1u) == blocks - 1) {
       c.meetCount = 0;
@@ -167,9 +167,9 @@ EP_DEV void meet(const ep_ht_group_t &g, int blocks) {
       atomicAdd(&c.meetTurn, 1u);
     } else {
       const unsigned long long since = clockNs();
-      while (htVolatile(&c.meetTurn) == turn) {
+      while (loadVolatile(&c.meetTurn) == turn) {
         if (clockNs() - since > 2 * g.timeoutNs) {
-          c.failed = 1;
+          c.wait.failed = 1;
           break;
         }
       }
@@ -395,8 +395,8 @@ __global__ void __launch_bounds__(TILE, 1) updateKernel(const __grid_constant__ 
   const ep_ht_group_t &g = a.op.group;
   HtControl &c = htControl(g);
   const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
-  const unsigned long long number = htVolatile(&c.numbers[2]) + 1;
-  if (htVolatile(&c.failed)) return;
+  const unsigned long long number = loadVolatile(&c.numbers[2]) + 1;
+  if (loadVolatile(&c.wait.failed)) return;
   Shared s;
   s.bits = (unsigned *)memory;
   s.before = (int *)(s.bits + a.rows * WORDS);

@@ -31,16 +31,16 @@ struct DispatchArgs {
   char *mine; // own exchange memory
   unsigned long long routing, routingHalf, rows, rowsHalf;
   int rank, numRanks, numTokens, maxTokens, topk, idx64, numLocal, numExperts, rowStride;
-  unsigned rankTimes, stepTimes; // rank = expert * rankTimes >> 24, token = umulhi(item, stepTimes)
-  Wire wire;                     // tokens, scales, rank-major weights padded to 16 bytes
+  Divisor perRank, perRow; // experts of a rank, steps of a row
+  Wire wire;               // tokens, scales, rank-major weights padded to 16 bytes
   int tokenBytes, scaleBytes, inputBytes;
   Partitioning send, recv;
   int numSend, numRecv;
-  int numWire, pace;             // quantising: sending warps that store to peers
-  int guess;                     // log2 of numTokens, rounded up
-  int groups, perSource, chunks; // of SOURCES sources; slots.cuh
-  int perToken, tokenStride;     // quantising: blocks on a token, tokens at once
-  unsigned perTokenTimes;
+  int numWire, pace;                              // quantising: sending warps that store to peers
+  int guess;                                      // log2 of numTokens, rounded up
+  int groups, perSource, chunks;                  // of SOURCES sources; slots.cuh
+  Divisor perToken;                               // quantising: blocks on a token
+  int tokenStride;                                // tokens at once
   int rowAt, mapAt, beforeAt, returnsAt, routeAt; // shared memory
   ep_ll_dispatch_t op;
   // Generic path only.
@@ -83,10 +83,10 @@ EP_DEV bool isExpert(const DispatchArgs &a, int id) {
   return (unsigned)id < (unsigned)a.numExperts;
 }
 template <class T> EP_DEV int rankOf(const DispatchArgs &a, int expert) {
-  return T::GENERIC ? expert / a.numLocal : (int)((unsigned)expert * a.rankTimes >> 24);
+  return (int)(T::GENERIC ? a.perRank.quotient(expert) : a.perRank.smallQuotient(expert));
 }
 template <class T> EP_DEV int tokenOf(const DispatchArgs &a, int item) {
-  return T::GENERIC ? item / a.wire.steps : (int)__umulhi((unsigned)item, a.stepTimes);
+  return (int)(T::GENERIC ? a.perRow.quotient(item) : a.perRow.smallQuotient(item));
 }
 
 EP_DEV Partition partitionOf(const Partitioning &d) {

@@ -29,11 +29,11 @@ static inline size_t layOutShared(DispatchArgs &a, bool generic) {
 // How blocks quantise: on so many tokens at once, each token by so many.
 static inline void shareTokens(DispatchArgs &a, int blocks) {
   const int tokens = a.numTokens;
-  a.perToken = tokens ? blocks / tokens : 1;
-  if (a.perToken > a.wire.steps) a.perToken = a.wire.steps;
-  if (a.perToken < 1) a.perToken = 1;
-  a.tokenStride = blocks / a.perToken;
-  a.perTokenTimes = (unsigned)(((1ull << 32) + a.perToken - 1) / a.perToken);
+  int perToken = tokens ? blocks / tokens : 1;
+  if (perToken > a.wire.steps) perToken = a.wire.steps;
+  if (perToken < 1) perToken = 1;
+  a.perToken = Divisor::of((unsigned)perToken);
+  a.tokenStride = blocks / perToken;
 }
 
 static inline void describeRows(DispatchArgs &a) {
@@ -43,7 +43,7 @@ static inline void describeRows(DispatchArgs &a) {
   a.tokenBytes = op.tokenBytes;
   a.scaleBytes = op.scaleBytes;
   a.inputBytes = op.quant ? op.tokenBytes * 2 : op.tokenBytes;
-  a.stepTimes = (unsigned)(((1ull << 32) + a.wire.steps - 1) / a.wire.steps);
+  a.perRow = Divisor::of((unsigned)a.wire.steps);
 }
 
 static inline void describeGroup(DispatchArgs &a) {
@@ -61,7 +61,7 @@ static inline void describeGroup(DispatchArgs &a) {
   a.maxTokens = g.maxTokens;
   a.numLocal = g.numLocal;
   a.numExperts = g.numExperts;
-  a.rankTimes = ((1u << 24) + g.numLocal - 1) / g.numLocal;
+  a.perRank = Divisor::of((unsigned)g.numLocal);
   a.groups = (g.numRanks + SOURCES - 1) / SOURCES;
   a.perSource = (g.maxTokens + 31) / 32 * 32;
   a.chunks = SlotMap::chunksOf(g.numRanks, a.perSource);
@@ -95,7 +95,7 @@ static inline bool isFast(DispatchArgs &a, size_t maxShared) {
   const long long items = (long long)a.maxTokens * a.groups * steps;
   return !a.op.generic && a.parts == EP_LL_BOTH && a.numRanks < 32 && a.idBytes == 1 &&
          a.idVectors == 1 && steps >= 2 && a.wire.packets * 112 <= a.tokenBytes &&
-         items * steps < 1ll << 32 && (long long)a.numRanks * a.maxTokens < 1 << 20 &&
+         items * steps < 1ll << 31 && (long long)a.numRanks * a.maxTokens < 1 << 20 &&
          layOutShared(a, false) <= maxShared;
 }
 

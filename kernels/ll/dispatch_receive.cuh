@@ -137,7 +137,8 @@ template <class T> struct Receiver {
           pending = false;
         } else {
           const ep_ll_phase_t phase = tokens < 0 ? EP_LL_PHASE_ANNOUNCE : EP_LL_PHASE_ROUTING;
-          pending = keepWaiting(a.op.group, op, Awaited{EP_LL_DISPATCH, phase, src, q.w, t}, spin);
+          const Awaited w = {EP_LL_DISPATCH, phase, src, q.w, t};
+          pending = keepWaiting(a.op.group, op, w, spin);
           if (!pending) routing.forget(src, t);
         }
       }

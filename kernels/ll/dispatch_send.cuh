@@ -191,7 +191,7 @@ EP_DEV void sendRows(const DispatchArgs &a, const FirstLoads &first, int warp, i
 // The token that this block quantises first, or -1.
 EP_DEV int firstToken(const DispatchArgs &a) {
   const int blk = (int)blockIdx.x;
-  const int t = a.perToken == 1 ? blk : (int)__umulhi((unsigned)blk, a.perTokenTimes);
+  const int t = (int)a.perToken.smallQuotient(blk);
   return t < min(a.tokenStride, a.numTokens) ? t : -1;
 }
 
@@ -244,7 +244,7 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const FirstLoads &first, int wa
                           int lane) {
   const int t0 = firstToken(a);
   if (t0 < 0) return;
-  const int part = (int)blockIdx.x - t0 * a.perToken, threads = a.numSend * 32;
+  const int part = (int)blockIdx.x - t0 * (int)a.perToken.n, threads = a.numSend * 32;
   const bool pow2 = a.op.quant == EP_LL_QUANT_E4M3_POW2;
   const Op op = nextOp(first.control);
   const typename T::Ranks active = activeOf<T>(a, first, lane);
@@ -264,9 +264,10 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const FirstLoads &first, int wa
       syncWarps(3, threads);
     }
     const size_t at = slotOf(a, a.rank, t, op.buf) + lane * 16;
-    const int stride = a.perToken * a.numWire;
+    const int stride = (int)a.perToken.n * a.numWire;
 #pragma unroll 1
-    for (int s = part + a.perToken * warp; warp < a.numWire && s < a.wire.steps; s += stride) {
+    for (int s = part + (int)a.perToken.n * warp; warp < a.numWire && s < a.wire.steps;
+         s += stride) {
       const RowVector p = vectorOf(a.wire, s, lane);
       storeToRanks(a, to, at + s * 512, p.on, readShared<T>(row, p, lane, op.flag));
       if (a.pace && s + stride < a.wire.steps) settle(loadSys(x + s * 64).x);

@@ -137,15 +137,12 @@ __global__ void __launch_bounds__(COMBINE_THREADS, 1)
   finishLaunch(g, a.op.handle, EP_LL_COMBINE, saved, a.roles.parts, began);
 }
 
-template <Elem T> const void *kernelOf(ep_ll_sum_t sum) {
-  return sum == EP_LL_SUM_EXACT ? EP_KERNEL(combineKernel<T, EP_LL_SUM_EXACT>)
-                                : EP_KERNEL(combineKernel<T, EP_LL_SUM_RANKS>);
-}
-
 } // namespace
 
-const void *epLlCombineKernel(Elem elem, ep_ll_sum_t sum) {
-  return elem == Elem::F32   ? kernelOf<Elem::F32>(sum)
-         : elem == Elem::F16 ? kernelOf<Elem::F16>(sum)
-                             : kernelOf<Elem::BF16>(sum);
+const void *epLlCombineKernel(trefoil_dtype_t dtype, ep_ll_sum_t sum) {
+  return kernelOfDtype(dtype, [sum](auto elem) {
+    constexpr Elem T = decltype(elem)::value;
+    return sum == EP_LL_SUM_EXACT ? EP_KERNEL(combineKernel<T, EP_LL_SUM_EXACT>)
+                                  : EP_KERNEL(combineKernel<T, EP_LL_SUM_RANKS>);
+  });
 }

@@ -19,7 +19,7 @@ struct DispatchChoice {
   bool scratch; // of the generic one
 };
 const void *epLlDispatchKernel(const DispatchChoice &choice);
-const void *epLlCombineKernel(Elem elem, ep_ll_sum_t sum); // EXACT and RANKS
-const void *epLlPartialKernel(Elem elem);
+const void *epLlCombineKernel(trefoil_dtype_t dtype, ep_ll_sum_t sum); // EXACT and RANKS
+const void *epLlPartialKernel(trefoil_dtype_t dtype);
 
 #endif

@@ -119,10 +119,6 @@ template <typename Args> Args &argsOf(ep_ll_ready_t *ready) {
   return *reinterpret_cast<Args *>(ready->args);
 }
 
-Elem elemOf(trefoil_dtype_t t) {
-  return t == TREFOIL_F32 ? Elem::F32 : t == TREFOIL_F16 ? Elem::F16 : Elem::BF16;
-}
-
 } // namespace
 
 extern "C" void epLlControlInit(void *bytes, uint64_t firstOperation) {
@@ -256,16 +252,16 @@ extern "C" trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsign
            "rows of %d bytes do not fit the group's max_token_bytes", op->rowBytes);
   EP_CHECK(aligned(op->tokens) && aligned(op->out), TREFOIL_INVALID_ARGUMENT,
            "tokens must be 16-byte aligned");
-  EP_CHECK(op->dtype == TREFOIL_F32 || op->dtype == TREFOIL_F16 || op->dtype == TREFOIL_BF16,
-           TREFOIL_INVALID_ARGUMENT, "combine sums f32, f16 and bf16, not %d", (int)op->dtype);
   EP_CHECK(!partial || op->group.at.weights != op->group.at.rows[0], TREFOIL_INVALID_ARGUMENT,
            "the group's exchange memory has no room for weights (partial)");
   const int warps = a.roles.numSend + a.roles.numRecv;
   EP_CHECK(warps <= (partial ? PARTIAL_THREADS : COMBINE_THREADS) / 32, TREFOIL_INVALID_ARGUMENT,
            "too many warps");
   const size_t shared = partial ? PARTIAL_STAGES * PARTIAL_STAGE_BYTES : 0;
-  const void *kernel = partial ? epLlPartialKernel(elemOf(op->dtype))
-                               : epLlCombineKernel(elemOf(op->dtype), op->handle.sum);
+  const void *kernel =
+      partial ? epLlPartialKernel(op->dtype) : epLlCombineKernel(op->dtype, op->handle.sum);
+  EP_CHECK(kernel, TREFOIL_INVALID_ARGUMENT, "combine sums f32, f16 and bf16, not %d",
+           (int)op->dtype);
   keep(out, kernel, op->group.numSms, warps, shared, a);
   out->isFast = 0;
   return TREFOIL_OK;
@@ -311,7 +307,7 @@ extern "C" trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *stream)
 }
 
 extern "C" trefoil_result_t epLlLoad(void) {
-  const void *kernels[29];
+  const void *kernels[20 + 3 * NUM_SUMMED];
   int n = 0;
   for (int q = 0; q < 20; q++) { // shapes by counts or scratch, by path
     const bool generic = q & 1, more = q & 2;
@@ -324,7 +320,7 @@ extern "C" trefoil_result_t epLlLoad(void) {
         kernels[q], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
     EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
   }
-  for (const Elem t : {Elem::F32, Elem::F16, Elem::BF16}) {
+  for (const trefoil_dtype_t t : SUMMED) {
     kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_EXACT);
     kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_RANKS);
     kernels[n++] = epLlPartialKernel(t);

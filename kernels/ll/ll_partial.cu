@@ -370,8 +370,7 @@ __global__ void __launch_bounds__(PARTIAL_THREADS, 1)
 
 } // namespace
 
-const void *epLlPartialKernel(Elem elem) {
-  return elem == Elem::F32   ? EP_KERNEL(partialKernel<Elem::F32>)
-         : elem == Elem::F16 ? EP_KERNEL(partialKernel<Elem::F16>)
-                             : EP_KERNEL(partialKernel<Elem::BF16>);
+const void *epLlPartialKernel(trefoil_dtype_t dtype) {
+  return kernelOfDtype(dtype,
+                       [](auto elem) { return EP_KERNEL(partialKernel<decltype(elem)::value>); });
 }

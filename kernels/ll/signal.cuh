@@ -15,7 +15,7 @@
 #ifndef TREFOIL_KERNELS_LL_SIGNAL_CUH
 #define TREFOIL_KERNELS_LL_SIGNAL_CUH
 
-#include "kernels/common/ptx.cuh"
+#include "kernels/common/wait_record.cuh"
 #include "kernels/ll/ll.h"
 #include "kernels/common/protocol.h"
 
@@ -30,9 +30,7 @@ struct alignas(16) KindControl {
 static_assert(sizeof(KindControl) == 128, "loadControl reads whole vectors");
 struct Control {
   KindControl kind[2];
-  unsigned failed;             // a wait gave up and there is no mask: everybody leaves
-  unsigned writing;            // a thread is at the record
-  unsigned long long recorded; // device clock of the last record written
+  WaitControl wait;
 };
 static_assert(sizeof(Control) <= EP_LL_CONTROL_BYTES, "control memory");
 
@@ -62,10 +60,6 @@ EP_DEV Control &controlOf(const ep_ll_group_t &g) {
 }
 EP_DEV HandleHead &headOf(const ep_ll_handle_t &h) {
   return *(HandleHead *)h.memory;
-}
-
-template <typename T> EP_DEV T loadVolatile(const T *p) {
-  return *(const volatile T *)p;
 }
 
 // The words of control memory that an operation begins with, loaded at once: the first loads are a good

@@ -13,21 +13,7 @@
 #ifndef TREFOIL_KERNELS_LL_WAIT_CUH
 #define TREFOIL_KERNELS_LL_WAIT_CUH
 
-#include "kernels/common/record.cuh"
 #include "kernels/ll/signal.cuh"
-
-struct Spin {
-  unsigned polls = 0;
-  uint64_t since = 0;
-};
-
-struct Awaited {
-  ep_ll_kind_t kind;
-  ep_ll_phase_t phase;
-  int rank;
-  unsigned received; // flag found
-  long long item;
-};
 
 // The words about waits in a rank's exchange memory: the operation of its last long wait {number, number,
 // kind, 1}, and per kind the last operation that it has ended {number, number, 0, 0}.
@@ -49,55 +35,36 @@ __device__ inline bool isWaiting(const ep_ll_group_t &g, int rank) {
   return wait.w && numberOf(ended) <= numberOf(wait) + 1;
 }
 
-__device__ inline void writeRecord(const ep_ll_group_t &g, const Op &op, const Awaited &w,
-                                   uint64_t since, bool gaveUp) {
-  ep_ll_record_t *r = g.record;
-  if (!r) return;
-  r->kind = w.kind;
-  r->phase = w.phase;
-  r->rank = w.rank;
-  r->operation = op.number;
-  r->expected = op.flag;
-  r->received = w.received;
-  r->item = w.item;
-  r->sinceNs = since;
-  r->nowNs = clockNs();
-  if (gaveUp) {
-    r->failed = 1;
-    r->numGaveUp++;
-  }
-  __threadfence_system();
-  r->state = gaveUp ? 2 : 1;
-}
-
 // One thread, seldom. Returns when the wait began, or 0 if it must end.
-static __device__ __noinline__ uint64_t checkLimit(const ep_ll_group_t &g, Op op, Awaited w,
+static __device__ __noinline__ uint64_t checkLimit(const ep_ll_group_t &g,
+                                                   unsigned long long number, Awaited w,
                                                    uint64_t since) {
-  Control &c = controlOf(g);
+  WaitControl &c = controlOf(g).wait;
   if (loadVolatile(&c.failed)) return 0;
   if (g.enableMask && loadVolatile(g.mask + w.rank) == 0) return 0;
   const uint64_t t = clockNs();
   if (!since) since = t;
   const uint64_t waited = t - since;
   if (waited < g.timeoutNs) {
-    recordWait(&c.writing, &c.recorded, waited, t, [&] {
-      writeRecord(g, op, w, since, false);
+    recordWait(c, waited, t, [&] {
+      writeRecord(g.record, w, number, flagOf(number), since, t, false);
       storeSys(waitAt(g, g.rank),
-               make_uint4((unsigned)op.number, (unsigned)(op.number >> 32), w.kind, 1));
+               make_uint4((unsigned)number, (unsigned)(number >> 32), w.kind, 1));
     });
     return since;
   }
   if (g.enableMask && waited < 2 * g.timeoutNs && isWaiting(g, w.rank)) return since;
   const bool first =
       g.enableMask ? atomicExch(g.mask + w.rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
-  if (first) recordTimeout(&c.writing, &c.recorded, [&] { writeRecord(g, op, w, since, true); });
+  if (first)
+    recordTimeout(c, [&] { writeRecord(g.record, w, number, flagOf(number), since, t, true); });
   return 0;
 }
 
 // One thread: true to poll again.
 EP_DEV bool keepWaiting(const ep_ll_group_t &g, const Op &op, const Awaited &w, Spin &s) {
   if (++s.polls & 255) return true;
-  s.since = checkLimit(g, op, w, s.since);
+  s.since = checkLimit(g, op.number, w, s.since);
   return s.since != 0;
 }
 
@@ -105,7 +72,7 @@ EP_DEV bool keepWaiting(const ep_ll_group_t &g, const Op &op, const Awaited &w, 
 EP_DEV bool keepWarpWaiting(const ep_ll_group_t &g, const Op &op, const Awaited &w, Spin &s,
                             int lane) {
   if (++s.polls & 255) return true;
-  if (lane == 0) s.since = checkLimit(g, op, w, s.since);
+  if (lane == 0) s.since = checkLimit(g, op.number, w, s.since);
   return __shfl_sync(FULL_WARP, s.since != 0, 0);
 }
 
@@ -121,7 +88,7 @@ static __device__ __noinline__ void pollFree(const ep_ll_group_t &g, int kind, O
     while (__any_sync(FULL_WARP, pending)) {
       if (!pending) continue;
       const uint4 v = loadSys(freeAt(g, kind, g.rank, r, op.buf));
-      const Awaited w = {(ep_ll_kind_t)kind, EP_LL_PHASE_BUFFER, r, v.z, -1};
+      const Awaited w = {(unsigned)kind, EP_LL_PHASE_BUFFER, r, v.z, -1};
       pending =
           !epLlIsFree(op.number, v.x | (unsigned long long)v.y << 32) && keepWaiting(g, op, w, s);
     }

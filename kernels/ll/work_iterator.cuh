@@ -12,22 +12,7 @@
 #ifndef TREFOIL_KERNELS_LL_WORK_ITERATOR_CUH
 #define TREFOIL_KERNELS_LL_WORK_ITERATOR_CUH
 
-#define EP_BOTH __host__ __device__ __forceinline__
-
-// Division by a number that the host knows: a multiplication. Exact for all 32-bit x.
-struct Divisor {
-  unsigned n;
-  unsigned long long inverse; // 2^64 / n, rounded up
-
-  static EP_BOTH Divisor of(unsigned n) { return Divisor{n, n > 1 ? ~0ull / n + 1 : 0}; }
-  EP_BOTH unsigned quotient(unsigned x) const {
-#ifdef __CUDA_ARCH__
-    return n == 1 ? x : (unsigned)__umul64hi(x, inverse);
-#else
-    return n == 1 ? x : (unsigned)((unsigned __int128)x * inverse >> 64);
-#endif
-  }
-};
+#include "kernels/common/divide.cuh"
 
 struct WorkIterator {
   int first; // row of the first item

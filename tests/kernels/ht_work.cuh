@@ -177,7 +177,7 @@ bool Work::failed() const {
   for (const HtRank &k : w->ranks) {
     HtControl c;
     CU(cudaMemcpy(&c, k.control, sizeof c, cudaMemcpyDeviceToHost));
-    any |= c.failed != 0;
+    any |= c.wait.failed != 0;
   }
   return any;
 }

@@ -38,7 +38,11 @@ void workOfShare(int begin, int end, int steps) {
 }
 
 void divide(unsigned x, unsigned n) {
-  expect(Divisor::of(n).quotient(x) == x / n, "quotient", x, n, Divisor::of(n).quotient(x));
+  const Divisor d = Divisor::of(n);
+  expect(d.quotient(x) == x / n, "quotient", x, n, d.quotient(x));
+  if ((uint64_t)x * n >> 31 == 0) {
+    expect(d.smallQuotient(x) == x / n, "smallQuotient", x, n, d.smallQuotient(x));
+  }
 }
 
 } // namespace
@@ -50,17 +54,17 @@ int main() {
     }
   }
   workOfShare(29 * 6 + 3, 29 * 12 + 20, 29);
-  const unsigned edges[] = {0,   1,          2,           3,           131,
-                            132, 0x7fffffff, 0x80000000u, 0xfffffffeu, 0xffffffffu};
+  const unsigned edges[] = {0, 1, 2, 3, 131, 132, 46340, 46341, 0x7ffffffe, 0x7fffffff};
   uint64_t s = 7;
   for (int i = 0; i < 200000; i++) {
     s = s * 6364136223846793005ull + 1442695040888963407ull;
-    const unsigned n = (unsigned)(s >> 33) >> (s >> 28 & 31), x = (unsigned)(s >> 20);
+    const unsigned n = (unsigned)(s >> 34) >> (s >> 28 & 31), x = (unsigned)(s >> 20) >> 1;
     divide(x, n ? n : 1);
     divide(edges[i % 10], n ? n : 1);
     divide(x, edges[1 + i % 9]);
-    divide(n * 132u, 132u);
-    divide(n * 132u - 1u, 132u);
+    divide((n & 0xffffff) * 127u, 127u);
+    divide((n & 0xffffff) * 127u + 126u, 127u);
+    divide(x & 0xffff, (n & 0x7fff) + 1);
   }
   printf("%d failures\n", failures);
   return failures != 0;
