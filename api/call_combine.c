@@ -166,7 +166,7 @@ static trefoil_result_t combine(combine_args_t *a) {
   ep_combine_call_t call;
   memset(&call, 0, sizeof call);
   EP_TRY(checkOrder(a));
-  EP_TRY(epCheckTrouble(a->g));
+  EP_TRY(epCheckDeferred(a->g));
   EP_TRY(findEagerCount(a));
   EP_TRY(checkTokens(a));
   EP_TRY(checkScales(a, &call));

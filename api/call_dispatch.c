@@ -309,7 +309,7 @@ static trefoil_result_t dispatch(dispatch_args_t *a) {
   EP_TRY(checkInputTokens(a));
   EP_TRY(checkBytes(a));
   EP_TRY(checkCounters(a, &call));
-  EP_TRY(epCheckTrouble(a->g));
+  EP_TRY(epCheckDeferred(a->g));
   EP_TRY(findEagerCount(a));
   EP_TRY(checkOutputTokens(a));
   EP_TRY(checkZeroCopy(a));

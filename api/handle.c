@@ -142,7 +142,7 @@ static trefoil_result_t initHandle(ncclEpHandle_t *out, ncclEpGroup_t g, ncclEpL
   EP_CHECK(out, TREFOIL_INVALID_ARGUMENT, "ncclEpInitHandle: handle is NULL");
   struct ncclEpHandle like, *h = NULL;
   EP_TRY(describe(g, layout, config, topk, mem, &like));
-  EP_TRY(epCheckTrouble(g));
+  EP_TRY(epCheckDeferred(g));
   EP_TRY(build(g, &like, &h));
   for (struct ncclEpHandle *other = h->next; other && epIsHt(g); other = other->next) {
     if (other->handleMem != h->handleMem || !other->routed.topk) continue;
@@ -237,7 +237,7 @@ static trefoil_result_t updateChecked(ncclEpHandle_t h, const ncclEpTensor_t *to
   EP_CHECK(h->pending == EP_PENDING_NONE, TREFOIL_INVALID_USAGE,
            "ncclEpUpdateHandle: the handle's send_only operation is pending; call ncclEpComplete "
            "first");
-  EP_TRY(epCheckTrouble(h->group));
+  EP_TRY(epCheckDeferred(h->group));
   EP_TRY(epBackend.update(h, &call, stream));
   h->noted = call.topkIdx;
   h->notedBytes = (size_t)call.numTokens * (size_t)call.topk * (call.is64 ? 8 : 4);
@@ -260,7 +260,7 @@ ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *top
 
 static trefoil_result_t destroyHandle(ncclEpHandle_t h) {
   EP_TRY(epCheckHandle(h, "ncclEpHandleDestroy"));
-  int lost = atomic_load(&h->group->trouble) == EP_TROUBLE_FATAL;
+  int lost = atomic_load(&h->group->deferred) == EP_DEFERRED_FATAL;
   EP_CHECK(h->pending == EP_PENDING_NONE || lost, TREFOIL_INVALID_USAGE,
            "ncclEpHandleDestroy: the handle's send_only operation is pending; call ncclEpComplete "
            "first");
@@ -340,7 +340,7 @@ static trefoil_result_t complete(ncclEpHandle_t h, const ncclEpCompleteConfig_t 
                         EP_STRUCT(ncclEpCompleteConfig_t, NCCL_EP_COMPLETE_CONFIG_V1_SIZE)));
   }
   if (h->pending == EP_PENDING_NONE) return TREFOIL_OK;
-  EP_TRY(epCheckTrouble(h->group));
+  EP_TRY(epCheckDeferred(h->group));
   EP_TRY(epBackend.complete(h, stream));
   h->pending = EP_PENDING_NONE;
   h->group->numPending--;

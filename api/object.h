@@ -8,14 +8,14 @@
 #include "plan/error.h"
 #include "plan/preflight.h"
 
-/* A queued operation's failure, kept until the caller hears of it. */
-typedef enum ep_trouble {
-  EP_TROUBLE_NONE = 0,
-  EP_TROUBLE_FLAG = 1, /* a rank was masked: the async error only, calls go on */
-  EP_TROUBLE_STICKY =
-      2,               /* calls fail with the sentence until ErrorClear (LL without masks: once) */
-  EP_TROUBLE_FATAL = 3 /* the group is lost: a rank is gone or late */
-} ep_trouble_t;
+/* A queued operation's failure, kept until a call returns it. */
+typedef enum ep_deferred_error {
+  EP_DEFERRED_NONE = 0,
+  EP_DEFERRED_FLAG = 1, /* a rank was masked: the async error only, calls go on */
+  EP_DEFERRED_STICKY =
+      2,                /* calls fail with the sentence until ErrorClear (LL without masks: once) */
+  EP_DEFERRED_FATAL = 3 /* the group is lost: a rank is gone or late */
+} ep_deferred_error_t;
 
 struct ncclEpGroup {
   ncclComm_t comm;
@@ -34,10 +34,10 @@ struct ncclEpGroup {
   size_t allocated[2][3]; /* bytes asked for, [of handle][memory]: equals the sizing table */
   /* written by queued operations, read by calls */
   _Atomic int asyncError; /* what ncclEpGetAsyncError tells */
-  _Atomic int trouble;    /* ep_trouble_t */
-  _Atomic int troubleLock;
-  trefoil_result_t troubleCode;
-  char troubleText[400];
+  _Atomic int deferred;   /* ep_deferred_error_t */
+  _Atomic int deferredLock;
+  trefoil_result_t deferredCode;
+  char deferredText[400];
 };
 _Static_assert(sizeof(struct ncclEpGroup) <= EP_GROUP_OBJECT_BYTES, "EP_GROUP_OBJECT_BYTES");
 
@@ -77,13 +77,13 @@ trefoil_result_t epCheckHandle(ncclEpHandle_t handle, const char *function);
 /* The handle's memory holds a routing that this handle can use. */
 trefoil_result_t epCheckRouted(ncclEpHandle_t handle, const char *function, cudaStream_t stream);
 /* Fails with the recorded sentence if a queued operation failed before, or if the communicator went. */
-trefoil_result_t epCheckTrouble(ncclEpGroup_t group);
+trefoil_result_t epCheckDeferred(ncclEpGroup_t group);
 
 /* For queued operations, any thread: records the first failure (a FATAL replaces lesser ones) and
  * sets the async error. */
-void epReport(ncclEpGroup_t group, ep_trouble_t trouble, trefoil_result_t code, const char *format,
-              ...) __attribute__((format(printf, 4, 5)));
-void epClearTrouble(ncclEpGroup_t group);
+void epReport(ncclEpGroup_t group, ep_deferred_error_t error, trefoil_result_t code,
+              const char *format, ...) __attribute__((format(printf, 4, 5)));
+void epClearDeferred(ncclEpGroup_t group);
 
 /* Memory by the sizing table: counted in group->allocated; device memory by the caller's
  * allocator if there is one. Zeroed if host. */

@@ -3,7 +3,7 @@
  * an object of the same kind).
  *
  * Every call asks, from the threads of many ranks at once, so asking takes no lock: an entry is one
- * word, address and kind together, and a table that was outgrown stays as it is for those who may still
+ * word, address and kind together, and a table that was outgrown stays as it is for threads that may still
  * read it. Tables double, so the old ones together are smaller than the one in use. Changes take a lock. */
 #include <pthread.h>
 #include <stdlib.h>

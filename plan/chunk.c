@@ -1,6 +1,6 @@
 /* Counting a chunk: one visit of its entries. A bitmap of touched targets makes walking them
  * ascending, and clearing them, cost what was touched and not the number of ranks. The lists of
- * rows are a counting sort by target, made only for whoever asks for rows. */
+ * rows are a counting sort by target, made only where rows are asked for. */
 #include "plan/chunk.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Whether another process is there, for everybody that waits for one. A process that was killed is gone,
+/* Whether another process is there, for all waits for one. A process that was killed is gone,
  * also while its parent has not asked for its end (a zombie, which kill(pid, 0) still finds). */
 #ifndef TREFOIL_PLAN_PROCESS_H
 #define TREFOIL_PLAN_PROCESS_H

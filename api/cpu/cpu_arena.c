@@ -97,7 +97,7 @@ trefoil_result_t epArenaEnsure(ep_cpu_group_t *g, int arenaIdx, const ep_sizing_
       "is pending; call ncclEpComplete first",
       a->sizing.config.shape.topk, topk);
   epWaitIdle(g, NULL);
-  if (atomic_load(&g->failed)) EP_TRY(epCheckTrouble(g->group));
+  if (atomic_load(&g->failed)) EP_TRY(epCheckDeferred(g->group));
   ep_notice_t notice = {EP_CALL_INIT_HANDLE, arenaIdx, topk, g->id, {{0}}};
   trefoil_result_t result = allocArena(g, &larger);
   if (result == TREFOIL_OK) result = epMeet(g, &notice);

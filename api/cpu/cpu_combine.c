@@ -4,7 +4,7 @@
  * nothing but a free slot (and, with partial sums, the origin's weights). HT sends, relays and sums
  * chunk by chunk in one loop that does whatever can be done and sleeps when nothing can, so rings
  * stay small and no order of ranks can lock: messages flow experts' rank -> relay -> origin and
- * the last of these depends on nobody. */
+ * the last of these depends on no other. */
 #include <string.h>
 
 #include "api/cpu/cpu.h"
@@ -87,7 +87,7 @@ static int checkMessage(const ep_op_t *op, const ep_combine_call_t *c, int sende
   if (head->rowBytes == (int64_t)epWireBytes(c) && head->meaning == meaning) return 1;
   if (head->meaning == EP_MEANING_REFUSED && epIsHt(op->g->group)) {
     epReport(
-        op->g->group, EP_TROUBLE_STICKY, TREFOIL_REMOTE_ERROR,
+        op->g->group, EP_DEFERRED_STICKY, TREFOIL_REMOTE_ERROR,
         "ncclEpCombine %llu on rank %d lacks rows: a rank refused its input (rank %d, or one of "
         "its node); call ncclEpErrorClear and repeat it",
         (unsigned long long)op->no, op->g->me, sender);
@@ -100,7 +100,7 @@ static int checkMessage(const ep_op_t *op, const ep_combine_call_t *c, int sende
     op->g->peers[sender].message = NULL;
     return 1;
   }
-  epReport(op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_ARGUMENT,
+  epReport(op->g->group, EP_DEFERRED_FATAL, TREFOIL_INVALID_ARGUMENT,
            "ncclEpCombine: rank %d sends %lld bytes a row (%s), rank %d expects %zu (%s); must be "
            "equal; the group is lost",
            sender, (long long)head->rowBytes, epMeaningName(head->meaning, theirs), op->g->me,
@@ -183,7 +183,7 @@ static int hasRoom(const ep_word_t *taken, uint64_t seq) {
   return seq <= RING_SLOTS || epLoad(taken) >= seq - RING_SLOTS;
 }
 
-/* Who reads this rank's messages to origin, and where it says how far it is. */
+/* The rank that reads this rank's messages to origin, and the word with its progress. */
 static int readerOf(const loop_t *l, int origin, ep_word_t **taken) {
   if (nodeOf(l, origin) == l->myNode) {
     *taken = epWordOf(l->op, origin, EP_ARRAY_OWN_TAKEN, l->me);
@@ -370,7 +370,7 @@ static void checkSlotWeights(ep_op_t *op, const ep_combine_call_t *c) {
   op->refuses = c->rows < slots || (c->backward && c->slotWeightRows < slots);
   if (!op->refuses) return;
   epReport(
-      op->g->group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
+      op->g->group, EP_DEFERRED_STICKY, TREFOIL_INVALID_ARGUMENT,
       "rank %d holds %lld slots; inputs->tokens has %lld rows, inputs->topk_weights %lld: it sent "
       "none; call ncclEpErrorClear",
       op->g->me, (long long)slots, (long long)c->rows, (long long)c->slotWeightRows);

@@ -1,4 +1,4 @@
-/* Bytes per destination (trefoil/device.h). Rows move by pull, so it is the reader who knows that a row
+/* Bytes per destination (trefoil/device.h). Rows move by pull, so the reader is the one that knows that a row
  * has gone over: it adds the row's bytes to a word of the source's control block, which is its own
  * (EP_ARRAY_BYTES, [source][reader]), before the number that says "taken". Whether a row counts is the
  * sender's to say, by what was on when its operation was called; that travels with the rows. So a

@@ -8,7 +8,7 @@ typedef struct ep_dispatch_head {
   int64_t numTokens, topk, tokenBytes, scaleBytes;
   const char *direct; /* HT in one process: the caller's rows, read where they lie; else NULL */
   int64_t meaning;    /* epMeaning */
-  int64_t counts;     /* whoever takes rows counts them for this rank */
+  int64_t counts;     /* the rank that reads rows counts them for this rank */
   int64_t pad;
   uint8_t active[]; /* [R] the source's mask */
 } ep_dispatch_head_t;

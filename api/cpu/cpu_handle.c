@@ -229,7 +229,7 @@ trefoil_result_t epCpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, 
     pthread_cond_wait(&h->g->idle, &h->g->lock);
   }
   pthread_mutex_unlock(&h->g->lock);
-  EP_TRY(epCheckTrouble(handle->group));
+  EP_TRY(epCheckDeferred(handle->group));
   EP_CHECK(epHoldsRouting(h), TREFOIL_INVALID_USAGE,
            "handle_mem holds no routing; call ncclEpUpdateHandle first");
   *count = h->head->total;

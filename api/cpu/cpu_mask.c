@@ -1,4 +1,4 @@
-/* Masks: this rank's own view of who is alive. */
+/* Masks: which ranks are alive, as this rank sees it. */
 #include <stdlib.h>
 #include <string.h>
 

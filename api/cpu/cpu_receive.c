@@ -37,7 +37,7 @@ static int checkHead(const ep_op_t *op, int src, const ep_dispatch_call_t *c, in
     if (!wentOn) epGiveUp(op, src, "sends rows of another size, kind or top-k", "rows");
     return wentOn;
   }
-  epReport(op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_ARGUMENT,
+  epReport(op->g->group, EP_DEFERRED_FATAL, TREFOIL_INVALID_ARGUMENT,
            "ncclEpDispatch: rank %d sends %lld + %lld bytes a token (%s) and top-%lld, rank %d %zu "
            "+ %zu (%s) and top-%lld; must be equal; the group is lost",
            src, (long long)head->tokenBytes, (long long)head->scaleBytes,
@@ -309,14 +309,14 @@ static int fits(const receiver_t *v) {
   long long total = (long long)v->layout->total[me], rows = (long long)v->layout->numSlots[me];
   int drop = op->g->group->limits.overflowPolicy == NCCL_EP_OVERFLOW_DROP;
   if (v->layout->overflowed[me] && !drop) {
-    epReport(op->g->group, EP_TROUBLE_STICKY, TREFOIL_INVALID_USAGE,
+    epReport(op->g->group, EP_DEFERRED_STICKY, TREFOIL_INVALID_USAGE,
              "rank %d would receive %lld slots; max_recv_tokens_per_rank is %u (overflow_policy "
              "TRAP): nothing was written; call ncclEpErrorClear and raise the bound",
              me, total, op->g->group->limits.maxRecv);
     return 0;
   }
   if (v->c->out.rows < rows || (v->c->hasWeights && v->c->out.topkRows < rows)) {
-    epReport(op->g->group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
+    epReport(op->g->group, EP_DEFERRED_STICKY, TREFOIL_INVALID_ARGUMENT,
              "rank %d receives %lld slots; outputs->tokens has %lld rows, outputs->topk_weights "
              "%lld: nothing was written",
              me, rows, (long long)v->c->out.rows, (long long)v->c->out.topkRows);

@@ -29,7 +29,7 @@ static int64_t idAt(const ep_update_call_t *call, int64_t i) {
 static void reportId(const ep_op_t *op, const ep_update_call_t *call, int64_t i, int duplicate) {
   int E = op->a->sizing.config.shape.numExperts;
   epReport(
-      op->g->group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
+      op->g->group, EP_DEFERRED_STICKY, TREFOIL_INVALID_ARGUMENT,
       duplicate ? "topk_idx of rank %d, token %lld, k = %d: expert %lld is named twice in the "
                   "row (%d experts); it counted as unused"
                 : "topk_idx of rank %d, token %lld, k = %d: expert %lld is outside [0, %d) and "
@@ -67,7 +67,7 @@ int epComputeLayout(ep_cpu_handle_t *h, int topk) {
     config.active = h->active;
   }
   if (trefoilLayoutCompute(&h->layout, &routing, &config) == TREFOIL_OK) return 1;
-  epReport(g->group, EP_TROUBLE_STICKY, TREFOIL_INTERNAL_ERROR, "layout: %s", trefoilLastError());
+  epReport(g->group, EP_DEFERRED_STICKY, TREFOIL_INTERNAL_ERROR, "layout: %s", trefoilLastError());
   return 0;
 }
 
@@ -101,7 +101,7 @@ static int readRouting(const ep_op_t *op, int r, int topk) {
   if (head->updateTopk != topk && masks) return 1;
   if (head->updateTopk != topk) {
     epReport(
-        op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_ARGUMENT,
+        op->g->group, EP_DEFERRED_FATAL, TREFOIL_INVALID_ARGUMENT,
         "ncclEpUpdateHandle: top-k differs: %d on rank %d, %lld on rank %d; must be equal; the "
         "group is lost",
         topk, op->g->me, (long long)head->updateTopk, r);
@@ -167,7 +167,7 @@ static void writeCounter(const ep_op_t *op, const ep_counter_t *c, const char *n
   ((int32_t *)c->data)[i] = value > INT32_MAX ? INT32_MAX : (int32_t)value;
   if (value <= INT32_MAX) return;
   epReport(
-      op->g->group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
+      op->g->group, EP_DEFERRED_STICKY, TREFOIL_INVALID_ARGUMENT,
       "layout_info->%s[%lld] is %lld on rank %d, which int32 does not hold; give an int64 tensor",
       name, (long long)i, (long long)value, op->g->me);
 }
@@ -194,7 +194,7 @@ void epRunUpdate(ep_record_t *r) {
 }
 
 static int routingLost(const ep_op_t *op, const char *why) {
-  epReport(op->g->group, EP_TROUBLE_FATAL, TREFOIL_INVALID_USAGE, "%s; the group is lost", why);
+  epReport(op->g->group, EP_DEFERRED_FATAL, TREFOIL_INVALID_USAGE, "%s; the group is lost", why);
   atomic_store(&op->g->failed, 1);
   return 0;
 }

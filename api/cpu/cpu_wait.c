@@ -97,12 +97,12 @@ void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what) {
   unsigned long long no = op->no;
   if (g->group->limits.enableMask && !epIsHt(g->group)) {
     if (atomic_exchange(&g->peers[peer].active, -1) != 1) return;
-    epReport(g->group, EP_TROUBLE_FLAG, TREFOIL_REMOTE_ERROR,
+    epReport(g->group, EP_DEFERRED_FLAG, TREFOIL_REMOTE_ERROR,
              "rank %d %s: %s %llu, waiting for its %s; it is masked", peer, how,
              kindNames[op->kind], no, what);
     return;
   }
-  epReport(g->group, EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+  epReport(g->group, EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
            "rank %d %s: %s %llu on rank %d, waiting for its %s; the group is lost, destroy it",
            peer, how, kindNames[op->kind], no, g->me, what);
   failGroup(op, peer);
@@ -144,12 +144,12 @@ static int hearOfFailure(const ep_op_t *op) {
     if (!failure) continue;
     int culprit = (int)(failure - 1);
     if (culprit == g->me) {
-      epReport(g->group, EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+      epReport(g->group, EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
                "this rank (%d) was late: rank %d gave up waiting for it; the group is lost, "
                "destroy it",
                g->me, r);
     } else {
-      epReport(g->group, EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+      epReport(g->group, EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
                "rank %d is gone or late, says rank %d; the group is lost (here in %s %llu), "
                "destroy it",
                culprit, r, kindNames[op->kind], (unsigned long long)op->no);
@@ -162,7 +162,7 @@ static int hearOfFailure(const ep_op_t *op) {
 
 void epHearWithdrawn(const ep_op_t *op, int r) {
   if (hearOfFailure(op)) return;
-  epReport(op->g->group, EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+  epReport(op->g->group, EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
            "rank %d has given up: its group is lost, and with it this rank's (%d), in %s %llu; "
            "destroy it",
            r, op->g->me, kindNames[op->kind], (unsigned long long)op->no);
@@ -171,7 +171,7 @@ void epHearWithdrawn(const ep_op_t *op, int r) {
 
 int epWasSent(const ep_op_t *op) {
   if (op->no) return 1;
-  epReport(op->g->group, EP_TROUBLE_STICKY, TREFOIL_INVALID_USAGE,
+  epReport(op->g->group, EP_DEFERRED_STICKY, TREFOIL_INVALID_USAGE,
            "ncclEpComplete: no send_only %s of the handle has run since the last one was received: "
            "launch the graph that holds it first; nothing was received",
            kindNames[op->kind]);
@@ -290,7 +290,7 @@ int epCleanBarrier(ep_cpu_group_t *g) {
       g->peers[r].cleansTaken++;
       continue;
     }
-    epReport(g->group, EP_TROUBLE_FLAG, TREFOIL_REMOTE_ERROR,
+    epReport(g->group, EP_DEFERRED_FLAG, TREFOIL_REMOTE_ERROR,
              "ncclEpMaskClean: rank %d did not come within the timeout", r);
     all = 0;
   }

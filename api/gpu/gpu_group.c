@@ -102,7 +102,7 @@ static void release(ep_gpu_group_t *g, const ep_buffer_t *control) {
   if (g->control) epFreeBuffer(g->group, control, g->control);
 }
 
-/* Settings are compared before anything is made, and nobody goes on if one rank could not. */
+/* Settings are compared before anything is made, and no rank goes on if one could not. */
 static trefoil_result_t join(ep_gpu_group_t *g, const ep_buffer_t *control) {
   ep_rendezvous_word_t all[EP_LL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_CREATE_GROUP};
   ep_settings_t settings[EP_LL_MAX_RANKS];

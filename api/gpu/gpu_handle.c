@@ -141,7 +141,7 @@ static trefoil_result_t run(ep_gpu_handle_t *h, ep_gpu_op_t op, int sendOnly, cu
   return TREFOIL_OK;
 }
 
-/* A replay sends and receives, or neither: what it only sent nobody would receive, and the next one
+/* A replay sends and receives, or neither: what it only sent no rank would receive, and the next one
  * would receive again what was sent once. Send and Complete may lie in two graphs. */
 static trefoil_result_t checkCapture(const ep_gpu_handle_t *h, cudaStream_t stream) {
   unsigned long long capture;

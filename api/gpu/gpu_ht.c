@@ -65,9 +65,9 @@ trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
       .numExperts = g->ht.numExperts,
       .numTokens = (int)call->numTokens,
   };
-  _Static_assert(sizeof memory == sizeof op.words, "EP_HT_MEMO_WORDS");
-  op.memo = (uint64_t *)h->htHead;
-  memcpy(op.words, &memory, sizeof memory);
+  _Static_assert(sizeof memory == sizeof op.identity, "EP_HT_IDENTITY_WORDS");
+  op.identityAt = (uint64_t *)h->htHead;
+  memcpy(op.identity, &memory, sizeof memory);
   EP_TRY(epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_UPDATE, {.htUpdate = &op}}, EP_LL_BOTH, stream));
   if (g->group->limits.maxRecv) return TREFOIL_OK; /* only eager sizing waits for the event */
   unsigned long long capture;
@@ -213,7 +213,7 @@ static trefoil_result_t count(ep_gpu_handle_t *h, cudaStream_t stream, int64_t *
            "eager sizing (max_recv_tokens_per_rank 0) cannot be captured: sizes are not known");
   if (!h->handle->ownsMem || !h->hasUpdated) EP_CUDA(cudaStreamSynchronize(stream));
   if (h->hasUpdated) EP_CUDA(cudaEventSynchronize(h->updated));
-  EP_TRY(epCheckTrouble(h->handle->group));
+  EP_TRY(epCheckDeferred(h->handle->group));
   ep_ht_memory_t m;
   ep_ht_head_t head;
   int holds;

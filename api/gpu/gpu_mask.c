@@ -1,6 +1,6 @@
 /* Masks: the ranks that this rank regards as active, in device memory; all in stream order, all of it may be
  * captured. MaskClean needs no round: operations are numbered alike on all ranks, and the first one
- * after it waits for whoever has not cleaned yet (docs/gpu.md). */
+ * after it waits for the ranks that have not cleaned yet (docs/gpu.md). */
 #include "api/gpu/gpu.h"
 #include "api/gpu/gpu_device.h"
 

@@ -2,7 +2,7 @@
  *
  * A page of host memory, mapped to the device: the page of the progress file where there is one and the
  * file system lets it be pinned, else a page of its own, which a thread copies into the file. Calls look
- * at it: a wait that gave up becomes the group's trouble. Only with a file a small kernel follows each
+ * at it: a wait that gave up becomes a deferred error of the group. Only with a file a small kernel follows each
  * operation and notes that it is finished. */
 #include <pthread.h>
 #include <stdlib.h>
@@ -124,19 +124,19 @@ static void pollNote(ncclEpGroup_t group, ep_gpu_group_t *g) {
   uint32_t badIds = n->badIds, traps = n->traps, shorts = n->shorts;
   if (badIds != seen->badIds) {
     epReport(
-        group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
+        group, EP_DEFERRED_STICKY, TREFOIL_INVALID_ARGUMENT,
         "topk_idx of rank %d: %u entries are outside [0, %d) and not -1; they counted as unused",
         group->rank, badIds - seen->badIds, g->ht.numExperts);
   }
   if (traps != seen->traps) {
-    epReport(group, EP_TROUBLE_STICKY, TREFOIL_INVALID_USAGE,
+    epReport(group, EP_DEFERRED_STICKY, TREFOIL_INVALID_USAGE,
              "rank %d would receive %lld slots; max_recv_tokens_per_rank is %u (overflow_policy "
              "TRAP): nothing was written; call ncclEpErrorClear and raise the bound",
              group->rank, (long long)n->slots, group->limits.maxRecv);
   }
   if (shorts != seen->shorts) {
     epReport(
-        group, EP_TROUBLE_STICKY, TREFOIL_INVALID_ARGUMENT,
+        group, EP_DEFERRED_STICKY, TREFOIL_INVALID_ARGUMENT,
         "rank %d has %lld slots; topk_weights has %lld rows: nothing was written or sent; call "
         "ncclEpErrorClear",
         group->rank, (long long)n->slots, (long long)n->rows);
@@ -169,14 +169,14 @@ void epGpuPoll(ncclEpGroup_t group) {
   g->gaveUpSeen = gaveUp;
   int masks = !g->isHt && group->limits.enableMask != 0;
   if (!isComplete(r)) {
-    epReport(group, masks ? EP_TROUBLE_FLAG : EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+    epReport(group, masks ? EP_DEFERRED_FLAG : EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
              "a rank did not answer within %.3g s%s", (double)group->timeoutNs * 1e-9,
              masks ? " and is masked now; ncclEpMaskQuery tells which" : "");
     return;
   }
   char flags[64];
   describeFlags(r, flags, sizeof flags);
-  epReport(group, masks ? EP_TROUBLE_FLAG : EP_TROUBLE_FATAL, TREFOIL_REMOTE_ERROR,
+  epReport(group, masks ? EP_DEFERRED_FLAG : EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
            "rank %d did not answer within %.3g s: rank %d waited in %s %llu for its %s (%s)%s",
            r->rank, (double)(r->nowNs - r->sinceNs) * 1e-9, group->rank, kindName(r->kind),
            (unsigned long long)r->operation, epHangPhase(r->phase), flags,

@@ -30,7 +30,7 @@ extern "C" {
 #define EP_HT_MAX_TOPK       64
 #define EP_HT_MAX_TOKENS     (1 << 20)
 #define EP_HT_CONTROL_BYTES  4096
-#define EP_HT_MEMO_WORDS     6
+#define EP_HT_IDENTITY_WORDS 6
 #define EP_HT_CHUNK_BYTES    14336            /* rows travel in chunks of at most this */
 #define EP_HT_MAX_TIMEOUT_NS 1800000000000ull /* greatest timeoutNs */
 
@@ -77,7 +77,7 @@ size_t epHtScratchBytes(const ep_ht_config_t *config);
 void epHtControlInit(void *bytes);
 
 /* What operations report to the host: counts of what was found, and the last of it. In mapped host memory. */
-typedef struct ep_ht_note {
+typedef struct ep_ht_status {
   uint32_t badIds, traps; /* ids that are none; dispatches of which maxRecv trapped this rank */
   uint32_t shorts, pad;   /* the caller's */
   int64_t slots, rows;    /* of the last trap; the caller's */
@@ -116,8 +116,9 @@ typedef struct ep_ht_update {
   const void *topkIdx; /* [B, K] int32 or int64 */
   int idx64, numTokens;
   ep_ht_counter_t expertCounters, expertOffsets, total; /* [L], [L], [1] */
-  uint64_t *memo, words[EP_HT_MEMO_WORDS]; /* words is stored there, unless memo is NULL */
-  int numSms;                              /* blocks; all must fit on the GPU at once */
+  uint64_t *identityAt,
+      identity[EP_HT_IDENTITY_WORDS]; /* of the handle memory; identityAt: NULL = not stored */
+  int numSms;                         /* blocks; all must fit on the GPU at once */
 } ep_ht_update_t;
 
 /* Outputs of a dispatch that every rank can store to. Between two ranks that both have such outputs, in
@@ -147,7 +148,7 @@ typedef struct ep_ht_dispatch {
 } ep_ht_dispatch_t;
 
 /* An input of a flat combine that every rank can read where it lies: `tokens` bytes past this rank's
- * exchange memory, whoever looks. Between two ranks that both have such inputs, each reads the other's
+ * exchange memory. Between two ranks that both have such inputs, each reads the other's
  * rows there; between others they go through the FIFO. */
 typedef struct ep_ht_input {
   int is;         /* 0: no */

@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
       [&] {
         if constexpr (PULLS) {
           waitReadDone(a, t, *sources);
-          __syncthreads(); // the number of the operation stands until nobody waits any more
+          __syncthreads(); // the operation's number stays until no thread waits any more
         }
       });
 }

@@ -19,7 +19,7 @@ EP_DEV uint4 readAnnounce(const ep_ht_group_t &g, unsigned long long number) {
   const int r = threadIdx.x;
   return r < g.numRanks ? loadSys(announceAt(g, g.rank, r, number)) : packFlagged(0, number);
 }
-// All threads of the last block, through FIFOs only: everybody is in this dispatch (ht_push.cuh, buffers).
+// All threads of the last block, through FIFOs only: all ranks are in this dispatch (ht_push.cuh, buffers).
 EP_DEV void waitAnnounce(const ep_ht_group_t &g, uint4 seen, unsigned long long number) {
   if (isFlagged(seen, number)) return;
   const int r = threadIdx.x;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
           waitDone(g, *targets);
         else
           waitAnnounce(g, announce, number);
-        __syncthreads(); // the number of the operation stands until nobody waits any more
+        __syncthreads(); // the operation's number stays until no thread waits any more
       });
 }
 

@@ -103,7 +103,7 @@ EP_DEV int pulledFrom(int rank) {
 EP_DEV bool isPulled(int code) {
   return code >= HT_PULLED;
 }
-// The other end of a FIFO slot or of a pushed row; who is pulled from.
+// The peer of a FIFO slot, of a pushed row or of a pulled one.
 EP_DEV int fifoRank(int code) {
   return code >> 24;
 }

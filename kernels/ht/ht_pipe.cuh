@@ -12,8 +12,8 @@
 //
 // Senders send to the peers' FIFOs, receivers empty the own FIFOs; a sender without further work becomes a
 // receiver. Candidates are taken off one counter a role, because SMs get unequal shares of the link, and
-// in the order (token, chunk, rank) everywhere, which is why FIFOs that are full cannot deadlock: whoever
-// waits for a credit of (token, chunk) waits for a receiver of an earlier one, who waits for a sender of at
+// in the order (token, chunk, rank) everywhere, which is why FIFOs that are full cannot deadlock: a wait
+// for a credit of (token, chunk) is for a receiver of an earlier one, which waits for a sender of at
 // most that one. Queues are short for the same reason. At least one
 // block must receive from the start.
 //

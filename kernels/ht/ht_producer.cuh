@@ -144,7 +144,7 @@ EP_DEV void scheduler(const HtBlock &b, const P &p, const HtShape &shape, unsign
   const auto take = [&] {
     if (lane == 0) taken = atomicAdd(work, (unsigned)shape.take);
   };
-  const auto openWindow = [&] { // the window whose candidates are being looked up
+  const auto lookAhead = [&] { // at the next candidates
     nextBase = __shfl_sync(FULL_WARP, taken, 0);
     nextIndex = lane < shape.take && nextBase + lane < total ? p.index((int)(nextBase + lane)) : -1;
     take();
@@ -154,7 +154,7 @@ EP_DEV void scheduler(const HtBlock &b, const P &p, const HtShape &shape, unsign
       if (nextBase >= total) return -2;
       base = nextBase;
       mask = __ballot_sync(FULL_WARP, nextIndex >= 0);
-      openWindow();
+      lookAhead();
     }
     int c = -1;
     for (int i = 0; mask && i < shape.batch; i++, mask &= mask - 1) {
@@ -165,7 +165,7 @@ EP_DEV void scheduler(const HtBlock &b, const P &p, const HtShape &shape, unsign
     return c;
   };
   take();
-  openWindow();
+  lookAhead();
   HtAhead ahead, nextAhead;
   int c = nextBatch(ahead);
   while (c != -2) {

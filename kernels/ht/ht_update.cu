@@ -355,7 +355,7 @@ EP_DEV void report(const UpdateArgs &a, const Shared &s) {
     head->expertMajor = h.expertMajor;
     head->numPads = head->trapped ? 0 : tables.pads[L];
     count(o.total, 0, slots);
-    for (int i = 0; o.memo && i < EP_HT_MEMO_WORDS; i++) o.memo[i] = o.words[i];
+    for (int i = 0; o.identityAt && i < EP_HT_IDENTITY_WORDS; i++) o.identityAt[i] = o.identity[i];
     volatile ep_ht_status_t *status = g.status;
     if (status && head->badIds) status->badIds = status->badIds + (unsigned)head->badIds;
   }

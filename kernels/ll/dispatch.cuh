@@ -38,7 +38,7 @@ struct DispatchArgs {
   int numSend, numRecv;
   int numWire, pace;                              // quantising: sending warps that store to peers
   int guess;                                      // log2 of numTokens, rounded up
-  int groups, perSource, chunks;                  // of SOURCES sources; slots.cuh
+  int groups, perSource, spans;                   // of SOURCES sources; slots.cuh
   Divisor perToken;                               // quantising: blocks on a token
   int tokenStride;                                // tokens at once
   int rowAt, mapAt, beforeAt, returnsAt, routeAt; // shared memory

@@ -15,9 +15,9 @@ static inline size_t layOutShared(DispatchArgs &a, bool generic) {
   a.rowAt = (int)at;
   at += a.op.quant ? (size_t)(a.wire.rowBytes + 15) / 16 * 16 : 0;
   a.mapAt = a.bigAt = (int)at;
-  at += rows * SlotMap::strideOf(a.chunks) * 4;
+  at += rows * SlotMap::strideOf(a.spans) * 4;
   a.beforeAt = (int)at;
-  at += a.chunks > 1 ? rows * a.chunks * 4 : 0;
+  at += a.spans > 1 ? rows * a.spans * 4 : 0;
   a.returnsAt = (int)at;
   at = (at + N * a.groups * 4 + 7) / 8 * 8;
   a.routeAt = (int)at;
@@ -64,7 +64,7 @@ static inline void describeGroup(DispatchArgs &a) {
   a.perRank = Divisor::of((unsigned)g.numLocal);
   a.groups = (g.numRanks + SOURCES - 1) / SOURCES;
   a.perSource = (g.maxTokens + 31) / 32 * 32;
-  a.chunks = SlotMap::chunksOf(g.numRanks, a.perSource);
+  a.spans = SlotMap::spansOf(g.numRanks, a.perSource);
 }
 
 // All but the roles of the warps and shared memory.

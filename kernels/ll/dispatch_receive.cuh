@@ -423,7 +423,7 @@ template <class T> struct Receiver {
       to = most;
       log = 32 - __clz(most - from);
     }
-    if (map.chunks > 1) {
+    if (map.spans > 1) {
       map.scan(warp, a.numRecv, lane);
       syncWarps(1, threads);
     }

@@ -134,7 +134,7 @@ size_t epLlDispatchScratch(const ep_ll_group_t *group, const ep_ll_handle_t *han
 trefoil_result_t epLlDispatch(const ep_ll_dispatch_t *op, unsigned parts, void *cudaStream);
 trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *cudaStream);
 
-/* The same in two steps, so that a caller who keeps the first one's result works out nothing for
+/* The same in two steps, so that a caller that keeps the first one's result computes nothing for
  * the next operation like it: Prepare, or Reuse if that returns 1, then Launch. */
 typedef struct ep_ll_ready {
   const void *kernel; /* NULL: zeroed, nothing is kept */

@@ -1,7 +1,7 @@
 // Low-latency dispatch: one copy per (token, rank) on the wire; the receiver makes its experts' copies.
 //
 //   sending warps     rows, step by step, to every rank that needs them
-//   receiving warps   send the routing words (they have nothing else to do yet), read everybody's, derive
+//   receiving warps   send the routing words (they have nothing else to do yet), read those of all ranks, derive
 //                     the slots (slots.cuh), then take rows as they arrive
 //
 // Work is partitioned over blocks into equal contiguous parts of items: (token, step) for senders, (token,
@@ -19,7 +19,7 @@ __device__ __noinline__ void finishAndClear(const DispatchArgs &a, unsigned long
   finishLaunch(a.op.group, a.op.handle, EP_LL_DISPATCH, op, EP_LL_BOTH, began);
 }
 
-// Both parts in one launch: nobody has to be last, except where the buffer is cleared.
+// Both parts in one launch: no block has to be last, except where the buffer is cleared.
 EP_DEV void finishFast(const DispatchArgs &a, unsigned long long number, uint64_t began) {
   if (epLlClears(number, EP_LL_CLEAR_PERIOD)) {
     finishAndClear(a, number, began);
@@ -38,8 +38,8 @@ EP_DEV Receiver<T> receiverOf(const DispatchArgs &a, const FirstLoads &first, ch
   char *big = shared;
   if (T::SCRATCH) big = (char *)a.op.scratch + blockIdx.x * a.bigBytes - a.bigAt;
   const SlotMap map = {(unsigned *)(big + a.mapAt), (unsigned *)(big + a.beforeAt),
-                       T::RANKS ? 1 : a.numLocal,   a.chunks,
-                       SlotMap::strideOf(a.chunks), a.perSource};
+                       T::RANKS ? 1 : a.numLocal,   a.spans,
+                       SlotMap::strideOf(a.spans),  a.perSource};
   unsigned *returns = (unsigned *)(big + a.returnsAt);
   clearShared(a, map, returns, warp, lane);
   return Receiver<T>{a,

@@ -277,7 +277,7 @@ template <Elem T> struct Sender {
     for (int pass = 0; pass < p.count; pass++) {
       const unsigned n = passes + pass;
       while (!barrierTry(&batch.arrived[n % PARTIAL_STAGES], n / PARTIAL_STAGES & 1)) {
-      } // ends with the copies, which wait for nobody
+      } // ends with the copies, which wait for no rank
       const int end = work.before(p.end(pass));
 #pragma unroll 1
       for (; i < end; i += numWarps) {

@@ -3,7 +3,7 @@
 //
 // Per kind of operation (dispatch, combine) a rank's control memory counts operations e = 1, 2, ... in
 // `clock`, on the device, so that replays of a graph count too: every block adds 1 at its end and block
-// 0 what is missing to 65536, so clock >> 16 is the number of finished sends and nobody needs to be
+// 0 what is missing to 65536, so clock >> 16 is the number of finished sends and no block needs to be
 // last. The flag of e is a 32-bit number with e's parity that is never 0; it repeats after 2^32 - 2
 // operations. Each 2^30 operations both buffers are cleared once, so no flag survives long enough to
 // be taken for a new one.

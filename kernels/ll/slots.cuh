@@ -4,8 +4,8 @@
 //
 //     bits[e]: source 0 token 0, 1, .., N' - 1 | source 1 token 0, .. | ...      N' = N rounded up to 32
 //
-// A count looks at one chunk of 512 bits; with more than one chunk, `before` holds the counts of the
-// chunks in front. Rank-major uses one row of bits and counts from its source's first.
+// A count looks at one span of 512 bits; with more than one span, `before` holds the counts of the
+// spans in front. Rank-major uses one row of bits and counts from its source's first.
 #ifndef TREFOIL_KERNELS_LL_SLOTS_CUH
 #define TREFOIL_KERNELS_LL_SLOTS_CUH
 
@@ -13,13 +13,13 @@
 
 struct SlotMap {
   unsigned *bits;   // [rows][stride]
-  unsigned *before; // [rows][chunks], if chunks > 1
-  int rows, chunks, stride, perSource;
+  unsigned *before; // [rows][spans], if spans > 1
+  int rows, spans, stride, perSource;
 
-  static __host__ __device__ int chunksOf(int numRanks, int perSource) {
+  static __host__ __device__ int spansOf(int numRanks, int perSource) {
     return (int)(((long long)numRanks * perSource + 511) / 512);
   }
-  static __host__ __device__ int strideOf(int chunks) { return chunks * 16 + 4; } // off the banks
+  static __host__ __device__ int strideOf(int spans) { return spans * 16 + 4; } // off the banks
 
   EP_DEV int bitOf(int src, int t) const { return src * perSource + t; }
 
@@ -34,9 +34,9 @@ struct SlotMap {
 
   // Set bits of the row before this one.
   EP_DEV int countBefore(int row, int bit) const {
-    const int chunk = bit >> 9;
-    const uint4 *w = (const uint4 *)(bits + row * stride + chunk * 16);
-    int n = chunks > 1 ? (int)before[row * chunks + chunk] : 0;
+    const int span = bit >> 9;
+    const uint4 *w = (const uint4 *)(bits + row * stride + span * 16);
+    int n = spans > 1 ? (int)before[row * spans + span] : 0;
 #pragma unroll 2
     for (int left = bit & 511; left > 0; left -= 128) {
       const uint4 q = *w++;
@@ -58,7 +58,7 @@ struct SlotMap {
   EP_DEV int countAll(int row, int lane) const {
     int n = 0;
 #pragma unroll 1
-    for (int i = lane; i < chunks * 16; i += 32) n += __popc(bits[row * stride + i]);
+    for (int i = lane; i < spans * 16; i += 32) n += __popc(bits[row * stride + i]);
     return __reduce_add_sync(FULL_WARP, n);
   }
 
@@ -68,10 +68,10 @@ struct SlotMap {
     for (int row = warp; row < rows; row += numWarps) {
       int carry = 0;
 #pragma unroll 1
-      for (int c0 = 0; c0 < chunks; c0 += 32) {
+      for (int c0 = 0; c0 < spans; c0 += 32) {
         const int c = c0 + lane;
         int n = 0;
-        if (c < chunks) {
+        if (c < spans) {
 #pragma unroll 4
           for (int i = 0; i < 16; i++) n += __popc(bits[row * stride + c * 16 + i]);
         }
@@ -81,7 +81,7 @@ struct SlotMap {
           const int up = __shfl_up_sync(FULL_WARP, sum, d);
           if (lane >= d) sum += up;
         }
-        if (c < chunks) before[row * chunks + c] = (unsigned)(carry + sum - n);
+        if (c < spans) before[row * spans + c] = (unsigned)(carry + sum - n);
         carry += __shfl_sync(FULL_WARP, sum, 31);
       }
     }

@@ -12,7 +12,7 @@
 // not ordered. A weak signal says that its own put is there, a strong one besides all earlier puts of the
 // context to that peer. Signals count up and are never reset.
 //
-// Nothing here waits. A post that finds too many puts to its peer under way is refused, and who waits for a
+// Nothing here waits. A post that finds too many puts to its peer under way is refused, and what waits for a
 // signal reads it again: both loops are the caller's, with its time limit and its record. Data may be read
 // after the signal was seen; by bulk copies after a proxyFence besides.
 #ifndef TREFOIL_KERNELS_NET_NET_CUH

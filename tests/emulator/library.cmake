@@ -32,7 +32,7 @@ foreach(objects emulated_calls_steps emulated_calls)
   target_include_directories(${objects} PRIVATE ${CMAKE_SOURCE_DIR}/tests/api
     ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/host/include)
 endforeach()
-foreach(program gpu_calls gpu_captures gpu_memory gpu_tensors gpu_told)
+foreach(program gpu_calls gpu_captures gpu_memory gpu_tensors gpu_async_errors)
   add_executable(${program}_emulated ../calls/${program}.c $<TARGET_OBJECTS:emulated_calls>
     $<TARGET_OBJECTS:emulated_calls_steps> $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_ref>)
   target_compile_definitions(${program}_emulated PRIVATE TREFOIL_EMULATED_RANKS=3)

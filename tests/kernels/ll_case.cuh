@@ -67,7 +67,7 @@ Shape randomShape(Rng &rng, int R, const Options &o) {
     s.quant = EP_LL_QUANT_NONE;
     s.steps = 2;
   }
-  if (o.isLong) { // more tokens than 64 chunks of the slot map have bits
+  if (o.isLong) { // more tokens than 64 spans of the slot map have bits
     s.E = R;
     s.L = 1;
     s.K = 1 + rng.below(std::min(R, 4));

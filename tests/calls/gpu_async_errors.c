@@ -4,8 +4,8 @@
 #include "gpu_case.h"
 #include "test.h"
 
-static void expectTold(team_rank_t *r, step_data_t *d, ncclEpGroup_t group, ncclEpHandle_t h,
-                       const char *text) {
+static void expectAsyncError(team_rank_t *r, step_data_t *d, ncclEpGroup_t group, ncclEpHandle_t h,
+                             const char *text) {
   int error = 9;
   teamOk(r, ncclEpGetAsyncError(group, &error));
   teamCheck(r, error == 1, "the error is not told: %d", error);
@@ -17,7 +17,7 @@ static void expectTold(team_rank_t *r, step_data_t *d, ncclEpGroup_t group, nccl
 }
 
 /* A wrong id, then more slots than max_recv, then all is well again. */
-static void runTold(team_rank_t *r) {
+static void runAsyncErrors(team_rank_t *r) {
   const step_case_t *c = r->user;
   step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
   ncclEpGroup_t group;
@@ -33,7 +33,7 @@ static void runTold(team_rank_t *r) {
   if (has && d->wide) d->wide[0] = *first;
   teamCheck(r, stepUpdate(d, h, r->stream), "update: %s", ncclEpGetLastError());
   cudaStreamSynchronize(r->stream);
-  if (has) expectTold(r, d, group, h, "outside [0, ");
+  if (has) expectAsyncError(r, d, group, h, "outside [0, ");
   if (r->error[0]) return;
   if (has) *first = kept;
   if (has && d->wide) d->wide[0] = kept;
@@ -42,7 +42,7 @@ static void runTold(team_rank_t *r) {
   teamCheck(r, stepDispatch(d, h, r->stream), "dispatch: %s", ncclEpGetLastError());
   cudaStreamSynchronize(r->stream);
   total = d->total[0];
-  if (total > c->maxRecv) expectTold(r, d, group, h, "TRAP");
+  if (total > c->maxRecv) expectAsyncError(r, d, group, h, "TRAP");
   int error = 9;
   teamOk(r, ncclEpGetAsyncError(group, &error));
   teamCheck(r, error == 0, "told without a reason: %s", ncclEpGetLastError());
@@ -60,7 +60,7 @@ TEST(high_throughput_tells_ids_and_overflow) {
       .mode = TREFOIL_HT_FLAT, .topk = 8, .numExperts = 8, .maxTokens = 64, .width = 64};
   c.seed = 670;
   c.maxRecv = 64;
-  const char *error = teamThreads(numGpus(), runTold, &c);
+  const char *error = teamThreads(numGpus(), runAsyncErrors, &c);
   CHECK(!*error, "%s", error);
 }
 
@@ -101,7 +101,7 @@ static void runFew(team_rank_t *r) {
     teamOk(r, ncclEpCombine(h, &inputs, &outputs, &backward, r->stream));
     cudaError_t error = cudaStreamSynchronize(r->stream);
     teamCheck(r, error == cudaSuccess, "stream: %s", cudaGetErrorString(error));
-    if (r->rank == 0) expectTold(r, d, group, h, "topk_weights has");
+    if (r->rank == 0) expectAsyncError(r, d, group, h, "topk_weights has");
     teamBarrier(r);
   }
   if (r->error[0]) return;

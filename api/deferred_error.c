@@ -1,4 +1,4 @@
-/* Failures of queued operations: kept in the group until the caller hears of them. The first one
+/* Failures of queued operations: kept in the group until a call returns them. The first one
  * counts; only a lost rank replaces a lesser one. */
 #include <sched.h>
 #include <stdarg.h>
@@ -8,55 +8,55 @@
 #include "api/object.h"
 #include "api/range.h"
 
-static void lockTrouble(ncclEpGroup_t g) {
-  while (atomic_exchange_explicit(&g->troubleLock, 1, memory_order_acquire)) sched_yield();
+static void lockDeferred(ncclEpGroup_t g) {
+  while (atomic_exchange_explicit(&g->deferredLock, 1, memory_order_acquire)) sched_yield();
 }
 
-static void unlockTrouble(ncclEpGroup_t g) {
-  atomic_store_explicit(&g->troubleLock, 0, memory_order_release);
+static void unlockDeferred(ncclEpGroup_t g) {
+  atomic_store_explicit(&g->deferredLock, 0, memory_order_release);
 }
 
-void epReport(ncclEpGroup_t g, ep_trouble_t trouble, trefoil_result_t code, const char *format,
+void epReport(ncclEpGroup_t g, ep_deferred_error_t error, trefoil_result_t code, const char *format,
               ...) {
   va_list args;
   va_start(args, format);
-  lockTrouble(g);
-  if ((int)trouble > atomic_load_explicit(&g->trouble, memory_order_relaxed)) {
-    vsnprintf(g->troubleText, sizeof g->troubleText, format, args);
-    g->troubleCode = code;
-    atomic_store_explicit(&g->trouble, (int)trouble, memory_order_release);
-    epLog(g, "%s", g->troubleText);
+  lockDeferred(g);
+  if ((int)error > atomic_load_explicit(&g->deferred, memory_order_relaxed)) {
+    vsnprintf(g->deferredText, sizeof g->deferredText, format, args);
+    g->deferredCode = code;
+    atomic_store_explicit(&g->deferred, (int)error, memory_order_release);
+    epLog(g, "%s", g->deferredText);
   }
   atomic_store(&g->asyncError, 1);
-  unlockTrouble(g);
+  unlockDeferred(g);
   va_end(args);
 }
 
-void epClearTrouble(ncclEpGroup_t g) {
-  lockTrouble(g);
-  if (atomic_load(&g->trouble) < EP_TROUBLE_FATAL) { /* a lost group stays lost, and says so */
-    atomic_store(&g->trouble, EP_TROUBLE_NONE);
+void epClearDeferred(ncclEpGroup_t g) {
+  lockDeferred(g);
+  if (atomic_load(&g->deferred) < EP_DEFERRED_FATAL) { /* a lost group stays lost, and says so */
+    atomic_store(&g->deferred, EP_DEFERRED_NONE);
     atomic_store(&g->asyncError, 0);
   }
-  unlockTrouble(g);
+  unlockDeferred(g);
 }
 
 static void poll(ncclEpGroup_t g) {
   if (epBackend.poll) epBackend.poll(g);
 }
 
-trefoil_result_t epCheckTrouble(ncclEpGroup_t g) {
+trefoil_result_t epCheckDeferred(ncclEpGroup_t g) {
   EP_TRY(epBackend.checkComm(g));
   poll(g);
-  if (atomic_load_explicit(&g->trouble, memory_order_acquire) < EP_TROUBLE_STICKY) {
+  if (atomic_load_explicit(&g->deferred, memory_order_acquire) < EP_DEFERRED_STICKY) {
     return TREFOIL_OK;
   }
-  lockTrouble(g);
-  trefoil_result_t code = epFail(g->troubleCode, "%s", g->troubleText);
+  lockDeferred(g);
+  trefoil_result_t code = epFail(g->deferredCode, "%s", g->deferredText);
   /* LL without masks has no ErrorClear: told once, then the group goes on */
-  int once = !epIsHt(g) && !g->limits.enableMask && atomic_load(&g->trouble) == EP_TROUBLE_STICKY;
-  if (once) atomic_store(&g->trouble, EP_TROUBLE_NONE);
-  unlockTrouble(g);
+  int once = !epIsHt(g) && !g->limits.enableMask && atomic_load(&g->deferred) == EP_DEFERRED_STICKY;
+  if (once) atomic_store(&g->deferred, EP_DEFERRED_NONE);
+  unlockDeferred(g);
   return code;
 }
 
@@ -84,7 +84,7 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t group) {
   trefoil_result_t result = checkErrorCall(group, "ncclEpErrorClear");
   if (result == TREFOIL_OK) {
     poll(group);
-    epClearTrouble(group);
+    epClearDeferred(group);
     if (epBackend.errorCleared) epBackend.errorCleared(group);
   }
   return (ncclResult_t)result;
