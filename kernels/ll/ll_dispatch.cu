@@ -1,7 +1,7 @@
 // Low-latency dispatch: one copy per (token, rank) on the wire; the receiver makes its experts' copies.
 //
 //   sending warps     rows, step by step, to every rank that needs them
-//   receiving warps   send the routing words (they have nothing else to do yet), read those of all ranks, derive
+//   receiving warps   send the routing words (they have nothing else to do yet), read all ranks', derive
 //                     the slots (slots.cuh), then take rows as they arrive
 //
 // Work is partitioned over blocks into equal contiguous parts of items: (token, step) for senders, (token,
