@@ -2,7 +2,7 @@
  *
  * A page of host memory, mapped to the device: the page of the progress file where there is one and the
  * file system lets it be pinned, else a page of its own, which a thread copies into the file. Calls look
- * at it: a wait that gave up becomes a deferred error of the group. Only with a file a small kernel follows each
+ * at it: a wait that gave up becomes the group's deferred error. Only with a file a small kernel follows each
  * operation and notes that it is finished. */
 #include <pthread.h>
 #include <stdlib.h>
