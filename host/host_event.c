@@ -26,7 +26,7 @@ static void dropMark(void *mark) {
 
 static void runMark(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)stream, (void)ticket;
-  atomic_store(&((ep_mark_t *)op->shared)->timeNs, epNowNs());
+  atomic_store(&((ep_mark_t *)op->shared)->timeNs, epMonotonicNs());
 }
 
 static void runWait(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {

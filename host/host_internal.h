@@ -14,6 +14,9 @@
 
 #include <cuda_runtime.h>
 
+#include "plan/clock.h"
+#include "plan/doorbell.h"
+
 /* ---- Failures (host_error.c): a sentence per thread, and CUDA's last error ---- */
 
 cudaError_t epCudaFail(cudaError_t code, const char *format, ...)
@@ -36,17 +39,8 @@ const char *epSentence(void);
     if (epTryError != cudaSuccess) return epTryError;                                              \
   } while (0)
 
-/* ---- Time and sleeping (host_wait.c) ---- */
+/* ---- Randomness and settings (host_system.c) ---- */
 
-uint64_t epNowNs(void);
-/* Sleeps while *word == seen, at most maxNs; may return early. Works across processes. */
-void epFutexWait(const _Atomic uint32_t *word, uint32_t seen, uint64_t maxNs);
-void epFutexWake(const _Atomic uint32_t *word);
-/* The same for words that only threads of this process wait on. */
-void epThreadWait(const _Atomic uint32_t *word, uint32_t seen, uint64_t maxNs);
-void epThreadWake(const _Atomic uint32_t *word);
-/* A few microseconds of pausing while *word == seen; returns whether it changed. */
-bool epSpin(const _Atomic uint32_t *word, uint32_t seen);
 /* Random bits that differ between processes and calls. */
 uint64_t epRandom(void);
 /* Random bytes that nobody can guess; false: the system gives none. */

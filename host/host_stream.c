@@ -77,7 +77,8 @@ static void recycleStream(cudaStream_t s) {
 }
 
 static void wakeWorker(cudaStream_t s) {
-  if (atomic_fetch_add(&s->wake, 2) & 1) epThreadWake(&s->wake); /* bit 0: the worker sleeps */
+  if (atomic_fetch_add(&s->wake, 2) & 1)
+    epFutexWake(&s->wake, EP_FUTEX_PRIVATE); /* bit 0: the worker sleeps */
 }
 
 /* Runs the queue until `until` is done or it is empty. Called with the lock held and `running` set by
@@ -94,7 +95,7 @@ static void execute(cudaStream_t s, uint64_t until) {
     atomic_fetch_add(&s->completed, 1);
     if (atomic_load(&s->waiters)) {
       atomic_fetch_add(&s->done, 1);
-      epThreadWake(&s->done);
+      epFutexWake(&s->done, EP_FUTEX_PRIVATE);
     }
     pthread_mutex_lock(&s->lock);
   }
@@ -120,7 +121,8 @@ static void *worker(void *arg) {
     pthread_mutex_unlock(&s->lock);
     if (ran || epSpin(&s->wake, seen)) continue;
     if (!atomic_compare_exchange_strong(&s->wake, &seen, seen | 1)) continue;
-    while (atomic_load(&s->wake) == (seen | 1)) epThreadWait(&s->wake, seen | 1, 3600000000000u);
+    while (atomic_load(&s->wake) == (seen | 1))
+      epFutexWait(&s->wake, seen | 1, 3600000000000u, EP_FUTEX_PRIVATE);
     atomic_fetch_and(&s->wake, ~1u);
   }
   return NULL;
@@ -156,7 +158,7 @@ void epStreamWaitSeq(cudaStream_t s, uint64_t seq, bool mayRun) {
     atomic_fetch_add(&s->waiters, 1);
     uint32_t seen = atomic_load(&s->done);
     if (atomic_load(&s->completed) < seq && !epSpin(&s->done, seen))
-      epThreadWait(&s->done, seen, 100000000u);
+      epFutexWait(&s->done, seen, 100000000u, EP_FUTEX_PRIVATE);
     atomic_fetch_sub(&s->waiters, 1);
   }
 }
