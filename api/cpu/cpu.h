@@ -112,7 +112,7 @@ struct ep_hang;
 typedef struct ep_cpu_group {
   struct ncclEpGroup *group;
   int me, R, G, M; /* rank, ranks, ranks a node, nodes */
-  int oneProcess;  /* all ranks are threads of this process: HT rows are read where they lie */
+  int oneProcess;  /* all ranks are threads of this process: HT combines read rows where they lie */
   char *controlMemory;
   ncclWindow_t controlWindow;
   ep_buffer_t controlBuffer, tableBuffer;
