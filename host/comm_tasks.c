@@ -275,14 +275,14 @@ ncclResult_t epWorkRun(ep_work_t *work) {
 
 /* ---- In the order of the communicator and the stream ---- */
 
-static uint64_t prepareWork(ep_op_t *op) {
+static uint64_t prepareWork(ep_stream_op_t *op) {
   ep_work_t *work = op->shared;
   if (atomic_load(&work->comm->magic) != EP_COMM_MAGIC || work->comm->life != work->life)
     return UINT64_MAX;
   return atomic_fetch_add(&work->comm->issued, 1);
 }
 
-static void runWork(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runWork(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   ep_work_t *work = op->shared;
   ncclComm_t comm = work->comm;
   if (ticket == UINT64_MAX) {
@@ -307,7 +307,7 @@ static void runWork(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
 }
 
 ncclResult_t epWorkIssue(ep_work_t *work, cudaStream_t stream) {
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeHost, runWork);
+  ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeHost, runWork);
   const char *func = work->func;
   if (!op) {
     epWorkRelease(work);

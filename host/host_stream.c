@@ -47,7 +47,7 @@ static void delay(void) {
 
 /* ---- Work ---- */
 
-void epRunHost(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+void epRunHost(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)ticket;
   inHostFunc++;
   if (op->u.host.fn)
@@ -57,7 +57,7 @@ void epRunHost(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
   inHostFunc--;
 }
 
-void epRunAfter(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+void epRunAfter(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)stream, (void)ticket;
   epStreamWaitSeq(op->u.after.stream, op->u.after.seq, false);
 }
@@ -85,7 +85,7 @@ static void wakeWorker(cudaStream_t s) {
  * this thread; returns with the lock held and `running` clear. */
 static void execute(cudaStream_t s, uint64_t until) {
   while (s->head && atomic_load(&s->completed) < until) {
-    ep_op_t *op = s->head;
+    ep_stream_op_t *op = s->head;
     s->head = op->next;
     if (!s->head) s->tail = &s->head;
     pthread_mutex_unlock(&s->lock);
@@ -128,7 +128,7 @@ static void *worker(void *arg) {
   return NULL;
 }
 
-void epStreamPush(cudaStream_t s, ep_op_t *op, bool quiet) {
+void epStreamPush(cudaStream_t s, ep_stream_op_t *op, bool quiet) {
   op->next = NULL;
   pthread_mutex_lock(&s->lock);
   *s->tail = op;
