@@ -28,7 +28,7 @@ static outcome_t failed(asking_t *a, ncclResult_t result) {
 
 /* The time that is left, for the socket's calls. */
 static bool setPatience(const asking_t *a) {
-  uint64_t now = epNowNs();
+  uint64_t now = epMonotonicNs();
   if (now >= a->deadlineNs) return false;
   uint64_t us = (a->deadlineNs - now) / 1000 + 1;
   if (us > 1000000000000u) us = 1000000000000u;
@@ -133,7 +133,7 @@ static outcome_t exchange(asking_t *a, bool keep) {
       a->given = -1;
     }
     if (outcome != AGAIN) return outcome;
-    if (epNowNs() >= a->deadlineNs)
+    if (epMonotonicNs() >= a->deadlineNs)
       return failed(
           a, epNcclFail(ncclSystemError, "process %d does not answer in time", a->owner->pid));
     usleep(5000);
@@ -142,7 +142,7 @@ static outcome_t exchange(asking_t *a, bool keep) {
 
 static void begin(asking_t *a, const ep_process_t *owner, ep_ask_t what, uint64_t id,
                   uint64_t patienceNs) {
-  uint64_t now = epNowNs();
+  uint64_t now = epMonotonicNs();
   memset(a, 0, sizeof *a);
   a->owner = owner;
   a->request.what = what;

@@ -62,9 +62,9 @@ static int firstMissing(ncclComm_t comm) {
 
 static ncclResult_t waitForAll(ep_job_t *job) {
   ncclComm_t comm = job->comm;
-  uint64_t start = epNowNs(), timeout = trefoilHostTimeoutNs(), slice = 1000000;
+  uint64_t start = epMonotonicNs(), timeout = trefoilHostTimeoutNs(), slice = 1000000;
   for (;;) {
-    uint32_t bell = epCommBell(comm);
+    uint32_t noted = epCommNote(comm);
     int missing = firstMissing(comm);
     if (missing < 0) return ncclSuccess;
     EP_NCCL_CHECK(!atomic_load(&comm->aborting), ncclInvalidUsage,
@@ -79,14 +79,14 @@ static ncclResult_t waitForAll(ep_job_t *job) {
       if (firstMissing(comm) < 0) return ncclSuccess; /* it showed its record and then left */
       return epNcclFail(ncclRemoteError, "%s: %s", job->func, epSentence());
     }
-    uint64_t waited = epNowNs() - start;
+    uint64_t waited = epMonotonicNs() - start;
     EP_NCCL_CHECK(waited < timeout, ncclRemoteError, "%s: rank %d did not %s within %.1f s",
                   job->func, missing,
                   atomic_load(&epCommEntry(comm, missing)->state) == EP_RANK_EXPECTED
                       ? "arrive"
                       : "make the same call",
                   (double)timeout * 1e-9);
-    epCommSleep(comm, bell, slice);
+    epCommSleep(comm, noted, slice);
     if (slice < 16000000) slice *= 2;
   }
 }

@@ -1,4 +1,4 @@
-/* Communicator objects: what every function needs of them, waiting for the bell, and noticing that a
+/* Communicator objects: what every function needs of them, waiting for the doorbell, and noticing that a
  * rank is gone (its process ended, it destroyed or aborted its communicator, or it failed). */
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,28 +29,23 @@ bool epCommSameProcess(ncclComm_t comm, int rank) {
   return epCommEntry(comm, rank)->process.uid == comm->self.uid;
 }
 
-/* ---- Bells ---- */
+/* ---- Doorbells ---- */
 
 void epCommRing(ncclComm_t comm, int rank) {
-  ep_rank_entry_t *entry = epCommEntry(comm, rank);
-  atomic_fetch_add(&entry->bell, 1);
-  if (atomic_load(&entry->asleep)) epFutexWake(&entry->bell);
+  epDoorbellRing(&epCommEntry(comm, rank)->doorbell, 0, EP_FUTEX_SHARED);
 }
 
 void epCommRingAll(ncclComm_t comm) {
   for (int r = 0; r < comm->numRanks; r++) epCommRing(comm, r);
 }
 
-uint32_t epCommBell(ncclComm_t comm) {
-  return atomic_load(&epCommEntry(comm, comm->rank)->bell);
+uint32_t epCommNote(ncclComm_t comm) {
+  return epDoorbellNote(&epCommEntry(comm, comm->rank)->doorbell);
 }
 
-void epCommSleep(ncclComm_t comm, uint32_t bellSeen, uint64_t maxNs) {
-  ep_rank_entry_t *mine = epCommEntry(comm, comm->rank);
-  if (epSpin(&mine->bell, bellSeen)) return;
-  atomic_fetch_add(&mine->asleep, 1);
-  epFutexWait(&mine->bell, bellSeen, maxNs);
-  atomic_fetch_sub(&mine->asleep, 1);
+void epCommSleep(ncclComm_t comm, uint32_t noted, uint64_t maxNs) {
+  ep_doorbell_t *mine = &epCommEntry(comm, comm->rank)->doorbell;
+  if (!epSpin(&mine->rings, noted)) epDoorbellSleep(mine, noted, maxNs, 0, EP_FUTEX_SHARED);
 }
 
 /* ---- Who is there ---- */
@@ -160,14 +155,14 @@ ncclResult_t epCommUsable(ncclComm_t comm, const char *func) {
 }
 
 ncclResult_t epCommDrain(ncclComm_t comm, const char *func) {
-  uint64_t start = epNowNs(), timeout = trefoilHostTimeoutNs();
+  uint64_t start = epMonotonicNs(), timeout = trefoilHostTimeoutNs();
   timeout = timeout < INT64_MAX / 4 ? 2 * timeout + 5000000000u : INT64_MAX;
   for (;;) {
     uint32_t turn = atomic_load(&comm->turn);
     if (atomic_load(&comm->served) >= atomic_load(&comm->issued)) return ncclSuccess;
-    EP_NCCL_CHECK(epNowNs() - start < timeout, ncclInternalError,
+    EP_NCCL_CHECK(epMonotonicNs() - start < timeout, ncclInternalError,
                   "%s: work queued on the communicator does not finish", func);
-    epFutexWait(&comm->turn, turn, 50000000u);
+    epFutexWait(&comm->turn, turn, 50000000u, EP_FUTEX_SHARED);
   }
 }
 
@@ -225,7 +220,7 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
   comm->lsaSize = (int)epEnvInt("NCCL_LSA_TEAM_SIZE", 0);
   comm->self = self;
   comm->numExchanges = 0;
-  comm->numCalls = comm->callsSince = 0;
+  comm->meeting = (ep_meeting_t){0};
   comm->windows = NULL;
   comm->gins = NULL;
   comm->freeWindows = NULL;
@@ -302,13 +297,13 @@ int trefoilHostSameProcess(ncclComm_t comm, int rank) {
 
 static ncclResult_t waitChange(ncclComm_t comm, int peer, const _Atomic uint32_t *flag,
                                uint32_t seen, uint64_t timeoutNs) {
-  uint64_t start = epNowNs(), slice = 1000000;
+  uint64_t start = epMonotonicNs(), slice = 1000000;
   for (;;) {
-    uint64_t waited = epNowNs() - start;
+    uint64_t waited = epMonotonicNs() - start;
     EP_NCCL_CHECK(waited < timeoutNs, ncclTimeout, "waited %.3f s for rank %d",
                   (double)timeoutNs * 1e-9, peer);
     uint64_t left = timeoutNs - waited;
-    epFutexWait(flag, seen, left < slice ? left : slice);
+    epFutexWait(flag, seen, left < slice ? left : slice, EP_FUTEX_SHARED);
     if (atomic_load_explicit(flag, memory_order_acquire) != seen) return ncclSuccess;
     if (peer >= 0 && !epCommPeerThere(comm, peer))
       return atomic_load_explicit(flag, memory_order_acquire) != seen ? ncclSuccess
@@ -331,4 +326,8 @@ ncclResult_t trefoilHostWaitChange(ncclComm_t comm, int peer, const uint32_t *wo
   ncclResult_t result = waitChange(comm, peer, flag, seen, timeoutNs);
   epCommLeave(comm);
   return result;
+}
+
+void trefoilHostWake(const uint32_t *word) {
+  epFutexWake((const _Atomic uint32_t *)word, EP_FUTEX_SHARED);
 }

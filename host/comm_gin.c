@@ -122,7 +122,7 @@ static void *progress(void *self) {
   int64_t looked = 0, endedAt = 0;
   pthread_mutex_lock(&g->lock);
   for (;;) {
-    int64_t now = (int64_t)epNowNs();
+    int64_t now = (int64_t)epMonotonicNs();
     if (g->ends && !endedAt) endedAt = now;
     if (!goesOn(g, now, endedAt)) break;
     if (g->failed || !g->numUnderWay) {
@@ -196,7 +196,8 @@ static int post(gin_t *g, const trefoil_host_put_t *p, char *why) {
   }
   t->whole = false;
   t->counter = p->counter < 0 ? NULL : g->counters + p->context * g->numCounters + p->counter;
-  if (epNetEnginePost(g->engine, p->context, &op, (int64_t)epNowNs(), &t->request, why)) return -1;
+  if (epNetEnginePost(g->engine, p->context, &op, (int64_t)epMonotonicNs(), &t->request, why))
+    return -1;
   g->numUnderWay++;
   return 0;
 }

@@ -5,15 +5,17 @@
  * board's descriptor to whoever presents the id (comm_server.c). On the board there are
  *   - the control exchange (comm_control.c): host-side calls in which every rank shows one record and
  *     reads all others' (init, split, windows);
- *   - meetings (comm_meet.c): the same for libraries above, and one that fails may be tried again;
+ *   - meetings (comm_meet.c, plan/meeting.h): the same for libraries above, and one that fails may be
+ *     tried again;
  *   - the rings (comm_tasks.c): stream-ordered messages; every collective is made of sends and receives;
- *   - a bell per rank, rung whenever something changed that this rank may wait for.
+ *   - a doorbell per rank, rung whenever something changed that this rank may wait for.
  * Ranks of one process share one mapping of a board. */
 #ifndef TREFOIL_COMM_INTERNAL_H
 #define TREFOIL_COMM_INTERNAL_H
 
 #include "host_internal.h"
 #include "nccl_device.h"
+#include "plan/meeting.h"
 #include "trefoil_host.h"
 
 ncclResult_t epNcclFail(ncclResult_t code, const char *format, ...)
@@ -39,7 +41,6 @@ enum {
   EP_SHOWN_BYTES = 256,  /* of it for the job */
   EP_SLOT_BYTES = 16384, /* payload of a ring slot */
   EP_NUM_SLOTS = 8,
-  EP_EXCUSE_WORDS = 48, /* 8 bytes of text each */
   EP_ADDRESS_BYTES = 48,
   EP_SECRET_BYTES = 16
 };
@@ -65,24 +66,20 @@ typedef struct {
 
 typedef struct {
   _Alignas(64) _Atomic uint32_t state;
-  _Atomic uint32_t bell;
-  _Atomic uint32_t asleep; /* number of waiters on the bell */
-  _Atomic uint32_t shown;  /* records shown so far */
-  _Atomic uint64_t owner;  /* random; 0: nobody has joined as this rank */
+  ep_doorbell_t doorbell;
+  _Atomic uint32_t shown; /* records shown so far */
+  _Atomic uint64_t owner; /* random; 0: nobody has joined as this rank */
   ep_process_t process;
   int32_t device, lsaSize;
   char why[200];                                 /* EP_RANK_FAILED: the sentence */
   _Alignas(16) char records[2][EP_RECORD_BYTES]; /* by parity of the exchange */
-  /* Meetings: the attempt it arrived in, its records, and which of its calls failed, and why. */
-  _Atomic uint32_t arrivedIn;
-  _Atomic uint64_t excused, excuse[EP_EXCUSE_WORDS];
-  _Alignas(16) char shownToAll[2][EP_SHOWN_BYTES]; /* by parity of the meetings held */
+  ep_meeting_seat_t seat;
 } ep_rank_entry_t;
 
 typedef struct {
   int32_t numRanks;
   uint64_t key;
-  _Atomic uint64_t meeting; /* comm_meet.c */
+  ep_meeting_place_t meeting;
   ep_rank_entry_t ranks[];
 } ep_board_t;
 
@@ -134,7 +131,7 @@ struct ncclComm {
   _Atomic int *watches;            /* [numRanks] of the ranks' processes, or a watch_t */
   uint32_t numExchanges;           /* control exchanges begun */
   uint32_t numShrinks;             /* ncclCommShrink called on it */
-  uint32_t numCalls, callsSince;   /* collective calls since that many meetings */
+  ep_meeting_t meeting;            /* comm_meet.c fills it in */
   _Atomic uint64_t issued, served; /* stream-ordered works */
   _Atomic uint32_t turn;           /* futex: served, low bits */
   _Atomic int asyncError;          /* ncclResult_t */
@@ -177,9 +174,9 @@ void epCommRingAll(ncclComm_t comm);
 void epCommSetAsync(ncclComm_t comm, ncclResult_t result, const char *sentence);
 /* The remembered error as a failure of func. */
 ncclResult_t epCommUsable(ncclComm_t comm, const char *func);
-/* Sleeps until this rank's bell rings, at most maxNs. */
-uint32_t epCommBell(ncclComm_t comm);
-void epCommSleep(ncclComm_t comm, uint32_t bellSeen, uint64_t maxNs);
+/* Sleeps until this rank's doorbell is rung after it was noted, at most maxNs. */
+uint32_t epCommNote(ncclComm_t comm);
+void epCommSleep(ncclComm_t comm, uint32_t noted, uint64_t maxNs);
 void epCommsForked(void);
 void epWindowsForked(void);
 

@@ -58,7 +58,7 @@ static void dropPending(pending_t **at) {
 
 /* Boards that some rank never asked for. With the lock held. */
 static void dropOldBoards(void) {
-  uint64_t now = epNowNs();
+  uint64_t now = epMonotonicNs();
   for (pending_t **at = &pendings; *at;) {
     if (now >= (*at)->endNs)
       dropPending(at);
@@ -95,7 +95,7 @@ static int takeBoard(uint64_t key, int numRanks, ep_answer_t *answer) {
   }
   if (!p) p = *at = newBoard(key, numRanks); /* at the end of the list */
   if (p) {
-    p->endNs = patienceNs < INT64_MAX / 4 ? epNowNs() + 2 * patienceNs : UINT64_MAX;
+    p->endNs = patienceNs < INT64_MAX / 4 ? epMonotonicNs() + 2 * patienceNs : UINT64_MAX;
     fd = fcntl(p->fd, F_DUPFD_CLOEXEC, 0);
     if (fd >= 0 && ++p->joined == numRanks) dropPending(at);
   }
@@ -243,14 +243,14 @@ static void *serverMain(void *arg) {
   int fd = (int)(intptr_t)arg;
   sem_post(&running);
   for (;;) {
-    uint64_t now = epNowNs(), next = nextMoment();
+    uint64_t now = epMonotonicNs(), next = nextMoment();
     bool open = numTalking < MAX_TALKING && now >= pausedUntilNs;
     polls[0] = (struct pollfd){open ? fd : -1, POLLIN, 0};
     for (int i = 0; i < numClients; i++) polls[i + 1] = (struct pollfd){clients[i].fd, POLLIN, 0};
     int ms = next == UINT64_MAX ? -1 : next <= now ? 0 : (int)((next - now) / 1000000 + 1);
     int polled = numClients;
     if (poll(polls, (nfds_t)polled + 1, ms) < 0 && errno != EINTR) usleep(10000);
-    now = epNowNs();
+    now = epMonotonicNs();
     if (now >= pausedUntilNs) pausedUntilNs = 0;
     for (int i = polled - 1; i >= 0; i--) /* downwards: dropping one moves the last */
       if (polls[i + 1].revents && !serve(&clients[i])) dropClient(i);

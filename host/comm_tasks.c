@@ -1,6 +1,6 @@
 /* Stream-ordered work: a list of tasks (send to a rank, receive from one, reduce over all, copy), run
  * together by one thread without ever blocking in one of them: it goes over the list, moves what can
- * move, and sleeps on its bell when nothing can. So any mix of sends and receives in a group finishes,
+ * move, and sleeps on its doorbell when nothing can. So any mix of sends and receives in a group finishes,
  * in whatever order the ranks wrote them.
  *
  * A ring carries messages of one ordered pair of ranks, cut into slots; head counts slots written
@@ -221,18 +221,18 @@ static int sweepOnce(run_t *run, int *left) {
 static ncclResult_t loop(run_t *run) {
   ncclComm_t comm = run->comm;
   const char *func = run->work->func;
-  uint64_t last = epNowNs(), timeout = trefoilHostTimeoutNs(), slice = 500000;
+  uint64_t last = epMonotonicNs(), timeout = trefoilHostTimeoutNs(), slice = 500000;
   bool sawGone = false;
   for (;;) {
     int left;
-    uint32_t bell = epCommBell(comm);
+    uint32_t noted = epCommNote(comm);
     int moved = sweepOnce(run, &left);
     if (moved < 0) return ncclInvalidUsage;
     if (left == 0) return ncclSuccess;
     if (atomic_load(&comm->aborting))
       return epNcclFail(ncclInvalidUsage, "%s: the communicator was aborted", func);
     if (moved) {
-      last = epNowNs();
+      last = epMonotonicNs();
       slice = 500000;
       sawGone = false;
       continue;
@@ -246,10 +246,10 @@ static ncclResult_t loop(run_t *run) {
       sawGone = true;
       continue;
     }
-    EP_NCCL_CHECK(epNowNs() - last < timeout, ncclRemoteError,
+    EP_NCCL_CHECK(epMonotonicNs() - last < timeout, ncclRemoteError,
                   "%s: rank %d did not take part within %.1f s", func, findPeer(run, false),
                   (double)timeout * 1e-9);
-    epCommSleep(comm, bell, slice);
+    epCommSleep(comm, noted, slice);
     if (slice < 16000000) slice *= 2;
   }
 }
@@ -275,14 +275,14 @@ ncclResult_t epWorkRun(ep_work_t *work) {
 
 /* ---- In the order of the communicator and the stream ---- */
 
-static uint64_t prepareWork(ep_op_t *op) {
+static uint64_t prepareWork(ep_stream_op_t *op) {
   ep_work_t *work = op->shared;
   if (atomic_load(&work->comm->magic) != EP_COMM_MAGIC || work->comm->life != work->life)
     return UINT64_MAX;
   return atomic_fetch_add(&work->comm->issued, 1);
 }
 
-static void runWork(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runWork(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   ep_work_t *work = op->shared;
   ncclComm_t comm = work->comm;
   if (ticket == UINT64_MAX) {
@@ -293,7 +293,7 @@ static void runWork(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
   for (;;) {
     uint32_t turn = atomic_load(&comm->turn);
     if (atomic_load(&comm->served) == ticket) break;
-    if (!epSpin(&comm->turn, turn)) epFutexWait(&comm->turn, turn, 100000000u);
+    if (!epSpin(&comm->turn, turn)) epFutexWait(&comm->turn, turn, 100000000u, EP_FUTEX_SHARED);
   }
   ncclResult_t result = epCommUsable(comm, work->func);
   if (result == ncclSuccess) result = epWorkRun(work);
@@ -303,11 +303,11 @@ static void runWork(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
   }
   atomic_fetch_add(&comm->served, 1);
   atomic_fetch_add(&comm->turn, 1);
-  epFutexWake(&comm->turn);
+  epFutexWake(&comm->turn, EP_FUTEX_SHARED);
 }
 
 ncclResult_t epWorkIssue(ep_work_t *work, cudaStream_t stream) {
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeHost, runWork);
+  ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeHost, runWork);
   const char *func = work->func;
   if (!op) {
     epWorkRelease(work);

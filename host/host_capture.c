@@ -122,7 +122,7 @@ static bool addStream(ep_capture_t *c, cudaStream_t s) {
   return true;
 }
 
-cudaError_t epCaptureAdd(cudaStream_t stream, ep_op_t *op, const char *func) {
+cudaError_t epCaptureAdd(cudaStream_t stream, ep_stream_op_t *op, const char *func) {
   cudaError_t error = cudaSuccess;
   pthread_mutex_lock(&lock);
   ep_capture_t *c = stream->capture;

@@ -55,14 +55,14 @@ static void copySlices(const ep_copy_t *c) {
   }
 }
 
-static void runCopy(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runCopy(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)stream, (void)ticket;
   copySlices(&op->u.copy);
 }
 
 static cudaError_t enqueueCopy(cudaStream_t s, const ep_copy_t *c, bool snapshot, bool wait,
                                const char *func) {
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeMemcpy, runCopy);
+  ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeMemcpy, runCopy);
   char *staged = op && snapshot ? malloc(c->width * c->height * c->depth) : NULL;
   if (op && snapshot && !staged) {
     epOpFree(op);
@@ -176,7 +176,7 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t 
   return epCopy(&c, stream, false, "cudaMemcpy2DAsync");
 }
 
-static void runFill(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runFill(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)stream, (void)ticket;
   const ep_fill_t *f = &op->u.fill;
   for (size_t z = 0; z < f->depth; z++)
@@ -198,7 +198,7 @@ cudaError_t epFill(const ep_fill_t *f, cudaStream_t stream, bool sync, const cha
   EP_CUDA_CHECK(extent(f->pitch, f->slice, shape, &bytes), cudaErrorInvalidValue,
                 "%s: %zu x %zu x %zu bytes are too many", func, f->width, f->height, f->depth);
   EP_CUDA_TRY(checkSide(f->dst, bytes, 1, &dst, func));
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeMemset, runFill);
+  ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeMemset, runFill);
   EP_CUDA_CHECK(op, cudaErrorMemoryAllocation, "%s: out of memory", func);
   op->u.fill = *f;
   EP_CUDA_TRY(epEnqueue(s, op, func));

@@ -4,7 +4,7 @@
 static void pushAfter(cudaStream_t s, cudaStream_t other) {
   uint64_t seq = atomic_load(&other->submitted);
   if (other == s || atomic_load(&other->completed) >= seq) return;
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeWaitEvent, epRunAfter);
+  ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeWaitEvent, epRunAfter);
   if (!op) {
     epStreamWaitSeq(other, seq, false); /* no memory to defer it: wait now */
     return;
@@ -18,7 +18,7 @@ static void afterBlocking(cudaStream_t other, void *legacy) {
   if (!(other->flags & cudaStreamNonBlocking)) pushAfter(legacy, other);
 }
 
-static cudaError_t enqueue(cudaStream_t stream, ep_op_t *op, const char *func, bool quiet) {
+static cudaError_t enqueue(cudaStream_t stream, ep_stream_op_t *op, const char *func, bool quiet) {
   cudaError_t error = cudaSuccess;
   if (epInHostFunc())
     error = epCudaFail(cudaErrorNotPermitted, "%s was called from a host function", func);
@@ -41,11 +41,11 @@ static cudaError_t enqueue(cudaStream_t stream, ep_op_t *op, const char *func, b
   return cudaSuccess;
 }
 
-cudaError_t epEnqueue(cudaStream_t stream, ep_op_t *op, const char *func) {
+cudaError_t epEnqueue(cudaStream_t stream, ep_stream_op_t *op, const char *func) {
   return enqueue(stream, op, func, false);
 }
 
-cudaError_t epEnqueueAndWait(cudaStream_t stream, ep_op_t *op, const char *func) {
+cudaError_t epEnqueueAndWait(cudaStream_t stream, ep_stream_op_t *op, const char *func) {
   EP_CUDA_TRY(enqueue(stream, op, func, true));
   epStreamWaitSeq(stream, atomic_load(&stream->submitted), true);
   return epStreamTakeError(stream);

@@ -24,12 +24,12 @@ static void dropMark(void *mark) {
   if (mark && atomic_fetch_sub(&((ep_mark_t *)mark)->refs, 1) == 1) free(mark);
 }
 
-static void runMark(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runMark(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)stream, (void)ticket;
-  atomic_store(&((ep_mark_t *)op->shared)->timeNs, epNowNs());
+  atomic_store(&((ep_mark_t *)op->shared)->timeNs, epMonotonicNs());
 }
 
-static void runWait(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runWait(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)stream, (void)ticket;
   ep_mark_t *mark = op->shared;
   epStreamWaitSeq(mark->stream, mark->seq, false);
@@ -96,7 +96,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
     return epCaptureRecord(s, event);
   }
   ep_mark_t *mark = calloc(1, sizeof *mark);
-  ep_op_t *op = mark ? epOpNew(cudaGraphNodeTypeEventRecord, runMark) : NULL;
+  ep_stream_op_t *op = mark ? epOpNew(cudaGraphNodeTypeEventRecord, runMark) : NULL;
   if (!op) free(mark);
   EP_CUDA_CHECK(op, cudaErrorMemoryAllocation, "cudaEventRecord: out of memory");
   mark->stream = s;
@@ -148,7 +148,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return epCaptureBreak(s, cudaErrorStreamCaptureIsolation, "cudaStreamWaitEvent");
   }
   if (!mark) return cudaSuccess;
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeWaitEvent, runWait);
+  ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeWaitEvent, runWait);
   if (!op) dropMark(mark);
   EP_CUDA_CHECK(op, cudaErrorMemoryAllocation, "cudaStreamWaitEvent: out of memory");
   op->shared = mark;

@@ -11,7 +11,7 @@ typedef struct CUgraphNode_st node_t;
 
 typedef struct {
   _Atomic int refs;
-  ep_op_t *ops; /* copies, in order */
+  ep_stream_op_t *ops; /* copies, in order */
   size_t numOps;
   ep_user_refs_t *objects;
   uint32_t *shape; /* of each node: its type, how many it comes after, and which */
@@ -117,7 +117,7 @@ static program_t *newProgram(cudaGraph_t graph, unsigned long long flags) {
     return NULL;
   }
   for (size_t i = 0; i < graph->numNodes; i++) {
-    ep_op_t *op = graph->nodes[i]->op;
+    ep_stream_op_t *op = graph->nodes[i]->op;
     if (!op) continue;
     if (op->retain) op->retain(op->shared);
     p->ops[p->numOps] = *op;
@@ -242,16 +242,16 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t hGraphExec, cudaGraph_t hGraph,
                         : "allocates or frees memory, which cannot be updated");
 }
 
-static uint64_t prepareLaunch(ep_op_t *op) {
+static uint64_t prepareLaunch(ep_stream_op_t *op) {
   launch_t *launch = op->shared;
   for (size_t i = 0; i < launch->program->numOps; i++) {
-    ep_op_t *node = &launch->program->ops[i];
+    ep_stream_op_t *node = &launch->program->ops[i];
     launch->tickets[i] = node->prepare ? node->prepare(node) : 0;
   }
   return 0;
 }
 
-static void runLaunch(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runLaunch(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)ticket;
   launch_t *launch = op->shared;
   for (size_t i = 0; i < launch->program->numOps; i++)
@@ -266,8 +266,8 @@ static void releaseLaunch(void *shared) {
 
 static cudaError_t launchLocked(cudaGraphExec_t exec, cudaStream_t s) {
   launch_t *launch = calloc(1, sizeof *launch + exec->program->numOps * sizeof(uint64_t));
-  ep_op_t *op = launch ? epOpNew(cudaGraphNodeTypeGraph, runLaunch) : NULL;
-  ep_op_t *after = op ? epOpNew(cudaGraphNodeTypeWaitEvent, epRunAfter) : NULL;
+  ep_stream_op_t *op = launch ? epOpNew(cudaGraphNodeTypeGraph, runLaunch) : NULL;
+  ep_stream_op_t *after = op ? epOpNew(cudaGraphNodeTypeWaitEvent, epRunAfter) : NULL;
   if (!after) {
     free(op);
     free(launch);

@@ -46,7 +46,7 @@ static void release(void *shared) {
   free(block);
 }
 
-static void runAlloc(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runAlloc(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)ticket;
   block_t *block = op->shared;
   pthread_mutex_lock(&lock);
@@ -70,7 +70,7 @@ static bool giveBack(block_t *block) {
   return was;
 }
 
-static void runFree(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runFree(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)ticket;
   block_t *block = op->shared;
   if (giveBack(block)) return;
@@ -80,7 +80,7 @@ static void runFree(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
 
 cudaError_t epGraphMalloc(void **ptr, size_t bytes, cudaStream_t stream) {
   EP_CUDA_CHECK(bytes, cudaErrorInvalidValue, "cudaMallocAsync: 0 bytes in a capture");
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeMemAlloc, runAlloc);
+  ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeMemAlloc, runAlloc);
   block_t *block = op ? calloc(1, sizeof *block) : NULL;
   if (!block) free(op);
   EP_CUDA_CHECK(block, cudaErrorMemoryAllocation, "cudaMallocAsync: out of memory");
@@ -113,7 +113,7 @@ cudaError_t epGraphMalloc(void **ptr, size_t bytes, cudaStream_t stream) {
 }
 
 cudaError_t epGraphFreeNode(void *ptr, cudaStream_t stream) {
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeMemFree, runFree);
+  ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeMemFree, runFree);
   EP_CUDA_CHECK(op, cudaErrorMemoryAllocation, "cudaFreeAsync: out of memory");
   pthread_mutex_lock(&lock);
   block_t *block = findBlock(ptr);

@@ -20,7 +20,7 @@ cudaGraph_t epGraphNew(void) {
   return graph;
 }
 
-node_t *epGraphAdd(cudaGraph_t graph, ep_op_t *op, node_t **deps, size_t numDeps) {
+node_t *epGraphAdd(cudaGraph_t graph, ep_stream_op_t *op, node_t **deps, size_t numDeps) {
   if (graph->numNodes == graph->maxNodes) {
     size_t more = graph->maxNodes ? graph->maxNodes * 2 : 16;
     node_t **grown = realloc(graph->nodes, more * sizeof *grown);

@@ -14,6 +14,9 @@
 
 #include <cuda_runtime.h>
 
+#include "plan/clock.h"
+#include "plan/doorbell.h"
+
 /* ---- Failures (host_error.c): a sentence per thread, and CUDA's last error ---- */
 
 cudaError_t epCudaFail(cudaError_t code, const char *format, ...)
@@ -36,17 +39,8 @@ const char *epSentence(void);
     if (epTryError != cudaSuccess) return epTryError;                                              \
   } while (0)
 
-/* ---- Time and sleeping (host_wait.c) ---- */
+/* ---- Randomness and settings (host_system.c) ---- */
 
-uint64_t epNowNs(void);
-/* Sleeps while *word == seen, at most maxNs; may return early. Works across processes. */
-void epFutexWait(const _Atomic uint32_t *word, uint32_t seen, uint64_t maxNs);
-void epFutexWake(const _Atomic uint32_t *word);
-/* The same for words that only threads of this process wait on. */
-void epThreadWait(const _Atomic uint32_t *word, uint32_t seen, uint64_t maxNs);
-void epThreadWake(const _Atomic uint32_t *word);
-/* A few microseconds of pausing while *word == seen; returns whether it changed. */
-bool epSpin(const _Atomic uint32_t *word, uint32_t seen);
 /* Random bits that differ between processes and calls. */
 uint64_t epRandom(void);
 /* Random bytes that nobody can guess; false: the system gives none. */
@@ -106,7 +100,7 @@ int epCurrentDevice(void);
 
 /* ---- Streams (host_stream.c) ---- */
 
-typedef struct ep_op ep_op_t;
+typedef struct ep_stream_op ep_stream_op_t;
 typedef struct ep_mark ep_mark_t;
 typedef struct ep_capture ep_capture_t;
 
@@ -126,11 +120,11 @@ typedef struct {
 /* One piece of work. `shared`, if any, is reference counted through retain and release, so that a
  * graph can run the same work many times. prepare is called when the work is issued (directly or by a
  * graph launch) and its result is handed to run. */
-struct ep_op {
-  ep_op_t *next;
+struct ep_stream_op {
+  ep_stream_op_t *next;
   enum cudaGraphNodeType type;
-  void (*run)(ep_op_t *op, cudaStream_t stream, uint64_t ticket);
-  uint64_t (*prepare)(ep_op_t *op);
+  void (*run)(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket);
+  uint64_t (*prepare)(ep_stream_op_t *op);
   void (*retain)(void *shared);
   void (*release)(void *shared);
   void *shared;
@@ -162,7 +156,7 @@ struct CUstream_st {
   uint64_t id;
   bool legacy;
   pthread_mutex_t lock; /* queue, running, worker, error */
-  ep_op_t *head, **tail;
+  ep_stream_op_t *head, **tail;
   bool running;   /* a thread is executing the queue */
   bool hasWorker; /* the worker thread exists */
   bool recycle;   /* destroyed: recycle when drained */
@@ -179,12 +173,13 @@ struct CUstream_st {
 /* NULL, cudaStreamLegacy, cudaStreamPerThread or a live stream -> the stream object. */
 cudaError_t epStreamResolve(cudaStream_t handle, const char *func, cudaStream_t *out);
 /* New work of a type, zeroed otherwise; NULL when out of memory. */
-ep_op_t *epOpNew(enum cudaGraphNodeType type, void (*run)(ep_op_t *, cudaStream_t, uint64_t));
-void epOpFree(ep_op_t *op);
+ep_stream_op_t *epOpNew(enum cudaGraphNodeType type,
+                        void (*run)(ep_stream_op_t *, cudaStream_t, uint64_t));
+void epOpFree(ep_stream_op_t *op);
 /* Puts work on a resolved stream, or into its capture. Takes the op, also when it fails. */
-cudaError_t epEnqueue(cudaStream_t stream, ep_op_t *op, const char *func);
+cudaError_t epEnqueue(cudaStream_t stream, ep_stream_op_t *op, const char *func);
 /* The same, and waits for it (not while capturing); returns the error of the stream's work, if any. */
-cudaError_t epEnqueueAndWait(cudaStream_t stream, ep_op_t *op, const char *func);
+cudaError_t epEnqueueAndWait(cudaStream_t stream, ep_stream_op_t *op, const char *func);
 /* Waits until the stream's first seq pieces of work are done, executing them here if it can. */
 void epStreamWaitSeq(cudaStream_t stream, uint64_t seq, bool mayRun);
 /* The error of failed work, which is then forgotten. */
@@ -200,11 +195,11 @@ void epStreamRetire(cudaStream_t stream);
 cudaStream_t epStreamLegacy(int device);
 /* Onto the queue. quiet: the caller waits for the stream at once and will run the work itself if nobody
  * does. */
-void epStreamPush(cudaStream_t stream, ep_op_t *op, bool quiet);
+void epStreamPush(cudaStream_t stream, ep_stream_op_t *op, bool quiet);
 /* True while a host function of the program runs on this thread. */
 bool epInHostFunc(void);
-void epRunHost(ep_op_t *op, cudaStream_t stream, uint64_t ticket);
-void epRunAfter(ep_op_t *op, cudaStream_t stream, uint64_t ticket);
+void epRunHost(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket);
+void epRunAfter(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket);
 
 /* ---- Copies (host_copy.c): checked and queued; sync: complete when it returns ---- */
 
@@ -250,7 +245,7 @@ cudaError_t epEventGet(cudaEvent_t event, const char *func);
 struct CUgraphNode_st {
   uint32_t magic;
   size_t idx;
-  ep_op_t *op; /* NULL: an empty node */
+  ep_stream_op_t *op; /* NULL: an empty node */
   struct CUgraphNode_st **deps;
   size_t numDeps;
 };
@@ -273,7 +268,7 @@ struct CUgraph_st {
 };
 
 /* Appends work to the stream's capture. */
-cudaError_t epCaptureAdd(cudaStream_t stream, ep_op_t *op, const char *func);
+cudaError_t epCaptureAdd(cudaStream_t stream, ep_stream_op_t *op, const char *func);
 /* stream joins the capture in which the event was recorded, and comes after it. */
 cudaError_t epCaptureJoin(cudaStream_t stream, cudaEvent_t event, const char *func);
 cudaError_t epCaptureRecord(cudaStream_t stream, cudaEvent_t event);
@@ -289,8 +284,8 @@ bool epDeviceCapturing(int device);
 uint64_t epCaptureIdLive(uint64_t id);
 void epCaptureForked(void);
 cudaGraph_t epGraphNew(void);
-struct CUgraphNode_st *epGraphAdd(cudaGraph_t graph, ep_op_t *op, struct CUgraphNode_st **deps,
-                                  size_t numDeps);
+struct CUgraphNode_st *epGraphAdd(cudaGraph_t graph, ep_stream_op_t *op,
+                                  struct CUgraphNode_st **deps, size_t numDeps);
 void epGraphFree(cudaGraph_t graph);
 bool epGraphHas(cudaGraph_t graph, const struct CUgraphNode_st *node);
 cudaError_t epGraphGet(cudaGraph_t graph, const char *func);

@@ -33,7 +33,7 @@ static void release(void *shared) {
   free(l);
 }
 
-static void runLaunch(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runLaunch(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)stream, (void)ticket;
   const ep_launch_t *l = op->shared;
   l->launcher->run(l->launch);
@@ -83,7 +83,7 @@ cudaError_t epLaunch(const void *func, const cudaLaunchConfig_t *c, void **args,
                 c->gridDim.z, c->blockDim.x, c->blockDim.y, c->blockDim.z);
   const trefoil_host_launch_t at = {c->gridDim, c->blockDim, args, c->dynamicSmemBytes};
   ep_launch_t *l = calloc(1, sizeof *l);
-  ep_op_t *op = l ? epOpNew(cudaGraphNodeTypeKernel, runLaunch) : NULL;
+  ep_stream_op_t *op = l ? epOpNew(cudaGraphNodeTypeKernel, runLaunch) : NULL;
   if (op) {
     l->launch = launcher->prepare(func, &at);
     if (!l->launch) {

@@ -304,7 +304,7 @@ cudaError_t cudaMallocFromPoolAsync(void **ptr, size_t size, cudaMemPool_t memPo
   return allocateAsync(ptr, size, memPool, stream, "cudaMallocFromPoolAsync");
 }
 
-static void runFree(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runFree(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)ticket;
   cudaError_t error;
   if (!epGraphMemFree(op->u.ptr, &error, "cudaFreeAsync")) {
@@ -323,7 +323,7 @@ cudaError_t cudaFreeAsync(void *devPtr, cudaStream_t hStream) {
   EP_CUDA_CHECK(epMemFind(devPtr, &mem) && mem.base == (char *)devPtr && mem.kind == EP_MEM_DEVICE,
                 cudaErrorInvalidValue, "cudaFreeAsync: %p is not the start of a live allocation",
                 devPtr);
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeMemFree, runFree);
+  ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeMemFree, runFree);
   EP_CUDA_CHECK(op, cudaErrorMemoryAllocation, "cudaFreeAsync: out of memory");
   op->u.ptr = devPtr;
   return epEnqueue(stream, op, "cudaFreeAsync");

@@ -47,7 +47,7 @@ static void delay(void) {
 
 /* ---- Work ---- */
 
-void epRunHost(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+void epRunHost(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)ticket;
   inHostFunc++;
   if (op->u.host.fn)
@@ -57,7 +57,7 @@ void epRunHost(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
   inHostFunc--;
 }
 
-void epRunAfter(ep_op_t *op, cudaStream_t stream, uint64_t ticket) {
+void epRunAfter(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)stream, (void)ticket;
   epStreamWaitSeq(op->u.after.stream, op->u.after.seq, false);
 }
@@ -77,14 +77,15 @@ static void recycleStream(cudaStream_t s) {
 }
 
 static void wakeWorker(cudaStream_t s) {
-  if (atomic_fetch_add(&s->wake, 2) & 1) epThreadWake(&s->wake); /* bit 0: the worker sleeps */
+  if (atomic_fetch_add(&s->wake, 2) & 1)
+    epFutexWake(&s->wake, EP_FUTEX_PRIVATE); /* bit 0: the worker sleeps */
 }
 
 /* Runs the queue until `until` is done or it is empty. Called with the lock held and `running` set by
  * this thread; returns with the lock held and `running` clear. */
 static void execute(cudaStream_t s, uint64_t until) {
   while (s->head && atomic_load(&s->completed) < until) {
-    ep_op_t *op = s->head;
+    ep_stream_op_t *op = s->head;
     s->head = op->next;
     if (!s->head) s->tail = &s->head;
     pthread_mutex_unlock(&s->lock);
@@ -94,7 +95,7 @@ static void execute(cudaStream_t s, uint64_t until) {
     atomic_fetch_add(&s->completed, 1);
     if (atomic_load(&s->waiters)) {
       atomic_fetch_add(&s->done, 1);
-      epThreadWake(&s->done);
+      epFutexWake(&s->done, EP_FUTEX_PRIVATE);
     }
     pthread_mutex_lock(&s->lock);
   }
@@ -120,13 +121,14 @@ static void *worker(void *arg) {
     pthread_mutex_unlock(&s->lock);
     if (ran || epSpin(&s->wake, seen)) continue;
     if (!atomic_compare_exchange_strong(&s->wake, &seen, seen | 1)) continue;
-    while (atomic_load(&s->wake) == (seen | 1)) epThreadWait(&s->wake, seen | 1, 3600000000000u);
+    while (atomic_load(&s->wake) == (seen | 1))
+      epFutexWait(&s->wake, seen | 1, 3600000000000u, EP_FUTEX_PRIVATE);
     atomic_fetch_and(&s->wake, ~1u);
   }
   return NULL;
 }
 
-void epStreamPush(cudaStream_t s, ep_op_t *op, bool quiet) {
+void epStreamPush(cudaStream_t s, ep_stream_op_t *op, bool quiet) {
   op->next = NULL;
   pthread_mutex_lock(&s->lock);
   *s->tail = op;
@@ -156,7 +158,7 @@ void epStreamWaitSeq(cudaStream_t s, uint64_t seq, bool mayRun) {
     atomic_fetch_add(&s->waiters, 1);
     uint32_t seen = atomic_load(&s->done);
     if (atomic_load(&s->completed) < seq && !epSpin(&s->done, seen))
-      epThreadWait(&s->done, seen, 100000000u);
+      epFutexWait(&s->done, seen, 100000000u, EP_FUTEX_PRIVATE);
     atomic_fetch_sub(&s->waiters, 1);
   }
 }

@@ -98,7 +98,7 @@ static cudaError_t queueHost(cudaStream_t stream, cudaHostFn_t fn, cudaStreamCal
   cudaStream_t s;
   EP_CUDA_TRY(resolve(stream, func, &s));
   EP_CUDA_CHECK(fn || callback, cudaErrorInvalidValue, "%s: the function is NULL", func);
-  ep_op_t *op = epOpNew(cudaGraphNodeTypeHost, epRunHost);
+  ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeHost, epRunHost);
   EP_CUDA_CHECK(op, cudaErrorMemoryAllocation, "%s: out of memory", func);
   op->u.host.fn = fn;
   op->u.host.callback = callback;

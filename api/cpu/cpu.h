@@ -16,7 +16,7 @@
  *               its node reads there. HT combine: p sums its node's messages into a relay ring.
  *
  * Memory order: rows are plain stores, then a release store of the number, then the peer's
- * door is rung; readers load the number with acquire. Numbers only grow. Operation numbers are
+ * doorbell is rung; readers load the number with acquire. Numbers only grow. Operation numbers are
  * counted where they execute, so graph replays count.
  *
  * Two arenas per group: one per layout (expert-major, the other), each with its own counters. */
@@ -28,6 +28,7 @@
 
 #include "api/object.h"
 #include "plan/clock.h"
+#include "plan/doorbell.h"
 #include "trefoil/layout.h"
 
 typedef _Atomic uint64_t ep_word_t;
@@ -35,11 +36,9 @@ typedef _Atomic uint64_t ep_word_t;
 typedef enum ep_kind { EP_KIND_UPDATE, EP_KIND_DISPATCH, EP_KIND_COMBINE, EP_NUM_KINDS } ep_kind_t;
 
 /* Rung by whoever changed a word that its owner may wait for. */
-typedef struct ep_door {
-  _Atomic uint32_t bell, sleepers;
-  _Atomic uint32_t wanted; /* 1 + the rank that the only sleeper waits for, 0: any */
-  char pad[52];
-} ep_door_t;
+typedef struct ep_own_doorbell {
+  _Alignas(64) ep_doorbell_t doorbell;
+} ep_own_doorbell_t;
 
 /* Of one arena in a control block; written by its owner only. */
 typedef struct ep_arena_head {
@@ -50,7 +49,7 @@ typedef struct ep_arena_head {
 
 /* Start of every rank's control block; arrays of R words follow (control_words). */
 typedef struct ep_control {
-  ep_door_t doors[EP_NUM_KINDS];
+  ep_own_doorbell_t doorbells[EP_NUM_KINDS];
   ep_word_t failure;   /* 0, or 1 + the rank that its owner gave up on */
   ep_word_t readers;   /* operations of its owner that read others' rows where they lie, just now */
   ep_word_t withdrawn; /* 1: its owner's group has failed; its rows may be gone */
@@ -113,7 +112,7 @@ struct ep_hang;
 typedef struct ep_cpu_group {
   struct ncclEpGroup *group;
   int me, R, G, M; /* rank, ranks, ranks a node, nodes */
-  int oneProcess;  /* all ranks are threads of this process: HT rows are read where they lie */
+  int oneProcess;  /* all ranks are threads of this process: HT combines read rows where they lie */
   char *controlMemory;
   ncclWindow_t controlWindow;
   ep_buffer_t controlBuffer, tableBuffer;
@@ -240,7 +239,7 @@ void epRingAll(ep_cpu_group_t *g, ep_kind_t kind);
 /* Waits until *word (rank peer's) >= value: 1; 0 if the peer is lost: then it is masked, or without
  * masks the group has failed. `what` completes "waiting for <what>". */
 int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, const char *what);
-/* One sleep on this rank's own door since `seen`; blames peer. 0: the group has failed. */
+/* One sleep on this rank's own doorbell since `seen`; blames peer. 0: the group has failed. */
 typedef struct ep_patience {
   uint64_t deadlineNs, nextLookNs;
 } ep_patience_t;

@@ -30,7 +30,7 @@ static void exposeRows(const ep_op_t *op, const ep_dispatch_call_t *c, const int
                        int64_t K) {
   size_t stride = op->a->sizing.rowStride;
   char *rows = epDispatchRows(op, op->g->me);
-  for (int64_t t = 0; t < c->numTokens && !epDispatchHead(op, op->g->me)->direct; t++) {
+  for (int64_t t = 0; t < c->numTokens; t++) {
     int used = 0;
     for (int64_t k = 0; k < K; k++) used |= routing[t * K + k] >= 0;
     if (used) exposeRow(c, t, rows + (size_t)t * stride);
@@ -69,7 +69,6 @@ static int sendHalf(const ep_op_t *op, const ep_record_t *r) {
   head->scaleBytes = (int64_t)c->scaleBytes;
   head->meaning = epMeaning(c->backward, c->quant, c->dtype);
   head->counts = op->counts;
-  head->direct = ht && g->oneProcess && !c->scaleBytes ? c->tokens : NULL;
   for (int i = 0; i < g->R; i++) head->active[i] = (uint8_t)epActive(g, i);
   const int32_t *routing = op->h->rows[g->me];
   if (!ht) {
@@ -81,15 +80,6 @@ static int sendHalf(const ep_op_t *op, const ep_record_t *r) {
   epStore(&epHeadOf(op, g->me)->dispatchPublished, op->no);
   epRingAll(g, op->kind);
   return 1;
-}
-
-/* Rows read where they lie must stay until they are read: the operation ends when all are. */
-static void awaitReaders(const ep_op_t *op) {
-  ep_cpu_group_t *g = op->g;
-  for (int r = 0; r < g->R && epIsHt(g->group) && g->oneProcess; r++) {
-    ep_word_t *taken = epWordOf(op, r, EP_ARRAY_DISPATCH_TAKEN, g->me);
-    if (!epWait(op, r, taken, op->no, "reading of rows")) return;
-  }
 }
 
 void epRunDispatch(ep_record_t *r) {
@@ -110,7 +100,6 @@ void epRunDispatch(ep_record_t *r) {
     if (r->stage == EP_STAGE_RECEIVE) epHangBegin(&op);
     if (epReceiveRouting(&op, r)) epReceiveRows(&op, &r->call.dispatch);
     h->layoutNo = r->routingNo;
-    if (!atomic_load(&g->failed)) awaitReaders(&op);
   }
   epHangEnd(&op);
 }

@@ -6,10 +6,9 @@
 
 typedef struct ep_dispatch_head {
   int64_t numTokens, topk, tokenBytes, scaleBytes;
-  const char *direct; /* HT in one process: the caller's rows, read where they lie; else NULL */
-  int64_t meaning;    /* epMeaning */
-  int64_t counts;     /* the rank that reads rows counts them for this rank */
-  int64_t pad;
+  int64_t meaning; /* epMeaning */
+  int64_t counts;  /* the rank that reads rows counts them for this rank */
+  int64_t pad[2];
   uint8_t active[]; /* [R] the source's mask */
 } ep_dispatch_head_t;
 
@@ -27,13 +26,6 @@ static inline char *epDispatchRows(const ep_op_t *op, int r) {
   const ep_sizing_t *s = &op->a->sizing;
   return epDispatchSlot(op, r, EP_BUFFER_DISPATCH_ROWS,
                         (size_t)s->config.shape.maxTokens * s->rowStride);
-}
-/* Row 0 of what rank r sends, and bytes from row to row. */
-static inline const char *epDispatchSource(const ep_op_t *op, int r, size_t *stride) {
-  const ep_dispatch_head_t *head = epDispatchHead(op, r);
-  const char *direct = epIsHt(op->g->group) && op->g->oneProcess ? head->direct : NULL;
-  *stride = direct ? (size_t)head->tokenBytes : op->a->sizing.rowStride;
-  return direct ? direct : epDispatchRows(op, r);
 }
 static inline float *epDispatchWeights(const ep_op_t *op, int r) {
   return (float *)epDispatchSlot(op, r, EP_BUFFER_DISPATCH_WEIGHTS, op->a->sizing.weightBytes);

@@ -176,19 +176,15 @@ static const float *weightsOf(const receiver_t *v, int src) {
   return v->c->hasWeights ? epDispatchWeights(v->op, src) : NULL;
 }
 
-static int putSource(const receiver_t *v, int src) {
-  size_t stride;
-  if (!epBeginReading(v->op, src, 1)) return 0;
-  const char *rows = epDispatchSource(v->op, src, &stride);
+static void putSource(const receiver_t *v, int src) {
+  const char *rows = epDispatchRows(v->op, src);
   const float *weights = weightsOf(v, src);
   uint64_t numRows = 0;
   for (int64_t t = 0; t < v->op->h->numTokens[src]; t++) {
-    numRows += (uint64_t)putToken(v, src, t, rows + (size_t)t * stride,
+    numRows += (uint64_t)putToken(v, src, t, rows + (size_t)t * v->stride,
                                   weights ? weights + t * v->K : NULL);
   }
-  epEndReading(v->op);
   tookRows(v, src, numRows);
-  return 1;
 }
 
 /* ---- HT across nodes: p copies net rows into its forward area, its node reads them there ------ */
@@ -206,21 +202,19 @@ static int wantedByNode(const receiver_t *v, const int32_t *ids) {
   return 0;
 }
 
-static int forwardNode(const receiver_t *v, int node) {
+static void forwardNode(const receiver_t *v, int node) {
   const ep_op_t *op = v->op;
   ep_cpu_group_t *g = op->g;
   int origin = node * g->G + g->me % g->G, myNode = g->me / g->G;
   char *to = forwardRows(v, g->me, node);
-  size_t stride;
-  if (!epBeginReading(op, origin, 1)) return 0;
-  const char *from = epDispatchSource(op, origin, &stride);
+  const char *from = epDispatchRows(op, origin);
   int64_t B = op->h->numTokens[origin];
   size_t bytes = v->c->tokenBytes + v->c->scaleBytes;
   ep_word_t *done = epWordOf(op, g->me, EP_ARRAY_FORWARD, node);
   uint64_t numRows = 0;
   for (int64_t t = 0; t < B; t++) {
     if (wantedByNode(v, op->h->rows[origin] + t * v->K)) {
-      memcpy(to + (size_t)t * v->stride, from + (size_t)t * stride, bytes);
+      memcpy(to + (size_t)t * v->stride, from + (size_t)t * v->stride, bytes);
       numRows++;
     }
     if ((t + 1) % EP_HT_CHUNK_TOKENS && t + 1 < B) continue;
@@ -229,9 +223,7 @@ static int forwardNode(const receiver_t *v, int node) {
       if (r != g->me) epRing(g, r, op->kind);
     }
   }
-  epEndReading(op);
   tookRows(v, origin, numRows);
-  return 1;
 }
 
 static int forwardAll(const receiver_t *v) {
@@ -246,7 +238,7 @@ static int forwardAll(const receiver_t *v) {
     int node = (myNode + i) % g->M, origin = node * g->G + rail;
     if (!epWait(op, origin, &epHeadOf(op, origin)->dispatchPublished, op->no, "rows")) return 0;
     if (!checkHead(op, origin, v->c, v->K)) return 0;
-    if (!forwardNode(v, node)) return 0;
+    forwardNode(v, node);
   }
   return 1;
 }
@@ -337,8 +329,8 @@ static int putAll(const receiver_t *v, int write) {
     }
     if (epIsHt(g->group) && src / g->G != g->me / g->G) {
       if (!putForwarded(v, src)) return 0;
-    } else if (!putSource(v, src)) {
-      return 0;
+    } else {
+      putSource(v, src);
     }
   }
   return 1;

@@ -1,30 +1,20 @@
 /* Waiting for other ranks, and giving up on them.
  *
- * A rank waits on its own door: it notes the bell, looks at the words it waits for, and sleeps on
- * the bell if they are not there yet. Whoever changes a word rings after it; if the bell has moved
- * since it was noted the sleep returns at once, so no ring is lost. Rings cost a system call only
- * if somebody sleeps, and who waits for one rank is woken by that one (or by a failure). Sleeps are
- * cut into slices, in which it looks whether the peer lives, whether
- * another rank has given up (and on whom: that one is blamed here too), and at the time.
+ * A rank waits on its own doorbells (plan/doorbell.h), one a kind of operation; whoever changes a word
+ * that it waits for rings. Who waits for one rank is woken by that one (or by a failure). Sleeps are cut
+ * into slices, in which it looks whether the peer lives, whether another rank has given up (and on whom:
+ * that one is blamed here too), and at the time.
  *
  * The way out and MaskClean push: rank r writes word [r] of every rank's own array, and each waits
  * on its own memory. A rank to which all have said that they leave is read by nobody any more and
  * may free its memory. */
-#include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <sched.h>
 #include <stdio.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "api/cpu/cpu.h"
 #include "api/cpu/cpu_hang.h"
 #include "trefoil_host.h"
 
-#define LOOK_NS  5000000ull /* between looks at the peer's life */
-#define NUM_SPIN 60
+#define LOOK_NS 5000000ull /* between looks at the peer's life */
 
 static const char *const kindNames[EP_NUM_KINDS] = {"update", "dispatch", "combine"};
 
@@ -33,45 +23,16 @@ static uint64_t deadlineAfter(uint64_t now, uint64_t timeoutNs) {
   return timeoutNs < INT64_MAX - now ? now + timeoutNs : INT64_MAX;
 }
 
-/* local: only threads of this process sleep there, which is cheaper to find. */
-static void sleepOn(const void *word, uint32_t seen, uint64_t ns, int local) {
-  struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-  syscall(SYS_futex, word, FUTEX_WAIT | (local ? FUTEX_PRIVATE_FLAG : 0), seen, &t, NULL, 0);
+static ep_futex_scope_t scopeOf(const ep_cpu_group_t *g) {
+  return g->oneProcess ? EP_FUTEX_PRIVATE : EP_FUTEX_SHARED;
 }
 
-static void wake(const void *word, int local) {
-  syscall(SYS_futex, word, FUTEX_WAKE | (local ? FUTEX_PRIVATE_FLAG : 0), INT_MAX, NULL, NULL, 0);
-}
-
-/* With one processor nothing changes while this thread spins. */
-static int numSpins(void) {
-  static _Atomic int num = -1;
-  int n = atomic_load_explicit(&num, memory_order_relaxed);
-  if (n >= 0) return n;
-  cpu_set_t set;
-  n = sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1 ? 0 : NUM_SPIN;
-  atomic_store(&num, n);
-  return n;
-}
-
-static inline void pauseCpu(void) {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-static void ring(ep_cpu_group_t *g, int r, ep_kind_t kind, int loud) {
-  ep_door_t *door = &g->peers[r].control->doors[kind];
-  atomic_fetch_add(&door->bell, 1);
-  uint32_t sleepers = atomic_load(&door->sleepers), wanted = atomic_load(&door->wanted);
-  if (!sleepers) return;
-  if (loud || sleepers > 1 || !wanted || wanted == (uint32_t)g->me + 1) {
-    wake(&door->bell, g->oneProcess);
-  }
+static ep_doorbell_t *doorbellOf(const ep_cpu_group_t *g, int r, ep_kind_t kind) {
+  return &g->peers[r].control->doorbells[kind].doorbell;
 }
 
 void epRing(ep_cpu_group_t *g, int r, ep_kind_t kind) {
-  ring(g, r, kind, 0);
+  epDoorbellRing(doorbellOf(g, r, kind), (uint32_t)g->me + 1, scopeOf(g));
 }
 
 void epRingAll(ep_cpu_group_t *g, ep_kind_t kind) {
@@ -87,7 +48,7 @@ static void failGroup(const ep_op_t *op, int culprit) {
   epStore(&g->peers[g->me].control->failure, (uint64_t)culprit + 1);
   for (int kind = 0; kind < EP_NUM_KINDS; kind++) {
     for (int r = 0; r < g->R; r++) {
-      if (r != g->me) ring(g, r, (ep_kind_t)kind, 1);
+      if (r != g->me) epDoorbellRing(doorbellOf(g, r, (ep_kind_t)kind), 0, scopeOf(g));
     }
   }
 }
@@ -179,7 +140,7 @@ int epWasSent(const ep_op_t *op) {
 }
 
 uint32_t epBell(const ep_op_t *op) {
-  return atomic_load(&op->g->peers[op->g->me].control->doors[op->kind].bell);
+  return epDoorbellNote(doorbellOf(op->g, op->g->me, op->kind));
 }
 
 /* 0: gone, dead or too late; then the peer has been given up. */
@@ -207,17 +168,14 @@ static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience
   return 0;
 }
 
-/* wanted: 1 + the rank whose ring ends the sleep, 0: any. With several sleepers at a door any does. */
+/* wanted: 1 + the rank whose ring ends the sleep, 0: any. With several sleepers any does. */
 static int sleepFor(const ep_op_t *op, uint32_t seen, int peer, const char *what,
                     ep_patience_t *patience, uint32_t wanted) {
   if (!lookAround(op, peer, what, patience)) return 0;
   uint64_t left = patience->deadlineNs - epMonotonicNs(), slice = LOOK_NS;
   if ((int64_t)left <= 0) left = 1;
-  ep_door_t *door = &op->g->peers[op->g->me].control->doors[op->kind];
-  atomic_store(&door->wanted, wanted);
-  atomic_fetch_add(&door->sleepers, 1);
-  sleepOn(&door->bell, seen, left < slice ? left : slice, op->g->oneProcess);
-  atomic_fetch_sub(&door->sleepers, 1);
+  epDoorbellSleep(doorbellOf(op->g, op->g->me, op->kind), seen, left < slice ? left : slice, wanted,
+                  scopeOf(op->g));
   return 1;
 }
 
@@ -226,9 +184,9 @@ int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_pat
 }
 
 int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, const char *what) {
-  for (int i = numSpins(); i > 0; i--) {
+  for (int i = epNumSpins(); i > 0; i--) {
     if (epLoad(word) >= value) return 1;
-    pauseCpu();
+    epSpinPause();
   }
   ep_patience_t patience = {0, 0};
   for (;;) {
@@ -243,9 +201,9 @@ int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, c
 /* Word [r] of this rank's own array, written by rank r, which wakes by the word's own address. */
 static int waitPushed(ep_cpu_group_t *g, int r, const ep_word_t *word, uint64_t value,
                       uint64_t deadlineNs) {
-  for (int i = numSpins(); i > 0; i--) {
+  for (int i = epNumSpins(); i > 0; i--) {
     if (epLoad(word) >= value) return 1;
-    pauseCpu();
+    epSpinPause();
   }
   for (;;) {
     uint64_t seen = epLoad(word), now = epMonotonicNs();
@@ -254,7 +212,8 @@ static int waitPushed(ep_cpu_group_t *g, int r, const ep_word_t *word, uint64_t 
       return epLoad(word) >= value;
     }
     uint64_t left = deadlineNs - now;
-    sleepOn(word, (uint32_t)seen, left < LOOK_NS ? left : LOOK_NS, 0);
+    const void *lowHalf = word;
+    epFutexWait(lowHalf, (uint32_t)seen, left < LOOK_NS ? left : LOOK_NS, EP_FUTEX_SHARED);
   }
 }
 
@@ -263,7 +222,8 @@ static void push(ep_cpu_group_t *g, ep_array_t array, uint64_t value, int onlyAc
     if (onlyActive && !epActive(g, r)) continue;
     ep_word_t *word = &epArray(g->peers[r].control, g->R, array, 0)[g->me];
     epStore(word, value);
-    wake(word, 0);
+    const void *lowHalf = word;
+    epFutexWake(lowHalf, EP_FUTEX_SHARED);
   }
 }
 

@@ -76,9 +76,7 @@ static trefoil_result_t meet(ep_gpu_group_t *g, ep_rendezvous_call_t call, int t
   ep_rendezvous_word_t all[EP_LL_MAX_RANKS], mine = {.call = call, .topk = (uint32_t)topk};
   mine.groupId = g->id;
   EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
-  trefoil_result_t result = compare(all, g->R);
-  if (result != TREFOIL_OK) epRendezvousShareFailure(g->rendezvous);
-  return result;
+  return compare(all, g->R);
 }
 
 /* The last window may go if no captured launch knows it. */

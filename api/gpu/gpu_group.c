@@ -109,11 +109,7 @@ static trefoil_result_t join(ep_gpu_group_t *g, const ep_buffer_t *control) {
   epSettingsOf(g->group, &mine.settings);
   EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
   for (int r = 0; r < g->R; r++) settings[r] = all[r].settings;
-  trefoil_result_t result = epSettingsCompare(settings, g->R);
-  if (result != TREFOIL_OK) {
-    epRendezvousShareFailure(g->rendezvous);
-    return result;
-  }
+  EP_TRY(epSettingsCompare(settings, g->R));
   g->id = epRendezvousRounds(g->rendezvous);
   EP_TRY(prepare(g, control));
   mine.call = EP_RENDEZVOUS_GROUP_READY;

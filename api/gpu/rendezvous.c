@@ -2,15 +2,9 @@
  *
  * NCCL's own collective calls (window registration among them) wait for ever for a rank that does not
  * come, and cannot say which. So ranks first meet here, with a time limit, and go on to NCCL only when
- * everybody has come with the same call. One file a communicator in /dev/shm, named after its hash,
- * removed as soon as all have it mapped. Everything is decided under one robust lock, so a round succeeds
- * for all of its ranks or for none: the first to see that it cannot take place says so for all
- * who have come, unless the last one has come meanwhile; who comes later begins anew.
- *
- * A rank whose call fails on its own leaves a failure notice; a rank that waits for it takes the notice
- * over after a second, if it was left at about the time that the wait began. A failure that all ranks
- * share (they met and differ, somebody is missing) leaves none: it would be taken for one of the next
- * call. */
+ * everybody has come with the same call. plan/meeting.h holds the meetings; here are its memory, one file a
+ * communicator in /dev/shm, named after its hash and removed as soon as all have it mapped, how a rank's
+ * process is watched, and the comparison of calls. */
 #include "api/gpu/rendezvous.h"
 
 #include <errno.h>
@@ -26,30 +20,24 @@
 
 #include "api/gpu/gpu.h"
 #include "api/own_file.h"
+#include "plan/clock.h"
+#include "plan/meeting.h"
 #include "plan/process.h"
 
-#define RENDEZVOUS_MAGIC 0x3144524f42504531ull
-#define SECOND           1000000000ull
+#define SECOND 1000000000ull
+
+_Static_assert(sizeof(ep_rendezvous_word_t) <= EP_MEETING_BYTES, "a word fits into a record");
 
 typedef struct seat {
-  ep_rendezvous_word_t
-      words[2]; /* of even and odd rounds: a slow rank still reads the last one's */
-  int32_t pid;
-  int32_t failCode;
-  uint64_t pidSpace; /* where that pid means something */
-  int32_t isLocked;  /* its byte of the file; the kernel unlocks it at the process's end */
-  uint64_t failNs;   /* 0: no failure notice */
-  char failText[400];
+  ep_meeting_seat_t meeting;
+  _Atomic int32_t pid;       /* 0: it has not come yet */
+  _Atomic int32_t isLocked;  /* its byte of the file; the kernel unlocks it at the process's end */
+  _Atomic uint64_t pidSpace; /* where that pid means something */
 } seat_t;
 
+/* The file: of zeros at first. */
 typedef struct shared_rendezvous {
-  uint64_t magic;
-  pthread_mutex_t lock;
-  uint64_t rounds;   /* that took place */
-  uint64_t present;  /* ranks that have come to the next one */
-  uint64_t attempts; /* that were given up, and of the last two why */
-  int32_t verdictCode[2];
-  char verdict[2][400];
+  ep_meeting_place_t place;
   seat_t seats[EP_LL_MAX_RANKS];
 } shared_rendezvous_t;
 
@@ -64,10 +52,12 @@ struct ep_rendezvous {
   ncclComm_t comm;
   uint64_t hash;
   int rank, numRanks, users;
-  int commonFailure; /* of the call in progress: no failure notice */
-  int file;          /* with the locks of the seats */
+  int haveMet; /* the file is gone: nobody can come to this rendezvous any more */
+  int file;    /* with the locks of the seats */
+  uint64_t rounds;
   shared_rendezvous_t *shared;
   watch_t watches[EP_LL_MAX_RANKS];
+  ep_meeting_t meeting;
 };
 
 /* This process's rendezvous, and the files that it may have left. */
@@ -77,12 +67,6 @@ static struct left_file {
   struct left_file *next;
   uint64_t hash;
 } * leftFiles;
-
-static uint64_t nowNs(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
-}
 
 static void stopWatching(watch_t *watch) {
   if (watch->pid && watch->fd >= 0) close(watch->fd);
@@ -97,21 +81,24 @@ static int lockSeat(const struct ep_rendezvous *b, int rank, int command, short 
 
 static void sitDown(struct ep_rendezvous *b) {
   seat_t *seat = &b->shared->seats[b->rank];
-  seat->pid = (int32_t)getpid();
-  seat->pidSpace = epPidSpace();
-  seat->isLocked = lockSeat(b, b->rank, F_OFD_SETLK, F_WRLCK) >= 0;
+  atomic_store(&seat->pidSpace, epPidSpace());
+  atomic_store(&seat->isLocked, lockSeat(b, b->rank, F_OFD_SETLK, F_WRLCK) >= 0);
+  atomic_store(&seat->pid, (int32_t)getpid());
 }
 
 /* Ids of another namespace mean nothing here: there the lock tells. */
-static int isGone(struct ep_rendezvous *b, int rank) {
-  const seat_t *seat = &b->shared->seats[rank];
+static int isGone(void *rendezvous, int rank) {
+  struct ep_rendezvous *b = rendezvous;
+  seat_t *seat = &b->shared->seats[rank];
   watch_t *watch = &b->watches[rank];
-  if (!seat->pid) return 0;
-  if (!seat->pidSpace || seat->pidSpace != epPidSpace())
-    return seat->isLocked && lockSeat(b, rank, F_OFD_GETLK, F_WRLCK) == F_UNLCK;
-  if (watch->pid != seat->pid) {
+  int32_t pid = atomic_load(&seat->pid);
+  uint64_t space = atomic_load(&seat->pidSpace);
+  if (!pid) return 0;
+  if (!space || space != epPidSpace())
+    return atomic_load(&seat->isLocked) && lockSeat(b, rank, F_OFD_GETLK, F_WRLCK) == F_UNLCK;
+  if (watch->pid != pid) {
     stopWatching(watch);
-    *watch = (watch_t){seat->pid, epProcessOpen(seat->pid)};
+    *watch = (watch_t){pid, epProcessOpen(pid)};
   }
   return epProcessEnded(watch->fd, watch->pid);
 }
@@ -141,44 +128,19 @@ __attribute__((destructor)) static void removeLeftFiles(void) {
   }
 }
 
-static trefoil_result_t initShared(shared_rendezvous_t *b) {
-  pthread_mutexattr_t a;
-  pthread_mutexattr_init(&a);
-  pthread_mutexattr_setpshared(&a, PTHREAD_PROCESS_SHARED);
-  pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
-  int error = pthread_mutex_init(&b->lock, &a);
-  pthread_mutexattr_destroy(&a);
-  EP_CHECK(!error, TREFOIL_SYSTEM_ERROR, "a lock in shared memory: %s", strerror(error));
-  __atomic_store_n(&b->magic, RENDEZVOUS_MAGIC, __ATOMIC_RELEASE);
-  return TREFOIL_OK;
-}
-
-/* Whoever makes the file prepares it; the others wait for that. */
-static trefoil_result_t mapShared(int fd, int made, shared_rendezvous_t **out) {
+/* Whoever makes the file gives it its size, all zeros; the others wait for that. */
+static trefoil_result_t mapShared(int fd, shared_rendezvous_t **out) {
   struct stat info = {.st_nlink = 1};
-  for (uint64_t since = nowNs();; usleep(200)) {
+  for (uint64_t since = epMonotonicNs();; usleep(200)) {
     if (fstat(fd, &info) == 0 && info.st_size >= (off_t)sizeof(shared_rendezvous_t)) break;
     EP_CHECK(info.st_nlink, TREFOIL_SYSTEM_ERROR,
              "another rank found no space in /dev/shm, where ranks meet");
-    EP_CHECK(nowNs() - since < 5 * SECOND, TREFOIL_SYSTEM_ERROR,
+    EP_CHECK(epMonotonicNs() - since < 5 * SECOND, TREFOIL_SYSTEM_ERROR,
              "a file of another run in /dev/shm is not ready; remove /dev/shm/nccl_ep.*");
   }
   void *p = mmap(NULL, sizeof(shared_rendezvous_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   EP_CHECK(p != MAP_FAILED, TREFOIL_SYSTEM_ERROR, "/dev/shm: cannot map: %s", strerror(errno));
-  shared_rendezvous_t *b = p;
-  trefoil_result_t result = made ? initShared(b) : TREFOIL_OK;
-  for (uint64_t since = nowNs(); result == TREFOIL_OK; usleep(200)) {
-    if (__atomic_load_n(&b->magic, __ATOMIC_ACQUIRE) == RENDEZVOUS_MAGIC) break;
-    if (nowNs() - since > 5 * SECOND) {
-      result = epFail(TREFOIL_SYSTEM_ERROR, "a file of another run in /dev/shm is not ready; "
-                                            "remove /dev/shm/nccl_ep.*");
-    }
-  }
-  if (result != TREFOIL_OK) {
-    munmap(p, sizeof(shared_rendezvous_t));
-    return result;
-  }
-  *out = b;
+  *out = p;
   return TREFOIL_OK;
 }
 
@@ -198,7 +160,7 @@ static trefoil_result_t openShared(uint64_t hash, shared_rendezvous_t **out, int
     return epFail(TREFOIL_SYSTEM_ERROR, "%s: %s", name,
                   errno == EPERM ? "another user's file, or a link; remove it" : strerror(errno));
   }
-  trefoil_result_t result = mapShared(fd, made, out);
+  trefoil_result_t result = mapShared(fd, out);
   if (result != TREFOIL_OK) {
     close(fd);
     if (made) unlink(name);
@@ -217,6 +179,7 @@ void epRendezvousUnlink(struct ep_rendezvous *rendezvous) {
   nameOf(rendezvous->hash, name);
   unlink(name);
   pthread_mutex_lock(&listLock);
+  rendezvous->haveMet = 1;
   forgetFile(rendezvous->hash);
   pthread_mutex_unlock(&listLock);
 }
@@ -227,7 +190,7 @@ static void drop(struct ep_rendezvous *b) {
   for (struct ep_rendezvous **link = &rendezvousList; *link; link = &(*link)->next) {
     if (*link != b) continue;
     *link = b->next;
-    b->shared->seats[b->rank].isLocked = 0;
+    atomic_store(&b->shared->seats[b->rank].isLocked, 0);
     munmap(b->shared, sizeof *b->shared);
     close(b->file);
     for (int r = 0; r < b->numRanks; r++) stopWatching(&b->watches[r]);
@@ -259,6 +222,13 @@ static trefoil_result_t openLocked(ncclComm_t comm, uint64_t hash, int rank, int
       free(b);
       return result;
     }
+    b->meeting = (ep_meeting_t){.place = &b->shared->place,
+                                .seats = &b->shared->seats[0].meeting,
+                                .stride = sizeof(seat_t),
+                                .rank = rank,
+                                .numRanks = numRanks,
+                                .owner = b,
+                                .isGone = isGone};
     b->next = rendezvousList;
     rendezvousList = b;
   }
@@ -278,19 +248,15 @@ trefoil_result_t epRendezvousOpen(ncclComm_t comm, int rank, int numRanks,
   return result;
 }
 
+/* Before all have met it stays open, for the next try: it counts this rank's calls. */
 void epRendezvousClose(struct ep_rendezvous *rendezvous) {
   if (!rendezvous) return;
   pthread_mutex_lock(&listLock);
-  if (--rendezvous->users == 0 && !rendezvous->commonFailure)
-    drop(rendezvous); /* else epRendezvousCallFail does */
+  if (--rendezvous->users == 0 && rendezvous->haveMet) drop(rendezvous);
   pthread_mutex_unlock(&listLock);
 }
 
 /* ---- round --------------------------------------------------------------------------------- */
-
-static void lockRendezvous(shared_rendezvous_t *b) {
-  if (pthread_mutex_lock(&b->lock) == EOWNERDEAD) pthread_mutex_consistent(&b->lock);
-}
 
 static const char *const callNames[] = {"",
                                         "ncclEpCreateGroup",
@@ -308,91 +274,45 @@ static trefoil_result_t checkSameCall(const ep_rendezvous_word_t *all, int numRa
   return TREFOIL_OK;
 }
 
-/* Under the lock: why this rank must not go on waiting; TREFOIL_OK: it may. */
-static trefoil_result_t lookForTrouble(struct ep_rendezvous *b, const ep_rendezvous_word_t *mine,
-                                       uint64_t since, uint64_t timeoutNs) {
-  const shared_rendezvous_t *s = b->shared;
-  uint64_t now = nowNs();
-  char missing[200] = "";
-  size_t used = 0;
-  int last = -1;
-  for (int r = 0; r < b->numRanks; r++) {
-    if (s->present >> r & 1) continue;
-    const seat_t *seat = &s->seats[r];
-    uint64_t noted = seat->failNs > since ? seat->failNs : since;
-    if (seat->failNs && seat->failNs + SECOND > since && now > noted + SECOND) {
-      return epFail((trefoil_result_t)seat->failCode, "%s: it failed on rank %d: %.300s",
-                    callNames[mine->call], r, seat->failText);
-    }
-    EP_CHECK(!isGone(b, r), TREFOIL_REMOTE_ERROR, "%s: rank %d is gone (process %d)",
-             callNames[mine->call], r, seat->pid);
-    if (used < sizeof missing - 12) {
-      used += (size_t)snprintf(missing + used, sizeof missing - used, used ? ", %d" : "%d", r);
-    }
-    last = r;
+static trefoil_result_t say(struct ep_rendezvous *b, const ep_meeting_outcome_t *o,
+                            const char *call, uint64_t timeoutNs) {
+  switch (o->end) {
+  case EP_MEETING_HELD:
+    return TREFOIL_OK;
+  case EP_MEETING_GONE:
+    return epFail(TREFOIL_REMOTE_ERROR, "%s: rank %d is gone (process %d)", call, o->rank,
+                  atomic_load(&b->shared->seats[o->rank].pid));
+  case EP_MEETING_FAILED:
+    return epFail((trefoil_result_t)o->code, "%s: it failed on rank %d: %.300s", call, o->rank,
+                  o->text);
+  case EP_MEETING_LATE:
+    return epFail(TREFOIL_REMOTE_ERROR,
+                  "%s: rank %s did not come within %.1f s (ranks meet in /dev/shm)", call, o->text,
+                  (double)timeoutNs * 1e-9);
+  case EP_MEETING_LATE_ELSEWHERE:
+    return epFail(TREFOIL_REMOTE_ERROR,
+                  "%s: rank %d did not come within another rank's timeout (ranks meet in /dev/shm)",
+                  call, o->rank);
+  case EP_MEETING_LEFT:
+  case EP_MEETING_ABORTED:
+    break;
   }
-  if (now - since < timeoutNs || last < 0) return TREFOIL_OK;
-  return epFail(TREFOIL_REMOTE_ERROR,
-                "%s: rank %s did not come within %.1f s (ranks meet in /dev/shm)",
-                callNames[mine->call], missing, (double)timeoutNs * 1e-9);
-}
-
-static void giveUp(shared_rendezvous_t *s, trefoil_result_t code) {
-  uint64_t i = s->attempts++ & 1;
-  s->verdictCode[i] = (int32_t)code;
-  snprintf(s->verdict[i], sizeof s->verdict[i], "%s", trefoilLastError());
-  s->present = 0;
-}
-
-static trefoil_result_t await(struct ep_rendezvous *b, const ep_rendezvous_word_t *mine,
-                              uint64_t round, uint64_t attempt, uint64_t timeoutNs) {
-  shared_rendezvous_t *s = b->shared;
-  for (uint64_t since = nowNs();; usleep(nowNs() - since < SECOND / 20 ? 20 : 1000)) {
-    if (__atomic_load_n(&s->rounds, __ATOMIC_ACQUIRE) > round) return TREFOIL_OK;
-    lockRendezvous(s);
-    trefoil_result_t result = TREFOIL_OK;
-    if (s->rounds == round && s->attempts != attempt) {
-      result = epFail((trefoil_result_t)s->verdictCode[attempt & 1], "%s", s->verdict[attempt & 1]);
-    } else if (s->rounds == round) {
-      result = lookForTrouble(b, mine, since, timeoutNs);
-      if (result != TREFOIL_OK) giveUp(s, result);
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (result != TREFOIL_OK) return result;
-  }
+  return epFail(TREFOIL_REMOTE_ERROR, "%s: another rank has stopped waiting for all to come", call);
 }
 
 trefoil_result_t epRendezvousWait(struct ep_rendezvous *b, const ep_rendezvous_word_t *mine,
                                   uint64_t timeoutNs, ep_rendezvous_word_t *all) {
-  shared_rendezvous_t *s = b->shared;
-  seat_t *seat = &s->seats[b->rank];
-  uint64_t everybody = b->numRanks == 64 ? ~0ull : (1ull << b->numRanks) - 1;
-  lockRendezvous(s);
-  uint64_t round = s->rounds, attempt = s->attempts;
-  seat->words[round & 1] = *mine;
+  ep_meeting_outcome_t outcome;
+  if (mine->call == EP_RENDEZVOUS_DESTROY_GROUP) epMeetingCallBegin(&b->meeting);
   sitDown(b);
-  seat->failNs = 0;
-  s->present |= 1ull << b->rank;
-  if (s->present == everybody) {
-    s->present = 0;
-    __atomic_store_n(&s->rounds, round + 1, __ATOMIC_RELEASE);
-  }
-  pthread_mutex_unlock(&s->lock);
-  trefoil_result_t result = await(b, mine, round, attempt, timeoutNs);
-  if (result == TREFOIL_OK) {
-    for (int r = 0; r < b->numRanks; r++) all[r] = s->seats[r].words[round & 1];
-    result = checkSameCall(all, b->numRanks);
-  }
-  if (result != TREFOIL_OK) epRendezvousShareFailure(b);
-  return result;
+  epMeetingJoin(&b->meeting, mine, sizeof *mine, all, timeoutNs, &outcome);
+  EP_TRY(say(b, &outcome, callNames[mine->call], timeoutNs));
+  b->rounds++;
+  return checkSameCall(all, b->numRanks);
 }
 
 uint64_t epRendezvousRounds(const struct ep_rendezvous *b) {
-  return __atomic_load_n(&b->shared->rounds, __ATOMIC_ACQUIRE);
-}
-
-void epRendezvousShareFailure(struct ep_rendezvous *b) {
-  b->commonFailure = 1;
+  return b->rounds;
 }
 
 /* ---- around a call --------------------------------------------------------------------------- */
@@ -401,16 +321,10 @@ void epRendezvousCallBegin(ncclComm_t comm) {
   uint64_t hash = epGpuCommHash(comm);
   pthread_mutex_lock(&listLock);
   struct ep_rendezvous *b = hash ? find(comm, hash) : NULL;
-  if (b) {
-    b->commonFailure = 0;
-    lockRendezvous(b->shared);
-    b->shared->seats[b->rank].failNs = 0;
-    pthread_mutex_unlock(&b->shared->lock);
-  }
+  if (b) epMeetingCallBegin(&b->meeting);
   pthread_mutex_unlock(&listLock);
 }
 
-/* The rendezvous stays open on this rank, for its next try. */
 void epRendezvousCallFail(ncclComm_t comm, trefoil_result_t code, const char *why) {
   uint64_t hash = epGpuCommHash(comm);
   int rank = 0, numRanks = 0;
@@ -424,20 +338,8 @@ void epRendezvousCallFail(ncclComm_t comm, trefoil_result_t code, const char *wh
   pthread_mutex_lock(&listLock);
   if (openLocked(comm, hash, rank, numRanks, &b) == TREFOIL_OK) {
     b->users--;
-    if (b->commonFailure) {
-      b->commonFailure = 0;
-      if (!b->users) drop(b);
-      pthread_mutex_unlock(&listLock);
-      epFail(code, "%s", text);
-      return;
-    }
-    lockRendezvous(b->shared);
-    seat_t *seat = &b->shared->seats[rank];
-    memcpy(seat->failText, text, sizeof text);
-    seat->failCode = (int32_t)code;
     sitDown(b);
-    seat->failNs = nowNs();
-    pthread_mutex_unlock(&b->shared->lock);
+    epMeetingCallFail(&b->meeting, (int)code, text);
   }
   pthread_mutex_unlock(&listLock);
   epFail(code, "%s", text); /* opening may have recorded another sentence */

@@ -37,8 +37,6 @@ trefoil_result_t epRendezvousWait(struct ep_rendezvous *rendezvous,
 
 /* Rounds that took place: the same on all ranks between two of them. */
 uint64_t epRendezvousRounds(const struct ep_rendezvous *rendezvous);
-/* The call fails, and on all ranks alike: they hear of it by themselves. */
-void epRendezvousShareFailure(struct ep_rendezvous *rendezvous);
 
 /* All ranks have come: no file is needed any more, the rendezvous' memory stays. */
 void epRendezvousUnlink(struct ep_rendezvous *rendezvous);

@@ -72,7 +72,8 @@ static void lateBody(int rank, int numRanks, const ncclUniqueId *id, void *arg) 
   OK(ncclCommInitRank(&comm, numRanks, *id, rank));
   for (int i = 0; i < rank; i++) { /* each a different number of times */
     ncclResult_t result = trefoilHostMeet(comm, &rank, sizeof rank, all, 20 * MS);
-    CHECK(result == ncclRemoteError && strstr(trefoilHostLastError(), "rank 0 did not come"),
+    CHECK(result == ncclRemoteError && strstr(trefoilHostLastError(), "rank 0") &&
+              strstr(trefoilHostLastError(), "did not come within"),
           "%d, %s", (int)result, trefoilHostLastError());
   }
   pthread_barrier_wait(&barrier);

@@ -1,0 +1,202 @@
+/* One word decides: attempt, meetings held, ranks arrived, and the rank missed last (+ 1), 16 bits each. A
+ * rank puts its record into its seat, then counts itself into the attempt. The last one to come closes it
+ * as held; one that will not wait any longer closes it as failed. Both are a compare-and-swap of the word,
+ * so that all who had come agree which it was, and a rank that comes later finds a fresh attempt. Whoever
+ * waits in an attempt tells "held" from "failed" by the number of meetings held, which cannot grow without
+ * him. There is no lock that a dead rank could hold.
+ *
+ * Records lie in two places by parity of the meetings held, not of attempts: a record is overwritten only
+ * when the next meeting was held, and its reader has come to that one.
+ *
+ * A rank whose call fails leaves a notice with the number of the call: its calls since the last meeting
+ * held. If all make the same calls the numbers agree, and who waits in call n need not wait for a rank whose
+ * call n has failed. It still waits a moment, in case that rank tries again (then the numbers disagree until
+ * the next meeting is held). */
+#include "plan/meeting.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "plan/clock.h"
+
+#define MOMENT_NS 1000000000ull
+
+typedef struct {
+  uint16_t attempt, held, arrived, missed;
+} state_t;
+
+static state_t unpack(uint64_t word) {
+  state_t s = {(uint16_t)(word >> 48), (uint16_t)(word >> 32), (uint16_t)(word >> 16),
+               (uint16_t)word};
+  return s;
+}
+
+static uint64_t pack(state_t s) {
+  return (uint64_t)s.attempt << 48 | (uint64_t)s.held << 32 | (uint64_t)s.arrived << 16 | s.missed;
+}
+
+static ep_meeting_seat_t *seatOf(const ep_meeting_t *m, int rank) {
+  return (ep_meeting_seat_t *)(void *)((char *)m->seats + (size_t)rank * m->stride);
+}
+
+/* ---- Calls and notices ---- */
+
+typedef struct {
+  uint64_t code;
+  char text[8 * (EP_NOTICE_WORDS - 1)];
+} notice_t;
+
+/* Never 0. */
+static uint64_t callNumber(ep_meeting_t *m) {
+  uint32_t held = unpack(atomic_load(&m->place->word)).held;
+  if (m->callsSince != held) m->numCalls = 0;
+  m->callsSince = held;
+  return (uint64_t)(held + 1u) << 32 | m->numCalls;
+}
+
+void epMeetingCallBegin(ep_meeting_t *m) {
+  callNumber(m);
+  m->numCalls++;
+}
+
+void epMeetingCallFail(ep_meeting_t *m, int code, const char *why) {
+  ep_meeting_seat_t *mine = seatOf(m, m->rank);
+  notice_t notice = {.code = (uint64_t)code};
+  uint64_t words[EP_NOTICE_WORDS];
+  snprintf(notice.text, sizeof notice.text, "%s", why);
+  memcpy(words, &notice, sizeof words);
+  atomic_store(&mine->failedCall, 0);
+  for (int i = 0; i < EP_NOTICE_WORDS; i++) atomic_store(&mine->notice[i], words[i]);
+  atomic_store(&mine->failedCall, callNumber(m));
+}
+
+/* ---- Arriving, waiting, giving up ---- */
+
+/* One that waits. */
+typedef struct {
+  const ep_meeting_t *m;
+  ep_meeting_outcome_t *out;
+  uint16_t attempt, held;
+  uint64_t call, startNs, timeoutNs;
+} waiter_t;
+
+static uint32_t arrivalIn(uint16_t attempt) {
+  return 0x10000u | attempt;
+}
+
+static int end(const waiter_t *w, ep_meeting_end_t how, int rank) {
+  w->out->end = how;
+  w->out->rank = rank;
+  return 1;
+}
+
+static void ringAll(const waiter_t *w) {
+  epDoorbellRing(&w->m->place->doorbell, 0, EP_FUTEX_SHARED);
+}
+
+static void arrive(waiter_t *w) {
+  _Atomic uint64_t *word = &w->m->place->word;
+  uint64_t seen = atomic_load(word);
+  state_t s;
+  do {
+    s = unpack(seen);
+    w->attempt = s.attempt;
+    w->held = s.held;
+    atomic_store(&seatOf(w->m, w->m->rank)->arrivedIn, arrivalIn(s.attempt));
+    if (++s.arrived == w->m->numRanks) {
+      state_t next = {(uint16_t)(s.attempt + 1), (uint16_t)(s.held + 1), 0, 0};
+      s = next;
+    }
+  } while (!atomic_compare_exchange_strong(word, &seen, pack(s)));
+  if (s.held != w->held) ringAll(w);
+}
+
+/* Whether the rank's call of this number has failed; then with its sentence. */
+static int hasFailed(const waiter_t *w, int rank) {
+  ep_meeting_seat_t *seat = seatOf(w->m, rank);
+  uint64_t words[EP_NOTICE_WORDS];
+  if (atomic_load(&seat->failedCall) != w->call) return 0;
+  for (int i = 0; i < EP_NOTICE_WORDS; i++) words[i] = atomic_load(&seat->notice[i]);
+  if (atomic_load(&seat->failedCall) != w->call) return 0;
+  notice_t notice;
+  memcpy(&notice, words, sizeof notice);
+  w->out->code = (int)notice.code;
+  memcpy(w->out->text, notice.text, sizeof notice.text);
+  return end(w, EP_MEETING_FAILED, rank);
+}
+
+static void addMissing(const waiter_t *w, int rank) {
+  size_t n = strlen(w->out->text);
+  if (n < sizeof w->out->text - 16)
+    snprintf(w->out->text + n, sizeof w->out->text - n, n ? ", %d" : "%d", rank);
+}
+
+/* Whether this rank must not go on waiting. */
+static int isHopeless(const waiter_t *w, uint64_t waited) {
+  const ep_meeting_t *m = w->m;
+  int isLate = waited >= w->timeoutNs, missed = -1;
+  w->out->text[0] = 0;
+  for (int r = 0; r < m->numRanks; r++) {
+    if (atomic_load(&seatOf(m, r)->arrivedIn) == arrivalIn(w->attempt)) continue;
+    int isGone = m->isGone(m->owner, r);
+    if ((isGone || isLate || waited >= MOMENT_NS) && hasFailed(w, r)) return 1;
+    if (isGone) return end(w, EP_MEETING_GONE, r);
+    if (missed < 0) missed = r;
+    if (isLate) addMissing(w, r);
+  }
+  if (m->isAborted && m->isAborted(m->owner)) return end(w, EP_MEETING_ABORTED, m->rank);
+  if (!isLate) return 0;
+  /* none is missing: one died as it came */
+  return missed < 0 ? end(w, EP_MEETING_LEFT, m->rank) : end(w, EP_MEETING_LATE, missed);
+}
+
+/* The attempt was closed by another rank. */
+static void sayClosed(const waiter_t *w, int missed) {
+  const ep_meeting_t *m = w->m;
+  if (missed < 0 || missed == m->rank)
+    end(w, EP_MEETING_LEFT, missed);
+  else if (hasFailed(w, missed))
+    return;
+  else if (m->isGone(m->owner, missed))
+    end(w, EP_MEETING_GONE, missed);
+  else
+    end(w, EP_MEETING_LATE_ELSEWHERE, missed);
+}
+
+static void waitForAll(const waiter_t *w) {
+  ep_meeting_place_t *place = w->m->place;
+  for (uint64_t slice = 1000000;; slice *= slice < 16000000 ? 2 : 1) {
+    uint32_t rings = epDoorbellNote(&place->doorbell);
+    uint64_t seen = atomic_load(&place->word), waited = epMonotonicNs() - w->startNs;
+    state_t s = unpack(seen);
+    if (s.held != w->held) {
+      end(w, EP_MEETING_HELD, w->m->rank);
+      return;
+    }
+    if (s.attempt != w->attempt) {
+      sayClosed(w, (int)s.missed - 1);
+      return;
+    }
+    if (isHopeless(w, waited)) {
+      state_t next = {(uint16_t)(s.attempt + 1), s.held, 0, (uint16_t)(w->out->rank + 1)};
+      if (!atomic_compare_exchange_strong(&place->word, &seen, pack(next))) continue;
+      ringAll(w);
+      return;
+    }
+    uint64_t left = waited < w->timeoutNs ? w->timeoutNs - waited : slice;
+    epDoorbellSleep(&place->doorbell, rings, left < slice ? left : slice, 0, EP_FUTEX_SHARED);
+  }
+}
+
+void epMeetingJoin(ep_meeting_t *m, const void *mine, size_t bytes, void *all, uint64_t timeoutNs,
+                   ep_meeting_outcome_t *out) {
+  waiter_t w = {.m = m, .out = out, .call = callNumber(m), .timeoutNs = timeoutNs};
+  int place = (int)(m->callsSince & 1);
+  w.startNs = epMonotonicNs();
+  memcpy(seatOf(m, m->rank)->records[place], mine, bytes);
+  arrive(&w);
+  waitForAll(&w);
+  if (out->end != EP_MEETING_HELD) return;
+  for (int r = 0; r < m->numRanks; r++)
+    memcpy((char *)all + (size_t)r * bytes, seatOf(m, r)->records[place], bytes);
+}
