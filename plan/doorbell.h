@@ -1,7 +1,7 @@
 /* Waiting in memory that several threads or processes share, without burning a core.
  *
- * Doorbells: who waits notes the doorbell, looks at what it waits for, and sleeps on the doorbell if that is
- * not there yet. Whoever changes something rings after it. If the doorbell was rung since it was noted the
+ * Doorbells: a thread that waits notes the doorbell, looks at what it waits for, and sleeps on the doorbell
+ * if that is not there yet. A thread that changes something rings afterwards. If the doorbell was rung since it was noted the
  * sleep returns at once, so no ring is lost. A ring costs a system call only if somebody sleeps. */
 #ifndef TREFOIL_PLAN_DOORBELL_H
 #define TREFOIL_PLAN_DOORBELL_H
@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Who else sleeps on a word. Threads of this process alone: cheaper. */
+/* Which threads sleep on a word. Those of this process alone: cheaper. */
 typedef enum { EP_FUTEX_SHARED = 0, EP_FUTEX_PRIVATE = FUTEX_PRIVATE_FLAG } ep_futex_scope_t;
 
 /* Sleeps while *word == seen, at most maxNs; may return early. */
@@ -63,14 +63,15 @@ static inline int epSpin(const _Atomic uint32_t *word, uint32_t seen) {
 /* Of all zeros at first. */
 typedef struct ep_doorbell {
   _Atomic uint32_t rings, sleepers;
-  _Atomic uint32_t wanted; /* whose ring ends the only sleeper's sleep, 1 + rank; 0: anybody's */
+  _Atomic uint32_t
+      wanted; /* 1 + the rank whose ring ends the only sleeper's sleep; 0: any rank's */
 } ep_doorbell_t;
 
 static inline uint32_t epDoorbellNote(ep_doorbell_t *d) {
   return atomic_load(&d->rings);
 }
 
-/* who: 1 + the rank that rings; 0: wakes whoever sleeps, whatever it wants. */
+/* who: 1 + the rank that rings; 0: wakes all sleepers, whatever they want. */
 static inline void epDoorbellRing(ep_doorbell_t *d, uint32_t who, ep_futex_scope_t scope) {
   atomic_fetch_add(&d->rings, 1);
   uint32_t sleepers = atomic_load(&d->sleepers), wanted = atomic_load(&d->wanted);

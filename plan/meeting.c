@@ -1,16 +1,16 @@
 /* One word decides: attempt, meetings held, ranks arrived, and the rank missed last (+ 1), 16 bits each. A
  * rank puts its record into its seat, then counts itself into the attempt. The last one to come closes it
- * as held; one that will not wait any longer closes it as failed. Both are a compare-and-swap of the word,
- * so that all who had come agree which it was, and a rank that comes later finds a fresh attempt. Whoever
+ * as held; one whose limit is over closes it as failed. Both are a compare-and-swap of the word, so that
+ * all ranks that had come agree which it was, and a rank that comes later finds a new attempt. A rank that
  * waits in an attempt tells "held" from "failed" by the number of meetings held, which cannot grow without
- * him. There is no lock that a dead rank could hold.
+ * it. There is no lock that a dead rank could hold.
  *
  * Records lie in two places by parity of the meetings held, not of attempts: a record is overwritten only
  * when the next meeting was held, and its reader has come to that one.
  *
  * A rank whose call fails leaves a notice with the number of the call: its calls since the last meeting
- * held. If all make the same calls the numbers agree, and who waits in call n need not wait for a rank whose
- * call n has failed. It still waits a moment, in case that rank tries again (then the numbers disagree until
+ * held. If all make the same calls the numbers agree, and a wait in call n need not be for a rank whose call n
+ * has failed. It still waits a moment, in case that rank tries again (then the numbers disagree until
  * the next meeting is held). */
 #include "plan/meeting.h"
 

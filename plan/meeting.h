@@ -1,4 +1,4 @@
-/* Meetings: ranks agree on the host, with a time limit. Each shows a record and reads everybody's. A meeting
+/* Meetings: ranks agree on the host, with a time limit. Each shows a record and reads all records. A meeting
  * is held by all ranks or by none; one that fails leaves nothing behind and may be tried again.
  *
  * A place and a seat per rank lie in memory that all ranks map; zeros at first. Where it comes from, how a

@@ -1,6 +1,6 @@
 /* Rows of a combine read where they lie (HT, all ranks in one process): the reader's side and the way out.
- * Against rows copied into messages, 8 ranks on two cores, hidden 7168, top-8, 512 and 2048 tokens: 1.6 to 2.5
- * times as fast with flat slots, 1.15 to 1.2 times with expert-major ones, whose sums take most of the time.
+ * Against rows copied into messages (8 ranks on two cores, hidden 7168, top-8, 512 and 2048 tokens): 1.6 to
+ * 2.5 times as fast with flat slots, 1.15 to 1.4 times with expert-major ones, whose sums take longer.
  *
  * An operation whose rows are read in the caller's memory ends when they are read. If it ends without,
  * because the group has failed here, the caller may free them at once while a late rank still comes.
