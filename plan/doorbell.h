@@ -1,8 +1,9 @@
 /* Waiting in memory that several threads or processes share, without burning a core.
  *
  * Doorbells: a thread that waits notes the doorbell, looks at what it waits for, and sleeps on the doorbell
- * if that is not there yet. A thread that changes something rings afterwards. If the doorbell was rung since it was noted the
- * sleep returns at once, so no ring is lost. A ring costs a system call only if somebody sleeps. */
+ * if that is not there yet. A thread that changes something rings afterwards. If the doorbell was rung
+ * since it was noted the sleep returns at once, so no ring is lost. A ring costs a system call only if a
+ * thread sleeps. */
 #ifndef TREFOIL_PLAN_DOORBELL_H
 #define TREFOIL_PLAN_DOORBELL_H
 

@@ -9,9 +9,9 @@
  * when the next meeting was held, and its reader has come to that one.
  *
  * A rank whose call fails leaves a notice with the number of the call: its calls since the last meeting
- * held. If all make the same calls the numbers agree, and a wait in call n need not be for a rank whose call n
- * has failed. It still waits a moment, in case that rank tries again (then the numbers disagree until
- * the next meeting is held). */
+ * held. If all make the same calls the numbers agree, and a wait in call n need not be for a rank whose
+ * call n has failed. It still waits a moment, in case that rank tries again (then the numbers disagree
+ * until the next meeting is held). */
 #include "plan/meeting.h"
 
 #include <stdio.h>
