@@ -80,7 +80,7 @@ def _draw(axes: Any, panel: Panel, names: list[str], low: float, high: float) ->
     for i, (middle, least, most) in enumerate(panel.ratios):
         top = max(t[i][1] for t in panel.times)
         text = f"{middle:.2f}\n{least:.2f}–{most:.2f}"
-        axes.text(x[i], top * 1.08, text, ha="center", va="bottom", fontsize=6, color=INK)
+        axes.text(x[i], top * 1.08, text, ha="center", va="bottom", fontsize=8, color=INK)
     time_axis(axes, low, high)
     axes.set_xticks(x, [f"{t:,}" for t in panel.tokens])
     axes.set_title(panel.title, fontsize=9, color=INK)

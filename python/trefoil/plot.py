@@ -8,6 +8,7 @@ narrow (about 400 points), so that a phone shows them at full size.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from trefoil.outputs import open_whole
@@ -26,6 +28,7 @@ BLUE, ORANGE, GREEN, SKY, INK = "#0072B2", "#D55E00", "#009E73", "#56B4E9", "#22
 GREY = "#8a8f98"
 OP_COLOURS = {"dispatch": BLUE, "combine": ORANGE, "update": GREEN, "reference": "#999999"}
 SUFFIXES = (".svg", ".png", ".pdf")
+LEAST_PX = 11  # of text on a page
 
 rcParams.update(
     {
@@ -140,8 +143,18 @@ def share_legend(figure: Figure, shown: Iterable[Axes], columns: int) -> None:
     figure.legend(list(found.values()), list(found), **place)
 
 
+def _smallest_px(figure: Figure) -> float:
+    """Of the texts that show, at the figure's own size: a point is 4/3 pixels of a page."""
+    shown = (t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip())
+    return min((t.get_fontsize() * 4 / 3 for t in shown), default=LEAST_PX)
+
+
 def as_svg(figure: Figure, title: str) -> str:
-    """The figure as an inline element: scales with the page, named for screen readers."""
+    """The figure as an inline element, named for screen readers.
+
+    It takes the width of its column between that at which its smallest text has LEAST_PX pixels
+    and its own (if larger); in a narrower column it is scrolled.
+    """
     buffer = io.StringIO()
     figure.savefig(
         buffer, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None}
@@ -149,9 +162,11 @@ def as_svg(figure: Figure, title: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = text.replace("DejaVu Sans", "DejaVu Sans, Verdana, Arial, sans-serif")
+    text = re.sub(r"(['\"]?)DejaVu Sans\1", "'DejaVu Sans', Verdana, Arial, sans-serif", text)
     width = re.search(r'width="([\d.]+)pt"', text)
-    style = f'style="max-width:{float(width.group(1)) * 4 / 3:.0f}px"' if width else ""
+    own = float(width.group(1)) * 4 / 3 if width else 0
+    least = math.ceil(own * LEAST_PX / _smallest_px(figure))
+    style = f'style="min-width:{least}px;max-width:{max(math.ceil(own), least)}px"'
     text = re.sub(r'\s(width|height)="[\d.]+pt"', "", text, count=2)
     return text.replace("<svg", f'<svg role="img" aria-label="{title}" {style}', 1)
 

@@ -10,8 +10,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+import sample_capacity
 import sample_results
+from texts import overlapping
+from trefoil.capacity import plan_plots
 from trefoil.report import __main__ as report
 from trefoil.report.results import ResultError, load_check, load_plan
 from trefoil.units import format_bytes, format_seconds
@@ -183,3 +187,57 @@ def test_units() -> None:
     assert format_seconds(3.4e-6) == "3.40 µs"
     assert format_seconds(0.99996) == "1.00 s"
     assert format_seconds(75) == "75.0 s"
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Figure], str, str]:
+    """All figures; the page of a run, with a capacity plan's pictures; that of measurements."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *rest: object, **how: object) -> None:
+        figures.append(figure)
+        save(figure, *rest, **how)
+
+    folder = tmp_path_factory.mktemp("pages")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", keep)
+        run = page(folder, CHECK, *PLANS)
+        run += "".join(plan_plots.as_svgs(sample_capacity.plan()).values())
+        assert report.main(["--measured", "-o", str(folder / "speed.html")]) == 0
+    return figures, run, (folder / "speed.html").read_text("utf-8")
+
+
+def test_labels_do_not_overlap(everything: tuple[list[Figure], str, str]) -> None:
+    figures, _, _ = everything
+    assert len(figures) > 40
+    assert [pair for figure in figures for pair in overlapping(figure)] == []
+
+
+def test_no_text_is_smaller_than_11_pixels(everything: tuple[list[Figure], str, str]) -> None:
+    """At the least width that a picture takes."""
+    pictures = re.findall(r"<svg.*?</svg>", "".join(everything[1:]), flags=re.DOTALL)
+    assert len(pictures) == len(everything[0])
+    for picture in pictures:
+        least = float(re.search(r"min-width:(\d+)px", picture).group(1))
+        width = float(re.search(r'viewBox="0 0 ([\d.]+) ', picture).group(1))
+        sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", picture)]
+        assert min(sizes) * least / width >= 11
+
+
+def test_texts_fall_back_to_a_sans_serif_font(everything: tuple[list[Figure], str, str]) -> None:
+    families = set(re.findall(r"font-family: ([^;]+);", "".join(everything[1:])))
+    assert families == {"'DejaVu Sans', Verdana, Arial, sans-serif"}
+
+
+def test_the_goals_are_on_the_page_of_measurements(
+    everything: tuple[list[Figure], str, str],
+) -> None:
+    _, run, measured = everything
+    assert "goals on 4 GPUs" in measured and "nothing was run" not in measured
+    assert "goals on 4 GPUs" not in run
+
+
+def test_a_run_comes_before_what_is_predicted(everything: tuple[list[Figure], str, str]) -> None:
+    ids = re.findall(r'<h2 id="([a-z]+)"', everything[1])
+    assert ids == ["agree", "bytes", "times", "prediction", "environment"]

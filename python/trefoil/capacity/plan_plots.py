@@ -229,11 +229,11 @@ def memory(plan: CapacityPlan) -> Figure:
         left += width
     for at, total, c in zip(y, left, of, strict=True):
         text = format_bytes(total * 1e9) + (" ✓ cheapest" if c.verdict == "cheapest" else "")
-        axes.text(total, at, f" {text}", va="center", fontsize=7)
+        axes.text(total, at, f" {text}", va="center", fontsize=8)
     if q.usable_gb is not None:
         axes.axvline(q.usable_gb, color=INK, linewidth=1, linestyle=(0, (6, 3)))
-        text = f"limit {q.usable_gb:g} GB "
-        note(axes, text, (q.usable_gb, 1.0), (-2, -2), **LEFT_OF_LINE, fontsize=7)
+        above = {"of": ("data", "axes fraction"), "ha": "center", "va": "bottom", "fontsize": 8}
+        note(axes, f"limit {q.usable_gb:g} GB", (q.usable_gb, 1.0), (0, 2), **above)
     named_rows(axes, y, [f"{c.mode.upper()} EP {c.ep}" for c in of])
     axes.set_xlim(0, max([*left, q.usable_gb or 0]) * 1.3)
     axes.set_xlabel("GB of a GPU")
@@ -315,11 +315,11 @@ def link_maps(plan: CapacityPlan, op: str) -> Figure | None:
             for (node, column), share in np.ndenumerate(grid):
                 if np.isfinite(share):
                     ink = "white" if share > 55 else INK
-                    place = {"ha": "center", "va": "center", "fontsize": 6}
+                    place = {"ha": "center", "va": "center", "fontsize": 8}
                     axes.text(column, node, f"{share:.0f}", color=ink, **place)
         axes.invert_yaxis()
         axes.spines[:].set_visible(False)
-        axes.tick_params(length=0, labelsize=7)
+        axes.tick_params(length=0, labelsize=8)
         axes.set_xticks(range(columns) if columns <= 8 else range(0, columns, 8))
         axes.set_yticks(range(nodes) if nodes <= 16 else range(0, nodes, max(1, nodes // 16)))
         busiest = max(links, key=lambda link: link["bytes"])
@@ -332,7 +332,7 @@ def link_maps(plan: CapacityPlan, op: str) -> Figure | None:
     bar = figure.colorbar(image, ax=grids, fraction=0.05, pad=0.02)
     bar.outline.set_visible(False)
     bar.set_label("busy, % of the time", fontsize=8)
-    bar.ax.tick_params(labelsize=7)
+    bar.ax.tick_params(labelsize=8)
     seconds = getattr(c, op).seconds
     figure.suptitle(f"{c.mode.upper()} {op}, EP {c.ep}: {format_seconds(seconds)}", fontsize=9)
     return figure

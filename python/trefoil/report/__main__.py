@@ -1,7 +1,8 @@
 """Turns results into one HTML file that needs nothing else: `python -m trefoil.report --help`.
 
-The page shows what agrees, measured times against goals, models and plain copies, what went where
-(bytes per rank pair and tier), the closed-form prediction, and capacity plans. Pictures are inline
+The page shows what agrees, what went where (bytes per rank pair and tier), times, capacity plans,
+the closed-form prediction, the three legs beside each other, and measured times against goals,
+models and plain copies. Pictures are inline
 SVG; there is no script and no external resource, so the file can be mailed, printed and kept.
 """
 
@@ -44,6 +45,7 @@ from trefoil.sentence_parser import SentenceParser
 from trefoil.units import format_bytes, format_seconds
 
 OPS = ("dispatch", "combine")
+TITLE = "Trefoil: expert-parallel dispatch and combine"
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,9 @@ def render(given: Inputs) -> str:
         return plot.own_ids(svg, next(numbers))
 
     measured = _measured(given, own)
-    facts = _facts(runs, cases, plans) + _capacity_facts(given.capacities)
+    facts = _facts(runs, cases) + _capacity_facts(given.capacities) + _plan_facts(plans)
     if measured and measured["speed"]:
-        facts = measured["speed"]["facts"] + facts
+        facts += measured["speed"]["facts"]
     page = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -84,9 +86,9 @@ def render(given: Inputs) -> str:
     )
     page.filters.update(bytes=format_bytes, seconds=format_seconds)
     return page.get_template("report.html.j2").render(
-        title="Trefoil: expert-parallel dispatch and combine",
+        title=TITLE if _is_of_a_run(given) else "Trefoil: measured speed of the kernels",
         subtitle=_subtitle(runs, environment),
-        verdict=_verdict(runs, cases, validations),
+        verdict=_verdict(runs, cases, validations) if _is_of_a_run(given) else "",
         validations=validations,
         verdict_ok=ok,
         facts=facts,
@@ -107,6 +109,11 @@ def render(given: Inputs) -> str:
         environment=list(environment.items()),
         commands=given.commands,
     )
+
+
+def _is_of_a_run(given: Inputs) -> bool:
+    """Or of measurements alone."""
+    return bool(given.checks or given.plans or given.capacities or given.validations)
 
 
 def _measured(given: Inputs, own: Callable[[str], str]) -> dict[str, Any] | None:
@@ -167,9 +174,7 @@ def _verdict(
     return " ".join(parts) or "A prediction only: nothing was run."
 
 
-def _facts(
-    runs: Sequence[Run], cases: Sequence[Cases], plans: Sequence[Plan]
-) -> list[tuple[str, str]]:
+def _facts(runs: Sequence[Run], cases: Sequence[Cases]) -> list[tuple[str, str]]:
     facts = []
     if runs:
         facts.append((f"{sum(r.ok for r in runs)} of {len(runs)}", "runs agree"))
@@ -178,6 +183,11 @@ def _facts(
         facts.append((format_bytes(moved), "moved by dispatch and combine"))
     if cases:
         facts.append((f"{sum(c.cases for c in cases):,}", "random cases"))
+    return facts
+
+
+def _plan_facts(plans: Sequence[Plan]) -> list[tuple[str, str]]:
+    facts = []
     for plan in plans:
         last = plan.points[-1]
         time = format_seconds(last.seconds["dispatch"])

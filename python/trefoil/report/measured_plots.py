@@ -68,7 +68,7 @@ def _us_axis(axes: Axes, values: Sequence[float], log: bool = True, of: str = "y
 def _legend_below(axes: Axes, columns: int, down: float = -0.2) -> None:
     axes.legend(
         frameon=False,
-        fontsize=7.5,
+        fontsize=8,
         loc="upper center",
         bbox_to_anchor=(0.5, down),
         ncols=columns,
@@ -117,7 +117,7 @@ def latency_curve(title: str, figures: Sequence[Figure], goals: Sequence[Answer]
     axes.set_xlabel("tokens of a rank")
     axes.set_ylabel("time of the slowest rank")
     axes.set_title(title, fontsize=9)
-    axes.legend(frameon=False, fontsize=7.5, loc="upper left")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
     return as_svg(figure, f"{title}: time over tokens")
 
 
@@ -131,9 +131,12 @@ def sm_sweep(title: str, figures: Sequence[Figure], goals: Sequence[Answer]) -> 
         label = "plain copy of its bytes"
         axes.axhline(bound, color=GREY, linestyle="--", linewidth=1.3, label=label)
     _goal_marks(axes, [g.max_sms for g in goals], [g.goal_us for g in goals])
-    for f in figures:
-        share = f"{100 * f.bound_us / f.us:.0f} %" if f.bound_us else ""
-        note(axes, share, (f.sms, f.high_us), (0, 9), ha="center", fontsize=7)
+    labelled = -max(sms)
+    for f in figures:  # a label has the room of a tenth of the axis
+        if f.bound_us and f.sms - labelled >= 0.13 * max(sms):
+            share = f"{100 * f.bound_us / f.us:.0f} %"
+            note(axes, share, (f.sms, f.high_us), (5, 7), ha="center", fontsize=8)
+            labelled = f.sms
     high = max(f.high_us for f in figures)
     axes.set_ylim(0, high * 1.25)
     _us_axis(axes, [high], log=False)
@@ -179,7 +182,7 @@ def scatter(title: str, points: Sequence[TimedPoint]) -> str:
     axes.set_xlabel("measured")
     axes.set_ylabel("predicted")
     axes.set_title(title, fontsize=9)
-    axes.legend(frameon=False, fontsize=7.5, loc="upper left")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
     return as_svg(figure, f"{title}: predicted against measured times")
 
 
@@ -270,7 +273,7 @@ def ratios(
         axes.plot(x, y, linestyle="none", marker="D", markersize=4.5, color=INK,
                   label="bytes of the busiest port")  # fmt: skip
     for row, value, bound in zip(rows, times, bounds, strict=True):
-        note(axes, f"{value:.2f}", (max(value, bound), row), (7, 0), va="center", fontsize=7.5)
+        note(axes, f"{value:.2f}", (max(value, bound), row), (7, 0), va="center", fontsize=8)
     axes.axvline(1, color=GREY, linewidth=0.9)
     named_rows(axes, rows, labels)
     axes.set_xlim(0, 1.15 * max(*times, *bounds, 1))

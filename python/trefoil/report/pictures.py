@@ -64,7 +64,7 @@ def traffic_map(run: Run, op: str) -> str:
                 else f"{value:.2g}"
             )
             colour = "white" if count > middle else INK
-            axes.text(target, source, label, ha="center", va="center", color=colour, fontsize=7)
+            axes.text(target, source, label, ha="center", va="center", color=colour, fontsize=8)
             if run.tiers[source][target] == "self":
                 box = Rectangle((target - 0.44, source - 0.44), 0.88, 0.88, fill=False)
                 box.set(edgecolor=colour, linestyle=":", linewidth=0.9)
@@ -95,7 +95,8 @@ def time_points(runs: Sequence[Run]) -> str:
                 continue
             y = n + (m - 1.5) * 0.2
             axes.plot(seconds, y, "o", color=OP_COLOURS[op], markersize=5)
-            axes.text(seconds * 1.18, y, f"{op} {format_seconds(seconds)}", va="center", fontsize=7)
+            text = f"{op} {format_seconds(seconds)}"
+            note(axes, text, (seconds, y), (6, 0), va="center", fontsize=8)
     axes.set_xscale("log")
     axes.set_xlim(low / 2, high * 60)
     grid_lines(axes, "x")
