@@ -121,6 +121,21 @@ def test_where_nothing_fits_what_would_is_named() -> None:
         assert run("plan", *same, *at).returncode == 1, "much more would fit, too"
 
 
+def test_price_and_power_of_a_million_tokens() -> None:
+    options = ("--gpus", "96", "--ep", "32,64", "--mode", "ll", "--tokens", "64", *CLOSED)
+    done = run("plan", *options, "--gpu-hour", "2.5", "--gpu-watts", "1200", "--json")
+    assert done.returncode == 0
+    whole, idle = json.loads(done.stdout)["configurations"]
+    for c, gpus in ((whole, 1), (idle, 96 / 64)):  # a group of 64 leaves 32 idle
+        hours = gpus * 1e6 / c["tokens_per_second"] / 3600
+        assert c["usd_per_million_tokens"] == pytest.approx(2.5 * hours)
+        assert c["kwh_per_million_tokens"] == pytest.approx(1.2 * hours)
+    text = run("plan", *options, "--gpu-hour", "2.5").stdout
+    price = f"{whole['usd_per_million_tokens']:.3g}"
+    assert f"at least {price} USD a million tokens" in " ".join(text.split())
+    assert "kWh" not in text and "USD" not in run("plan", *options).stdout
+
+
 def test_where_nothing_fits_the_smallest_that_does_is_named() -> None:
     done = run("plan", "--gpus", "8", *CLOSED)
     assert done.returncode == 1
@@ -339,6 +354,8 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (["--grouped", "--moe", "qwen3-30b-a3b"], "states no groups of experts"),
         (["--kv-dtype", "int4"], "int4"),
         (["--load", "training", "--max-step-ms", "9"], "compute is not modelled"),
+        (["--load", "training", "--gpu-hour", "2"], "--gpu-hour: a training step's compute"),
+        (["--gpu-watts", "-1"], "0 or more"),
         (["--ep", "96", "--gpus", "96", "--physical-experts", "64"], "has 256 experts"),
         (["--ep", "512", "--gpus", "512", "--physical-experts", "256"], "as many as are needed"),
         (["--ep", "64..8"], "not like 8..64"),

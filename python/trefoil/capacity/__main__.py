@@ -125,6 +125,18 @@ def parser() -> argparse.ArgumentParser:
         help="a layer's other work in one pass (default: the roofline's)",
     )
     need.add_argument(
+        "--gpu-hour",
+        type=_number,
+        metavar="USD",
+        help="price of a GPU for an hour: adds USD a million tokens",
+    )
+    need.add_argument(
+        "--gpu-watts",
+        type=_number,
+        metavar="W",
+        help="power of a GPU with its share of host, network and cooling: adds kWh",
+    )
+    need.add_argument(
         "--weight-dtype",
         choices=WEIGHT_BYTES,
         help="of products' weights, fp4 of routed experts alone (default: as published)",
@@ -298,9 +310,13 @@ class Planner:
             model=model,
             missing=missing,
             gpu=self._gpu(facts),
+            gpu_hour_usd=o.gpu_hour,
+            gpu_watts=o.gpu_watts,
         )
-        if o.max_step_ms is not None and (not q.is_whole or o.load == "training"):
-            raise PlanError(f"--max-step-ms: {why_no_step(q)}; --compute-us would say it")
+        of_a_step = {"--max-step-ms": o.max_step_ms, "--gpu-hour": o.gpu_hour}
+        for option, value in {**of_a_step, "--gpu-watts": o.gpu_watts}.items():
+            if value is not None and not q.is_whole:
+                raise PlanError(f"{option}: {why_no_step(q)}; --compute-us would say it")
         return q
 
     @staticmethod

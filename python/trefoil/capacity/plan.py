@@ -56,6 +56,8 @@ class Question:
     model: Model | None = None  # all of it; None: `missing` says which key its file lacks
     missing: str = ""
     gpu: Gpu | None = None  # None: the cluster's file does not state its rates
+    gpu_hour_usd: float | None = None  # the caller's: price of a GPU for an hour
+    gpu_watts: float | None = None  # the caller's: power of a GPU with its share of all the rest
 
     @property
     def is_whole(self) -> bool:
@@ -219,6 +221,23 @@ class Configuration:
         """Of one GPU that works."""
         step = self.step(q)
         return None if not step else q.tokens / step
+
+    def gpu_seconds_per_token(self, q: Question) -> float | None:
+        """Idle GPUs included."""
+        step = self.step(q)
+        return None if step is None else step * q.gpus / max(1, self.used(q)) / q.tokens
+
+    def usd_per_million(self, q: Question) -> float | None:
+        """Tokens, at the caller's price."""
+        seconds = self.gpu_seconds_per_token(q)
+        if seconds is None or q.gpu_hour_usd is None:
+            return None
+        return 1e6 * seconds * q.gpu_hour_usd / 3600
+
+    def kwh_per_million(self, q: Question) -> float | None:
+        """Tokens, at the caller's power."""
+        seconds = self.gpu_seconds_per_token(q)
+        return None if seconds is None or q.gpu_watts is None else seconds * q.gpu_watts / 3.6
 
     def used(self, q: Question) -> int:
         """GPUs of q.gpus that are in a group."""
@@ -494,10 +513,10 @@ def memory_limit(q: Question) -> str:
 def _price(c: Configuration, q: Question) -> tuple[float, ...]:
     """Cheapest first: GPU time of a token, idle GPUs included; where a step is not known, GPUs of a
     group, then a layer's time. Last, SMs taken from compute."""
-    step = c.step(q)
-    if step is None:
+    seconds = c.gpu_seconds_per_token(q)
+    if seconds is None:
         return c.ep, c.layer, c.sms or 0
-    return step * q.gpus / max(1, c.used(q)), c.ep, c.sms or 0
+    return seconds, c.ep, c.sms or 0
 
 
 def _dearer(c: Configuration, best: Configuration, q: Question) -> str:
@@ -606,6 +625,8 @@ def to_json(plan: CapacityPlan) -> dict[str, Any]:
                 "step_low_seconds": (c.step_interval(q) or (None, None))[0],
                 "step_high_seconds": (c.step_interval(q) or (None, None))[1],
                 "tokens_per_second": c.tokens_per_second(q),
+                "usd_per_million_tokens": c.usd_per_million(q),
+                "kwh_per_million_tokens": c.kwh_per_million(q),
                 "idle_gpus": q.gpus - c.used(q),
                 "share_of_step": c.share(q),
                 "exposed_seconds": c.exposed(q),

@@ -54,7 +54,12 @@ STEP_HEADINGS = (
     "memory",
     "largest batch",
 )
+PRICE_HEADING = "USD a million"
 MARKS = {"cheapest": "cheapest", "meets": "meets", "misses": "misses"}
+
+
+def step_headings(q: Question) -> tuple[str, ...]:
+    return STEP_HEADINGS + ((PRICE_HEADING,) if q.gpu_hour_usd is not None else ())
 
 
 def limits_of(q: Question) -> list[str]:
@@ -114,13 +119,15 @@ def row_of(c: Configuration, q: Question) -> list[str]:
 
 
 def step_row(c: Configuration, q: Question) -> list[str]:
-    """The cells under STEP_HEADINGS."""
+    """The cells under step_headings."""
     compute = {p.name: p.seconds for p in c.compute}
     named = [compute.pop(name, 0.0) for name in ("attention", "routed experts")]
     parts = [*map(format_seconds, (*named, sum(compute.values())))] if c.compute else ["-"] * 3
     step, rate, share = c.step(q), c.tokens_per_second(q), c.share(q)
     idle = q.gpus - c.used(q)
     shared = "" if share is None else f" ({100 * share:.0f} %)"
+    usd = c.usd_per_million(q)
+    price = [] if q.gpu_hour_usd is None else ["-" if usd is None else f"{usd:.3g}"]
     return [
         c.mode.upper(),
         str(c.ep),
@@ -132,6 +139,7 @@ def step_row(c: Configuration, q: Question) -> list[str]:
         format_seconds(c.communication(q)) + shared,
         "refused" if c.memory.refused else format_bytes(c.memory.total),
         "-" if c.max_tokens is None else f"{c.max_tokens:,}",
+        *price,
     ]
 
 
@@ -283,7 +291,16 @@ def _answer(c: Configuration, q: Question) -> str:
     )
     if c.max_tokens and c.max_tokens > q.tokens:
         text += f", {c.max_tokens:,} tokens a GPU would fit"
-    return text + "."
+    return text + f"{_price(c, q)}."
+
+
+def _price(c: Configuration, q: Question) -> str:
+    """Of a million tokens, as the caller's price and power of a GPU make it."""
+    usd, kwh = c.usd_per_million(q), c.kwh_per_million(q)
+    found = [f"{usd:.3g} USD"] if usd is not None else []
+    found += [f"{kwh:.3g} kWh"] if kwh is not None else []
+    least = "at least " if c.compute else ""
+    return f"; {least}{' and '.join(found)} a million tokens" if found else ""
 
 
 def _nearest(n: Nearest, q: Question) -> str:
@@ -327,7 +344,7 @@ def as_text(plan: CapacityPlan, details: bool = True) -> str:
     first, *others = verdict_sentences(plan)
     lines = [title_of(q), "", *wrapped(first, "")]
     if q.is_whole:
-        lines += ["", *aligned([STEP_HEADINGS, *(step_row(c, q) for c in of)])]
+        lines += ["", *aligned([step_headings(q), *(step_row(c, q) for c in of)])]
     lines += ["", *(line for text in others for line in wrapped(text, "  "))]
     if details or not q.is_whole:
         lines += ["", "Communication: " + explanation_of(q), ""]
@@ -357,7 +374,7 @@ def as_markdown(plan: CapacityPlan) -> str:
     first, *others = verdict_sentences(plan)
     lines = [f"# {title_of(q)}", "", f"**{first}**", ""]
     if q.is_whole:
-        lines += [*markdown([STEP_HEADINGS, *(step_row(c, q) for c in plan.configurations)]), ""]
+        lines += [*markdown([step_headings(q), *(step_row(c, q) for c in plan.configurations)]), ""]
     lines += [
         *(f"- {text}" for text in others),
         "",
@@ -381,6 +398,7 @@ CSV_FIELDS = (
     *("layer_seconds", "layer_low_seconds", "layer_high_seconds", "layer_interval_covers"),
     "layer_bound_seconds",
     *("communication_seconds", "step_seconds", "tokens_per_second", "max_tokens"),
+    *("usd_per_million_tokens", "kwh_per_million_tokens"),
     *("share_of_step", "exposed_seconds"),
     *("memory_bytes", "buffer_bytes", "output_bytes", "weight_bytes", "verdict"),
 )
@@ -407,6 +425,8 @@ def as_csv(plan: CapacityPlan) -> str:
             c.step(q),
             c.tokens_per_second(q),
             c.max_tokens,
+            c.usd_per_million(q),
+            c.kwh_per_million(q),
             c.share(q),
             c.exposed(q),
             c.memory.total,
