@@ -1,5 +1,5 @@
-/* trefoil validate: the Python package puts the parts together; --bytes is here: who sends how much to
- * whom, by reference, plan and both engines of the simulator, on the cases of `trefoil check`. */
+/* trefoil validate: the Python package puts the parts together; --bytes is here: bytes from each source to
+ * each destination, by reference, plan and both engines of the simulator, on the cases of `trefoil check`. */
 #include "cli/check_verb.h"
 
 #include "validate/legs.h"

@@ -1,8 +1,8 @@
 /* Merges the progress records of a group's ranks (api/hang_record.h) into one sentence.
  *
- * Who waits names whom it waits for; whoever that is may wait too. The end of the chain is the rank to
- * look at: gone, or inside an operation without waiting, or not yet there. Records of several groups
- * are told apart; the one that waits longest counts. */
+ * A rank that waits names the rank that it waits for; that one may wait too. The end of the chain is the
+ * rank to look at: gone, or inside an operation without waiting, or not yet there. Records of several
+ * groups are told apart; the one that waits longest counts. */
 #include "cli/hang.h"
 
 #include "api/hang_record.h"
@@ -93,7 +93,7 @@ static const ep_hang_record_t *findRank(const records_t *all, const ep_hang_reco
   return NULL;
 }
 
-/* Whom a waiting rank waits for: the peer it names, else whoever is furthest behind. */
+/* The rank that a waiting rank waits for: the peer it names, else the one furthest behind. */
 static int peerOf(const records_t *all, const ep_hang_record_t *r, const ep_hang_kind_t *kind) {
   if (kind->peer >= 0) return kind->peer;
   int k = (int)(kind - r->kinds), behind = r->rank;
@@ -108,7 +108,7 @@ static int peerOf(const records_t *all, const ep_hang_record_t *r, const ep_hang
 }
 
 typedef struct verdict {
-  const ep_hang_record_t *group; /* the record that waits longest, or NULL: nobody waits */
+  const ep_hang_record_t *group; /* the record that waits longest, or NULL: none waits */
   const ep_hang_kind_t *kind;    /* its wait */
   int culprit;                   /* -1: none */
   const char *why;               /* "gone", "missing", "running", "behind", "cycle" */
@@ -130,7 +130,7 @@ static verdict_t longestWait(const records_t *all, int withGone) {
 static verdict_t judge(const records_t *all) {
   verdict_t v = longestWait(all, 0);
   if (!v.group) v = longestWait(all, 1);
-  if (!v.group) { /* nobody waits: is somebody gone in the middle of something? */
+  if (!v.group) { /* none waits: is a rank gone in the middle of something? */
     for (int i = 0; i < all->count; i++)
       for (int k = 0; k < EP_HANG_KINDS; k++)
         if (all->list[i].kinds[k].state == EP_HANG_RUNNING && isGone(&all->list[i])) {

@@ -1,5 +1,5 @@
 /* The collectives and point to point, written as tasks. Peers are addressed starting behind the own rank,
- * so that not everybody begins with rank 0. */
+ * so that not all ranks begin with rank 0. */
 #include "comm_internal.h"
 
 /* One call: what all of them have. */

@@ -48,7 +48,7 @@ void epCommSleep(ncclComm_t comm, uint32_t noted, uint64_t maxNs) {
   if (!epSpin(&mine->rings, noted)) epDoorbellSleep(mine, noted, maxNs, 0, EP_FUTEX_SHARED);
 }
 
-/* ---- Who is there ---- */
+/* ---- Which ranks are there ---- */
 
 /* A descriptor that becomes readable when the rank's process ends, or a watch_t. Ids of processes of another
  * namespace mean nothing here, or another process: those are asked for a connection to be held. */

@@ -2,7 +2,7 @@
  *
  * A communicator is a board: one piece of shared memory (memfd) that every rank maps, with an entry per
  * rank and a ring of slots per ordered pair of ranks. The process that made the unique id hands the
- * board's descriptor to whoever presents the id (comm_server.c). On the board there are
+ * board's descriptor to a process that presents the id (comm_server.c). On the board there are
  *   - the control exchange (comm_control.c): host-side calls in which every rank shows one record and
  *     reads all others' (init, split, windows);
  *   - meetings (comm_meet.c, plan/meeting.h): the same for libraries above, and one that fails may be
@@ -68,7 +68,7 @@ typedef struct {
   _Alignas(64) _Atomic uint32_t state;
   ep_doorbell_t doorbell;
   _Atomic uint32_t shown; /* records shown so far */
-  _Atomic uint64_t owner; /* random; 0: nobody has joined as this rank */
+  _Atomic uint64_t owner; /* random; 0: no process has joined as this rank */
   ep_process_t process;
   int32_t device, lsaSize;
   char why[200];                                 /* EP_RANK_FAILED: the sentence */
@@ -141,7 +141,7 @@ struct ncclComm {
   char sentence[512];
   ncclWindow_t windows; /* live ones */
   struct ep_gin *gins;  /* of live device communicators */
-  /* Set by whoever adds to these lists: frees what is left of them. */
+  /* Set by what adds to these lists: frees what is left of them. */
   void (*freeWindows)(ncclComm_t comm);
   void (*freeGins)(ncclComm_t comm);
   ncclComm_t nextFree;

@@ -5,7 +5,7 @@
  *
  * It serves all its clients at once. One that says nothing has TALK_NS, and when MAX_TALKING do, a
  * new one takes the place of the oldest: honest ones answer at once, and ask again if they were too slow.
- * Who watches for this process's end stays connected. */
+ * A process that watches for this process's end stays connected. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,7 +21,7 @@
 
 enum { MAX_TALKING = 64, MAX_CLIENTS = 2048 };
 #define TALK_NS  2000000000ull /* for a client's request */
-#define YOUNG_NS 200000000ull  /* nobody's place is taken before */
+#define YOUNG_NS 200000000ull  /* no client's place is taken before */
 #define PAUSE_NS 50000000ull   /* after a descriptor was lacking */
 
 typedef struct pending {

@@ -4,8 +4,8 @@
  *   client -> server   request    what is wanted, a nonce, and a MAC over greeting and request
  *   server -> client   answer     the result, and a MAC over all three; with a descriptor
  *
- * The MACs are keyed with the server's secret, so each side knows that the other has it, and nobody hears
- * it. A server without the right request answers "refused", without a MAC. */
+ * The MACs are keyed with the server's secret, so each side knows that the other has it, and no other
+ * process hears it. A server without the right request answers "refused", without a MAC. */
 #ifndef TREFOIL_HOST_COMM_WIRE_H
 #define TREFOIL_HOST_COMM_WIRE_H
 

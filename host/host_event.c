@@ -1,5 +1,5 @@
 /* Events. Recording puts a mark on the stream: a piece of work that notes the time. The event keeps its
- * last mark; who waits keeps a reference, so that recording again or destroying the event does not
+ * last mark; a wait keeps a reference, so that recording again or destroying the event does not
  * move what they wait for. Records in a capturing stream are kept as graph nodes instead. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Memory that a graph allocates: cudaMallocAsync in a capture becomes a node. The address is chosen at the
  * capture and is the graph's as long as the graph, what was instantiated from it, or an allocation that
- * nobody has freed is there. A launch that comes to the node allocates the memory; a node of the graph
+ * that is not freed is there. A launch that comes to the node allocates the memory; a node of the graph
  * frees it, or the program does, after the launch, with cudaFreeAsync or cudaFree. */
 #include <search.h>
 #include <stdlib.h>

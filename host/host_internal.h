@@ -43,12 +43,12 @@ const char *epSentence(void);
 
 /* Random bits that differ between processes and calls. */
 uint64_t epRandom(void);
-/* Random bytes that nobody can guess; false: the system gives none. */
+/* Random bytes that cannot be guessed; false: the system gives none. */
 bool epRandomBytes(void *out, size_t bytes);
 /* An environment variable as a number, or fallback if unset or not one. */
 int64_t epEnvInt(const char *name, int64_t fallback);
 
-/* ---- Memory (host_memory.c): segments of shared memory and who owns which range ---- */
+/* ---- Memory (host_memory.c): segments of shared memory and the owner of each range ---- */
 
 typedef enum {
   EP_MEM_DEVICE,
@@ -191,9 +191,9 @@ void epStreamsForEach(int device, void (*f)(cudaStream_t stream, void *data), vo
 void epStreamsForked(void);
 /* Queued work still runs; then the object is free for the next stream. */
 void epStreamRetire(cudaStream_t stream);
-/* The device's legacy default stream, NULL: nobody has used it. */
+/* The device's legacy default stream, NULL: not used yet. */
 cudaStream_t epStreamLegacy(int device);
-/* Onto the queue. quiet: the caller waits for the stream at once and will run the work itself if nobody
+/* Onto the queue. quiet: the caller waits for the stream at once and will run the work itself if no thread
  * does. */
 void epStreamPush(cudaStream_t stream, ep_stream_op_t *op, bool quiet);
 /* True while a host function of the program runs on this thread. */

@@ -98,7 +98,7 @@ void __cudaRegisterVar(void **module, char *hostVar, char *deviceAddress, const 
   note(module, &e);
 }
 
-/* Zeroed: the value that the program's text gives it lies in device code, which nobody reads here. */
+/* Zeroed: the value that the program's text gives it lies in device code, which is not read here. */
 static void allocManaged(void **hostVarPtr, size_t size) {
   if (epMemAlloc(hostVarPtr, size, 256, EP_MEM_MANAGED, cudaMemAttachGlobal) == cudaSuccess)
     memset(*hostVarPtr, 0, size);

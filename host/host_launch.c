@@ -1,5 +1,6 @@
-/* Kernel launches, for who has given this runtime a launcher (trefoil_host.h); without one they fail and
- * say so. A launch is a piece of work of its stream like any other; a graph keeps it and runs it again. */
+/* Kernel launches, for programs that have given this runtime a launcher (trefoil_host.h); without one
+ * they fail and say so. A launch is a piece of work of its stream like any other; a graph keeps it and
+ * runs it again. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
-/* Shared memory without a file, that cannot shrink or grow once it is made: who maps it cannot meet
- * its end (SIGBUS). */
+/* Shared memory without a file, that cannot shrink or grow once it is made: a process that maps it
+ * cannot meet its end (SIGBUS). */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -3,7 +3,7 @@
  *
  * Small blocks (up to EP_POOLED) are cut from 64 MiB sparse segments by size class and recycled through
  * free lists; larger ones have a segment each, given back on free. Every block ends in at least
- * EP_TAIL guard bytes, checked on free: a program that writes past its allocation hears of it. Fresh
+ * EP_TAIL guard bytes, checked on free: a program that writes past its allocation gets an error. Fresh
  * blocks of at most 1 MiB are filled with a poison byte (TREFOIL_HOST_POISON: "off", or a byte for
  * blocks of every size), since a GPU's fresh memory is not zero either.
  *
@@ -110,7 +110,7 @@ static segment_t *newSegment(size_t bytes, bool pooled, char *address) {
   if (seg->base == MAP_FAILED) goto fail;
   seg->bytes = bytes;
   seg->pooled = pooled;
-  seg->id = epRandom(); /* nobody guesses it */
+  seg->id = epRandom(); /* not to be guessed */
   seg->next = segments;
   segments = seg;
   return seg;

@@ -64,7 +64,7 @@ void epRunAfter(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
 
 /* ---- The queue ---- */
 
-/* A destroyed stream that has drained. Until here it stays on its device's list, so that who waits for
+/* A destroyed stream that has drained. Until here it stays on its device's list, so that what waits for
  * the device waits for its work too. */
 static void recycleStream(cudaStream_t s) {
   pthread_mutex_lock(&listLock);
@@ -140,7 +140,8 @@ void epStreamPush(cudaStream_t s, ep_stream_op_t *op, bool quiet) {
     pthread_t thread;
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    s->hasWorker = !pthread_create(&thread, &attr, worker, s); /* if not: whoever waits runs it */
+    s->hasWorker =
+        !pthread_create(&thread, &attr, worker, s); /* if not: the thread that waits runs it */
     pthread_attr_destroy(&attr);
   }
   pthread_mutex_unlock(&s->lock);

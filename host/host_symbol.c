@@ -1,6 +1,6 @@
 /* Device variables by the symbols that stand for them in the program: the program's own variable is the
  * memory, and counts as registered host memory from its first use here. What value the source gives a
- * variable is in device code, which nobody reads: without a launcher, whose kernels may set it, a
+ * variable is in device code, which is not read: without a launcher, whose kernels may set it, a
  * variable that was not written is not read. */
 #include <search.h>
 #include <stdlib.h>

@@ -53,9 +53,9 @@ typedef struct {
 } trefoil_host_memory_t;
 void trefoilHostMemory(const void *ptr, trefoil_host_memory_t *out);
 
-/* All ranks meet: each shows `bytes` (at most 256) at `mine` and finds everybody's in `all`, by rank.
+/* All ranks meet: each shows `bytes` (at most 256) at `mine` and finds all ranks' in `all`, by rank.
  * ncclRemoteError if a rank is gone or does not come within timeoutNs; then the meeting has failed for all
- * who had come, nothing of it is left, and the next one begins anew: a meeting is held by all or by none. */
+ * that had come, nothing of it is left, and the next one begins anew: a meeting is held by all or by none. */
 ncclResult_t trefoilHostMeet(ncclComm_t comm, const void *mine, size_t bytes, void *all,
                              uint64_t timeoutNs);
 /* Around a collective call that may meet: it begins; it has failed here, perhaps before it met anybody.
@@ -66,7 +66,7 @@ void trefoilHostCallFail(ncclComm_t comm, ncclResult_t code, const char *why);
 
 /* Waits until *word differs from `seen`: spins for some microseconds, then sleeps. The word lies in
  * window memory (or anywhere, between threads of one process). Returns ncclSuccess; ncclTimeout after
- * timeoutNs; ncclRemoteError as soon as rank `peer` is gone (peer -1: none is watched). Whoever changes
+ * timeoutNs; ncclRemoteError as soon as rank `peer` is gone (peer -1: none is watched). What changes
  * the word calls trefoilHostWake(word) afterwards: a release store of it, then the wake. */
 ncclResult_t trefoilHostWaitChange(ncclComm_t comm, int peer, const uint32_t *word, uint32_t seen,
                                    uint64_t timeoutNs);

@@ -1,6 +1,6 @@
 /* How ranks find each other: a listener's handle goes to all ranks, which then join every pair of them by two
  * sockets. Unix sockets for the copy carrier (descriptors of memory go over them), TCP for the other one.
- * A handle holds a secret: who does not know it is not let in. */
+ * A handle holds a secret: a process that does not know it is not let in. */
 #ifndef TREFOIL_NET_MEET_H
 #define TREFOIL_NET_MEET_H
 

@@ -3,7 +3,7 @@
 #include "net_comm_internal.h"
 
 /* A driver has no 64-bit addition on a stream: values are read, added to here, and written. Signals of
- * regions that nobody else writes are not read: their values are kept here (shadow). */
+ * regions that nothing else writes are not read: their values are kept here (shadow). */
 
 void epNetSignalsFree(ep_net_comm_t *c) {
   if (c->signals.values) epNetCudaUnpin(c->cuda, c->signals.values);

@@ -1,5 +1,5 @@
 /* Row arithmetic: what one row of a sum or of a quantisation is, to the bit. The reference and the
- * CPU library share these functions, but neither slots nor orders: who calls them when is what
+ * CPU library share these functions, but neither slots nor orders: which calls them when is what
  * the checker compares.
  *
  * A sum (docs/spec.md, rules S1 to S5) is in f32 in the order of the calls and is rounded once at its

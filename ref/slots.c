@@ -21,7 +21,7 @@ int64_t trefoilRefNumSlots(const trefoil_case_t *c, int rank) {
   return n;
 }
 
-/* Nobody's slots; in expert-major they still belong to their zone. */
+/* Slots of no row; in expert-major they still belong to their zone. */
 static void clearSlots(const ep_placer_t *p, int rank, trefoil_slot_t *slots, int64_t n) {
   int zone = 0;
   for (int64_t i = 0; i < n; i++) {

@@ -85,7 +85,7 @@ static trefoil_result_t addPieces(build_t *b, int64_t numRows, int64_t **blocks,
   return TREFOIL_OK;
 }
 
-/* Who waits for whom, for the transfer that was added last. */
+/* The partners of the transfer that was added last: what it waits for, what waits for it. */
 static void addPartner(build_t *b) {
   ep_replay_t *r = b->replay;
   const trefoil_shape_t *s = &b->routing->shape;

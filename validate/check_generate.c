@@ -239,7 +239,7 @@ trefoil_result_t epCountSlots(ep_check_case_t *c) {
   return TREFOIL_OK;
 }
 
-/* A case over max_recv with TRAP: bind, see the totals, dispatch, see who stops. */
+/* A case over max_recv with TRAP: bind, see the totals, dispatch, see which ranks stop. */
 static void makeTrapScript(ep_check_case_t *c) {
   int update = 0;
   while (c->ops[update].kind != EP_OP_UPDATE) update++;

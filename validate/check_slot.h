@@ -42,7 +42,7 @@ typedef struct ep_worker_rank {
 void epWorkerRankInit(ep_worker_rank_t *worker, ep_check_team_t *team, int rank,
                       ep_buffer_t *buffers);
 /* Runs a rank's part of a slot and compares; 0: all is well. *region: 1 + that of the first difference,
- * which `what` describes and nobody has been told of; else 0, and epTeamFail was called. */
+ * which `what` describes and that is not reported yet; else 0, and epTeamFail was called. */
 int epSlotRun(ep_worker_rank_t *worker, ep_slot_t *slot, int *region, char what[EP_CHECK_SENTENCE]);
 /* Opening or closing the batch failed. */
 void epWorkerRankFailed(ep_worker_rank_t *worker, ep_phase_t phase);

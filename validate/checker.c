@@ -117,7 +117,7 @@ static int endHanging(parent_t *p, int i) {
   ep_phase_t phase = phaseOf(place);
   takeCall(&f, place);
   snprintf(f.what, sizeof f.what, "%s", text);
-  if (atomic_load(&job->failed)) /* who waited for it */
+  if (atomic_load(&job->failed)) /* the ranks that waited for it */
     snprintf(f.what, sizeof f.what, "%.1000s; and %.1000s", text, job->finding.what);
   epWorkerKill(p->pids[i]);
   addFinding(p, job, &f, phase);
@@ -234,7 +234,7 @@ trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_
   ep_check_options_t o = *options;
   EP_TRY(checkOptions(&o));
   memset(outcome, 0, sizeof *outcome);
-  /* a device a rank: who frees memory waits for all work on its device, another rank's too */
+  /* a device a rank: freeing memory waits for all work on its device, another rank's too */
   epLibraryHostDevices(EP_MAX_RANKS);
   if (o.launch) return epCheckLaunched(&o, outcome);
   int devices = 0;

@@ -64,7 +64,7 @@ trefoil_result_t epLaunchGather(ep_launch_t *l, const void *mine, void *all, siz
   memcpy(table + (size_t)l->rank * bytes, mine, bytes);
   if (l->rank > 0) {
     int rc = epLaunchMove(l->sockets[0], table + (size_t)l->rank * bytes, bytes, 1, end);
-    /* a little longer: rank 0 names who is missing */
+    /* a little longer: rank 0 names the rank that is missing */
     if (rc > 0) rc = epLaunchMove(l->sockets[0], table, bytes * (size_t)l->numRanks, 0, end + 10);
     EP_CHECK(rc >= 0, TREFOIL_REMOTE_ERROR, "rank 0 gave no answer in a meeting within %d s",
              l->gatherSeconds);

@@ -36,8 +36,8 @@ typedef struct ep_launch {
 /* What the environment says; numRanks 1 if it says nothing. TREFOIL_INVALID_ARGUMENT with a sentence:
  * half of it, or numbers that do not fit. */
 trefoil_result_t epLaunchFind(ep_launch_t *launch);
-/* Connects the ranks. TREFOIL_REMOTE_ERROR names who did not come, and how many connections were not of
- * this launch; also if two launches cannot be told apart. */
+/* Connects the ranks. TREFOIL_REMOTE_ERROR names the ranks that did not come, and how many connections
+ * were not of this launch; also if two launches cannot be told apart. */
 trefoil_result_t epLaunchOpen(ep_launch_t *launch);
 /* all [numRanks][bytes]: what each rank gave. TREFOIL_REMOTE_ERROR: a process ended, or did not come. */
 trefoil_result_t epLaunchGather(ep_launch_t *launch, const void *mine, void *all, size_t bytes);

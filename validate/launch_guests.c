@@ -1,5 +1,5 @@
-/* Rank 0 and those who come to it (the conversation: launch_meet.h). All are heard at once, so that who is
- * silent holds up nobody. */
+/* Rank 0 and those who come to it (the conversation: launch_meet.h). All are heard at once, so that one that
+ * is silent holds up no other. */
 #include "validate/launch_meet.h"
 
 #include "plan/error.h"
@@ -15,7 +15,7 @@ enum { MAX_GUESTS = 128 };
 #define SETTLE_SECONDS 0.5 /* by hand: time for a second launch of the same name to show itself */
 
 typedef struct guest {
-  int socket; /* -1: nobody */
+  int socket; /* -1: none */
   double end;
   int isGreeted; /* hello has come, its proof is awaited */
   size_t got;
@@ -56,7 +56,7 @@ static void letIn(door_t *d) {
   if (place->who == EP_LAUNCH_FOREIGN) sendAway(d, place, 1);
 }
 
-/* The hello is complete: says who rank 0 is. */
+/* The hello is complete: says which process rank 0 is. */
 static void greet(door_t *d, guest_t *g) {
   const ep_launch_t *l = d->launch;
   if (memcmp(g->hello.magic, EP_LAUNCH_MAGIC, sizeof g->hello.magic)) {
@@ -139,7 +139,7 @@ static int firstMissing(const ep_launch_t *l) {
   return 0;
 }
 
-/* The last word to all who sit, and to guests who wait for one. */
+/* The last word to all who sit, and to guests that wait for one. */
 static void tellAll(door_t *d, ep_launch_end_t *f) {
   double end = epNow() + 1;
   for (int r = 1; r < d->launch->numRanks; r++)

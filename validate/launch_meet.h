@@ -7,10 +7,10 @@
  *   0 -> rank   the end: all are here, or why not
  *
  * A proof is a keyed hash; the key is what the launch's processes have in their environment, so it keeps
- * out whoever does not know that. Within a machine both also ask the kernel for the other's user, rank 0 when
- * a connection comes, the other before its proof. Connections that say nothing, or something else, cost a
- * place among the guests for some seconds and nothing more. Shared by launch_meet.c, launch_guests.c,
- * launch_peer.c, launch_proof.c. */
+ * out processes that do not know that. Within a machine both also ask the kernel for the other's user,
+ * rank 0 when a connection comes, the other before its proof. Connections that say nothing, or something
+ * else, cost a place among the guests for some seconds and nothing more. Shared by launch_meet.c,
+ * launch_guests.c, launch_peer.c, launch_proof.c. */
 #ifndef TREFOIL_VALIDATE_LAUNCH_MEET_H
 #define TREFOIL_VALIDATE_LAUNCH_MEET_H
 
@@ -52,7 +52,7 @@ typedef struct ep_launch_place {
   char name[160]; /* for sentences */
 } ep_launch_place_t;
 
-/* Who came, or answered, and is not of this launch. */
+/* What came, or answered, and is not of this launch. */
 typedef struct ep_launch_foreign {
   int count;
   char last[160]; /* ", the last of process 17 of user 1000", or "" */
@@ -83,7 +83,7 @@ const char *epLaunchForeignText(const ep_launch_foreign_t *f, char *text, size_t
 trefoil_result_t epLaunchTwice(const ep_launch_t *l, const char *what);
 
 /* ---- launch_guests.c ---- */
-/* Rank 0: fills l->sockets, or says who is missing. */
+/* Rank 0: fills l->sockets, or says which rank is missing. */
 trefoil_result_t epLaunchReceive(ep_launch_t *l, int listener, const ep_launch_foreign_t *foreign);
 
 #endif

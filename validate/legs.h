@@ -1,4 +1,5 @@
-/* The legs that must agree on bytes: who sends how much to whom, over which tier, in which phase.
+/* The legs that must agree on bytes: the bytes of each (source, destination), over which tier, in which
+ * phase.
  *
  * Every leg fills a table of its own from the same workload, each by its own means:
  *

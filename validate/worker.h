@@ -35,7 +35,7 @@ typedef struct ep_watch {
   ep_place_t places[EP_WATCH_MAX_RANKS];
   _Atomic int numRanks;
   _Atomic int isEnding;  /* a hook ran: */
-  _Atomic int endedRank; /* whose thread it was, -1: nobody's */
+  _Atomic int endedRank; /* the rank of that thread, -1: none */
 } ep_watch_t;
 
 /* Before and after a call; place may be NULL. */
@@ -58,7 +58,7 @@ void epWatchReset(ep_watch_t *watch, int numRanks, uint64_t limitNs);
  * compile, 60 s. */
 uint64_t epCallLimitNs(uint64_t timeoutNs, int isHost);
 
-/* In a worker: crashes and exit() leave word in `watch`; and who this thread is. */
+/* In a worker: crashes and exit() leave word in `watch`; and which rank this thread is. */
 void epWatchHooks(ep_watch_t *watch);
 void epWatchThread(int rank);
 
@@ -74,7 +74,7 @@ int epWatchHang(const ep_watch_t *watch, char text[EP_WATCH_TEXT]);
 /* The sentence for a process that ended with `status`, and the rank or -1. rank >= 0: the process was
  * that rank's. */
 int epWatchEnd(const ep_watch_t *watch, int status, int rank, char text[EP_WATCH_TEXT]);
-/* The place of the rank that is least far, for an end that is nobody's. */
+/* The place of the rank that is least far, for an end that is no rank's. */
 const ep_place_t *epWatchFirst(const ep_watch_t *watch);
 
 /* How a case ended. */
