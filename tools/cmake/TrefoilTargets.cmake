@@ -70,7 +70,7 @@ function(trefoil_test name)
     set(A_LABELS cpu)
   endif()
   if(NOT A_TIMEOUT)
-    set(A_TIMEOUT 120)
+    set(A_TIMEOUT 300) # on two cores, with a sanitizer, beside another test
   endif()
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${A_TIMEOUT}
     LABELS "${A_LABELS}" ENVIRONMENT "${A_ENVIRONMENT}")
