@@ -21,6 +21,7 @@ typedef struct guest {
   size_t got;
   ep_launch_hello_t hello;
   uint64_t proof, cookie;
+  uint32_t verdict; /* on its hello */
   ep_launch_peer_t who;
   ep_launch_foreign_t peer;
 } guest_t;
@@ -56,7 +57,8 @@ static void letIn(door_t *d) {
   if (place->who == EP_LAUNCH_FOREIGN) sendAway(d, place, 1);
 }
 
-/* The hello is complete: says which process rank 0 is. */
+/* The hello is complete: says which process rank 0 is. A rank of another size closes the connection itself:
+ * it asks the kernel whose the other end is after it has read the answer. */
 static void greet(door_t *d, guest_t *g) {
   const ep_launch_t *l = d->launch;
   if (memcmp(g->hello.magic, EP_LAUNCH_MAGIC, sizeof g->hello.magic)) {
@@ -73,9 +75,9 @@ static void greet(door_t *d, guest_t *g) {
       .magic = EP_LAUNCH_MAGIC, .verdict = verdict, .numRanks = (uint32_t)R, .cookie = g->cookie};
   a.proof = isOther ? 0 : epLaunchProof(l, &g->hello, g->cookie, verdict, 0);
   g->isGreeted = 1;
+  g->verdict = verdict;
   g->got = 0;
-  if (epLaunchMove(g->socket, &a, sizeof a, 1, 0) <= 0 || verdict != EP_LAUNCH_WELCOME)
-    sendAway(d, g, 1);
+  if (epLaunchMove(g->socket, &a, sizeof a, 1, 0) <= 0 || isOther) sendAway(d, g, 1);
 }
 
 /* The proof is complete: the rank takes its seat. */
@@ -83,7 +85,8 @@ static void seat(door_t *d, guest_t *g) {
   ep_launch_t *l = d->launch;
   uint32_t rank = g->hello.rank;
   char byte;
-  if (g->proof != epLaunchProof(l, &g->hello, g->cookie, EP_LAUNCH_WELCOME, 1)) {
+  if (g->verdict != EP_LAUNCH_WELCOME ||
+      g->proof != epLaunchProof(l, &g->hello, g->cookie, EP_LAUNCH_WELCOME, 1)) {
     sendAway(d, g, 1);
     return;
   }
