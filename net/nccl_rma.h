@@ -18,6 +18,7 @@ enum { RMA_SIGNAL_NEVER_RESET = 2 }; /* a registration flag */
 enum { RMA_SIGNAL_INC = 1, RMA_SIGNAL_ADD = 2 };
 enum { RMA_DEVICE_PROXY = 2 }; /* netDeviceType */
 enum { RMA_LOG_WARN = 2, RMA_LOG_INFO = 3, RMA_LOG_NET = 16 };
+#define RMA_LOG_ALL (~0ul) /* subsystems: NCCL shows a warning only if one of them is switched on */
 
 typedef void (*rma_logger_t)(int level, unsigned long flags, const char *file, int line,
                              const char *format, ...);

@@ -169,7 +169,9 @@ void epNetCudaUnpin(ep_net_cuda_t *cuda, void *memory) {
 int epNetCudaExport(ep_net_cuda_t *cuda, uint64_t address, ep_net_share_t *out, char *why) {
   uint64_t base, handle;
   size_t span;
-  CALL(cuMemGetAddressRange_v2, &base, &span, address);
+  *out = (ep_net_share_t){.descriptor = -1};
+  if (cuda->cuMemGetAddressRange_v2(&base, &span, address))
+    return 0; /* pinned memory of the host */
   *out = (ep_net_share_t){-1, span, address - base};
   if (cuda->cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)base)) return 0;
   if (cuda->cuMemExportToShareableHandle(&out->descriptor, handle, POSIX_DESCRIPTOR, 0))

@@ -12,6 +12,12 @@ typedef struct {
   rma_logger_t log;
 } instance_t;
 
+/* Has what connect needs: NCCL 2.30 to 2.32 pass connect the context of its network plugin, not ours. */
+typedef struct {
+  instance_t instance;
+  ep_net_listener_t *net;
+} listener_t;
+
 typedef struct {
   ep_net_comm_t *net;
   rma_logger_t log;
@@ -23,14 +29,14 @@ typedef struct {
   bool told; /* of a failure in progress: it is called again and again */
 } contexts_t;
 
-#define SAY(log, level, ...)                                                                       \
+#define SAY(log, level, subsystems, ...)                                                           \
   do {                                                                                             \
-    if (log) (log)(level, RMA_LOG_NET, "net_plugin.c", __LINE__, __VA_ARGS__);                     \
+    if (log) (log)(level, subsystems, "net_plugin.c", __LINE__, __VA_ARGS__);                      \
   } while (0)
 
 /* The result of a call, with its sentence in the log. */
 static rma_result_t resultOf(int failed, rma_logger_t log, const char *why) {
-  if (failed) SAY(log, RMA_LOG_WARN, "NET/Trefoil: %s", why);
+  if (failed) SAY(log, RMA_LOG_WARN, RMA_LOG_ALL, "NET/Trefoil: %s", why);
   return failed ? RMA_SYSTEM_ERROR : RMA_SUCCESS;
 }
 
@@ -43,7 +49,7 @@ static rma_result_t init(void **context, uint64_t commId, rma_logger_t log) {
     return resultOf(-1, log, why);
   }
   i->log = log;
-  SAY(log, RMA_LOG_INFO, "NET/Trefoil: carrier %s, seed %lld",
+  SAY(log, RMA_LOG_INFO, RMA_LOG_NET, "NET/Trefoil: carrier %s, seed %lld",
       i->settings.carrier == EP_NET_TCP ? "tcp" : "copy", (long long)i->settings.seed);
   *context = i;
   return RMA_SUCCESS;
@@ -80,24 +86,32 @@ static rma_result_t getProperties(int device, rma_properties_t *out) {
 static rma_result_t listenFor(void *context, int device, void *handle, void **listener) {
   (void)device;
   instance_t *i = context;
-  char why[EP_NET_WHY];
-  ep_net_listener_t *l = NULL;
-  int failed = epNetListen(&i->settings, handle, &l, why);
-  if (!failed) *listener = l;
-  return resultOf(failed, i->log, why);
+  char why[EP_NET_WHY] = "no memory for a listener of the network";
+  listener_t *l = calloc(1, sizeof *l);
+  if (!l || epNetListen(&i->settings, handle, &l->net, why)) {
+    free(l);
+    return resultOf(-1, i->log, why);
+  }
+  l->instance = *i;
+  *listener = l;
+  return RMA_SUCCESS;
 }
 
 static rma_result_t closeListen(void *listener) {
-  epNetListenClose(listener);
+  listener_t *l = listener;
+  epNetListenClose(l->net);
+  free(l);
   return RMA_SUCCESS;
 }
 
 static rma_result_t connectAll(void *context, void *handles[], int numRanks, int rank,
                                void *listener, void **out) {
-  instance_t *i = context;
+  (void)context;
+  const listener_t *l = listener;
+  const instance_t *i = &l->instance;
   char why[EP_NET_WHY] = "no memory for a communicator of the network";
   comm_t *c = calloc(1, sizeof *c);
-  if (!c || epNetConnect(&i->settings, listener, handles, numRanks, rank, &c->net, why)) {
+  if (!c || epNetConnect(&i->settings, l->net, handles, numRanks, rank, &c->net, why)) {
     free(c);
     return resultOf(-1, i->log, why);
   }
