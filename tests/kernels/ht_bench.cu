@@ -1,7 +1,8 @@
 // Kernel times of high-throughput Update, dispatch and combine on GPUs that share NVLink.
 //
-//   ht_bench [--ranks R] [--tokens B] [--hidden H] [--topk K] [--align A] [--iterations n]
+//   ht_bench [--ranks R] [--tokens B] [--hidden H] [--topk K] [--align A] [--iterations n] [--virtual]
 //            [--stages LIST] [--only flat|em] [--ring SLOTS] [--out file.json]
+// --virtual: the ranks share one GPU and its SMs
 //
 // Stages (default goals):
 //   goals    Update, dispatch and combine, both layouts, with the SMs of the goals and some others
@@ -22,6 +23,7 @@ namespace {
 struct Options {
   int R = 4, tokens = 4096, hidden = 7168, topk = 8, iterations = 200;
   int ring = 0; // chunks; 0: as the library chooses
+  bool isVirtual = false;
   int64_t alignment = 1;
   std::string only, out, stages = "goals";
 
@@ -170,6 +172,11 @@ void skewed(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
 bool parse(Options &o, int argc, char **argv) {
   for (int i = 1; i < argc; i += 2) {
     const std::string name = argv[i];
+    if (name == "--virtual") {
+      o.isVirtual = true;
+      i--;
+      continue;
+    }
     if (i + 1 == argc) return false;
     const char *value = argv[i + 1];
     if (name == "--ranks")
@@ -207,13 +214,15 @@ int main(int argc, char **argv) {
     fprintf(stderr, "usage: see the head of ht_bench.cu; 2 to 8 ranks\n");
     return 2;
   }
+  const int wanted = o.isVirtual ? 1 : o.R;
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < o.R) {
-    printf("skipped: needs %d GPUs, found %d\n", o.R, devices);
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < wanted) {
+    printf("skipped: needs %d GPUs, found %d\n", wanted, devices);
     return 77;
   }
   Ranks w;
-  w.open(o.R, false);
+  if (o.isVirtual) GRID /= o.R;
+  w.open(o.R, o.isVirtual);
   Rows rows;
   rows.clock.open(w, o.iterations);
   rows.open(o.out.c_str(), w,

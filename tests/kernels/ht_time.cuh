@@ -15,7 +15,8 @@
 
 namespace {
 
-constexpr int GRID = 132, WARM = 3;
+constexpr int WARM = 3;
+static int GRID = 132; // blocks of a rank; ranks that share a GPU share its SMs
 
 struct Gate {
   unsigned *words[8];

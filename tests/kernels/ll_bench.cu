@@ -1,6 +1,8 @@
 // Kernel times of low-latency dispatch and combine on GPUs that share NVLink, one thread for all ranks.
 //
-//   ll_bench [--ranks R] [--out file.json] [--tokens B] [--tune] [--dispatch] [--general]
+//   ll_bench [--ranks R] [--out file.json] [--tokens B] [--tune] [--dispatch] [--general] [--virtual]
+//
+// --virtual: the ranks share one GPU and its SMs.
 //
 // Lockstep time: ranks are aligned by a barrier kernel; device clock from the first block's start to the
 // last block's end, slowest rank, median and 99th percentile of 200 launches that go round three
@@ -158,7 +160,7 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
 } // namespace
 
 int main(int argc, char **argv) {
-  int R = 4, only = 0;
+  int R = 4, only = 0, isVirtual = 0;
   Choice choice = {};
   const char *out = nullptr;
   for (int i = 1; i < argc; i++) {
@@ -168,6 +170,8 @@ int main(int argc, char **argv) {
       out = argv[++i];
     else if (!strcmp(argv[i], "--tokens") && i + 1 < argc)
       only = atoi(argv[++i]);
+    else if (!strcmp(argv[i], "--virtual"))
+      isVirtual = 1;
     else if (!strcmp(argv[i], "--tune"))
       choice.tune = true;
     else if (!strcmp(argv[i], "--dispatch"))
@@ -181,12 +185,13 @@ int main(int argc, char **argv) {
   }
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < R || R < 2 || R > 8) {
-    printf("skipped: %d GPUs here, %d needed\n", devices, R);
+  const int wanted = isVirtual ? 1 : R;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < wanted || R < 2 || R > 8) {
+    printf("skipped: %d GPUs here, %d needed\n", devices, wanted);
     return 77;
   }
   Bench b;
-  b.open(R, 80u << 20);
+  b.open(R, isVirtual, 80u << 20);
   b.measureCopies();
   if (out) b.json = fopen(out, "w");
   if (b.json) {

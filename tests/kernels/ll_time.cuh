@@ -10,7 +10,8 @@
 
 namespace {
 
-constexpr int ITERATIONS = 200, SETS = 3, GRID = 132;
+constexpr int ITERATIONS = 200, SETS = 3;
+static int GRID = 132; // blocks of a rank; ranks that share a GPU share its SMs
 
 struct Barrier {
   unsigned *words[8];
@@ -145,9 +146,10 @@ struct Bench {
     return Times{worst[ITERATIONS / 2], worst[ITERATIONS * 99 / 100], slowest};
   }
 
-  void open(int numRanks, size_t exchange) {
+  void open(int numRanks, bool isVirtual, size_t exchange) {
     R = numRanks;
-    w.open(R, false, exchange, 6ull << 30);
+    if (isVirtual) GRID /= R;
+    w.open(R, isVirtual, exchange, 6ull << 30);
     barriers.resize(R);
     each([&](int r) {
       unsigned *words, *epoch;
