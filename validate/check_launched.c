@@ -123,9 +123,11 @@ trefoil_result_t epCheckLaunched(const ep_check_options_t *options, ep_check_out
            "%d processes: random cases have at most %d ranks", launch->numRanks, EP_MAX_RANKS);
   EP_TRY(epLibraryLoad(&lib, &o.paths));
   EP_TRY(epLibraryDevices(&lib, &o.numDevices));
-  EP_CHECK(launch->localRank < o.numDevices, TREFOIL_INVALID_ARGUMENT,
-           "%d ranks on a host with %d GPUs: every rank needs a GPU of its own", launch->numLocal,
-           o.numDevices);
+  const char *shares = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  EP_CHECK(launch->localRank < o.numDevices || (shares && atoi(shares)), TREFOIL_INVALID_ARGUMENT,
+           "%d ranks on a host with %d GPUs: NCCL gives every rank a GPU of its own, unless "
+           "NCCL_MULTI_RANK_GPU_ENABLE=1 lets them share (NCCL 2.32 or newer)",
+           launch->numLocal, o.numDevices);
   o.choice.minRanks = o.choice.maxRanks = launch->numRanks;
   ep_check_job_t *job = calloc(1, sizeof *job);
   EP_CHECK(job, TREFOIL_SYSTEM_ERROR, "out of memory");

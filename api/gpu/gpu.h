@@ -67,7 +67,7 @@ typedef struct ep_gpu_group {
   struct ncclEpGroup *group;
   int device, R, me;
   uint64_t id; /* the same on all ranks, another for each group of the communicator */
-  int multiProcessors;
+  int multiProcessors, ranksOnGpu; /* of this group, this rank too */
   int isHt;
   ep_ll_group_t ll; /* as launches get it; stamps are set per launch. In high throughput only */
   ep_ht_group_t ht; /* what both have: sizes, control, mask, record, peers; and this is passed */

@@ -30,12 +30,27 @@ static trefoil_result_t findDevice(ep_gpu_group_t *g) {
   return TREFOIL_OK;
 }
 
+static trefoil_result_t gpuName(const ep_gpu_group_t *g, ep_rendezvous_word_t *mine) {
+  struct cudaDeviceProp p;
+  EP_CUDA(cudaGetDeviceProperties(&p, g->device));
+  memcpy(mine->gpu, p.uuid.bytes, sizeof mine->gpu);
+  return TREFOIL_OK;
+}
+
+static int ranksOnGpu(const ep_rendezvous_word_t *all, int rank, int numRanks) {
+  int n = 0;
+  for (int r = 0; r < numRanks; r++) n += !memcmp(all[r].gpu, all[rank].gpu, sizeof all[r].gpu);
+  return n;
+}
+
+/* Kernels of ranks that share a GPU wait for each other, so all of them must fit on it. */
 static void chooseSms(ep_gpu_group_t *g) {
   unsigned most = g->group->config.max_num_sms;
-  int sms = g->multiProcessors < EP_GPU_MAX_SMS ? g->multiProcessors : EP_GPU_MAX_SMS;
+  int share = g->multiProcessors / g->ranksOnGpu;
+  int sms = share > EP_GPU_MAX_SMS ? EP_GPU_MAX_SMS : share > 1 ? share : 1;
   if (most && (int)most < sms) sms = (int)most;
   g->ll.numSms = sms;
-  g->fitsTwice = !g->isHt && 2 * sms <= g->multiProcessors; /* an Update needs all its blocks */
+  g->fitsTwice = !g->isHt && 2 * sms <= share; /* an Update needs all its blocks */
 }
 
 /* Operations are numbered from 1; tests start near a wrap of the flags (docs/kernels.md). */
@@ -107,9 +122,11 @@ static trefoil_result_t join(ep_gpu_group_t *g, const ep_buffer_t *control) {
   ep_rendezvous_word_t all[EP_LL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_CREATE_GROUP};
   ep_settings_t settings[EP_LL_MAX_RANKS];
   epSettingsOf(g->group, &mine.settings);
+  EP_TRY(gpuName(g, &mine));
   EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
   for (int r = 0; r < g->R; r++) settings[r] = all[r].settings;
   EP_TRY(epSettingsCompare(settings, g->R));
+  g->ranksOnGpu = ranksOnGpu(all, g->me, g->R);
   g->id = epRendezvousRounds(g->rendezvous);
   EP_TRY(prepare(g, control));
   mine.call = EP_RENDEZVOUS_GROUP_READY;

@@ -11,6 +11,7 @@ typedef struct ep_rendezvous_word {
   uint32_t call; /* ep_rendezvous_call_t */
   uint32_t topk;
   uint64_t groupId; /* of the group that it is about, the same on all ranks */
+  char gpu[16];     /* its UUID, with CREATE_GROUP */
   ep_settings_t settings;
 } ep_rendezvous_word_t;
 

@@ -60,6 +60,19 @@ set_tests_properties(tensors_emulated PROPERTIES TIMEOUT 120 LABELS cpu
 trefoil_test(domains SOURCES test_domains.c LIBS nccl_ep_emulated trefoil_host)
 set_tests_properties(domains PROPERTIES ENVIRONMENT TREFOIL_HOST_SMS=3)
 
+# Ranks that share a GPU, a process each.
+if(TREFOIL_CLI)
+  add_test(NAME check_shared_gpu_emulated COMMAND bash ${CMAKE_SOURCE_DIR}/tests/validate/launched.sh $<TARGET_FILE:trefoil_cli> 2
+    check --cases 12 --seed 3 --gpu-cases --library $<TARGET_FILE:nccl_ep_emulated> --nccl $<TARGET_FILE:trefoil_host>
+    --cuda $<TARGET_FILE:trefoil_host>)
+  set_tests_properties(check_shared_gpu_emulated PROPERTIES LABELS cpu TIMEOUT 300 PASS_REGULAR_EXPRESSION "12 cases agree"
+    ENVIRONMENT "TREFOIL_HOST_SMS=6;TREFOIL_HOST_DEVICES=1;NCCL_MULTI_RANK_GPU_ENABLE=1")
+  add_test(NAME check_shared_gpu_refused COMMAND bash ${CMAKE_SOURCE_DIR}/tests/validate/launched.sh $<TARGET_FILE:trefoil_cli> 2
+    check --cases 1 --seed 3)
+  set_tests_properties(check_shared_gpu_refused PROPERTIES LABELS cpu TIMEOUT 60 ENVIRONMENT TREFOIL_HOST_DEVICES=1
+    PASS_REGULAR_EXPRESSION "NCCL_MULTI_RANK_GPU_ENABLE=1 lets them share")
+endif()
+
 # What the command says of memory against what a group takes; the CPU library's is in tests/api.
 add_executable(memory_need_emulated ../api/test_memory_need.c ../api/team.c
   ${CMAKE_SOURCE_DIR}/cli/memory_need.c ${CMAKE_SOURCE_DIR}/api/gpu/gpu_sizing.c
@@ -77,6 +90,7 @@ set_tests_properties(memory_need_emulated PROPERTIES TIMEOUT 120 LABELS cpu
 # How many kernels a call launches.
 trefoil_test(launches SOURCES test_launches.c LIBS nccl_ep_emulated trefoil_host)
 target_include_directories(test_launches PRIVATE ${CMAKE_SOURCE_DIR}/host/include ${CMAKE_SOURCE_DIR}/host)
+set_tests_properties(launches PROPERTIES ENVIRONMENT "TREFOIL_HOST_SMS=6;TREFOIL_HOST_DEVICES=2")
 
 # A few random cases of both modes against the reference, and the kernels' byte counters against the plan.
 if(TREFOIL_CLI)

@@ -1,5 +1,6 @@
-/* What a call costs the host most: how many kernels it launches. The launcher here counts launches and runs
- * none. One rank. */
+/* What a call costs the host most: how many kernels it launches; and of how many blocks. The launcher here
+ * counts launches and runs none. */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -9,12 +10,13 @@
 
 enum { TOKENS = 16, WIDTH = 64, EXPERTS = 8, TOPK = 2, STEPS = 3 };
 
-static atomic_int launches;
+static atomic_int launches, mostBlocks;
 
 static void *prepare(const void *function, const trefoil_host_launch_t *launch) {
   static int any;
-  (void)launch;
+  int blocks = (int)launch->gridDim.x;
   (void)function;
+  if (blocks > atomic_load(&mostBlocks)) atomic_store(&mostBlocks, blocks);
   atomic_fetch_add(&launches, 1);
   return &any;
 }
@@ -60,25 +62,35 @@ static void fillTensors(bed_t *b, int ht) {
   b->counters = tensor(b, 1, ncclInt32, b->counts);
 }
 
-static void openBed(bed_t *b, int ht, unsigned maxRecv) {
-  static const trefoil_host_launcher_t counting = {prepare, pass, pass};
-  ncclUniqueId id;
-  memset(b, 0, sizeof *b);
-  trefoilHostSetLauncher(&counting);
+static ncclEpGroupConfig_t configOf(int ht, unsigned maxRecv) {
   ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
   config.algorithm = ht ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY;
   config.num_experts = EXPERTS;
   config.max_dispatch_tokens_per_rank = TOKENS;
   config.max_recv_tokens_per_rank = maxRecv;
   config.max_token_bytes = WIDTH * 2;
+  return config;
+}
+
+static void openRank(bed_t *b, int ht, unsigned maxRecv, int rank, int numRanks, ncclUniqueId id) {
+  static const trefoil_host_launcher_t counting = {prepare, pass, pass};
+  memset(b, 0, sizeof *b);
+  trefoilHostSetLauncher(&counting);
+  ncclEpGroupConfig_t config = configOf(ht, maxRecv);
   REQUIRE(!cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "stream");
   REQUIRE(!cudaMalloc((void **)&b->memory, 1 << 20), "memory");
   REQUIRE(!cudaMemset(b->memory, 0, 1 << 20), "memory");
-  REQUIRE(!ncclGetUniqueId(&id) && !ncclCommInitRank(&b->comm, 1, id, 0), "communicator");
+  REQUIRE(!ncclCommInitRank(&b->comm, numRanks, id, rank), "communicator");
   OK(ncclEpCreateGroup(&b->group, b->comm, &config));
   OK(ncclEpInitHandle(&b->handle, b->group, ht ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_EXPERT_MAJOR,
                       NULL, TOPK, NULL));
   fillTensors(b, ht);
+}
+
+static void openBed(bed_t *b, int ht, unsigned maxRecv) {
+  ncclUniqueId id;
+  REQUIRE(!ncclGetUniqueId(&id), "id");
+  openRank(b, ht, maxRecv, 0, 1, id);
 }
 
 static void closeBed(bed_t *b) {
@@ -163,6 +175,58 @@ TEST(send_only_and_complete) {
   OK(ncclEpComplete(b.handle, NULL, b.stream));
   expect("the receiving half", 1);
   closeBed(&b);
+}
+
+/* ---- Ranks on one GPU ---- */
+
+typedef struct pair {
+  bed_t bed;
+  ncclUniqueId id;
+  int rank, device;
+} pair_t;
+
+static void dispatchOnce(pair_t *p) {
+  ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+  ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+  ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+  bed_t *b = &p->bed;
+  cudaSetDevice(p->device);
+  openRank(b, 0, 0, p->rank, 2, p->id);
+  if (testFailures) return;
+  b->slots[0] = EXPERTS / 2;
+  b->slots[1] = (size_t)2 * TOKENS;
+  b->counts[0] = EXPERTS / 2;
+  in.tokens = &b->in;
+  out.tokens = &b->out;
+  info.expert_counters = &b->counters;
+  OK(ncclEpUpdateHandle(b->handle, &b->idx, NULL, b->stream));
+  OK(ncclEpDispatch(b->handle, &in, &out, &info, NULL, b->stream));
+  closeBed(b);
+}
+
+static void *pairMain(void *argument) {
+  dispatchOnce(argument);
+  return NULL;
+}
+
+/* They wait for each other's kernels: each takes half of the SMs at most. */
+TEST(ranks_that_share_a_gpu) {
+  const char *sms = getenv("TREFOIL_HOST_SMS");
+  REQUIRE(sms, "TREFOIL_HOST_SMS is not set");
+  for (int shared = 0; shared < 2; shared++) {
+    ncclUniqueId id;
+    pthread_t threads[2];
+    pair_t pairs[2];
+    REQUIRE(!ncclGetUniqueId(&id), "id");
+    atomic_store(&mostBlocks, 0);
+    for (int r = 0; r < 2; r++) {
+      pairs[r] = (pair_t){.id = id, .rank = r, .device = shared ? 0 : r};
+      REQUIRE(!pthread_create(&threads[r], NULL, pairMain, &pairs[r]), "thread");
+    }
+    for (int r = 0; r < 2; r++) pthread_join(threads[r], NULL);
+    int wanted = atoi(sms) / (shared ? 2 : 1), most = atomic_load(&mostBlocks);
+    CHECK(most == wanted, "%d blocks, should be %d", most, wanted);
+  }
 }
 
 TEST_MAIN()
