@@ -72,6 +72,8 @@ static int printJson(const ep_check_options_t *o, const ep_check_outcome_t *outc
                         findings, "environment", cliEnvironment());
   cliLibrariesJson(j, &o->paths);
   json_object_set_new(j, "level", json_string(o->choice.orderFree ? "order-free" : "strict"));
+  if (outcome->sharedDevices)
+    json_object_set_new(j, "shared_gpus", json_integer(outcome->sharedDevices));
   if (o->outcomes) json_object_set_new(j, "order_open", json_integer(numOpen(o)));
   if (o->countBytes) json_object_set_new(j, "bytes_counted", json_integer((json_int_t)s->counted));
   if (outcome->failed) {
@@ -127,6 +129,9 @@ int cliPrintOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outco
            cliBytes(bytes, (double)s->counted));
   else if (o->countBytes && isGreen(outcome))
     printf("the library counts no bytes of its own (ncclEpCountBytes)\n");
+  if (outcome->sharedDevices)
+    printf("ranks shared %d GPU%s, a process each\n", outcome->sharedDevices,
+           outcome->sharedDevices == 1 ? "" : "s");
   cliLibrariesText(&o->paths);
   return isGreen(outcome) ? CLI_OK : CLI_FAILED;
 }

@@ -89,6 +89,7 @@ static void writeOutcome(const ep_check_team_t *team, double start, ep_check_out
   ep_check_job_t *job = team->job;
   outcome->status =
       (ep_check_status_t){team->leastOfAll, team->bytesOfAll, team->countedOfAll, epNow() - start};
+  outcome->sharedDevices = team->sharedDevices;
   if (atomic_load(&job->failed)) {
     epFindingWrite(&job->finding, o);
     epFindingAdd(outcome, o, &job->finding);

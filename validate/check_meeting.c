@@ -8,7 +8,8 @@
 
 /* What a rank brings to a meeting. */
 typedef struct state {
-  int failed, over; /* over: rank 0 has seen enough time go by */
+  int failed, over;  /* over: rank 0 has seen enough time go by */
+  int sharedDevices; /* of this rank's host, if there are not enough for its ranks */
   uint64_t cases, bytes, counted;
   ncclUniqueId id;
   ep_check_finding_t finding;
@@ -16,7 +17,9 @@ typedef struct state {
 
 static state_t stateOf(const ep_check_team_t *team) {
   ep_check_job_t *job = team->job;
-  return (state_t){.failed = atomic_load(&job->failed),
+  const ep_check_options_t *o = team->options;
+  return (state_t){.sharedDevices = o->launch->localRank >= o->numDevices ? o->numDevices : 0,
+                   .failed = atomic_load(&job->failed),
                    .over = team->deadline > 0 && epNow() > team->deadline,
                    .cases = atomic_load(&job->cases),
                    .bytes = atomic_load(&job->bytes),
@@ -69,6 +72,7 @@ void epLaunchedMeet(ep_check_team_t *team) {
     team->bytesOfAll = team->countedOfAll = 0;
     team->leastOfAll = all[0].cases;
     for (int r = 0; r < launch->numRanks; r++) {
+      if (all[r].sharedDevices) team->sharedDevices = all[r].sharedDevices;
       team->bytesOfAll += all[r].bytes;
       team->countedOfAll += all[r].counted;
       if (all[r].cases < team->leastOfAll) team->leastOfAll = all[r].cases;

@@ -230,6 +230,13 @@ static trefoil_result_t runJobs(ep_check_options_t *o, ep_check_outcome_t *outco
   return TREFOIL_OK;
 }
 
+/* Processes: in one, cudaFree of a rank waits for the kernels of all that share its device. */
+static void shareDevices(ep_check_options_t *o, ep_check_outcome_t *outcome) {
+  o->processes = 1;
+  outcome->sharedDevices = o->numDevices;
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0); /* NCCL 2.32; an older one refuses */
+}
+
 trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_t *outcome) {
   ep_check_options_t o = *options;
   EP_TRY(checkOptions(&o));
@@ -241,8 +248,6 @@ trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_
   EP_TRY(epLibraryProbe(&o.paths, &devices));
   if (!o.numDevices) o.numDevices = devices;
   if (!o.choice.maxRanks) o.choice.maxRanks = o.numDevices < 8 ? o.numDevices : 8;
-  EP_CHECK(o.choice.maxRanks <= o.numDevices, TREFOIL_INVALID_ARGUMENT,
-           "%d ranks on %d GPUs: every rank needs a GPU of its own", o.choice.maxRanks,
-           o.numDevices);
+  if (o.choice.maxRanks > o.numDevices) shareDevices(&o, outcome);
   return runJobs(&o, outcome);
 }

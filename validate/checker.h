@@ -50,7 +50,7 @@ typedef struct ep_check_options {
   uint64_t
       limitNs; /* a call that takes longer hangs; 0: the timeout, a quarter more and 5 s, on GPUs 60 */
   int maxFindings;     /* so many end the run; 0 = 1, -1: none does, every case gets its outcome */
-  int numDevices;      /* devices here; 0: ask */
+  int numDevices;      /* devices here; 0: ask. More ranks share them, as processes */
   ep_launch_t *launch; /* NULL, or open: this process is one of its ranks */
   const char *replay;  /* start of the replay command: "trefoil check --seed 1" */
   void (*progress)(void *context, const ep_check_status_t *status);
@@ -66,6 +66,7 @@ typedef struct ep_check_outcome {
   uint64_t asked;           /* cases; 0: as many as the time allowed */
   int interrupted;          /* the signal, or 0 */
   int failed;               /* there are findings, or not all that was asked was done */
+  int sharedDevices;        /* GPUs that more ranks than there are share; 0: each has its own */
   uint64_t failedCase;      /* of the first finding */
   char text[EP_CHECK_TEXT]; /* the first finding's; or why the run is not whole */
   int numFindings;          /* in all; kept, by case: */
@@ -114,8 +115,9 @@ typedef struct ep_check_team {
   struct ep_check_buffers *buffers; /* of epTeamThreads, from batch to batch; NULL at first */
   struct ep_check_comms *comms; /* NULL, or communicators that serve all batches: making one on GPUs
                                        takes longer than a batch */
-  uint64_t bytesOfAll, countedOfAll,
-      leastOfAll; /* launched: at the last meeting; cases of the slowest */
+  /* Launched, at the last meeting: */
+  uint64_t bytesOfAll, countedOfAll, leastOfAll; /* cases of the slowest */
+  int sharedDevices;                             /* as in the outcome */
 } ep_check_team_t;
 
 typedef struct ep_check_comms {

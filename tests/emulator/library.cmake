@@ -60,17 +60,22 @@ set_tests_properties(tensors_emulated PROPERTIES TIMEOUT 120 LABELS cpu
 trefoil_test(domains SOURCES test_domains.c LIBS nccl_ep_emulated trefoil_host)
 set_tests_properties(domains PROPERTIES ENVIRONMENT TREFOIL_HOST_SMS=3)
 
-# Ranks that share a GPU, a process each.
+# Ranks that share a GPU, a process each: of the command, and of a launcher where NCCL is told to allow it.
 if(TREFOIL_CLI)
-  add_test(NAME check_shared_gpu_emulated COMMAND bash ${CMAKE_SOURCE_DIR}/tests/validate/launched.sh $<TARGET_FILE:trefoil_cli> 2
-    check --cases 12 --seed 3 --gpu-cases --library $<TARGET_FILE:nccl_ep_emulated> --nccl $<TARGET_FILE:trefoil_host>
-    --cuda $<TARGET_FILE:trefoil_host>)
-  set_tests_properties(check_shared_gpu_emulated PROPERTIES LABELS cpu TIMEOUT 300 PASS_REGULAR_EXPRESSION "12 cases agree"
+  set(of_emulated --library $<TARGET_FILE:nccl_ep_emulated> --nccl $<TARGET_FILE:trefoil_host> --cuda $<TARGET_FILE:trefoil_host>)
+  set(launched bash ${CMAKE_SOURCE_DIR}/tests/validate/launched.sh $<TARGET_FILE:trefoil_cli> 2 check)
+  add_test(NAME shared_gpu_emulated COMMAND trefoil_cli check --ranks 2-3 --cases 12 --seed 3 --gpu-cases ${of_emulated})
+  set_tests_properties(shared_gpu_emulated PROPERTIES PASS_REGULAR_EXPRESSION
+    "12 cases agree, .*ranks shared 1 GPU, a process each")
+  add_test(NAME shared_gpu_launched COMMAND ${launched} --cases 12 --seed 3 --gpu-cases ${of_emulated})
+  set_tests_properties(shared_gpu_launched PROPERTIES PASS_REGULAR_EXPRESSION
+    "12 cases agree, .*ranks shared 1 GPU, a process each")
+  add_test(NAME shared_gpu_refused COMMAND ${launched} --cases 1 --seed 3)
+  set_tests_properties(shared_gpu_refused PROPERTIES PASS_REGULAR_EXPRESSION "NCCL_MULTI_RANK_GPU_ENABLE=1 lets them share")
+  set_tests_properties(shared_gpu_emulated shared_gpu_launched shared_gpu_refused PROPERTIES LABELS cpu TIMEOUT 300
+    ENVIRONMENT "TREFOIL_HOST_SMS=6;TREFOIL_HOST_DEVICES=1")
+  set_tests_properties(shared_gpu_launched PROPERTIES
     ENVIRONMENT "TREFOIL_HOST_SMS=6;TREFOIL_HOST_DEVICES=1;NCCL_MULTI_RANK_GPU_ENABLE=1")
-  add_test(NAME check_shared_gpu_refused COMMAND bash ${CMAKE_SOURCE_DIR}/tests/validate/launched.sh $<TARGET_FILE:trefoil_cli> 2
-    check --cases 1 --seed 3)
-  set_tests_properties(check_shared_gpu_refused PROPERTIES LABELS cpu TIMEOUT 60 ENVIRONMENT TREFOIL_HOST_DEVICES=1
-    PASS_REGULAR_EXPRESSION "NCCL_MULTI_RANK_GPU_ENABLE=1 lets them share")
 endif()
 
 # What the command says of memory against what a group takes; the CPU library's is in tests/api.
