@@ -1,0 +1,37 @@
+"""Expert parallelism as operations of torch: differentiable, and whole under torch.compile.
+
+    from trefoil import ep
+    from trefoil.torch import EPGroup, MoEDispatcher
+
+    group = EPGroup(comm, num_experts=8, num_topk=2, max_tokens=16, hidden=64)
+    moe = MoEDispatcher(group)
+    out = moe(x, experts, logits=router(x))
+
+High throughput (flat layout): route, dispatch, combine. Low latency (expert-major, no backward
+pass): ll_dispatch, ll_combine. docs/use_in_torch.md has a whole script.
+"""
+
+from trefoil.torch.ep_group import EPGroup
+from trefoil.torch.moe import MoEDispatcher, grouped_linear
+from trefoil.torch.ops import (
+    LLRouting,
+    Routing,
+    combine,
+    dispatch,
+    ll_combine,
+    ll_dispatch,
+    route,
+)
+
+__all__ = [
+    "EPGroup",
+    "LLRouting",
+    "MoEDispatcher",
+    "Routing",
+    "combine",
+    "dispatch",
+    "grouped_linear",
+    "ll_combine",
+    "ll_dispatch",
+    "route",
+]

@@ -1,0 +1,170 @@
+"""Groups of the operations of torch: limits, the stream, and what turns a call into results."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import torch
+
+from trefoil import ep
+
+_live: dict[int, EPGroup] = {}
+_keys = itertools.count(1)
+PENDING = 2  # low-latency dispatches whose combine is still possible
+
+
+def group_of(key: int) -> EPGroup:
+    """An operation knows its group by its key."""
+    if key not in _live:
+        raise ep.InvalidUsageError(f"group {key} of trefoil.torch was destroyed")
+    return _live[key]
+
+
+def require(name: str, t: torch.Tensor, dtypes: tuple[torch.dtype, ...], *shape: int) -> None:
+    """Refuses another type, shape (-1: any size) or device. Strides are the kernel's to check."""
+    sizes = tuple(t.shape)
+    fits = len(sizes) == len(shape) and all(
+        want in (-1, size) for size, want in zip(sizes, shape, strict=True)
+    )
+    if fits and t.dtype in dtypes and t.device.type == "cpu":
+        return
+    types = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+    want = ["any" if size == -1 else str(size) for size in shape]
+    raise ep.InvalidArgumentError(
+        f"{name}: found {str(t.dtype).removeprefix('torch.')} {list(sizes)} on {t.device.type}, "
+        f"expected {types} [{', '.join(want)}] on cpu"
+    )
+
+
+class EPGroup:
+    """The ranks of comm, with limits that are equal on all of them. Making it is collective.
+
+    num_experts: of all ranks. num_topk: K. max_tokens: N, of one rank in one call. hidden: largest
+    H. dtype: of the rows; float32, bfloat16 or float16. low_latency: for ll_dispatch and
+    ll_combine. max_recv: most rows that a rank receives, at least N; 0: R N, which always suffice.
+    drop: a rank with more keeps the first ones, else its dispatch raises. timeout: seconds to wait
+    for other ranks; 0: 100.
+
+    Attributes: comm, num_ranks R, local_experts L, slots (rows of dispatch's output), key, order.
+    """
+
+    def __init__(
+        self,
+        comm: ep.Communicator,
+        *,
+        num_experts: int,
+        num_topk: int,
+        max_tokens: int,
+        hidden: int,
+        dtype: torch.dtype = torch.float32,
+        low_latency: bool = False,
+        max_recv: int = 0,
+        drop: bool = False,
+        timeout: float = 0,
+    ) -> None:
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ep.InvalidArgumentError(f"dtype is {dtype}; rows are float32, bfloat16, float16")
+        self.comm, self.num_ranks, self.num_experts = comm, comm.num_ranks, num_experts
+        self.num_topk, self.max_tokens, self.dtype = num_topk, max_tokens, dtype
+        self.local_experts = -(-num_experts // self.num_ranks)
+        self.slots = max_recv or self.num_ranks * max_tokens
+        self.low_latency, self.device = low_latency, ep.get_device()
+        self.layout = ep.Layout.EXPERT_MAJOR if low_latency else ep.Layout.FLAT
+        self._group = ep.Group.create(
+            comm,
+            ep.GroupConfig(
+                algorithm=ep.Algorithm(not low_latency),
+                num_experts=num_experts,
+                max_dispatch_tokens_per_rank=max_tokens,
+                max_recv_tokens_per_rank=0 if low_latency else self.slots,
+                max_token_bytes=-(-hidden * dtype.itemsize // 16) * 16,
+                overflow_policy=ep.OverflowPolicy.DROP if drop else ep.OverflowPolicy.AUTO,
+                num_topk=num_topk,
+                timeout_ns=int(timeout * 1e9),
+            ),
+        )
+        self.stream = ep.Stream()
+        self.pending: list[tuple[int, ep.Handle]] = []
+        # the library's handle memory, and three numbers: key, tokens, rows that arrive
+        self.memory_bytes = -(-self._group.handle_mem_size(self.layout, num_topk) // 16) * 16
+        self._group.init_handle(self.layout, num_topk).destroy()  # collective: makes the buffers
+        self.order = torch.zeros(1, dtype=torch.int64)
+        self.key = next(_keys)
+        _live[self.key] = self
+
+    def require_algorithm(self, *, low_latency: bool) -> None:
+        """Refuses an operation of the other algorithm."""
+        if self.low_latency != low_latency:
+            raise ep.InvalidUsageError(
+                f"low_latency of the group is {self.low_latency}; "
+                f"this operation needs {low_latency}"
+            )
+
+    @contextmanager
+    def handle(self, memory: torch.Tensor) -> Iterator[ep.Handle]:
+        """A handle on a routing's memory; what is queued in the block has run at its end."""
+        ep.set_device(self.device)
+        held = ep.Tensor(memory[: self.memory_bytes])
+        handle = self._group.init_handle(self.layout, self.num_topk, handle_mem=held)
+        try:
+            yield handle
+            self.finish()
+        finally:
+            handle.destroy()
+
+    def finish(self) -> None:
+        """Waits for the queued work, and raises what failed in it."""
+        self.stream.synchronize()
+        if not self.low_latency and not self._group.async_error:
+            return
+        try:  # any call says what failed before; this one is local
+            self._group.init_handle(self.layout, self.num_topk).destroy()
+        finally:
+            if not self.low_latency:
+                self._group.clear_error()
+
+    def next_handle(self) -> tuple[int, ep.Handle]:
+        """Low latency: the handle of the next dispatch, which forgets an older one."""
+        ep.set_device(self.device)
+        if len(self.pending) < PENDING:
+            number = len(self.pending)
+            handle = self._group.init_handle(self.layout, self.num_topk)
+        else:
+            oldest, handle = self.pending.pop(0)
+            number = oldest + PENDING
+        self.pending.append((number, handle))
+        return number, handle
+
+    def pending_handle(self, number: int) -> ep.Handle:
+        ep.set_device(self.device)
+        if number not in dict(self.pending):
+            raise ep.InvalidUsageError(
+                f"ll_combine: dispatch {number} of the group is not among its last {PENDING}"
+            )
+        return dict(self.pending)[number]
+
+    def destroy(self) -> None:
+        """Collective. A second time: nothing happens."""
+        if _live.pop(self.key, None):
+            for _, handle in self.pending:
+                handle.destroy()
+            self._group.destroy()
+            self.stream.destroy()
+
+    def __enter__(self) -> EPGroup:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """With an exception on its way other ranks may not come: the communicator is aborted."""
+        if kind is None:
+            self.destroy()
+        else:
+            _live.pop(self.key, None)

@@ -1,0 +1,88 @@
+"""An MoE layer's exchange: route, dispatch, this rank's experts, combine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from trefoil import ep
+from trefoil.torch.ep_group import EPGroup
+from trefoil.torch.ops import combine, dispatch, route
+
+Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def grouped_linear(rows: torch.Tensor, counts: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """rows [P, H], counts[l] of them for each local expert one after the other, times weight
+    [L, H, H']: [P, H']. Rows past the last group give anything.
+
+    Where the bytes of H and H' are multiples of 16, torch's grouped_mm; else a product an expert,
+    which torch.compile(fullgraph=True) refuses.
+    """
+    if all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:]):
+        ends = counts.cumsum(0).to(torch.int32)
+        return torch.nn.functional.grouped_mm(rows, weight, offs=ends)
+    sizes = counts.tolist()
+    groups = rows[: sum(sizes)].split(sizes)
+    done = torch.cat([part @ w for part, w in zip(groups, weight, strict=True)])
+    return torch.nn.functional.pad(done, (0, 0, 0, len(rows) - len(done)))
+
+
+class MoEDispatcher:
+    """Puts expert parallelism into a layer: each rank gives its tokens and has its experts."""
+
+    def __init__(self, group: EPGroup) -> None:
+        group.require_algorithm(low_latency=False)
+        self.group = group
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        experts: Experts,
+        *,
+        logits: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The layer's output [B, H] for x [B, H]: for each token the sum over its K experts, by
+        weight. Differentiable in x, in logits or topk_weights, and in what experts uses.
+
+        logits [B, E]: the K largest of each row are the experts, their softmax the weights. Or
+        topk_idx [B, K], int, with -1 for none, and topk_weights [B, K].
+        experts(rows [P, H], counts int64 [L]): the results [P, H] of this rank's experts for
+        their rows, which are sorted by expert; P may be 0, and more than counts.sum().
+        """
+        if (logits is None) == (topk_idx is None) or (topk_idx is None) != (topk_weights is None):
+            raise ep.InvalidArgumentError("give logits, or topk_idx and topk_weights")
+        if logits is not None:
+            top = logits.float().topk(self.group.num_topk)
+            topk_idx, topk_weights = top.indices, top.values.softmax(-1)
+        assert topk_idx is not None and topk_weights is not None
+        routing = route(self.group, topk_idx)
+        received = dispatch(self.group, x, topk_weights.float(), routing)
+        return combine(self.group, self._local(*received, routing.counts, experts), routing)
+
+    def _local(
+        self,
+        rows: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        counts: torch.Tensor,
+        experts: Experts,
+    ) -> torch.Tensor:
+        """The sum over local experts for each row. A pair is a row and one of its experts."""
+        none = self.group.local_experts
+        wide = min(self.group.num_topk, none)
+        expert = ids[:, :wide].flatten()
+        expert = torch.where(expert < 0, none, expert)
+        pairs = expert.argsort(stable=True)
+        if not torch.compiler.is_compiling():
+            pairs = pairs[: int(counts.sum())]
+        used = (expert[pairs] < none).unsqueeze(1)
+        source = pairs // wide
+        done = experts(torch.where(used, rows[source], 0), counts)
+        weight = weights[:, :wide].flatten()[pairs].unsqueeze(1)
+        terms = torch.where(used, done.float() * weight, 0)  # nothing of an unused pair counts
+        sums = torch.zeros(rows.shape[0], done.shape[1]).index_add(0, source, terms)
+        return sums.to(rows.dtype)
