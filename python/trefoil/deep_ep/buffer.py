@@ -1,0 +1,478 @@
+"""`Buffer`: the methods of DeepEP's first version, with their names, defaults, shapes and types.
+
+Letters: R ranks, E experts, L = E / R of them here, B tokens of this rank, N most tokens of a rank
+in a low-latency call, K experts of a token, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from trefoil import ep
+from trefoil.deep_ep.exchange import Exchange, Route, pack, padded, unpack
+from trefoil.deep_ep.low_latency import (
+    BLOCK,
+    LowLatencyGroup,
+    LowLatencyHandle,
+    Sizes,
+    packed_exponents,
+)
+from trefoil.deep_ep.utils import EventOverlap, event_of
+
+Tensor = torch.Tensor
+Rows = Tensor | tuple[Tensor, Tensor]  # fp8 rows come with their scales
+Hook = Callable[[], None]
+
+
+@dataclass
+class Config:
+    """Kept for callers; the library chooses for itself."""
+
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0: the library sizes its own buffers."""
+        return 0
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0, too."""
+        return 0
+
+
+class Handle(NamedTuple):
+    """What dispatch gives to combine and to a later dispatch with the same routing.
+
+    rank_prefix_matrix: int32 [R, R], tokens that ranks 0 to i send to rank j. recv_src_idx: int32,
+    the source token of each received row.
+    """
+
+    rank_prefix_matrix: Tensor
+    channel_prefix_matrix: None
+    recv_channel_prefix_matrix: None
+    recv_src_idx: Tensor
+    is_token_in_rank: Tensor
+    route: Route
+
+
+class Buffer:
+    """Dispatch and combine over the ranks of a torch.distributed group.
+
+    group: its backend gathers host tensors (gloo). enable_shrink: low latency goes on without ranks
+    that are masked or late. Sizes in bytes and the other options are accepted and not needed.
+    """
+
+    num_sms: int = 20
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+    ) -> None:
+        if group is None:
+            raise ep.InvalidArgumentError("group is None; a torch.distributed group is needed")
+        self.group = group
+        self.rank, self.group_size = dist.get_rank(group), dist.get_world_size(group)
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
+        self.explicitly_destroy = explicitly_destroy
+        self._comm = ep.Communicator.from_torch(group)
+        self._exchange = Exchange(self._comm, group)
+        self._low_latency: dict[Sizes, LowLatencyGroup] = {}
+
+    def destroy(self) -> None:
+        """Collective. A second time: nothing happens."""
+        if self._comm.live:
+            for low_latency in self._low_latency.values():
+                low_latency.destroy()
+            self._exchange.destroy()
+            self._comm.destroy()
+
+    # ---- Settings ----------------------------------------------------------------------------
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """All features are there."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """An even number; kept for callers."""
+        if new_num_sms % 2:
+            raise ep.InvalidArgumentError(f"new_num_sms is {new_num_sms}; must be even")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event of now."""
+        return event_of(True)
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        return Config(Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        return Config(Buffer.num_sms)
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """The bytes that low latency takes a rank, as the library states them."""
+        config = ep.GroupConfig(
+            num_experts=num_experts,
+            max_dispatch_tokens_per_rank=num_max_dispatch_tokens_per_rank,
+            max_token_bytes=4 * hidden,
+        )
+        need = ep.preflight(config, ep.Layout.EXPERT_MAJOR, num_topk=1, num_ranks=num_ranks)
+        if not need.supported:
+            raise ep.InvalidArgumentError(need.reason)
+        return need.group_device_bytes + need.group_shared_bytes + need.group_host_bytes
+
+    def get_local_buffer_tensor(
+        self,
+        dtype: torch.dtype,
+        size: torch.Size | None = None,
+        offset: int = 0,
+        use_rdma_buffer: bool = False,
+    ) -> Tensor:
+        """Memory of so many elements, which nobody else uses; without size as many as were asked
+        for when the buffer was made."""
+        whole = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        if size is None:
+            return torch.zeros(max(whole - offset, 0) // dtype.itemsize, dtype=dtype)
+        return torch.zeros(size, dtype=dtype)
+
+    # ---- High throughput ---------------------------------------------------------------------
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
+        """What dispatch needs of topk_idx, int64 [B, K] with -1 for none: tokens for each rank,
+        int32 [R]; None (no second network); tokens for each expert, int32 [E]; whether a token goes
+        to a rank, bool [B, R]; an event."""
+        self._require_experts(num_experts)
+        used = topk_idx >= 0
+        ranks = topk_idx // (num_experts // self.group_size)
+        in_rank = torch.stack([((ranks == r) & used).any(1) for r in range(self.group_size)], 1)
+        per_expert = torch.bincount(topk_idx[used], minlength=num_experts)
+        if len(per_expert) > num_experts:
+            raise ep.InvalidArgumentError(
+                f"topk_idx names expert {int(topk_idx.max())} of {num_experts}"
+            )
+        return in_rank.sum(0).int(), None, per_expert.int(), in_rank, event_of(async_finish)
+
+    def _require_experts(self, num_experts: int) -> None:
+        if num_experts % self.group_size:
+            raise ep.InvalidArgumentError(
+                f"{num_experts} experts on {self.group_size} ranks; must divide evenly"
+            )
+
+    def dispatch(
+        self,
+        x: Rows,
+        handle: Handle | None = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Rows, Tensor | None, Tensor | None, list[int] | None, Handle | None, EventOverlap]:
+        """Sends rows x [B, H] (with scales [B, S]: a pair) to the ranks of their experts.
+
+        Results, rows by source rank, then token: rows; local experts int64 [rows, K], -1 for those
+        of other ranks; their weights float32 [rows, K], 0 there; rows of each local expert, each
+        rounded up to expert_alignment; a handle; an event. num_worst_tokens: so many rows, the ones
+        past those that came with no expert, and an empty list. With a handle of before: the rows,
+        None and the event.
+        """
+        parts = list(x) if isinstance(x, tuple) else [x]
+        if handle is not None:
+            if len(x if isinstance(x, Tensor) else x[0]) != handle.route.sent:
+                raise ep.InvalidArgumentError(
+                    f"x: {len(parts[0])} rows, the handle's dispatch had {handle.route.sent}"
+                )
+            rows = unpack(self._exchange.scatter(handle.route, _plain(pack(parts))), parts)
+            return self._rows(x, rows), None, None, None, None, event_of(async_finish)
+        if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
+            raise ep.InvalidArgumentError(
+                "num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are needed "
+                "without a handle"
+            )
+        num_experts = num_tokens_per_expert.numel()
+        self._require_experts(num_experts)
+        tokens = len(parts[0])
+        head = torch.stack([torch.arange(tokens), torch.zeros(tokens).long()], 1).int()
+        fields = [head, *parts]
+        if topk_idx is not None:
+            weights = topk_weights if topk_weights is not None else torch.zeros(topk_idx.shape)
+            fields += [topk_idx.long(), weights.float()]
+        payload = _plain(pack(fields))
+        counts = num_tokens_per_rank.tolist() + num_tokens_per_expert.tolist()
+        all_counts = self._exchange.gather([*counts, tokens, 2 * payload.shape[1]])
+        per_rank = torch.tensor([c[: self.group_size] for c in all_counts])
+        prefix = per_rank.cumsum(0).int()
+        most = max(c[-2] for c in all_counts), max(c[-1] for c in all_counts)
+        hidden_bytes = 4 * parts[0].shape[1]  # rows of float32 come back
+        route = self._exchange.route(
+            is_token_in_rank.bool(),
+            int(prefix[-1, self.rank]),
+            (most[0], max(most[1], hidden_bytes)),
+        )
+        head, *rest = unpack(self._exchange.scatter(route, payload), fields)
+        received_idx = received_weights = None
+        if topk_idx is not None:
+            *rest, received_idx, received_weights = rest
+            received_idx, received_weights = self._local(
+                received_idx, received_weights, num_experts
+            )
+        made = Handle(prefix, None, None, head[:, 0].contiguous(), is_token_in_rank, route)
+        per_expert = self._per_expert(all_counts, num_experts, expert_alignment)
+        if num_worst_tokens:
+            rest = [_grown(part, num_worst_tokens, 0) for part in rest]
+            received_idx = _grown(received_idx, num_worst_tokens, -1)
+            received_weights = _grown(received_weights, num_worst_tokens, 0)
+            per_expert = []
+        return (
+            self._rows(x, rest),
+            received_idx,
+            received_weights if topk_weights is not None else None,
+            per_expert,
+            made,
+            event_of(async_finish),
+        )
+
+    def _rows(self, x: Rows, parts: list[Tensor]) -> Rows:
+        return (parts[0], parts[1]) if isinstance(x, tuple) else parts[0]
+
+    def _local(self, ids: Tensor, weights: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+        each = num_experts // self.group_size
+        mine = ids // each == self.rank
+        mine &= ids >= 0
+        return torch.where(mine, ids - self.rank * each, -1), torch.where(mine, weights, 0.0)
+
+    def _per_expert(self, counts: list[list[int]], experts: int, alignment: int) -> list[int]:
+        each = experts // self.group_size
+        at = self.group_size + self.rank * each
+        sums = [sum(column) for column in zip(*(c[at : at + each] for c in counts), strict=True)]
+        return [padded(count, alignment) for count in sums]
+
+    def combine(
+        self,
+        x: Tensor,
+        handle: Handle,
+        topk_weights: Tensor | None = None,
+        bias: Tensor | tuple[Tensor, Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Sums the rows x [rows, H] of each token over ranks, in float32, and bias (one or two
+        [B, H]); rounds once. topk_weights float32 [rows, K] are summed, too: [B, K]."""
+        received = handle.route.received
+        if len(x) < received:
+            raise ep.InvalidArgumentError(f"x: {len(x)} rows, the dispatch received {received}")
+        rows = x[:received]
+        biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
+        total = self._exchange.reduce(handle.route, rows.float() if biases else rows)
+        for one in biases:
+            total = total + one.float()
+        weights = None
+        if topk_weights is not None:
+            width = padded(topk_weights.shape[1], 4)
+            wide = torch.nn.functional.pad(
+                topk_weights[:received].float(), (0, width - topk_weights.shape[1])
+            )
+            weights = self._exchange.reduce(handle.route, wide)[:, : topk_weights.shape[1]]
+            weights = weights.contiguous()
+        return total.to(x.dtype), weights, event_of(async_finish)
+
+    # ---- Low latency -------------------------------------------------------------------------
+
+    def _sized(self, tokens: int, hidden: int, experts: int) -> LowLatencyGroup:
+        sizes = Sizes(tokens, hidden, experts)
+        if sizes not in self._low_latency:
+            self._low_latency[sizes] = LowLatencyGroup(self._comm, sizes, self.enable_shrink)
+        return self._low_latency[sizes]
+
+    def clean_low_latency_buffer(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    ) -> None:
+        """Nothing to clean: operations are numbered."""
+
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Rows, Tensor, LowLatencyHandle, EventOverlap, Hook | None]:
+        """Sends x, bf16 [B, H], to the experts of topk_idx, int64 [B, K], -1 for none.
+
+        Results: rows [L, R N, H], of which the first count[l] are expert l's, by source rank, then
+        token; with use_fp8 E4M3, and scales float32 [L, R N, H / 128] in column-major order;
+        use_ue8m0 (with round_scale): their exponents, int32 [L, R N, H / 512]. Then count, int32
+        [L]; a handle; an event; with return_recv_hook the function that receives, else None.
+        Of a buffer two dispatches of a size may wait for their combine.
+        """
+        if use_ue8m0 and not round_scale:
+            raise ep.InvalidArgumentError("use_ue8m0 needs round_scale")
+        if use_fp8 and x.shape[1] % (4 * BLOCK if use_ue8m0 else BLOCK):
+            raise ep.InvalidArgumentError(
+                f"hidden is {x.shape[1]}; with use_fp8 a multiple of {BLOCK} "
+                f"(use_ue8m0: {4 * BLOCK})"
+            )
+        group = self._sized(num_max_dispatch_tokens_per_rank, x.shape[1], num_experts)
+        rows, scales, counts, handle, hook = group.dispatch(
+            x, topk_idx, self.rank, fp8=use_fp8, pow2=round_scale, later=return_recv_hook
+        )
+        columns = None if scales is None else _columns(scales, use_ue8m0)
+
+        def arrived() -> None:
+            if hook is not None:
+                hook()
+            if scales is not None and columns is not None:
+                columns.copy_(packed_exponents(scales) if use_ue8m0 else scales)
+            if cumulative_local_expert_recv_stats is not None:
+                cumulative_local_expert_recv_stats.add_(counts)
+
+        if not return_recv_hook:
+            arrived()
+        received = rows if columns is None else (rows, columns)
+        later = arrived if return_recv_hook else None
+        return received, counts, handle, event_of(async_finish), later
+
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: LowLatencyHandle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+        combine_wait_recv_cost_stats: Tensor | None = None,
+    ) -> tuple[Tensor, EventOverlap, Hook | None]:
+        """Sums x, bf16 [L, R N, H], by topk_weights, float32 [B, K]: bf16 [B, H].
+
+        topk_idx: that of the dispatch. use_logfmt: accepted; rows travel whole. zero_copy: the rows
+        are in get_next_low_latency_combine_buffer(handle).
+        """
+        group, slot = self._slot_of(handle)
+        if not torch.equal(topk_idx, slot.topk_idx):
+            raise ep.InvalidArgumentError("topk_idx differs from that of the dispatch")
+        if zero_copy:
+            x = self.get_next_low_latency_combine_buffer(handle)
+        result = out if out is not None else x.new_empty(len(topk_idx), x.shape[2])
+        hook = group.combine(x, topk_weights, slot, result, later=return_recv_hook)
+        return result, event_of(async_finish), hook
+
+    def _slot_of(self, handle: LowLatencyHandle) -> tuple[LowLatencyGroup, Any]:
+        group = self._sized(*handle[2:])
+        if handle.slot.number != handle.number:
+            raise ep.InvalidUsageError(
+                "two later dispatches took the place of the one that this handle is of"
+            )
+        return group, handle.slot
+
+    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
+        """Where rows for a combine with zero_copy are written: bf16 [L, R N, H]."""
+        group, slot = self._slot_of(handle)
+        if slot.combine_buffer is None:
+            shape = group.local, group.wide, group.sizes.hidden
+            slot.combine_buffer = torch.zeros(shape, dtype=torch.bfloat16)
+        return slot.combine_buffer
+
+    # ---- Masks, with enable_shrink -------------------------------------------------------------
+
+    def _masked_groups(self) -> list[LowLatencyGroup]:
+        if not self.enable_shrink:
+            raise ep.InvalidUsageError("masks need enable_shrink=True")
+        return list(self._low_latency.values())
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Low latency goes on without the rank (mask), or with it again."""
+        for group in self._masked_groups():
+            active = torch.empty(self.group_size, dtype=torch.int32)
+            group.group.query_mask(ep.Tensor(active))
+            ep.synchronize()
+            active[rank_to_mask] = int(not mask)
+            group.group.update_mask(active.tolist())
+            ep.synchronize()
+
+    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
+        """Writes int32 [R]: 1 for ranks that are masked."""
+        mask_status.zero_()
+        for group in self._masked_groups():
+            active = torch.empty(self.group_size, dtype=torch.int32)
+            group.group.query_mask(ep.Tensor(active))
+            ep.synchronize()
+            mask_status |= 1 - active
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Collective: all ranks take part again."""
+        for group in self._masked_groups():
+            group.group.clean_mask()
+            ep.synchronize()
+
+
+def _plain(rows: Tensor) -> Tensor:
+    """As a type that the library moves without looking into it."""
+    return rows.view(torch.bfloat16)
+
+
+def _grown(t: Tensor | None, rows: int, fill: int) -> Tensor | None:
+    if t is None:
+        return None
+    if len(t) > rows:
+        raise ep.InvalidArgumentError(f"num_worst_tokens is {rows}; {len(t)} rows came")
+    out = t.new_full((rows, *t.shape[1:]), fill) if t.dtype.itemsize > 1 else None
+    if out is None:
+        out = torch.zeros(rows, *t.shape[1:], dtype=torch.uint8).view(t.dtype)
+    out[: len(t)] = t
+    return out
+
+
+def _columns(scales: Tensor, packed: bool) -> Tensor:
+    """Room for scales [L, R N, S], or a quarter of S as int32, in column-major order."""
+    experts, wide, count = scales.shape
+    dtype, width = (torch.int32, count // 4) if packed else (scales.dtype, count)
+    return torch.zeros(experts, width, wide, dtype=dtype).transpose(1, 2)

@@ -1,0 +1,137 @@
+"""Rows between ranks, whatever their type: HT, flat, an expert for each rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trefoil import ep
+
+Tensor = torch.Tensor
+T = ep.Tensor
+BACKWARD = ep.PassDir.BWD
+LEAST_TOKENS, LEAST_BYTES = 128, 4096
+
+
+def padded(count: int, to: int) -> int:
+    return -(-count // to) * to
+
+
+def power_of_two(least: int, count: int) -> int:
+    return max(least, 1 << max(count - 1, 0).bit_length())
+
+
+def as_bytes(t: Tensor) -> Tensor:
+    """uint8 [B, bytes of a row]."""
+    return t.contiguous().view(torch.uint8).reshape(t.shape[0], -1) if t.numel() else empty(t)
+
+
+def empty(t: Tensor) -> Tensor:
+    width = t.element_size()
+    for size in t.shape[1:]:
+        width *= size
+    return torch.empty(t.shape[0], width, dtype=torch.uint8)
+
+
+def pack(fields: list[Tensor]) -> Tensor:
+    """The fields of each row one after the other, uint8 [B, a multiple of 16]."""
+    rows = torch.cat([as_bytes(field) for field in fields], 1)
+    width = padded(rows.shape[1], 16)
+    return torch.nn.functional.pad(rows, (0, width - rows.shape[1])).contiguous()
+
+
+def unpack(rows: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """The fields of pack(like), for other rows."""
+    rows, fields, at = rows.view(torch.uint8), [], 0
+    for field in like:
+        width = empty(field).shape[1]
+        part = rows[:, at : at + width].contiguous().view(field.dtype)
+        fields.append(part.reshape(rows.shape[0], *field.shape[1:]))
+        at += width
+    return fields
+
+
+@dataclass
+class Route:
+    """A routing: what a handle of the library knows, and how many rows come and went."""
+
+    handle: ep.Handle
+    sent: int
+    received: int
+
+    def __del__(self) -> None:
+        if self.handle.live:
+            self.handle.destroy()
+
+
+class Exchange:
+    """Routes over a communicator. Its groups grow with what all ranks ask for."""
+
+    def __init__(self, comm: ep.Communicator, group: dist.ProcessGroup) -> None:
+        self.comm, self.group = comm, group
+        self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.device = ep.get_device()
+        self.tokens = self.bytes = 0
+        self.groups: list[ep.Group] = []
+
+    def gather(self, mine: list[int]) -> list[list[int]]:
+        """mine of every rank."""
+        box = [torch.empty(len(mine), dtype=torch.int64) for _ in range(self.num_ranks)]
+        dist.all_gather(box, torch.tensor(mine, dtype=torch.int64), group=self.group)
+        return [part.tolist() for part in box]
+
+    def _grow(self, tokens: int, width: int) -> ep.Group:
+        """A group for so many tokens and bytes, the greatest of all ranks. Older ones stay, for the
+        routes that were made on them."""
+        if tokens <= self.tokens and width <= self.bytes:
+            return self.groups[-1]
+        self.tokens = max(self.tokens, power_of_two(LEAST_TOKENS, tokens))
+        self.bytes = max(self.bytes, power_of_two(LEAST_BYTES, width))
+        config = ep.GroupConfig(
+            algorithm=ep.Algorithm.HIGH_THROUGHPUT,
+            num_experts=self.num_ranks,
+            max_dispatch_tokens_per_rank=self.tokens,
+            max_token_bytes=self.bytes,
+            num_topk=self.num_ranks,
+        )
+        self.groups.append(ep.Group.create(self.comm, config))
+        return self.groups[-1]
+
+    def route(self, is_token_in_rank: Tensor, received: int, most: tuple[int, int]) -> Route:
+        """Collective. most: tokens of a rank and bytes of a row, the greatest of all ranks."""
+        ep.set_device(self.device)
+        group = self._grow(*most)
+        ranks = torch.arange(self.num_ranks).expand(is_token_in_rank.shape)
+        ids = torch.where(is_token_in_rank, ranks, -1).contiguous()
+        handle = group.create_handle(ep.Layout.FLAT, T(ids))
+        ep.synchronize()
+        return Route(handle, len(ids), received)
+
+    def scatter(self, route: Route, rows: Tensor) -> Tensor:
+        """Collective: rows [B, ...] of all ranks, by source rank, then token."""
+        ep.set_device(self.device)
+        out = rows.new_empty(route.received, *rows.shape[1:])
+        route.handle.dispatch(
+            ep.DispatchInputs(tokens=T(rows)),
+            ep.DispatchOutputs(tokens=T(out)),
+            config=ep.DispatchConfig(pass_direction=BACKWARD),
+        )
+        ep.synchronize()
+        return out
+
+    def reduce(self, route: Route, rows: Tensor) -> Tensor:
+        """Collective: for each token the sum of its rows, ranks ascending, in float32."""
+        ep.set_device(self.device)
+        out = rows.new_empty(route.sent, rows.shape[1])
+        rows = rows.contiguous()
+        route.handle.combine(ep.CombineInputs(tokens=T(rows)), ep.CombineOutputs(tokens=T(out)))
+        ep.synchronize()
+        return out
+
+    def destroy(self) -> None:
+        """Collective."""
+        for group in self.groups:
+            group.destroy()
+        self.groups = []

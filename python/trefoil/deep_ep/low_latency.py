@@ -1,0 +1,177 @@
+"""Low latency: groups by size, two dispatches at a time each, and what an expert's rows say of
+their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from trefoil import ep
+
+Tensor = torch.Tensor
+T = ep.Tensor
+IN_FLIGHT = 2  # dispatches of a group whose combine is still to come
+FP8 = torch.float8_e4m3fn
+BLOCK = 128  # values that share a scale
+
+
+@dataclass
+class Slot:
+    """A handle, and what lives until it is used again."""
+
+    handle: ep.Handle
+    number: int = -1  # of the dispatch that uses it
+    topk_idx: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    kept: Any = None
+    combine_buffer: Tensor | None = None
+
+
+class LowLatencyHandle(tuple[Any, ...]):
+    """What dispatch gives to combine: (source tokens int32 [L, R N], (begin << 32 | count) int64
+    [L, R] of each source rank's rows, N, H, E)."""
+
+    slot: Slot
+    number: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a group: N, H, E."""
+
+    tokens: int
+    hidden: int
+    experts: int
+
+
+class LowLatencyGroup:
+    """The ranks of comm with limits."""
+
+    def __init__(self, comm: ep.Communicator, sizes: Sizes, masks: bool) -> None:
+        self.sizes, self.rank_count = sizes, comm.num_ranks
+        if sizes.experts % comm.num_ranks:
+            raise ep.InvalidArgumentError(
+                f"{sizes.experts} experts on {comm.num_ranks} ranks; must divide evenly"
+            )
+        self.local = sizes.experts // comm.num_ranks
+        self.device = ep.get_device()
+        self.group = ep.Group.create(
+            comm,
+            ep.GroupConfig(
+                num_experts=sizes.experts,
+                max_dispatch_tokens_per_rank=sizes.tokens,
+                max_token_bytes=4 * sizes.hidden,
+                enable_mask=masks,
+            ),
+        )
+        self.slots: list[Slot] = []
+        self.dispatches = 0
+
+    @property
+    def wide(self) -> int:
+        """Slots of an expert."""
+        return self.rank_count * self.sizes.tokens
+
+    def next_slot(self, topk_idx: Tensor) -> Slot:
+        number = self.dispatches
+        self.dispatches += 1
+        if len(self.slots) < IN_FLIGHT:
+            handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk_idx.shape[1])
+            self.slots.append(Slot(handle))
+        slot = self.slots[number % IN_FLIGHT]
+        if slot.number >= 0 and slot.topk_idx.shape[1] != topk_idx.shape[1]:
+            slot.handle.destroy()
+            slot.handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk_idx.shape[1])
+        slot.number, slot.topk_idx, slot.combine_buffer = number, topk_idx.clone(), None
+        slot.handle.update(T(slot.topk_idx))
+        return slot
+
+    def _dispatch(
+        self, slot: Slot, rows: Tensor, out: Tensor, scales: Tensor | None, config: Any
+    ) -> Tensor:
+        counts = torch.zeros(self.local, dtype=torch.int32)
+        slot.kept = rows, out, scales, counts
+        slot.handle.dispatch(
+            ep.DispatchInputs(tokens=T(rows)),
+            ep.DispatchOutputs(tokens=T(out), scales=None if scales is None else T(scales)),
+            layout_info=ep.LayoutInfo(expert_counters=T(counts)),
+            config=config,
+        )
+        return counts
+
+    def _finish(self, slot: Slot, later: bool) -> Callable[[], None] | None:
+        """What the caller calls later, or None when all is done."""
+
+        def complete() -> None:
+            ep.set_device(self.device)
+            slot.handle.complete()
+            ep.synchronize()
+
+        if not later:
+            ep.synchronize()
+        return complete if later else None
+
+    def _sources(self, slot: Slot, rank: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """The source token of each slot and each rank's part of an expert, by a dispatch of its
+        own."""
+        head = torch.zeros(tokens, 4, dtype=torch.int32)
+        head[:, 0], head[:, 1] = rank, torch.arange(tokens)
+        out = torch.full((self.local, self.wide, 8), -1, dtype=torch.int16).view(torch.bfloat16)
+        counts = self._dispatch(slot, head.view(torch.bfloat16), out, None, None)
+        ep.synchronize()
+        found = out.view(torch.int32)
+        ranges = torch.zeros(self.local, self.rank_count, dtype=torch.int64)
+        for expert, count in enumerate(counts.tolist()):
+            ranks = found[expert, :count, 0].long()
+            each = torch.bincount(ranks, minlength=self.rank_count)
+            ranges[expert] = (each.cumsum(0) - each) << 32 | each
+        return found[:, :, 1].contiguous(), ranges
+
+    def dispatch(
+        self, x: Tensor, topk_idx: Tensor, rank: int, *, fp8: bool, pow2: bool, later: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle, Callable[[], None] | None]:
+        """Rows, scales, counts, handle, hook."""
+        ep.set_device(self.device)
+        slot = self.next_slot(topk_idx)
+        sources = self._sources(slot, rank, len(x))
+        out = x.new_zeros(self.local, self.wide, x.shape[1], dtype=FP8 if fp8 else x.dtype)
+        scales = None
+        recipe = ep.DispatchQuantizationRecipe.NONE
+        if fp8:
+            scales = torch.zeros(self.local, self.wide, x.shape[1] // BLOCK)
+            recipe = ep.DispatchQuantizationRecipe.DS_FP8E3M4
+        config = ep.DispatchConfig(
+            send_only=int(later), round_scales=int(pow2), quantization_recipe=recipe
+        )
+        counts = self._dispatch(slot, x.contiguous(), out, scales, config)
+        handle = LowLatencyHandle((*sources, self.sizes.tokens, x.shape[1], self.sizes.experts))
+        handle.slot, handle.number = slot, slot.number
+        return out, scales, counts, handle, self._finish(slot, later)
+
+    def combine(
+        self, rows: Tensor, weights: Tensor, slot: Slot, out: Tensor, *, later: bool
+    ) -> Callable[[], None] | None:
+        """Sums into out, or in the hook."""
+        ep.set_device(self.device)
+        rows, weights = rows.contiguous(), weights.float().contiguous()
+        slot.kept = rows, weights, out
+        slot.handle.combine(
+            ep.CombineInputs(tokens=T(rows)),
+            ep.CombineOutputs(tokens=T(out), topk_weights=T(weights)),
+            config=ep.CombineConfig(send_only=int(later)),
+        )
+        return self._finish(slot, later)
+
+    def destroy(self) -> None:
+        """Collective."""
+        for slot in self.slots:
+            slot.handle.destroy()
+        self.group.destroy()
+
+
+def packed_exponents(scales: Tensor) -> Tensor:
+    """UE8M0: the exponents of scales that are powers of two, four to an int32 [L, R N, H / 512]."""
+    exponents = (scales.view(torch.int32) >> 23).to(torch.uint8)
+    return exponents.contiguous().view(torch.int32)

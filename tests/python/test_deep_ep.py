@@ -1,0 +1,404 @@
+"""trefoil.deep_ep: every result of DeepEP's methods, from ranks that are processes. Needs torch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ep_needs  # noqa: F401
+import trefoil.deep_ep
+from trefoil import ep
+from trefoil.deep_ep import Buffer, Config, EventOverlap
+
+EXPERTS, TOPK, TOKENS, HIDDEN = 8, 3, 12, 1024
+Work = Callable[[int, int, Buffer], None]
+
+
+# ---- Data, the same on every rank -------------------------------------------------------------
+
+
+def generator(rank: int, what: int) -> torch.Generator:
+    return torch.Generator().manual_seed(1000 * what + rank)
+
+
+def count_of(rank: int) -> int:
+    """Rank 1 has no tokens."""
+    return 0 if rank == 1 else TOKENS - rank
+
+
+def rows_of(rank: int) -> torch.Tensor:
+    rows = torch.randn(count_of(rank), HIDDEN, generator=generator(rank, 1))
+    return rows.bfloat16()
+
+
+def ids_of(rank: int) -> torch.Tensor:
+    draw = torch.rand(count_of(rank), EXPERTS, generator=generator(rank, 2))
+    ids = draw.argsort(1)[:, :TOPK]
+    ids[torch.rand(ids.shape, generator=generator(rank, 3)) < 0.2] = -1
+    return ids
+
+
+def weights_of(rank: int) -> torch.Tensor:
+    return torch.rand(count_of(rank), TOPK, generator=generator(rank, 4))
+
+
+def arrivals(rank: int, ranks: int) -> list[tuple[int, int]]:
+    """(source, token) of the rows that a rank receives in high throughput."""
+    each = EXPERTS // ranks
+    return [
+        (source, token)
+        for source in range(ranks)
+        for token, ids in enumerate(ids_of(source).tolist())
+        if any(i >= 0 and i // each == rank for i in ids)
+    ]
+
+
+def of_expert(expert: int, ranks: int) -> list[tuple[int, int]]:
+    """(source, token) of an expert's rows."""
+    return [
+        (source, token)
+        for source in range(ranks)
+        for token, ids in enumerate(ids_of(source).tolist())
+        if expert in ids
+    ]
+
+
+def picked(what: Callable[[int], torch.Tensor], pairs: list[tuple[int, int]]) -> torch.Tensor:
+    parts = [what(source)[token] for source, token in pairs]
+    return torch.stack(parts) if parts else what(0)[:0]
+
+
+# ---- What a rank checks -----------------------------------------------------------------------
+
+
+def layout(rank: int, buffer: Buffer) -> dict[str, Any]:
+    per_rank, none, per_expert, in_rank, event = buffer.get_dispatch_layout(ids_of(rank), EXPERTS)
+    ids, each = ids_of(rank), EXPERTS // buffer.group_size
+    assert none is None and isinstance(event, EventOverlap)
+    assert per_rank.dtype == per_expert.dtype == torch.int32 and in_rank.dtype == torch.bool
+    assert per_expert.tolist() == [int((ids == e).sum()) for e in range(EXPERTS)]
+    for r in range(buffer.group_size):
+        there = ((ids >= 0) & (ids // each == r)).any(1)
+        assert torch.equal(in_rank[:, r], there) and per_rank[r] == there.sum()
+    return {
+        "num_tokens_per_rank": per_rank,
+        "is_token_in_rank": in_rank,
+        "num_tokens_per_expert": per_expert,
+    }
+
+
+def received_ids(rank: int, ranks: int, pairs: list[tuple[int, int]]) -> torch.Tensor:
+    each = EXPERTS // ranks
+    ids = picked(ids_of, pairs)
+    mine = (ids >= 0) & (ids // each == rank)
+    return torch.where(mine, ids - rank * each, -1)
+
+
+def normal(rank: int, ranks: int, buffer: Buffer) -> None:
+    """dispatch, a cached dispatch, combine; with weights, bias, alignment and spare rows."""
+    routing = layout(rank, buffer)
+    pairs = arrivals(rank, ranks)
+    x, topk = rows_of(rank), {"topk_idx": ids_of(rank), "topk_weights": weights_of(rank)}
+    got, ids, weights, per_expert, handle, _ = buffer.dispatch(
+        x, **routing, **topk, expert_alignment=4, async_finish=True
+    )
+    assert torch.equal(got, picked(rows_of, pairs))
+    expected_ids = received_ids(rank, ranks, pairs)
+    assert ids.dtype == torch.int64 and torch.equal(ids, expected_ids)
+    sent = picked(weights_of, pairs)
+    assert torch.equal(weights, torch.where(expected_ids >= 0, sent, 0.0))
+    numbers = [int((expected_ids == e).sum()) for e in range(EXPERTS // ranks)]
+    assert per_expert == [-(-n // 4) * 4 for n in numbers]
+    prefix = handle[0]
+    assert [int(n) for n in prefix[:, rank]] == [
+        sum(source <= r for source, _ in pairs) for r in range(ranks)
+    ]
+    assert handle.recv_src_idx.tolist() == [token for _, token in pairs]
+
+    again, *nothing, event = buffer.dispatch(x * 2, handle=handle)
+    assert torch.equal(again, got * 2) and nothing == [None] * 4
+    assert isinstance(event, EventOverlap)
+
+    visits = routing["is_token_in_rank"].sum(1, keepdim=True)
+    back, none, _ = buffer.combine(got, handle)
+    assert none is None and back.dtype == torch.bfloat16
+    torch.testing.assert_close(back.float(), x.float() * visits, rtol=0.02, atol=0.02)
+    biases = torch.ones(len(x), HIDDEN).bfloat16(), torch.full((len(x), HIDDEN), 0.5).bfloat16()
+    back, sums, _ = buffer.combine(got, handle, topk_weights=weights, bias=biases)
+    torch.testing.assert_close(back.float(), x.float() * visits + 1.5, rtol=0.02, atol=0.02)
+    expected = torch.where(ids_of(rank) >= 0, weights_of(rank), 0.0)
+    torch.testing.assert_close(sums, expected)
+
+    spare = sum(count_of(r) for r in range(ranks)) + 3
+    got, ids, weights, per_expert, handle, _ = buffer.dispatch(
+        x, **routing, **topk, num_worst_tokens=spare
+    )
+    assert (len(got), len(ids), len(weights), per_expert) == (spare, spare, spare, [])
+    assert torch.equal(ids[: len(pairs)], expected_ids) and (ids[len(pairs) :] == -1).all()
+    back, _, _ = buffer.combine(got, handle)
+    torch.testing.assert_close(back.float(), x.float() * visits, rtol=0.02, atol=0.02)
+
+
+def other_types(rank: int, ranks: int, buffer: Buffer) -> None:
+    """fp8 rows with scales, float32 rows, no experts asked for; more tokens than before."""
+    routing, pairs = layout(rank, buffer), arrivals(rank, ranks)
+    x = rows_of(rank).float()
+    scales = torch.arange(len(x) * 4, dtype=torch.float32).reshape(len(x), 4) + rank
+    fp8 = x.to(torch.float8_e4m3fn)
+    (got, got_scales), ids, weights, _, handle, _ = buffer.dispatch((fp8, scales), **routing)
+    assert ids is None and weights is None
+    expected = picked(lambda r: rows_of(r).float().to(torch.float8_e4m3fn).view(torch.uint8), pairs)
+    assert torch.equal(got.view(torch.uint8), expected)
+
+    def scales_of(source: int) -> torch.Tensor:
+        n = count_of(source)
+        return torch.arange(n * 4, dtype=torch.float32).reshape(n, 4) + source
+
+    assert torch.equal(got_scales, picked(scales_of, pairs))
+    got, *_, handle, _ = buffer.dispatch(x, **routing)
+    back, _, _ = buffer.combine(got, handle)
+    visits = routing["is_token_in_rank"].sum(1, keepdim=True)
+    torch.testing.assert_close(back, x * visits)
+    many = torch.arange(300 * 16, dtype=torch.float32).reshape(300, 16) + rank
+    everywhere = torch.ones(300, ranks, dtype=torch.bool)
+    each = torch.full((ranks,), 300, dtype=torch.int32)
+    none = torch.zeros(EXPERTS, dtype=torch.int32)
+    got, *_, later, _ = buffer.dispatch(
+        many, num_tokens_per_rank=each, is_token_in_rank=everywhere, num_tokens_per_expert=none
+    )
+    assert len(got) == 300 * ranks and torch.equal(got[300 * rank : 300 * (rank + 1)], many)
+    torch.testing.assert_close(buffer.combine(got, later)[0], many * ranks)
+    torch.testing.assert_close(buffer.combine(rows_back(x, rank, ranks), handle)[0], x * visits)
+
+
+def rows_back(x: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """What an older handle's dispatch of x received."""
+    return picked(lambda r: rows_of(r).float(), arrivals(rank, ranks))
+
+
+def low_latency(rank: int, ranks: int, buffer: Buffer) -> None:
+    """Rows, counts, sources, E4M3, hooks, zero copy, sums."""
+    local = EXPERTS // ranks
+    x, ids, weights = rows_of(rank), ids_of(rank), weights_of(rank)
+    size = (TOKENS, EXPERTS)
+    for later in (False, True):
+        stats = torch.ones(local, dtype=torch.int32)
+        rows, counts, handle, _, hook = buffer.low_latency_dispatch(
+            x,
+            ids,
+            *size,
+            use_fp8=False,
+            cumulative_local_expert_recv_stats=stats,
+            return_recv_hook=later,
+        )
+        assert (hook is not None) == later
+        if hook:
+            hook()
+        assert rows.shape == (local, ranks * TOKENS, HIDDEN) and counts.dtype == torch.int32
+        assert torch.equal(stats, counts + 1)
+        sources, ranges, *sizes = handle
+        assert sizes == [TOKENS, HIDDEN, EXPERTS]
+        for e in range(local):
+            pairs = of_expert(rank * local + e, ranks)
+            assert counts[e] == len(pairs)
+            assert torch.equal(rows[e, : len(pairs)], picked(rows_of, pairs))
+            assert sources[e, : len(pairs)].tolist() == [token for _, token in pairs]
+            for source in range(ranks):
+                begin, number = int(ranges[e, source] >> 32), int(ranges[e, source] & 0xFFFFFFFF)
+                tokens = [token for s, token in pairs if s == source]
+                assert sources[e, begin : begin + number].tolist() == tokens
+        expected = x.float() * torch.where(ids >= 0, weights, 0.0).sum(1, keepdim=True)
+        for zero_copy in (False, True):
+            if zero_copy:
+                buffer.get_next_low_latency_combine_buffer(handle)[:] = rows
+            out = torch.empty_like(x)
+            back, _, hook = buffer.low_latency_combine(
+                rows, ids, weights, handle, zero_copy=zero_copy, return_recv_hook=later, out=out
+            )
+            if hook:
+                hook()
+            assert back is out
+            torch.testing.assert_close(back.float(), expected, rtol=0.02, atol=0.02)
+
+    for pow2, ue8m0 in ((False, False), (True, False), (True, True)):
+        (fp8, scales), counts, _, _, hook = buffer.low_latency_dispatch(
+            x, ids, *size, round_scale=pow2, use_ue8m0=ue8m0, return_recv_hook=True
+        )
+        hook()
+        per_row = HIDDEN // (512 if ue8m0 else 128)
+        assert fp8.dtype == torch.float8_e4m3fn
+        assert scales.shape == (local, ranks * TOKENS, per_row)
+        assert scales.transpose(1, 2).is_contiguous()
+        factors = scales
+        if ue8m0:
+            assert scales.dtype == torch.int32
+            exponents = scales.contiguous().view(torch.uint8).int()
+            factors = (exponents << 23).view(torch.float32)
+        if pow2:
+            used = factors[factors > 0]
+            assert torch.equal(used.log2(), used.log2().round())
+        for e in range(local):
+            pairs = of_expert(rank * local + e, ranks)
+            got = fp8[e, : len(pairs)].float().reshape(len(pairs), -1, 128)
+            got = (got * factors[e, : len(pairs)].unsqueeze(2)).reshape(len(pairs), HIDDEN)
+            torch.testing.assert_close(got, picked(rows_of, pairs).float(), rtol=0.07, atol=0.05)
+
+
+def two_in_flight(rank: int, ranks: int, buffer: Buffer) -> None:
+    """Two dispatches before their combines, by hooks; a third one takes the first one's place."""
+    x, ids, weights = rows_of(rank), ids_of(rank), weights_of(rank)
+    made = []
+    for factor in (1, 2):
+        rows, _, handle, _, hook = buffer.low_latency_dispatch(
+            x * factor, ids, TOKENS, EXPERTS, use_fp8=False, return_recv_hook=True
+        )
+        made.append((factor, rows, handle, hook))
+    expected = x.float() * torch.where(ids >= 0, weights, 0.0).sum(1, keepdim=True)
+    for factor, rows, handle, hook in made:
+        hook()
+        back, _, _ = buffer.low_latency_combine(rows, ids, weights, handle)
+        torch.testing.assert_close(back.float(), factor * expected, rtol=0.02, atol=0.02)
+    for _ in range(2):
+        buffer.low_latency_dispatch(x, ids, TOKENS, EXPERTS, use_fp8=False)
+    with pytest.raises(ep.InvalidUsageError, match="two later dispatches"):
+        buffer.low_latency_combine(made[0][1], ids, weights, made[0][2])
+
+
+def bad_input(rank: int, ranks: int, buffer: Buffer) -> None:
+    x, ids = rows_of(rank), ids_of(rank)
+    invalid = ep.InvalidArgumentError
+    routing = layout(rank, buffer)
+    with pytest.raises(invalid, match="are needed without a handle"):
+        buffer.dispatch(x)
+    if ranks > 1:
+        with pytest.raises(invalid, match="must divide evenly"):
+            buffer.get_dispatch_layout(ids, ranks * 3 + 1)
+    with pytest.raises(invalid, match="names expert 9 of 8"):
+        buffer.get_dispatch_layout(torch.full((1, 1), 9), EXPERTS)
+    got, *_, handle, _ = buffer.dispatch(x, **routing)
+    with pytest.raises(invalid, match="the handle's dispatch had"):
+        buffer.dispatch(
+            torch.cat([x, x, x[:1] if len(x) else torch.ones(1, HIDDEN)]), handle=handle
+        )
+    if len(got):
+        with pytest.raises(invalid, match="the dispatch received"):
+            buffer.combine(got[1:], handle)
+    with pytest.raises(invalid, match="use_ue8m0 needs round_scale"):
+        buffer.low_latency_dispatch(x, ids, TOKENS, EXPERTS, use_ue8m0=True)
+    with pytest.raises(invalid, match="a multiple of 128"):
+        buffer.low_latency_dispatch(x[:, :64].contiguous(), ids, TOKENS, EXPERTS)
+    with pytest.raises(ep.InvalidUsageError, match="masks need enable_shrink=True"):
+        buffer.low_latency_query_mask_buffer(torch.zeros(ranks, dtype=torch.int32))
+    rows, _, made, _, _ = buffer.low_latency_dispatch(x, ids, TOKENS, EXPERTS, use_fp8=False)
+    if len(ids):
+        with pytest.raises(invalid, match="topk_idx differs"):
+            buffer.low_latency_combine(rows, ids + 1, weights_of(rank), made)
+
+
+def masks(rank: int, ranks: int, buffer: Buffer) -> None:
+    """1 is masked. The last rank stays away: the others go on without it."""
+    x, ids, weights = rows_of(rank), ids_of(rank), weights_of(rank)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, TOKENS, EXPERTS, use_fp8=False)
+    buffer.low_latency_combine(rows, ids, weights, handle)
+    status = torch.full((ranks,), 7, dtype=torch.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    assert status.tolist() == [0] * ranks
+    if rank < ranks - 1:
+        buffer.low_latency_update_mask_buffer(ranks - 1, True)
+        buffer.low_latency_query_mask_buffer(status)
+        assert status.tolist() == [0] * (ranks - 1) + [1]
+        _, counts, _, _, _ = buffer.low_latency_dispatch(x, ids, TOKENS, EXPERTS, use_fp8=False)
+        local = EXPERTS // ranks
+        for e in range(local):
+            pairs = of_expert(rank * local + e, ranks)
+            assert counts[e] == sum(source < ranks - 1 for source, _ in pairs)
+        buffer.low_latency_update_mask_buffer(ranks - 1)
+        buffer.low_latency_query_mask_buffer(status)
+        assert status.tolist() == [0] * ranks
+
+
+# ---- Ranks ------------------------------------------------------------------------------------
+
+
+def rank_main(work: Work, ranks: int, rank: int, path: str, shrink: bool, results: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=ranks)
+        buffer = Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=shrink)
+        work(rank, ranks, buffer)
+        if not shrink:
+            buffer.destroy()
+        results.put((rank, None))
+    except BaseException as error:
+        results.put((rank, f"rank {rank}: {error!r}"))
+    dist.barrier()
+
+
+def on_ranks(work: Work, ranks: int, tmp_path: Path, shrink: bool = False) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    path = str(tmp_path / "store")
+    processes = [
+        context.Process(target=rank_main, args=(work, ranks, r, path, shrink, results), daemon=True)
+        for r in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=100) for _ in range(ranks)]
+    for process in processes:
+        process.join(60)
+    assert [text for _, text in found if text] == []
+
+
+def everything(rank: int, ranks: int, buffer: Buffer) -> None:
+    for work in (normal, other_types, low_latency, two_in_flight, bad_input, normal):
+        work(rank, ranks, buffer)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_methods(ranks: int, tmp_path: Path) -> None:
+    on_ranks(everything, ranks, tmp_path)
+
+
+def test_masks(tmp_path: Path) -> None:
+    on_ranks(masks, 4, tmp_path, shrink=True)
+
+
+def test_static_methods() -> None:
+    assert Buffer.num_sms == 20 and Buffer.is_sm90_compiled()
+    Buffer.set_num_sms(24)
+    assert Buffer.get_dispatch_config(8).num_sms == Buffer.get_combine_config(8).num_sms == 24
+    Buffer.set_num_sms(20)
+    with pytest.raises(ep.InvalidArgumentError, match="must be even"):
+        Buffer.set_num_sms(21)
+    assert Config(24, 8, 256).get_nvl_buffer_size_hint(14336, 8) == 0
+    assert Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256) > 0
+    with Buffer.capture() as event:
+        event.current_stream_wait()
+    with pytest.raises(ep.InvalidArgumentError, match="group is None"):
+        Buffer(None)
+
+
+def test_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`import deep_ep` finds it; another one is not replaced."""
+    for name in ("deep_ep", "deep_ep.utils"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    trefoil.deep_ep.install()
+    import importlib.util
+
+    import deep_ep
+    from deep_ep.utils import EventHandle
+
+    assert deep_ep.Buffer is Buffer and importlib.util.find_spec("deep_ep") is not None
+    assert EventHandle is trefoil.deep_ep.EventHandle
+    trefoil.deep_ep.install()
+    monkeypatch.setitem(sys.modules, "deep_ep", sys)
+    with pytest.raises(ImportError, match="another deep_ep"):
+        trefoil.deep_ep.install()
