@@ -19,6 +19,7 @@ from trefoil.deep_ep import Buffer, Config, EventOverlap
 
 EXPERTS, TOPK, TOKENS, HIDDEN = 8, 3, 12, 1024
 Work = Callable[[int, int, Buffer], None]
+kept = []  # handles that outlive their buffer
 
 
 # ---- Data, the same on every rank -------------------------------------------------------------
@@ -127,6 +128,7 @@ def normal(rank: int, ranks: int, buffer: Buffer) -> None:
     assert isinstance(event, EventOverlap)
 
     visits = routing["is_token_in_rank"].sum(1, keepdim=True)
+    kept.append(handle)
     back, none, _ = buffer.combine(got, handle)
     assert none is None and back.dtype == torch.bfloat16
     torch.testing.assert_close(back.float(), x.float() * visits, rtol=0.02, atol=0.02)
@@ -335,6 +337,8 @@ def rank_main(work: Work, ranks: int, rank: int, path: str, shrink: bool, result
         work(rank, ranks, buffer)
         if not shrink:
             buffer.destroy()
+            with pytest.raises(ep.InvalidUsageError, match="destroyed"):
+                buffer.combine(torch.zeros(kept[0].route.received, HIDDEN), kept[0])
         results.put((rank, None))
     except BaseException as error:
         results.put((rank, f"rank {rank}: {error!r}"))

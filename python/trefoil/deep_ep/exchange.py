@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,7 @@ def unpack(rows: Tensor, like: list[Tensor]) -> list[Tensor]:
     return fields
 
 
-@dataclass
+@dataclass(eq=False)
 class Route:
     """A routing: what a handle of the library knows, and how many rows come and went."""
 
@@ -75,6 +76,7 @@ class Exchange:
         self.device = ep.get_device()
         self.tokens = self.bytes = 0
         self.groups: list[ep.Group] = []
+        self.routes: weakref.WeakSet[Route] = weakref.WeakSet()
 
     def gather(self, mine: list[int]) -> list[list[int]]:
         """mine of every rank."""
@@ -107,7 +109,9 @@ class Exchange:
         ids = torch.where(is_token_in_rank, ranks, -1).contiguous()
         handle = group.create_handle(ep.Layout.FLAT, T(ids))
         ep.synchronize()
-        return Route(handle, len(ids), received)
+        route = Route(handle, len(ids), received)
+        self.routes.add(route)
+        return route
 
     def scatter(self, route: Route, rows: Tensor) -> Tensor:
         """Collective: rows [B, ...] of all ranks, by source rank, then token."""
@@ -131,7 +135,9 @@ class Exchange:
         return out
 
     def destroy(self) -> None:
-        """Collective."""
+        """Collective. Routes that callers still hold are of no use afterwards."""
+        for route in self.routes:
+            route.handle.destroy()
         for group in self.groups:
             group.destroy()
         self.groups = []

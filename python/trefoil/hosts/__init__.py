@@ -1,0 +1,5 @@
+"""Expert parallelism of this library inside programs of others, by the interfaces they offer.
+
+trefoil.hosts.transformers: Hugging Face transformers, for training. Programs that use DeepEP:
+trefoil.deep_ep.
+"""

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Trains a small mixture of experts of transformers on the bytes of a text, on the CPU, and prints
+the loss of each step.
+
+    python3 tests/examples/train_transformers.py                         # one process
+    torchrun --nproc-per-node 2 tests/examples/train_transformers.py     # FSDP2 and EP of trefoil
+
+Every rank has a part of each step's batch, which is the same for any number of ranks that divides
+it. Needs torch, accelerate and transformers 5.22 or newer. --text: by default a license that Debian installs.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.distributed import DistributedConfig
+
+import trefoil.hosts.transformers
+
+BATCH, LENGTH = 8, 48
+
+
+def save_model(folder: Path) -> None:
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=256,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=LENGTH,
+    )
+    Qwen3MoeForCausalLM(config).float().save_pretrained(folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--text", default="/usr/share/common-licenses/GPL-3")
+    parser.add_argument("--steps", type=int, default=12)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    folder = (
+        Path(tempfile.gettempdir()) / f"trefoil-model-{os.environ.get('MASTER_PORT', os.getpid())}"
+    )
+    more = {}
+    if ranks > 1:
+        dist.init_process_group("gloo")
+        trefoil.hosts.transformers.register()
+        more["distributed_config"] = DistributedConfig(
+            fsdp_size=ranks, ep_size=ranks, ep_implementation="trefoil"
+        )
+    if rank == 0:
+        save_model(folder)
+    if ranks > 1:
+        dist.barrier()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="grouped_mm",
+        **more,
+    )
+    model.train()
+    text = torch.tensor(list(Path(options.text).read_bytes()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for step in range(options.steps):
+        draw = torch.Generator().manual_seed(step)
+        starts = torch.randint(len(text) - LENGTH, (BATCH,), generator=draw)
+        batch = torch.stack([text[s : s + LENGTH] for s in starts]).chunk(ranks)[rank]
+        optimizer.zero_grad()
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        total = loss.detach() / ranks
+        if ranks > 1:
+            dist.all_reduce(total)
+        if rank == 0:
+            print(f"step {step}: loss {float(total):.5f}", flush=True)
+    if ranks > 1:
+        trefoil.hosts.transformers.close()
+        dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
