@@ -6,7 +6,8 @@ the loss of each step.
     torchrun --nproc-per-node 2 tests/examples/train_transformers.py     # FSDP2 and EP of trefoil
 
 Every rank has a part of each step's batch, which is the same for any number of ranks that divides
-it. Needs torch, accelerate and transformers 5.22 or newer. --text: by default a license that Debian installs.
+it. Needs torch, accelerate and transformers 5.22 or newer. --text: by default a license that
+Debian installs.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 from transformers.distributed import DistributedConfig
 
 import trefoil.hosts.transformers
+from trefoil.torch import RoutingRecorder
 
 BATCH, LENGTH = 8, 48
 
@@ -44,10 +46,21 @@ def save_model(folder: Path) -> None:
     Qwen3MoeForCausalLM(config).float().save_pretrained(folder)
 
 
+def record(model: torch.nn.Module, text: torch.Tensor, path: str, rank: int) -> None:
+    """Four steps of two lines of text a rank that follow each other."""
+    model.eval()
+    with torch.no_grad(), RoutingRecorder(model.model.layers[-1].mlp.experts, 8) as recorder:
+        for step in range(4):
+            start = (8 * rank + 2 * step) * LENGTH
+            model(input_ids=text[start : start + 2 * LENGTH].view(2, LENGTH))
+    recorder.save(path, {"model": "tests/examples/train_transformers.py"})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", default="/usr/share/common-licenses/GPL-3")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--record", help="writes the last layer's routing after training: a trace")
     options = parser.parse_args()
     torch.set_num_threads(1)
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -88,6 +101,8 @@ def main() -> int:
             dist.all_reduce(total)
         if rank == 0:
             print(f"step {step}: loss {float(total):.5f}", flush=True)
+    if options.record:
+        record(model, text, options.record, rank)
     if ranks > 1:
         trefoil.hosts.transformers.close()
         dist.destroy_process_group()

@@ -8,7 +8,8 @@
     out = moe(x, experts, logits=router(x))
 
 High throughput (flat layout): route, dispatch, combine. Low latency (expert-major, no backward
-pass): ll_dispatch, ll_combine. docs/use_in_torch.md has a whole script.
+pass): ll_dispatch, ll_combine. RoutingRecorder writes what a model routes as a trace.
+docs/use_in_torch.md has a whole script.
 """
 
 from trefoil.torch.ep_group import EPGroup
@@ -22,12 +23,14 @@ from trefoil.torch.ops import (
     ll_dispatch,
     route,
 )
+from trefoil.torch.recorder import RoutingRecorder
 
 __all__ = [
     "EPGroup",
     "LLRouting",
     "MoEDispatcher",
     "Routing",
+    "RoutingRecorder",
     "combine",
     "dispatch",
     "grouped_linear",
