@@ -2,6 +2,9 @@
 
 reference, simulator   the library's reference, plans and simulator (structs: as in C)
 sweeping               many points of `trefoil simulate`: trefoil.sweep
+kernel_check           another library's results: trefoil.check_dispatch, trefoil.check_combine
+ep, torch, deep_ep, hosts
+                       dispatch and combine themselves, and inside programs of others
 fit, campaign, capacity, compare, export, report, validation
                        packages, most of them a verb of the command: `python -m trefoil.PACKAGE`
 bench_plot, ht_plot, ht_rows, summary
@@ -16,15 +19,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trefoil.kernel_check import check_combine, check_dispatch
     from trefoil.sweeping import Outcome, SweepError, sweep
 
-__all__ = ["Outcome", "SweepError", "sweep"]
+_OF_CHECKS = ("check_combine", "check_dispatch")
+__all__ = ["Outcome", "SweepError", "check_combine", "check_dispatch", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
     """Loads what is asked for: a verb installs its handlers before anything large is imported."""
     if name in __all__:
-        from trefoil import sweeping
+        from importlib import import_module
 
-        return getattr(sweeping, name)
+        return getattr(
+            import_module(f"trefoil.{'kernel_check' if name in _OF_CHECKS else 'sweeping'}"), name
+        )
     raise AttributeError(f"module 'trefoil' has no attribute {name!r}")

@@ -101,12 +101,13 @@ class Step:
         self._tokens = np.array([len(a) for a in arrays], dtype=np.int64)
         self._pointers = (ct.c_void_p * self.num_ranks)(*(a.ctypes.data for a in self.idx))
         most = int(self._tokens.max(initial=1))
+        self.max_tokens = max(1, most) if max_tokens is None else max_tokens
         shape = Shape(
             self.num_ranks,
             self.num_ranks if ranks_per_node is None else ranks_per_node,
             num_experts,
             arrays[0].shape[1],
-            max(1, most) if max_tokens is None else max_tokens,
+            self.max_tokens,
         )
         self._routing = Routing(shape, self._tokens.ctypes.data, ct.addressof(self._pointers))
         _check(library().trefoilRoutingCheck(ct.byref(self._routing)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trefoil import ep
+from trefoil import check_combine, check_dispatch, ep
 
 
 def test_torch_tensors() -> None:
@@ -15,3 +15,20 @@ def test_torch_tensors() -> None:
     assert (found.data, found.sizes, found.datatype) == (tensor.data_ptr(), (2, 3), 9)
     with pytest.raises(ep.InvalidArgumentError, match="not C-contiguous"):
         ep.Tensor(tensor.t())
+
+
+def test_checks_take_tensors_of_torch() -> None:
+    """bfloat16, whose bits NumPy does not know: compared as bits, shown as values."""
+    ids = [torch.tensor([[0, 2], [1, -1]]), torch.tensor([[3, 0]])]
+    rows = [torch.arange(8.0).reshape(2, 4).bfloat16(), torch.full((1, 4), 9.0).bfloat16()]
+    right = torch.stack([rows[0][0], rows[0][1], rows[1][0]])
+    assert check_dispatch("ht-flat", ids, rows, {0: right}, num_experts=4).ok
+    right[2, 1] = 2.5
+    found = check_dispatch("ht-flat", ids, rows, {0: right}, num_experts=4)
+    assert "first in value 1: found 2.5, expected 9.0" in str(found)
+    back = [
+        torch.stack([rows[0][0], rows[0][1], rows[1][0]]),
+        torch.stack([rows[0][0], rows[1][0]]),
+    ]
+    sums = {0: torch.stack([rows[0][0] * 2, rows[0][1]]), 1: rows[1] * 2}
+    assert check_combine("ht-flat", ids, back, sums, num_experts=4, epsilon=2**-8).ok
