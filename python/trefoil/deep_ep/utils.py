@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 
@@ -26,12 +25,7 @@ class EventOverlap:
     def __enter__(self) -> EventOverlap:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.current_stream_wait()
 
 
