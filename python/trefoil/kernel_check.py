@@ -137,14 +137,6 @@ def _place(mode: str, rank: int, slot: int, expert: int, step: Step) -> str:
     return f"rank {rank}, slot {slot}{of}"
 
 
-def _zone_of(mode: str, slots: Array, step: Step) -> Array:
-    """Order-free: slots whose rows may change places, by a number; -1 where nothing is expected."""
-    zone = slots["expert"].astype(np.int64) * step.num_ranks + slots["src"]
-    if mode in ("ll-rank-major", "ht-flat"):
-        zone = slots["src"].astype(np.int64)
-    return np.where(slots["src"] < 0, -1, zone)
-
-
 def check_dispatch(
     mode: str,
     topk_idx: Sequence[Any],
@@ -161,8 +153,8 @@ def check_dispatch(
     mode: ll-expert-major, ll-rank-major, ht-flat, ht-expert-major. topk_idx, tokens: [B, K] and
     [B, H] of every rank. received: by rank, [L, R N, H], [R, N, H] or [slots, H]; slots that hold
     no token are not looked at. max_tokens: N, by default the greatest B. alignment: of HT
-    expert-major zones. order_free: within an expert (or the whole rank) the rows of a source rank
-    may come in any order.
+    expert-major zones. order_free: rows may come in any order within an expert (ll-rank-major: a
+    source rank; ht-flat: the rank).
 
     Raises TrefoilError with the reason where shapes, ids or the mode do not fit.
     """
@@ -208,14 +200,14 @@ def _compare_slots(
 def _compare_sets(
     found: Found, mode: str, step: Step, rank: int, slots: Array, raw: Array, sources: _Sources
 ) -> None:
-    """A zone has its first rows filled. In it the rows of a source are looked for anywhere."""
-    zone = _zone_of(mode, slots, step)
+    """The rows of a block, which fill its first slots, are looked for anywhere in it."""
     by_expert = mode.endswith("expert-major")
+    used = slots["src"] >= 0
     blocks = slots["expert"] if by_expert else np.zeros(len(slots), np.int32)
     if mode == "ll-rank-major":
         blocks = slots["src"]
-    for block in np.unique(blocks[zone >= 0]):
-        places = np.flatnonzero((blocks == block) & (zone >= 0))
+    for block in np.unique(blocks[used]):
+        places = np.flatnonzero((blocks == block) & used)
         there: dict[bytes, int] = {}
         for slot in places:
             there[raw[slot].tobytes()] = there.get(raw[slot].tobytes(), 0) + 1

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-constexpr int SKIPPED = 77;
+constexpr int SKIPPED = 77, SECONDS = 120;
 
 // What the processes share.
 struct Shared {
@@ -33,6 +33,7 @@ static int devicesHere() {
 }
 
 static int rankMain(const Options &o, int rank, Shared *all) {
+  alarm(SECONDS); // NCCL waits without a limit for a rank that has ended
   const int devices = devicesHere();
   if (!devices) return SKIPPED;
   if (o.ranks > devices) setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);

@@ -4,6 +4,7 @@ transformers."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +22,34 @@ def test_training() -> None:
     assert len(alone) == 12 and alone[-1] < alone[0]
     for ranks in (2, 4):
         assert losses(ranks) == pytest.approx(alone, abs=5e-5)
+
+
+EMPTY = """
+import sys
+
+import torch
+
+import trefoil.hosts.transformers as host
+
+whole = host.TrefoilEP.__call__
+
+
+def to_the_first(self, x, ids, weights):
+    return whole(self, x, torch.arange(2).expand(ids.shape).contiguous(), weights)
+
+
+host.TrefoilEP.__call__ = to_the_first
+sys.path.insert(0, sys.argv.pop(1))
+import train_transformers
+
+sys.exit(train_transformers.main())
+"""
+
+
+def test_a_rank_without_rows(tmp_path: Path) -> None:
+    """All tokens go to the first rank's experts: the other one takes part in every step."""
+    (tmp_path / "empty.py").write_text(EMPTY)
+    text, folder = str(ROOT / "docs" / "spec.md"), str(ROOT / "tests" / "examples")
+    told = torchrun(tmp_path / "empty.py", 2, folder, "--steps", "4", "--text", text)
+    found = [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
+    assert len(found) == 4 and found[-1] < found[0]

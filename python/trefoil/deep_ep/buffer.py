@@ -216,7 +216,7 @@ class Buffer:
         """
         parts = list(x) if isinstance(x, tuple) else [x]
         if handle is not None:
-            if len(x if isinstance(x, Tensor) else x[0]) != handle.route.sent:
+            if len(parts[0]) != handle.route.sent:
                 raise ep.InvalidArgumentError(
                     f"x: {len(parts[0])} rows, the handle's dispatch had {handle.route.sent}"
                 )
