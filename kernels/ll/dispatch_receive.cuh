@@ -145,12 +145,18 @@ template <class T> struct Receiver {
     }
   }
 
-  // All lanes of all receiving warps: tokens [from, to) of all sources, to - from <= 1 << log.
+  // All lanes of all receiving warps: tokens [from, to) of all sources, to - from <= 1 << log. After the
+  // first tokens the counts stay as they are: a source that was given up may come after all, and nobody
+  // would wait for the rest of its tokens.
   EP_DEV void readRouting(int from, int to, int log) {
 #pragma unroll 1
     for (int i0 = warp * 32; i0 < a.numRanks << log; i0 += a.numRecv * 32) {
       const int i = i0 + lane, src = i >> log, t = from + (i & ((1 << log) - 1));
-      readTokens(src < a.numRanks && t < to && active >> src & 1, src, t);
+      const bool isToken = src < a.numRanks && t < to && (from == 0 || t < counts[src]);
+      // Another warp of the block may have read the mask earlier, and take the source for active.
+      const bool isActive = active >> src & 1;
+      if (isToken && !isActive) routing.forget(src, t);
+      readTokens(isToken && isActive, src, t);
     }
   }
 

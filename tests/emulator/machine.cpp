@@ -102,21 +102,29 @@ void end(Thread &t) {
   }
 }
 
+// What a lane stands before happens; false: it stands before nothing of the kind.
+bool move(Thread &t, Access kind) {
+  if (t.state != State::ACCESS || t.access.access != kind) return false;
+  t.state = State::READY;
+  if (!t.access.on) return true;
+  if ((uintptr_t)t.access.p & 15) fail("a 16-byte access at %p", t.access.p);
+  if (kind == Access::LOAD) {
+    memcpy(t.access.v, t.access.p, 16);
+    std::atomic_thread_fence(std::memory_order_acquire);
+  } else {
+    std::atomic_thread_fence(std::memory_order_release);
+    memcpy(t.access.p, t.access.v, 16);
+  }
+  return true;
+}
+
+// The lock makes a packet whole between the threads of a process. Ranks of other processes do not have it:
+// for them the flag, which the last lane of a packet has, is stored last and loaded first.
 bool moveTogether(Warp &w) {
   bool any = false;
   std::lock_guard<std::mutex> guard(linesLock);
-  for (Thread &t : w.threads) {
-    if (t.state != State::ACCESS) continue;
-    t.state = State::READY;
-    any = true;
-    if (!t.access.on) continue;
-    if ((uintptr_t)t.access.p & 15) fail("a 16-byte access at %p", t.access.p);
-    if (t.access.access == Access::LOAD) {
-      memcpy(t.access.v, t.access.p, 16);
-    } else {
-      memcpy(t.access.p, t.access.v, 16);
-    }
-  }
+  for (auto t = w.threads.rbegin(); t != w.threads.rend(); ++t) any |= move(*t, Access::LOAD);
+  for (Thread &t : w.threads) any |= move(t, Access::STORE);
   return any;
 }
 

@@ -214,7 +214,7 @@ std::vector<CopyTimes> measureCopies(Clock &clock, int rowBytes, double bytes) {
                             8 * rowBytes));
   }
   std::vector<CopyTimes> all;
-  for (int sms : {10, 16, 24, 132}) {
+  for (int sms : {10, 16, 24, GRID}) {
     const Times t = clock.time([&](int r, int, uint64_t *stamps) {
       cudaStream_t q = w.ranks[r].stream;
       Copy c = copies[r];
