@@ -64,6 +64,8 @@ static int prepare(const options_t *v, conform_t *c, char paths[3][4096]) {
   if (c->profile.firstCallNs && !o->limitNs)
     o->limitNs = o->timeoutNs + o->timeoutNs / 4 + 5000000000u + c->profile.firstCallNs;
   if (!conformPlan(c, v->numCases, (int)v->outside)) return cliFail("conform", "out of memory");
+  if (!c->numCells)
+    return cliUsage("conform", "--cases 0: nothing lies outside of profile %s", c->profile.name);
   return -1;
 }
 
@@ -131,8 +133,8 @@ int cmdConform(int argc, char **argv) {
   const struct poptOption options[] = {
       {"profile", 'p', POPT_ARG_STRING, &v.profile, 0,
        "what the library says it takes (default: by its version)", "NAME|FILE"},
-      {"cases", 'n', POPT_ARG_LONGLONG, &v.numCases, CLI_POSITIVE,
-       "cases within the profile, about (default 2000)", "N"},
+      {"cases", 'n', POPT_ARG_LONGLONG, &v.numCases, CLI_NOT_NEGATIVE,
+       "cases within the profile, about (default 2000; 0: none, and no verdict)", "N"},
       {"outside", 0, POPT_ARG_LONGLONG, &v.outside, CLI_NOT_NEGATIVE,
        "cases of each feature outside of it (default 2)", "N"},
       {"seed", 's', POPT_ARG_LONGLONG, &v.seed, 0, "what fixes them (default 1)", "S"},
@@ -166,6 +168,8 @@ int cmdConform(int argc, char **argv) {
   if (v.numCases > 1000000 || v.outside > EP_BATCH_CASES)
     return cliUsage("conform", "--cases %lld, --outside %lld: at most 1000000 and %d", v.numCases,
                     v.outside, EP_BATCH_CASES);
+  if (!v.numCases && !v.outside)
+    return cliUsage("conform", "--cases 0 and --outside 0 leave nothing to run");
   if ((rc = cliNoLaunch("conform")) >= 0) return rc;
   char paths[3][4096], replay[4096];
   conform_t *c = calloc(1, sizeof *c);

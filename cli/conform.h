@@ -36,7 +36,8 @@ void conformFree(conform_t *c);
  * after the sentence. */
 json_t *conformJson(const conform_t *c, const ep_check_outcome_t *outcome);
 void conformText(const json_t *result);
-void conformMarkdown(const json_t *result); /* a section of docs/conformance.md */
+const char *conformVerdict(const json_t *result); /* whether it conforms, in words */
+void conformMarkdown(const json_t *result);       /* a section of docs/conformance.md */
 int conformPage(const json_t *result, const char *path);
 
 /* What an entry of "cells" says: "agrees 12, order open 4". Returns text. */

@@ -148,9 +148,7 @@ static void putSums(FILE *f, const json_t *r) {
     fprintf(f, "%s%s. ", words[i], *text ? text : "nothing was run");
     json_decref(as);
   }
-  fprintf(f, "%s.</p>\n",
-          json_is_true(json_object_get(r, "ok")) ? "It conforms to its profile"
-                                                 : "It does not conform to its profile");
+  fprintf(f, "%s.</p>\n", conformVerdict(r));
 }
 
 int conformPage(const json_t *r, const char *path) {

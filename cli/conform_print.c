@@ -57,12 +57,14 @@ json_t *conformJson(const conform_t *c, const ep_check_outcome_t *outcome) {
       json_array_append_new(cells, cellJson(row, m, e));
       for (int o = 0; o < EP_CASE_NUM_OUTCOMES; o++) totals[e->inside][o] += e->counts[o];
     }
-  uint64_t bad = 0;
-  for (int o = 0; o < EP_CASE_NUM_OUTCOMES; o++)
+  uint64_t bad = 0, inside = 0;
+  for (int o = 0; o < EP_CASE_NUM_OUTCOMES; o++) {
     if (o != EP_CASE_AGREES && o != EP_CASE_ORDER_OPEN) bad += totals[1][o];
+    inside += totals[1][o];
+  }
   json_t *j = json_pack(
       "{s:b, s:b, s:s, s:I, s:i, s:I, s:b, s:i, s:i, s:f, s:I}", "ok",
-      bad == 0 && !outcome->interrupted, "interrupted", outcome->interrupted != 0, "profile",
+      inside && !bad && !outcome->interrupted, "interrupted", outcome->interrupted != 0, "profile",
       c->profile.name, "seed", (json_int_t)c->check.choice.seed, "library_version",
       c->facts.version, "timeout_ms", (json_int_t)(c->check.timeoutNs / 1000000), "ours",
       c->facts.isOurs, "devices", c->facts.numDevices, "max_ranks", c->check.choice.maxRanks,
@@ -180,6 +182,13 @@ static void printFindings(json_t *cells) {
   }
 }
 
+const char *conformVerdict(const json_t *r) {
+  if (json_is_true(json_object_get(r, "ok"))) return "CONFORMS to its profile";
+  json_t *inside = json_object_get(json_object_get(r, "totals"), "inside");
+  return json_object_size(inside) ? "DOES NOT CONFORM to its profile"
+                                  : "NO VERDICT: no case of its profile was run";
+}
+
 void conformText(const json_t *r) {
   char text[CONFORM_SAYS];
   json_t *cells = json_object_get(r, "cells");
@@ -191,12 +200,11 @@ void conformText(const json_t *r) {
   printHalf(&textForm, cells, 1, "within the profile");
   printHalf(&textForm, cells, 0, "outside of it");
   printFindings(cells);
-  printf("\nwithin the profile: %s\n", saysCounts(json_object_get(totals, "inside"), text));
+  saysCounts(json_object_get(totals, "inside"), text);
+  printf("\nwithin the profile: %s\n", *text ? text : "nothing was run");
   saysCounts(json_object_get(totals, "outside"), text);
   printf("outside of it: %s\n", *text ? text : "nothing was run");
-  printf("%s, %.0f s%s\n",
-         json_is_true(json_object_get(r, "ok")) ? "CONFORMS" : "DOES NOT CONFORM to its profile",
-         json_real_value(json_object_get(r, "seconds")),
+  printf("%s, %.0f s%s\n", conformVerdict(r), json_real_value(json_object_get(r, "seconds")),
          json_is_true(json_object_get(r, "interrupted")) ? ", interrupted" : "");
 }
 
@@ -213,8 +221,9 @@ void conformMarkdown(const json_t *r) {
          "Within the profile: %s. Outside of it: %s.\n",
          wordOf(r, "library"), version / 10000, version / 100 % 100, version % 100,
          wordOf(r, "profile"), (long long)json_integer_value(json_object_get(r, "seed")),
-         wordOf(r, "compared"), inside, *outside ? outside : "nothing was run");
-  printHalf(&markdownForm, cells, 1, "within the profile");
+         wordOf(r, "compared"), *inside ? inside : "nothing was run",
+         *outside ? outside : "nothing was run");
+  if (*inside) printHalf(&markdownForm, cells, 1, "within the profile");
   if (hasOutside) printHalf(&markdownForm, cells, 0, "outside of it");
   json_array_foreach(cells, i, cell) {
     json_t *f = json_object_get(cell, "finding");

@@ -60,12 +60,15 @@ static int countInside(const conform_t *c) {
 int conformPlan(conform_t *c, int64_t numCases, int numOutside) {
   int numInside = countInside(c), numModes = __builtin_popcount(c->profile.modes);
   int64_t perCell = numCases * 6 / 10 / numInside;
-  c->perCell = perCell < 1 ? 1 : perCell > EP_BATCH_CASES ? EP_BATCH_CASES : (int)perCell;
+  c->perCell = numCases == 0              ? 0
+               : perCell < 1              ? 1
+               : perCell > EP_BATCH_CASES ? EP_BATCH_CASES
+                                          : (int)perCell;
   c->perOutside = numOutside;
   for (int m = 0; m < TREFOIL_NUM_MODES; m++)
     if (!addFeatures(c, (trefoil_mode_t)m, 1)) return 0;
   int64_t left = numCases - (int64_t)c->perCell * numInside;
-  for (int m = 0; m < TREFOIL_NUM_MODES; m++) {
+  for (int m = 0; m < TREFOIL_NUM_MODES && numCases > 0; m++) {
     if (!(c->profile.modes >> m & 1)) continue;
     int64_t mine = left > numModes ? left / numModes : 1;
     c->table[CONFORM_MIXED][m].inside = 1;

@@ -101,6 +101,7 @@ EP_DEV void forIds(const UpdateArgs &a, const Look &l, unsigned long long number
     unsigned long long data;
     const Awaited w = awaited(EP_LL_PHASE_ROUTING, l.src, l.t);
     if (!waitFlagged(g, at + k / a.perWord * 16, number, w, data)) return;
+#pragma unroll 4
     for (int j = 0; j < a.perWord && k + j < a.op.handle.numTopk; j++) {
       const unsigned long long e = data >> (j * a.idBits) & field;
       f(k + j, e == field ? -1 : (int)e);

@@ -56,7 +56,7 @@ template <class T> struct RoutingTable {
 template <class T> struct Receiver {
   const DispatchArgs &a;
   const Op op;
-  const typename T::Ranks active;
+  typename T::Ranks active; // sources that are waited for
   const int warp, lane;
   // Shared memory of the block; map, returns and routing perhaps scratch.
   volatile int *
@@ -145,19 +145,24 @@ template <class T> struct Receiver {
     }
   }
 
-  // All lanes of all receiving warps: tokens [from, to) of all sources, to - from <= 1 << log. After the
-  // first tokens the counts stay as they are: a source that was given up may come after all, and nobody
-  // would wait for the rest of its tokens.
+  // All lanes of all receiving warps: tokens [from, to) of all sources, to - from <= 1 << log.
   EP_DEV void readRouting(int from, int to, int log) {
 #pragma unroll 1
     for (int i0 = warp * 32; i0 < a.numRanks << log; i0 += a.numRecv * 32) {
       const int i = i0 + lane, src = i >> log, t = from + (i & ((1 << log) - 1));
-      const bool isToken = src < a.numRanks && t < to && (from == 0 || t < counts[src]);
-      // Another warp of the block may have read the mask earlier, and take the source for active.
-      const bool isActive = active >> src & 1;
-      if (isToken && !isActive) routing.forget(src, t);
-      readTokens(isToken && isActive, src, t);
+      readTokens(src < a.numRanks && t < to && active >> src & 1, src, t);
     }
+  }
+
+  // All lanes: the active sources of which a word has come.
+  EP_DEV typename T::Ranks sourcesHeard() const {
+    typename T::Ranks heard = __ballot_sync(FULL_WARP, lane < a.numRanks && counts[lane] >= 0);
+    if constexpr (T::GENERIC) {
+      const unsigned past =
+          __ballot_sync(FULL_WARP, lane + 32 < a.numRanks && counts[lane + 32] >= 0);
+      heard |= (typename T::Ranks)past << 32;
+    }
+    return active & heard;
   }
 
   // Slots of the lane's (source, k), a block of eight k each; -1 = none.
@@ -425,6 +430,8 @@ template <class T> struct Receiver {
       most = mostTokens();
       if (blockIdx.x > 0 && (int)blockIdx.x >= most * perToken) return -1;
       if (from > 0 || most <= to) break;
+      // A source that was given up may come after all: nobody would wait for all of its tokens.
+      active = sourcesHeard();
       from = to;
       to = most;
       log = 32 - __clz(most - from);

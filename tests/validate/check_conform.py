@@ -110,6 +110,21 @@ def check_agreement(folder: pathlib.Path, path: str) -> None:
     )
 
 
+def check_outside(path: str) -> None:
+    """Outside of the profile alone: told feature by feature, and no verdict on the profile."""
+    args = ("--profile", path, "--ranks", "2", "--cases", "0")
+    rc, result = conform(*args, "--outside", "1")
+    totals = result["totals"]
+    expect(rc == 1 and not result["ok"] and not totals["inside"], f"--cases 0: {totals}")
+    expect(sum(totals["outside"].values()) > 30, f"--cases 0: {totals}")
+    done = run("conform", *args, "--outside", "1")
+    expect("NO VERDICT: no case of its profile was run" in done.stdout, done.stdout)
+    done = run("conform", *args, "--outside", "0")
+    expect(done.returncode == 2 and "leave nothing to run" in done.stderr, done.stderr)
+    done = run("conform", "--profile", "trefoil", "--cases", "0")
+    expect(done.returncode == 2 and "nothing lies outside" in done.stderr, done.stderr)
+
+
 def check_outcomes(path: str) -> None:
     """What is wrong is found in every kind; a refusal and an abort end nothing."""
     args = ("--profile", path, "--ranks", "2", "--cases", "72", "--outside", "0")
@@ -216,6 +231,7 @@ def main() -> int:
         else:
             check_profiles(folder, path)
             check_agreement(folder, path)
+            check_outside(path)
             check_outcomes(path)
             check_replay(path)
             check_real_shapes()
