@@ -27,7 +27,7 @@ from trefoil.torch import RoutingRecorder
 BATCH, LENGTH = 8, 48
 
 
-def save_model(folder: Path) -> None:
+def save_model(folder: Path, experts: int, topk: int) -> None:
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=256,
@@ -38,28 +38,33 @@ def save_model(folder: Path) -> None:
         head_dim=16,
         intermediate_size=128,
         moe_intermediate_size=32,
-        num_experts=8,
-        num_experts_per_tok=2,
+        num_experts=experts,
+        num_experts_per_tok=topk,
         norm_topk_prob=True,
         max_position_embeddings=LENGTH,
     )
     Qwen3MoeForCausalLM(config).float().save_pretrained(folder)
 
 
-def record(model: torch.nn.Module, text: torch.Tensor, path: str, rank: int) -> None:
-    """Four steps of two lines of text a rank that follow each other."""
+def record(model: torch.nn.Module, text: torch.Tensor, options: argparse.Namespace) -> None:
+    """Four steps of two pieces of text that follow each other, in each rank's part of the text."""
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    layer = model.model.layers[-1].mlp.experts
     model.eval()
-    with torch.no_grad(), RoutingRecorder(model.model.layers[-1].mlp.experts, 8) as recorder:
+    with torch.no_grad(), RoutingRecorder(layer, options.experts) as recorder:
         for step in range(4):
-            start = (8 * rank + 2 * step) * LENGTH
+            start = len(text) // ranks * rank + 2 * step * LENGTH
             model(input_ids=text[start : start + 2 * LENGTH].view(2, LENGTH))
-    recorder.save(path, {"model": "tests/examples/train_transformers.py"})
+    told = f"{options.steps} steps of training on {options.text}, {options.experts} experts"
+    recorder.save(options.record, {"model": "tests/examples/train_transformers.py", "after": told})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", default="/usr/share/common-licenses/GPL-3")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--experts", type=int, default=8)
+    parser.add_argument("--topk", type=int, default=2)
     parser.add_argument("--record", help="writes the last layer's routing after training: a trace")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -75,7 +80,7 @@ def main() -> int:
             fsdp_size=ranks, ep_size=ranks, ep_implementation="trefoil"
         )
     if rank == 0:
-        save_model(folder)
+        save_model(folder, options.experts, options.topk)
     if ranks > 1:
         dist.barrier()
     model = AutoModelForCausalLM.from_pretrained(
@@ -102,7 +107,7 @@ def main() -> int:
         if rank == 0:
             print(f"step {step}: loss {float(total):.5f}", flush=True)
     if options.record:
-        record(model, text, options.record, rank)
+        record(model, text, options)
     if ranks > 1:
         trefoil.hosts.transformers.close()
         dist.destroy_process_group()

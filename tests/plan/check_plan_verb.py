@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 failures = 0
 
 
@@ -82,6 +83,15 @@ def main() -> int:
         traced = plan("--trace", trace)
         check(len(traced["points"]) == 2 and traced["points"][1]["step"] == 1, "steps of a trace")
         check(traced["points"][0]["dispatch"] == first, "step 0 is the same routing")
+    learned = ROOT / "validate" / "data" / "traces" / "trained_moe.npz"
+    described = json.loads(run("trace", "describe", "--json", learned).stdout)
+    check(described["tokens"] == 8 * 4 * 96, f"the trace of a trained model: {described}")
+    check(described["max_over_mean_experts"] > 2, "a trained router prefers some experts")
+    options = ("--moe", "qwen3-30b-a3b", "--tokens", 96, "--mode", "ht", "--gpus", 8)
+    even = plan(*options)["points"][0]["dispatch"]["nvlink_bytes"]
+    steps = plan(*options[:2], "--mode", "ht", "--trace", learned)["points"]
+    busiest = [step["dispatch"]["nvlink_bytes"] for step in steps]
+    check(len(steps) == 4 and min(busiest) > even, f"busiest ports: {busiest}, {even} if even")
     for wrong in (
         ["plan", "--closed-form", "--mode", "fast"],
         ["plan", "--closed-form", "--cluster", "laptop"],
