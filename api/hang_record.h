@@ -44,7 +44,7 @@ typedef struct ep_hang_device {
   int32_t masks;         /* enable_mask */
   int64_t clockOffsetNs; /* CLOCK_REALTIME minus the device clock */
   uint64_t finished[3];  /* dispatches, combines, Updates that this rank has finished */
-  ep_ll_record_t wait;   /* the last long wait */
+  ep_wait_record_t wait; /* the last long wait */
 } ep_hang_device_t;
 
 typedef struct ep_hang_record {
@@ -65,18 +65,22 @@ typedef struct ep_hang_record {
 
 static inline const char *epHangPhase(uint32_t phase) {
   switch (phase) {
-  case EP_LL_PHASE_ANNOUNCE:
+  case EP_WAIT_ANNOUNCE:
     return "sign that it is there";
-  case EP_LL_PHASE_ROUTING:
+  case EP_WAIT_ROUTING:
     return "routing";
-  case EP_LL_PHASE_ROWS:
+  case EP_WAIT_ROWS:
     return "rows";
-  case EP_LL_PHASE_WEIGHTS:
+  case EP_WAIT_WEIGHTS:
     return "weights";
-  case EP_LL_PHASE_BUFFER:
+  case EP_WAIT_BUFFER:
     return "receive of the last operation but one";
-  case EP_LL_PHASE_READ:
+  case EP_WAIT_READ:
     return "word that it has read its rows";
+  case EP_WAIT_CREDIT:
+    return "room in its FIFO";
+  case EP_WAIT_BLOCKS:
+    return "own other blocks, which do not run";
   default:
     return "answer";
   }
@@ -85,7 +89,7 @@ static inline const char *epHangPhase(uint32_t phase) {
 /* Whether `received` of a wait says what lay there: low latency's waits for rows poll many packets and
  * leave it 0. */
 static inline int epHangTellsReceived(uint32_t kind, uint32_t phase) {
-  return phase != EP_LL_PHASE_ROWS || kind > EP_LL_COMBINE;
+  return phase != EP_WAIT_ROWS || kind > EP_LL_COMBINE;
 }
 
 /* Index in `kinds` of a kind of the kernels. */

@@ -201,9 +201,9 @@ static json_t *recordJson(const ep_hang_record_t *r) {
 /* What a kernel's wait saw in place of what it expected; "" where it was no kernel's. */
 static void describeFlags(const verdict_t *v, char *text, size_t bytes) {
   const ep_hang_device_t *d = &v->group->device;
-  int k = (int)(v->kind - v->group->kinds) - 1;
+  unsigned k = (unsigned)(v->kind - v->group->kinds);
   *text = 0;
-  if (!d->used || k < 0 || d->wait.state == 0 || d->wait.kind != (uint32_t)k) return;
+  if (!d->used || d->wait.state == 0 || epHangKindOf(d->wait.kind) != k) return;
   int n = snprintf(text, bytes, " (expected flag %u", d->wait.expected);
   if (epHangTellsReceived(d->wait.kind, d->wait.phase) && n > 0 && (size_t)n < bytes)
     n += snprintf(text + n, bytes - (size_t)n, ", received %u", d->wait.received);

@@ -74,7 +74,7 @@ typedef struct ep_gpu_group {
   uint64_t version; /* counts changes of `ll`, from 1 */
   struct ep_rendezvous *rendezvous;
   char *control; /* EP_GPU_CONTROL_BYTES */
-  ep_ll_record_t *record;
+  ep_wait_record_t *record;
   ep_ht_status_t *status, *statusOnDevice; /* in the same page */
   ep_ht_status_t statusSeen;
   struct ep_gpu_hang *hang; /* NULL: no file */

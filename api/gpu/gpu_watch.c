@@ -14,7 +14,7 @@
 #include "api/hang_file.h"
 
 #define STATUS_AT (EP_GPU_RECORD_BYTES / 2) /* of the page; the progress record is shorter */
-_Static_assert(sizeof(ep_hang_record_t) <= STATUS_AT, "NOTE_AT");
+_Static_assert(sizeof(ep_hang_record_t) <= STATUS_AT, "STATUS_AT");
 
 struct ep_gpu_hang {
   ep_hang_file_t file;
@@ -118,7 +118,7 @@ static const char *kindName(uint32_t kind) {
   return names[epHangKindOf(kind)];
 }
 
-static void pollNote(ncclEpGroup_t group, ep_gpu_group_t *g) {
+static void pollStatus(ncclEpGroup_t group, ep_gpu_group_t *g) {
   const volatile ep_ht_status_t *n = g->status;
   ep_ht_status_t *seen = &g->statusSeen;
   uint32_t badIds = n->badIds, traps = n->traps, shorts = n->shorts;
@@ -146,13 +146,13 @@ static void pollNote(ncclEpGroup_t group, ep_gpu_group_t *g) {
 
 /* A wait that gave up writes the count first and the state last. With masks the state may have been
  * overwritten since, by a later wait. */
-static int isComplete(const volatile ep_ll_record_t *r) {
+static int isComplete(const volatile ep_wait_record_t *r) {
   for (int i = 0; i < 100 && r->state != 2; i++) usleep(1);
   return r->state == 2;
 }
 
 /* What lay where the flag was expected; waits for rows of low latency do not tell. */
-static void describeFlags(const volatile ep_ll_record_t *r, char *text, size_t bytes) {
+static void describeFlags(const volatile ep_wait_record_t *r, char *text, size_t bytes) {
   if (epHangTellsReceived(r->kind, r->phase)) {
     snprintf(text, bytes, "flag expected %u, found %u", r->expected, r->received);
   } else {
@@ -162,9 +162,9 @@ static void describeFlags(const volatile ep_ll_record_t *r, char *text, size_t b
 
 void epGpuPoll(ncclEpGroup_t group) {
   ep_gpu_group_t *g = epGpu(group);
-  const volatile ep_ll_record_t *r = g->record;
+  const volatile ep_wait_record_t *r = g->record;
   uint32_t gaveUp = r->numGaveUp;
-  if (g->isHt) pollNote(group, g);
+  if (g->isHt) pollStatus(group, g);
   if (gaveUp == g->gaveUpSeen) return;
   g->gaveUpSeen = gaveUp;
   int masks = !g->isHt && group->limits.enableMask != 0;

@@ -41,6 +41,7 @@ template <Elem T> EP_DEV void widenWord(unsigned q, float *f) {
     f[0] = __uint_as_float(q << 16);
     f[1] = __uint_as_float(q & 0xffff0000u);
   } else {
+    static_assert(T == Elem::F16, "how is it widened?");
     const float2 p = unpackF16(q);
     f[0] = p.x;
     f[1] = p.y;
@@ -85,6 +86,7 @@ template <Elem T> struct Sum {
       } else if constexpr (T == Elem::BF16) {
         q[i] = packBf16(acc[2 * i], acc[2 * i + 1]);
       } else {
+        static_assert(T == Elem::F16, "how is it rounded?");
         q[i] = packF16(acc[2 * i], acc[2 * i + 1]);
       }
     }

@@ -1,5 +1,5 @@
 // Waiting for a peer, in low latency and high throughput: what a wait is for, how long it has lasted, and
-// the record that names the rank (ep_ll_record_t). The modes differ in what ends a wait: checkLimit
+// the record that names the rank (ep_wait_record_t). The modes differ in what ends a wait: checkLimit
 // (ll/wait.cuh) and htCheckLimit (ht/ht_control.cuh).
 //
 // The record is written by threads of many blocks: one at a time, and what was written of a wait that was
@@ -27,7 +27,7 @@ struct WaitControl {
 
 struct Awaited {
   unsigned kind; // ep_ll_kind_t, EP_HT_KIND_*
-  ep_ll_phase_t phase;
+  ep_wait_phase_t phase;
   int rank;
   unsigned received; // flag or count found
   long long item;    // token or step, -1 = none
@@ -39,7 +39,7 @@ struct Spin {
 };
 
 // expected: flag or count waited for.
-EP_DEV void writeRecord(ep_ll_record_t *r, const Awaited &w, unsigned long long operation,
+EP_DEV void writeRecord(ep_wait_record_t *r, const Awaited &w, unsigned long long operation,
                         unsigned expected, uint64_t since, uint64_t now, bool gaveUp) {
   if (!r) return;
   r->kind = w.kind;

@@ -87,10 +87,10 @@ typedef struct ep_ht_group {
   char *peers[EP_HT_MAX_RANKS]; /* every rank's exchange memory */
   ep_ht_layout_t at;
   void *control, *scratch;
-  ep_ll_record_t *record; /* device address of mapped host memory, or NULL */
-  ep_ht_status_t *status; /* likewise */
-  uint64_t *bytes;        /* NULL, or [2][R]: bytes sent to each rank, per kind, added up */
-  uint64_t *stamps;       /* NULL, or [grid][2]: device clock at start and end of each block */
+  ep_wait_record_t *record; /* device address of mapped host memory, or NULL */
+  ep_ht_status_t *status;   /* likewise */
+  uint64_t *bytes;          /* NULL, or [2][R]: bytes sent to each rank, per kind, added up */
+  uint64_t *stamps;         /* NULL, or [grid][2]: device clock at start and end of each block */
   uint64_t timeoutNs;
   int rank, numRanks, numExperts, numLocal; /* numLocal = ceil(E / R) */
   int maxTokens;

@@ -31,7 +31,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Sender {
   static constexpr bool GATHERS = EXPERT_MAJOR;
   static constexpr int LANES = EXPERT_MAJOR ? 4 : 1; // of the scheduler, for an item
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
-  static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_BUFFER;
+  static constexpr ep_wait_phase_t PHASE = EP_WAIT_CREDIT;
   const HtCombineArgs &a;
   const HtTables &t;
   const unsigned long long *sent;
@@ -155,7 +155,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct Receiver {
   static constexpr bool GATHERS = true;
   static constexpr int LANES = 4;
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
-  static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_ROWS;
+  static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;
   const HtCombineArgs &a;
   const HtTables &t;
   const unsigned long long *received;

@@ -29,7 +29,7 @@ template <class P> EP_DEV void passMetadata(const HtBlock &b, const P &p, int k,
 // A receiver's: once an item's stores are out, and so its chunks have been loaded, their FIFO slots are free;
 // weights and ids are written. It holds no slot: the loader need not wait for it.
 template <class P> EP_DEV void completionWarp(const HtBlock &b, const P &p, int lane) {
-  HtDeadline deadline;
+  HtWatchdog deadline;
   for (int k = 0;;) {
     const int m = min(32, __shfl_sync(FULL_WARP, (int)loadAcquireShared(&b.at->stored), 0) - k);
     if (m == 0) {
@@ -45,13 +45,13 @@ template <class P> EP_DEV void completionWarp(const HtBlock &b, const P &p, int 
     __syncwarp();
     k += m;
     if (lane == 0) storeReleaseShared(&b.at->retired, k);
-    deadline = HtDeadline();
+    deadline = HtWatchdog();
   }
 }
 
 // A sender's: flags for what has been written, behind one fence for all that is.
 template <class P> EP_DEV void signalWarp(const HtBlock &b, const P &p, int lane) {
-  HtDeadline deadline;
+  HtWatchdog deadline;
   for (int raised = 0;;) {
     const bool last = __shfl_sync(FULL_WARP, loadAcquireShared(&b.at->ended), 0);
     int c = __shfl_sync(FULL_WARP, (int)loadAcquireShared(&b.at->complete), 0);
@@ -73,7 +73,7 @@ template <class P> EP_DEV void signalWarp(const HtBlock &b, const P &p, int lane
       storeReleaseShared(&b.at->retired, c);
     }
     raised = c;
-    deadline = HtDeadline();
+    deadline = HtWatchdog();
   }
 }
 

@@ -17,11 +17,11 @@ struct HtFifos {
 };
 struct HtControl {
   WaitControl wait;
-  unsigned meetCount, meetTurn;  // blocks of an Update
-  unsigned arrived[2];           // blocks at the end of a dispatch, a combine
-  unsigned work[2][2];           // next candidate: [kind][senders, receivers]
-  unsigned badIds;               // of the running Update
-  unsigned long long numbers[3]; // operations finished: dispatch, combine, Update
+  unsigned barrierCount, barrierTurn; // blocks of an Update
+  unsigned arrived[2];                // blocks at the end of a dispatch, a combine
+  unsigned work[2][2];                // next candidate: [kind][senders, receivers]
+  unsigned badIds;                    // of the running Update
+  unsigned long long numbers[3];      // operations finished: dispatch, combine, Update
   HtFifos fifos[2];
   unsigned doneBefore[EP_HT_MAX_RANKS]; // dispatch: each source's count at the start
   unsigned readBefore[EP_HT_MAX_RANKS]; // combine: each destination's
@@ -95,22 +95,34 @@ EP_DEV HtTables htTables(const ep_ht_group_t &g, const ep_ht_handle_t &h) {
   return t;
 }
 
+// One thread: the record of a wait that lasts, or was given up.
+EP_DEV void htWriteRecord(const ep_ht_group_t &g, const Awaited &w, unsigned expected,
+                          uint64_t since, uint64_t now, bool gaveUp) {
+  const unsigned long long *numbers = htControl(g).numbers;
+  const unsigned long long ended = loadVolatile(&numbers[w.kind - EP_HT_KIND_DISPATCH]);
+  writeRecord(g.record, w, ended + 1, expected, since, now, gaveUp);
+}
+
+// One thread: the wait is over without its rank, and the group with it.
+EP_DEV void htGiveUp(const ep_ht_group_t &g, const Awaited &w, unsigned expected, uint64_t since,
+                     uint64_t now) {
+  WaitControl &c = htControl(g).wait;
+  if (atomicCAS(&c.failed, 0u, 1u) != 0) return;
+  recordTimeout(c, [&] { htWriteRecord(g, w, expected, since, now, true); });
+}
+
 static __device__ __noinline__ bool htCheckLimit(const ep_ht_group_t &g, Awaited w,
                                                  unsigned expected, Spin &spin) {
   WaitControl &c = htControl(g).wait;
   if (loadVolatile(&c.failed)) return false;
   const uint64_t now = clockNs();
   if (!spin.since) spin.since = now;
-  const auto write = [&](bool gaveUp) {
-    const unsigned long long *numbers = htControl(g).numbers;
-    const unsigned long long ended = loadVolatile(&numbers[w.kind - EP_HT_KIND_DISPATCH]);
-    writeRecord(g.record, w, ended + 1, expected, spin.since, now, gaveUp);
-  };
   if (now - spin.since < g.timeoutNs) {
-    recordWait(c, now - spin.since, now, [&] { write(false); });
+    recordWait(c, now - spin.since, now,
+               [&] { htWriteRecord(g, w, expected, spin.since, now, false); });
     return true;
   }
-  if (atomicCAS(&c.failed, 0u, 1u) == 0) recordTimeout(c, [&] { write(true); });
+  htGiveUp(g, w, expected, spin.since, now);
   return false;
 }
 

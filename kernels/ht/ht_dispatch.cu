@@ -23,7 +23,7 @@ EP_DEV uint4 readAnnounce(const ep_ht_group_t &g, unsigned long long number) {
 EP_DEV void waitAnnounce(const ep_ht_group_t &g, uint4 seen, unsigned long long number) {
   if (isFlagged(seen, number)) return;
   const int r = threadIdx.x;
-  const Awaited w = {EP_HT_KIND_DISPATCH, EP_LL_PHASE_ANNOUNCE, r, 0, -1};
+  const Awaited w = {EP_HT_KIND_DISPATCH, EP_WAIT_ANNOUNCE, r, 0, -1};
   unsigned long long ignored;
   waitFlagged(g, announceAt(g, g.rank, r, number), number, w, ignored);
 }

@@ -12,7 +12,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
   static constexpr bool ZERO_ROW = false;
   static constexpr int LANES = EXPERT_MAJOR ? 4 : 1;
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
-  static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_ROWS;
+  static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;
   const HtDispatchArgs &a;
   const HtTables &t;
   const unsigned long long *received; // chunks from each rank so far

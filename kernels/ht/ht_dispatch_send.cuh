@@ -12,7 +12,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
   static constexpr bool ZERO_ROW = false;
   static constexpr int LANES = 4; // of the scheduler, for an item
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
-  static constexpr ep_ll_phase_t PHASE = EP_LL_PHASE_BUFFER;
+  static constexpr ep_wait_phase_t PHASE = EP_WAIT_CREDIT;
   const HtDispatchArgs &a;
   const HtTables &t;
   const unsigned long long *sent; // chunks to each rank so far

@@ -28,7 +28,7 @@ EP_DEV void addDone(const ep_ht_group_t &g, size_t counts, int r) {
 
 // One thread of the last block: until rank r is through with this rank's memory; false: gave up.
 EP_DEV bool waitDone(const ep_ht_group_t &g, size_t counts, int r, unsigned before, unsigned kind,
-                     ep_ll_phase_t phase) {
+                     ep_wait_phase_t phase) {
   Spin spin;
   for (;;) {
     const unsigned n = loadAcquire(doneAt(g, counts, g.rank, r)) - before;

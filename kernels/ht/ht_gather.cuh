@@ -57,7 +57,7 @@ template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int la
           i = q - first;
         }
       }
-      HtDeadline deadline;
+      HtWatchdog deadline;
       for (int out = 0; out < m;) {
         const bool waits = lane >= out && lane < m && !barrierTest(&b.empty[slot], phase);
         const unsigned notFree = __ballot_sync(FULL_WARP, waits);
@@ -88,7 +88,7 @@ template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int la
 
 // Waits until item k is described; false if an item before it, or itself, is the end.
 EP_DEV bool waitItem(const HtBlock &b, int k) {
-  HtDeadline p;
+  HtWatchdog p;
   for (;;) {
     if ((int)loadAcquireShared(&b.at->head) > k) return b.item(k).n >= 0;
     const int end =
@@ -154,7 +154,7 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
   constexpr int LAG = 4;
   int k = 0, c = 0, held[3] = {-1, -1, -1};
   for (;; k++) {
-    HtDeadline deadline;
+    HtWatchdog deadline;
     int n = 0;
     for (int idle = 0;; idle++) {
       const bool is = __shfl_sync(FULL_WARP, (int)loadAcquireShared(&b.at->head) > k, 0);

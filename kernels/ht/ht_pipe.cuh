@@ -100,7 +100,7 @@ struct HtBlock {
 
 // A wait inside the block: others of its warps will make it come true. The limit is for errors in here: twice
 // what the scheduler, whom they all wait for, may wait for a peer (EP_HT_MAX_TIMEOUT_NS).
-struct HtDeadline {
+struct HtWatchdog {
   unsigned polls = 0;
   unsigned long long since = 0;
   EP_DEV void operator()() {
@@ -112,12 +112,12 @@ struct HtDeadline {
 };
 
 EP_DEV void waitPhase(uint64_t *b, uint32_t parity) {
-  HtDeadline p;
+  HtWatchdog p;
   while (!barrierTry(b, parity)) p();
 }
 // Waits until the counter is past k; returns by how much.
 EP_DEV int waitPast(const uint32_t *counter, int k) {
-  HtDeadline p;
+  HtWatchdog p;
   int n;
   while ((n = (int)(loadAcquireShared(counter) - (uint32_t)k)) <= 0) p();
   return n;

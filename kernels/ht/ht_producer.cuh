@@ -24,7 +24,7 @@ struct HtAhead {
 };
 
 EP_DEV void waitRoom(const HtBlock &b, int k, int ahead) {
-  HtDeadline p;
+  HtWatchdog p;
   while ((int)(k - min((int)loadAcquireShared(&b.at->stored),
                        (int)loadAcquireShared(&b.at->retired))) > HT_DESCS ||
          (int)(k - loadAcquireShared(&b.at->loaded)) > ahead) {
@@ -51,7 +51,7 @@ template <class P> EP_DEV int chunksOf(int n) {
 template <class P> EP_DEV void nameCulprit(const P &p, Awaited &w, unsigned &expected) {
   const int r = p.missing();
   if (r < 0) return;
-  w.phase = EP_LL_PHASE_ANNOUNCE;
+  w.phase = EP_WAIT_ANNOUNCE;
   w.rank = r;
   expected = w.received = 0;
   w.item = -1;

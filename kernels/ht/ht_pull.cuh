@@ -96,7 +96,7 @@ EP_DEV bool waitInput(const HtCombineArgs &a, int r, unsigned long long number,
       sources.count[r] = (int)flaggedData(rows);
       return true;
     }
-    const Awaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_ANNOUNCE, r, where.z, -1};
+    const Awaited w = {EP_HT_KIND_COMBINE, EP_WAIT_ANNOUNCE, r, where.z, -1};
     if (!htKeepWaiting(g, w, (unsigned)number, spin)) return false;
   }
 }
@@ -159,7 +159,7 @@ EP_DEV float gradientOf(unsigned long long both, int k) {
 EP_DEV float waitGradient(const ep_ht_group_t &g, uint4 seen, int rank, int token, int k,
                           unsigned long long number) {
   if (isFlagged(seen, number)) return gradientOf(flaggedData(seen), k);
-  const Awaited w = {EP_HT_KIND_COMBINE, EP_LL_PHASE_WEIGHTS, rank, 0, token};
+  const Awaited w = {EP_HT_KIND_COMBINE, EP_WAIT_WEIGHTS, rank, 0, token};
   unsigned long long both = 0;
   waitFlagged(g, gradientsAt(g, g.rank, rank, token, k / 2), number, w, both);
   return gradientOf(both, k);
@@ -181,7 +181,7 @@ EP_DEV void waitReadDone(const HtCombineArgs &a, const HtTables &t, const HtPull
   const int r = threadIdx.x;
   if (!isPulled(g, sources, r)) return;
   const unsigned before = loadVolatile(&htControl(g).readBefore[r]);
-  if (!waitDone(g, g.at.reads, r, before, EP_HT_KIND_COMBINE, EP_LL_PHASE_READ)) return;
+  if (!waitDone(g, g.at.reads, r, before, EP_HT_KIND_COMBINE, EP_WAIT_READ)) return;
   // Counting is each rank's own affair, so the owner counts, by what it has announced to the reader.
   if (g.bytes) g.bytes[g.numRanks + r] += (unsigned long long)rowsFor(t, r) * a.row.rowBytes;
 }

@@ -101,7 +101,7 @@ EP_DEV bool waitPeer(const HtDispatchArgs &a, const HtTables &t, int r, unsigned
       targets.scales[r] = w.scales[r] + flaggedData(scales);
       return true;
     }
-    const Awaited w = {EP_HT_KIND_DISPATCH, EP_LL_PHASE_ANNOUNCE, r, tokens.z, -1};
+    const Awaited w = {EP_HT_KIND_DISPATCH, EP_WAIT_ANNOUNCE, r, tokens.z, -1};
     if (!htKeepWaiting(g, w, (unsigned)number, spin)) return false;
   }
 }
@@ -143,7 +143,7 @@ EP_DEV unsigned readRemoteSlot(const ep_ht_group_t &g, int by, int token,
 }
 static __device__ __noinline__ unsigned waitForSlot(const ep_ht_group_t &g, int by, int token,
                                                     unsigned long long number) {
-  const Awaited w = {EP_HT_KIND_DISPATCH, EP_LL_PHASE_ROUTING, by, 0, token};
+  const Awaited w = {EP_HT_KIND_DISPATCH, EP_WAIT_ROUTING, by, 0, token};
   unsigned long long both = ~0ull;
   waitFlagged(g, remoteSlotAt(g, g.rank, by, token >> 1, number), number, w, both);
   return (unsigned)(both >> (token & 1) * 32);
@@ -161,7 +161,7 @@ EP_DEV void waitDone(const ep_ht_group_t &g, const HtPushTargets &targets) {
   const int r = threadIdx.x;
   if (!isPushed(g, targets, r)) return;
   const unsigned before = loadVolatile(&htControl(g).doneBefore[r]);
-  waitDone(g, g.at.dones, r, before, EP_HT_KIND_DISPATCH, EP_LL_PHASE_ROWS);
+  waitDone(g, g.at.dones, r, before, EP_HT_KIND_DISPATCH, EP_WAIT_ROWS);
 }
 
 #endif

@@ -48,7 +48,7 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
   };
   for (;;) {
     // The description of k must be there before its slot's phase may be asked for.
-    HtDeadline deadline;
+    HtWatchdog deadline;
     int there = 0, idle = 0;
     bool over = false;
     for (;;) {

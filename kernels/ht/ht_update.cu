@@ -35,7 +35,7 @@ EP_DEV char *wordAt(const ep_ht_group_t &g, int at, int from, long long t, int b
 }
 
 // What a word of this Update is waited for as.
-EP_DEV Awaited awaited(ep_ll_phase_t phase, int src, long long item) {
+EP_DEV Awaited awaited(ep_wait_phase_t phase, int src, long long item) {
   return Awaited{EP_HT_KIND_UPDATE, phase, src, 0, item};
 }
 
@@ -99,7 +99,7 @@ EP_DEV void forIds(const UpdateArgs &a, const Look &l, unsigned long long number
   const char *at = wordAt(g, g.rank, l.src, l.t, (int)(number & 1));
   for (int k = 0; k < a.op.handle.numTopk; k += a.perWord) {
     unsigned long long data;
-    const Awaited w = awaited(EP_LL_PHASE_ROUTING, l.src, l.t);
+    const Awaited w = awaited(EP_WAIT_ROUTING, l.src, l.t);
     if (!waitFlagged(g, at + k / a.perWord * 16, number, w, data)) return;
 #pragma unroll 4
     for (int j = 0; j < a.perWord && k + j < a.op.handle.numTopk; j++) {
@@ -119,7 +119,7 @@ EP_DEV Look readTile(const UpdateArgs &a, const Shared &s, int tile, unsigned lo
   if (threadIdx.x == 0) {
     unsigned long long n = 0;
     const bool ok = waitFlagged(g, headerAt(g, g.rank, l.src, (int)(number & 1)), number,
-                                awaited(EP_LL_PHASE_ANNOUNCE, l.src, -1), n);
+                                awaited(EP_WAIT_ANNOUNCE, l.src, -1), n);
     numTokens = ok ? min((int)n, g.maxTokens) : 0;
   }
   __syncthreads();
@@ -155,29 +155,29 @@ EP_DEV int countBefore(const unsigned *bits, int thread) {
   return n;
 }
 
-// All threads of all blocks.
-EP_DEV void meet(const ep_ht_group_t &g, int blocks) {
+// All threads of all blocks; false: the group has failed, or some block was not there in twice the limit.
+EP_DEV bool gridBarrier(const ep_ht_group_t &g, int blocks) {
   HtControl &c = htControl(g);
+  int failed = 0;
   __syncthreads();
   if (threadIdx.x == 0) {
-    const unsigned turn = loadVolatile(&c.meetTurn);
+    const unsigned turn = loadVolatile(&c.barrierTurn);
     __threadfence();
-    if (atomicAdd(&c.meetCount, 1u) == blocks - 1) {
-      c.meetCount = 0;
+    if (atomicAdd(&c.barrierCount, 1u) == blocks - 1) {
+      c.barrierCount = 0;
       __threadfence();
-      atomicAdd(&c.meetTurn, 1u);
+      atomicAdd(&c.barrierTurn, 1u);
     } else {
+      const Awaited w = {EP_HT_KIND_UPDATE, EP_WAIT_BLOCKS, g.rank, 0, blockIdx.x};
       const unsigned long long since = clockNs();
-      while (loadVolatile(&c.meetTurn) == turn) {
-        if (clockNs() - since > 2 * g.timeoutNs) {
-          c.wait.failed = 1;
-          break;
-        }
+      while (!failed && loadVolatile(&c.barrierTurn) == turn) {
+        if (clockNs() - since > 2 * g.timeoutNs) htGiveUp(g, w, turn + 1, since, clockNs());
+        failed = loadVolatile(&c.wait.failed) != 0;
       }
     }
     __threadfence();
   }
-  __syncthreads();
+  return !__syncthreads_or(failed);
 }
 
 // One warp a row: the counts of the tiles before `tile`, and of all.
@@ -419,7 +419,7 @@ __global__ void __launch_bounds__(TILE, 1) updateKernel(const __grid_constant__ 
       a.counts[(size_t)row * a.tiles + tile] = countRow(s.bits + row * WORDS);
     }
   }
-  meet(g, gridDim.x);
+  if (!gridBarrier(g, gridDim.x)) return;
   findSources(a, firstOf);
   const bool once = a.tiles <= (int)gridDim.x, reports = blockIdx.x == gridDim.x - 1;
   bool hasSums = false; // the totals and the zones, which are the same for all tiles
@@ -434,7 +434,7 @@ __global__ void __launch_bounds__(TILE, 1) updateKernel(const __grid_constant__ 
       atomicMax(&tables.head->mostTokens, tile % a.perSource * TILE + tokens);
     }
   }
-  if (a.op.handle.drop) meet(g, gridDim.x);
+  if (a.op.handle.drop && !gridBarrier(g, gridDim.x)) return;
   if (reports) {
     if (!hasSums) {
       sumRows(a, s, 0);

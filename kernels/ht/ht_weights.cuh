@@ -98,7 +98,7 @@ struct HtWeights {
     if (d.index < 0) return true;
     unsigned long long both = flaggedData(d.word);
     if (!isFlagged(d.word, number)) {
-      const Awaited w = {EP_HT_KIND_DISPATCH, EP_LL_PHASE_WEIGHTS, d.source, 0, d.token};
+      const Awaited w = {EP_HT_KIND_DISPATCH, EP_WAIT_WEIGHTS, d.source, 0, d.token};
       if (!waitFlagged(g, weightsAt(g, g.rank, d.source, d.token, d.j), number, w, both))
         return false;
     }

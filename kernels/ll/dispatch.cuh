@@ -52,20 +52,21 @@ struct DispatchArgs {
 
 // What an instantiation takes.
 //   GENERIC   any shape and either part; else the fast path
-//   RANKS     rank-major
+//   RANK_MAJOR  the layout
 //   QUANT     E4M3 made on the way
 //   SEGMENTS  rows have scales or weights besides tokens
 //   COUNT     byte counters may be there (generic: always)
 //   SCRATCH   generic: the slot map does not fit into shared memory. An instantiation of its own, so that the
 //             usual one has the instructions of shared memory
-template <bool GENERIC_, bool RANKS_, bool QUANT_, bool SEGMENTS_, bool COUNT_, bool SCRATCH_>
+template <bool GENERIC_, bool RANK_MAJOR_, bool QUANT_, bool SEGMENTS_, bool COUNT_, bool SCRATCH_>
 struct DispatchTraits {
-  static constexpr bool GENERIC = GENERIC_, RANKS = RANKS_, QUANT = QUANT_, SEGMENTS = SEGMENTS_;
+  static constexpr bool GENERIC = GENERIC_, RANK_MAJOR = RANK_MAJOR_, QUANT = QUANT_,
+                        SEGMENTS = SEGMENTS_;
   static constexpr bool COUNT = COUNT_ || GENERIC_, SCRATCH = SCRATCH_;
   static constexpr int BLOCKS = GENERIC ? EP_LL_MAX_TOPK / WORD_IDS : 1; // of entries of a token
-  static constexpr int ROW_BLOCKS = RANKS ? 1 : BLOCKS;            // that have rows of their own
+  static constexpr int ROW_BLOCKS = RANK_MAJOR ? 1 : BLOCKS;       // that have rows of their own
   static constexpr unsigned NO_EXPERT = GENERIC ? 0xffffu : 0xffu; // a local id
-  using Ranks = std::conditional_t<GENERIC, unsigned long long, unsigned>; // a set, as bits
+  using RankSet = std::conditional_t<GENERIC, unsigned long long, unsigned>; // a set, as bits
 };
 
 EP_DEV int firstBit(unsigned set) {
@@ -111,7 +112,7 @@ template <class T> EP_DEV Op operationOf(const DispatchArgs &a, const FirstLoads
 
 // All lanes: active ranks.
 template <class T>
-EP_DEV typename T::Ranks activeOf(const DispatchArgs &a, const FirstLoads &f, int lane) {
+EP_DEV typename T::RankSet activeOf(const DispatchArgs &a, const FirstLoads &f, int lane) {
   if constexpr (T::GENERIC) return activeRanks(a.op.group, lane);
   return __ballot_sync(FULL_WARP, lane < a.numRanks && (f.mask != 0 || lane == a.rank));
 }

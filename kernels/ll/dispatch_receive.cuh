@@ -12,7 +12,7 @@ EP_DEV void clearShared(const DispatchArgs &a, const SlotMap &map, unsigned *ret
   const int i0 = warp * 32 + lane, di = a.numRecv * 32;
   uint4 *bits = (uint4 *)map.bits;
 #pragma unroll 1
-  for (int i = i0; i < map.rows * map.stride / 4; i += di) bits[i] = make_uint4(0, 0, 0, 0);
+  for (int i = i0; i < map.lines * map.stride / 4; i += di) bits[i] = make_uint4(0, 0, 0, 0);
 #pragma unroll 1
   for (int i = i0; i < a.maxTokens * a.groups; i += di) returns[i] = 0;
 }
@@ -56,7 +56,7 @@ template <class T> struct RoutingTable {
 template <class T> struct Receiver {
   const DispatchArgs &a;
   const Op op;
-  typename T::Ranks active; // sources that are waited for
+  typename T::RankSet active; // sources that are waited for
   const int warp, lane;
   // Shared memory of the block; map, returns and routing perhaps scratch.
   volatile int *
@@ -73,7 +73,7 @@ template <class T> struct Receiver {
 #pragma unroll
     for (int k = 0; k < WORD_IDS; k++) {
       const unsigned id = (k < 4 ? q.y : q.z) >> (k & 3) * 8 & 0xffu;
-      if (!T::RANKS) orShared(id != 0xff, column + id * map.stride, 1u << (bit & 31));
+      if (!T::RANK_MAJOR) orShared(id != 0xff, column + id * map.stride, 1u << (bit & 31));
     }
     return n;
   }
@@ -89,7 +89,7 @@ template <class T> struct Receiver {
         const unsigned id = rest & none;
         if (id == none) continue;
         n++;
-        if (!T::RANKS) atomicOr(column + id * map.stride, 1u << (bit & 31));
+        if (!T::RANK_MAJOR) atomicOr(column + id * map.stride, 1u << (bit & 31));
       }
     }
     return n;
@@ -111,7 +111,7 @@ template <class T> struct Receiver {
       n = takeIds(q, column, bit);
     if (T::GENERIC && v + 1 < a.idVectors) return false;
     if (!n) return true;
-    if (T::RANKS) atomicOr(column, 1u << (bit & 31));
+    if (T::RANK_MAJOR) atomicOr(column, 1u << (bit & 31));
     if (src == a.rank && !keepsOwn()) return true;
     atomicAdd(&returns[t * a.groups + (src >> 2)],
               a.op.handle.sum == EP_LL_SUM_EXACT ? (unsigned)n : 1u);
@@ -136,7 +136,7 @@ template <class T> struct Receiver {
         } else if (tokens >= 0 && t >= tokens) {
           pending = false;
         } else {
-          const ep_ll_phase_t phase = tokens < 0 ? EP_LL_PHASE_ANNOUNCE : EP_LL_PHASE_ROUTING;
+          const ep_wait_phase_t phase = tokens < 0 ? EP_WAIT_ANNOUNCE : EP_WAIT_ROUTING;
           const Awaited w = {EP_LL_DISPATCH, phase, src, q.w, t};
           pending = keepWaiting(a.op.group, op, w, spin);
           if (!pending) routing.forget(src, t);
@@ -155,18 +155,18 @@ template <class T> struct Receiver {
   }
 
   // All lanes: the active sources of which a word has come.
-  EP_DEV typename T::Ranks sourcesHeard() const {
-    typename T::Ranks heard = __ballot_sync(FULL_WARP, lane < a.numRanks && counts[lane] >= 0);
+  EP_DEV typename T::RankSet sourcesHeard() const {
+    typename T::RankSet heard = __ballot_sync(FULL_WARP, lane < a.numRanks && counts[lane] >= 0);
     if constexpr (T::GENERIC) {
       const unsigned past =
           __ballot_sync(FULL_WARP, lane + 32 < a.numRanks && counts[lane + 32] >= 0);
-      heard |= (typename T::Ranks)past << 32;
+      heard |= (typename T::RankSet)past << 32;
     }
     return active & heard;
   }
 
   // Slots of the lane's (source, k), a block of eight k each; -1 = none.
-  struct Rows {
+  struct Slots {
     int slot[T::ROW_BLOCKS];
     unsigned first; // lanes that have one, of block 0
     // All lanes. Not kept of every block: eight registers over the polling loop would be too many.
@@ -179,9 +179,9 @@ template <class T> struct Receiver {
     return !T::GENERIC || b * WORD_IDS < a.topk;
   }
 
-  EP_DEV int findRow(int src, int t, int k) const {
+  EP_DEV int findSlot(int src, int t, int k) const {
     if (src >= a.numRanks || t >= counts[src] || (T::GENERIC && k >= a.topk)) return -1;
-    if (T::RANKS) {
+    if (T::RANK_MAJOR) {
       const int bit = map.bitOf(src, t);
       if (!(map.bits[bit >> 5] >> (bit & 31) & 1)) return -1;
       return src * a.maxTokens + map.countBetween(map.bitOf(src, 0), bit);
@@ -191,11 +191,12 @@ template <class T> struct Receiver {
     return (int)id * a.numRanks * a.maxTokens + map.countBefore((int)id, map.bitOf(src, t));
   }
 
-  EP_DEV Rows findRows(int t, int group) const {
-    Rows r;
+  EP_DEV Slots findSlots(int t, int group) const {
+    Slots r;
 #pragma unroll
     for (int b = 0; b < T::ROW_BLOCKS; b++) {
-      r.slot[b] = findRow(group * SOURCES + (lane >> 3), t, T::RANKS ? 0 : (lane & 7) + b * 8);
+      r.slot[b] =
+          findSlot(group * SOURCES + (lane >> 3), t, T::RANK_MAJOR ? 0 : (lane & 7) + b * 8);
     }
     return r;
   }
@@ -230,17 +231,17 @@ template <class T> struct Receiver {
   }
 
   // All lanes: v to the rows of source q.
-  EP_DEV void deliver(const OutputTarget<T> &target, int q, uint4 v, const Rows &rows) const {
+  EP_DEV void deliver(const OutputTarget<T> &target, int q, uint4 v, const Slots &slots) const {
 #pragma unroll
     for (int b = 0; b < T::ROW_BLOCKS; b++) {
       if (!isBlock(b)) continue;
 #pragma unroll 1
-      for (unsigned m = rows.has(b) >> q * 8 & (T::RANKS ? 1u : 0xffu); m; m &= m - 1) {
+      for (unsigned m = slots.has(b) >> q * 8 & (T::RANK_MAJOR ? 1u : 0xffu); m; m &= m - 1) {
         const int i = __ffs(m) - 1; // two rows at a time
         m &= m - 1;
         const int j = m ? __ffs(m) - 1 : i;
-        const int row0 = __shfl_sync(FULL_WARP, rows.slot[b], q * 8 + i);
-        const int row1 = __shfl_sync(FULL_WARP, rows.slot[b], q * 8 + j);
+        const int row0 = __shfl_sync(FULL_WARP, slots.slot[b], q * 8 + i);
+        const int row1 = __shfl_sync(FULL_WARP, slots.slot[b], q * 8 + j);
         target.put(row0, v);
         if (m) target.put(row1, v);
       }
@@ -248,13 +249,13 @@ template <class T> struct Receiver {
   }
 
   // All lanes: a step as it comes.
-  EP_DEV void takeStep(Step &x, int t, int group, const Rows &rows) {
+  EP_DEV void takeStep(Step &x, int t, int group, const Slots &slots) {
     const OutputTarget<T> target(a, x.p, lane);
     unsigned waiting = 0, there = 0;
 #pragma unroll
     for (int b = 0; b < T::ROW_BLOCKS; b++) {
       if (!isBlock(b)) continue;
-      const unsigned has = rows.has(b);
+      const unsigned has = slots.has(b);
 #pragma unroll
       for (int q = 0; q < SOURCES; q++) waiting |= has >> q * 8 & 0xffu ? 1u << q : 0u;
     }
@@ -282,11 +283,10 @@ template <class T> struct Receiver {
         for (int i = 1; i < SOURCES; i++) {
           if (q == i) w = x.v[i];
         }
-        deliver(target, q, w, rows);
+        deliver(target, q, w, slots);
       }
       if (!waiting) break;
-      const Awaited w = {EP_LL_DISPATCH, EP_LL_PHASE_ROWS, group * SOURCES + __ffs(waiting) - 1, 0u,
-                         t};
+      const Awaited w = {EP_LL_DISPATCH, EP_WAIT_ROWS, group * SOURCES + __ffs(waiting) - 1, 0u, t};
       if (!keepWarpWaiting(a.op.group, op, w, spin, lane)) waiting &= waiting - 1;
     }
   }
@@ -306,11 +306,11 @@ template <class T> struct Receiver {
   }
 
   EP_DEV void writeEntry(int src, int t, const Entry &e, int row) const {
-    int *table =
-        slotTable(a.op.group, a.op.handle) + (size_t)src * a.maxTokens * (T::RANKS ? 1 : a.topk);
-    if (!T::RANKS) table[t * a.topk + e.k] = row;
-    if (T::RANKS && e.k == 0) table[t] = row;
-    if (T::RANKS && row >= 0) {
+    int *table = slotTable(a.op.group, a.op.handle) +
+                 (size_t)src * a.maxTokens * (T::RANK_MAJOR ? 1 : a.topk);
+    if (!T::RANK_MAJOR) table[t * a.topk + e.k] = row;
+    if (T::RANK_MAJOR && e.k == 0) table[t] = row;
+    if (T::RANK_MAJOR && row >= 0) {
       a.op.outIdx[(size_t)row * a.topk + e.k] =
           e.id == T::NO_EXPERT ? -1 : (int)e.id + (a.op.globalIds ? a.rank * a.numLocal : 0);
     }
@@ -319,7 +319,7 @@ template <class T> struct Receiver {
   // All lanes: what combine and the caller need to know about one (token, group of sources). The sources
   // of the returned rows go round from token to token and rank to rank: if all ranks sent back in the same
   // order, all would send to the same rank at once.
-  EP_DEV void writeMetadata(int t, int group, const Rows &rows) {
+  EP_DEV void writeMetadata(int t, int group, const Slots &slots) {
     const ep_ll_handle_t &h = a.op.handle;
     const int src = group * SOURCES + (lane >> 3);
     Entry e[T::BLOCKS];
@@ -334,7 +334,7 @@ template <class T> struct Receiver {
 #pragma unroll
     for (int b = 0; b < T::BLOCKS; b++) {
       const bool is = e[b].id != T::NO_EXPERT;
-      if (e[b].exists) writeEntry(src, t, e[b], rows.slot[b % T::ROW_BLOCKS]);
+      if (e[b].exists) writeEntry(src, t, e[b], slots.slot[b % T::ROW_BLOCKS]);
       const unsigned found = __ballot_sync(FULL_WARP, is) >> (lane & ~7) & 0xffu;
       isReturned[b] = is && (src != a.rank || keepsOwn()) &&
                       (h.sum == EP_LL_SUM_EXACT || (!hasEarlier && (lane & 7) == __ffs(found) - 1));
@@ -354,7 +354,7 @@ template <class T> struct Receiver {
         before += __popc(__funnelshift_r(all[i], all[i], turn) & front);
       }
       returnsOf(h)[at + before] =
-          ReturnEntry{rows.slot[b % T::ROW_BLOCKS], ReturnEntry::pack(src, e[b].k, t)};
+          ReturnEntry{slots.slot[b % T::ROW_BLOCKS], ReturnEntry::pack(src, e[b].k, t)};
     }
   }
 
@@ -371,7 +371,7 @@ template <class T> struct Receiver {
   // One warp of each block that has work: counters and the ids of unused rows.
   EP_DEV void count(int numBlocks, int most) {
     const int at = (int)blockIdx.x, stride = numBlocks;
-    if (!T::RANKS) {
+    if (!T::RANK_MAJOR) {
 #pragma unroll 1
       for (int e = at; e < a.numLocal; e += stride) {
         const int n = map.countAll(e, lane);
@@ -451,7 +451,7 @@ template <class T> struct Receiver {
 #pragma unroll 1
     for (int i = (int)blockIdx.x; i < most * a.groups; i += numBlocks) {
       const int t = a.groups == 1 ? i : i / a.groups, group = i - t * a.groups;
-      writeMetadata(t, group, findRows(t, group));
+      writeMetadata(t, group, findSlots(t, group));
     }
     count(numBlocks, most);
   }
@@ -481,18 +481,18 @@ template <class T> struct Receiver {
       report(max(1, min((int)gridDim.x, items)), most);
     }
     int last = -1;
-    Rows rows;
+    Slots slots;
 #pragma unroll 1
     for (int u = part.first + warp; u < part.end; u += a.numRecv) {
       const int i = tokenOf<T>(a, u);
       const int t = a.groups == 1 ? i : i / a.groups, group = i - t * a.groups;
       if (i != last) {
-        rows = findRows(t, group);
-        if (!T::GENERIC) rows.first = __ballot_sync(FULL_WARP, rows.slot[0] >= 0);
+        slots = findSlots(t, group);
+        if (!T::GENERIC) slots.first = __ballot_sync(FULL_WARP, slots.slot[0] >= 0);
         last = i;
       }
       if (!x.isLoaded) begin(x, t, group, u - i * a.wire.steps);
-      takeStep(x, t, group, rows);
+      takeStep(x, t, group, slots);
       x.isLoaded = false;
     }
   }

@@ -21,7 +21,8 @@ template <class T> EP_DEV Experts<T> expertsOf(const DispatchArgs &a, int t, int
 
 // All lanes: the ranks of `to` that have one of a token's experts, an entry a lane.
 template <class T>
-EP_DEV typename T::Ranks ranksOf(const DispatchArgs &a, const Experts<T> &e, typename T::Ranks to) {
+EP_DEV typename T::RankSet ranksOf(const DispatchArgs &a, const Experts<T> &e,
+                                   typename T::RankSet to) {
   if constexpr (T::GENERIC) {
     unsigned long long set = 0;
 #pragma unroll
@@ -37,9 +38,9 @@ EP_DEV typename T::Ranks ranksOf(const DispatchArgs &a, const Experts<T> &e, typ
 
 // The same turned so that bit 0 is the next rank after this one.
 template <class T>
-EP_DEV typename T::Ranks targetsOf(const DispatchArgs &a, const Experts<T> &e,
-                                   typename T::Ranks to) {
-  typename T::Ranks set = ranksOf<T>(a, e, to);
+EP_DEV typename T::RankSet targetsOf(const DispatchArgs &a, const Experts<T> &e,
+                                     typename T::RankSet to) {
+  typename T::RankSet set = ranksOf<T>(a, e, to);
   const int first = T::GENERIC && a.rank + 1 == a.numRanks ? 0 : a.rank + 1;
   if (T::GENERIC) { // up to 64 of 64
     set = set >> first | (first ? set << (a.numRanks - first) : 0);
@@ -50,8 +51,8 @@ EP_DEV typename T::Ranks targetsOf(const DispatchArgs &a, const Experts<T> &e,
 }
 
 // All lanes, together: a packet is stored in one piece.
-template <class Ranks>
-EP_DEV void storeToRanks(const DispatchArgs &a, Ranks turned, size_t at, bool on, uint4 v) {
+template <class RankSet>
+EP_DEV void storeToRanks(const DispatchArgs &a, RankSet turned, size_t at, bool on, uint4 v) {
 #pragma unroll 1
   for (; turned; turned &= turned - 1) {
     int d = firstBit(turned) + a.rank;
@@ -123,7 +124,7 @@ template <class T> EP_DEV Experts<T> firstExperts(const DispatchArgs &a, int war
 // One warp: routing words of this block's tokens to every active rank, itself included, by the warps of a
 // role. COUNT: adds the bytes of their rows to the counters.
 template <class T>
-EP_DEV void announce(const DispatchArgs &a, const Op &op, typename T::Ranks active, Experts<T> e,
+EP_DEV void announce(const DispatchArgs &a, const Op &op, typename T::RankSet active, Experts<T> e,
                      int warp, int lane) {
   int t = (int)blockIdx.x + (int)gridDim.x * warp;
   if (t >= max(1, a.numTokens)) return;
@@ -138,7 +139,7 @@ EP_DEV void announce(const DispatchArgs &a, const Op &op, typename T::Ranks acti
     else
       sendWord<T>(a, op, active, e.id[0], at, lane);
     if (T::COUNT && t < a.numTokens) {
-      const typename T::Ranks to = ranksOf<T>(a, e, active);
+      const typename T::RankSet to = ranksOf<T>(a, e, active);
 #pragma unroll
       for (int d = lane; d < (T::GENERIC ? 64 : 32); d += 32) {
         if (to >> d & 1) countBytes(a.op.group, EP_LL_DISPATCH, d, a.tokenBytes + a.scaleBytes);
@@ -165,10 +166,10 @@ EP_DEV void sendRows(const DispatchArgs &a, const FirstLoads &first, int warp, i
   RowVector p = vectorOf(a.wire, s, lane);
   uint4 v = readInput<T>(a, t, p, lane);
   const Op op = nextOp(first.control);
-  const typename T::Ranks active = activeOf<T>(a, first, lane),
-                          others = active & ~((typename T::Ranks)1 << a.rank);
+  const typename T::RankSet active = activeOf<T>(a, first, lane),
+                            others = active & ~((typename T::RankSet)1 << a.rank);
   waitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
-  typename T::Ranks to = targetsOf<T>(a, e, others);
+  typename T::RankSet to = targetsOf<T>(a, e, others);
 #pragma unroll 1
   for (;;) {
     if (isFlagLane(lane)) v.w = op.flag;
@@ -247,7 +248,7 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const FirstLoads &first, int wa
   const int part = (int)blockIdx.x - t0 * (int)a.perToken.n, threads = a.numSend * 32;
   const bool pow2 = a.op.quant == EP_LL_QUANT_E4M3_POW2;
   const Op op = nextOp(first.control);
-  const typename T::Ranks active = activeOf<T>(a, first, lane);
+  const typename T::RankSet active = activeOf<T>(a, first, lane);
 #pragma unroll 1
   for (int t = t0; t < a.numTokens; t += a.tokenStride) {
     if (t != t0) syncWarps(3, threads);
@@ -255,8 +256,8 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const FirstLoads &first, int wa
     const char *x = a.tokens + (size_t)t * a.inputBytes;
     quantiseRow<2>(x, a.tokenBytes, pow2, row, warp * 32 + lane,
                    t == t0 ? quantisingThreads<T>(a) : threads);
-    if (T::RANKS && warp == 0) appendWeights<T>(a, t, row, lane);
-    const typename T::Ranks to = targetsOf<T>(a, e, active);
+    if (T::RANK_MAJOR && warp == 0) appendWeights<T>(a, t, row, lane);
+    const typename T::RankSet to = targetsOf<T>(a, e, active);
     if (t == t0) waitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
     if (t == t0) {
       syncWarps(2, quantisingThreads<T>(a));

@@ -78,10 +78,10 @@ typedef struct ep_ll_group {
   char *peers[EP_LL_MAX_RANKS]; /* every rank's exchange memory */
   ep_ll_layout_t at;
   void *control;
-  int *mask;              /* [R] on the device: 1 active, 0 failed; all 1 without enableMask */
-  ep_ll_record_t *record; /* device address of mapped host memory */
-  uint64_t *bytes;        /* NULL, or [2][R]: bytes sent to each rank, per kind, added up */
-  uint64_t *stamps;       /* NULL, or [grid][2]: device clock at start and end of each block */
+  int *mask;                /* [R] on the device: 1 active, 0 failed; all 1 without enableMask */
+  ep_wait_record_t *record; /* device address of mapped host memory */
+  uint64_t *bytes;          /* NULL, or [2][R]: bytes sent to each rank, per kind, added up */
+  uint64_t *stamps;         /* NULL, or [grid][2]: device clock at start and end of each block */
   uint64_t timeoutNs;
   int rank, numRanks, numExperts, numLocal; /* numLocal = ceil(E / R) */
   int maxTokens, enableMask;

@@ -68,7 +68,7 @@ struct RowSender {
       for (int j = 0; j < IN_FLIGHT; j++) {
         if (j >= a.inFlight || i + j * numWarps >= work.count) break;
         u[j] = work.at(i + j * numWarps);
-        const int row = __shfl_sync(FULL_WARP, entry.row, u[j].row);
+        const int row = __shfl_sync(FULL_WARP, entry.slot, u[j].row);
         v[j] = readRow((const char *)a.op.tokens + (size_t)row * a.op.rowBytes, lane, u[j].step);
       }
       if (!started) {

@@ -37,9 +37,9 @@ EP_DEV Receiver<T> receiverOf(const DispatchArgs &a, const FirstLoads &first, ch
                               int warp, int lane) {
   char *big = shared;
   if (T::SCRATCH) big = (char *)a.op.scratch + blockIdx.x * a.bigBytes - a.bigAt;
-  const SlotMap map = {(unsigned *)(big + a.mapAt), (unsigned *)(big + a.beforeAt),
-                       T::RANKS ? 1 : a.numLocal,   a.spans,
-                       SlotMap::strideOf(a.spans),  a.perSource};
+  const SlotMap map = {(unsigned *)(big + a.mapAt),    (unsigned *)(big + a.beforeAt),
+                       T::RANK_MAJOR ? 1 : a.numLocal, a.spans,
+                       SlotMap::strideOf(a.spans),     a.perSource};
   unsigned *returns = (unsigned *)(big + a.returnsAt);
   clearShared(a, map, returns, warp, lane);
   return Receiver<T>{a,
@@ -86,18 +86,20 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
   }
 }
 
-template <bool RANKS, bool QUANT, bool SEGMENTS>
+template <bool RANK_MAJOR, bool QUANT, bool SEGMENTS>
 const void *kernelOf(bool generic, bool counts, bool scratch) {
   if (generic && scratch) {
-    return EP_KERNEL(dispatchKernel<DispatchTraits<true, RANKS, QUANT, SEGMENTS, true, true>>);
+    return EP_KERNEL(dispatchKernel<DispatchTraits<true, RANK_MAJOR, QUANT, SEGMENTS, true, true>>);
   }
   if (generic) {
-    return EP_KERNEL(dispatchKernel<DispatchTraits<true, RANKS, QUANT, SEGMENTS, true, false>>);
+    return EP_KERNEL(
+        dispatchKernel<DispatchTraits<true, RANK_MAJOR, QUANT, SEGMENTS, true, false>>);
   }
   return counts
-             ? EP_KERNEL(dispatchKernel<DispatchTraits<false, RANKS, QUANT, SEGMENTS, true, false>>)
-             : EP_KERNEL(
-                   dispatchKernel<DispatchTraits<false, RANKS, QUANT, SEGMENTS, false, false>>);
+             ? EP_KERNEL(
+                   dispatchKernel<DispatchTraits<false, RANK_MAJOR, QUANT, SEGMENTS, true, false>>)
+             : EP_KERNEL(dispatchKernel<
+                         DispatchTraits<false, RANK_MAJOR, QUANT, SEGMENTS, false, false>>);
 }
 
 } // namespace

@@ -38,7 +38,7 @@ static __device__ __noinline__ bool lookForRow(const CombineArgs &a, int q, int 
   const int rank = SUM == EP_LL_SUM_PARTIAL ? q : rankOfEntry(a, t, q);
   if (threadIdx.x % 32 == 0) {
     const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
-    const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_ROWS, rank, 0u, t};
+    const Awaited w = {EP_LL_COMBINE, EP_WAIT_ROWS, rank, 0u, t};
     since = checkLimit(g, op.number, w, looks ? since : 0);
   }
   return __shfl_sync(FULL_WARP, since != 0, 0);
@@ -49,7 +49,7 @@ static __device__ __noinline__ bool lookForWeights(const CombineArgs &a, int src
                                                    unsigned received, Spin &spin) {
   const ep_ll_group_t &g = a.op.group;
   const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
-  const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_WEIGHTS, src, received, t};
+  const Awaited w = {EP_LL_COMBINE, EP_WAIT_WEIGHTS, src, received, t};
   spin.since = checkLimit(g, op.number, w, spin.since);
   return spin.since != 0;
 }

@@ -88,7 +88,7 @@ static __device__ __noinline__ void pollFree(const ep_ll_group_t &g, int kind, O
     while (__any_sync(FULL_WARP, pending)) {
       if (!pending) continue;
       const uint4 v = loadSys(freeAt(g, kind, g.rank, r, op.buf));
-      const Awaited w = {(unsigned)kind, EP_LL_PHASE_BUFFER, r, v.z, -1};
+      const Awaited w = {(unsigned)kind, EP_WAIT_BUFFER, r, v.z, -1};
       pending =
           !epLlIsFree(op.number, v.x | (unsigned long long)v.y << 32) && keepWaiting(g, op, w, s);
     }
@@ -127,7 +127,7 @@ EP_DEV unsigned waitAnnounces(const ep_ll_group_t &g, const Op &op, unsigned lon
         ackDistance = max(ackDistance, v.x);
         break;
       }
-      const Awaited w = {EP_LL_COMBINE, EP_LL_PHASE_ANNOUNCE, r, v.w, -1};
+      const Awaited w = {EP_LL_COMBINE, EP_WAIT_ANNOUNCE, r, v.w, -1};
       if (!keepWaiting(g, op, w, s)) break;
     }
   }

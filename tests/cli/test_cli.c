@@ -364,22 +364,22 @@ static void writeRecord(int rank, int numRanks, uint64_t number, ep_hang_state_t
 }
 
 /* As kernels leave it: five dispatches and four combines are finished; a wait of Combine 5, or none. */
-static void writeDeviceRecord(int rank, int numRanks, uint32_t phase, int peer) {
+static void writeDeviceRecord(int rank, int numRanks, uint32_t kind, uint32_t phase, int peer) {
   writeRecord(rank, numRanks, 0, EP_HANG_IDLE, -1, (int)getpid());
   ep_hang_record_t r;
   FILE *f = fopen(files[rank], "r+b");
   if (!f || fread(&r, sizeof r, 1, f) != 1) CHECK(0, "cannot read %s", files[rank]);
   r.device = (ep_hang_device_t){.used = 1, .finished = {5, 4, 0}};
   if (phase) {
-    r.device.wait = (ep_ll_record_t){.state = 1,
-                                     .kind = EP_LL_COMBINE,
-                                     .phase = phase,
-                                     .rank = peer,
-                                     .operation = 5,
-                                     .expected = 7,
-                                     .received = phase == EP_LL_PHASE_ROWS ? 0 : 6,
-                                     .item = phase == EP_LL_PHASE_ROWS ? 3 : -1,
-                                     .sinceNs = ((uint64_t)time(NULL) - 5) * 1000000000u};
+    r.device.wait = (ep_wait_record_t){.state = 1,
+                                       .kind = kind,
+                                       .phase = phase,
+                                       .rank = peer,
+                                       .operation = 5,
+                                       .expected = 7,
+                                       .received = epHangTellsReceived(kind, phase) ? 6 : 0,
+                                       .item = phase == EP_WAIT_ROWS ? 3 : -1,
+                                       .sinceNs = ((uint64_t)time(NULL) - 5) * 1000000000u};
   }
   if (f && (fseek(f, 0, SEEK_SET) || fwrite(&r, sizeof r, 1, f) != 1))
     CHECK(0, "cannot write %s", files[rank]);
@@ -476,15 +476,19 @@ TEST(only_regular_files_are_read) {
 }
 
 TEST(hang_reads_what_kernels_wrote) {
-  writeDeviceRecord(0, 2, EP_LL_PHASE_ANNOUNCE, 1);
-  writeDeviceRecord(1, 2, EP_LL_PHASE_NONE, -1);
+  writeDeviceRecord(0, 2, EP_LL_COMBINE, EP_WAIT_ANNOUNCE, 1);
+  writeDeviceRecord(1, 2, EP_LL_COMBINE, EP_WAIT_NONE, -1);
   doctorHang(2, 1,
              "has not come to Combine 5: it has finished Combine 4; rank 0 waits in Combine 5");
   CHECK(!strncmp(o.out, "rank 1 ", 7) && strstr(o.out, "of rank 1 (expected flag 7, received 6)"),
         "%s", o.out);
   /* Of rows the kernels do not tell what they found. */
-  writeDeviceRecord(0, 2, EP_LL_PHASE_ROWS, 1);
+  writeDeviceRecord(0, 2, EP_LL_COMBINE, EP_WAIT_ROWS, 1);
   doctorHang(2, 1, "for rows of rank 1 (expected flag 7, item 3), for ");
+  writeDeviceRecord(0, 2, EP_HT_KIND_COMBINE, EP_WAIT_ROWS, 1);
+  doctorHang(2, 1, "for rows of rank 1 (expected flag 7, received 6, item 3), for ");
+  writeDeviceRecord(0, 2, EP_HT_KIND_COMBINE, EP_WAIT_CREDIT, 1);
+  doctorHang(2, 1, "for room in its FIFO of rank 1 (expected flag 7, received 6), for ");
   for (int i = 0; i < 2; i++) unlink(files[i]);
 }
 

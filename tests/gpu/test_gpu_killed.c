@@ -44,7 +44,7 @@ static trefoil_result_t workOn(ep_check_rank_t *k, const fault_t *f, int *isMask
 }
 
 /* A survivor's words go to stdout; the exit code is 0 if all is as it should be. */
-static int childMain(int victim, int enableMask, int ms) {
+static int childMain(int victim, int enableMask, int ms, int highThroughput) {
   ep_launch_t launch;
   char why[600];
   ncclUniqueId ids[EP_MAX_RANKS];
@@ -56,7 +56,7 @@ static int childMain(int victim, int enableMask, int ms) {
   }
   int R = launch.numRanks, isMasked = 0;
   const ep_library_t *lib = gpuLibrary();
-  ep_check_group_t g = gpuGroup(R, 8, 256);
+  ep_check_group_t g = (highThroughput ? gpuGroupHt : gpuGroup)(R, 8, 256);
   fault_t f = {.victim = victim};
   g.enableMask = enableMask;
   epBatchEnvironment(&g);
@@ -138,18 +138,20 @@ static int hear(int end, char *text, size_t bytes, int ms) {
 }
 
 typedef struct children {
-  int numRanks, victim, enableMask;
+  int numRanks, victim, enableMask, highThroughput;
   pid_t pids[EP_MAX_RANKS];
   int ends[EP_MAX_RANKS][2];
   char words[EP_MAX_RANKS][1200];
 } children_t;
 
 static int startChildren(children_t *c, int ms) {
-  char number[3][16];
+  char number[4][16];
   snprintf(number[0], sizeof number[0], "%d", c->victim);
   snprintf(number[1], sizeof number[1], "%d", c->enableMask);
   snprintf(number[2], sizeof number[2], "%d", ms);
-  char *arguments[] = {"test_gpu_killed", "--child", number[0], number[1], number[2], NULL};
+  snprintf(number[3], sizeof number[3], "%d", c->highThroughput);
+  char *arguments[] = {"test_gpu_killed", "--child", number[0], number[1],
+                       number[2],         number[3], NULL};
   for (int r = 0; r < c->numRanks; r++)
     if ((c->pids[r] = startChild(r, c->numRanks, arguments, c->ends[r])) <= 0) return 0;
   return 1;
@@ -194,9 +196,12 @@ static void endChildren(children_t *c) {
   printf("rank 0: %s\n", c->words[0]);
 }
 
-static void killOne(int numRanks, int enableMask, int ms) {
+static void killOne(int numRanks, int enableMask, int highThroughput, int ms) {
   static children_t c;
-  c = (children_t){.numRanks = numRanks, .victim = numRanks - 1, .enableMask = enableMask};
+  c = (children_t){.numRanks = numRanks,
+                   .victim = numRanks - 1,
+                   .enableMask = enableMask,
+                   .highThroughput = highThroughput};
   doctor_t d;
   int hasDoctor = doctorOpen(&d);
   REQUIRE(startChildren(&c, ms), "a process could not be started");
@@ -215,17 +220,22 @@ static void killOne(int numRanks, int enableMask, int ms) {
 
 TEST(survivors_of_a_killed_process_name_it) {
   GPU_RANKS(R, 2);
-  killOne(R, 0, 50);
+  killOne(R, 0, 0, 50);
+}
+
+TEST(in_high_throughput_survivors_of_a_killed_process_name_it) {
+  GPU_RANKS(R, 2);
+  killOne(R, 0, 1, 50);
 }
 
 TEST(with_masks_survivors_of_a_killed_process_go_on) {
   GPU_RANKS(R, 2);
-  killOne(R, 1, 80);
+  killOne(R, 1, 0, 80);
 }
 
 int main(int argc, char **argv) {
-  if (argc == 5 && !strcmp(argv[1], "--child")) {
-    int code = childMain(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
+  if (argc == 6 && !strcmp(argv[1], "--child")) {
+    int code = childMain(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
     putchar(END_OF_WORDS);
     fflush(stdout);
     while (getchar() != EOF) { /* the doctor is asked first */

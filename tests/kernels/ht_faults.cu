@@ -50,11 +50,11 @@ Fill everywhere(const Shape &s) {
 }
 
 struct Records {
-  std::vector<ep_ll_record_t *> host, device;
+  std::vector<ep_wait_record_t *> host, device;
 
   explicit Records(const Ranks &w) {
     for (const HtRank &k : w.ranks) {
-      ep_ll_record_t *h, *d;
+      ep_wait_record_t *h, *d;
       CU(cudaSetDevice(k.device));
       CU(cudaHostAlloc(&h, sizeof *h, cudaHostAllocMapped | cudaHostAllocPortable));
       CU(cudaHostGetDevicePointer(&d, h, 0));
@@ -64,7 +64,7 @@ struct Records {
     }
   }
   ~Records() {
-    for (ep_ll_record_t *h : host) CU(cudaFreeHost(h));
+    for (ep_wait_record_t *h : host) CU(cudaFreeHost(h));
   }
 };
 
@@ -79,7 +79,7 @@ bool judge(const Ranks &w, const Records &records, int victim, int what) {
   static const unsigned kinds[] = {EP_HT_KIND_UPDATE, EP_HT_KIND_DISPATCH, EP_HT_KIND_COMBINE};
   bool ok = true;
   for (int r = 0; r < (int)w.ranks.size(); r++) {
-    const ep_ll_record_t &n = *records.host[r];
+    const ep_wait_record_t &n = *records.host[r];
     if (r == victim) {
       if (n.failed) printf("  the victim gave up\n"), ok = false;
       continue;

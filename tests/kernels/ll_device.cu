@@ -27,7 +27,7 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
   launchAll(w, s, steps, rng);
   bool ok = true;
   for (int r = 0; r < s.R; r++) {
-    const ep_ll_record_t *q = w.ranks[r].record;
+    const ep_wait_record_t *q = w.ranks[r].record;
     if (q->failed) {
       printf("  rank %d gave up: kind %u phase %u on rank %d, operation %llu, flag %u not %u, item "
              "%lld\n",
@@ -67,9 +67,9 @@ void launchBeginning(World &w, const Shape &s, StepRank &k, int r) {
 // Whether the record of rank r names the dead rank and none but it was given up, in its first operation if it
 // never launched. Without masks who needs nothing of it may name a rank that names it.
 bool namesDead(const World &w, const Shape &s, int r, int dead, bool isBegun, bool masks) {
-  const ep_ll_record_t &q = *w.ranks[r].record;
+  const ep_wait_record_t &q = *w.ranks[r].record;
   const bool first =
-      q.phase == EP_LL_PHASE_ANNOUNCE && q.kind == EP_LL_DISPATCH && q.operation == s.first + 1;
+      q.phase == EP_WAIT_ANNOUNCE && q.kind == EP_LL_DISPATCH && q.operation == s.first + 1;
   int named = q.rank;
   for (int hops = 0; hops < s.R && !masks && isBegun && named != dead; hops++) {
     named = w.ranks[named].record->rank;

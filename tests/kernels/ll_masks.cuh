@@ -107,7 +107,7 @@ bool runMasked(World &w, uint64_t seed, const Options &o) {
   bool ok = true;
   const std::vector<uint8_t> &alive = regards.back().combine;
   for (int r = 0; r < s.R; r++) {
-    const ep_ll_record_t *q = w.ranks[r].record;
+    const ep_wait_record_t *q = w.ranks[r].record;
     const int deaf = numDeaf(alive, s.R, r);
     if ((int)q->numGaveUp != deaf) {
       printf("  rank %d gave up on %u ranks (kind %u phase %u rank %d), not %d\n", r, q->numGaveUp,

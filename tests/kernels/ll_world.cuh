@@ -54,7 +54,7 @@ struct WorldRank {
   char *exchange, *control, *pool;
   size_t used;
   int *mask;
-  ep_ll_record_t *record, *recordOnDevice;
+  ep_wait_record_t *record, *recordOnDevice;
 };
 
 // A GPU runs this many queues at a time; a launch behind another rank's in the same queue would wait for it.
