@@ -154,7 +154,8 @@ typedef struct {
   unsigned max_num_sms;                  /* most SMs a kernel may take; 0 = AUTO */
   ncclEpAllocConfig_t alloc;             /* */
   unsigned enable_mask;                  /* LL: 1 = late ranks are masked and skipped; default 0 */
-  uint64_t timeout_ns;                   /* 0 = 100 s; environment NCCL_EP_TIMEOUT_MS overrides */
+  uint64_t timeout_ns;                   /* 0 = 100 s; environment NCCL_EP_TIMEOUT_MS overrides;
+                                            HT on GPUs: half an hour at most */
   /* since version 2 */
   ncclEpZeroCopyMode_t zero_copy;         /* default AUTO */
   ncclEpOverflowPolicy_t overflow_policy; /* HT; default TRAP */
@@ -425,8 +426,9 @@ NCCL_EP_PUBLIC ncclResult_t ncclEpMaskQuery(ncclEpGroup_t group, int *device_mas
 NCCL_EP_PUBLIC ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t group, const int *host_mask,
                                              cudaStream_t stream);
 NCCL_EP_PUBLIC ncclResult_t ncclEpMaskClean(ncclEpGroup_t group, cudaStream_t stream);
-/* *error = 1 if a queued operation failed since the last ErrorClear (a rank masked, or HT slots over
- * max_recv under TRAP), else 0. LL without enable_mask: ncclInvalidUsage. */
+/* *error = 1 if a queued operation failed since the last ErrorClear (a rank masked or lost, bad ids, HT
+ * slots over max_recv under TRAP), else 0. LL without enable_mask: ncclInvalidUsage. ErrorClear lowers
+ * it and takes its sentence back, but for a group that lost a rank: that can only be destroyed. */
 NCCL_EP_PUBLIC ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t group, int *error);
 NCCL_EP_PUBLIC ncclResult_t ncclEpErrorClear(ncclEpGroup_t group);
 

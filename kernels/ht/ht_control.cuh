@@ -33,9 +33,10 @@ EP_DEV HtControl &htControl(const ep_ht_group_t &g) {
 }
 
 // The tables behind the head of a handle's memory (ht_layout.c has the sizes). W = min(R, K).
-//   dests    [N, W] own token: {rank, how many-th own token to that rank}, ranks ascending; rank -1 ends
+//   dests    [N, W] own token: {rank, ordinal among own tokens to that rank}, ranks ascending; rank -1 ends
 //   ids      [N, K] own token: experts, -1 = none
-//   index    [R, N] received token: how many-th of its source; -1 = does not come here
+//   index    [R, N] received token: ordinal among its source's; -1 = does not come here. Flat: its slot
+//            is head->recvBase[source] + index
 //   first    [R, N] received token, expert-major: twice its first slot, by ascending k, + 1 if it has more;
 //            HT_NOWHERE = none
 //   entries  [R, N, K] received token: expert-major the slot, -1 = none; flat the local expert and its place

@@ -35,7 +35,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
     item.chunk = c - item.token * a.row.numChunks;
     return t.width;
   }
-  // A rank, and how many-th own token it is there; push and expert-major: its first slot there, * 2 + more.
+  // A rank, and the token's ordinal there; push and expert-major: its first slot there, * 2 + more.
   EP_DEV int2 load(const HtItem &item, int i) const {
     int2 d = t.dests[(size_t)item.token * t.width + i];
     if (PUSHES && EXPERT_MAJOR && d.x >= 0 && d.x != group().rank && pushesTo(d.x)) {
