@@ -96,34 +96,22 @@ EP_DEV HtTables htTables(const ep_ht_group_t &g, const ep_ht_handle_t &h) {
   return t;
 }
 
-// One thread: the record of a wait that lasts, or was given up.
-EP_DEV void htWriteRecord(const ep_ht_group_t &g, const Awaited &w, unsigned expected,
-                          uint64_t since, uint64_t now, bool gaveUp) {
-  const unsigned long long *numbers = htControl(g).numbers;
-  const unsigned long long ended = loadVolatile(&numbers[w.kind - EP_HT_KIND_DISPATCH]);
-  writeRecord(g.record, w, ended + 1, expected, since, now, gaveUp);
-}
-
-// One thread: the wait is over without its rank, and the group with it.
-EP_DEV void htGiveUp(const ep_ht_group_t &g, const Awaited &w, unsigned expected, uint64_t since,
-                     uint64_t now) {
-  WaitControl &c = htControl(g).wait;
-  if (atomicCAS(&c.failed, 0u, 1u) != 0) return;
-  recordTimeout(c, [&] { htWriteRecord(g, w, expected, since, now, true); });
-}
-
 static __device__ __noinline__ bool htCheckLimit(const ep_ht_group_t &g, Awaited w,
                                                  unsigned expected, Spin &spin) {
   WaitControl &c = htControl(g).wait;
   if (loadVolatile(&c.failed)) return false;
   const uint64_t now = clockNs();
   if (!spin.since) spin.since = now;
+  const auto write = [&](bool gaveUp) {
+    const unsigned long long *numbers = htControl(g).numbers;
+    const unsigned long long ended = loadVolatile(&numbers[w.kind - EP_HT_KIND_DISPATCH]);
+    writeRecord(g.record, w, ended + 1, expected, spin.since, now, gaveUp);
+  };
   if (now - spin.since < g.timeoutNs) {
-    recordWait(c, now - spin.since, now,
-               [&] { htWriteRecord(g, w, expected, spin.since, now, false); });
+    recordWait(c, now - spin.since, now, [&] { write(false); });
     return true;
   }
-  htGiveUp(g, w, expected, spin.since, now);
+  if (atomicCAS(&c.failed, 0u, 1u) == 0) recordTimeout(c, [&] { write(true); });
   return false;
 }
 

@@ -155,6 +155,16 @@ EP_DEV int countBefore(const unsigned *bits, int thread) {
   return n;
 }
 
+// One thread: the limit of a grid barrier has passed.
+EP_DEV void missBlocks(const ep_ht_group_t &g, unsigned turn, unsigned long long since) {
+  HtControl &c = htControl(g);
+  const Awaited w = {EP_HT_KIND_UPDATE, EP_WAIT_BLOCKS, g.rank, turn - 1, blockIdx.x};
+  if (atomicCAS(&c.wait.failed, 0u, 1u) != 0) return;
+  recordTimeout(c.wait, [&] {
+    writeRecord(g.record, w, loadVolatile(&c.numbers[2]) + 1, turn, since, clockNs(), true);
+  });
+}
+
 // All threads of all blocks; false: the group has failed, or some block was not there in twice the limit.
 EP_DEV bool gridBarrier(const ep_ht_group_t &g, int blocks) {
   HtControl &c = htControl(g);
@@ -168,10 +178,9 @@ EP_DEV bool gridBarrier(const ep_ht_group_t &g, int blocks) {
       __threadfence();
       atomicAdd(&c.barrierTurn, 1u);
     } else {
-      const Awaited w = {EP_HT_KIND_UPDATE, EP_WAIT_BLOCKS, g.rank, 0, blockIdx.x};
       const unsigned long long since = clockNs();
       while (!failed && loadVolatile(&c.barrierTurn) == turn) {
-        if (clockNs() - since > 2 * g.timeoutNs) htGiveUp(g, w, turn + 1, since, clockNs());
+        if (clockNs() - since > 2 * g.timeoutNs) missBlocks(g, turn + 1, since);
         failed = loadVolatile(&c.wait.failed) != 0;
       }
     }

@@ -19,6 +19,7 @@ struct DispatchChoice {
   bool scratch; // of the generic one
 };
 const void *epLlDispatchKernel(const DispatchChoice &choice);
+DispatchChoice epLlDispatchChoice(const ep_ll_dispatch_t &op, unsigned parts);
 const void *epLlCombineKernel(trefoil_dtype_t dtype, ep_ll_sum_t sum); // EXACT and RANKS
 const void *epLlPartialKernel(trefoil_dtype_t dtype);
 

@@ -162,6 +162,21 @@ static trefoil_result_t dealWarps(DispatchArgs &a, bool fast) {
   return TREFOIL_OK;
 }
 
+static DispatchChoice choiceOf(const ep_ll_dispatch_t &op, const DispatchArgs &a, bool fast) {
+  return DispatchChoice{!fast,
+                        op.handle.rankMajor != 0,
+                        op.quant != EP_LL_QUANT_NONE,
+                        a.wire.rowBytes != op.tokenBytes,
+                        op.group.bytes != nullptr,
+                        !fast && op.scratch};
+}
+
+DispatchChoice epLlDispatchChoice(const ep_ll_dispatch_t &op, unsigned parts) {
+  DispatchArgs a = dispatchArgs(op, parts);
+  const bool fast = isFast(a, MAX_SHARED);
+  return choiceOf(op, a, fast);
+}
+
 extern "C" trefoil_result_t epLlPrepareDispatch(const ep_ll_dispatch_t *op, unsigned parts,
                                                 ep_ll_ready_t *out) {
   EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
@@ -172,15 +187,9 @@ extern "C" trefoil_result_t epLlPrepareDispatch(const ep_ll_dispatch_t *op, unsi
   EP_CHECK(fast || op->scratch || all <= MAX_SHARED, TREFOIL_INVALID_ARGUMENT,
            "this shape needs scratch memory (epLlDispatchScratch)");
   EP_TRY(dealWarps(a, fast));
-  const bool scratch = !fast && op->scratch;
-  const DispatchChoice choice = {!fast,
-                                 op->handle.rankMajor != 0,
-                                 op->quant != EP_LL_QUANT_NONE,
-                                 a.wire.rowBytes != op->tokenBytes,
-                                 op->group.bytes != nullptr,
-                                 scratch};
+  const DispatchChoice choice = choiceOf(*op, a, fast);
   keep(out, epLlDispatchKernel(choice), op->group.numSms, a.numSend + a.numRecv,
-       scratch ? (size_t)a.bigAt : all, a);
+       choice.scratch ? (size_t)a.bigAt : all, a);
   out->isFast = fast;
   return TREFOIL_OK;
 }

@@ -161,8 +161,8 @@ static __device__ __noinline__ void clearBuffer(const ep_ll_group_t &g, int kind
 }
 
 // One thread of every block, at the end of a launch that sends.
-EP_DEV void countSend(KindControl &c) {
-  atomicAdd(&c.clock, (unsigned long long)epLlTick(blockIdx.x, gridDim.x));
+EP_DEV void countSend(KindControl &c, int numBlocks) {
+  atomicAdd(&c.clock, (unsigned long long)epLlTick(blockIdx.x, (unsigned)numBlocks));
 }
 
 EP_DEV void stampBlock(const ep_ll_group_t &g, uint64_t began) {
@@ -181,7 +181,7 @@ EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int ki
     EP_SHARED(int, isLast);
     if (threadIdx.x == 0) {
       __threadfence();
-      isLast = atomicAdd(&c.arrived, 1u) == gridDim.x - 1;
+      isLast = (int)atomicAdd(&c.arrived, 1u) == g.numSms - 1;
     }
     __syncthreads();
     if (isLast) {
@@ -202,7 +202,7 @@ EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int ki
     }
     if (parts & EP_LL_SEND) {
       if (blockIdx.x == 0) headOf(h).sent[kind] = op.number;
-      countSend(c);
+      countSend(c, g.numSms);
     }
     stampBlock(g, began);
   }

@@ -4,6 +4,7 @@
 #define TREFOIL_TESTS_KERNELS_LL_CASE_CUH
 
 #include "ll_check.cuh"
+#include "ll_domains.cuh"
 
 namespace {
 
@@ -246,41 +247,42 @@ void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, c
     maybeDelay(s, rng, stream);
     if (isAlone(s, i)) {
       StepRank &next = steps[++i][r];
-      for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_SEND, stream));
+      for (StepRank *x : {&k, &next}) OK(domains.dispatch(x->dispatch, EP_LL_SEND, stream));
       if (rng.one(3)) CU(epStart(delayKernel, 1, 1, stream, rng.below(1000000)));
-      for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_RECV, stream));
+      for (StepRank *x : {&k, &next}) OK(domains.dispatch(x->dispatch, EP_LL_RECV, stream));
       continue;
     }
     if (isPair(s, i) && rng.one(3)) {
-      for (int j = i; j < i + 2; j++) OK(epLlDispatch(&steps[j][r].dispatch, EP_LL_BOTH, stream));
-      for (int j = i; j < i + 2; j++) OK(epLlCombine(&steps[j][r].combine, EP_LL_BOTH, stream));
+      for (int j = i; j < i + 2; j++)
+        OK(domains.dispatch(steps[j][r].dispatch, EP_LL_BOTH, stream));
+      for (int j = i; j < i + 2; j++) OK(domains.combine(steps[j][r].combine, EP_LL_BOTH, stream));
       i++;
       continue;
     }
     if (isPair(s, i)) {
       StepRank &next = steps[i + 1][r];
-      for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_SEND, stream));
+      for (StepRank *x : {&k, &next}) OK(domains.dispatch(x->dispatch, EP_LL_SEND, stream));
       maybeDelay(s, rng, stream);
-      for (StepRank *x : {&k, &next}) OK(epLlDispatch(&x->dispatch, EP_LL_RECV, stream));
-      for (StepRank *x : {&k, &next}) OK(epLlCombine(&x->combine, EP_LL_SEND, stream));
+      for (StepRank *x : {&k, &next}) OK(domains.dispatch(x->dispatch, EP_LL_RECV, stream));
+      for (StepRank *x : {&k, &next}) OK(domains.combine(x->combine, EP_LL_SEND, stream));
       maybeDelay(s, rng, stream);
-      for (StepRank *x : {&next, &k}) OK(epLlCombine(&x->combine, EP_LL_RECV, stream));
+      for (StepRank *x : {&next, &k}) OK(domains.combine(x->combine, EP_LL_RECV, stream));
       i++;
       continue;
     }
     const bool staged = s.style == STAGED || (s.style == TWO_IN_FLIGHT && rng.one(3));
     if (staged) {
-      OK(epLlDispatch(&k.dispatch, EP_LL_SEND, stream));
-      OK(epLlDispatch(&k.dispatch, EP_LL_RECV, stream));
+      OK(domains.dispatch(k.dispatch, EP_LL_SEND, stream));
+      OK(domains.dispatch(k.dispatch, EP_LL_RECV, stream));
       keepOutputs(s, k, rng, stream);
-      OK(epLlCombine(&k.combine, EP_LL_SEND, stream));
+      OK(domains.combine(k.combine, EP_LL_SEND, stream));
       maybeDelay(s, rng, stream);
-      OK(epLlCombine(&k.combine, EP_LL_RECV, stream));
+      OK(domains.combine(k.combine, EP_LL_RECV, stream));
     } else {
-      OK(epLlDispatch(&k.dispatch, EP_LL_BOTH, stream));
+      OK(domains.dispatch(k.dispatch, EP_LL_BOTH, stream));
       keepOutputs(s, k, rng, stream);
       maybeDelay(s, rng, stream);
-      OK(epLlCombine(&k.combine, EP_LL_BOTH, stream));
+      OK(domains.combine(k.combine, EP_LL_BOTH, stream));
     }
   }
 }
@@ -289,11 +291,14 @@ std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s,
                                              uint64_t timeoutNs, int generic) {
   ep_ll_config_t config = s.config;
   w.reset(config, s.first);
+  Rng side = {rng.s ^ 0xD0A1};
+  domains.reset(w, config, s.first, side);
   std::vector<ep_ll_group_t> groups;
   std::vector<void *> handles[2];
   for (int r = 0; r < s.R; r++) {
     CU(cudaSetDevice(w.ranks[r].device));
     groups.push_back(w.group(r, config, s.blocks, timeoutNs));
+    domains.setPeers(groups[r]);
     groups[r].enableMask = enableMask;
     for (auto &h : handles) h.push_back(w.filled<char>(r, epLlHandleBytes(&s.config, s.K), 0));
   }

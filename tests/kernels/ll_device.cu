@@ -1,7 +1,7 @@
 // The low-latency kernels against the reference, bit for bit, on random shapes.
 //
 //   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s]
-//             [--faults | --masks] [--general 1 | 2] [--long]
+//             [--faults | --masks] [--general 1 | 2] [--long] [--domains n]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a
 // mode and a number of steps; each step has new routing and new data, all steps are launched back
@@ -12,7 +12,8 @@
 // for all steps, which its owner's stream still reads when peers go on. --long: few experts and
 // thousands of tokens.
 // --faults: every other case, a rank that never launches or ends in the midst of a combine. --masks: ranks
-// that take others for lost (ll_masks.cuh). A failure prints the command that repeats it.
+// that take others for lost (ll_masks.cuh). --domains: domains of n ranks, with relays over plain copies.
+// A failure prints the command that repeats it.
 #include "ll_masks.cuh"
 
 namespace {
@@ -57,7 +58,7 @@ void launchBeginning(World &w, const Shape &s, StepRank &k, int r) {
   const uint64_t number = s.first + 1;
   const uint4 announce = make_uint4(1, 0, 0, epLlFlag(number, EP_LL_FLAGS));
   CU(cudaSetDevice(w.ranks[r].device));
-  OK(epLlDispatch(&k.dispatch, EP_LL_BOTH, w.ranks[r].stream));
+  OK(domains.dispatch(k.dispatch, EP_LL_BOTH, w.ranks[r].stream));
   for (int q = 0; q < s.R; q++) {
     char *to = w.ranks[q].exchange + w.at.announce + ((number & 1) * s.R + r) * 16;
     CU(epStart(storeWord, 1, 1, w.ranks[r].stream, to, announce));
@@ -91,7 +92,8 @@ bool runFault(World &w, uint64_t seed, const Options &o) {
   s.style = FUSED;
   s.delays = false;
   const int R = s.R, dead = rng.below(R);
-  const bool masks = rng.one(2), isBegun = rng.one(2);
+  // Across domains a rank that waits looks like one that is missing, and is masked, too.
+  const bool masks = rng.one(2) && !domains.perDomain, isBegun = rng.one(2);
   auto steps = makeSteps(w, rng, s, masks, 20000000ull, o.generic);
   for (int r = 0; r < R; r++) {
     if (r == dead) continue;
@@ -118,7 +120,7 @@ bool runFault(World &w, uint64_t seed, const Options &o) {
 } // namespace
 
 int main(int argc, char **argv) {
-  int R = 4, cases = 200, only = -1;
+  int R = 4, cases = 200, only = -1, perDomain = 0;
   uint64_t seed = 1;
   bool gpus = false, faults = false, masks = false;
   Options o = {0, -1, 0, false, false};
@@ -146,6 +148,8 @@ int main(int argc, char **argv) {
       o.generic = (int)value();
     else if (!strcmp(argv[i], "--long"))
       o.isLong = true;
+    else if (!strcmp(argv[i], "--domains"))
+      perDomain = (int)value();
     else if (!strcmp(argv[i], "--verbose"))
       o.verbose = true;
     else {
@@ -161,9 +165,11 @@ int main(int argc, char **argv) {
     printf("skipped: %d GPUs here, %d needed\n", devices, needed);
     return 77;
   }
-  if (!o.maxBlocks) o.maxBlocks = gpus ? 132 : std::max(1, 128 / R);
+  const int relays = perDomain ? 6 : 0; // most blocks of a relay at so few ranks
+  if (!o.maxBlocks) o.maxBlocks = gpus ? 132 : std::max(1, 128 / R - relays);
   World w;
   w.open(R, !gpus, 384u << 20, 768u << 20);
+  domains.open(w, perDomain);
   int failed = 0, ran = 0;
   for (int i = 0; i < cases; i++) {
     if (only >= 0 && i != only) continue;
@@ -174,8 +180,9 @@ int main(int argc, char **argv) {
     ran++;
     if (ok) continue;
     failed++;
-    printf("FAILED: ll_device --ranks %d%s%s%s%s --blocks %d --seed %llu --case %d --verbose\n", R,
-           gpus ? " --gpus" : "", faults ? " --faults" : "", masks ? " --masks" : "",
+    printf("FAILED: ll_device --ranks %d --domains %d%s%s%s%s --blocks %d --seed %llu --case %d "
+           "--verbose\n",
+           R, perDomain, gpus ? " --gpus" : "", faults ? " --faults" : "", masks ? " --masks" : "",
            o.isLong ? " --long" : "", o.maxBlocks, (unsigned long long)seed, i);
     fflush(stdout);
     if (failed == 5) break;

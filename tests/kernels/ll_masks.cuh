@@ -91,16 +91,16 @@ bool runMasked(World &w, uint64_t seed, const Options &o) {
       if (!last) maybeDelay(s, rng, stream);
       setMask(w, r, regards[i].dispatch, host[(r * s.steps + i) * 2]);
       for (const int part : {EP_LL_SEND, EP_LL_RECV}) {
-        if (staged) OK(epLlDispatch(&k.dispatch, part, stream));
+        if (staged) OK(domains.dispatch(k.dispatch, part, stream));
       }
-      if (!staged) OK(epLlDispatch(&k.dispatch, EP_LL_BOTH, stream));
+      if (!staged) OK(domains.dispatch(k.dispatch, EP_LL_BOTH, stream));
       keepOutputs(s, k, rng, stream);
       setMask(w, r, regards[i].combine, host[(r * s.steps + i) * 2 + 1]);
       if (last) k.combine.group.timeoutNs = 20000000;
       for (const int part : {EP_LL_SEND, EP_LL_RECV}) {
-        if (staged) OK(epLlCombine(&k.combine, part, stream));
+        if (staged) OK(domains.combine(k.combine, part, stream));
       }
-      if (!staged) OK(epLlCombine(&k.combine, EP_LL_BOTH, stream));
+      if (!staged) OK(domains.combine(k.combine, EP_LL_BOTH, stream));
     }
   }
   w.sync();

@@ -1,0 +1,483 @@
+// The relay of low latency across NVLink domains (relay.h): from mirrors to messages, from messages to
+// exchange memory. Over any Wire of kernels/net (Network here).
+//
+// A warp has a role, a far rank, and a slice of that rank's rows. A message is contiguous, one put:
+//
+//     head, 128 bytes | dispatch: routing words of B tokens | records of 128 bytes and a row each
+//
+// A record says in its first word which row it is: the token; in combine the entry as in the return list.
+// Records are in the order in which warps found their rows, which no result depends on.
+//
+//   SEND   waits for the launch's packets in the mirror of the far rank; the last warp of a message puts it
+//   LAND   waits for the far rank's signal, then stores words and packets into the own exchange memory
+//
+// A wait ends when the launch beside it gave up or is through without what is waited for: it has the limit.
+#ifndef TREFOIL_KERNELS_LL_RELAY_CUH
+#define TREFOIL_KERNELS_LL_RELAY_CUH
+
+#include "kernels/ll/args.cuh"
+#include "kernels/ll/relay_control.h"
+#include "kernels/net/net.cuh"
+
+enum class RelayRole { SEND, LAND, SEND_WEIGHTS, LAND_WEIGHTS };
+
+struct RelayHead {
+  unsigned long long number;
+  unsigned ackDistance;
+  int count; // dispatch: tokens with routing words, at least one
+  int numTokens;
+  int records;
+  unsigned pad[26];
+};
+static_assert(sizeof(RelayHead) == 128, "a message begins with whole packets");
+
+struct RelayArgs {
+  ep_ll_relay_t op;
+  int roles, numRoles, slices;                // of a launch; warps for each role and far rank
+  int far, idVectors, weightVectors, packets; // far ranks; of a token's words, of a row
+};
+
+// Which rank is the i-th far one of `rank`, and back.
+EP_DEV int farRank(int perDomain, int rank, int i) {
+  const int first = rank / perDomain * perDomain;
+  return i < first ? i : i + perDomain;
+}
+EP_DEV int farIndex(int perDomain, int rank, int other) {
+  return other < rank / perDomain * perDomain ? other : other - perDomain;
+}
+
+template <class Network> class Relay {
+public:
+  EP_DEV Relay(const RelayArgs &args, unsigned long long n, int farAt, int sliceAt)
+      : a(args), g(args.op.group), c(*(ep_ll_relay_control_t *)args.op.control), net(args.op.port),
+        number(n), flag(flagOf(n)), buf((int)(n & 1)), slice(sliceAt),
+        peer(farRank(args.op.at.ranksPerDomain, args.op.group.rank, farAt)),
+        lane((int)threadIdx.x % 32), began(clockNs()) {}
+
+  EP_DEV void run(RelayRole role) {
+    goesOn = __shfl_sync(FULL_WARP, isActive(), 0); // the mask may change under way
+    const bool isDispatch = a.op.kind == EP_LL_DISPATCH;
+    const int rows = isDispatch ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE;
+    if (role == RelayRole::SEND || role == RelayRole::SEND_WEIGHTS) {
+      const int message = role == RelayRole::SEND ? rows : EP_LL_MESSAGE_WEIGHTS;
+      RelayHead head = {number, 0, 0, 0, 0, {}};
+      if (goesOn && readFirst(head)) {
+        if (isDispatch) {
+          packTokens(head);
+        } else if (message == EP_LL_MESSAGE_COMBINE) {
+          packReturns();
+        } else {
+          packWeights();
+        }
+      }
+      post(message, head);
+    } else {
+      const int message = role == RelayRole::LAND ? rows : EP_LL_MESSAGE_WEIGHTS;
+      if (goesOn && awaitMessage(message)) land(message);
+      if (goesOn && role == RelayRole::LAND && a.op.parts == EP_LL_RECV) passFree();
+    }
+  }
+
+private:
+  // Where things lie.
+  EP_DEV char *mirror() const { return g.peers[peer]; }
+  EP_DEV char *mine() const { return g.peers[g.rank]; }
+  EP_DEV size_t bufferOf(int message, bool in, int parity, int rank, int other) const {
+    const ep_ll_relay_layout_t &at = a.op.at;
+    const size_t far = at.numRanks - at.ranksPerDomain;
+    const int i = farIndex(at.ranksPerDomain, rank, other);
+    return a.op.port.scratch + 128 + at.at[message] +
+           ((in * 2 + parity) * far + i) * at.message[message];
+  }
+  EP_DEV size_t buffer(int message, bool in, int rank, int other) const {
+    return bufferOf(message, in, buf, rank, other);
+  }
+  EP_DEV size_t routing(int from, int t) const {
+    const size_t half = (g.at.weights - g.at.routing) / 2;
+    return g.at.routing + buf * half + ((size_t)from * g.maxTokens + t) * a.idVectors * 16;
+  }
+  EP_DEV size_t weights(int from, int t) const {
+    return g.at.weights + buf * ((g.at.rows[0] - g.at.weights) / 2) +
+           ((size_t)from * g.maxTokens + t) * a.weightVectors * 16;
+  }
+  EP_DEV size_t tokenSlot(int from, int t) const {
+    return g.at.rows[0] + buf * g.at.half[0] + ((size_t)from * g.maxTokens + t) * g.at.rowStride[0];
+  }
+  EP_DEV size_t returnSlot(unsigned from) const {
+    const ReturnEntry e = {0, from};
+    return g.at.rows[1] + buf * g.at.half[1] +
+           ((size_t)e.token() * a.op.handle.numTopk + e.k()) * g.at.rowStride[1];
+  }
+  EP_DEV size_t announcement(int from) const {
+    return g.at.announce + (size_t)(buf * g.numRanks + from) * 16;
+  }
+  EP_DEV size_t freeWord(int from, int parity) const {
+    return g.at.free[a.op.kind] + (size_t)(parity * g.numRanks + from) * 16;
+  }
+  EP_DEV size_t recordBytes(int message) const {
+    return message == EP_LL_MESSAGE_WEIGHTS ? (size_t)(16 + a.weightVectors * 16 + 127) / 128 * 128
+                                            : (size_t)(1 + a.packets) * 128;
+  }
+  EP_DEV size_t recordAt(int count, int message, int i) const {
+    return 128 + ((size_t)count * a.idVectors * 16 + 127) / 128 * 128 + i * recordBytes(message);
+  }
+  EP_DEV int signalId(int what, int parity, int rank) const {
+    return (what * 2 + parity) * g.numRanks + rank;
+  }
+
+  // Waits.
+  EP_DEV bool isActive() const { return !g.enableMask || loadVolatile(g.mask + peer) != 0; }
+  EP_DEV bool isSent() const {
+    return epLlNumSent(loadVolatile(&controlOf(g).kind[a.op.kind].clock)) >= number;
+  }
+  // One thread: whether the wait has lost its purpose. What a launch has sent was there before its clock
+  // moved, so `sending` is read before the last look at it.
+  EP_DEV bool isOver(bool sending) const {
+    if (loadVolatile(&controlOf(g).wait.failed) || !isActive()) return true;
+    return sending || clockNs() - began > 4 * g.timeoutNs;
+  }
+  // All lanes, after a look at what is waited for: look again?
+  EP_DEV bool lookAgain(unsigned &polls, bool &isLast, bool sends) {
+    if (isLast) return goesOn = false;
+    if (++polls & 63) return true;
+    const int over = lane == 0 && isOver(sends && isSent());
+    isLast = __shfl_sync(FULL_WARP, over, 0);
+    return true;
+  }
+
+  // All lanes of a warp: `packets` packets as they come; to another place.
+  EP_DEV void movePackets(const char *from, char *to, bool isFlagged) {
+#pragma unroll 1
+    for (int s = 0; s < a.packets && goesOn; s += 4) {
+      const bool on = s + (lane >> 3) < a.packets;
+      const size_t at = (size_t)s * 128 + lane * 16;
+      uint4 v;
+      unsigned polls = 0;
+      bool isLast = false, missing;
+      do {
+        __syncwarp();
+        v = on ? loadSys(from + at) : make_uint4(0, 0, 0, flag);
+        missing = __any_sync(FULL_WARP, isFlagged && isFlagLane(lane) && v.w != flag);
+      } while (missing && lookAgain(polls, isLast, true));
+      if (on && goesOn) storeSys(to + at, v);
+    }
+  }
+
+  // All lanes of a warp: n words, one a lane, whose last part is the flag. The lane's word.
+  EP_DEV uint4 readWords(const char *from, int n) {
+    uint4 v = make_uint4(0, 0, 0, flag);
+    unsigned polls = 0;
+    bool isLast = false, missing;
+    do {
+      if (lane < n) v = loadSys(from + lane * 16);
+      missing = __any_sync(FULL_WARP, v.w != flag);
+    } while (missing && lookAgain(polls, isLast, true));
+    return v;
+  }
+
+  // The first word of the operation in the mirror: every launch stores it once it may store to the
+  // far rank's buffers. A peer's word that it has received all may be what the launch waits for.
+  EP_DEV bool readFirst(RelayHead &head) {
+    landFree();
+    const size_t at = a.op.kind == EP_LL_DISPATCH ? routing(g.rank, 0) : announcement(g.rank);
+    const uint4 v = readWords(mirror() + at, 1);
+    const unsigned x = __shfl_sync(FULL_WARP, v.x, 0);
+    head.ackDistance = a.op.kind == EP_LL_DISPATCH ? x >> EP_LL_ACK_DISTANCE_SHIFT : x;
+    if (a.op.kind == EP_LL_DISPATCH) head.numTokens = (int)(x & EP_LL_COUNT_MASK);
+    if (a.op.kind == EP_LL_DISPATCH) head.count = max(1, head.numTokens);
+    return goesOn;
+  }
+
+  // The first slice: a launch may wait until the far rank has received the operation before the
+  // last one. Its receive-only launches signal that, the others say it in the head of their next message, which
+  // may not have landed yet.
+  EP_DEV void landFree() {
+    if (slice || number < 3) return;
+    const bool isDispatch = a.op.kind == EP_LL_DISPATCH;
+    const char *first = mirror() + (isDispatch ? routing(g.rank, 0) : announcement(g.rank));
+    unsigned polls = 0;
+    bool isLast = false;
+    for (;;) {
+      const unsigned long long received = __shfl_sync(FULL_WARP, lane ? 0 : readReceived(), 0);
+      if (received + 2 >= number) {
+        if (lane == 0) storeSys(mine() + freeWord(peer, buf), freeOf(received));
+        return;
+      }
+      if (loadUniform(first).w == flag) return; // the launch did not wait
+      if (!lookAgain(polls, isLast, true)) return;
+    }
+  }
+  // One thread.
+  EP_DEV unsigned long long readReceived() const {
+    const int message =
+        a.op.kind == EP_LL_DISPATCH ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE;
+    if (net.readSignal(signalId(message, buf ^ 1, peer)) >= number - 1) {
+      const uint4 head = loadSys(a.op.window + bufferOf(message, true, buf ^ 1, g.rank, peer));
+      if (head.z == 1) return number - 2;
+    }
+    return net.readSignal(signalId(EP_LL_RELAY_FREE + a.op.kind, buf, peer));
+  }
+  // All lanes: the same word, which may change.
+  EP_DEV uint4 loadUniform(const char *at) const {
+    const uint4 v = loadSys(at);
+    return make_uint4(__shfl_sync(FULL_WARP, v.x, 0), __shfl_sync(FULL_WARP, v.y, 0),
+                      __shfl_sync(FULL_WARP, v.z, 0), __shfl_sync(FULL_WARP, v.w, 0));
+  }
+  EP_DEV static uint4 freeOf(unsigned long long n) {
+    return make_uint4((unsigned)n, (unsigned)(n >> 32), flagOf(n), 0);
+  }
+
+  // Room for a record, with its word.
+  EP_DEV char *takeRecord(int message, int count, unsigned word) {
+    int i = 0;
+    if (lane == 0) i = (int)atomicAdd(&counter(message).records, 1u);
+    i = __shfl_sync(FULL_WARP, i, 0);
+    char *at = a.op.window + buffer(message, false, g.rank, peer) + recordAt(count, message, i);
+    if (lane == 0) storeSys(at, make_uint4(word, 0, 0, 0));
+    return at;
+  }
+  EP_DEV ep_ll_relay_count_t &counter(int message) const {
+    return c.counts[message][peer];
+  }
+
+  template <class F> EP_DEV void eachOwn(int n, F f) {
+#pragma unroll 1
+    for (int i = slice; i < n && goesOn; i += a.slices) f(i);
+  }
+
+  EP_DEV void packTokens(const RelayHead &head) {
+    char *out = a.op.window + buffer(EP_LL_MESSAGE_DISPATCH, false, g.rank, peer);
+    eachOwn(head.count, [&](int t) {
+      const uint4 w = readWords(mirror() + routing(g.rank, t), a.idVectors);
+      if (lane < a.idVectors) storeSys(out + 128 + ((size_t)t * a.idVectors + lane) * 16, w);
+      const bool has = lane < a.idVectors && ((lane && w.x != ~0u) || w.y != ~0u || w.z != ~0u);
+      if (t >= head.numTokens || !__any_sync(FULL_WARP, has) || !goesOn) return;
+      char *to = takeRecord(EP_LL_MESSAGE_DISPATCH, head.count, (unsigned)t);
+      movePackets(mirror() + tokenSlot(g.rank, t), to + 128, true);
+    });
+  }
+
+  EP_DEV void packReturns() {
+    const int n = headOf(a.op.handle).numReturns;
+    eachOwn(n, [&](int i) {
+      const unsigned from = returnsOf(a.op.handle)[i].from;
+      if (ReturnEntry{0, from}.source() != peer) return;
+      char *to = takeRecord(EP_LL_MESSAGE_COMBINE, 0, from);
+      movePackets(mirror() + returnSlot(from), to + 128, true);
+    });
+  }
+
+  EP_DEV void packWeights() {
+    eachOwn(a.op.numTokens, [&](int t) {
+      bool is = false;
+      for (int k = lane; k < a.op.handle.numTopk; k += 32) {
+        const size_t i = (size_t)t * a.op.handle.numTopk + k;
+        const int e = a.op.handle.idx64 ? (int)((const long long *)a.op.handle.topkIdx)[i]
+                                        : ((const int *)a.op.handle.topkIdx)[i];
+        is = is || (isExpert(g, e) && e / g.numLocal == peer);
+      }
+      if (!__any_sync(FULL_WARP, is)) return;
+      const uint4 v = readWords(mirror() + weights(g.rank, t), a.weightVectors);
+      char *to = takeRecord(EP_LL_MESSAGE_WEIGHTS, 0, (unsigned)t);
+      if (lane < a.weightVectors) storeSys(to + 16 + lane * 16, v);
+    });
+  }
+
+  // The last warp of a message puts it.
+  EP_DEV void post(int message, RelayHead head) {
+    ep_ll_relay_count_t &n = counter(message);
+    int isLast = 0;
+    __threadfence_system();
+    __syncwarp();
+    if (lane == 0) {
+      if (!goesOn) atomicExch(&n.abandoned, 1u);
+      __threadfence_system();
+      isLast = atomicAdd(&n.arrived, 1u) == (unsigned)a.slices - 1;
+    }
+    if (!__shfl_sync(FULL_WARP, isLast, 0)) return;
+    __threadfence_system();
+    head.records = (int)loadVolatile(&n.records);
+    const bool goes = !loadVolatile(&n.abandoned);
+    __syncwarp();
+    if (lane == 0) n.records = n.arrived = n.abandoned = 0;
+    if (epLlClears(number, EP_LL_CLEAR_PERIOD) && isAllPacked(message)) clearMirror();
+    if (!goes) return;
+    const size_t from = buffer(message, false, g.rank, peer),
+                 to = buffer(message, true, peer, g.rank);
+    if (lane == 0) *(RelayHead *)(a.op.window + from) = head;
+    __threadfence_system();
+    __syncwarp();
+    const size_t bytes = recordAt(head.count, message, head.records);
+    send(message, buf, [&](uint64_t add, int id) {
+      return net.template putSignal<NetSignal::WEAK>(peer, to, from, bytes, id, add);
+    });
+  }
+
+  // What the signal lacks to the operation's number is added.
+  template <class F> EP_DEV void send(int what, int parity, F put) {
+    unsigned long long &sum = c.signalled[what][parity][peer];
+    const unsigned long long add = number - sum;
+    bool isLast = false, posted = false;
+    unsigned polls = 0;
+    goesOn = true;
+    __syncwarp();
+    while (!(posted = put(add, signalId(what, parity, g.rank))) &&
+           lookAgain(polls, isLast, false)) {
+    }
+    if (lane == 0 && posted) sum = number;
+  }
+
+  // Nothing of the operation is read in the mirror any more. The last message is not posted yet, and
+  // the far rank cannot receive the operation without it.
+  EP_DEV bool isAllPacked(int message) const {
+    if (message == EP_LL_MESSAGE_DISPATCH || a.op.handle.sum != EP_LL_SUM_PARTIAL) return true;
+    ep_ll_relay_count_t &rows = counter(EP_LL_MESSAGE_COMBINE);
+    unsigned before = 0;
+    if (lane == 0) before = atomicAdd(&rows.packed, 1u);
+    before = __shfl_sync(FULL_WARP, before, 0);
+    if (before && lane == 0) rows.packed = 0;
+    return before != 0;
+  }
+
+  // Seldom: as the launch clears what it receives into, so that no flag lasts for ever.
+  EP_DEV void clearMirror() const {
+    const auto clear = [&](size_t at, size_t bytes) {
+      for (size_t i = lane * 16; i < bytes; i += 32 * 16) {
+        storeSys(mirror() + at + i, make_uint4(0, 0, 0, 0));
+      }
+    };
+    if (a.op.kind == EP_LL_DISPATCH) {
+      clear(routing(g.rank, 0), (size_t)g.maxTokens * a.idVectors * 16);
+      clear(tokenSlot(g.rank, 0), (size_t)g.maxTokens * g.at.rowStride[0]);
+    } else {
+      clear(announcement(g.rank), 16);
+      clear(g.at.rows[1] + buf * g.at.half[1], g.at.half[1]);
+      if (a.op.handle.sum == EP_LL_SUM_PARTIAL) {
+        clear(weights(g.rank, 0), (size_t)g.maxTokens * a.weightVectors * 16);
+      }
+    }
+  }
+
+  // False if it does not come.
+  EP_DEV bool awaitMessage(int message) {
+    bool isLast = false;
+    unsigned polls = 0;
+    for (;;) {
+      const int there = lane == 0 && net.readSignal(signalId(message, buf, peer)) >= number;
+      if (__shfl_sync(FULL_WARP, there, 0)) break;
+      if (!lookAgain(polls, isLast, false)) break;
+    }
+    return goesOn;
+  }
+
+  EP_DEV void land(int message) {
+    const char *in = a.op.window + buffer(message, true, g.rank, peer);
+    const uint4 q0 = loadSys(in), q1 = loadSys(in + 16);
+    const unsigned ackDistance = q0.z;
+    const int count = (int)q0.w, records = (int)q1.y;
+    if (message != EP_LL_MESSAGE_WEIGHTS && slice == 0 && lane == 0 && ackDistance == 1) {
+      storeSys(mine() + freeWord(peer, buf ^ 1), freeOf(number - 1));
+    }
+    if (message == EP_LL_MESSAGE_COMBINE && slice == 0 && lane == 0) {
+      storeSys(mine() + announcement(peer), make_uint4(ackDistance, 0, 0, flag));
+    }
+    if (message == EP_LL_MESSAGE_DISPATCH) landWords(in, count);
+    eachOwn(records, [&](int i) {
+      const char *at = in + recordAt(count, message, i);
+      const unsigned word = __shfl_sync(FULL_WARP, loadSys(at).x, 0);
+      if (message == EP_LL_MESSAGE_WEIGHTS) {
+        if (lane < a.weightVectors) {
+          storeSys(mine() + weights(peer, (int)word) + lane * 16, loadSys(at + 16 + lane * 16));
+        }
+      } else {
+        movePackets(at + 128,
+                    mine() + (message == EP_LL_MESSAGE_DISPATCH ? tokenSlot(peer, (int)word)
+                                                                : returnSlot(word)),
+                    false);
+      }
+    });
+  }
+
+  EP_DEV void landWords(const char *in, int count) const {
+    const int n = count * a.idVectors;
+    for (int i = slice * 32 + lane; i < n; i += a.slices * 32) {
+      storeSys(mine() + routing(peer, 0) + (size_t)i * 16, loadSys(in + 128 + (size_t)i * 16));
+    }
+  }
+
+  // The launch only received: at its end it says so in the mirror, and the far rank is told.
+  EP_DEV void passFree() {
+    if (slice) return;
+    bool isLast = false;
+    unsigned polls = 0;
+    const char *at = mirror() + freeWord(g.rank, buf);
+    for (;;) {
+      if (numberOf(loadUniform(at)) == number) break;
+      if (!lookAgain(polls, isLast, false)) return;
+    }
+    send(EP_LL_RELAY_FREE + a.op.kind, buf,
+         [&](uint64_t add, int id) { return net.template signal<NetSignal::WEAK>(peer, id, add); });
+  }
+
+  const RelayArgs &a;
+  const ep_ll_group_t &g;
+  ep_ll_relay_control_t &c;
+  const Net<Network> net;
+  const unsigned long long number;
+  const unsigned flag;
+  const int buf, slice, peer, lane;
+  const uint64_t began;
+  bool goesOn = true;
+};
+
+// Roles of a launch, in the order of its blocks.
+static inline int relayRoles(const ep_ll_relay_t &op, RelayRole *roles) {
+  const bool partial = op.kind == EP_LL_COMBINE && op.handle.sum == EP_LL_SUM_PARTIAL;
+  int n = 0;
+  if (op.parts & EP_LL_SEND) roles[n++] = RelayRole::SEND;
+  if (op.parts & EP_LL_SEND && partial) roles[n++] = RelayRole::SEND_WEIGHTS;
+  if (op.parts & EP_LL_SEND && partial) roles[n++] = RelayRole::LAND_WEIGHTS;
+  if (op.parts & EP_LL_RECV) roles[n++] = RelayRole::LAND;
+  return n;
+}
+
+// All threads of a block that relays, one of numBlocks.
+template <class Network> EP_DEV void runRelay(const RelayArgs &a, int block, int numBlocks) {
+  ep_ll_relay_control_t &c = *(ep_ll_relay_control_t *)a.op.control;
+  const bool sends = a.op.parts & EP_LL_SEND;
+  const unsigned long long number =
+      sends ? loadVolatile(&c.numbers[a.op.kind]) + 1 : headOf(a.op.handle).sent[a.op.kind];
+  // A message's warps lie in different blocks, as far as there are blocks.
+  const int unit = (int)(threadIdx.x / 32) * numBlocks + block, slice = unit / a.numRoles / a.far,
+            i = unit - slice * a.numRoles * a.far, role = i / a.far;
+  if (slice < a.slices) {
+    Relay<Network>(a, number, i - role * a.far, slice).run((RelayRole)(a.roles >> role * 4 & 15));
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if ((int)atomicAdd(&c.blocks, 1u) != numBlocks - 1) return;
+  c.blocks = 0;
+  if (sends) c.numbers[a.op.kind] = number;
+}
+
+// What the host works out for a relay. Host.
+static inline RelayArgs relayArgs(const ep_ll_relay_t &op, int warps, int *numBlocks) {
+  RelayArgs a = {};
+  RelayRole roles[4];
+  const int n = relayRoles(op, roles), idBytes = op.group.numLocal < 0xff ? 1 : 2;
+  a.op = op;
+  for (int i = 0; i < n; i++) a.roles |= (int)roles[i] << i * 4;
+  a.numRoles = n;
+  a.far = op.at.numRanks - op.at.ranksPerDomain;
+  const int units = n * a.far, least = (units + warps - 1) / warps;
+  *numBlocks = op.blocks > least ? op.blocks : least;
+  a.slices = *numBlocks * warps / units;
+  a.idVectors = (4 + op.handle.numTopk * idBytes + 11) / 12;
+  a.weightVectors = (op.handle.numTopk + 2) / 3;
+  const Wire wire = wireOf(op.rowBytes);
+  a.packets = op.kind == EP_LL_DISPATCH ? wire.packets : wire.steps * 4;
+  return a;
+}
+
+#endif

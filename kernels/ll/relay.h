@@ -1,0 +1,65 @@
+/* Low latency across NVLink domains: what launches the relay. C and C++.
+ *
+ * The kernels of one domain store words and packets into a peer's exchange memory. For a far rank, which no
+ * store reaches, `peers` of their group is a mirror: memory of this rank with the layout of exchange memory.
+ * Further blocks of the launch are a relay. It takes what the others store into the mirrors, packs it into
+ * one message a far rank and puts it there with a signal; of messages that have come it stores words and
+ * packets into its own rank's exchange memory, as if the source had done it. So the code of one domain does
+ * not change, and packets that carry flags never cross the network unguarded. docs/kernels.md has the argument why no buffer is overwritten too early. */
+#ifndef TREFOIL_KERNELS_LL_RELAY_H
+#define TREFOIL_KERNELS_LL_RELAY_H
+
+#include "kernels/ll/ll.h"
+#include "kernels/net/net_port.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EP_LL_RELAY_CONTROL_BYTES 12288
+
+/* Messages: between a pair of ranks at most one of each per operation. */
+typedef enum ep_ll_message {
+  EP_LL_MESSAGE_DISPATCH = 0, /* routing words and rows */
+  EP_LL_MESSAGE_COMBINE = 1,  /* the announcement and rows */
+  EP_LL_MESSAGE_WEIGHTS = 2,  /* partial sums: weights of tokens */
+  EP_LL_MESSAGES = 3
+} ep_ll_message_t;
+
+/* Signals of the context, a rank each: of messages, and of receive-only launches, by parity. */
+#define EP_LL_RELAY_SIGNALS(numRanks) (10 * (numRanks))
+
+/* The part of the network's window that the relay uses: for each message, parity and far rank a buffer
+ * to send from and one to receive into. Equal on all ranks. */
+typedef struct ep_ll_relay_layout {
+  int numRanks, ranksPerDomain;
+  size_t message[EP_LL_MESSAGES]; /* bytes of a buffer */
+  size_t at[EP_LL_MESSAGES];      /* of [out, in][parity][far rank] */
+  size_t bytes;
+} ep_ll_relay_layout_t;
+
+/* TREFOIL_INVALID_ARGUMENT with a sentence: epLlLayout's, domains that do not divide the ranks, or a message
+ * of EP_NET_MOST_BYTES or more. */
+trefoil_result_t epLlRelayLayout(const ep_ll_config_t *config, int ranksPerDomain,
+                                 ep_ll_relay_layout_t *out);
+/* Host bytes to copy into control memory; as epLlControlInit. */
+void epLlRelayControlInit(void *bytes, uint64_t firstOperation);
+
+typedef struct ep_ll_relay {
+  ep_ll_group_t group; /* of the launch: peers of far ranks are mirrors */
+  ep_ll_handle_t handle;
+  ep_net_port_t port;
+  ep_ll_relay_layout_t at;
+  char *window;  /* this rank's; buffers begin at port.scratch + 128 */
+  void *control; /* EP_LL_RELAY_CONTROL_BYTES on the device */
+  ep_ll_kind_t kind;
+  unsigned parts; /* of the launch */
+  int numTokens;  /* B */
+  int rowBytes;   /* on the wire: dispatch with scales and rank-major weights */
+  int blocks;     /* more are taken if they have too few warps: one for each far rank and role */
+} ep_ll_relay_t;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
