@@ -23,6 +23,11 @@ trefoil_result_t epQueuesRun(const ep_replay_t *replay, const ep_fabric_t *fabri
 trefoil_result_t epSimGridRun(const ep_replay_t *replay, const ep_fabric_t *fabric,
                               const trefoil_shape_t *shape, double timeoutS, ep_timing_t *timing);
 
+/* The same flows, shared by our own solver in this process; a move's times mean the same. numUnlike: those
+ * that are left where flows over the same resources are one. */
+trefoil_result_t epFairRun(const ep_replay_t *replay, const ep_fabric_t *fabric, double timeoutS,
+                           ep_timing_t *timing, int64_t *numFlows, int64_t *numUnlike);
+
 /* Every rank waits for word from every other that nothing more will come, and for its own SMs. */
 trefoil_result_t epFinishFlags(const ep_replay_t *replay, const ep_fabric_t *fabric,
                                const trefoil_shape_t *shape, ep_fs_t *finish);

@@ -2,7 +2,7 @@
  *
  * The same plan that the CPU library carries bytes by (trefoil/plan.h) becomes transfers over the
  * ports of a cluster: SMs that issue, NVLink and network ports out and in, uplinks of leaf switches,
- * SMs that receive. Two engines replay them: SimGrid (max-min fair flows; up to about 128 ranks) and
+ * SMs that receive. Two engines replay them: SimGrid (max-min fair flows; hundreds of ranks) and
  * port queues of our own (first come, first served; thousands of ranks). The answer names its engine
  * and stands beside a floor from exact loads and the same costs. docs/sim.md has the equations. */
 #ifndef TREFOIL_SIM_H
@@ -134,7 +134,10 @@ typedef struct trefoil_sim_op {
   trefoil_port_loads_t loads;
   int chunkTokens;      /* of the replay */
   int64_t numTransfers; /* that were replayed */
-  double wallS;         /* time that the engine took */
+  /* TREFOIL_ENGINE_SIMGRID with so many transfers that our own solver shares for it: flows, and those that
+   * are left where flows over the same resources are one. Else 0. */
+  int64_t numFlows, numUnlike;
+  double wallS; /* time that the engine took */
   int numRanks, numLinks;
   const double *finishUs;          /* [numRanks] */
   const trefoil_sim_link_t *links; /* [numLinks] with bytes, by kind and index */

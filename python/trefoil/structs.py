@@ -195,7 +195,7 @@ SimOp = _struct(
     Bound closed_form;
     Loads loads;
     int chunk_tokens;
-    int64 num_transfers;
+    int64 num_transfers, num_flows, num_unlike;
     double wall_s;
     int num_ranks, num_links;
     double* finish_us;
