@@ -1,10 +1,11 @@
 /* A replay as max-min fair flows, in this process: what SimGrid does with the same streams
  * (simgrid_calls.c), for more of them.
  *
- * Streams that cross the same resources are a bundle, of which all flows have one rate; a flow of it ends
- * when the bundle has done that many rows since the flow came. So the state is a number a bundle, and
- * changes only where the bundle's rate does. Where a stream sends its next chunk at once, no rate changes.
- * Times are femtoseconds in doubles. */
+ * Streams that cross the same resources are a bundle, of which all flows have one rate. All bundles that
+ * have their rate from the same full resource have that one, too: a resource counts the rows that such a
+ * flow would have done, and the flow ends when the count comes to its target. So an event changes a number
+ * a resource, and of bundles those alone that get their rate from another resource. Where a stream sends
+ * its next chunk at once, no rate changes. Times are femtoseconds in doubles. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@
 #include "sim/fair_share.h"
 #include "sim/streams.h"
 
-enum { BLOCK = 64, CHECK_EVENTS = 64 };
+enum { CHECK_EVENTS = 64 };
 #define TOGETHER_FS 0.5 /* below what answers show: ends nearer than this are one event */
 
 typedef enum state { IDLE, TIMED, FLOWING } state_t;
@@ -25,7 +26,7 @@ typedef struct flow {
   int32_t next;   /* of its moves */
   state_t state;
   double began;
-  double target; /* rows that its bundle will have done when the flow ends */
+  double target; /* rows of its bundle when the flow ends */
 } flow_t;
 
 typedef struct wake {
@@ -39,10 +40,11 @@ typedef struct fair {
   ep_share_t share;
   flow_t *flows;
   int32_t *firstMember, *members; /* of bundles: heaps by target */
-  double *done, *since, *rate;    /* [bundles] rows done up to a time, and the rate from then on */
-  double *finish;                 /* [bundles, whole blocks] when the first of its flows ends */
-  double *blockFinish;            /* the first of each block */
-  int numBlocks;
+  double *due;                    /* [bundles] count of its resource at which its first flow ends */
+  int32_t *heaps, *heapAt;        /* of resources: bundles by due, and where they are */
+  int32_t *firstDue, *numDue;
+  double *count, *since, *rate; /* [resources] count at a time, and its rate from then on */
+  double *finish;               /* [resources] when the first of its flows ends */
   wake_t *timers;
   int numTimers;
   int firstResource[TREFOIL_NUM_RESOURCES];
@@ -101,46 +103,91 @@ static void sinkMember(fair_t *w, int bundle, int stream, int n) {
   heap[i] = stream;
 }
 
+/* ---- Bundles of a resource: a heap by due ------------------------------------------------------ */
+
+static void putDue(fair_t *w, int32_t *heap, int at, int b) {
+  heap[at] = b;
+  w->heapAt[b] = at;
+}
+
+static void raiseDue(fair_t *w, int32_t *heap, int at, int b) {
+  for (; at > 0 && w->due[heap[(at - 1) / 2]] > w->due[b]; at = (at - 1) / 2) {
+    putDue(w, heap, at, heap[(at - 1) / 2]);
+  }
+  putDue(w, heap, at, b);
+}
+
+static void sinkDue(fair_t *w, int32_t *heap, int n, int at, int b) {
+  for (int c = 2 * at + 1; c < n; c = 2 * at + 1) {
+    if (c + 1 < n && w->due[heap[c + 1]] < w->due[heap[c]]) c++;
+    if (w->due[heap[c]] >= w->due[b]) break;
+    putDue(w, heap, at, heap[c]);
+    at = c;
+  }
+  raiseDue(w, heap, at, b);
+}
+
+static void addDue(fair_t *w, int p, int b) {
+  raiseDue(w, w->heaps + w->firstDue[p], w->numDue[p]++, b);
+}
+
+static void removeDue(fair_t *w, int p, int b) {
+  int32_t *heap = w->heaps + w->firstDue[p];
+  int last = heap[--w->numDue[p]];
+  if (last != b) sinkDue(w, heap, w->numDue[p], w->heapAt[b], last);
+}
+
 /* ---- Progress ---------------------------------------------------------------------------------- */
 
+static double countOf(const fair_t *w, int p) {
+  return w->count[p] + w->rate[p] * (w->now - w->since[p]);
+}
+
+static double firstTarget(const fair_t *w, int bundle) {
+  return w->flows[membersOf(w, bundle)[0]].target;
+}
+
+/* Rows that each flow of a bundle has done since the first came. */
 static double doneBy(const fair_t *w, int bundle) {
-  return w->done[bundle] + w->rate[bundle] * (w->now - w->since[bundle]);
+  int p = w->share.fixedBy[bundle];
+  if (p < 0) return 0;
+  return firstTarget(w, bundle) - (w->due[bundle] - countOf(w, p));
 }
 
-static void setFinish(fair_t *w, int b) {
+static void setFinish(fair_t *w, int p) {
   double end = HUGE_VAL;
-  if (w->share.weight[b] > 0) {
-    double target = w->flows[membersOf(w, b)[0]].target;
-    end = w->since[b] + fmax(target - w->done[b], 0) / w->rate[b];
+  if (w->numDue[p] > 0) {
+    double rest = w->due[w->heaps[w->firstDue[p]]] - w->count[p];
+    end = w->since[p] + fmax(rest, 0) / w->rate[p];
   }
-  w->finish[b] = end;
+  w->finish[p] = end;
 }
 
-static void updateBlock(fair_t *w, int block) {
-  const double *f = w->finish + (size_t)block * BLOCK;
-  double a = f[0], b = f[1], c = f[2], d = f[3];
-  for (int i = 4; i < BLOCK; i += 4) {
-    a = f[i] < a ? f[i] : a;
-    b = f[i + 1] < b ? f[i + 1] : b;
-    c = f[i + 2] < c ? f[i + 2] : c;
-    d = f[i + 3] < d ? f[i + 3] : d;
+/* A bundle gets its rate from another resource. */
+static void changeDue(fair_t *w, int b, int before) {
+  int p = w->share.fixedBy[b];
+  double rest = firstTarget(w, b);
+  if (before >= 0) {
+    rest = w->due[b] - countOf(w, before);
+    removeDue(w, before, b);
+    setFinish(w, before);
   }
-  a = a < b ? a : b;
-  c = c < d ? c : d;
-  w->blockFinish[block] = a < c ? a : c;
+  w->due[b] = countOf(w, p) + rest;
+  addDue(w, p, b);
 }
 
 static void share(fair_t *w) {
-  if (epShareIsCurrent(&w->share)) return;
+  const ep_share_t *s = &w->share;
+  if (epShareIsCurrent(s)) return;
   epShareSolve(&w->share);
-  for (int i = 0; i < w->share.numSolved; i++) {
-    int b = w->share.solved[i];
-    w->done[b] = doneBy(w, b);
-    w->since[b] = w->now;
-    w->rate[b] = w->share.rate[b];
-    setFinish(w, b);
+  for (int i = 0; i < s->numChanged; i++) changeDue(w, s->changed[i], s->fixedBefore[i]);
+  for (int i = s->firstNew; i < s->numOrder; i++) {
+    int p = s->order[i];
+    w->count[p] = countOf(w, p);
+    w->since[p] = w->now;
+    w->rate[p] = s->level[p];
+    setFinish(w, p);
   }
-  for (int i = 0; i < w->numBlocks; i++) updateBlock(w, i);
 }
 
 /* ---- Streams ----------------------------------------------------------------------------------- */
@@ -194,28 +241,50 @@ static int beginNext(fair_t *w, int stream) {
   }
 }
 
+/* The bundle's first flow may be another one now. */
+static void setDue(fair_t *w, int bundle, double done) {
+  int p = w->share.fixedBy[bundle];
+  if (p < 0) return;
+  w->due[bundle] = countOf(w, p) + firstTarget(w, bundle) - done;
+  sinkDue(w, w->heaps + w->firstDue[p], w->numDue[p], w->heapAt[bundle], bundle);
+  setFinish(w, p);
+}
+
 static void enter(fair_t *w, int stream) {
   if (!beginNext(w, stream)) return;
   int b = w->flows[stream].bundle;
-  w->flows[stream].target = doneBy(w, b) + rowsOfNext(w, stream);
+  double done = w->share.weight[b] > 0 ? doneBy(w, b) : 0;
+  w->flows[stream].target = done + rowsOfNext(w, stream);
   addMember(w, b, stream);
+  setDue(w, b, done);
   epShareSetWeight(&w->share, b, w->share.weight[b] + 1);
+}
+
+static void removeFirst(fair_t *w, int bundle, double done) {
+  int32_t *heap = membersOf(w, bundle);
+  int n = w->share.weight[bundle], p = w->share.fixedBy[bundle];
+  sinkMember(w, bundle, heap[n - 1], n - 1);
+  if (n > 1) {
+    setDue(w, bundle, done);
+  } else {
+    removeDue(w, p, bundle);
+    setFinish(w, p);
+  }
+  epShareSetWeight(&w->share, bundle, n - 1);
 }
 
 /* The first flow of a bundle is through: its stream's next takes its place, or it goes. */
 static void endFirst(fair_t *w, int bundle) {
-  int32_t *heap = membersOf(w, bundle), stream = heap[0];
-  int n = w->share.weight[bundle];
-  double target = w->flows[stream].target;
+  int stream = membersOf(w, bundle)[0];
+  double done = w->flows[stream].target;
   completeNext(w, stream);
   if (beginNext(w, stream)) {
-    w->flows[stream].target = target + rowsOfNext(w, stream);
-    sinkMember(w, bundle, stream, n);
+    w->flows[stream].target = done + rowsOfNext(w, stream);
+    sinkMember(w, bundle, stream, w->share.weight[bundle]);
+    setDue(w, bundle, done);
   } else {
-    sinkMember(w, bundle, heap[n - 1], n - 1);
-    epShareSetWeight(&w->share, bundle, n - 1);
+    removeFirst(w, bundle, done);
   }
-  setFinish(w, bundle);
 }
 
 static void onReady(void *context, int stream) {
@@ -295,32 +364,64 @@ static int countBundles(fair_t *w, const way_t *ways) {
 }
 
 static int allocateBundles(fair_t *w, int numBundles) {
-  size_t n = (size_t)numBundles;
-  int numResources = 0;
-  for (int k = 0; k < TREFOIL_NUM_RESOURCES; k++) numResources += w->f->count[k];
-  w->numBlocks = (numBundles + BLOCK - 1) / BLOCK;
+  size_t n = (size_t)numBundles, P = 0;
+  for (int k = 0; k < TREFOIL_NUM_RESOURCES; k++) P += (size_t)w->f->count[k];
   w->firstMember = calloc(n + 2, sizeof *w->firstMember);
   w->members = malloc(((size_t)w->streams.numStreams + 1) * sizeof *w->members);
-  w->done = calloc(3 * n + 1, sizeof *w->done);
-  w->since = w->done + n;
-  w->rate = w->since + n;
-  w->finish = malloc(((size_t)w->numBlocks * BLOCK + 1) * sizeof *w->finish);
-  w->blockFinish = malloc(((size_t)w->numBlocks + 1) * sizeof *w->blockFinish);
-  return w->firstMember && w->members && w->done && w->finish && w->blockFinish &&
-         epShareAllocate(&w->share, numResources, numBundles);
+  w->due = malloc((n + 1) * sizeof *w->due);
+  w->heaps = malloc((n * EP_SHARE_USES + 1) * sizeof *w->heaps);
+  w->heapAt = malloc((n + 1) * sizeof *w->heapAt);
+  w->numDue = calloc(P + 1, sizeof *w->numDue);
+  w->count = calloc(4 * P + 1, sizeof *w->count);
+  w->since = w->count + P;
+  w->rate = w->since + P;
+  w->finish = w->rate + P;
+  return w->firstMember && w->members && w->due && w->heaps && w->heapAt && w->numDue && w->count &&
+         epShareAllocate(&w->share, (int)P, numBundles);
 }
 
-static void fillBundles(fair_t *w, const way_t *ways) {
+static int crossesPort(const fair_t *w, const ep_move_t *m) {
+  for (int k = 0; k < TREFOIL_NUM_RESOURCES; k++) {
+    int at = epResourceOf(w->f, m, (trefoil_resource_t)k);
+    if (epIsPort((trefoil_resource_t)k) && at >= 0 && w->f->row[k][at] > 0) return 1;
+  }
+  return 0;
+}
+
+static double rowsPerFs(const fair_t *w, int kind, int at) {
+  return w->f->row[kind][at] > 0 ? 1 / (double)w->f->row[kind][at] : HUGE_VAL;
+}
+
+/* SMs that could send, or receive, all that a rank's two ports can. */
+static void setCovered(fair_t *w) {
+  char *isCovered = w->share.isCovered;
+  for (int r = 0; r < w->f->numRanks; r++) {
+    int port = w->f->portOf[r];
+    double out =
+        rowsPerFs(w, TREFOIL_RESOURCE_NVLINK_OUT, r) + rowsPerFs(w, TREFOIL_RESOURCE_NIC_OUT, port);
+    double in =
+        rowsPerFs(w, TREFOIL_RESOURCE_NVLINK_IN, r) + rowsPerFs(w, TREFOIL_RESOURCE_NIC_IN, port);
+    int send = w->firstResource[TREFOIL_RESOURCE_SEND] + r;
+    int receive = w->firstResource[TREFOIL_RESOURCE_RECEIVE] + r;
+    isCovered[send] = out <= rowsPerFs(w, TREFOIL_RESOURCE_SEND, r);
+    isCovered[receive] = in <= rowsPerFs(w, TREFOIL_RESOURCE_RECEIVE, r);
+  }
+}
+
+static int fillBundles(fair_t *w, const way_t *ways) {
   for (int i = 0; i < w->streams.numStreams; i++) {
     int b = w->flows[ways[i].stream].bundle;
     if (b < 0) continue;
     memcpy(w->share.uses + (size_t)b * EP_SHARE_USES, ways[i].uses, sizeof ways->uses);
+    w->share.isBare[b] = (char)!crossesPort(w, oneOf(w, ways[i].stream));
     w->firstMember[b + 1]++;
   }
   for (int b = 0; b < w->share.numBundles; b++) w->firstMember[b + 1] += w->firstMember[b];
-  for (int i = 0; i < w->numBlocks * BLOCK; i++) w->finish[i] = HUGE_VAL;
-  for (int i = 0; i < w->numBlocks; i++) w->blockFinish[i] = HUGE_VAL;
-  epShareStart(&w->share);
+  for (int p = 0; p < w->share.numResources; p++) w->finish[p] = HUGE_VAL;
+  setCovered(w);
+  int isStarted = epShareStart(&w->share);
+  w->firstDue = w->share.first;
+  return isStarted;
 }
 
 static int makeBundles(fair_t *w) {
@@ -334,8 +435,7 @@ static int makeBundles(fair_t *w) {
   if (!ways) return 0;
   for (size_t i = 0; i < n; i++) ways[i] = wayOf(w, (int)i);
   qsort(ways, n, sizeof *ways, compareWays);
-  int isMade = allocateBundles(w, countBundles(w, ways));
-  if (isMade) fillBundles(w, ways);
+  int isMade = allocateBundles(w, countBundles(w, ways)) && fillBundles(w, ways);
   free(ways);
   return isMade;
 }
@@ -344,18 +444,16 @@ static int makeBundles(fair_t *w) {
 
 static double nextEvent(const fair_t *w) {
   double next = w->numTimers > 0 ? w->timers[0].time : HUGE_VAL;
-  for (int i = 0; i < w->numBlocks; i++) next = fmin(next, w->blockFinish[i]);
+  for (int p = 0; p < w->share.numResources; p++) {
+    next = w->finish[p] < next ? w->finish[p] : next;
+  }
   return next;
 }
 
 static void endFlows(fair_t *w) {
   double until = w->now + TOGETHER_FS;
-  for (int i = 0; i < w->numBlocks; i++) {
-    if (w->blockFinish[i] > until) continue;
-    for (int b = i * BLOCK; b < (i + 1) * BLOCK; b++) {
-      while (w->finish[b] <= until) endFirst(w, b);
-    }
-    updateBlock(w, i);
+  for (int p = 0; p < w->share.numResources; p++) {
+    while (w->finish[p] <= until) endFirst(w, w->heaps[w->firstDue[p]]);
   }
 }
 
@@ -411,8 +509,8 @@ static int prepare(fair_t *w, const ep_replay_t *replay, ep_timing_t *timing) {
 }
 
 static void freeAll(fair_t *w) {
-  void *all[] = {w->flows, w->timers, w->firstMember, w->members,
-                 w->done,  w->finish, w->blockFinish};
+  void *all[] = {w->flows, w->timers, w->firstMember, w->members, w->due,
+                 w->heaps, w->heapAt, w->numDue,      w->count};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
   epShareFree(&w->share);
   epStreamsFree(&w->streams);
