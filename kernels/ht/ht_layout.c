@@ -37,8 +37,8 @@ static trefoil_result_t checkConfig(const ep_ht_config_t *c) {
   return TREFOIL_OK;
 }
 
-/* FIFOs hold an eighth of a rank's tokens, 512 chunks at most; and up to half of its chunks as far as
- * all FIFOs together stay within FIFOS_BYTES: then senders seldom wait for receivers
+/* FIFOs hold 512 chunks, or as many as a rank has tokens if those are fewer; and up to half of its chunks
+ * as far as all FIFOs together stay within FIFOS_BYTES: then senders seldom wait for receivers
  * (docs/kernels_ht.md). */
 #define FIFOS_BYTES ((size_t)240 << 20)
 #define LEAST_SLOTS 64

@@ -26,7 +26,7 @@ int tokensToServe(int own, const ep_ll_group_t &g) {
   return own > 0 ? own : g.maxTokens;
 }
 
-// Measured (docs/kernels.md): few senders in dispatch, half of the warps in combine, small blocks
+// Measured: few senders in dispatch, half of the warps in combine, small blocks
 // for few tokens because large ones start slowly.
 Roles rolesOf(int kind, int tokens, bool quantises, ep_ll_sum_t sum, unsigned parts) {
   int send, recv;

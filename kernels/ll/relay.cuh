@@ -188,9 +188,8 @@ private:
     return goesOn;
   }
 
-  // The first slice: a launch may wait until the far rank has received the operation before the
-  // last one. Its receive-only launches signal that, the others say it in the head of their next message, which
-  // may not have landed yet.
+  // The first slice: a launch may wait until the far rank has received the operation before the last one. Its
+  // receive-only launches signal that; the head of its next message says so, too, and may not have landed.
   EP_DEV void landFree() {
     if (slice || number < 3) return;
     const bool isDispatch = a.op.kind == EP_LL_DISPATCH;

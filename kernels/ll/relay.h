@@ -5,7 +5,8 @@
  * Further blocks of the launch are a relay. It takes what the others store into the mirrors, packs it into
  * one message a far rank and puts it there with a signal; of messages that have come it stores words and
  * packets into its own rank's exchange memory, as if the source had done it. So the code of one domain does
- * not change, and packets that carry flags never cross the network unguarded. docs/kernels.md has the argument why no buffer is overwritten too early. */
+ * not change, and packets that carry flags never cross the network unguarded. docs/kernels.md has the
+ * argument why no buffer is overwritten too early. */
 #ifndef TREFOIL_KERNELS_LL_RELAY_H
 #define TREFOIL_KERNELS_LL_RELAY_H
 

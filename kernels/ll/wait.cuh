@@ -45,7 +45,9 @@ static __device__ __noinline__ uint64_t checkLimit(const ep_ll_group_t &g,
   const uint64_t t = clockNs();
   if (!since) since = t;
   const uint64_t waited = t - since;
-  if (waited < g.timeoutNs) {
+  // For its own rows a rank waits as long as for a rank that itself waits: what they wait for is at its limit
+  // first, and is the one to name.
+  if (waited < (w.rank == g.rank ? 2 * g.timeoutNs : g.timeoutNs)) {
     recordWait(c, waited, t, [&] {
       writeRecord(g.record, w, number, flagOf(number), since, t, false);
       storeSys(waitAt(g, g.rank),

@@ -1,7 +1,7 @@
 // Kernel times of high-throughput Update, dispatch and combine on GPUs that share NVLink.
 //
 //   ht_bench [--ranks R] [--tokens B] [--hidden H] [--topk K] [--align A] [--iterations n] [--virtual]
-//            [--stages LIST] [--only flat|em] [--ring SLOTS] [--out file.json]
+//            [--stages LIST] [--only flat|em] [--fifo-slots N] [--out file.json]
 // --virtual: the ranks share one GPU and its SMs
 //
 // Stages (default goals):
@@ -187,7 +187,7 @@ bool parse(Options &o, int argc, char **argv) {
       o.hidden = atoi(value);
     else if (name == "--topk")
       o.topk = atoi(value);
-    else if (name == "--ring")
+    else if (name == "--fifo-slots")
       o.ring = atoi(value);
     else if (name == "--align")
       o.alignment = atoi(value);

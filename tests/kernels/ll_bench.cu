@@ -1,6 +1,6 @@
 // Kernel times of low-latency dispatch and combine on GPUs that share NVLink, one thread for all ranks.
 //
-//   ll_bench [--ranks R] [--out file.json] [--tokens B] [--tune] [--dispatch] [--general] [--virtual]
+//   ll_bench [--ranks R] [--out file.json] [--tokens B] [--tune] [--dispatch] [--generic] [--virtual]
 //
 // --virtual: the ranks share one GPU and its SMs.
 //
@@ -110,9 +110,9 @@ void benchOne(Bench &b, const Data &data, int B, bool rankMajor, ep_ll_quant_t q
     std::vector<std::pair<int, int>> v = {{0, 0}};
     if (!choice.tune) return v;
     if (combine && sum == EP_LL_SUM_PARTIAL)
-      v = {{14, 14}, {4, 4}, {8, 8}, {6, 6}};
+      v = {{10, 10}, {4, 4}, {8, 8}, {6, 6}};
     else if (combine)
-      v = {{14, 14}, {13, 15}, {12, 15}, {10, 15}, {8, 15}, {8, 8}, {4, 4}};
+      v = {{10, 10}, {12, 8}, {8, 12}, {5, 15}, {8, 8}, {4, 4}};
     else if (quant)
       v = {{4, 4}, {8, 4}, {8, 8}, {4, 15}, {5, 15}, {3, 15}, {12, 8}};
     else
@@ -176,7 +176,7 @@ int main(int argc, char **argv) {
       choice.tune = true;
     else if (!strcmp(argv[i], "--dispatch"))
       choice.dispatchOnly = true;
-    else if (!strcmp(argv[i], "--general"))
+    else if (!strcmp(argv[i], "--generic"))
       choice.generic = true;
     else {
       fprintf(stderr, "unknown argument %s\n", argv[i]);

@@ -1,14 +1,14 @@
 // The low-latency kernels against the reference, bit for bit, on random shapes.
 //
 //   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s]
-//             [--faults | --masks] [--general 1 | 2] [--long] [--domains n]
+//             [--faults | --masks] [--generic 1 | 2] [--long] [--domains n]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a
 // mode and a number of steps; each step has new routing and new data, all steps are launched back
 // to back without the host waiting in between, with ranks delayed at random, into poisoned outputs.
 // Operation numbers start near the places where flags wrap and buffers are cleared. Payloads are
 // random bits in which words that equal flags are sown. Each rank draws whether it runs the fast
-// dispatch (--general 1: never, 2: wherever it can). Outputs may be one
+// dispatch (--generic 1: never, 2: wherever it can). Outputs may be one
 // for all steps, which its owner's stream still reads when peers go on. --long: few experts and
 // thousands of tokens.
 // --faults: every other case, a rank that never launches or ends in the midst of a combine. --masks: ranks
@@ -144,7 +144,7 @@ int main(int argc, char **argv) {
       faults = true;
     else if (!strcmp(argv[i], "--masks"))
       masks = true;
-    else if (!strcmp(argv[i], "--general"))
+    else if (!strcmp(argv[i], "--generic"))
       o.generic = (int)value();
     else if (!strcmp(argv[i], "--long"))
       o.isLong = true;

@@ -43,8 +43,8 @@ static void fillSteps(uint8_t *out, const step_t *steps, int n) {
   fillSteps(out, (const step_t[]){__VA_ARGS__},                                                    \
             (int)(sizeof((const step_t[]){__VA_ARGS__}) / sizeof(step_t)))
 
-/* As in kernels/ll/ll_dispatch.cu, ll_combine.cu, ll_partial.cu: [parts][role][not the block that
- * greets]. */
+/* As in kernels/ll/dispatch_kernel.cuh, combine_kernel.cuh, partial_kernel.cuh: [parts][role][not the
+ * block that announces]. */
 static void initSteps(model_t *m) {
   memset(m->steps, STEP_END, sizeof m->steps);
   for (int other = 0; other < 2; other++) {
