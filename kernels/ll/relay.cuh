@@ -364,7 +364,7 @@ private:
     for (;;) {
       const int there = lane == 0 && net.readSignal(signalId(message, buf, peer)) >= number;
       if (__shfl_sync(FULL_WARP, there, 0)) break;
-      if (!lookAgain(polls, isLast, false)) break;
+      if (!lookAgain(polls, isLast, a.op.parts == EP_LL_BOTH)) break;
     }
     return goesOn;
   }
