@@ -24,7 +24,8 @@
 // (ht_dispatch_send.cuh), Receiver (ht_dispatch_receive.cuh); combine: both in ht_combine.cu.
 //
 //   constants  SENDS      a sender, else a receiver          GATHERS   n chunks in, else one
-//              LANES      of the scheduler, for an item      WATCH_ONE the one side of an item is waited for
+//              LANES      of the scheduler, for an item      WATCH_ONE the one side (a scatter's
+//                         source, a gather's destination) is waited for
 //              FENCE      chunks may have come over the link ZERO_ROW  a sum of nothing is a row of zeros
 //              KIND, PHASE   of the record, should a wait for a peer be given up
 //   group(), row()        the operation's; row(): gather only

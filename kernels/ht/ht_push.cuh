@@ -101,8 +101,8 @@ EP_DEV bool waitPeer(const HtDispatchArgs &a, const HtTables &t, int r, unsigned
       targets.scales[r] = w.scales[r] + flaggedData(scales);
       return true;
     }
-    const Awaited w = {EP_HT_KIND_DISPATCH, EP_WAIT_ANNOUNCE, r, tokens.z, -1};
-    if (!htKeepWaiting(g, w, (unsigned)number, spin)) return false;
+    const Awaited wait = {EP_HT_KIND_DISPATCH, EP_WAIT_ANNOUNCE, r, tokens.z, -1};
+    if (!htKeepWaiting(g, wait, (unsigned)number, spin)) return false;
   }
 }
 

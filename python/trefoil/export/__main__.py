@@ -121,7 +121,7 @@ def _table(a: argparse.Namespace) -> int:
             )
     costs = Costs.on(cluster, record)
     cases = predicted_cases(_setting(a, cluster), costs, moe, a.gpus, a.tokens, a.sms)
-    labels = {"framework": "trefoil", "version": "0.1.0", "device": a.cluster}
+    labels = {"framework": "trefoil", "version": "0.2.0", "device": a.cluster}
     labels["kernel_source"] = f"predicted with {name}"
     return write_table(a.output, cases, labels, a.dispatch_dtype == "fp8")
 
@@ -130,7 +130,7 @@ def _bench(a: argparse.Namespace) -> int:
     cases = cases_of_bench(a.results)
     said = json.loads(read_text(a.results))
     device = said.get("device") or said.get("measured", "").split(" of ")[0]
-    labels = {"framework": "trefoil", "version": "0.1.0", "device": device}
+    labels = {"framework": "trefoil", "version": "0.2.0", "device": device}
     return write_table(a.output, cases, {**labels, "kernel_source": "trefoil"}, False)
 
 
