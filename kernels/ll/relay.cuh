@@ -453,11 +453,11 @@ template <class Network> EP_DEV void runRelay(const RelayArgs &a, int block, int
     Relay<Network>(a, number, i - role * a.far, slice).run((RelayRole)(a.roles >> role * 4 & 15));
   }
   __syncthreads();
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x != 0 || !sends) return;
   __threadfence();
-  if ((int)atomicAdd(&c.blocks, 1u) != numBlocks - 1) return;
-  c.blocks = 0;
-  if (sends) c.numbers[a.op.kind] = number;
+  if ((int)atomicAdd(&c.blocks[a.op.kind], 1u) != numBlocks - 1) return;
+  c.blocks[a.op.kind] = 0;
+  c.numbers[a.op.kind] = number;
 }
 
 // What the host works out for a relay. Host.

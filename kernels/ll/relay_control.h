@@ -13,7 +13,7 @@ typedef struct ep_ll_relay_count {
 
 typedef struct ep_ll_relay_control {
   unsigned long long numbers[2]; /* operations sent, by kind */
-  unsigned blocks, pad;          /* of this launch that have ended */
+  unsigned blocks[2];            /* by kind: of a launch that sends, those that have ended */
   ep_ll_relay_count_t counts[EP_LL_MESSAGES][EP_LL_MAX_RANKS];
   unsigned long long signalled[EP_LL_MESSAGES + 2][2][EP_LL_MAX_RANKS]; /* sum of what was added */
 } ep_ll_relay_control_t;
