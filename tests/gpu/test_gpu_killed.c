@@ -28,9 +28,12 @@ static void *endLater(void *unused) {
   return NULL;
 }
 
-/* One step after the other until a call fails (no masks) or the mask has changed. */
+/* One step after the other until a call fails (no masks) or the mask has changed. With masks the victim ends
+ * between two steps: else one survivor could miss it a step earlier than the other, and begin without it. */
 static trefoil_result_t workOn(ep_check_rank_t *k, const fault_t *f, int *isMasked) {
+  double killedAt = epNow() + 1e-3 * killedMs;
   for (double end = epNow() + 30; epNow() < end;) {
+    if (k->group->enableMask && k->rank == f->victim && epNow() > killedAt) raise(SIGKILL);
     EP_TRY(faultWork(k, &f->list, 0, 0));
     if (!k->group->enableMask) continue;
     int flag = 0;
@@ -77,7 +80,7 @@ static int childMain(int victim, int enableMask, int ms, int highThroughput) {
   }
   pthread_t thread;
   killedMs = ms;
-  if (launch.rank == victim) pthread_create(&thread, NULL, endLater, NULL);
+  if (launch.rank == victim && !enableMask) pthread_create(&thread, NULL, endLater, NULL);
   rc = workOn(&k, &f, &isMasked);
   if (!enableMask) {
     printf("%s", trefoilLastError());
