@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define MAGIC 0x6c69666f65727401ull
-enum { SECRET_BYTES = 16, ADDRESS_BYTES = 64, CONTROL = 0, DATA = 1 };
+enum { SECRET_BYTES = 16, ADDRESS_BYTES = 64 };
 
 typedef struct {
   uint64_t magic;
@@ -123,6 +123,21 @@ int epNetReceiveRecord(int socket, void *data, size_t bytes, int *descriptor, in
 
 /* ---- Listening ---- */
 
+/* NCCL_SOCKET_IFNAME as NCCL reads it: prefixes, "=" before them: whole names, "^": all but these. */
+static bool isWanted(const char *name) {
+  const char *list = getenv("NCCL_SOCKET_IFNAME");
+  if (!list || !*list) return strncmp(name, "docker", 6) != 0;
+  bool unwanted = *list == '^', found = false;
+  list += unwanted;
+  bool whole = *list == '=';
+  list += whole;
+  for (size_t n; *list && !found; list += n + (list[n] == ',')) {
+    n = strcspn(list, ",");
+    found = n && !strncmp(name, list, n) && (!whole || !name[n]);
+  }
+  return found != unwanted;
+}
+
 /* The address of an interface that other machines may reach; loopback if there is none. */
 static struct in_addr anyAddress(void) {
   struct in_addr found = {htonl(INADDR_LOOPBACK)};
@@ -131,6 +146,7 @@ static struct in_addr anyAddress(void) {
   for (struct ifaddrs *i = all; i; i = i->ifa_next) {
     unsigned usable = i->ifa_flags & (IFF_UP | IFF_LOOPBACK);
     if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || usable != IFF_UP) continue;
+    if (!isWanted(i->ifa_name)) continue;
     found = ((struct sockaddr_in *)(void *)i->ifa_addr)->sin_addr;
     break;
   }
@@ -256,22 +272,28 @@ static int dial(const handle_t *to, int rank, int purpose, int64_t deadline, int
 
 static int dialBoth(const handle_t *to, int rank, int64_t deadline, ep_net_ends_t *ends,
                     char *why) {
-  if (dial(to, rank, CONTROL, deadline, &ends->control, why)) return -1;
-  return dial(to, rank, DATA, deadline, &ends->data, why);
+  if (dial(to, rank, EP_NET_CONTROL, deadline, &ends->control, why)) return -1;
+  return dial(to, rank, EP_NET_DATA, deadline, &ends->data, why);
 }
 
-/* Where a connection belongs, or NULL if it is not one of ours. */
-static int *placeOf(const hello_t *hello, const ep_net_listener_t *l, int rank, int numRanks,
-                    ep_net_ends_t *ends) {
-  if (memcmp(hello->secret, l->handle.secret, SECRET_BYTES)) return NULL;
-  if (hello->rank <= rank || hello->rank >= numRanks) return NULL;
-  int *place = hello->purpose == DATA ? &ends[hello->rank].data : &ends[hello->rank].control;
-  return *place < 0 ? place : NULL;
+static int parseHandle(const void *from, int rank, handle_t *h, char *why) {
+  memcpy(h, from, sizeof *h);
+  if (h->magic == MAGIC && h->length <= ADDRESS_BYTES) return 0;
+  return epNetFail(why, "the handle of rank %d is none of this network", rank);
 }
 
-/* Takes one connection; 1 if it is one of ours. */
-static int takeOne(ep_net_listener_t *l, int rank, int numRanks, int64_t deadline,
-                   ep_net_ends_t *ends, char *why) {
+int epNetDial(const void *handle, int owner, int rank, int64_t deadline, int *out, char *why) {
+  handle_t h;
+  *out = -1;
+  if (parseHandle(handle, owner, &h, why)) return -1;
+  if (!dial(&h, rank, EP_NET_CONTROL, deadline, out, why)) return 0;
+  if (*out >= 0) close(*out);
+  *out = -1;
+  return -1;
+}
+
+int epNetAccept(ep_net_listener_t *l, int64_t deadline, int *rank, int *purpose, int *out,
+                char *why) {
   hello_t hello;
   char ignored[EP_NET_WHY];
   int none;
@@ -281,22 +303,37 @@ static int takeOne(ep_net_listener_t *l, int rank, int numRanks, int64_t deadlin
   int64_t soon = epNetNow() + 2000000000; /* a stranger may say nothing */
   bool said = !epNetReceiveRecord(socket, &hello, sizeof hello, &none,
                                   soon < deadline ? soon : deadline, ignored);
-  int *place = said ? placeOf(&hello, l, rank, numRanks, ends) : NULL;
   if (none >= 0) close(none);
-  if (!place) {
+  if (!said || memcmp(hello.secret, l->handle.secret, SECRET_BYTES)) {
     close(socket);
     return 0;
   }
   quick(socket);
-  *place = socket;
+  *rank = hello.rank;
+  *purpose = hello.purpose;
+  *out = socket;
   return 1;
+}
+
+/* Takes one connection; 1 if it belongs to these ends. */
+static int takeOne(ep_net_listener_t *l, int rank, int numRanks, int64_t deadline,
+                   ep_net_ends_t *ends, char *why) {
+  int from, purpose, socket, taken = epNetAccept(l, deadline, &from, &purpose, &socket, why);
+  if (taken != 1) return taken;
+  int *place = NULL;
+  if (from > rank && from < numRanks)
+    place = purpose == EP_NET_DATA ? &ends[from].data : &ends[from].control;
+  if (place && *place < 0) {
+    *place = socket;
+    return 1;
+  }
+  close(socket);
+  return 0;
 }
 
 static int readHandle(const ep_net_listener_t *l, const void *from, int rank, handle_t *h,
                       char *why) {
-  memcpy(h, from, sizeof *h);
-  if (h->magic != MAGIC || h->length > ADDRESS_BYTES)
-    return epNetFail(why, "the handle of rank %d is none of this network", rank);
+  if (parseHandle(from, rank, h, why)) return -1;
   if (family(h) == family(&l->handle)) return 0;
   return epNetFail(
       why, "rank %d has another carrier: TREFOIL_NET_CARRIER must be the same on all ranks", rank);

@@ -10,6 +10,7 @@
 #include "net_settings.h"
 
 enum { EP_NET_HANDLE_BYTES = 128 };
+enum { EP_NET_CONTROL = 0, EP_NET_DATA = 1 }; /* purposes of a connection */
 
 typedef struct ep_net_listener ep_net_listener_t;
 
@@ -27,6 +28,12 @@ void epNetListenClose(ep_net_listener_t *listener);
 /* ends[numRanks]; those of `rank` itself are -1. Non-blocking sockets. */
 int epNetMeet(ep_net_listener_t *listener, void *const *handles, int numRanks, int rank,
               int64_t limitNs, ep_net_ends_t *ends, char *why);
+/* One connection to the listener of a handle, that of rank `owner`: a control socket, non-blocking. */
+int epNetDial(const void *handle, int owner, int rank, int64_t deadline, int *socket, char *why);
+/* Takes a connection: 1; 0 if it was none of ours; -1 if none came until the deadline. The rank is what the
+ * other side says: any number. */
+int epNetAccept(ep_net_listener_t *listener, int64_t deadline, int *rank, int *purpose, int *socket,
+                char *why);
 void epNetEndsClose(ep_net_ends_t *ends, int numRanks);
 
 /* A record over a control socket, with a descriptor (-1: none). */
