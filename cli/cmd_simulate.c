@@ -35,7 +35,7 @@ static int beginFiles(request_t *q) {
 static int parseEngine(const char *text) {
   if (!strcmp(text, "auto")) return TREFOIL_ENGINE_AUTO;
   if (!strcmp(text, "closed-form")) return -1;
-  for (int e = TREFOIL_ENGINE_SIMGRID; e <= TREFOIL_ENGINE_QUEUES; e++)
+  for (int e = TREFOIL_ENGINE_SIMGRID; e <= TREFOIL_ENGINE_FAIR; e++)
     if (!strcmp(text, trefoilEngineName((trefoil_engine_t)e))) return e;
   return -2;
 }
@@ -43,7 +43,8 @@ static int parseEngine(const char *text) {
 static int checkRequest(const request_t *q, simulated_t *s) {
   int engine = parseEngine(q->engine);
   if (engine == -2) {
-    return cliUsage(verb, "--engine %s: expected auto, simgrid, queues or closed-form", q->engine);
+    return cliUsage(verb, "--engine %s: expected auto, simgrid, fair, queues or closed-form",
+                    q->engine);
   }
   s->closedForm = engine == -1;
   s->run.engine = engine < 0 ? TREFOIL_ENGINE_AUTO : (trefoil_engine_t)engine;
@@ -320,7 +321,7 @@ int cmdSimulate(int argc, char **argv) {
       {"sms", 0, POPT_ARG_INT, &s.sms, CLI_POSITIVE, "SMs of an operation (default: the costs')",
        "N"},
       {"engine", 0, POPT_ARG_STRING, &q.engine, 0,
-       "auto (default), simgrid, queues, or closed-form: without replay", "NAME"},
+       "auto (default), simgrid, fair, queues, or closed-form: without replay", "NAME"},
       {"compare", 0, POPT_ARG_NONE, &q.compare, 0,
        "replay on the other engine too, and say how far "
        "apart they are",

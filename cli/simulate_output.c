@@ -87,7 +87,7 @@ static json_t *opJson(const simulated_t *s, int op) {
   json_object_set_new(j, "transfers", json_integer((json_int_t)o->numTransfers));
   json_object_set_new(j, "chunk_tokens", json_integer(o->chunkTokens));
   if (o->numFlows > 0) {
-    json_object_set_new(j, "own_solver",
+    json_object_set_new(j, "fair",
                         json_pack("{s:I, s:I}", "flows", (json_int_t)o->numFlows, "unlike_flows",
                                   (json_int_t)o->numUnlike));
   }
@@ -250,11 +250,12 @@ static void printMemory(const memory_need_t *m) {
   putchar('\n');
 }
 
-/* Whose solver shared, and how many flows could not become one with others. */
-static void printSolver(const trefoil_sim_op_t *o, const char *name) {
+/* How many flows could not become one with others. */
+static void printFlows(const trefoil_sim_op_t *o, const char *name) {
   if (o->numFlows == 0) return;
-  printf("%s: SimGrid's fair shares by our own solver, %lld flows as %lld: no more are alike\n",
-         name, (long long)o->numFlows, (long long)o->numUnlike);
+  printf(
+      "%s: SimGrid's flows, fair shares by our own solver; %lld flows as %lld: no more are alike\n",
+      name, (long long)o->numFlows, (long long)o->numUnlike);
 }
 
 void simulatedText(const simulated_t *s) {
@@ -277,7 +278,7 @@ void simulatedText(const simulated_t *s) {
     printf("* %s%sextrapolated, the interval does not cover it: %s\n", both ? "" : of,
            both ? "" : " ", interval->outside);
   }
-  for (int op = 0; op < 2; op++) printSolver(&s->result.op[op], opNames[op]);
+  for (int op = 0; op < 2; op++) printFlows(&s->result.op[op], opNames[op]);
   printMemory(&s->memory);
 }
 

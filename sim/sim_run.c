@@ -9,7 +9,6 @@
 #include "sim/resource_loads.h"
 
 #define SIMGRID_MOVES ((int64_t)1 << 11) /* under a second of SimGrid; AUTO takes queues above */
-#define SIMGRID_ALONE ((int64_t)1 << 13) /* a second; our own solver above */
 enum { DEFAULT_TIMEOUT_S = 600 };
 
 /* ---- One operation ----------------------------------------------------------------------------- */
@@ -41,21 +40,15 @@ static trefoil_engine_t chooseEngine(const one_t *o) {
   return isQuick ? TREFOIL_ENGINE_SIMGRID : TREFOIL_ENGINE_QUEUES;
 }
 
-/* SimGrid, or its fair flows by our own solver where SimGrid's would take too long. */
-static trefoil_result_t runFair(one_t *o, double timeoutS) {
-  trefoil_sim_op_t *out = o->out;
-  if (o->replay->numMoves <= SIMGRID_ALONE) {
-    return epSimGridRun(o->replay, &o->fabric, &o->sim->shape, timeoutS, &o->timing);
-  }
-  return epFairRun(o->replay, &o->fabric, timeoutS, &o->timing, &out->numFlows, &out->numUnlike);
-}
-
 static trefoil_result_t runEngine(one_t *o) {
   trefoil_sim_op_t *out = o->out;
   const trefoil_shape_t *s = &o->sim->shape;
   double begin = wallSeconds();
+  double limit = o->run->timeoutS > 0 ? o->run->timeoutS : DEFAULT_TIMEOUT_S;
   if (out->engine == TREFOIL_ENGINE_SIMGRID) {
-    EP_TRY(runFair(o, o->run->timeoutS > 0 ? o->run->timeoutS : DEFAULT_TIMEOUT_S));
+    EP_TRY(epSimGridRun(o->replay, &o->fabric, s, limit, &o->timing));
+  } else if (out->engine == TREFOIL_ENGINE_FAIR) {
+    EP_TRY(epFairRun(o->replay, &o->fabric, limit, &o->timing, &out->numFlows, &out->numUnlike));
   } else {
     EP_TRY(epQueuesRun(o->replay, &o->fabric, &o->timing));
   }
@@ -194,8 +187,8 @@ trefoil_result_t trefoilSimRun(trefoil_sim_t *sim, const trefoil_sim_run_t *run,
            !sim   ? "simulation"
            : !run ? "run"
                   : "output");
-  EP_CHECK((unsigned)run->engine <= TREFOIL_ENGINE_QUEUES, TREFOIL_INVALID_ARGUMENT,
-           "engine %d: must be in [0, %d]", (int)run->engine, TREFOIL_ENGINE_QUEUES);
+  EP_CHECK((unsigned)run->engine <= TREFOIL_ENGINE_FAIR, TREFOIL_INVALID_ARGUMENT,
+           "engine %d: must be in [0, %d]", (int)run->engine, TREFOIL_ENGINE_FAIR);
   EP_CHECK(run->engine != TREFOIL_ENGINE_SIMGRID || trefoilSimHasSimGrid(), TREFOIL_INVALID_USAGE,
            "this build has no SimGrid (libsimgrid-dev): use the engine of queues");
   trefoil_sim_result_t made;

@@ -16,6 +16,8 @@ const char *trefoilEngineName(trefoil_engine_t engine) {
     return "simgrid";
   case TREFOIL_ENGINE_QUEUES:
     return "queues";
+  case TREFOIL_ENGINE_FAIR:
+    return "fair";
   }
   return "unknown";
 }

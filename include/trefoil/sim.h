@@ -2,8 +2,9 @@
  *
  * The same plan that the CPU library carries bytes by (trefoil/plan.h) becomes transfers over the
  * ports of a cluster: SMs that issue, NVLink and network ports out and in, uplinks of leaf switches,
- * SMs that receive. Two engines replay them: SimGrid (max-min fair flows; hundreds of ranks) and
- * port queues of our own (first come, first served; thousands of ranks). The answer names its engine
+ * SMs that receive. Engines replay them: SimGrid (max-min fair flows; up to about 128 ranks), the
+ * same flows by our own solver (hundreds of ranks), and port queues of our own (first come, first served;
+ * thousands of ranks). The answer names its engine
  * and stands beside a floor from exact loads and the same costs. docs/sim.md has the equations. */
 #ifndef TREFOIL_SIM_H
 #define TREFOIL_SIM_H
@@ -37,7 +38,8 @@ TREFOIL_API void trefoilSimDestroy(trefoil_sim_t *sim);
 typedef enum trefoil_engine {
   TREFOIL_ENGINE_AUTO = 0,    /* SimGrid where it is built in and quick, else queues */
   TREFOIL_ENGINE_SIMGRID = 1, /* max-min fair flows; a child process of its own */
-  TREFOIL_ENGINE_QUEUES = 2   /* port queues, first come, first served */
+  TREFOIL_ENGINE_QUEUES = 2,  /* port queues, first come, first served */
+  TREFOIL_ENGINE_FAIR = 3     /* SimGrid's flows by our own solver of max-min fairness */
 } trefoil_engine_t;
 TREFOIL_API const char *trefoilEngineName(trefoil_engine_t engine); /* "simgrid", "queues" */
 /* 1 if SimGrid was there when the library was built. */
@@ -134,8 +136,8 @@ typedef struct trefoil_sim_op {
   trefoil_port_loads_t loads;
   int chunkTokens;      /* of the replay */
   int64_t numTransfers; /* that were replayed */
-  /* TREFOIL_ENGINE_SIMGRID with so many transfers that our own solver shares for it: flows, and those that
-   * are left where flows over the same resources are one. Else 0. */
+  /* TREFOIL_ENGINE_FAIR: flows, and those that are left where flows over the same resources are one.
+   * Else 0. */
   int64_t numFlows, numUnlike;
   double wallS; /* time that the engine took */
   int numRanks, numLinks;

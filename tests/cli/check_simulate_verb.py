@@ -222,7 +222,7 @@ def check_refusals() -> None:
         (["--cluster", "laptop"], "known are dgx-a100"),
         (["--moe", "no-such-model"], "known are"),
         (["--mode", "fast"], "expected ll, ht"),
-        (["--engine", "warp"], "simgrid, queues or closed-form"),
+        (["--engine", "warp"], "simgrid, fair, queues or closed-form"),
         (["--tokens", "0"], "--tokens 0"),
         (["--tokens", "many"], "numeric"),
         (["--gpus", "5000"], "at most 4096"),

@@ -65,7 +65,7 @@ TEST(wrong_command_lines_are_sentences) {
   expectUsage("check --hidden 64 --experts 8 --topk 2 --ranks 8 --ranks-per-node 3", "divisor");
   expectUsage("check --hidden 64 --experts 8 --topk 2 --tokens 0", "--tokens 0");
   expectUsage("check --moe no-such-model", "no-such-model");
-  expectUsage("check --ranks-per-node 2", "--ranks-per-node");
+  expectUsage("check --ranks-per-node 2 --profile nccl-ep-0.2", "does not go with --profile");
   expectUsage("bench --repeats 0", "--repeats");
   expectUsage("doctor --hang", "--hang");
   expectUsage("doctor somefile", "somefile");

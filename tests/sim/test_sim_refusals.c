@@ -152,7 +152,7 @@ TEST(simgrid_in_too_little_time) {
  * Writes the sentence. */
 static void simulateWithinASecond(int fd) {
   trefoil_trace_spec_t spec = {.numSteps = 1, .seed = 1};
-  spec.shape = (trefoil_shape_t){88, 8, 256, 8, 128};
+  spec.shape = (trefoil_shape_t){96, 8, 256, 8, 128};
   const trefoil_trace_t *trace = NULL;
   trefoil_routing_t routing;
   world_t w;
