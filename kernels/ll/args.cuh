@@ -56,7 +56,7 @@ EP_DEV int *slotTable(const ep_ll_group_t &g, const ep_ll_handle_t &h) {
   return (int *)(returnsOf(h) + (size_t)g.numRanks * g.maxTokens * h.numTopk);
 }
 
-EP_DEV char *combineSlot(const ep_ll_group_t &g, int numTopk, int at, int t, int k, int buf) {
+EP_DEV char *combineRowAt(const ep_ll_group_t &g, int numTopk, int at, int t, int k, int buf) {
   return g.peers[at] + g.at.rows[1] + buf * g.at.half[1] +
          ((size_t)t * numTopk + k) * g.at.rowStride[1];
 }

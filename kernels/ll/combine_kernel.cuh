@@ -1,6 +1,6 @@
 // Low-latency combine of whole rows: expert-major exact and rank-major.
 //
-// Sending warps push the rows of dispatch's return list into the source's exchange memory, slot
+// Sending warps push the rows of dispatch's return list into the source's exchange memory, row
 // (token, k). Work is partitioned over blocks and warps by the step, so that all have the same load
 // whatever the routing (work_iterator.cuh). Receiving warps of the same block sum tokens as the rows come
 // (terms.cuh). Own rows are read in place. As some pairs of ranks exchange no rows, every rank also
@@ -51,15 +51,15 @@ struct RowSender {
     return l < rows ? returnsOf(a.op.handle)[i] : ReturnEntry{0, 0};
   }
 
-  // The lane's row's place at its source, NULL if it is not sent.
-  EP_DEV char *remoteSlotOf(ReturnEntry e) const {
+  // Where the lane's row goes at its source; NULL if it is not sent.
+  EP_DEV char *remoteRowOf(ReturnEntry e) const {
     if (!(active >> e.source() & 1)) return nullptr;
-    return combineSlot(a.op.group, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf);
+    return combineRowAt(a.op.group, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf);
   }
 
   // One warp's part of a partition of at most 32 rows.
   EP_DEV void send(const WorkIterator &work, ReturnEntry entry, int warp, int numWarps) {
-    char *remoteSlot = started ? remoteSlotOf(entry) : nullptr;
+    char *remoteRow = started ? remoteRowOf(entry) : nullptr;
 #pragma unroll 1
     for (int i = warp; i < work.count; i += numWarps * a.inFlight) {
       uint4 v[IN_FLIGHT];
@@ -73,12 +73,12 @@ struct RowSender {
       }
       if (!started) {
         start();
-        remoteSlot = remoteSlotOf(entry);
+        remoteRow = remoteRowOf(entry);
       }
 #pragma unroll
       for (int j = 0; j < IN_FLIGHT; j++) {
         if (j >= a.inFlight || i + j * numWarps >= work.count) break;
-        char *to = (char *)__shfl_sync(FULL_WARP, (unsigned long long)remoteSlot, u[j].row);
+        char *to = (char *)__shfl_sync(FULL_WARP, (unsigned long long)remoteRow, u[j].row);
         v[j] = toWire(v[j], lane, flag);
         if (to) storeStep(to, lane, u[j].step, v[j]);
       }
@@ -114,13 +114,9 @@ template <Elem T, ep_ll_sum_t SUM> EP_DEV void runCombine(const CombineArgs &a) 
   EP_SHARED(Op, saved);
   const ep_ll_group_t &g = a.op.group;
   if (g.stamps && threadIdx.x == 0) began = clockNs();
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const bool sends = warp < a.roles.numSend;
-  const int w = sends ? warp : warp - a.roles.numSend;
-  // The last block has the least to do. Its last sending warp waits for the announcements when its rows are
-  // gone.
-  const bool announces =
-      (int)blockIdx.x == g.numSms - 1 && w == (sends ? a.roles.numSend : a.roles.numRecv) - 1;
+  const CombineWarp self = combineWarp(a);
+  const int lane = self.lane, w = self.number;
+  const bool sends = self.sends, announces = self.announces;
   if (sends) {
     const uint4 guess = guessReturns(a, lane);
     const uint4 head = loadEarly(&headOf(a.op.handle).reached);

@@ -8,7 +8,7 @@
 //                       [448 s, 448 s + 448)      [112 n + 48 s, +48)
 //     on the wire       the same                  x, y, z and the flag     w of 7, 15, 23; flag
 //
-// So between memory and wire only the fourth words of three vectors change places. All that depends
+// So between memory and wire only the fourth words of three vectors are exchanged. All that depends
 // on the lane alone is worked out once, and every access is one predicated instruction: two that
 // fill the same register would wait for each other.
 #ifndef TREFOIL_KERNELS_LL_COMBINE_PACKET_CUH
@@ -67,8 +67,8 @@ EP_DEV uint4 fromWire(uint4 v, const Lane &l) {
   return v;
 }
 
-EP_DEV void storeStep(char *slot, const Lane &l, int step, uint4 v) {
-  storeSys(slot + step * 512 + l.lane * 16, v);
+EP_DEV void storeStep(char *row, const Lane &l, int step, uint4 v) {
+  storeSys(row + step * 512 + l.lane * 16, v);
 }
 
 #endif

@@ -122,7 +122,7 @@ template <class T> EP_DEV size_t routingOf(const DispatchArgs &a, int from, int 
   return a.routing + (buf ? a.routingHalf : 0) +
          ((size_t)from * a.maxTokens + t) * (T::GENERIC ? a.idVectors * 16 : 16);
 }
-EP_DEV size_t slotOf(const DispatchArgs &a, int from, int t, int buf) {
+EP_DEV size_t receivedRowOf(const DispatchArgs &a, int from, int t, int buf) {
   return a.rows + (buf ? a.rowsHalf : 0) + (size_t)(from * a.maxTokens + t) * a.rowStride;
 }
 

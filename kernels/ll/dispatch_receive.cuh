@@ -204,7 +204,7 @@ template <class T> struct Receiver {
   // A step of the rows of four sources as a warp works on it.
   struct Step {
     RowVector p;
-    const char *slot; // of the first source
+    const char *received; // of the first source
     uint4 v[SOURCES], own;
     bool isLoaded;
   };
@@ -216,7 +216,7 @@ template <class T> struct Receiver {
   // All lanes: where step u is. The own row is read in place, unless rows are quantised.
   EP_DEV void begin(Step &x, int t, int group, int s) const {
     x.p = vectorOf(a.wire, s, lane);
-    x.slot = a.mine + slotOf(a, group * SOURCES, t, op.buf) + s * 512 + lane * 16;
+    x.received = a.mine + receivedRowOf(a, group * SOURCES, t, op.buf) + s * 512 + lane * 16;
     if (hasOwn(group) && t < a.numTokens) x.own = readInput<T>(a, t, x.p, lane);
   }
 
@@ -226,7 +226,7 @@ template <class T> struct Receiver {
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < SOURCES; q++) {
-      if (sources >> q & 1 && x.p.on) x.v[q] = loadSys(x.slot + q * stride);
+      if (sources >> q & 1 && x.p.on) x.v[q] = loadSys(x.received + q * stride);
     }
   }
 
@@ -341,16 +341,16 @@ template <class T> struct Receiver {
       if (T::GENERIC) hasEarlier = hasEarlier || found;
       all[b] = __ballot_sync(FULL_WARP, isReturned[b]);
     }
-    const int turn = (a.rank + 1 + t) % SOURCES * 8, place = (lane - turn) & 31;
+    const int turn = (a.rank + 1 + t) % SOURCES * 8, turned = (lane - turn) & 31;
 #pragma unroll
     for (int b = 0; b < T::BLOCKS; b++) {
       if (!isReturned[b]) continue;
       int before = 0;
 #pragma unroll
       for (int i = 0; i < T::BLOCKS; i++) { // by source, then k
-        const unsigned front = i < b   ? (2u << (place | 7)) - 1
-                               : i > b ? (1u << (place & ~7)) - 1
-                                       : (1u << place) - 1;
+        const unsigned front = i < b   ? (2u << (turned | 7)) - 1
+                               : i > b ? (1u << (turned & ~7)) - 1
+                                       : (1u << turned) - 1;
         before += __popc(__funnelshift_r(all[i], all[i], turn) & front);
       }
       returnsOf(h)[at + before] =

@@ -173,7 +173,7 @@ EP_DEV void sendRows(const DispatchArgs &a, const FirstLoads &first, int warp, i
 #pragma unroll 1
   for (;;) {
     if (isFlagLane(lane)) v.w = op.flag;
-    const size_t at = slotOf(a, a.rank, t, op.buf) + s * 512 + lane * 16;
+    const size_t at = receivedRowOf(a, a.rank, t, op.buf) + s * 512 + lane * 16;
     storeToRanks(a, to, at, p.on, v);
     u += a.numSend;
     if (u >= part.end) return;
@@ -264,7 +264,7 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const FirstLoads &first, int wa
     } else {
       syncWarps(3, threads);
     }
-    const size_t at = slotOf(a, a.rank, t, op.buf) + lane * 16;
+    const size_t at = receivedRowOf(a, a.rank, t, op.buf) + lane * 16;
     const int stride = (int)a.perToken.n * a.numWire;
 #pragma unroll 1
     for (int s = part + (int)a.perToken.n * warp; warp < a.numWire && s < a.wire.steps;

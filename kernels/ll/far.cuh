@@ -61,18 +61,50 @@ template <class Network> struct FarKernels {
     });
   }
 
-  // What epLlPrepareDispatch or epLlPrepareCombine made, with a relay behind it.
-  static trefoil_result_t launch(const void *kernel, ep_ll_ready_t &ready,
-                                 const ep_ll_relay_t &relay, cudaStream_t stream) {
-    int more;
-    RelayArgs args = relayArgs(relay, ready.warps, &more);
-    void *params[] = {ready.args, &args};
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)ready.shared);
-    if (e == cudaSuccess) {
-      e = cudaLaunchKernel(kernel, dim3((unsigned)(ready.blocks + more)),
-                           dim3((unsigned)ready.warps * 32), params, ready.shared, stream);
+  // Loads all of them on the current device.
+  static trefoil_result_t load() {
+    for (int q = 0; q < 10; q++) { // shapes, by scratch
+      const int s = q / 2;
+      EP_TRY(epLlLoadKernel(
+          dispatch(DispatchChoice{true, s >= 3, s == 2 || s == 4, s >= 1, true, (q & 1) != 0})));
     }
+    for (const trefoil_dtype_t t : SUMMED) {
+      for (int sum = 0; sum < 3; sum++) EP_TRY(epLlLoadKernel(combine(t, (ep_ll_sum_t)sum)));
+    }
+    return TREFOIL_OK;
+  }
+
+  // What epLlPrepareDispatch or epLlPrepareCombine made of `op`, with the kernel that has a relay.
+  static trefoil_result_t prepare(const ep_ll_dispatch_t &op, unsigned parts, ep_ll_ready_t *out) {
+    EP_TRY(epLlPrepareDispatch(&op, parts, out));
+    out->kernel = dispatch(epLlDispatchChoice(op, parts));
+    out->driver = nullptr;
+    return TREFOIL_OK;
+  }
+  static trefoil_result_t prepare(const ep_ll_combine_t &op, unsigned parts, ep_ll_ready_t *out) {
+    EP_TRY(epLlPrepareCombine(&op, parts, out));
+    out->kernel = combine(op.dtype, op.handle.sum);
+    out->driver = nullptr;
+    return TREFOIL_OK;
+  }
+
+  template <class Args>
+  static RelayedOp relayedOp(const Args &a, ep_ll_kind_t kind, unsigned parts) {
+    return RelayedOp{a.op.group, a.op.handle, kind, parts, a.op.numTokens};
+  }
+  static trefoil_result_t launch(const ep_ll_ready_t &ready, ep_ll_kind_t kind,
+                                 const ep_ll_relay_t &relay, cudaStream_t stream) {
+    const DispatchArgs &d = *(const DispatchArgs *)ready.args;
+    const CombineArgs &c = *(const CombineArgs *)ready.args;
+    int more;
+    RelayArgs args =
+        kind == EP_LL_DISPATCH
+            ? relayArgs(relayedOp(d, kind, d.parts), relay, d.wire, ready.warps, &more)
+            : relayArgs(relayedOp(c, kind, c.roles.parts), relay, c.wire, ready.warps, &more);
+    void *params[] = {(void *)ready.args, &args};
+    const cudaError_t e =
+        cudaLaunchKernel(ready.kernel, dim3((unsigned)(ready.blocks + more)),
+                         dim3((unsigned)ready.warps * 32), params, ready.shared, stream);
     EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the launch failed: %s",
              cudaGetErrorString(e));
     return TREFOIL_OK;

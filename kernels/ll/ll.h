@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/common/protocol.h"
 #include "kernels/common/waits.h"
 #include "trefoil/ref.h"
 
@@ -23,7 +24,7 @@
 extern "C" {
 #endif
 
-#define EP_LL_MAX_RANKS     64
+#define EP_LL_MAX_RANKS     EP_KERNEL_MAX_RANKS
 #define EP_LL_MAX_TOPK      64
 #define EP_LL_MAX_TOKENS    (1 << 20)
 #define EP_LL_CONTROL_BYTES 1024
@@ -54,9 +55,9 @@ typedef struct ep_ll_layout {
   size_t wait;         /* 3 words: whether this rank waits, for its peers to read */
   size_t routing;      /* [2][R][N][idVectors] */
   size_t weights;      /* [2][R][N][weightVectors], partial sums */
-  size_t rows[2];      /* dispatch [2][R][N], combine [2][N][K] slots of rowStride */
+  size_t rows[2];      /* dispatch [2][R][N], combine [2][N][K] rows of rowStride */
   size_t half[2];      /* bytes of one of the two buffers of rows */
-  size_t rowStride[2]; /* bytes of a slot */
+  size_t rowStride[2]; /* bytes of such a row */
   size_t bytes;
 } ep_ll_layout_t;
 
@@ -116,7 +117,7 @@ typedef struct ep_ll_dispatch {
 typedef struct ep_ll_combine {
   ep_ll_group_t group;
   ep_ll_handle_t handle;
-  const void *tokens;   /* the dispatch output's slots */
+  const void *tokens;   /* as the dispatch output */
   const float *weights; /* [B, K]; NULL for EP_LL_SUM_RANKS */
   void *out;            /* [B, H] */
   trefoil_dtype_t dtype;

@@ -22,5 +22,7 @@ const void *epLlDispatchKernel(const DispatchChoice &choice);
 DispatchChoice epLlDispatchChoice(const ep_ll_dispatch_t &op, unsigned parts);
 const void *epLlCombineKernel(trefoil_dtype_t dtype, ep_ll_sum_t sum); // EXACT and RANKS
 const void *epLlPartialKernel(trefoil_dtype_t dtype);
+// On the current device, with as much shared memory as a launch may ask for.
+trefoil_result_t epLlLoadKernel(const void *kernel);
 
 #endif

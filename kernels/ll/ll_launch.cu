@@ -315,32 +315,26 @@ extern "C" trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *stream)
   return TREFOIL_OK;
 }
 
+trefoil_result_t epLlLoadKernel(const void *kernel) {
+  cudaFuncAttributes attributes;
+  cudaError_t e =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
+  if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, kernel);
+  EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
+  return TREFOIL_OK;
+}
+
 extern "C" trefoil_result_t epLlLoad(void) {
-  const void *kernels[20 + 3 * NUM_SUMMED];
-  int n = 0;
   for (int q = 0; q < 20; q++) { // shapes by counts or scratch, by path
     const bool generic = q & 1, more = q & 2;
     const int shape = q / 4;
-    kernels[n++] = epLlDispatchKernel(
-        DispatchChoice{generic, shape >= 3, shape == 2 || shape == 4, shape >= 1, more, more});
-  }
-  for (int q = 0; q < n; q++) {
-    const cudaError_t e = cudaFuncSetAttribute(
-        kernels[q], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
-    EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
+    EP_TRY(epLlLoadKernel(epLlDispatchKernel(
+        DispatchChoice{generic, shape >= 3, shape == 2 || shape == 4, shape >= 1, more, more})));
   }
   for (const trefoil_dtype_t t : SUMMED) {
-    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_EXACT);
-    kernels[n++] = epLlCombineKernel(t, EP_LL_SUM_RANKS);
-    kernels[n++] = epLlPartialKernel(t);
-    const cudaError_t e = cudaFuncSetAttribute(
-        kernels[n - 1], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)MAX_SHARED);
-    EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
-  }
-  for (int i = 0; i < n; i++) {
-    cudaFuncAttributes attributes;
-    const cudaError_t e = cudaFuncGetAttributes(&attributes, kernels[i]);
-    EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
+    EP_TRY(epLlLoadKernel(epLlCombineKernel(t, EP_LL_SUM_EXACT)));
+    EP_TRY(epLlLoadKernel(epLlCombineKernel(t, EP_LL_SUM_RANKS)));
+    EP_TRY(epLlLoadKernel(epLlPartialKernel(t)));
   }
   void *launch = nullptr;
   cudaDriverEntryPointQueryResult found;

@@ -14,7 +14,7 @@ static size_t roundUp(size_t n, size_t to) {
 }
 
 /* A row of `bytes` as packets of 124 bytes and a flag (kernels/ll/packet.cuh). */
-static size_t slotBytes(size_t bytes) {
+static size_t packetBytes(size_t bytes) {
   return (bytes + 123) / 124 * 128;
 }
 
@@ -56,9 +56,9 @@ trefoil_result_t epLlLayout(const ep_ll_config_t *c, ep_ll_layout_t *out) {
   at.routing = roundUp(at.wait + 3 * 16, 512);
   at.weights = at.routing + 2 * roundUp(R * N * idVectors * 16, 512);
   at.rows[0] = at.weights + (c->partial ? 2 * roundUp(R * N * ((K + 2) / 3) * 16, 512) : 0);
-  at.rowStride[0] = slotBytes(c->maxTokenBytes + roundUp(4 * K, 16));
+  at.rowStride[0] = packetBytes(c->maxTokenBytes + roundUp(4 * K, 16));
   at.rowStride[1] =
-      roundUp(slotBytes(c->maxTokenBytes), 512); /* whole steps (combine_packet.cuh) */
+      roundUp(packetBytes(c->maxTokenBytes), 512); /* whole steps (combine_packet.cuh) */
   at.half[0] = roundUp(R * N * at.rowStride[0], 512);
   at.half[1] = roundUp(N * K * at.rowStride[1], 512);
   at.rows[1] = at.rows[0] + 2 * at.half[0];

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+_Static_assert(sizeof(ep_ll_relay_control_t) <= EP_LL_RELAY_CONTROL_BYTES, "control memory");
+
 static size_t roundUp(size_t n, size_t to) {
   return (n + to - 1) / to * to;
 }
@@ -18,8 +20,9 @@ trefoil_result_t epLlRelayLayout(const ep_ll_config_t *c, int ranksPerDomain,
                                  ep_ll_relay_layout_t *out) {
   ep_ll_layout_t near;
   EP_TRY(epLlLayout(c, &near));
-  EP_CHECK(out && ranksPerDomain >= 1 && c->numRanks % ranksPerDomain == 0,
-           TREFOIL_INVALID_ARGUMENT, "%d ranks do not form domains of %d", c->numRanks,
+  EP_CHECK(out && ranksPerDomain >= 1 && ranksPerDomain < c->numRanks &&
+               c->numRanks % ranksPerDomain == 0,
+           TREFOIL_INVALID_ARGUMENT, "%d ranks do not form several domains of %d", c->numRanks,
            ranksPerDomain);
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens, K = (size_t)c->maxTopk;
   size_t L = (size_t)((c->numExperts + c->numRanks - 1) / c->numRanks);

@@ -237,7 +237,7 @@ template <Elem T> struct PartialSender {
     for (int j = 0; j < n; j++) {
       sum.addWeighted(*(const uint4 *)(row + j * space), batch.weight[at + j]);
     }
-    storeStep(combineSlot(g, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf), lane, s,
+    storeStep(combineRowAt(g, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf), lane, s,
               toWire(sum.round(), lane, flag));
     if (s == 0 && l == 0) countBytes(g, EP_LL_COMBINE, e.source(), a.op.rowBytes);
   }
@@ -340,12 +340,10 @@ template <Elem T> EP_DEV void runPartial(const CombineArgs &a) {
   EP_SHARED(Op, saved);
   const ep_ll_group_t &g = a.op.group;
   if (g.stamps && threadIdx.x == 0) began = clockNs();
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const bool sends = warp < a.roles.numSend;
-  const int w = sends ? warp : warp - a.roles.numSend;
+  const CombineWarp self = combineWarp(a);
+  const int lane = self.lane, w = self.number;
+  const bool sends = self.sends, announces = self.announces;
   const bool weighs = (a.roles.parts & EP_LL_SEND) && sends == !a.roles.numRecv;
-  const bool announces =
-      (int)blockIdx.x == g.numSms - 1 && w == (sends ? a.roles.numSend : a.roles.numRecv) - 1;
   if (weighs) weigh(a, w, sends ? a.roles.numSend : a.roles.numRecv, lane);
   if (weighs && announces) announce(a);
   if (sends) {

@@ -22,36 +22,35 @@
 enum class RelayRole { SEND, LAND, SEND_WEIGHTS, LAND_WEIGHTS };
 
 struct RelayHead {
-  unsigned long long number;
   unsigned ackDistance;
   int count; // dispatch: tokens with routing words, at least one
-  int numTokens;
   int records;
-  unsigned pad[26];
+  unsigned pad[29];
 };
 static_assert(sizeof(RelayHead) == 128, "a message begins with whole packets");
 
+// The launch that a relay is in.
+struct RelayedOp {
+  ep_ll_group_t group;
+  ep_ll_handle_t handle;
+  ep_ll_kind_t kind;
+  unsigned parts;
+  int numTokens; // B
+};
+
 struct RelayArgs {
-  ep_ll_relay_t op;
+  RelayedOp op;
+  ep_ll_relay_t relay;
   int roles, numRoles, slices;                // of a launch; warps for each role and far rank
   int far, idVectors, weightVectors, packets; // far ranks; of a token's words, of a row
 };
 
-// Which rank is the i-th far one of `rank`, and back.
-EP_DEV int farRank(int perDomain, int rank, int i) {
-  const int first = rank / perDomain * perDomain;
-  return i < first ? i : i + perDomain;
-}
-EP_DEV int farIndex(int perDomain, int rank, int other) {
-  return other < rank / perDomain * perDomain ? other : other - perDomain;
-}
-
 template <class Network> class Relay {
 public:
   EP_DEV Relay(const RelayArgs &args, unsigned long long n, int farAt, int sliceAt)
-      : a(args), g(args.op.group), c(*(ep_ll_relay_control_t *)args.op.control), net(args.op.port),
-        number(n), flag(flagOf(n)), buf((int)(n & 1)), slice(sliceAt),
-        peer(farRank(args.op.at.ranksPerDomain, args.op.group.rank, farAt)),
+      : a(args), g(args.op.group), c(*(ep_ll_relay_control_t *)args.relay.control),
+        net(args.relay.port), number(n), flag(flagOf(n)), buf((int)(n & 1)), slice(sliceAt),
+        peer(epLlFarRank(args.relay.at.ranksPerDomain, args.op.group.rank, farAt)),
         lane((int)threadIdx.x % 32), began(clockNs()) {}
 
   EP_DEV void run(RelayRole role) {
@@ -60,10 +59,11 @@ public:
     const int rows = isDispatch ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE;
     if (role == RelayRole::SEND || role == RelayRole::SEND_WEIGHTS) {
       const int message = role == RelayRole::SEND ? rows : EP_LL_MESSAGE_WEIGHTS;
-      RelayHead head = {number, 0, 0, 0, 0, {}};
-      if (goesOn && readFirst(head)) {
+      RelayHead head = {};
+      int numTokens = 0;
+      if (goesOn && readFirst(head, numTokens)) {
         if (isDispatch) {
-          packTokens(head);
+          packTokens(head.count, numTokens);
         } else if (message == EP_LL_MESSAGE_COMBINE) {
           packReturns();
         } else {
@@ -74,7 +74,7 @@ public:
     } else {
       const int message = role == RelayRole::LAND ? rows : EP_LL_MESSAGE_WEIGHTS;
       if (goesOn && awaitMessage(message)) land(message);
-      if (goesOn && role == RelayRole::LAND && a.op.parts == EP_LL_RECV) passFree();
+      if (role == RelayRole::LAND && a.op.parts == EP_LL_RECV && isLastLanded(message)) passFree();
     }
   }
 
@@ -83,10 +83,10 @@ private:
   EP_DEV char *mirror() const { return g.peers[peer]; }
   EP_DEV char *mine() const { return g.peers[g.rank]; }
   EP_DEV size_t bufferOf(int message, bool in, int parity, int rank, int other) const {
-    const ep_ll_relay_layout_t &at = a.op.at;
+    const ep_ll_relay_layout_t &at = a.relay.at;
     const size_t far = at.numRanks - at.ranksPerDomain;
-    const int i = farIndex(at.ranksPerDomain, rank, other);
-    return a.op.port.scratch + 128 + at.at[message] +
+    const int i = epLlFarIndex(at.ranksPerDomain, rank, other);
+    return a.relay.port.scratch + 128 + at.at[message] +
            ((in * 2 + parity) * far + i) * at.message[message];
   }
   EP_DEV size_t buffer(int message, bool in, int rank, int other) const {
@@ -100,10 +100,10 @@ private:
     return g.at.weights + buf * ((g.at.rows[0] - g.at.weights) / 2) +
            ((size_t)from * g.maxTokens + t) * a.weightVectors * 16;
   }
-  EP_DEV size_t tokenSlot(int from, int t) const {
+  EP_DEV size_t tokenRow(int from, int t) const {
     return g.at.rows[0] + buf * g.at.half[0] + ((size_t)from * g.maxTokens + t) * g.at.rowStride[0];
   }
-  EP_DEV size_t returnSlot(unsigned from) const {
+  EP_DEV size_t returnRow(unsigned from) const {
     const ReturnEntry e = {0, from};
     return g.at.rows[1] + buf * g.at.half[1] +
            ((size_t)e.token() * a.op.handle.numTopk + e.k()) * g.at.rowStride[1];
@@ -177,14 +177,15 @@ private:
 
   // The first word of the operation in the mirror: every launch stores it once it may store to the
   // far rank's buffers. A peer's word that it has received all may be what the launch waits for.
-  EP_DEV bool readFirst(RelayHead &head) {
+  EP_DEV bool readFirst(RelayHead &head, int &numTokens) {
     landFree();
     const size_t at = a.op.kind == EP_LL_DISPATCH ? routing(g.rank, 0) : announcement(g.rank);
     const uint4 v = readWords(mirror() + at, 1);
     const unsigned x = __shfl_sync(FULL_WARP, v.x, 0);
-    head.ackDistance = a.op.kind == EP_LL_DISPATCH ? x >> EP_LL_ACK_DISTANCE_SHIFT : x;
-    if (a.op.kind == EP_LL_DISPATCH) head.numTokens = (int)(x & EP_LL_COUNT_MASK);
-    if (a.op.kind == EP_LL_DISPATCH) head.count = max(1, head.numTokens);
+    const bool isDispatch = a.op.kind == EP_LL_DISPATCH;
+    head.ackDistance = isDispatch ? x >> EP_LL_ACK_DISTANCE_SHIFT : x;
+    numTokens = isDispatch ? (int)(x & EP_LL_COUNT_MASK) : 0;
+    head.count = isDispatch ? max(1, numTokens) : 0;
     return goesOn;
   }
 
@@ -211,8 +212,8 @@ private:
     const int message =
         a.op.kind == EP_LL_DISPATCH ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE;
     if (net.readSignal(signalId(message, buf ^ 1, peer)) >= number - 1) {
-      const uint4 head = loadSys(a.op.window + bufferOf(message, true, buf ^ 1, g.rank, peer));
-      if (head.z == 1) return number - 2;
+      const uint4 head = loadSys(a.relay.window + bufferOf(message, true, buf ^ 1, g.rank, peer));
+      if (head.x == 1) return number - 2;
     }
     return net.readSignal(signalId(EP_LL_RELAY_FREE + a.op.kind, buf, peer));
   }
@@ -231,7 +232,7 @@ private:
     int i = 0;
     if (lane == 0) i = (int)atomicAdd(&counter(message).records, 1u);
     i = __shfl_sync(FULL_WARP, i, 0);
-    char *at = a.op.window + buffer(message, false, g.rank, peer) + recordAt(count, message, i);
+    char *at = a.relay.window + buffer(message, false, g.rank, peer) + recordAt(count, message, i);
     if (lane == 0) storeSys(at, make_uint4(word, 0, 0, 0));
     return at;
   }
@@ -244,15 +245,15 @@ private:
     for (int i = slice; i < n && goesOn; i += a.slices) f(i);
   }
 
-  EP_DEV void packTokens(const RelayHead &head) {
-    char *out = a.op.window + buffer(EP_LL_MESSAGE_DISPATCH, false, g.rank, peer);
-    eachOwn(head.count, [&](int t) {
+  EP_DEV void packTokens(int count, int numTokens) {
+    char *out = a.relay.window + buffer(EP_LL_MESSAGE_DISPATCH, false, g.rank, peer);
+    eachOwn(count, [&](int t) {
       const uint4 w = readWords(mirror() + routing(g.rank, t), a.idVectors);
       if (lane < a.idVectors) storeSys(out + 128 + ((size_t)t * a.idVectors + lane) * 16, w);
       const bool has = lane < a.idVectors && ((lane && w.x != ~0u) || w.y != ~0u || w.z != ~0u);
-      if (t >= head.numTokens || !__any_sync(FULL_WARP, has) || !goesOn) return;
-      char *to = takeRecord(EP_LL_MESSAGE_DISPATCH, head.count, (unsigned)t);
-      movePackets(mirror() + tokenSlot(g.rank, t), to + 128, true);
+      if (t >= numTokens || !__any_sync(FULL_WARP, has) || !goesOn) return;
+      char *to = takeRecord(EP_LL_MESSAGE_DISPATCH, count, (unsigned)t);
+      movePackets(mirror() + tokenRow(g.rank, t), to + 128, true);
     });
   }
 
@@ -262,7 +263,7 @@ private:
       const unsigned from = returnsOf(a.op.handle)[i].from;
       if (ReturnEntry{0, from}.source() != peer) return;
       char *to = takeRecord(EP_LL_MESSAGE_COMBINE, 0, from);
-      movePackets(mirror() + returnSlot(from), to + 128, true);
+      movePackets(mirror() + returnRow(from), to + 128, true);
     });
   }
 
@@ -303,7 +304,7 @@ private:
     if (!goes) return;
     const size_t from = buffer(message, false, g.rank, peer),
                  to = buffer(message, true, peer, g.rank);
-    if (lane == 0) *(RelayHead *)(a.op.window + from) = head;
+    if (lane == 0) *(RelayHead *)(a.relay.window + from) = head;
     __threadfence_system();
     __syncwarp();
     const size_t bytes = recordAt(head.count, message, head.records);
@@ -316,14 +317,14 @@ private:
   template <class F> EP_DEV void send(int what, int parity, F put) {
     unsigned long long &sum = c.signalled[what][parity][peer];
     const unsigned long long add = number - sum;
-    bool isLast = false, posted = false;
-    unsigned polls = 0;
-    goesOn = true;
+    const Op op = {number, flag, buf, true, 0};
+    const Awaited w = {(unsigned)a.op.kind, EP_WAIT_POST, peer, 0u, -1};
+    Spin spin;
     __syncwarp();
-    while (!(posted = put(add, signalId(what, parity, g.rank))) &&
-           lookAgain(polls, isLast, false)) {
+    while (!put(add, signalId(what, parity, g.rank))) {
+      if (!keepWarpWaiting(g, op, w, spin, lane)) return;
     }
-    if (lane == 0 && posted) sum = number;
+    if (lane == 0) sum = number;
   }
 
   // Nothing of the operation is read in the mirror any more. The last message is not posted yet, and
@@ -347,7 +348,7 @@ private:
     };
     if (a.op.kind == EP_LL_DISPATCH) {
       clear(routing(g.rank, 0), (size_t)g.maxTokens * a.idVectors * 16);
-      clear(tokenSlot(g.rank, 0), (size_t)g.maxTokens * g.at.rowStride[0]);
+      clear(tokenRow(g.rank, 0), (size_t)g.maxTokens * g.at.rowStride[0]);
     } else {
       clear(announcement(g.rank), 16);
       clear(g.at.rows[1] + buf * g.at.half[1], g.at.half[1]);
@@ -370,10 +371,10 @@ private:
   }
 
   EP_DEV void land(int message) {
-    const char *in = a.op.window + buffer(message, true, g.rank, peer);
-    const uint4 q0 = loadSys(in), q1 = loadSys(in + 16);
-    const unsigned ackDistance = q0.z;
-    const int count = (int)q0.w, records = (int)q1.y;
+    const char *in = a.relay.window + buffer(message, true, g.rank, peer);
+    const uint4 head = loadSys(in); // RelayHead
+    const unsigned ackDistance = head.x;
+    const int count = (int)head.y, records = (int)head.z;
     if (message != EP_LL_MESSAGE_WEIGHTS && slice == 0 && lane == 0 && ackDistance == 1) {
       storeSys(mine() + freeWord(peer, buf ^ 1), freeOf(number - 1));
     }
@@ -390,8 +391,8 @@ private:
         }
       } else {
         movePackets(at + 128,
-                    mine() + (message == EP_LL_MESSAGE_DISPATCH ? tokenSlot(peer, (int)word)
-                                                                : returnSlot(word)),
+                    mine() + (message == EP_LL_MESSAGE_DISPATCH ? tokenRow(peer, (int)word)
+                                                                : returnRow(word)),
                     false);
       }
     });
@@ -404,9 +405,26 @@ private:
     }
   }
 
+  // All lanes: the last warp of a message, all of which looked for it and landed what there was. From then
+  // on the far rank may send its next message into the buffer.
+  EP_DEV bool isLastLanded(int message) {
+    ep_ll_relay_count_t &n = counter(message);
+    unsigned before = 0;
+    if (lane == 0) {
+      if (!goesOn) atomicExch(&n.missed, 1u);
+      __threadfence();
+      before = atomicAdd(&n.landed, 1u);
+    }
+    if (__shfl_sync(FULL_WARP, before, 0) != (unsigned)a.slices - 1) return false;
+    __threadfence();
+    const int missed = loadVolatile(&n.missed) != 0;
+    __syncwarp();
+    if (lane == 0) n.landed = n.missed = 0;
+    return !missed;
+  }
+
   // The launch only received: at its end it says so in the mirror, and the far rank is told.
   EP_DEV void passFree() {
-    if (slice) return;
     bool isLast = false;
     unsigned polls = 0;
     const char *at = mirror() + freeWord(g.rank, buf);
@@ -430,7 +448,7 @@ private:
 };
 
 // Roles of a launch, in the order of its blocks.
-static inline int relayRoles(const ep_ll_relay_t &op, RelayRole *roles) {
+static inline int relayRoles(const RelayedOp &op, RelayRole *roles) {
   const bool partial = op.kind == EP_LL_COMBINE && op.handle.sum == EP_LL_SUM_PARTIAL;
   int n = 0;
   if (op.parts & EP_LL_SEND) roles[n++] = RelayRole::SEND;
@@ -442,7 +460,7 @@ static inline int relayRoles(const ep_ll_relay_t &op, RelayRole *roles) {
 
 // All threads of a block that relays, one of numBlocks.
 template <class Network> EP_DEV void runRelay(const RelayArgs &a, int block, int numBlocks) {
-  ep_ll_relay_control_t &c = *(ep_ll_relay_control_t *)a.op.control;
+  ep_ll_relay_control_t &c = *(ep_ll_relay_control_t *)a.relay.control;
   const bool sends = a.op.parts & EP_LL_SEND;
   const unsigned long long number =
       sends ? loadVolatile(&c.numbers[a.op.kind]) + 1 : headOf(a.op.handle).sent[a.op.kind];
@@ -460,21 +478,22 @@ template <class Network> EP_DEV void runRelay(const RelayArgs &a, int block, int
   c.numbers[a.op.kind] = number;
 }
 
-// What the host works out for a relay. Host.
-static inline RelayArgs relayArgs(const ep_ll_relay_t &op, int warps, int *numBlocks) {
+// What the host works out for a relay in a launch of `warps` warps a block, of which it adds numBlocks. Host.
+static inline RelayArgs relayArgs(const RelayedOp &op, const ep_ll_relay_t &relay, const Wire &wire,
+                                  int warps, int *numBlocks) {
   RelayArgs a = {};
   RelayRole roles[4];
   const int n = relayRoles(op, roles), idBytes = op.group.numLocal < 0xff ? 1 : 2;
   a.op = op;
+  a.relay = relay;
   for (int i = 0; i < n; i++) a.roles |= (int)roles[i] << i * 4;
   a.numRoles = n;
-  a.far = op.at.numRanks - op.at.ranksPerDomain;
+  a.far = relay.at.numRanks - relay.at.ranksPerDomain;
   const int units = n * a.far, least = (units + warps - 1) / warps;
-  *numBlocks = op.blocks > least ? op.blocks : least;
+  *numBlocks = relay.blocks > least ? relay.blocks : least;
   a.slices = *numBlocks * warps / units;
   a.idVectors = (4 + op.handle.numTopk * idBytes + 11) / 12;
   a.weightVectors = (op.handle.numTopk + 2) / 3;
-  const Wire wire = wireOf(op.rowBytes);
   a.packets = op.kind == EP_LL_DISPATCH ? wire.packets : wire.steps * 4;
   return a;
 }

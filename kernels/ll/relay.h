@@ -6,7 +6,7 @@
  * one message a far rank and puts it there with a signal; of messages that have come it stores words and
  * packets into its own rank's exchange memory, as if the source had done it. So the code of one domain does
  * not change, and packets that carry flags never cross the network unguarded. docs/kernels.md has the
- * argument why no buffer is overwritten too early. */
+ * argument why no buffer is overwritten too early. Peers of far ranks in ep_ll_group_t are mirrors. */
 #ifndef TREFOIL_KERNELS_LL_RELAY_H
 #define TREFOIL_KERNELS_LL_RELAY_H
 
@@ -18,6 +18,21 @@ extern "C" {
 #endif
 
 #define EP_LL_RELAY_CONTROL_BYTES 12288
+
+#ifdef __CUDACC__
+#define EP_LL_EITHER_SIDE static inline __host__ __device__
+#else
+#define EP_LL_EITHER_SIDE static inline
+#endif
+
+/* Which rank is the i-th far one of `rank`, and back. */
+EP_LL_EITHER_SIDE int epLlFarRank(int perDomain, int rank, int i) {
+  int first = rank / perDomain * perDomain;
+  return i < first ? i : i + perDomain;
+}
+EP_LL_EITHER_SIDE int epLlFarIndex(int perDomain, int rank, int other) {
+  return other < rank / perDomain * perDomain ? other : other - perDomain;
+}
 
 /* Messages: between a pair of ranks at most one of each per operation. */
 typedef enum ep_ll_message {
@@ -47,18 +62,26 @@ trefoil_result_t epLlRelayLayout(const ep_ll_config_t *config, int ranksPerDomai
 void epLlRelayControlInit(void *bytes, uint64_t firstOperation);
 
 typedef struct ep_ll_relay {
-  ep_ll_group_t group; /* of the launch: peers of far ranks are mirrors */
-  ep_ll_handle_t handle;
   ep_net_port_t port;
   ep_ll_relay_layout_t at;
   char *window;  /* this rank's; buffers begin at port.scratch + 128 */
   void *control; /* EP_LL_RELAY_CONTROL_BYTES on the device */
-  ep_ll_kind_t kind;
-  unsigned parts; /* of the launch */
-  int numTokens;  /* B */
-  int rowBytes;   /* on the wire: dispatch with scales and rank-major weights */
-  int blocks;     /* more are taken if they have too few warps: one for each far rank and role */
+  int blocks;    /* more are taken if they have too few warps: one for each far rank and role */
 } ep_ll_relay_t;
+
+/* Blocks that suffice for any launch: its blocks have 6 warps or more for two roles, 8 for four. */
+#define EP_LL_RELAY_LEAST_BLOCKS(numFar) (((numFar) + 1) / 2)
+
+/* As in ll.h, over NCCL's GIN: port.comm is an ncclDevComm. A dispatch is generic, also if `op` does not
+ * ask for it. What is ready may be
+ * reused as there. */
+trefoil_result_t epLlFarLoad(void);
+trefoil_result_t epLlFarPrepareDispatch(const ep_ll_dispatch_t *op, unsigned parts,
+                                        ep_ll_ready_t *out);
+trefoil_result_t epLlFarPrepareCombine(const ep_ll_combine_t *op, unsigned parts,
+                                       ep_ll_ready_t *out);
+trefoil_result_t epLlFarLaunch(const ep_ll_ready_t *ready, ep_ll_kind_t kind,
+                               const ep_ll_relay_t *relay, void *cudaStream);
 
 #ifdef __cplusplus
 }

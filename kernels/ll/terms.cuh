@@ -7,7 +7,7 @@
 //
 //     EXACT     lane = k                 every valid k
 //     RANKS     lane = k                 the first k of every rank
-//     PARTIAL   lane = rank              in the slot of the rank's first k
+//     PARTIAL   lane = rank              in the row of the rank's first k
 #ifndef TREFOIL_KERNELS_LL_TERMS_CUH
 #define TREFOIL_KERNELS_LL_TERMS_CUH
 
@@ -17,7 +17,7 @@
 
 constexpr int AT_ONCE = 8;
 
-// The expert at a place in the routing, -1 if there is none; loaded where it is written. Of a wide
+// The expert at an index of the routing, -1 if there is none; loaded where it is written. Of a wide
 // id the low word says all.
 EP_DEV int idOf(const CombineArgs &a, size_t at, bool is) {
   const char *p = (const char *)a.op.handle.topkIdx + at * (a.op.handle.idx64 ? 8 : 4);
@@ -56,7 +56,7 @@ static __device__ __noinline__ bool lookForWeights(const CombineArgs &a, int src
 
 // A lane's state of one term.
 struct Term {
-  int where;           // EXACT, RANKS: own row; PARTIAL: k of the slot
+  int where;           // EXACT, RANKS: own row; PARTIAL: k of the row
   float weight;        // EXACT
   unsigned valid, own; // of all lanes, as bits: there is such a term; it is read in place
 };
@@ -72,7 +72,7 @@ EP_DEV bool isAgain(const CombineArgs &a, int t, int k, int rank, int lane) {
 
 // All lanes. PARTIAL: the first k of rank `l`, -1 if there is none.
 EP_DEV int firstOf(const CombineArgs &a, int t, int l, int lane) {
-  int slot = -1;
+  int first = -1;
 #pragma unroll 1
   for (int k0 = 0; k0 < a.op.handle.numTopk; k0 += 32) {
     const int rank = rankOfEntry(a, t, k0 + lane);
@@ -81,10 +81,10 @@ EP_DEV int firstOf(const CombineArgs &a, int t, int l, int lane) {
 #pragma unroll 1
     for (; firsts; firsts &= firsts - 1) {
       const int k = __ffs(firsts) - 1;
-      if (__shfl_sync(FULL_WARP, rank, k) == l && slot < 0) slot = k0 + k;
+      if (__shfl_sync(FULL_WARP, rank, k) == l && first < 0) first = k0 + k;
     }
   }
-  return slot;
+  return first;
 }
 
 // All lanes: the terms of token t from `base` on. live: ranks that took part in the dispatch and
@@ -123,20 +123,20 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
   const ep_ll_group_t &g;
   const Lane lane;
   unsigned flag = 0;
-  const char *slots = nullptr; // of the operation's buffer
+  const char *rows = nullptr;  // received, of the operation's buffer
   unsigned long long live = 0; // ranks that took part in the dispatch and are active now
 
   // Terms base .. base + 31 of token `token`.
   int token = -1, base = 0;
   Term term = {};
 
-  EP_DEV int numTerms() const { // places for terms, used or not
+  EP_DEV int numTerms() const { // terms that there may be
     return SUM == EP_LL_SUM_PARTIAL ? g.numRanks : a.op.handle.numTopk;
   }
 
   // The lane's part of step s of k = 0.
-  EP_DEV const char *slotOf(int t, int s) const {
-    return slots + (size_t)t * a.op.handle.numTopk * g.at.rowStride[1] + s * 512 + lane.lane * 16;
+  EP_DEV const char *receivedRowOf(int t, int s) const {
+    return rows + (size_t)t * a.op.handle.numTopk * g.at.rowStride[1] + s * 512 + lane.lane * 16;
   }
 
   EP_DEV void list(int t, int from) {
@@ -151,7 +151,7 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
   EP_DEV unsigned take(uint4 (&v)[AT_ONCE], int j0, int t, int s) const {
     const unsigned mine = term.own >> j0 & 255;
     const unsigned stride = (unsigned)g.at.rowStride[1];
-    const char *slot = slotOf(t, s);
+    const char *received = receivedRowOf(t, s);
     unsigned gone = 0;
     uint64_t since; // touched by lookForRow alone
 #pragma unroll 1
@@ -171,7 +171,7 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
         for (int j = 0; j < AT_ONCE; j++) {
           const int k =
               SUM == EP_LL_SUM_PARTIAL ? __shfl_sync(FULL_WARP, term.where, j0 + j) : base + j0 + j;
-          loadSysIf(v[j], slot, k, stride, need >> j & 1);
+          loadSysIf(v[j], received, k, stride, need >> j & 1);
         }
         unsigned missing = 0;
 #pragma unroll
@@ -191,10 +191,6 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
       }
       if (!lookForRow<SUM>(a, base + j0 + __ffs(need) - 1, t, looks, since)) gone |= need & -need;
     }
-  }
-
-  EP_DEV int slotOfTerm(int j) const {
-    return SUM == EP_LL_SUM_PARTIAL ? __shfl_sync(FULL_WARP, term.where, j) : base + j;
   }
 
   // All lanes: one step of the result of token t.
@@ -236,7 +232,7 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
       return toWire(readRow((const char *)a.op.tokens + (size_t)at * a.op.rowBytes, lane, s), lane,
                     0);
     const int k = SUM == EP_LL_SUM_PARTIAL ? at : i;
-    loadSysIf(v, slotOf(t, s), k, (unsigned)g.at.rowStride[1], true);
+    loadSysIf(v, receivedRowOf(t, s), k, (unsigned)g.at.rowStride[1], true);
     return v;
   }
 
@@ -261,7 +257,7 @@ template <Elem T, ep_ll_sum_t SUM> struct TermSum {
     const Op op = a.roles.parts & EP_LL_SEND ? nextOp(words)
                                              : opOf(words, headOf(a.op.handle).sent[EP_LL_COMBINE]);
     flag = op.flag;
-    slots = combineSlot(g, a.op.handle.numTopk, g.rank, 0, 0, op.buf);
+    rows = combineRowAt(g, a.op.handle.numTopk, g.rank, 0, 0, op.buf);
 #pragma unroll 1
     for (int i = warp; i < work.count; i += numWarps) {
       const WorkIterator::Item u = work.at(i);
@@ -277,6 +273,21 @@ EP_DEV uint4 guessReturns(const CombineArgs &a, int lane) {
   uint4 v = make_uint4(0, 0, 0, 0);
   loadStreamIf(v, returnsOf(a.op.handle) + 2 * lane, a.guesses);
   return v;
+}
+
+// What a warp of a combine does: it is the `number`-th that sends, or that receives. The last block has the
+// least to do: its last sending warp announces, and waits for the announcements when its rows are gone.
+struct CombineWarp {
+  int lane, number;
+  bool sends, announces;
+};
+EP_DEV CombineWarp combineWarp(const CombineArgs &a) {
+  const int warp = threadIdx.x >> 5;
+  const bool sends = warp < a.roles.numSend;
+  const int number = sends ? warp : warp - a.roles.numSend;
+  const bool isLast = number == (sends ? a.roles.numSend : a.roles.numRecv) - 1;
+  return CombineWarp{(int)threadIdx.x & 31, number, sends,
+                     (int)blockIdx.x == a.op.group.numSms - 1 && isLast};
 }
 
 // One warp of the launch that sends.

@@ -164,7 +164,7 @@ static __device__ __noinline__ void clearBuffer(const ep_ll_group_t &g, int kind
 
 // One thread of every block, at the end of a launch that sends.
 EP_DEV void countSend(KindControl &c, int numBlocks) {
-  atomicAdd(&c.clock, (unsigned long long)epLlTick(blockIdx.x, (unsigned)numBlocks));
+  atomicAdd(&c.clock, (unsigned long long)epBlockTick(blockIdx.x, (unsigned)numBlocks));
 }
 
 EP_DEV void stampBlock(const ep_ll_group_t &g, uint64_t began) {

@@ -49,6 +49,11 @@ public:
 
   // One thread.
   EP_DEV uint64_t readSignal(int signal) const { return wire.signal(signal); }
+  // Whether no put to the peer is under way.
+  EP_DEV bool isIdle(int peer) const {
+    const uint64_t consumed = wire.consumed(peer);
+    return consumed >= *(volatile uint64_t *)(port.posted + peer);
+  }
 
 private:
   // One thread: counts a put to the peer unless there are too many. A number of consumed puts that is newer

@@ -35,6 +35,7 @@ struct Domains {
       CU(cudaMalloc(&k.copies, sizeof *k.copies));
       CU(cudaMalloc(&k.signals, EP_LL_RELAY_SIGNALS(ranks.size()) * 8));
       CU(cudaMalloc(&k.counts, 2 * ranks.size() * 8));
+      OK(FarKernels<CopyWire>::load());
       k.window = k.mirrors = nullptr;
     }
   }
@@ -77,51 +78,39 @@ struct Domains {
   void setPeers(ep_ll_group_t &g) const {
     for (int p = 0; p < g.numRanks; p++) {
       if (isFar(g.rank, p)) {
-        g.peers[p] = ranks[g.rank].mirrors + farIndexOf(g.rank, p) * mirrorBytes;
+        g.peers[p] = ranks[g.rank].mirrors + epLlFarIndex(perDomain, g.rank, p) * mirrorBytes;
       }
     }
   }
-  int farIndexOf(int r, int p) const { return p < r / perDomain * perDomain ? p : p - perDomain; }
 
-  ep_ll_relay_t relayOf(const ep_ll_group_t &group, const ep_ll_handle_t &handle, ep_ll_kind_t kind,
-                        unsigned parts, int numTokens) const {
-    const DomainRank &k = ranks[group.rank];
-    ep_ll_relay_t op = {};
-    op.group = group;
-    op.handle = handle;
-    op.kind = kind;
-    op.parts = parts;
-    op.numTokens = numTokens;
-    op.port.comm = k.copies;
-    op.port.posted = (uint64_t *)k.counts;
-    op.port.rank = group.rank;
-    op.port.numRanks = group.numRanks;
-    op.at = at;
-    op.window = k.window;
-    op.control = k.control;
-    op.blocks = blocks;
-    return op;
+  ep_ll_relay_t relayOf(int rank, int numRanks) const {
+    const DomainRank &k = ranks[rank];
+    ep_ll_relay_t relay = {};
+    relay.port.comm = k.copies;
+    relay.port.posted = (uint64_t *)k.counts;
+    relay.port.rank = rank;
+    relay.port.numRanks = numRanks;
+    relay.at = at;
+    relay.window = k.window;
+    relay.control = k.control;
+    relay.blocks = blocks;
+    return relay;
   }
 
+  template <class Op>
+  trefoil_result_t launch(const Op &op, ep_ll_kind_t kind, unsigned parts, cudaStream_t stream) {
+    ep_ll_ready_t ready;
+    OK(FarKernels<CopyWire>::prepare(op, parts, &ready));
+    return FarKernels<CopyWire>::launch(ready, kind, relayOf(op.group.rank, op.group.numRanks),
+                                        stream);
+  }
   trefoil_result_t dispatch(ep_ll_dispatch_t op, unsigned parts, cudaStream_t stream) {
     if (!perDomain) return epLlDispatch(&op, parts, stream);
     op.generic = 1;
-    ep_ll_relay_t relay = relayOf(op.group, op.handle, EP_LL_DISPATCH, parts, op.numTokens);
-    const int weights = op.handle.rankMajor ? (op.handle.numTopk * 4 + 15) / 16 * 16 : 0;
-    relay.rowBytes = op.tokenBytes + op.scaleBytes + weights;
-    ep_ll_ready_t ready;
-    OK(epLlPrepareDispatch(&op, parts, &ready));
-    const void *kernel = FarKernels<CopyWire>::dispatch(epLlDispatchChoice(op, parts));
-    return FarKernels<CopyWire>::launch(kernel, ready, relay, stream);
+    return launch(op, EP_LL_DISPATCH, parts, stream);
   }
   trefoil_result_t combine(const ep_ll_combine_t &op, unsigned parts, cudaStream_t stream) {
-    if (!perDomain) return epLlCombine(&op, parts, stream);
-    ep_ll_relay_t relay = relayOf(op.group, op.handle, EP_LL_COMBINE, parts, op.numTokens);
-    relay.rowBytes = op.rowBytes;
-    ep_ll_ready_t ready;
-    OK(epLlPrepareCombine(&op, parts, &ready));
-    const void *kernel = FarKernels<CopyWire>::combine(op.dtype, op.handle.sum);
-    return FarKernels<CopyWire>::launch(kernel, ready, relay, stream);
+    return perDomain ? launch(op, EP_LL_COMBINE, parts, stream) : epLlCombine(&op, parts, stream);
   }
 };
 

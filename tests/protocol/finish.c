@@ -62,7 +62,7 @@ static void count(const model_t *m, state_t *s, int r, int b) {
     if (m->setup.fault == FAULT_CLOCK_BY_ONE) {
       k->clock += b == 0 ? 65536 : 0;
     } else if (m->setup.fault != FAULT_CLOCK_AT_START) {
-      k->clock += (uint32_t)epLlTick((unsigned)b, B);
+      k->clock += (uint32_t)epBlockTick((unsigned)b, B);
     }
   }
   memset(&k->block[b], 0, sizeof k->block[b]);

@@ -213,7 +213,7 @@ static const char *readControl(const model_t *m, state_t *s, int r, int b, int i
   if (l.parts & SEND) n = epLlNumSent(k->clock) + 1;
   if (m->setup.fault == FAULT_NUMBER_BY_CLOCK && l.parts == RECV) n = epLlNumSent(k->clock);
   if (m->setup.fault == FAULT_CLOCK_AT_START && l.parts & SEND && i == 0) {
-    k->clock += (uint32_t)epLlTick((unsigned)b, (unsigned)m->setup.numBlocks);
+    k->clock += (uint32_t)epBlockTick((unsigned)b, (unsigned)m->setup.numBlocks);
   }
   if (n > MAX_ORDINAL) return "the number of operations ran away";
   const int buf = bufOf(m, (int)n), other = bufOf(m, (int)n - 1);
