@@ -19,6 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/common/protocol.h"
 #include "kernels/common/waits.h"
 #include "trefoil/ref.h"
 
@@ -26,7 +27,7 @@
 extern "C" {
 #endif
 
-#define EP_HT_MAX_RANKS      64
+#define EP_HT_MAX_RANKS      EP_KERNEL_MAX_RANKS
 #define EP_HT_MAX_TOPK       64
 #define EP_HT_MAX_TOKENS     (1 << 20)
 #define EP_HT_CONTROL_BYTES  4096
@@ -52,9 +53,9 @@ typedef struct ep_ht_layout {
   /* of dispatches that push into windows, W a word of 16 bytes: */
   size_t announces; /* [2][R][4] W, by rank: where its output lies */
   size_t
-      remoteSlots; /* [2][R][remoteSlotWords] W, by destination: the own tokens' first slots there */
+      remoteRows;  /* [2][R][remoteRowWords] W, by destination: the own tokens' first rows there */
   size_t weights;  /* [R][N][weightWords] W, by source */
-  size_t arrivals; /* [R][N][rowChunks] u32, by source: the chunk lies in its first slot */
+  size_t arrivals; /* [R][N][rowChunks] u32, by source: the chunk lies in its first row */
   size_t dones;    /* [R] u32, by source: all its rows are here */
   /* of combines that pull out of windows: */
   size_t inputs;        /* [R][2] W, by rank: where its input lies */
@@ -64,8 +65,8 @@ typedef struct ep_ht_layout {
   size_t fifoSlotStride;
   int fifoSlots[2];
   int idVectors;
-  int rowChunks, remoteSlotWords,
-      weightWords; /* chunks of the largest row; words of N slots, K weights */
+  int rowChunks, remoteRowWords,
+      weightWords; /* chunks of the largest row; words of N rows, K weights */
   size_t bytes;
 } ep_ht_layout_t;
 
@@ -78,9 +79,9 @@ void epHtControlInit(void *bytes);
 
 /* What operations report to the host: counts of what was found, and the last of it. In mapped host memory. */
 typedef struct ep_ht_status {
-  uint32_t badIds, traps; /* ids that are none; dispatches of which maxRecv trapped this rank */
-  uint32_t shorts, pad;   /* the caller's */
-  int64_t slots, rows;    /* of the last trap; the caller's */
+  uint32_t badIds, traps;   /* ids that are none; dispatches of which maxRecv trapped this rank */
+  uint32_t shorts, pad;     /* the caller's */
+  int64_t neededRows, rows; /* of the last trap; the caller's */
 } ep_ht_status_t;
 
 typedef struct ep_ht_group {
@@ -99,9 +100,9 @@ typedef struct ep_ht_group {
 typedef struct ep_ht_handle {
   void *memory; /* epHtHandleBytes, 256-byte aligned */
   int numTopk, expertMajor, drop;
-  int zeroCopyOn;    /* expert-major only: DROP by slot alone */
+  int zeroCopyOn;    /* expert-major only: DROP by row alone */
   int64_t alignment; /* expert-major: of zones, a power of two; 0 and 1 = none */
-  int64_t maxRecv;   /* slots; 0 = unbounded */
+  int64_t maxRecv;   /* rows of the output, padding included; 0 = unbounded */
 } ep_ht_handle_t;
 
 /* A counter of the caller, int32 or int64; NULL = not wanted. */
@@ -122,8 +123,8 @@ typedef struct ep_ht_update {
 } ep_ht_update_t;
 
 /* Outputs of a dispatch that every rank can store to. Between two ranks that both have such outputs, in
- * the same windows (id), the sender pushes rows into the receiver's slots; between others
- * through the FIFO. A rank whose slots exceed maxRecv counts as one without. */
+ * the same windows (id), the sender pushes rows into the receiver's output; between others
+ * through the FIFO. A rank whose rows exceed maxRecv counts as one without. */
 typedef struct ep_ht_window {
   int is;      /* 0: this rank's outputs lie in none */
   uint64_t id; /* equal on all ranks that mean the same windows */
@@ -158,11 +159,11 @@ typedef struct ep_ht_input {
 typedef struct ep_ht_combine {
   ep_ht_group_t group;
   ep_ht_handle_t handle;
-  const void *tokens;       /* the dispatch output's slots */
-  ep_ht_input_t input;      /* expert-major: not used */
-  const float *slotWeights; /* backward: as dispatch's outWeights; else NULL */
-  void *out;                /* [B, H] */
-  float *outWeights;        /* backward: [B, K] */
+  const void *tokens;      /* as the dispatch output */
+  ep_ht_input_t input;     /* expert-major: not used */
+  const float *rowWeights; /* backward: as dispatch's outWeights; else NULL */
+  void *out;               /* [B, H] */
+  float *outWeights;       /* backward: [B, K] */
   trefoil_dtype_t dtype;
   int rowBytes;
   int numSms, numSenders;
@@ -178,9 +179,9 @@ trefoil_result_t epHtLoad(void);
 /* Where a handle's memory tells the host or other kernels what an Update found (device memory). */
 typedef struct ep_ht_head {
   int64_t flatTotal;  /* tokens received, each counted once */
-  int64_t slotTotal;  /* slots, padding included: flatTotal when flat */
-  int64_t numRows;    /* rows of the output that dispatch writes: slotTotal, or as far as maxRecv */
-  int32_t trapped;    /* slotTotal > maxRecv and no drop: nothing is written, nothing is added */
+  int64_t rowTotal;   /* rows received, padding included: flatTotal when flat */
+  int64_t numRows;    /* rows of the output that dispatch writes: rowTotal, or as far as maxRecv */
+  int32_t trapped;    /* rowTotal > maxRecv and no drop: nothing is written, nothing is added */
   int32_t badIds;     /* entries that are no expert and not -1 */
   int32_t numTokens;  /* B */
   int32_t mostTokens; /* the greatest B of all ranks */
@@ -188,7 +189,7 @@ typedef struct ep_ht_head {
   int32_t numPads;                    /* rows to be zeroed */
   int32_t sendCount[EP_HT_MAX_RANKS]; /* own tokens that go to a rank, itself included */
   int32_t recvCount[EP_HT_MAX_RANKS]; /* tokens of a rank that come here */
-  int64_t recvBase[EP_HT_MAX_RANKS];  /* flat slot of the first of them */
+  int64_t recvBase[EP_HT_MAX_RANKS];  /* flat: row of the first of them */
 } ep_ht_head_t;
 
 #ifdef __cplusplus

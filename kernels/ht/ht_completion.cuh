@@ -27,7 +27,7 @@ template <class P> EP_DEV void passMetadata(const HtBlock &b, const P &p, int k,
 }
 
 // A receiver's: once an item's stores are out, and so its chunks have been loaded, their FIFO slots are free;
-// weights and ids are written. It holds no slot: the loader need not wait for it.
+// weights and ids are written. It holds no stage: the loader need not wait for it.
 template <class P> EP_DEV void completionWarp(const HtBlock &b, const P &p, int lane) {
   HtWatchdog deadline;
   for (int k = 0;;) {

@@ -10,7 +10,7 @@
 #include "kernels/common/wait_record.cuh"
 #include "kernels/ht/ht.h"
 
-// Chunks sent to and received from each rank since the group began; a chunk's place in a FIFO and its
+// Chunks sent to and received from each rank since the group began; a chunk's FIFO slot and its
 // epoch follow from its number, so nothing is reset between operations.
 struct HtFifos {
   unsigned long long sent[EP_HT_MAX_RANKS], received[EP_HT_MAX_RANKS];
@@ -35,13 +35,13 @@ EP_DEV HtControl &htControl(const ep_ht_group_t &g) {
 // The tables behind the head of a handle's memory (ht_layout.c has the sizes). W = min(R, K).
 //   dests    [N, W] own token: {rank, ordinal among own tokens to that rank}, ranks ascending; rank -1 ends
 //   ids      [N, K] own token: experts, -1 = none
-//   index    [R, N] received token: ordinal among its source's; -1 = does not come here. Flat: its slot
+//   index    [R, N] received token: ordinal among its source's; -1 = does not come here. Flat: its row
 //            is head->recvBase[source] + index
-//   first    [R, N] received token, expert-major: twice its first slot, by ascending k, + 1 if it has more;
+//   first    [R, N] received token, expert-major: twice its first row, by ascending k, + 1 if it has more;
 //            HT_NOWHERE = none
-//   entries  [R, N, K] received token: expert-major the slot, -1 = none; flat the local expert and its place
+//   entries  [R, N, K] received token: expert-major the row, -1 = none; flat the local expert and its column
 //            (below)
-//   zones    [L] {first slot, rows in use}; pads [L + 1] rows to be zeroed before each zone's
+//   zones    [L] {first row, rows in use}; pads [L + 1] rows to be zeroed before each zone's
 constexpr unsigned HT_NOWHERE = ~0u;
 struct HtTables {
   ep_ht_head_t *head;
@@ -54,18 +54,18 @@ struct HtTables {
   int width; // W
 };
 
-// Flat: an entry of a token says which of its local experts this is, and the place of that among the row's
-// weights: local experts by ascending id, then the entries that are none here.
-EP_DEV int flatEntry(int expert, int place) {
-  return expert | place << 16;
+// Flat: an entry of a token says which of its local experts this is, and its column in the row of K
+// weights and ids: local experts by ascending id, then the entries that are none here.
+EP_DEV int flatEntry(int expert, int column) {
+  return expert | column << 16;
 }
-EP_DEV int flatNone(int place) {
-  return -1 - place;
+EP_DEV int flatNone(int column) {
+  return -1 - column;
 }
 EP_DEV int expertOf(int entry) { // -1: none
   return entry < 0 ? -1 : entry & 0xffff;
 }
-EP_DEV int placeOf(int entry) {
+EP_DEV int columnOf(int entry) {
   return entry < 0 ? -1 - entry : entry >> 16;
 }
 

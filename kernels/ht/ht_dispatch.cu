@@ -1,8 +1,8 @@
 // High-throughput dispatch, flat and expert-major, forward and backward: one launch, two scatter pipelines.
 //
 //   senders    own token -> the FIFOs of the ranks that need it (one copy a rank crosses the link), with its
-//              weights; flags. Or a push into their slots
-//   receivers  received chunk, or own token -> all its slots here; weights and ids; rows of padding
+//              weights; flags. Or a push into their outputs
+//   receivers  received chunk, or own token -> all its rows here; weights and ids; rows of padding
 //
 // A rank whose outputs lie in a window runs the pushing kernel, which does both, as each pair of ranks
 // has agreed (ht/ht_push.cuh); it has two more warps a block, for weights. Where no pair needs a
@@ -28,15 +28,6 @@ EP_DEV void waitAnnounce(const ep_ht_group_t &g, uint4 seen, unsigned long long 
   waitFlagged(g, announceAt(g, g.rank, r, number), number, w, ignored);
 }
 
-// One thread, if the rank is trapped by maxRecv (any other trap is reported by the caller).
-EP_DEV void recordTrap(const ep_ht_group_t &g, const HtTables &t) {
-  volatile ep_ht_status_t *status = g.status;
-  if (!status || t.head->trapped != 1) return;
-  status->slots = t.head->slotTotal;
-  __threadfence_system();
-  status->traps = status->traps + 1;
-}
-
 template <bool EXPERT_MAJOR, bool PUSHES>
 __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS, 1)
     dispatchKernel(const __grid_constant__ HtDispatchArgs a) {
@@ -53,7 +44,7 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
   HtPushTargets *targets = (HtPushTargets *)(shared + a.targetsAt);
   bool onlyPushes = false;
   if constexpr (PUSHES) {
-    if (EXPERT_MAJOR) sendRemoteSlots(a, t, number);
+    if (EXPERT_MAJOR) sendRemoteRows(a, t, number);
     if (!waitPeers(a, t, number, *targets)) return;
     onlyPushes = targets->numFifos == 0;
   }
@@ -61,7 +52,7 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
   const bool receives = EXPERT_MAJOR || !onlyPushes;
   if (sends) {
     const HtShape &shape = onlyPushes ? a.push : a.sender;
-    const HtBlock b = blockOf(shared, shape, a.room, a.slotStride);
+    const HtBlock b = blockOf(shared, shape, a.room, a.stageStride);
     arm(b, HT_SCATTER_READERS, 1, false);
     if (PUSHES && role >= 4)
       passWeights(a, t, *targets, number);
@@ -77,7 +68,7 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
   }
   if (PUSHES) sendDone(g, *targets);
   if (receives) {
-    const HtBlock b = blockOf(shared, a.receiver, a.room, a.slotStride);
+    const HtBlock b = blockOf(shared, a.receiver, a.room, a.stageStride);
     arm(b, HT_SCATTER_READERS, 1, sends);
     if (PUSHES && role >= 4) {
       if (!sends) passWeights(a, t, *targets, number);

@@ -1,5 +1,5 @@
-// What the receivers of a dispatch do: received chunk, or own token -> all its slots here; weights and
-// ids; rows of padding. Of a pair that pushes (ht_push.cuh) a chunk lies in the token's first slot already.
+// What the receivers of a dispatch do: received chunk, or own token -> all its rows here; weights and
+// ids; rows of padding. Of a pair that pushes (ht_push.cuh) a chunk lies in the token's first row already.
 #ifndef TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
 #define TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
 
@@ -106,7 +106,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
     return HtWatch{flagAt(group(), 0, group().rank, item.source, item.code), item.epoch,
                    item.source};
   }
-  // Expert-major: the slot of the k-th expert.
+  // Expert-major: the row of the k-th expert.
   EP_DEV int2 load(const HtItem &item, int i) const {
     if (!EXPERT_MAJOR || item.code == HT_ZEROS) return make_int2(0, 0);
     return make_int2(
@@ -146,27 +146,27 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
   // Dropped or trapped: the FIFO slot is free at once.
   EP_DEV void isEmpty(const HtItem &item) const { free(item); }
 
-  EP_DEV void load(const HtItem &item, uint32_t slot, uint64_t *full) const {
+  EP_DEV void load(const HtItem &item, uint32_t stage, uint64_t *full) const {
     const int bytes = chunkBytes(a.row, item.chunk);
     if (item.code == HT_OWN) {
-      loadRow(a.row, item.token, item.chunk, a.op.tokens, a.op.scales, slot, full);
+      loadRow(a.row, item.token, item.chunk, a.op.tokens, a.op.scales, stage, full);
     } else if (PUSHES && item.code == HT_FIRST) {
-      loadRow(a.row, item.index, item.chunk, a.op.outTokens, a.op.outScales, slot, full);
+      loadRow(a.row, item.index, item.chunk, a.op.outTokens, a.op.outScales, stage, full);
     } else {
       barrierExpect(full, bytes);
       const char *from = item.code == HT_ZEROS
                              ? a.zeros
                              : fifoSlotAt(group(), 0, group().rank, item.source, item.code);
-      bulkLoad(slot, from, bytes, full);
+      bulkLoad(stage, from, bytes, full);
     }
   }
-  EP_DEV void store(const HtItem &item, int2 e, uint32_t slot) const {
-    storeRow(a.row, e.x, item.chunk, a.op.outTokens, a.op.outScales, slot);
+  EP_DEV void store(const HtItem &item, int2 e, uint32_t stage) const {
+    storeRow(a.row, e.x, item.chunk, a.op.outTokens, a.op.outScales, stage);
   }
   EP_DEV bool hasScales() const { return a.row.scaleBytes > 0; }
-  EP_DEV void storeSideData(const HtItem &item, const int2 *entries, const char *place,
+  EP_DEV void storeSideData(const HtItem &item, const int2 *entries, const char *stage,
                             int l) const {
-    storeScales(a.row, item.chunk, place, item.n, l, [&](int j) {
+    storeScales(a.row, item.chunk, stage, item.n, l, [&](int j) {
       return (char *)a.op.outScales + (size_t)entries[j].x * a.row.scaleBytes;
     });
   }

@@ -1,5 +1,5 @@
 // What the senders of a dispatch do: own token -> the ranks that need it, one copy a rank crosses the
-// link. Into its FIFO, with its weights and a flag; or pushed into its slot (PUSHES, ht_push.cuh),
+// link. Into its FIFO, with its weights and a flag; or pushed into its output (PUSHES, ht_push.cuh),
 // the own rank's too if flat.
 #ifndef TREFOIL_KERNELS_HT_DISPATCH_SEND_CUH
 #define TREFOIL_KERNELS_HT_DISPATCH_SEND_CUH
@@ -35,11 +35,11 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
     item.chunk = c - item.token * a.row.numChunks;
     return t.width;
   }
-  // A rank, and the token's ordinal there; push and expert-major: its first slot there, * 2 + more.
+  // A rank, and the token's ordinal there; push and expert-major: its first row there, * 2 + more.
   EP_DEV int2 load(const HtItem &item, int i) const {
     int2 d = t.dests[(size_t)item.token * t.width + i];
     if (PUSHES && EXPERT_MAJOR && d.x >= 0 && d.x != group().rank && pushesTo(d.x)) {
-      d.y = (int)readRemoteSlot(group(), d.x, item.token, number);
+      d.y = (int)readRemoteRow(group(), d.x, item.token, number);
     }
     return d;
   }
@@ -63,34 +63,34 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
       return e;
     }
     if (d.x == group().rank) return e; // a receiver's
-    unsigned remoteSlot = (unsigned)d.y;
-    if (remoteSlot == HT_NOWHERE) remoteSlot = waitForSlot(group(), d.x, item.token, number);
-    e.is = remoteSlot != HT_NOWHERE;
+    unsigned remoteRow = (unsigned)d.y;
+    if (remoteRow == HT_NOWHERE) remoteRow = waitForRow(group(), d.x, item.token, number);
+    e.is = remoteRow != HT_NOWHERE;
     if (!e.is)
       e.watch = HtWatch{&htControl(group()).wait.failed, -1, d.x}; // the scheduler gives up
-    e.location = HtLocation{pushedTo(d.x, remoteSlot & 1), (int)(remoteSlot >> 1)};
+    e.location = HtLocation{pushedTo(d.x, remoteRow & 1), (int)(remoteRow >> 1)};
     return e;
   }
   EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
   EP_DEV void isVoid(const HtLocation &) const {}
   EP_DEV void isEmpty(const HtItem &) const {}
 
-  EP_DEV void load(const HtItem &item, uint32_t slot, uint64_t *full) const {
-    loadRow(a.row, item.token, item.chunk, a.op.tokens, a.op.scales, slot, full);
+  EP_DEV void load(const HtItem &item, uint32_t stage, uint64_t *full) const {
+    loadRow(a.row, item.token, item.chunk, a.op.tokens, a.op.scales, stage, full);
   }
-  EP_DEV void store(const HtItem &item, int2 e, uint32_t slot) const {
+  EP_DEV void store(const HtItem &item, int2 e, uint32_t stage) const {
     if (PUSHES && isPushed(e.x)) {
       const int r = pushedRank(e.x);
-      storeRow(a.row, e.y, item.chunk, targets->tokens[r], targets->scales[r], slot);
+      storeRow(a.row, e.y, item.chunk, targets->tokens[r], targets->scales[r], stage);
       return;
     }
-    bulkStore(fifoSlotAt(group(), 0, fifoRank(e.x), group().rank, e.x), slot,
+    bulkStore(fifoSlotAt(group(), 0, fifoRank(e.x), group().rank, e.x), stage,
               chunkBytes(a.row, item.chunk));
   }
   EP_DEV bool hasScales() const { return PUSHES && a.row.scaleBytes > 0; }
-  EP_DEV void storeSideData(const HtItem &item, const int2 *entries, const char *place,
+  EP_DEV void storeSideData(const HtItem &item, const int2 *entries, const char *stage,
                             int l) const {
-    storeScales(a.row, item.chunk, place, item.n, l, [&](int j) -> char * {
+    storeScales(a.row, item.chunk, stage, item.n, l, [&](int j) -> char * {
       const int2 e = entries[j];
       if (!isPushed(e.x)) return nullptr; // its FIFO slot has them
       return targets->scales[pushedRank(e.x)] + (size_t)e.y * a.row.scaleBytes;

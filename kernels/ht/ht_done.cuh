@@ -1,9 +1,9 @@
 // When a zero-copy operation is over with a peer: pushing dispatches and pulling combines count blocks.
 //
 // A rank has a word for each peer (`dones` of dispatch, `reads` of combine). Each block of the peer's launch
-// that is through with this rank's memory adds its part of EP_LL_DONE there; the sum does not depend on the
-// number of blocks. Nothing is reset: a rank looks the count up when it announces the operation, before
-// any peer can add to it, and its last block waits until it has grown by EP_LL_DONE.
+// that is through with this rank's memory adds its part of EP_BLOCKS_DONE there; the sum does not depend on
+// the number of blocks. Nothing is reset: a rank looks the count up when it announces the operation, before
+// any peer can add to it, and its last block waits until it has grown by EP_BLOCKS_DONE.
 #ifndef TREFOIL_KERNELS_HT_DONE_CUH
 #define TREFOIL_KERNELS_HT_DONE_CUH
 
@@ -23,7 +23,7 @@ EP_DEV unsigned doneBefore(const ep_ht_group_t &g, size_t counts, int by) {
 // One thread of every block, after the block has met: through with the memory of rank r.
 EP_DEV void addDone(const ep_ht_group_t &g, size_t counts, int r) {
   __threadfence_system();
-  addRelaxed(doneAt(g, counts, r, g.rank), (uint32_t)epLlTick(blockIdx.x, gridDim.x));
+  addRelaxed(doneAt(g, counts, r, g.rank), (uint32_t)epBlockTick(blockIdx.x, gridDim.x));
 }
 
 // One thread of the last block: until rank r is through with this rank's memory; false: gave up.
@@ -32,8 +32,8 @@ EP_DEV bool waitDone(const ep_ht_group_t &g, size_t counts, int r, unsigned befo
   Spin spin;
   for (;;) {
     const unsigned n = loadAcquire(doneAt(g, counts, g.rank, r)) - before;
-    if (n == EP_LL_DONE) return true;
-    if (!htKeepWaiting(g, Awaited{kind, phase, r, n, -1}, EP_LL_DONE, spin)) return false;
+    if (n == EP_BLOCKS_DONE) return true;
+    if (!htKeepWaiting(g, Awaited{kind, phase, r, n, -1}, EP_BLOCKS_DONE, spin)) return false;
   }
 }
 

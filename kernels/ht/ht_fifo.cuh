@@ -31,37 +31,37 @@ EP_DEV int chunkBytes(const HtRow &r, int chunk) {
   return min(r.rowBytes - chunk * r.chunkBytes, r.chunkBytes);
 }
 
-// One thread: a chunk of a row of the caller's into a slot.
+// One thread: a chunk of a row of the caller's into a stage of the ring.
 EP_DEV void loadRow(const HtRow &r, long long row, int chunk, const void *tokens,
-                    const void *scales, uint32_t slot, uint64_t *full) {
+                    const void *scales, uint32_t stage, uint64_t *full) {
   barrierExpect(full, chunkBytes(r, chunk));
   const HtSegment t = segmentOf(r, 0, row, chunk, tokens, scales);
-  if (t.bytes) bulkLoad(slot, t.at, t.bytes, full);
+  if (t.bytes) bulkLoad(stage, t.at, t.bytes, full);
   if (r.scaleBytes) {
     const HtSegment s = segmentOf(r, 1, row, chunk, tokens, scales);
-    if (s.bytes) bulkLoad(slot + s.offset, s.at, s.bytes, full);
+    if (s.bytes) bulkLoad(stage + s.offset, s.at, s.bytes, full);
   }
 }
 EP_DEV void storeRow(const HtRow &r, long long row, int chunk, void *tokens, void *scales,
-                     uint32_t slot) {
+                     uint32_t stage) {
   const HtSegment t = segmentOf(r, 0, row, chunk, tokens, scales);
-  if (t.bytes) bulkStore((char *)t.at, slot, t.bytes);
+  if (t.bytes) bulkStore((char *)t.at, stage, t.bytes);
   if (r.scaleBytes > HT_FEW_BYTES) {
     const HtSegment s = segmentOf(r, 1, row, chunk, tokens, scales);
-    if (s.bytes) bulkStore((char *)s.at, slot + s.offset, s.bytes);
+    if (s.bytes) bulkStore((char *)s.at, stage + s.offset, s.bytes);
   }
 }
 // Eight lanes, l is the lane's number: few scales as ordinary stores, which cost a warp less than to issue
 // one more bulk store (115 ns).
 // rowOf(j): where the scales of copy j of the row begin, or NULL.
 template <class RowOf>
-EP_DEV void storeScales(const HtRow &r, int chunk, const char *place, int copies, int l,
+EP_DEV void storeScales(const HtRow &r, int chunk, const char *stage, int copies, int l,
                         RowOf rowOf) {
   if (!r.scaleBytes || r.scaleBytes > HT_FEW_BYTES) return;
   const int from = max(chunk * r.chunkBytes, r.tokenBytes);
   const int to = min(r.rowBytes, (chunk + 1) * r.chunkBytes);
   for (int at = from + l * 16; at < to; at += 8 * 16) {
-    const uint4 v = *(const uint4 *)(place + (at - chunk * r.chunkBytes));
+    const uint4 v = *(const uint4 *)(stage + (at - chunk * r.chunkBytes));
     for (int j = 0; j < copies; j++) {
       char *row = rowOf(j);
       if (row) *(uint4 *)(row + (at - r.tokenBytes)) = v;
@@ -69,19 +69,19 @@ EP_DEV void storeScales(const HtRow &r, int chunk, const char *place, int copies
   }
 }
 
-// ------------------------------------------------------------------------------------------- places
+// ------------------------------------------------------------------------------------------- locations
 
 // Where a chunk lies: a code, and a number that goes with it. What is no FIFO slot has a bit of its own;
 // which of the others a code is, its policy knows.
 //
-//   a FIFO slot         rank << 24 | slot                 its epoch
+//   a FIFO slot         rank << 24 | its number           its epoch
 //   dispatch, senders   pushedTo(rank, signals)           a row of a rank's output
 //   dispatch, receivers HT_OWN, HT_ZEROS, HT_FIRST        -
 //   combine, receivers  HT_OWN, pulledFrom(rank)          a row of the own input, of this rank's at a peer
 constexpr int HT_NO_FIFO_SLOT = 64 << 24;
 constexpr int HT_OWN = HT_NO_FIFO_SLOT;       // the caller's own tensor
 constexpr int HT_ZEROS = HT_NO_FIFO_SLOT + 1; // padding
-constexpr int HT_FIRST = HT_NO_FIFO_SLOT + 2; // the token's first slot: its sender has put it there
+constexpr int HT_FIRST = HT_NO_FIFO_SLOT + 2; // the token's first row: its sender has put it there
 constexpr int HT_PULLED = HT_NO_FIFO_SLOT + (1 << 24);
 
 EP_DEV bool isFifoSlot(int code) {

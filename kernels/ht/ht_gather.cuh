@@ -1,5 +1,5 @@
 // The gather pipeline: n chunks in, their sum out, in the order of the entries, in fp32, rounded once. Item
-// k's chunks are the next n slots of the ring (one, of zeros, for a sum of nothing); the sum replaces the
+// k's chunks are the next n stages of the ring (one, of zeros, for a sum of nothing); the sum replaces the
 // last of them. A sum of one chunk is a copy.
 //
 // HT_REDUCE_GROUPS groups of reducing warps take items by turns.
@@ -39,7 +39,7 @@ template <class P> EP_DEV HtStep nextStep(const HtBlock &b, int k, int lane) {
   return s;
 }
 
-// A lane a chunk; chunks go out as soon as their slots and those before them are free. Issuing a bulk
+// A lane a chunk; chunks go out as soon as their stages and those before them are free. Issuing a bulk
 // load takes about 125 ns of the warp, so all else is shared by the items of a step.
 template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int lane) {
   const int width = min(32, b.S);
@@ -47,7 +47,7 @@ template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int la
     const HtStep s = nextStep<P>(b, k, lane);
     if (!s.items) return;
     for (int w = 0; w < s.chunks; w += width) {
-      const int m = min(width, s.chunks - w), q = w + lane, slot = b.slot(c + q);
+      const int m = min(width, s.chunks - w), q = w + lane, stage = b.stage(c + q);
       const uint32_t phase = b.phase(c + q) ^ 1;
       int item = 0, i = q;
       for (int j = 1; j < s.items; j++) {
@@ -59,7 +59,7 @@ template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int la
       }
       HtWatchdog deadline;
       for (int out = 0; out < m;) {
-        const bool waits = lane >= out && lane < m && !barrierTest(&b.empty[slot], phase);
+        const bool waits = lane >= out && lane < m && !barrierTest(&b.empty[stage], phase);
         const unsigned notFree = __ballot_sync(FULL_WARP, waits);
         const int until = notFree ? __ffs(notFree) - 1 : m;
         if (until == out) {
@@ -70,9 +70,9 @@ template <class P> EP_DEV void gatherLoader(const HtBlock &b, const P &p, int la
           const HtItem &it = b.item(k + item);
           if (P::FENCE) proxyFence();
           if (it.n > 0)
-            p.load(it, b.entries(k + item)[i], sharedAddress(b.place(c + q)), &b.full[slot]);
+            p.load(it, b.entries(k + item)[i], sharedAddress(b.stageAt(c + q)), &b.full[stage]);
           else
-            barrierArrive(&b.full[slot], 1);
+            barrierArrive(&b.full[stage], 1);
         }
         __syncwarp();
         if (lane == 0) storeReleaseShared(&b.at->issued, c + w + until);
@@ -112,19 +112,19 @@ template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int
 #pragma unroll
     for (int j = 0; j < V; j++) sum[j].clear();
     for (int w = 0; w < chunks; w += width) {
-      const int m = min(width, chunks - w), c = first + w + lane, from = b.slot(first + w);
+      const int m = min(width, chunks - w), c = first + w + lane, from = b.stage(first + w);
       if (lane < m) {
         waitPast(&b.at->issued, c);
-        waitPhase(&b.full[b.slot(c)], b.phase(c));
+        waitPhase(&b.full[b.stage(c)], b.phase(c));
       }
       __syncwarp();
       for (int i = 0; n > 1 && i < m; i++) {
-        const int slot = from + i < b.S ? from + i : from + i - b.S;
-        const char *place = b.ring + slot * b.chunkStride + at;
+        const int stage = from + i < b.S ? from + i : from + i - b.S;
+        const char *part = b.ring + stage * b.stageStride + at;
         uint4 v[V];
 #pragma unroll
         for (int j = 0; j < V; j++) { // all loads before the first sum
-          if (at + j * APART < bytes) v[j] = *(const uint4 *)(place + j * APART);
+          if (at + j * APART < bytes) v[j] = *(const uint4 *)(part + j * APART);
         }
 #pragma unroll
         for (int j = 0; j < V; j++) {
@@ -132,14 +132,14 @@ template <Elem T, class P> EP_DEV void reducer(const HtBlock &b, const P &p, int
         }
       }
       __syncwarp();
-      if (lane < m && w + lane < chunks - 1) barrierArrive(&b.empty[b.slot(c)], 1);
+      if (lane < m && w + lane < chunks - 1) barrierArrive(&b.empty[b.stage(c)], 1);
     }
     if (n > 1 || (n == 0 && P::ZERO_ROW)) {
-      char *place = b.place(first + chunks - 1) + at;
+      char *part = b.stageAt(first + chunks - 1) + at;
 #pragma unroll
       for (int j = 0; j < V; j++) {
         if (at + j * APART < bytes)
-          *(uint4 *)(place + j * APART) = n ? sum[j].round() : make_uint4(0, 0, 0, 0);
+          *(uint4 *)(part + j * APART) = n ? sum[j].round() : make_uint4(0, 0, 0, 0);
       }
       proxyFenceShared();
     }
@@ -179,7 +179,7 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
     const int chunks = chunksOf<P>(n);
     c += chunks;
     if (lane == 0) {
-      if (chunks) p.store(b.item(k), sharedAddress(b.place(c - 1)));
+      if (chunks) p.store(b.item(k), sharedAddress(b.stageAt(c - 1)));
       bulkCommit();
       bulkRead<3>();
       if (held[2] >= 0) barrierArrive(&b.empty[held[2]], HT_REDUCE_WARPS);
@@ -193,7 +193,7 @@ template <class P> EP_DEV void gatherStorer(const HtBlock &b, const P &p, int la
     }
     held[2] = held[1];
     held[1] = held[0];
-    held[0] = chunks ? b.slot(c - 1) : -1;
+    held[0] = chunks ? b.stage(c - 1) : -1;
     __syncwarp();
   }
   bulkDone<0>();
@@ -219,7 +219,7 @@ EP_DEV void gatherPipe(const HtBlock &b, const P &p, const HtShape &shape, unsig
   }
   if (role >= 4) reducer<T>(b, p, lane);
 }
-// Readers of a slot: the reducing warps, or the storer for all of them.
+// Readers of a stage: the reducing warps, or the storer for all of them.
 constexpr int HT_GATHER_READERS = HT_REDUCE_WARPS;
 
 #endif

@@ -7,9 +7,9 @@
 
 struct UpdateArgs {
   ep_ht_update_t op;
-  int *counts;          // [rows][tiles]
+  int *counts;          // [sets][tiles]
   int *keptOf;          // [L]
-  int rows;             // L + 1 + R
+  int sets;             // L + 1 + R
   int perSource, tiles; // tiles of 256 tokens: of a source, of all
   int idBits, perWord;  // 16 and 4, or 32 and 2
 };
@@ -22,7 +22,7 @@ struct HtRow {
 
 // Shared memory of a block with one of the pipelines (ht/ht_pipe.cuh).
 struct HtShape {
-  int slots;    // chunks in the ring
+  int stages;   // of the ring, of a chunk each
   int descInts; // of a work item's description
   int take;     // candidates taken at a time, at most 32
   int batch;    // items described at a time, at most 32 / the policy's lanes
@@ -36,20 +36,35 @@ struct HtDispatchArgs {
   int split, pushSplit;           // blocks below it send first
   int targetsAt;                  // in shared memory: what a pushing kernel knows of its peers
   int fifoBits;                   // log2 of fifoSlots
-  int room;                       // slots that a block has memory for
-  int slotStride;                 // bytes of one
+  int room;                       // stages that a block has memory for
+  int stageStride;                // bytes of one
 };
 
 struct HtCombineArgs {
   ep_ht_combine_t op;
   HtRow row;
   HtShape sender, receiver;
-  int split, fifoBits, room, slotStride;
+  int split, fifoBits, room, stageStride;
   int sourcesAt; // in shared memory: where a pulling combine reads
 };
 
+// What ht_launch.cu works out of an operation: a launch, and its kernel's arguments.
+struct HtLaunch {
+  int blocks, threads;
+  size_t shared;
+};
+// moreSets: behind those of one domain.
+trefoil_result_t epHtPrepareUpdate(const ep_ht_update_t &op, int moreSets, UpdateArgs *args,
+                                   HtLaunch *launch);
+trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs *args,
+                                     HtLaunch *launch);
+trefoil_result_t epHtPrepareCombine(const ep_ht_combine_t &op, HtCombineArgs *args,
+                                    HtLaunch *launch);
+trefoil_result_t epHtStart(const void *kernel, const HtLaunch &launch, void **params, void *stream);
+trefoil_result_t epHtLoadKernel(const void *kernel);
+
 const void *epHtUpdateKernel();
-size_t epHtUpdateShared(int rows, int numLocal);
+size_t epHtUpdateShared(int sets, int numLocal);
 const void *epHtDispatchKernel(bool expertMajor, bool push);
 // pulls: flat only.
 const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool pulls);

@@ -15,7 +15,7 @@ extern "C" {
 namespace {
 
 constexpr int MAX_SHARED = 232448 - 512; // of a block on sm_90, less what the kernels have by name
-constexpr int SEND_SLOTS = 8;            // a sender's queue is short on purpose
+constexpr int SEND_STAGES = 8;           // a sender's queue is short on purpose
 
 int roundUp(int n, int to) {
   return (n + to - 1) / to * to;
@@ -34,19 +34,19 @@ HtRow rowOf(int tokenBytes, int scaleBytes, const ep_ht_layout_t &at) {
   return r;
 }
 
-// Slots as shared memory allows; more than 60 bring nothing. `spare` bytes are left behind them. Sets the
+// Stages as shared memory allows; more than 60 bring nothing. `spare` bytes are left behind them. Sets the
 // shapes of both roles, room and stride in a kernel's arguments; returns a block's need without the spare.
 template <class Args> size_t dealShared(Args &a, int sendEntries, int receiveEntries, int spare) {
-  a.slotStride = roundUp(a.row.chunkBytes, 128);
+  a.stageStride = roundUp(a.row.chunkBytes, 128);
   a.sender.descInts = HT_DESC_HEAD + 2 * sendEntries;
   a.receiver.descInts = HT_DESC_HEAD + 2 * receiveEntries;
   const int most =
       a.sender.descInts > a.receiver.descInts ? a.sender.descInts : a.receiver.descInts;
   const int fixed = (int)sizeof(HtProgress) + HT_DESCS * (most * 4 + 8);
-  a.room = (MAX_SHARED - fixed - spare) / (a.slotStride + 2 * 8);
+  a.room = (MAX_SHARED - fixed - spare) / (a.stageStride + 2 * 8);
   if (a.room > 60) a.room = 60;
-  a.sender.slots = a.receiver.slots = a.room;
-  return (size_t)a.room * (a.slotStride + 2 * 8) + fixed;
+  a.sender.stages = a.receiver.stages = a.room;
+  return (size_t)a.room * (a.stageStride + 2 * 8) + fixed;
 }
 
 // Candidates taken at a time: about `items` that are items.
@@ -82,15 +82,6 @@ trefoil_result_t checkRow(const HtRow &row, const ep_ht_group_t &g) {
   return TREFOIL_OK;
 }
 
-trefoil_result_t launch(const void *kernel, int blocks, int threads, size_t shared, void *args,
-                        void *stream) {
-  void *params[] = {args};
-  const cudaError_t e =
-      cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), params, shared, (cudaStream_t)stream);
-  EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the launch failed: %s", cudaGetErrorString(e));
-  return TREFOIL_OK;
-}
-
 // How many blocks send, by what both sides take for a token (10 ns, H200); at most nine or ten, which fill
 // the wire. A dispatch rounds up, as a sender too few costs more than one too many. Somebody must receive
 // from the start, or full FIFOs would stop all senders.
@@ -104,7 +95,7 @@ struct Split {
   }
 };
 
-// A sender stores a row to each rank of the token; receivers of an expert-major dispatch store all its slots.
+// A sender stores a row to each rank of the token; receivers of an expert-major dispatch store all its rows.
 Split dispatchSplit(bool expertMajor, bool push, int ranks, int topk) {
   if (!expertMajor) return Split{1, 1, 0, 10};
   const double rows = ranks * (1 - pow(1 - 1.0 / ranks, topk)); // of a token, uniform routing
@@ -120,15 +111,33 @@ Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
 
 } // namespace
 
-extern "C" trefoil_result_t epHtUpdate(const ep_ht_update_t *op, void *stream) {
-  EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
-  const ep_ht_group_t &g = op->group;
-  EP_TRY(checkGroup(g, op->handle, op->numSms));
-  EP_CHECK(op->numTokens >= 0 && op->numTokens <= g.maxTokens, TREFOIL_INVALID_ARGUMENT,
-           "%d tokens, at most %d were announced", op->numTokens, g.maxTokens);
-  UpdateArgs a = {};
-  a.op = *op;
-  a.rows = g.numLocal + 1 + g.numRanks;
+trefoil_result_t epHtStart(const void *kernel, const HtLaunch &l, void **params, void *stream) {
+  const cudaError_t e = cudaLaunchKernel(kernel, dim3(l.blocks), dim3(l.threads), params, l.shared,
+                                         (cudaStream_t)stream);
+  EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the launch failed: %s", cudaGetErrorString(e));
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epHtLoadKernel(const void *kernel) {
+  cudaFuncAttributes attributes;
+  cudaError_t e = cudaFuncGetAttributes(&attributes, kernel);
+  if (e == cudaSuccess) {
+    e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_SHARED);
+  }
+  EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epHtPrepareUpdate(const ep_ht_update_t &op, int moreSets, UpdateArgs *args,
+                                   HtLaunch *l) {
+  const ep_ht_group_t &g = op.group;
+  EP_TRY(checkGroup(g, op.handle, op.numSms));
+  EP_CHECK(op.numTokens >= 0 && op.numTokens <= g.maxTokens, TREFOIL_INVALID_ARGUMENT,
+           "%d tokens, at most %d were announced", op.numTokens, g.maxTokens);
+  UpdateArgs &a = *args;
+  a = UpdateArgs{};
+  a.op = op;
+  a.sets = g.numLocal + 1 + g.numRanks + moreSets;
   a.perSource = (g.maxTokens + 255) / 256;
   a.tiles = a.perSource * g.numRanks;
   a.perWord = g.numExperts < 0xffff ? 4 : 2;
@@ -137,71 +146,102 @@ extern "C" trefoil_result_t epHtUpdate(const ep_ht_update_t *op, void *stream) {
   a.keptOf = (int *)scratch;
   a.counts = (int *)(scratch + roundUp(g.numLocal * 4, 256));
   const int wanted = a.tiles + 1; // a block a tile, and one that reports meanwhile
-  const int blocks = wanted < op->numSms ? wanted : op->numSms;
-  return launch(epHtUpdateKernel(), blocks, 256, epHtUpdateShared(a.rows, g.numLocal), &a, stream);
+  const int blocks = wanted < op.numSms ? wanted : op.numSms;
+  *l = HtLaunch{blocks, 256, epHtUpdateShared(a.sets, g.numLocal)};
+  return TREFOIL_OK;
 }
 
-extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *stream) {
+extern "C" trefoil_result_t epHtUpdate(const ep_ht_update_t *op, void *stream) {
   EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
-  const ep_ht_group_t &g = op->group;
-  const int R = g.numRanks, K = op->handle.numTopk;
-  EP_TRY(checkGroup(g, op->handle, op->numSms));
-  HtDispatchArgs a = {};
-  a.op = *op;
-  a.row = rowOf(op->tokenBytes, op->scaleBytes, g.at);
+  UpdateArgs a;
+  HtLaunch l;
+  EP_TRY(epHtPrepareUpdate(*op, 0, &a, &l));
+  char none = 0; // OneDomain, which is empty
+  void *params[] = {&a, &none};
+  return epHtStart(epHtUpdateKernel(), l, params, stream);
+}
+
+trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs *args,
+                                     HtLaunch *l) {
+  const ep_ht_group_t &g = op.group;
+  const int R = g.numRanks, K = op.handle.numTopk;
+  EP_TRY(checkGroup(g, op.handle, op.numSms));
+  HtDispatchArgs &a = *args;
+  a = HtDispatchArgs{};
+  a.op = op;
+  a.row = rowOf(op.tokenBytes, op.scaleBytes, g.at);
   EP_TRY(checkRow(a.row, g));
-  EP_CHECK(aligned(op->tokens) && aligned(op->outTokens) && aligned(op->scales) &&
-               aligned(op->outScales),
+  EP_CHECK(aligned(op.tokens) && aligned(op.outTokens) && aligned(op.scales) &&
+               aligned(op.outScales),
            TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
-  EP_CHECK(((op->window.tokensOffset | op->window.scalesOffset) & 15) == 0,
-           TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
-  const bool push = op->window.is;
+  EP_CHECK(((op.window.tokensOffset | op.window.scalesOffset) & 15) == 0, TREFOIL_INVALID_ARGUMENT,
+           "tokens and scales must be 16-byte aligned");
+  const bool push = op.window.is;
   const int spare = push ? HT_PUSH_TARGETS_BYTES : 0;
   const size_t shared = dealShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
   a.targetsAt = (int)shared;
   a.push = a.sender;
   a.push.take = a.push.batch = 8;
-  if (a.sender.slots > SEND_SLOTS) a.sender.slots = SEND_SLOTS;
+  if (a.sender.stages > SEND_STAGES) a.sender.stages = SEND_STAGES;
   a.sender.take = a.sender.batch = 8;
-  a.receiver.batch = op->handle.expertMajor ? 8 : 12;
+  a.receiver.batch = op.handle.expertMajor ? 8 : 12;
   a.receiver.take = takeOf(a.receiver.batch, R, K);
   a.zeros = (const char *)g.scratch;
   a.fifoBits = log2Of(g.at.fifoSlots[0]);
-  const int blocks = op->numSms < 2 ? 2 : op->numSms;
-  const bool em = op->handle.expertMajor;
-  a.split = dispatchSplit(em, false, R, K).of(blocks, op->numSenders);
-  a.pushSplit = em ? dispatchSplit(em, true, R, K).of(blocks, op->numSenders) : blocks;
-  return launch(epHtDispatchKernel(op->handle.expertMajor, push), blocks,
-                push ? HT_PUSH_THREADS : HT_SCATTER_THREADS, shared + spare, &a, stream);
+  const int blocks = op.numSms < 2 ? 2 : op.numSms;
+  const bool em = op.handle.expertMajor;
+  a.split = dispatchSplit(em, false, R, K).of(blocks, op.numSenders);
+  a.pushSplit = em ? dispatchSplit(em, true, R, K).of(blocks, op.numSenders) : blocks;
+  *l = HtLaunch{blocks, push ? HT_PUSH_THREADS : HT_SCATTER_THREADS, shared + spare};
+  return TREFOIL_OK;
 }
 
-extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream) {
+extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *stream) {
   EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
-  const ep_ht_group_t &g = op->group;
-  const int R = g.numRanks, K = op->handle.numTopk;
-  const bool expertMajor = op->handle.expertMajor;
-  EP_TRY(checkGroup(g, op->handle, op->numSms));
-  EP_CHECK(epHtCombineKernel(op->dtype, false, false), TREFOIL_INVALID_ARGUMENT,
-           "combine sums f32, f16 and bf16, not %d", (int)op->dtype);
-  HtCombineArgs a = {};
-  a.op = *op;
-  a.row = rowOf(op->rowBytes, 0, g.at);
+  HtDispatchArgs a;
+  HtLaunch l;
+  EP_TRY(epHtPrepareDispatch(*op, &a, &l));
+  void *params[] = {&a};
+  return epHtStart(epHtDispatchKernel(op->handle.expertMajor, op->window.is), l, params, stream);
+}
+
+trefoil_result_t epHtPrepareCombine(const ep_ht_combine_t &op, HtCombineArgs *args, HtLaunch *l) {
+  const ep_ht_group_t &g = op.group;
+  const int R = g.numRanks, K = op.handle.numTopk;
+  const bool expertMajor = op.handle.expertMajor;
+  EP_TRY(checkGroup(g, op.handle, op.numSms));
+  EP_CHECK(epHtCombineKernel(op.dtype, false, false), TREFOIL_INVALID_ARGUMENT,
+           "combine sums f32, f16 and bf16, not %d", (int)op.dtype);
+  HtCombineArgs &a = *args;
+  a = HtCombineArgs{};
+  a.op = op;
+  a.row = rowOf(op.rowBytes, 0, g.at);
   EP_TRY(checkRow(a.row, g));
-  EP_CHECK(aligned(op->tokens) && aligned(op->out) && (op->input.tokens & 15) == 0,
+  EP_CHECK(aligned(op.tokens) && aligned(op.out) && (op.input.tokens & 15) == 0,
            TREFOIL_INVALID_ARGUMENT, "tokens must be 16-byte aligned");
-  const bool pulls = op->input.is && !expertMajor;
+  const bool pulls = op.input.is && !expertMajor;
   const int spare = pulls ? HT_PULL_SOURCES_BYTES : 0;
   const size_t shared = dealShared(a, expertMajor ? K : 1, R < K ? R : K, spare);
   a.sourcesAt = (int)shared;
-  if (!expertMajor && a.sender.slots > SEND_SLOTS) a.sender.slots = SEND_SLOTS;
+  if (!expertMajor && a.sender.stages > SEND_STAGES) a.sender.stages = SEND_STAGES;
   a.sender.batch = expertMajor ? 8 : 6;
   a.sender.take = takeOf(a.sender.batch, R, K);
   a.receiver.take = a.receiver.batch = 8;
   a.fifoBits = log2Of(g.at.fifoSlots[1]);
-  const int blocks = op->numSms < 2 ? 2 : op->numSms;
-  a.split = combineSplit(expertMajor, R, K, blocks).of(blocks, op->numSenders);
-  return launch(epHtCombineKernel(op->dtype, expertMajor, pulls), blocks, HT_GATHER_THREADS,
-                shared + spare, &a, stream);
+  const int blocks = op.numSms < 2 ? 2 : op.numSms;
+  a.split = combineSplit(expertMajor, R, K, blocks).of(blocks, op.numSenders);
+  *l = HtLaunch{blocks, HT_GATHER_THREADS, shared + spare};
+  return TREFOIL_OK;
+}
+
+extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream) {
+  EP_CHECK(op, TREFOIL_INVALID_ARGUMENT, "op is NULL");
+  HtCombineArgs a;
+  HtLaunch l;
+  EP_TRY(epHtPrepareCombine(*op, &a, &l));
+  const bool pulls = op->input.is && !op->handle.expertMajor;
+  void *params[] = {&a};
+  return epHtStart(epHtCombineKernel(op->dtype, op->handle.expertMajor, pulls), l, params, stream);
 }
 
 extern "C" trefoil_result_t epHtLoad(void) {
@@ -214,13 +254,6 @@ extern "C" trefoil_result_t epHtLoad(void) {
     kernels[n++] = epHtCombineKernel(t, false, true);
     kernels[n++] = epHtCombineKernel(t, true, false);
   }
-  for (int i = 0; i < n; i++) {
-    cudaFuncAttributes attributes;
-    cudaError_t e = cudaFuncGetAttributes(&attributes, kernels[i]);
-    if (e == cudaSuccess) {
-      e = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_SHARED);
-    }
-    EP_CHECK(e == cudaSuccess, TREFOIL_SYSTEM_ERROR, "loading kernels: %s", cudaGetErrorString(e));
-  }
+  for (int i = 0; i < n; i++) EP_TRY(epHtLoadKernel(kernels[i]));
   return TREFOIL_OK;
 }

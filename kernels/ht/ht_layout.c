@@ -56,12 +56,12 @@ static int fifoSlotsOf(const ep_ht_config_t *c, const ep_ht_layout_t *at, int ki
 
 static void layOutPush(const ep_ht_config_t *c, ep_ht_layout_t *at, size_t next) {
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens;
-  at->remoteSlotWords = (int)((N + 1) / 2);
+  at->remoteRowWords = (int)((N + 1) / 2);
   at->weightWords = (c->maxTopk + 1) / 2;
   at->announces = next;
   next += roundUp(2 * R * 64, 512);
-  at->remoteSlots = next;
-  next += roundUp(2 * R * (size_t)at->remoteSlotWords * 16, 512);
+  at->remoteRows = next;
+  next += roundUp(2 * R * (size_t)at->remoteRowWords * 16, 512);
   at->weights = next;
   next += roundUp(R * N * (size_t)at->weightWords * 16, 512);
   at->arrivals = next;

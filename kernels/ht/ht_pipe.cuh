@@ -1,12 +1,12 @@
 // A block of dispatch or combine: a ring of row chunks in shared memory, and one warp a role around it.
 //
-//   scatter  1 chunk -> n places   scheduler -> loader -> storer -> completion              copies
-//   gather   n chunks -> 1 place   scheduler -> loader -> reducers -> storer -> completion  sums
+//   scatter  1 chunk -> n locations  scheduler -> loader -> storer -> completion              copies
+//   gather   n chunks -> 1 location  scheduler -> loader -> reducers -> storer -> completion  sums
 //
 //   scheduler   takes candidates off the operation's counter, waits for their flags or credits, describes
 //               them
 //   loader      bulk loads into the ring; a lane a chunk
-//   storer      bulk stores out of it, and gives the slots back once they have been read
+//   storer      bulk stores out of it, and gives the stages back once they have been read
 //   completion  of a sender, the signal warp: for what has been written, one system fence, then the flags on
 //               the peers; of a receiver: for what has been loaded, the credits on the peers, weights and ids
 //
@@ -17,7 +17,7 @@
 // most that one. Queues are short for the same reason. At least one
 // block must receive from the start.
 //
-// A slot of the ring (chunk number c, slot c mod S): `empty` counts its readers, `full` its bytes. A
+// A stage of the ring (chunk number c, stage c mod S): `empty` counts its readers, `full` its bytes. A
 // parity test is ambiguous two phases behind, so no warp tests `full` of c before `issued` > c.
 //
 // What policy P must provide, in the order of a chunk's way. Dispatch: Sender
@@ -37,8 +37,8 @@
 //              entry(item, i, loaded)     entry i: where it lies, what it waits for, whether it is one
 //              isVoid(location)           an entry turned out to stand for nothing
 //              isEmpty(item)              so did all of them
-//   loader     load(item, slot, full)     scatter: the chunk; gather: load(item, entry, slot, full)
-//   storer     store(item, entry, slot)   scatter: a copy; gather: store(item, slot), the sum
+//   loader     load(item, stage, full)    scatter: the chunk; gather: load(item, entry, stage, full)
+//   storer     store(item, entry, stage)  scatter: a copy; gather: store(item, stage), the sum
 //              hasScales()                whether there is side data: few scales, by ordinary stores
 //              storeSideData()            scatter: stores it
 //   completion numMetadata()              how many weights and ids of an item, each a Metadata
@@ -55,8 +55,8 @@
 #include "kernels/common/divide.cuh"
 #include "kernels/ht/ht_fifo.cuh"
 
-// Work item k as its block's warps see it, in desc[k mod D]. Entry: {code, epoch}; the code is a place
-// that the policy understands (ht_fifo.cuh).
+// Work item k as its block's warps see it, in desc[k mod D]. Entry: {code, epoch}; the code says
+// where, as the policy understands it (ht_fifo.cuh).
 struct HtItem {
   int n;     // entries; -1: there are no more items
   int code;  // the one side
@@ -86,17 +86,17 @@ struct HtBlock {
   uint64_t *full, *empty, *done;
   HtProgress *at;
   int *desc;
-  int S, room, descInts, chunkStride; // room: slots that there is memory for, >= S
-  Divisor bySlots;
+  int S, room, descInts, stageStride; // room: stages that there is memory for, >= S
+  Divisor byStages;
 
   EP_DEV HtItem &item(int k) const { return *(HtItem *)(desc + (k & (HT_DESCS - 1)) * descInts); }
   EP_DEV int2 *entries(int k) const { return (int2 *)(&item(k) + 1); }
-  // Item k's sum is there: not by slots, for items without chunks take none.
+  // Item k's sum is there: not by stages, for items without chunks take none.
   EP_DEV uint64_t *isDone(int k) const { return done + (k & (HT_DESCS - 1)); }
   EP_DEV uint32_t donePhase(int k) const { return k / HT_DESCS & 1; }
-  EP_DEV int slot(int c) const { return c - bySlots.quotient(c) * S; }
-  EP_DEV uint32_t phase(int c) const { return bySlots.quotient(c) & 1; }
-  EP_DEV char *place(int c) const { return ring + slot(c) * chunkStride; }
+  EP_DEV int stage(int c) const { return c - byStages.quotient(c) * S; }
+  EP_DEV uint32_t phase(int c) const { return byStages.quotient(c) & 1; }
+  EP_DEV char *stageAt(int c) const { return ring + stage(c) * stageStride; }
 };
 
 // A wait inside the block: others of its warps will make it come true. The limit is for errors in here: twice
@@ -147,19 +147,19 @@ EP_DEV void arm(const HtBlock &b, int readers, int reducers, bool again) {
 }
 
 // Where the block's shared memory holds what. The ring comes first: bulk copies want 128-byte alignment.
-EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int chunkStride) {
+EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int stageStride) {
   HtBlock b;
-  b.bySlots = Divisor::of(shape.slots);
+  b.byStages = Divisor::of(shape.stages);
   b.ring = shared;
-  b.full = (uint64_t *)(shared + (size_t)room * chunkStride);
+  b.full = (uint64_t *)(shared + (size_t)room * stageStride);
   b.empty = b.full + room;
   b.done = b.empty + room;
   b.at = (HtProgress *)(b.done + HT_DESCS);
   b.desc = (int *)(b.at + 1);
-  b.S = shape.slots;
+  b.S = shape.stages;
   b.room = room;
   b.descInts = shape.descInts;
-  b.chunkStride = chunkStride;
+  b.stageStride = stageStride;
   return b;
 }
 

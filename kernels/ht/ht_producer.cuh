@@ -42,7 +42,7 @@ EP_DEV void finish(const HtBlock &b, int k, int lane) {
   }
 }
 
-// Slots that an item of a gather pipeline takes.
+// Stages that an item of a gather pipeline takes.
 template <class P> EP_DEV int chunksOf(int n) {
   return n == 0 && P::ZERO_ROW ? 1 : n;
 }

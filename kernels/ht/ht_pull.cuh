@@ -117,12 +117,12 @@ EP_DEV bool waitInputs(const HtCombineArgs &a, const HtTables &t, unsigned long 
 
 // ---------------------------------------------------------------------------------------- gradients
 
-// The gradient of the weight of a token's expert, by its entry; 0 if it is none here. flatSlot -1:
-// expert-major, where entries are slots.
-EP_DEV float slotWeight(const HtCombineArgs &a, int entry, long long flatSlot) {
+// The gradient of the weight of a token's expert, by its entry; 0 if it is none here. flatRow -1:
+// expert-major, where entries are rows.
+EP_DEV float weightOfRow(const HtCombineArgs &a, int entry, long long flatRow) {
   if (entry < 0) return 0.0f;
-  const long long at = flatSlot < 0 ? entry : flatSlot * a.op.handle.numTopk + placeOf(entry);
-  return a.op.slotWeights[at];
+  const long long at = flatRow < 0 ? entry : flatRow * a.op.handle.numTopk + columnOf(entry);
+  return a.op.rowWeights[at];
 }
 
 // All threads of all blocks: of every token that is summed up by a rank that reads here.
@@ -140,9 +140,9 @@ EP_DEV void sendGradients(const HtCombineArgs &a, const HtTables &t, const HtPul
     const int index = t.index[at];
     if (index < 0 || index >= rowsFor(t, r)) continue;
     const int *here = t.entries + at * K;
-    const long long slot = t.head->recvBase[r] + index;
-    const unsigned lo = __float_as_uint(slotWeight(a, here[k], slot));
-    const unsigned hi = k + 1 < K ? __float_as_uint(slotWeight(a, here[k + 1], slot)) : 0;
+    const long long row = t.head->recvBase[r] + index;
+    const unsigned lo = __float_as_uint(weightOfRow(a, here[k], row));
+    const unsigned hi = k + 1 < K ? __float_as_uint(weightOfRow(a, here[k + 1], row)) : 0;
     storeSys(gradientsAt(g, r, g.rank, token, k / 2),
              packFlagged(lo | (unsigned long long)hi << 32, number));
   }

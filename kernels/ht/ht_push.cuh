@@ -4,8 +4,8 @@
 //   start  every rank announces to every rank in every dispatch that it takes part, and where its output
 //          lies, if that is in a window (sendAnnounces). A pair pushes if both announced the same windows.
 //          An announcement implies that the rank's earlier work on the output is done, so it may be written.
-//   slots  flat: a source's rows are one range, whose start the announcement has. Expert-major: the receiver
-//          tells each source its tokens' first slots (sendRemoteSlots); only there does the row cross the
+//   rows   flat: a source's rows are one range, whose start the announcement has. Expert-major: the receiver
+//          tells each source its tokens' first rows (sendRemoteRows); only there does the row cross the
 //          link, the receiver copies it to the token's others once `arrivals` says that it is there.
 //   end    a block that has sent its last chunk adds to the peers' `dones` (ht_done.cuh).
 //
@@ -14,7 +14,7 @@
 // receiver's announcement needs one buffer only.
 //
 // Memory order: rows are bulk stores; the storer waits for them, the block meets, a system fence, the add.
-// The words of announcements and slots are flagged 16-byte stores.
+// The words of announcements and of row numbers are flagged 16-byte stores.
 #ifndef TREFOIL_KERNELS_HT_PUSH_CUH
 #define TREFOIL_KERNELS_HT_PUSH_CUH
 
@@ -32,11 +32,10 @@ static_assert(sizeof(HtPushTargets) == HT_PUSH_TARGETS_BYTES, "shared memory");
 EP_DEV char *announceAt(const ep_ht_group_t &g, int at, int from, unsigned long long number) {
   return g.peers[at] + g.at.announces + ((number & 1) * g.numRanks + from) * 64;
 }
-// Of tokens 2 i and 2 i + 1 of rank `at`: their first slots at rank `by`.
-EP_DEV char *remoteSlotAt(const ep_ht_group_t &g, int at, int by, int i,
-                          unsigned long long number) {
-  return g.peers[at] + g.at.remoteSlots +
-         (((number & 1) * g.numRanks + by) * g.at.remoteSlotWords + i) * 16;
+// Of tokens 2 i and 2 i + 1 of rank `at`: their first rows at rank `by`.
+EP_DEV char *remoteRowAt(const ep_ht_group_t &g, int at, int by, int i, unsigned long long number) {
+  return g.peers[at] + g.at.remoteRows +
+         (((number & 1) * g.numRanks + by) * g.at.remoteRowWords + i) * 16;
 }
 EP_DEV uint32_t *arrivalAt(const ep_ht_group_t &g, int at, int from, int token, int chunk) {
   return (uint32_t *)(g.peers[at] + g.at.arrivals) +
@@ -46,10 +45,9 @@ EP_DEV uint32_t *arrivalAt(const ep_ht_group_t &g, int at, int from, int token, 
 // Whether this rank's output may be written by its peers. Overflow goes the way of the FIFOs.
 EP_DEV bool isOpen(const HtDispatchArgs &a, const HtTables &t) {
   const long long most = a.op.handle.maxRecv;
-  return a.op.window.is && !t.head->trapped && !(most && t.head->slotTotal > most);
+  return a.op.window.is && !t.head->trapped && !(most && t.head->rowTotal > most);
 }
-// Bytes from the start of an output to the first row of source r; rows are placed in the whole of it if
-// they have slots of their own.
+// Rows of an output before those of source r; 0 if peers are told the number of each row in the whole output.
 EP_DEV size_t rowsBefore(const HtDispatchArgs &a, const HtTables &t, int r) {
   return a.op.handle.expertMajor ? 0 : (size_t)t.head->recvBase[r];
 }
@@ -118,8 +116,8 @@ EP_DEV bool waitPeers(const HtDispatchArgs &a, const HtTables &t, unsigned long 
   return gone == 0;
 }
 
-// All threads of all blocks, expert-major: every source gets the first slots of its tokens' rows here.
-EP_DEV void sendRemoteSlots(const HtDispatchArgs &a, const HtTables &t, unsigned long long number) {
+// All threads of all blocks, expert-major: every source gets its tokens' first rows here.
+EP_DEV void sendRemoteRows(const HtDispatchArgs &a, const HtTables &t, unsigned long long number) {
   const ep_ht_group_t &g = a.op.group;
   if (!isOpen(a, t)) return;
   const int words = (t.head->mostTokens + 1) / 2;
@@ -130,22 +128,22 @@ EP_DEV void sendRemoteSlots(const HtDispatchArgs &a, const HtTables &t, unsigned
     if (s == g.rank) continue;
     const unsigned *first = t.first + (size_t)s * g.maxTokens + 2 * i;
     const unsigned next = 2 * i + 1 < g.maxTokens ? first[1] : HT_NOWHERE;
-    storeSys(remoteSlotAt(g, s, g.rank, i, number),
+    storeSys(remoteRowAt(g, s, g.rank, i, number),
              packFlagged(first[0] | (unsigned long long)next << 32, number));
   }
 }
 
-// What the receiver has announced of an own token's slot; HT_NOWHERE: nothing yet.
-EP_DEV unsigned readRemoteSlot(const ep_ht_group_t &g, int by, int token,
-                               unsigned long long number) {
-  const uint4 q = loadSys(remoteSlotAt(g, g.rank, by, token >> 1, number));
+// What the receiver has announced of an own token's first row; HT_NOWHERE: nothing yet.
+EP_DEV unsigned readRemoteRow(const ep_ht_group_t &g, int by, int token,
+                              unsigned long long number) {
+  const uint4 q = loadSys(remoteRowAt(g, g.rank, by, token >> 1, number));
   return !isFlagged(q, number) ? HT_NOWHERE : token & 1 ? q.y : q.x;
 }
-static __device__ __noinline__ unsigned waitForSlot(const ep_ht_group_t &g, int by, int token,
-                                                    unsigned long long number) {
+static __device__ __noinline__ unsigned waitForRow(const ep_ht_group_t &g, int by, int token,
+                                                   unsigned long long number) {
   const Awaited w = {EP_HT_KIND_DISPATCH, EP_WAIT_ROUTING, by, 0, token};
   unsigned long long both = ~0ull;
-  waitFlagged(g, remoteSlotAt(g, g.rank, by, token >> 1, number), number, w, both);
+  waitFlagged(g, remoteRowAt(g, g.rank, by, token >> 1, number), number, w, both);
   return (unsigned)(both >> (token & 1) * 32);
 }
 

@@ -1,10 +1,10 @@
-// The scatter pipeline: one chunk in, n copies out. Slot of item k is k mod S.
+// The scatter pipeline: one chunk in, n copies out. Stage of item k is k mod S.
 #ifndef TREFOIL_KERNELS_HT_SCATTER_CUH
 #define TREFOIL_KERNELS_HT_SCATTER_CUH
 
 #include "kernels/ht/ht_completion.cuh"
 
-// Up to four items at a time, a lane an item. Items without entries take a slot and load nothing.
+// Up to four items at a time, a lane an item. Items without entries take a stage and load nothing.
 template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int lane) {
   for (int k = 0;;) {
     const int m = __shfl_sync(FULL_WARP, min(4, waitPast(&b.at->head, k)), 0);
@@ -15,12 +15,12 @@ template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int l
       const HtItem &item = b.item(i);
       n = item.n;
       if (n >= 0) {
-        waitPhase(&b.empty[b.slot(i)], b.phase(i) ^ 1);
+        waitPhase(&b.empty[b.stage(i)], b.phase(i) ^ 1);
         if (P::FENCE) proxyFence();
         if (n > 0)
-          p.load(item, sharedAddress(b.place(i)), &b.full[b.slot(i)]);
+          p.load(item, sharedAddress(b.stageAt(i)), &b.full[b.stage(i)]);
         else
-          barrierArrive(&b.full[b.slot(i)], 1);
+          barrierArrive(&b.full[b.stage(i)], 1);
       }
     }
     const bool over = __any_sync(FULL_WARP, n < 0);
@@ -33,7 +33,7 @@ template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int l
   }
 }
 
-// Up to four items at a time, eight lanes an item; one group of bulk stores a step. A slot is given back
+// Up to four items at a time, eight lanes an item; one group of bulk stores a step. A stage is given back
 // READ steps later, when its group has been read; with nothing to do at once, since items to come may need
 // it. A sender publishes LAG steps later that a group is written. More of them keep flags back: with small
 // FIFOs 8 steps take 20 % longer, 16 steps 70 %. With nothing to do all are finished, as the credits
@@ -41,13 +41,13 @@ template <class P> EP_DEV void scatterLoader(const HtBlock &b, const P &p, int l
 template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int lane) {
   constexpr int LAG = 2, READ = 1;
   const int i = lane >> 3;
-  int k = 0, back = 0, end[LAG] = {}; // items stored, slots given back, k before the last steps
+  int k = 0, back = 0, end[LAG] = {}; // items stored, stages given back, k before the last steps
   const auto giveBack = [&](int until) {
-    if (back + lane < until) barrierArrive(&b.empty[b.slot(back + lane)], 1);
+    if (back + lane < until) barrierArrive(&b.empty[b.stage(back + lane)], 1);
     back = until;
   };
   for (;;) {
-    // The description of k must be there before its slot's phase may be asked for.
+    // The description of k must be there before its stage's phase may be asked for.
     HtWatchdog deadline;
     int there = 0, idle = 0;
     bool over = false;
@@ -57,7 +57,7 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
       const int u = k + i;
       const bool isEnd = u < head && b.item(u).n < 0;
       const bool ready =
-          u < issued && u < head && !isEnd && barrierTest(&b.full[b.slot(u)], b.phase(u));
+          u < issued && u < head && !isEnd && barrierTest(&b.full[b.stage(u)], b.phase(u));
       const unsigned notReady = ~__ballot_sync(FULL_WARP, ready);
       there = notReady ? (__ffs(notReady) - 1) >> 3 : 4;
       over = __shfl_sync(FULL_WARP, isEnd, 0);
@@ -81,9 +81,9 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
     if (i < there) {
       const HtItem &item = b.item(u);
       for (int j = lane & 7; j < item.n; j += 8) {
-        p.store(item, b.entries(u)[j], sharedAddress(b.place(u)));
+        p.store(item, b.entries(u)[j], sharedAddress(b.stageAt(u)));
       }
-      if (p.hasScales()) p.storeSideData(item, b.entries(u), b.place(u), lane & 7);
+      if (p.hasScales()) p.storeSideData(item, b.entries(u), b.stageAt(u), lane & 7);
     }
 #pragma unroll
     for (int j = LAG - 1; j > 0; j--) end[j] = end[j - 1];
@@ -124,6 +124,6 @@ EP_DEV void scatterPipe(const HtBlock &b, const P &p, const HtShape &shape, unsi
       completionWarp(b, p, lane);
   }
 }
-constexpr int HT_SCATTER_READERS = 1; // of a slot: the storer
+constexpr int HT_SCATTER_READERS = 1; // of a stage: the storer
 
 #endif

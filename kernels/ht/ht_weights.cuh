@@ -1,6 +1,6 @@
 // Weights and ids of a dispatch in the caller's outputs, and, of pairs that push (ht_push.cuh), their way
 // there: flagged words of two weights, sent by warps that do nothing else
-// as soon as the peers have announced, and placed by the receiver's while rows are still under way.
+// as soon as the peers have announced, and written by the receiver's while rows are still under way.
 #ifndef TREFOIL_KERNELS_HT_WEIGHTS_CUH
 #define TREFOIL_KERNELS_HT_WEIGHTS_CUH
 
@@ -9,7 +9,7 @@
 // Flat: what an entry of row `row` says.
 EP_DEV void giveFlat(const HtDispatchArgs &a, long long row, int entry, float weight) {
   const ep_ht_group_t &g = a.op.group;
-  const long long at = row * a.op.handle.numTopk + placeOf(entry);
+  const long long at = row * a.op.handle.numTopk + columnOf(entry);
   const int expert = expertOf(entry);
   a.op.outWeights[at] = expert >= 0 ? weight : 0.0f;
   a.op.outIdx[at] = expert >= 0 ? (a.op.globalIds ? g.rank * g.numLocal : 0) + expert : -1;
@@ -26,6 +26,15 @@ EP_DEV void clearTail(const HtDispatchArgs &a, const HtTables &t, long long i, l
     o.outWeights[i] = 0.0f;
     if (!o.handle.expertMajor) o.outIdx[i] = -1;
   }
+}
+
+// One thread, if the rank is trapped by maxRecv (any other trap is reported by the caller).
+EP_DEV void recordTrap(const ep_ht_group_t &g, const HtTables &t) {
+  volatile ep_ht_status_t *status = g.status;
+  if (!status || t.head->trapped != 1) return;
+  status->neededRows = t.head->rowTotal;
+  __threadfence_system();
+  status->traps = status->traps + 1;
 }
 
 // Weights 2 j and 2 j + 1 of a token of rank `from`.
@@ -93,7 +102,7 @@ struct HtWeights {
     d.word = d.source == g.rank ? packFlagged(ownWeights(a, d.token, d.j), number)
                                 : loadSys(weightsAt(g, g.rank, d.source, d.token, d.j));
   }
-  EP_DEV bool place(const Due &d) const {
+  EP_DEV bool write(const Due &d) const {
     const ep_ht_group_t &g = a.op.group;
     if (d.index < 0) return true;
     unsigned long long both = flaggedData(d.word);
@@ -125,7 +134,7 @@ struct HtWeights {
       for (int u = 0; u < 4; u++) look(d[u]);
 #pragma unroll
       for (int u = 0; u < 4; u++) {
-        if (!place(d[u])) return;
+        if (!write(d[u])) return;
       }
     }
   }

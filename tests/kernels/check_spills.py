@@ -22,6 +22,7 @@ ALLOWED = {
     "DispatchTraitsILb1E": 96,  # the generic path: eight blocks of entries a lane
     "combineKernelIL4Elem": 128,  # warps of 20 and more need more registers than there are
     "partialKernelIL4Elem": 96,
+    "farHtCombineKernelI7GinWire": 160,  # 18 warps, with the poster in it
 }
 ENTRY = re.compile(r"Compiling entry function '(\S+)'")
 SPILL = re.compile(r"(\d+) bytes spill stores")

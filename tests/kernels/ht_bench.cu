@@ -7,7 +7,7 @@
 // Stages (default goals):
 //   goals    Update, dispatch and combine, both layouts, with the SMs of the goals and some others
 //   sweep    both operations and layouts by 4 to 32 SMs, and more
-//   feeders  the same with the SMs of the goals, by how many blocks send first
+//   senders  the same with the SMs of the goals, by how many blocks send first
 //   window   dispatch into windows, the caller's E4M3 rows too, and flat combine out of windows
 //   fp8      dispatch of the caller's E4M3 rows with f32 scales, a scale for 128
 //   backward the same of gradients, with those of the weights
@@ -94,7 +94,7 @@ void layout(Rows &rows, Beside &beside, Ranks &w, const Options &o, bool expertM
   if (ready(rows, work, w, shapeOf(o, expertMajor, false), UNIFORM, 2)) {
     if (o.has("goals")) goals(rows, work);
     if (o.has("sweep")) sweep(rows, work);
-    if (o.has("feeders")) senders(rows, work);
+    if (o.has("senders")) senders(rows, work);
     for (int combine = 0; o.has("beside") && combine < 2; combine++)
       beside.measure(work, combine, GOALS[expertMajor][combine]);
   }
@@ -232,7 +232,7 @@ int main(int argc, char **argv) {
   if (o.has("beside")) beside.open(rows);
   for (const bool expertMajor : {false, true}) {
     if (!o.wants(expertMajor)) continue;
-    if (o.has("goals") || o.has("sweep") || o.has("feeders") || o.has("beside"))
+    if (o.has("goals") || o.has("sweep") || o.has("senders") || o.has("beside"))
       layout(rows, beside, w, o, expertMajor);
     if (o.has("window")) window(rows, w, o, expertMajor);
     if (o.has("backward")) backward(rows, w, o, expertMajor);

@@ -213,7 +213,7 @@ void Beside::measure(const Work &work, bool combine, const Sms &n) {
     rows->next();
     fprintf(rows->json,
             "{\"operation\": \"%s beside\", \"check\": \"ok\", \"load\": \"%s\", \"sms\": %d, "
-            "\"feeders\": %d, \"ranks\": %d, \"tokens\": %d, \"topk\": %d, \"experts\": %d, "
+            "\"senders\": %d, \"ranks\": %d, \"tokens\": %d, \"topk\": %d, \"experts\": %d, "
             "\"hidden\": %d, \"alone_us\": %.2f, \"beside_us\": %.2f, \"product_alone_us\": %.2f, "
             "\"product_beside_us\": %.2f, \"slower\": %.4f, \"product_slower\": %.4f, "
             "\"product_share\": %.4f}",

@@ -4,7 +4,7 @@
 #ifndef TREFOIL_TESTS_KERNELS_HT_CASE_CUH
 #define TREFOIL_TESTS_KERNELS_HT_CASE_CUH
 
-#include "ht_check.cuh"
+#include "ht_domains.cuh"
 
 #include <functional>
 
@@ -29,14 +29,19 @@ std::vector<std::vector<StepRank>> makeSteps(Ranks &w, Rng &rng, const Shape &s,
     HtRank &k = w.ranks[r];
     k.exchange = w.take(r, at.bytes, 0);
     k.control = w.take(r, sizeof control, 0);
-    k.scratch = w.take(r, epHtScratchBytes(&s.config), 0);
+    k.scratch = w.take(
+        r, s.perDomain ? epHtFarScratchBytes(&s.config, s.perDomain) : epHtScratchBytes(&s.config),
+        0);
     k.bytes = (uint64_t *)w.take(r, 16 * s.R, 0);
     k.status = (ep_ht_status_t *)w.take(r, sizeof *k.status, 0);
     CU(cudaMemcpy(k.control, control, sizeof control, cudaMemcpyHostToDevice));
   }
+  htDomains.reset(w, s);
   std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
   std::vector<char *> handles(s.R);
-  for (int r = 0; r < s.R; r++) handles[r] = w.take(r, epHtHandleBytes(&s.config, s.K), POISON);
+  const size_t handleBytes = s.perDomain ? epHtFarHandleBytes(&s.config, s.perDomain, s.K)
+                                         : epHtHandleBytes(&s.config, s.K);
+  for (int r = 0; r < s.R; r++) handles[r] = w.take(r, handleBytes, POISON);
   for (int i = 0; i < s.steps; i++) {
     std::vector<StepRank> &step = steps[i];
     for (int r = 0; r < s.R; r++) {
@@ -62,10 +67,12 @@ std::vector<std::vector<StepRank>> makeSteps(Ranks &w, Rng &rng, const Shape &s,
 
 void printShape(const Shape &s) {
   printf("  R %d E %d K %d N %d %s align %ld maxRecv %ld drop %d zc %d width %d (%d B) scales %d "
-         "combine %d B, ring %d, sms %d, steps %d, windows %d, crowd %d, combines %d\n",
+         "combine %d B, fifo %d, sms %d, steps %d, windows %d, crowd %d, combines %d, domains %d, "
+         "ring %d\n",
          s.R, s.E, s.K, s.N, s.expertMajor ? "expert-major" : "flat", (long)s.alignment,
          (long)s.maxRecv, s.drop, s.zeroCopyOn, s.width, s.tokenBytes(), s.scaleBytes,
-         s.combineBytes(), s.config.fifoSlots, s.numSms, s.steps, s.windows, s.crowd, s.combines);
+         s.combineBytes(), s.config.fifoSlots, s.numSms, s.steps, s.windows, s.crowd, s.combines,
+         s.perDomain, s.ringUnits);
   fflush(stdout);
 }
 
@@ -84,14 +91,14 @@ bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill, const Around 
       CU(cudaSetDevice(w.ranks[r].device));
       cudaStream_t q = w.ranks[r].stream;
       if (s.delays && rng.one(3)) CU(epStart(delayKernel, 1, 1, q, rng.below(300000)));
-      OK(epHtUpdate(&step[r].update, q));
+      htDomains.update(step[r].update, q);
       for (Pass &p : step[r].pass) {
         if (s.delays && rng.one(3)) CU(epStart(delayKernel, 1, 1, q, rng.below(300000)));
-        OK(epHtDispatch(&p.dispatch, q));
+        htDomains.dispatch(p.dispatch, q);
         CU(epStart(copyVectors, 4, 256, q, (uint4 *)p.seen, (const uint4 *)p.dispatch.outTokens,
                    (size_t)(step[r].rows * s.tokenBytes() / 16)));
         if (s.delays && rng.one(3)) CU(epStart(delayKernel, 1, 1, q, rng.below(300000)));
-        for (int n = 0; n < std::max(s.combines, 1); n++) OK(epHtCombine(&p.combine, q));
+        for (int n = 0; n < std::max(s.combines, 1); n++) htDomains.combine(p.combine, q);
       }
     }
   }

@@ -24,11 +24,13 @@ struct Shape {
   int width, scaleBytes, combineWidth, holes;
   int windows; // dispatch outputs and combine inputs lie in windows: 0 on no rank, 1 on all, 2 on some,
                // not always the same
-  int closed;   // 1 + a rank whose tensors never lie in windows; 0: none
-  int combines; // how often each combine is made; 0 as 1
-  int spare;    // rows of the outputs past maxRecv
-  int crowd;    // tokens go to the first experts only, so many; 0: to all
-  bool sowsBad; // unused entries are now and then ids that no expert has
+  int closed;    // 1 + a rank whose tensors never lie in windows; 0: none
+  int combines;  // how often each combine is made; 0 as 1
+  int spare;     // rows of the outputs past maxRecv
+  int perDomain; // ranks of an NVLink domain; 0: all
+  int ringUnits; // of rings between domains; 0: chosen
+  int crowd;     // tokens go to the first experts only, so many; 0: to all
+  bool sowsBad;  // unused entries are now and then ids that no expert has
   int tokenBytes() const { return width * (int)trefoilDtypeBytes(dtype); }
   int combineBytes() const { return combineWidth * (int)trefoilDtypeBytes(combineDtype); }
 };
@@ -133,7 +135,7 @@ trefoil_case_t caseOf(const Shape &s, const std::vector<StepRank> &step,
     topk.push_back(k.topk.data());
   }
   trefoil_case_t c = {};
-  c.routing.shape = trefoil_shape_t{s.R, s.R, s.E, s.K, s.N};
+  c.routing.shape = trefoil_shape_t{s.R, s.perDomain ? s.perDomain : s.R, s.E, s.K, s.N};
   c.routing.numTokens = tokens.data();
   c.routing.topkIdx = topk.data();
   c.mode = s.expertMajor ? TREFOIL_HT_EXPERT_MAJOR : TREFOIL_HT_FLAT;
@@ -151,7 +153,10 @@ trefoil_case_t caseOf(const Shape &s, const std::vector<StepRank> &step,
 
 ep_ht_group_t groupOf(const Ranks &w, const Shape &s, const ep_ht_layout_t &at, int r) {
   ep_ht_group_t g = {};
-  for (int p = 0; p < s.R; p++) g.peers[p] = w.ranks[p].exchange;
+  for (int p = 0; p < s.R; p++) {
+    const bool isFar = s.perDomain && p / s.perDomain != r / s.perDomain;
+    g.peers[p] = isFar ? nullptr : w.ranks[p].exchange;
+  }
   g.at = at;
   g.control = w.ranks[r].control;
   g.scratch = w.ranks[r].scratch;
@@ -219,7 +224,7 @@ void makeRank(Ranks &w, Rng &rng, const Shape &s, const trefoil_case_t &c, StepR
     m.tokens = w.upload(r, p.y);
     m.out = w.take(r, k.B * s.combineBytes(), POISON);
     if (back) {
-      m.slotWeights = w.upload(r, p.slotWeights);
+      m.rowWeights = w.upload(r, p.slotWeights);
       m.outWeights = (float *)w.take(r, k.B * s.K * 4, POISON);
     }
     m.dtype = s.combineDtype;

@@ -1,18 +1,20 @@
 // The high-throughput kernels against the reference, bit for bit, on random shapes.
 //
 //   ht_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--big] [--verbose] [--tokens n]
+//             [--domains n]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. A case draws a shape and a number of
 // steps; each step is Update, dispatch, combine, dispatch and combine of gradients, with new routing and new
 // data, all launched back to back without the host waiting in between, with ranks delayed at random, into
 // poisoned outputs, through FIFOs that wrap often or pushed into windows, on all ranks or some. In some
 // cases there are many experts, everybody sends to the same few, or more comes than maxRecv. --big: few
-// cases of training size. --tokens: no rank has more. A failure prints the command that repeats it.
+// cases of training size. --tokens: no rank has more. --domains: NVLink domains of n ranks, over a network of
+// plain copies, with rings of 1 to 64 units. A failure prints the command that repeats it.
 #include "ht_case.cuh"
 
 namespace {
 
-Shape randomShape(Rng &rng, int R, bool big, int maxTokens) {
+Shape randomShape(Rng &rng, int R, bool big, int maxTokens, int perDomain) {
   Shape s = {};
   s.R = R;
   s.E = big ? R * 16 : rng.one(4) ? 1 + rng.below(R * 3) : R * (1 + rng.below(6));
@@ -86,6 +88,12 @@ Shape randomShape(Rng &rng, int R, bool big, int maxTokens) {
                             (size_t)std::max(s.tokenBytes() + s.scaleBytes, s.combineBytes()) +
                                 16 * rng.below(3),
                             big ? 0 : 1 << rng.below(8)};
+  if (perDomain) {
+    s.perDomain = perDomain;
+    s.ringUnits = big ? 0 : 1 << rng.below(7);
+    s.numSms = std::max(s.numSms, EP_HT_FAR_LEAST_SMS + rng.below(3));
+    s.windows = 0;
+  }
   return s;
 }
 
@@ -98,7 +106,7 @@ void randomStep(Rng &rng, const Shape &s, StepRank &k) {
 
 int main(int argc, char **argv) {
   beforeCuda();
-  int R = 4, cases = 100, only = -1, tokens = INT32_MAX;
+  int R = 4, cases = 100, only = -1, tokens = INT32_MAX, perDomain = 0;
   unsigned long long seed = 1;
   bool gpus = false, big = false, verbose = false;
   for (int i = 1; i < argc; i++) {
@@ -109,6 +117,7 @@ int main(int argc, char **argv) {
     if (o == "--seed") seed = strtoull(next(), nullptr, 10);
     if (o == "--case") only = atoi(next());
     if (o == "--tokens") tokens = atoi(next());
+    if (o == "--domains") perDomain = atoi(next());
     if (o == "--gpus") gpus = true;
     if (o == "--big") big = true;
     if (o == "--verbose") verbose = true;
@@ -125,12 +134,12 @@ int main(int argc, char **argv) {
     if (only >= 0 && i != only) continue;
     Rng rng = {seed * 1000003ull + i};
     ran++;
-    const Shape s = randomShape(rng, R, big, tokens);
+    const Shape s = randomShape(rng, R, big, tokens, perDomain);
     if (verbose) printShape(s);
     if (runCase(w, rng, s, [&](int, int, StepRank &k) { randomStep(rng, s, k); })) continue;
     failed++;
-    printf("FAILED: ht_device --ranks %d%s%s --tokens %d --seed %llu --case %d\n", R,
-           gpus ? " --gpus" : "", big ? " --big" : "", tokens, seed, i);
+    printf("FAILED: ht_device --ranks %d --domains %d%s%s --tokens %d --seed %llu --case %d\n", R,
+           perDomain, gpus ? " --gpus" : "", big ? " --big" : "", tokens, seed, i);
     fflush(stdout);
     if (failed >= 5) break;
   }

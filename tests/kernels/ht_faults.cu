@@ -1,6 +1,6 @@
 // High throughput when a rank does not come, or comes late.
 //
-//   ht_faults [--ranks R] [--gpus]
+//   ht_faults [--ranks R] [--gpus] [--only blocks] [--domains n]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. For each operation, layout and way of
 // being absent: the victim leaves out Update, dispatch or combine. All other ranks must end within the
@@ -8,8 +8,13 @@
 // must return at once; the process lives, and a fresh group on the same GPUs is exact again. And a rank
 // that comes 20 ms late, which is within the limit, costs nothing but time. Nor does one that is ahead:
 // without tokens or experts in use it waits for nobody, and is through with its combines before the others
-// begin theirs.
+// begin theirs. Where blocks of one rank's Update are missing, which its barrier then counts wrongly, that
+// launch ends after twice the limit and names its own rank. --only blocks: this, and ranks that come late.
+// --domains: NVLink domains of n ranks; no windows. A flat combine there may name the rank on the own rail
+// in the victim's domain, which waits for the victim itself.
 #include "ht_case.cuh"
+
+#include "kernels/ht/ht_control.cuh"
 
 #include <chrono>
 
@@ -21,6 +26,8 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+int perDomain; // 0: one domain
+
 Shape shapeOf(int R, bool expertMajor, bool windows) {
   Shape s = {};
   s.R = R;
@@ -30,7 +37,9 @@ Shape shapeOf(int R, bool expertMajor, bool windows) {
   s.N = 12; // all chunks fit the FIFOs: nobody waits for credits
   s.steps = 1;
   s.passes = 1;
-  s.numSms = 3;
+  s.numSms = perDomain ? EP_HT_FAR_LEAST_SMS : 3;
+  s.perDomain = perDomain;
+  s.ringUnits = perDomain ? 64 : 0;
   s.expertMajor = expertMajor;
   s.alignment = 1;
   s.dtype = s.combineDtype = TREFOIL_BF16;
@@ -70,22 +79,27 @@ struct Records {
 
 // All of a step that the rank launches: up to `last` (0 Update, 1 dispatch, 2 combine).
 void launch(StepRank &k, int last, cudaStream_t q) {
-  OK(epHtUpdate(&k.update, q));
-  if (last > 0) OK(epHtDispatch(&k.pass[0].dispatch, q));
-  if (last > 1) OK(epHtCombine(&k.pass[0].combine, q));
+  htDomains.update(k.update, q);
+  if (last > 0) htDomains.dispatch(k.pass[0].dispatch, q);
+  if (last > 1) htDomains.combine(k.pass[0].combine, q);
 }
 
+// Whether rank r may name rank `named` when the victim leaves out operation `what`.
+bool mayName(int r, int named, int victim, int what) {
+  if (named == victim) return true;
+  return perDomain && what == 2 && r / perDomain != victim / perDomain &&
+         named / perDomain == victim / perDomain && named % perDomain == r % perDomain;
+}
+
+// The records of all ranks but the victim.
 bool judge(const Ranks &w, const Records &records, int victim, int what) {
   static const unsigned kinds[] = {EP_HT_KIND_UPDATE, EP_HT_KIND_DISPATCH, EP_HT_KIND_COMBINE};
   bool ok = true;
   for (int r = 0; r < (int)w.ranks.size(); r++) {
     const ep_wait_record_t &n = *records.host[r];
-    if (r == victim) {
-      if (n.failed) printf("  the victim gave up\n"), ok = false;
-      continue;
-    }
-    if (n.failed != 1 || n.state != 2 || n.kind != kinds[what] || n.rank != victim ||
-        n.operation != 1 || n.nowNs - n.sinceNs < LIMIT_NS) {
+    if (r == victim) continue;
+    if (n.failed != 1 || n.state != 2 || n.kind != kinds[what] ||
+        !mayName(r, n.rank, victim, what) || n.operation != 1 || n.nowNs - n.sinceNs < LIMIT_NS) {
       printf("  rank %d: failed %u state %u kind %u rank %d operation %llu after %.3f s\n", r,
              n.failed, n.state, n.kind, n.rank, (unsigned long long)n.operation,
              1e-9 * (double)(n.nowNs - n.sinceNs));
@@ -95,6 +109,17 @@ bool judge(const Ranks &w, const Records &records, int victim, int what) {
   return ok;
 }
 
+void setLimits(std::vector<StepRank> &step, const Records &records) {
+  for (size_t r = 0; r < step.size(); r++) {
+    StepRank &k = step[r];
+    for (ep_ht_group_t *g :
+         {&k.update.group, &k.pass[0].dispatch.group, &k.pass[0].combine.group}) {
+      g->record = records.device[r];
+      g->timeoutNs = LIMIT_NS;
+    }
+  }
+}
+
 // The victim launches what comes before operation `what`, the others everything.
 bool absent(Ranks &w, bool expertMajor, bool windows, bool mixed, int victim, int what) {
   Shape s = shapeOf((int)w.ranks.size(), expertMajor, windows);
@@ -102,14 +127,7 @@ bool absent(Ranks &w, bool expertMajor, bool windows, bool mixed, int victim, in
   Rng rng = {5};
   std::vector<std::vector<StepRank>> steps = makeSteps(w, rng, s, everywhere(s));
   const Records records(w);
-  for (int r = 0; r < s.R; r++) {
-    StepRank &k = steps[0][r];
-    for (ep_ht_group_t *g :
-         {&k.update.group, &k.pass[0].dispatch.group, &k.pass[0].combine.group}) {
-      g->record = records.device[r];
-      g->timeoutNs = LIMIT_NS;
-    }
-  }
+  setLimits(steps[0], records);
   const double start = now();
   for (int r = 0; r < s.R; r++) {
     CU(cudaSetDevice(w.ranks[r].device));
@@ -121,6 +139,7 @@ bool absent(Ranks &w, bool expertMajor, bool windows, bool mixed, int victim, in
   w.sync();
   const double ended = now();
   bool ok = judge(w, records, victim, what);
+  if (records.host[victim]->failed) printf("  the victim gave up\n"), ok = false;
   if (ended - start > 1e-9 * (double)(LIMIT_NS + SLACK_NS))
     printf("  it took %.1f s\n", ended - start), ok = false;
   for (int r = 0; r < s.R; r++) { // a lost group returns at once
@@ -128,8 +147,93 @@ bool absent(Ranks &w, bool expertMajor, bool windows, bool mixed, int victim, in
     if (r != victim) launch(steps[0][r], 2, w.ranks[r].stream);
   }
   w.sync();
-  if (now() - ended > 1e-9 * (double)LIMIT_NS)
+  if (now() - ended > 1e-9 * (double)(perDomain ? 3 * LIMIT_NS / 2 : LIMIT_NS)) // more blocks
     printf("  a lost group waited for another %.2f s\n", now() - ended), ok = false;
+  w.free();
+  return ok;
+}
+
+HtControl controlOf(const HtRank &k) {
+  HtControl c;
+  CU(cudaSetDevice(k.device));
+  CU(cudaMemcpy(&c, k.control, sizeof c, cudaMemcpyDeviceToHost));
+  return c;
+}
+
+void setBarrierCount(const HtRank &k, unsigned count) {
+  CU(cudaSetDevice(k.device));
+  CU(cudaMemcpy(k.control + offsetof(HtControl, barrierCount), &count, sizeof count,
+                cudaMemcpyHostToDevice));
+}
+
+// The record of a rank whose Update, of so many blocks, could not pass its barrier.
+bool isOfBlocks(const ep_wait_record_t &n, int rank, int blocks) {
+  const uint64_t waited = n.nowNs - n.sinceNs;
+  if (n.failed == 1 && n.numGaveUp == 1 && n.state == 2 && n.kind == EP_HT_KIND_UPDATE &&
+      n.phase == EP_WAIT_BLOCKS && n.rank == rank && n.operation == 1 && n.expected == 1 &&
+      n.received == 0 && n.item >= 0 && n.item < blocks && waited > 2 * LIMIT_NS &&
+      waited < 2 * LIMIT_NS + SLACK_NS)
+    return true;
+  printf(
+      "  rank %d: failed %u state %u kind %u phase %u rank %d operation %llu flag %u not %u block "
+      "%lld of %d after %.3f s, %u given up\n",
+      rank, n.failed, n.state, n.kind, n.phase, n.rank, (unsigned long long)n.operation, n.received,
+      n.expected, (long long)n.item, blocks, 1e-9 * (double)waited, n.numGaveUp);
+  return false;
+}
+
+// Every rank's Update has passed, except the victim's.
+bool isUpdated(const Ranks &w, const Shape &s, const std::vector<StepRank> &step, int victim) {
+  bool ok = true;
+  for (int r = 0; r < s.R; r++) {
+    const unsigned long long number = controlOf(w.ranks[r]).numbers[2];
+    ep_ht_head_t head;
+    CU(cudaMemcpy(&head, step[r].update.handle.memory, sizeof head, cudaMemcpyDeviceToHost));
+    if (number == (r != victim) && (r == victim || head.flatTotal == (int64_t)s.R * s.N)) continue;
+    printf("  rank %d: %llu Updates finished, %lld tokens come\n", r, number,
+           (long long)head.flatTotal);
+    ok = false;
+  }
+  return ok;
+}
+
+// The victim's barrier counts blocks that are none, so it is never full. The others' Updates pass, since what
+// they need of the victim is sent before its barrier; their dispatches wait for it in vain.
+bool blocked(Ranks &w, bool expertMajor, int victim, int blocks) {
+  const Shape s = shapeOf((int)w.ranks.size(), expertMajor, false);
+  Rng rng = {8};
+  std::vector<std::vector<StepRank>> steps = makeSteps(w, rng, s, everywhere(s));
+  const Records records(w);
+  setLimits(steps[0], records);
+  steps[0][victim].update.numSms = blocks;
+  setBarrierCount(w.ranks[victim], 1u << 20);
+  const double start = now();
+  for (int r = 0; r < s.R; r++) {
+    CU(cudaSetDevice(w.ranks[r].device));
+    launch(steps[0][r], 2, w.ranks[r].stream);
+  }
+  w.sync();
+  const double took = now() - start;
+  bool ok = isOfBlocks(*records.host[victim], victim, blocks) & judge(w, records, victim, 1) &
+            isUpdated(w, s, steps[0], victim);
+  if (took > 1e-9 * (double)(2 * LIMIT_NS + SLACK_NS))
+    printf("  it took %.1f s\n", took), ok = false;
+  // The group is lost: a barrier that could be passed again does not bring it back.
+  setBarrierCount(w.ranks[victim], 0);
+  const ep_wait_record_t before = *records.host[victim];
+  const double again = now();
+  CU(cudaSetDevice(w.ranks[victim].device));
+  launch(steps[0][victim], 2, w.ranks[victim].stream);
+  w.sync();
+  if (now() - again > took / 2)
+    printf("  a lost group waited for another %.2f s\n", now() - again), ok = false;
+  const HtControl c = controlOf(w.ranks[victim]);
+  if (c.barrierCount || c.numbers[2] || !c.wait.failed ||
+      memcmp(&before, records.host[victim], sizeof before) != 0) {
+    printf("  a lost group's launch: barrier %u, %llu Updates finished, failed %u, %u given up\n",
+           c.barrierCount, c.numbers[2], c.wait.failed, records.host[victim]->numGaveUp);
+    ok = false;
+  }
   w.free();
   return ok;
 }
@@ -170,11 +274,13 @@ bool ahead(Ranks &w, bool windows, int victim) {
 int main(int argc, char **argv) {
   beforeCuda();
   int R = 4;
-  bool gpus = false;
+  bool gpus = false, onlyBlocks = false;
   for (int i = 1; i < argc; i++) {
     const std::string o = argv[i];
     if (o == "--ranks") R = i + 1 < argc ? atoi(argv[++i]) : 0;
+    if (o == "--domains") perDomain = i + 1 < argc ? atoi(argv[++i]) : 0;
     if (o == "--gpus") gpus = true;
+    if (o == "--only") onlyBlocks = true;
   }
   int devices = 0;
   if (R < 2 || cudaGetDeviceCount(&devices) != cudaSuccess || devices < (gpus ? R : 1)) {
@@ -187,9 +293,15 @@ int main(int argc, char **argv) {
   int failed = 0, ran = 0;
   for (int i = 0; i < 8; i++) {
     const bool em = i & 1, windows = i & 2;
+    if (windows && perDomain) continue;
     const int victim = i & 4 ? R - 1 : 0;
     const char *how = em ? "expert-major" : "flat", *where = windows ? ", windows" : "";
-    for (int what = 0; what < 3; what++) {
+    if (!windows) ran++;
+    if (!windows && !blocked(w, em, victim, victim ? 1 : 3)) {
+      failed++;
+      printf("FAILED: rank %d of %d lacks blocks in Update, %s\n", victim, R, how);
+    }
+    for (int what = 0; what < 3 && !onlyBlocks; what++) {
       for (int mixed = 0; mixed <= windows; mixed++) {
         ran++;
         if (absent(w, em, windows, mixed, victim, what)) continue;
@@ -198,8 +310,9 @@ int main(int argc, char **argv) {
                mixed ? " on all ranks but the next" : "");
       }
     }
-    if (!em) ran++;
-    if (!em && !ahead(w, windows, victim)) {
+    if (onlyBlocks && windows) continue;
+    if (!em && !onlyBlocks) ran++;
+    if (!em && !onlyBlocks && !ahead(w, windows, victim)) {
       failed++;
       printf("FAILED: rank %d of %d is ahead, flat%s\n", victim, R, where);
     }

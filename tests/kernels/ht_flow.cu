@@ -141,7 +141,7 @@ void Run::queue(int round, int pass, int r) {
     c.input.tokens = (const char *)b.received - g.peers[r];
   }
   if (pass == 1) {
-    c.slotWeights = b.slotWeights;
+    c.rowWeights = b.slotWeights;
     c.outWeights = b.outWeights;
   }
   OK(epHtCombine(&c, q));

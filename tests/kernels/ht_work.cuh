@@ -271,7 +271,7 @@ void Rows::print(const Work &work, const std::string &name, const Sms &n, double
   if (!json) return;
   next();
   fprintf(json,
-          "{\"operation\": \"%s\", \"check\": \"ok\", \"sms\": %d, \"feeders\": %d, \"ranks\": %d, "
+          "{\"operation\": \"%s\", \"check\": \"ok\", \"sms\": %d, \"senders\": %d, \"ranks\": %d, "
           "\"tokens\": %d, \"topk\": %d, \"experts\": %d, \"hidden\": %d, \"skew\": %g, "
           "\"kernel_us\": %.2f, \"kernel_p99_us\": %.2f, \"kernel_min_us\": %.2f, "
           "\"kernel_max_us\": %.2f, \"event_us\": %.2f, \"event_p99_us\": %.2f, "

@@ -1,0 +1,438 @@
+// High-throughput combine across NVLink domains: the rank that a token came by sums up its rows of the node,
+// rounds the sum, and returns it over the network; the owner adds its own node's, rounded too, and the rest.
+//
+//   senders    a row, or expert-major the sum of a token's rows here -> the FIFO of the rank that the token
+//              came by
+//   reducers   the rows of a token of the rail's rank in another node -> their sum, a ring unit
+//   receivers  own token: rows of the own node's ranks, units of other nodes -> the sum, nodes ascending
+//   poster     ht_far_poster.cuh
+//
+// What a rank has dropped or was trapped with travels as a flag, and so does a sum of nothing, as a word of
+// its unit. As in dispatch all take work in the order (token, chunk, rank or node).
+#ifndef TREFOIL_KERNELS_HT_FAR_COMBINE_CUH
+#define TREFOIL_KERNELS_HT_FAR_COMBINE_CUH
+
+#include "kernels/ht/ht_combine_roles.cuh"
+#include "kernels/ht/ht_far_poster.cuh"
+
+// A near rank that is not in the flat combine yet.
+template <bool EXPERT_MAJOR> EP_DEV int missingNearInput(const HtFar &far) {
+  if (EXPERT_MAJOR) return -1;
+  const unsigned long long number = loadVolatile(&htControl(far.g).numbers[1]) + 1;
+  return far.missing(number, [&](int r) { return inputAt(far.g, far.g.rank, r); });
+}
+
+template <bool EXPERT_MAJOR> struct FarCombineSender : CombineSender<EXPERT_MAJOR, false> {
+  using Base = CombineSender<EXPERT_MAJOR, false>;
+  const HtFar &far;
+
+  EP_DEV FarCombineSender(const HtCombineArgs &a, const HtTables &t, const HtFar &at)
+      : Base{a,
+             t,
+             htControl(a.op.group).fifos[1].sent,
+             Divisor::of(a.row.numChunks),
+             Divisor::of(a.op.group.numRanks),
+             nullptr},
+        far(at) {}
+
+  EP_DEV int missing() const { return missingNearInput<EXPERT_MAJOR>(far); }
+  EP_DEV long long candidates() const {
+    return (long long)this->t.head->mostTokens * far.g.numRanks * this->a.row.numChunks;
+  }
+  EP_DEV void which(int c, HtItem &item) const {
+    const int R = far.g.numRanks, i = this->byOwners.quotient(c);
+    item.token = this->byChunks.quotient(i);
+    item.chunk = i - item.token * this->a.row.numChunks;
+    const int o = far.g.rank + 1 + c - i * R;
+    item.source = o < R ? o : o - R;
+  }
+  // Flat rows for this rank itself its receivers and reducers read in place.
+  EP_DEV int index(int c) const {
+    HtItem item;
+    which(c, item);
+    if (!EXPERT_MAJOR && far.railOf(item.source) == far.rail) return -1;
+    return this->t.index[(size_t)item.source * far.g.maxTokens + item.token];
+  }
+  EP_DEV HtAhead ahead(int c, int l) const {
+    HtItem item;
+    which(c, item);
+    return HtAhead{index(c), l < this->bound() ? this->load(item, l) : make_int2(-1, 0)};
+  }
+  EP_DEV int begin(int c, int index, HtItem &item) const {
+    which(c, item);
+    item.index = index;
+    const HtLocation u = fifoSlotOf(
+        far.via(item.source),
+        this->sent[item.source] + (unsigned long long)index * this->a.row.numChunks + item.chunk,
+        this->a.fifoBits);
+    item.code = u.code;
+    item.epoch = u.epoch;
+    return this->bound();
+  }
+  EP_DEV HtWatch watchOne(const HtItem &item) const {
+    return HtWatch{creditAt(far.g, 1, far.g.rank, item.source, item.code),
+                   (item.epoch - 1) & 0x7fffffff, fifoRank(item.code)};
+  }
+  EP_DEV HtEntry entry(const HtItem &item, int i, int2 loaded) const {
+    HtEntry e = Base::entry(item, i, loaded);
+    if (!EXPERT_MAJOR) e.watch = watchOne(item);
+    return e;
+  }
+  EP_DEV uint32_t *flagOf(const HtItem &item) const {
+    return flagAt(far.g, 1, fifoRank(item.code), far.streamOf(item.source), item.code);
+  }
+  EP_DEV char *slotAt(const HtItem &item) const {
+    return fifoSlotAt(far.g, 1, fifoRank(item.code), far.streamOf(item.source), item.code);
+  }
+  EP_DEV void isEmpty(const HtItem &item) const {
+    storeRelaxed(flagOf(item), (uint32_t)item.epoch << 1 | 1);
+  }
+  EP_DEV void store(const HtItem &item, uint32_t from) const {
+    bulkStore(slotAt(item), from, chunkBytes(this->a.row, item.chunk));
+  }
+  EP_DEV void store(const HtItem &item, int2, uint32_t from) const { store(item, from); }
+  EP_DEV void give(const HtItem &item, const int2 *, int k,
+                   const typename Base::Metadata &n) const {
+    fifoWeights(far.g, slotAt(item))[k] = n.weight;
+  }
+  EP_DEV void raise(const HtItem &item, const int2 *, int l) const {
+    if (l || item.n <= 0) return;
+    storeRelaxed(flagOf(item), (uint32_t)item.epoch << 1);
+    if (far.g.bytes) {
+      atomicAdd((unsigned long long *)&far.g.bytes[far.g.numRanks + fifoRank(item.code)],
+                (unsigned long long)chunkBytes(this->a.row, item.chunk));
+    }
+  }
+};
+
+// Entry 0 of an item is none: it waits for the ring unit that the sum goes to. The others are rows of near
+// ranks; the rank of a FIFO slot's code is the stream.
+template <bool EXPERT_MAJOR> struct Reducer {
+  static constexpr bool SENDS = true, WATCH_ONE = false, FENCE = true, ZERO_ROW = false;
+  static constexpr bool GATHERS = true;
+  static constexpr int LANES = 4;
+  static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
+  static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;
+  const HtCombineArgs &a;
+  const HtTables &t;
+  const HtFarTables ft;
+  const HtFar &far;
+  const Divisor byChunks, byFar, byLocal;
+
+  EP_DEV Reducer(const HtCombineArgs &args, const HtTables &tables, const HtFar &at)
+      : a(args), t(tables), ft(at.tables(args.op.handle)), far(at),
+        byChunks(Divisor::of(args.row.numChunks)), byFar(Divisor::of(at.num)),
+        byLocal(Divisor::of(at.g.numLocal)) {}
+
+  EP_DEV const ep_ht_group_t &group() const { return far.g; }
+  EP_DEV const HtRow &row() const { return a.row; }
+  EP_DEV int missing() const { return missingNearInput<EXPERT_MAJOR>(far); }
+  EP_DEV long long candidates() const {
+    return (long long)t.head->mostTokens * far.num * a.row.numChunks;
+  }
+  EP_DEV void which(int c, HtItem &item) const { // source: a far node
+    const int i = byFar.quotient(c);
+    item.source = c - i * far.num;
+    item.token = byChunks.quotient(i);
+    item.chunk = i - item.token * a.row.numChunks;
+  }
+  EP_DEV int index(int c) const {
+    HtItem item;
+    which(c, item);
+    return ft.landed[far.at(item.source, item.token)];
+  }
+  EP_DEV HtAhead ahead(int c, int l) const {
+    HtItem item;
+    which(c, item);
+    return HtAhead{ft.landed[far.at(item.source, item.token)], load(item, l)};
+  }
+  EP_DEV int2 load(const HtItem &item, int i) const {
+    if (i == 0 || i > ft.width) return make_int2(-1, 0);
+    return ft.hops[far.at(item.source, item.token) * ft.width + i - 1];
+  }
+  EP_DEV int begin(int c, int index, HtItem &item) const {
+    which(c, item);
+    const HtLocation u = far.unitOf(1, item.source,
+                                    far.c.rings[1][item.source].sent +
+                                        (unsigned long long)index * a.row.numChunks + item.chunk);
+    item.index = index;
+    item.code = u.code;
+    item.epoch = u.epoch;
+    return 1 + ft.width;
+  }
+  EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
+  EP_DEV HtEntry entry(const HtItem &item, int i, int2 hop) const {
+    HtEntry e = {};
+    if (i == 0) {
+      e.location = HtLocation{item.code, item.epoch};
+      e.watch = far.refillOf(1, e.location);
+      return e;
+    }
+    if (hop.x < 0) return e;
+    if (!EXPERT_MAJOR && hop.x == far.g.rank) {
+      const int row = (int)t.head->recvBase[far.railRank(item.source)] + hop.y;
+      e.is = row < t.head->numRows && !t.head->trapped;
+      e.location = HtLocation{HT_OWN, row};
+      return e;
+    }
+    const int stream = far.nodeOf(item.source) * far.per + far.railOf(hop.x);
+    e.is = true;
+    e.location = fifoSlotOf(stream,
+                            htControl(far.g).fifos[1].received[stream] +
+                                (unsigned long long)hop.y * a.row.numChunks + item.chunk,
+                            a.fifoBits);
+    e.watch =
+        HtWatch{flagAt(far.g, 1, far.g.rank, stream, e.location.code), e.location.epoch, hop.x};
+    return e;
+  }
+  EP_DEV void free(int code, int epoch) const {
+    const int stream = fifoRank(code), owner = stream / far.per * far.per + far.rail;
+    storeRelaxed(creditAt(far.g, 1, far.via(stream), owner, code), (uint32_t)epoch << 1);
+  }
+  EP_DEV void isVoid(const HtLocation &u) const { free(u.code, u.epoch); }
+  EP_DEV void isEmpty(const HtItem &item) const {
+    far.note(1, HT_FILLED, HtLocation{item.code, item.epoch}, true);
+  }
+  EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
+    loadChunk(a,
+              e.x == HT_OWN ? chunkAt(a, e.y, item.chunk)
+                            : fifoSlotAt(far.g, 1, far.g.rank, fifoRank(e.x), e.x),
+              item.chunk, to, full);
+  }
+  EP_DEV void store(const HtItem &item, uint32_t from) const {
+    bulkStore(far.unitAt(1, false, item.code), from, chunkBytes(a.row, item.chunk));
+  }
+
+  // Backward: the gradient of each of the token's weights that is known in this node, at its k.
+  struct Metadata {
+    float weight;
+    bool is;
+  };
+  EP_DEV int numMetadata() const { return a.op.rowWeights ? a.op.handle.numTopk : 0; }
+  EP_DEV Metadata take(const HtItem &item, const int2 *entries, int k) const {
+    const int K = a.op.handle.numTopk;
+    Metadata n = {0.0f, !item.chunk && item.n > 0};
+    const int e = n.is ? ft.ids[far.at(item.source, item.token) * K + k] : -1;
+    if (e < 0) return n;
+    const int rank = byLocal.quotient(e), source = far.railRank(item.source);
+    if (!far.isNear(rank)) return n;
+    const int stream = far.nodeOf(item.source) * far.per + far.railOf(rank);
+    for (int i = 0; i < item.n; i++) {
+      const int2 from = entries[i];
+      if (from.x == HT_OWN) {
+        if (rank != far.g.rank) continue;
+        const size_t at = (size_t)source * far.g.maxTokens + item.token;
+        n.weight = weightOfRow(a, t.entries[at * K + k], from.y);
+      } else if (fifoRank(from.x) == stream) {
+        char *slot = fifoSlotAt(far.g, 1, far.g.rank, stream, from.x);
+        n.weight = __ldcv(fifoWeights(far.g, slot) + k);
+      }
+    }
+    return n;
+  }
+  EP_DEV void give(const HtItem &item, const int2 *, int k, const Metadata &n) const {
+    fifoWeights(far.g, far.unitAt(1, false, item.code))[k] = n.weight;
+  }
+  EP_DEV bool flags() const { return true; }
+  EP_DEV void countBytes(int rank, int bytes) const {
+    if (!far.g.bytes) return;
+    atomicAdd((unsigned long long *)&far.g.bytes[far.g.numRanks + rank], (unsigned long long)bytes);
+  }
+  EP_DEV void raise(const HtItem &item, const int2 *entries, int l) const {
+    const int bytes = chunkBytes(a.row, item.chunk);
+    for (int i = l; i < item.n; i += 8) {
+      if (entries[i].x == HT_OWN)
+        countBytes(far.g.rank, bytes);
+      else
+        free(entries[i].x, entries[i].y);
+    }
+    if (l || item.n <= 0) return;
+    far.note(1, HT_FILLED, HtLocation{item.code, item.epoch}, false);
+    countBytes(far.railRank(item.source), bytes);
+  }
+};
+
+// In the producer: of a wait for room in the ring, or for a row.
+template <bool EXPERT_MAJOR>
+EP_DEV void nameCulprit(const Reducer<EXPERT_MAJOR> &p, Awaited &w, unsigned &expected) {
+  p.far.nameCulprit(p.missing(), EP_WAIT_CREDIT, w, expected);
+}
+
+template <bool EXPERT_MAJOR> struct FarCombineReceiver : CombineReceiver<EXPERT_MAJOR, false> {
+  using Base = CombineReceiver<EXPERT_MAJOR, false>;
+  const HtFar &far;
+
+  EP_DEV FarCombineReceiver(const HtCombineArgs &a, const HtTables &t, const HtFar &at,
+                            unsigned long long number)
+      : Base{a,
+             t,
+             htControl(a.op.group).fifos[1].received,
+             Divisor::of(a.row.numChunks),
+             Divisor::of(a.op.group.numLocal),
+             nullptr,
+             number},
+        far(at) {}
+
+  EP_DEV int missing() const { return missingNearInput<EXPERT_MAJOR>(far); }
+  EP_DEV HtEntry entry(const HtItem &item, int i, int2 d) const {
+    if (d.x < HT_RING_PEER) return Base::entry(item, i, d);
+    HtEntry e = {};
+    const int ring = d.x - HT_RING_PEER;
+    e.is = true;
+    e.location = far.unitOf(1, ring,
+                            far.c.rings[1][ring].received +
+                                (unsigned long long)d.y * this->a.row.numChunks + item.chunk);
+    e.watch = far.landingOf(1, e.location);
+    return e;
+  }
+  EP_DEV void isVoid(const HtLocation &u) const {
+    if (isRingUnit(u.code))
+      far.note(1, HT_CONSUMED, u, false);
+    else
+      Base::isVoid(u);
+  }
+  using Base::load;
+  EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
+    if (isRingUnit(e.x))
+      loadChunk(this->a, far.unitAt(1, true, e.x), item.chunk, to, full);
+    else
+      Base::load(item, e, to, full);
+  }
+  EP_DEV void release(const HtItem &item, const int2 *entries) const {
+    Base::release(item, entries);
+    for (int i = 0; i < item.n; i++) {
+      if (!isRingUnit(entries[i].x)) continue;
+      far.note(1, HT_CONSUMED, HtLocation{entries[i].x, entries[i].y}, false);
+    }
+  }
+  EP_DEV typename Base::Metadata take(const HtItem &item, const int2 *entries, int k) const {
+    typename Base::Metadata n = Base::take(item, entries, k);
+    const int K = this->a.op.handle.numTopk;
+    const int e = n.is ? this->t.ids[(size_t)item.token * K + k] : -1;
+    if (e < 0) return n;
+    const int rank = this->byLocal.quotient(e);
+    if (far.isNear(rank)) return n;
+    for (int i = 0; i < item.n; i++) {
+      const int code = entries[i].x;
+      if (!isRingUnit(code) || far.nodeOf(ringOf(code)) != rank / far.per) continue;
+      n.weight = __ldcv(fifoWeights(far.g, far.unitAt(1, true, code)) + k);
+    }
+    return n;
+  }
+};
+
+// As reducer (ht_gather.cuh), with one more level: the entries of the own node, which stand side by side,
+// are summed and rounded first, and that is one term.
+template <Elem T, class P> EP_DEV void nodeReducer(const HtBlock &b, const P &p, int lane) {
+  constexpr int APART = HT_REDUCE_WARPS * 32 * 16, V = HT_REDUCE_VECTORS;
+  const int warp = (threadIdx.x >> 5) - 4, group = warp / HT_REDUCE_WARPS;
+  const int at = (warp % HT_REDUCE_WARPS * 32 + lane) * 16;
+  for (int k = group;; k += HT_REDUCE_GROUPS) {
+    if (!waitItem(b, k)) return;
+    const int n = b.item(k).n, bytes = chunkBytes(p.row(), b.item(k).chunk);
+    const int chunks = chunksOf<P>(n), first = b.item(k).first;
+    const int2 *entries = b.entries(k);
+    Sum<T> sum[V], ofNode[V];
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+      sum[j].clear();
+      ofNode[j].clear();
+    }
+    for (int i = 0; i < chunks; i++) {
+      const int c = first + i;
+      if (lane == 0) {
+        waitPast(&b.at->issued, c);
+        waitPhase(&b.full[b.stage(c)], b.phase(c));
+      }
+      __syncwarp();
+      if (n > 1) {
+        const bool isOwn = !isRingUnit(entries[i].x);
+        const bool ends = isOwn && (i + 1 == n || isRingUnit(entries[i + 1].x));
+        const char *part = b.stageAt(c) + at;
+#pragma unroll
+        for (int j = 0; j < V; j++) {
+          if (at + j * APART >= bytes) continue;
+          const uint4 v = *(const uint4 *)(part + j * APART);
+          if (!isOwn) {
+            sum[j].add(v);
+            continue;
+          }
+          ofNode[j].add(v);
+          if (ends) sum[j].add(ofNode[j].round());
+        }
+      }
+      __syncwarp();
+      if (lane == 0 && i < chunks - 1) barrierArrive(&b.empty[b.stage(c)], 1);
+    }
+    if (n != 1) {
+      char *part = b.stageAt(first + chunks - 1) + at;
+#pragma unroll
+      for (int j = 0; j < V; j++) {
+        if (at + j * APART < bytes)
+          *(uint4 *)(part + j * APART) = n ? sum[j].round() : make_uint4(0, 0, 0, 0);
+      }
+      proxyFenceShared();
+    }
+    __syncwarp();
+    if (lane == 0) barrierArrive(b.isDone(k), 1);
+  }
+}
+
+// As gatherPipe. All threads.
+template <Elem T, class P>
+EP_DEV void nodeGatherPipe(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work) {
+  const int lane = threadIdx.x & 31, role = threadIdx.x >> 5;
+  if (role == 0) scheduler(b, p, shape, work, lane);
+  if (role == 1) gatherLoader(b, p, lane);
+  if (role == 2) gatherStorer(b, p, lane);
+  if (role == 3) completionWarp(b, p, lane);
+  if (role >= 4) nodeReducer<T>(b, p, lane);
+}
+
+// All threads of a launch's blocks, of which the last is the poster.
+template <class Network, Elem T, bool EXPERT_MAJOR>
+EP_DEV void runFarCombine(const HtCombineArgs &a, const HtFarArgs &f, char *shared) {
+  const ep_ht_group_t &g = a.op.group;
+  const uint64_t began = g.stamps && threadIdx.x == 0 ? clockNs() : 0;
+  HtControl &c = htControl(g);
+  if (loadVolatile(&c.wait.failed)) return;
+  const HtTables t = htTables(g, a.op.handle);
+  const HtFar far(g, f);
+  const HtFarTables ft = far.tables(a.op.handle);
+  const unsigned long long number = loadVolatile(&c.numbers[1]) + 1;
+  const int block = blockIdx.x, numBlocks = gridDim.x - 1;
+  if (!EXPERT_MAJOR && block == 0 && threadIdx.x >> 5 == 3) {
+    for (int l = threadIdx.x & 31; l < far.per; l += 32) {
+      storeSys(inputAt(g, far.near(l), g.rank), packFlagged(0, number));
+    }
+  }
+  if (block == numBlocks) {
+    Poster<Network>(far, EP_HT_KIND_COMBINE, (HtPosted *)shared).run(ft, a.row.numChunks);
+  } else {
+    const bool sends = block < f.split, reduces = block < f.endMiddle;
+    if (sends) {
+      const HtBlock b = blockOf(shared, a.sender, a.room, a.stageStride);
+      const FarCombineSender<EXPERT_MAJOR> sender(a, t, far);
+      arm(b, EXPERT_MAJOR ? HT_GATHER_READERS : HT_SCATTER_READERS, HT_REDUCE_WARPS, false);
+      if constexpr (EXPERT_MAJOR)
+        gatherPipe<T>(b, sender, a.sender, &c.work[1][0]);
+      else
+        scatterPipe(b, sender, a.sender, &c.work[1][0]);
+    }
+    if (reduces) {
+      const HtBlock b = blockOf(shared, f.middle, a.room, a.stageStride);
+      arm(b, HT_GATHER_READERS, HT_REDUCE_WARPS, sends);
+      gatherPipe<T>(b, Reducer<EXPERT_MAJOR>(a, t, far), f.middle, &far.c.work[1]);
+    }
+    const HtBlock b = blockOf(shared, a.receiver, a.room, a.stageStride);
+    arm(b, HT_GATHER_READERS, HT_REDUCE_WARPS, reduces);
+    nodeGatherPipe<T>(b, FarCombineReceiver<EXPERT_MAJOR>(a, t, far, number), a.receiver,
+                      &c.work[1][1]);
+  }
+  leave<true>(
+      g, t, a.row.numChunks, began,
+      [&](int r) { return EXPERT_MAJOR || far.railOf(r) != far.rail; },
+      [&] { far.countUnits(1, ft, a.row.numChunks); });
+}
+
+#endif
