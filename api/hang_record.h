@@ -81,6 +81,8 @@ static inline const char *epHangPhase(uint32_t phase) {
     return "room in its FIFO";
   case EP_WAIT_BLOCKS:
     return "own other blocks, which do not run";
+  case EP_WAIT_POST:
+    return "network to take puts to it";
   default:
     return "answer";
   }

@@ -4,6 +4,16 @@
 
 #include "api/object.h"
 
+/* No part of a capture that the thread is in, and no harm to it. */
+static cudaError_t takeDevice(const ncclEpAllocConfig_t *a, void **out, size_t bytes) {
+  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+  if (error != cudaSuccess) return error;
+  error = a->alloc_fn ? a->alloc_fn(out, bytes, a->context) : cudaMalloc(out, bytes);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  return error;
+}
+
 /* On the communicator's device, whichever is current in the caller. */
 static trefoil_result_t allocDevice(ncclEpGroup_t g, const ep_buffer_t *b, void **out) {
   const ncclEpAllocConfig_t *a = &g->config.alloc;
@@ -12,8 +22,7 @@ static trefoil_result_t allocDevice(ncclEpGroup_t g, const ep_buffer_t *b, void 
   EP_CHECK(ncclCommCuDevice(g->comm, &own) == ncclSuccess &&
                cudaGetDevice(&before) == cudaSuccess && cudaSetDevice(own) == cudaSuccess,
            TREFOIL_SYSTEM_ERROR, "%s: the communicator's device cannot be used", b->name);
-  cudaError_t error =
-      a->alloc_fn ? a->alloc_fn(&p, b->bytes, a->context) : cudaMalloc(&p, b->bytes);
+  cudaError_t error = takeDevice(a, &p, b->bytes);
   cudaSetDevice(before);
   EP_CHECK(error == cudaSuccess && p, TREFOIL_SYSTEM_ERROR, "%s: %zu bytes of device memory: %s%s",
            b->name, b->bytes, a->alloc_fn ? "config.alloc.alloc_fn: " : "",

@@ -26,13 +26,13 @@ static void showProgress(void *context, const ep_check_status_t *s) {
 
 /* The command that does the same again, but for the number of the case. */
 static void replayCommand(const cli_check_t *v, char *text, size_t bytes) {
-  const char *const strings[][2] = {{"modes", v->modes},
-                                    {"ranks", v->ranks},
-                                    {"level", v->level},
-                                    {"profile", v->profile},
-                                    {"library", v->library.library},
-                                    {"nccl", v->library.nccl},
-                                    {"cuda", v->library.cuda}};
+  char perNode[16];
+  snprintf(perNode, sizeof perNode, "%d", v->ranksPerNode);
+  const char *const strings[][2] = {
+      {"modes", v->modes},       {"ranks-per-node", v->ranksPerNode ? perNode : NULL},
+      {"ranks", v->ranks},       {"level", v->level},
+      {"profile", v->profile},   {"library", v->library.library},
+      {"nccl", v->library.nccl}, {"cuda", v->library.cuda}};
   size_t n = (size_t)snprintf(text, bytes, "trefoil check --seed %lld", v->seed);
   for (size_t i = 0; i < sizeof strings / sizeof *strings && n < bytes; i++)
     if (strings[i][1])
@@ -109,10 +109,12 @@ int cliCheckRandom(const cli_check_t *v) {
     return cliUsage("check", "--level %s: expected strict or order-free", v->level);
   o.choice.orderFree = v->level && !strcmp(v->level, "order-free") ? EP_OPEN_LL_ROWS : 0;
   o.choice.gpuSubset = v->gpuCases || v->library.gpu;
+  o.choice.ranksPerNode = v->ranksPerNode;
   if (o.choice.gpuSubset && getenv("NCCL_LSA_TEAM_SIZE"))
-    return cliUsage("check",
-                    "NCCL_LSA_TEAM_SIZE is set, but random cases on GPUs stay in one NVLink "
-                    "domain and would ignore it: unset it");
+    return cliUsage("check", "NCCL_LSA_TEAM_SIZE is set, but random cases on GPUs ignore it: unset "
+                             "it, and say --ranks-per-node");
+  if (v->ranksPerNode && v->profile)
+    return cliUsage("check", "--ranks-per-node does not go with --profile");
   ep_profile_t profile;
   if (v->profile && cliProfileLoad(&profile, v->profile) != TREFOIL_OK)
     return cliUsage("check", "--profile: %s", trefoilLastError());
@@ -203,7 +205,10 @@ int cmdCheck(int argc, char **argv) {
       {"topk", 0, POPT_ARG_INT, &v.topk, CLI_POSITIVE, "top-k", "K"},
       {"tokens", 0, POPT_ARG_LONGLONG, &v.tokens, CLI_POSITIVE,
        "tokens a rank (default: 128 in LL, 4096 in HT)", "N"},
-      {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, CLI_POSITIVE, "pretended nodes", "G"},
+      {"ranks-per-node", 0, POPT_ARG_INT, &v.ranksPerNode, CLI_POSITIVE,
+       "pretended nodes of G ranks (random cases: of its common divisor with the ranks; default: "
+       "any)",
+       "G"},
       CLI_COMMON_OPTIONS(&v.json)};
   const cli_args_t args = {
       "check", NULL,
@@ -222,7 +227,5 @@ int cmdCheck(int argc, char **argv) {
     return cliUsage("check", "--cases 0: nothing would be checked");
   if (v.jobs > EP_MAX_JOBS)
     return cliUsage("check", "--jobs %d: expected 1 to %d", v.jobs, EP_MAX_JOBS);
-  if (v.ranksPerNode)
-    return cliUsage("check", "--ranks-per-node goes with a real shape (--moe or --hidden)");
   return cliCheckRandom(&v);
 }

@@ -69,15 +69,8 @@ static int checkHtLimits(const ep_group_limits_t *g, ep_verdict_t *out) {
 }
 
 /* What the kernels take (kernels/ll/ll.h, kernels/ht/ht.h). */
-static int checkGpuLimits(const ep_group_limits_t *g, int numRanks, int ranksPerNode,
-                          ep_verdict_t *out) {
+static int checkGpuLimits(const ep_group_limits_t *g, int numRanks, ep_verdict_t *out) {
   if (!inRange(out, "num_ranks", (unsigned)numRanks, 1, EP_LL_GPU_MAX_RANKS)) return 0;
-  if (numRanks != ranksPerNode) {
-    return refuse(out, TREFOIL_INVALID_USAGE, "ranks_per_node", (unsigned)numRanks,
-                  "ranks_per_node is %d of %d ranks: the GPU library needs all ranks in one NVLink "
-                  "domain (one LSA team of NCCL)",
-                  ranksPerNode, numRanks);
-  }
   unsigned mostTokens = EP_LL_GPU_MAX_TOKENS;
   if (g->maxTokens > mostTokens && g->algorithm == 1 && g->maxRecv && g->maxRecv < mostTokens) {
     mostTokens = g->maxRecv; /* the nearest legal value, with this max_recv */
@@ -111,7 +104,7 @@ int epCheckGroupLimits(const ep_group_limits_t *g, int numRanks, int ranksPerNod
   }
   if (!inRange(out, "zero_copy", g->zeroCopy, 0, 2)) return 0;
   if (!inRange(out, "overflow_policy", g->overflowPolicy, 0, 2)) return 0;
-  if (g->backend == EP_BACKEND_GPU) return checkGpuLimits(g, numRanks, ranksPerNode, out);
+  if (g->backend == EP_BACKEND_GPU) return checkGpuLimits(g, numRanks, out);
   return g->algorithm == 0 || checkHtLimits(g, out);
 }
 

@@ -68,6 +68,9 @@ typedef enum ep_buffer_id {
   /* GPU only */
   EP_BUFFER_EXCHANGE, /* group, shared: what peers store into (kernels/ll/ll.h) */
   EP_BUFFER_RECORD,   /* group, host: what waits tell, mapped to the device */
+  EP_BUFFER_MESSAGES, /* group, shared, behind exchange: what the network takes and brings (relay.h) */
+  EP_BUFFER_MIRRORS, /* group, device: what is stored for far ranks */
+  EP_BUFFER_RELAY,   /* group, device: control memory of the relay */
   EP_NUM_BUFFERS
 } ep_buffer_id_t;
 

@@ -38,8 +38,9 @@ typedef struct ep_check_choice {
   unsigned modes; /* bit per trefoil_mode_t */
   int minRanks, maxRanks;
   unsigned orderFree; /* EP_OPEN_...: only what can be compared so; 0: strict */
-  int gpuSubset; /* only what runs on GPUs of one NVLink domain: no pretended nodes, tokens and scales in
-                    whole and aligned 16 bytes, no FP4; larger top-k and more experts instead */
+  int gpuSubset; /* only what runs on GPUs: one NVLink domain unless ranksPerNode says more, tokens and
+                    scales in whole and aligned 16 bytes, no FP4; larger top-k and more experts instead */
+  int ranksPerNode; /* 0: drawn; else nodes of the greatest common divisor with the ranks */
   const ep_profile_t *profile;  /* NULL, or what the library takes: only that is drawn */
   const ep_check_cell_t *cells; /* NULL, or [numCells]: batch b is one of cell b % numCells */
   int numCells;

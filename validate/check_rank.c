@@ -196,6 +196,17 @@ static void comeLate(const ep_check_rank_t *rank, const ep_check_case_t *c) {
   nanosleep(&pause, NULL);
 }
 
+/* After all that is queued: a copy from or to pageable memory would wait for it inside the driver, which then
+ * lets no other thread of the process in, and a network's copies neither. */
+static trefoil_result_t copyImage(ep_check_rank_t *rank, void *to, const void *from, size_t bytes,
+                                  enum cudaMemcpyKind kind) {
+  rank->doing = "cudaStreamSynchronize";
+  EP_TRY_CUDA(rank, rank->lib->cudaStreamSynchronize(rank->stream));
+  rank->doing = "cudaMemcpyAsync";
+  EP_TRY_CUDA(rank, rank->lib->cudaMemcpyAsync(to, from, bytes, kind, rank->stream));
+  return TREFOIL_OK;
+}
+
 trefoil_result_t epRankRun(ep_check_rank_t *rank, const ep_check_case_t *c, uint8_t *const *initial,
                            uint8_t *const *result) {
   const ep_library_t *lib = rank->lib;
@@ -203,18 +214,14 @@ trefoil_result_t epRankRun(ep_check_rank_t *rank, const ep_check_case_t *c, uint
   comeLate(rank, c);
   if (c->captured) EP_TRY(capture(rank, c, &exec));
   for (int round = 0; round < c->numRounds; round++) {
-    rank->doing = "cudaMemcpyAsync";
-    EP_TRY_CUDA(rank, lib->cudaMemcpyAsync(rank->image, initial[round], c->usedBytes,
-                                           cudaMemcpyHostToDevice, rank->stream));
+    EP_TRY(copyImage(rank, rank->image, initial[round], c->usedBytes, cudaMemcpyHostToDevice));
     if (exec) {
       rank->doing = "cudaGraphLaunch";
       EP_TRY_CUDA(rank, lib->cudaGraphLaunch(exec, rank->stream));
     } else {
       EP_TRY(runScript(rank, c));
     }
-    rank->doing = "cudaMemcpyAsync";
-    EP_TRY_CUDA(rank, lib->cudaMemcpyAsync(result[round], rank->image, c->usedBytes,
-                                           cudaMemcpyDeviceToHost, rank->stream));
+    EP_TRY(copyImage(rank, result[round], rank->image, c->usedBytes, cudaMemcpyDeviceToHost));
   }
   if (rank->place) atomic_store(&rank->place->op, c->numOps);
   rank->doing = "cudaStreamSynchronize";

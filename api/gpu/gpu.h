@@ -21,8 +21,8 @@
 #include "api/gpu/gpu_sizing.h"
 #include "api/hang_record.h"
 #include "api/object.h"
-#include "kernels/ht/ht.h"
-#include "kernels/ll/ll.h"
+#include "kernels/ht/ht_far.h"
+#include "kernels/ll/relay.h"
 
 #define EP_GPU_HT_SMS 32 /* blocks of a high-throughput dispatch or combine by default */
 
@@ -42,9 +42,10 @@ typedef struct ep_gpu_op {
 typedef struct ep_gpu_arena {
   ep_sizing_config_t config;
   ep_buffer_t exchange, scratchBuffer;
-  char *memory;
+  ep_buffer_t messages, mirrorBuffer; /* several domains, gpu_far.c; else of 0 bytes */
+  char *memory;                       /* exchange, then messages */
   ncclWindow_t window;
-  void *scratch;
+  void *scratch, *mirrors;
 } ep_gpu_arena_t;
 #define EP_GPU_MAX_ARENAS 4
 
@@ -62,18 +63,21 @@ typedef struct ep_gpu_times {
 
 struct ep_rendezvous;
 struct ep_gpu_hang;
+struct ep_gpu_far;
 
 typedef struct ep_gpu_group {
   struct ncclEpGroup *group;
   int device, R, me;
   uint64_t id; /* the same on all ranks, another for each group of the communicator */
   int multiProcessors, ranksOnGpu; /* of this group, this rank too */
+  int relayBlocks;                 /* of a launch */
   int isHt;
   ep_ll_group_t ll; /* as launches get it; stamps are set per launch. In high throughput only */
   ep_ht_group_t ht; /* what both have: sizes, control, mask, record, peers; and this is passed */
   uint64_t version; /* counts changes of `ll`, from 1 */
   struct ep_rendezvous *rendezvous;
-  char *control; /* EP_GPU_CONTROL_BYTES */
+  struct ep_gpu_far *far; /* NULL: one NVLink domain */
+  char *control;          /* EP_GPU_CONTROL_BYTES */
   ep_wait_record_t *record;
   ep_ht_status_t *status, *statusOnDevice; /* in the same page */
   ep_ht_status_t statusSeen;
@@ -91,6 +95,7 @@ typedef struct ep_gpu_group {
   int hasLast;
   cudaStream_t lastStream;
   unsigned long long lastCapture;
+  cudaStream_t aside;   /* what is no launch: captures do not see it */
   cudaEvent_t tail[2];  /* of launches outside and in captures */
   cudaEvent_t early[2]; /* likewise, for a Complete after an early receive */
   uint64_t numSends;
@@ -141,9 +146,14 @@ trefoil_result_t epGpuSizing(const ep_sizing_config_t *config, ep_sizing_t *out)
 trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode);
 /* 0: the communicator does not tell. */
 uint64_t epGpuCommHash(ncclComm_t comm);
+int epGpuCommDomains(ncclComm_t comm); /* NVLink domains */
+/* Rank 0's bytes to all ranks, by NCCL: waits for all of them, without a limit, so it has a thread of its
+ * own. On the communicator's device, whatever the thread's current one. */
+trefoil_result_t epGpuBroadcast(ncclComm_t comm, void *bytes, size_t n);
 trefoil_result_t epGpuFindWindow(ncclEpGroup_t group, ncclWindow_t window, ep_window_t *out);
-/* Every rank's address of the start of a window of ours. */
-trefoil_result_t epGpuPeers(ncclEpGroup_t group, ncclWindow_t window, int numRanks, char **peers);
+/* Every rank's address of the start of a window of ours; of a far rank its mirror in `mirrors`, as large
+ * as exchange memory, in high throughput NULL. */
+trefoil_result_t epGpuPeers(ncclEpGroup_t group, const ep_gpu_arena_t *a, char **peers);
 /* The same of a window of the caller's; 0: some rank's cannot be reached. */
 int epGpuReaches(ncclWindow_t window, int numRanks, char **peers);
 /* Whether a window of the caller's (NULL: none) lies as far from the exchange memory on every rank, seen
@@ -166,6 +176,27 @@ void epGpuLeave(const ep_gpu_group_t *g, int before);
 /* Collective if the window has to be made. */
 trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing);
 void epGpuArenaFree(ep_gpu_group_t *g, ep_gpu_arena_t *a);
+
+/* ---- gpu_far.c: several NVLink domains ---- */
+/* This rank's part; nothing in one domain. */
+trefoil_result_t epGpuFarOpen(ep_gpu_group_t *g, const ep_sizing_t *sizing,
+                              uint64_t firstOperation);
+void epGpuFarClose(ep_gpu_group_t *g);
+/* Blocks of a launch that the relay takes: 0 in one domain. `most`: that a launch may have. */
+int epGpuFarBlocks(const ep_gpu_group_t *g, int most);
+/* Collective, after a window's registration: the device communicator, once; and its end. */
+trefoil_result_t epGpuFarJoin(ep_gpu_group_t *g);
+void epGpuFarLeave(ep_gpu_group_t *g);
+/* Nothing is under way on any rank: what follows goes through new memory. */
+trefoil_result_t epGpuFarSettle(ep_gpu_group_t *g);
+/* Launches use this window from now on. */
+void epGpuFarUse(ep_gpu_group_t *g, const ep_gpu_arena_t *a);
+/* As epLlPrepare* and epLlLaunch, with a relay in the launch. */
+trefoil_result_t epGpuFarPrepare(ep_gpu_op_t op, unsigned parts, ep_ll_ready_t *out);
+trefoil_result_t epGpuFarLaunch(const ep_gpu_group_t *g, unsigned kind, const ep_ll_ready_t *ready,
+                                cudaStream_t stream);
+/* As epHtUpdate, epHtDispatch, epHtCombine. */
+trefoil_result_t epGpuFarLaunchHt(const ep_gpu_group_t *g, ep_gpu_op_t op, cudaStream_t stream);
 
 /* ---- gpu_handle.c ---- */
 trefoil_result_t epGpuHandleCreate(ncclEpHandle_t handle);
@@ -194,7 +225,8 @@ trefoil_result_t epGpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, 
 /* 0: not capturing. */
 trefoil_result_t epGpuCapture(cudaStream_t stream, unsigned long long *capture);
 /* Launches h's operation after the group's launches before it. Low latency: the operation's group is filled
- * here, if it is needed. parts: EP_LL_BOTH in high throughput. */
+ * here, if it is needed. parts: of EP_LL_SEND and EP_LL_RECV; EP_GPU_WHOLE in high throughput. */
+#define EP_GPU_WHOLE EP_LL_BOTH
 trefoil_result_t epGpuLaunch(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned parts,
                              cudaStream_t stream);
 

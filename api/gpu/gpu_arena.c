@@ -12,16 +12,19 @@
 #include "api/gpu/gpu.h"
 #include "api/gpu/gpu_device.h"
 
+static size_t windowBytes(const ep_gpu_arena_t *a) {
+  return a->exchange.bytes + a->messages.bytes;
+}
+
 void epGpuArenaFree(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
   ncclEpGroup_t group = g->group;
   if (a->window) ncclCommWindowDeregister(group->comm, a->window);
   if (a->memory) {
     ncclMemFree(a->memory);
-    group->allocated[0][EP_MEMORY_SHARED] -= a->exchange.bytes;
+    group->allocated[0][EP_MEMORY_SHARED] -= windowBytes(a);
   }
-  if (a->scratch) {
-    epFreeBuffer(group, &a->scratchBuffer, a->scratch);
-  }
+  if (a->scratch) epFreeBuffer(group, &a->scratchBuffer, a->scratch);
+  if (a->mirrors) epFreeBuffer(group, &a->mirrorBuffer, a->mirrors);
   *a = (ep_gpu_arena_t){0};
 }
 
@@ -31,7 +34,11 @@ static trefoil_result_t allocAlone(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
     EP_TRY(epAllocBuffer(g->group, &a->scratchBuffer, &a->scratch));
     EP_CUDA(cudaMemset(a->scratch, 0, a->scratchBuffer.bytes));
   }
-  size_t bytes = a->exchange.bytes;
+  if (a->mirrorBuffer.bytes) {
+    EP_TRY(epAllocBuffer(g->group, &a->mirrorBuffer, &a->mirrors));
+    EP_CUDA(cudaMemset(a->mirrors, 0, a->mirrorBuffer.bytes));
+  }
+  size_t bytes = windowBytes(a);
   EP_TRY(epGpuNccl(NULL, ncclMemAlloc(&p, bytes), "ncclEpInitHandle: ncclMemAlloc"));
   a->memory = p;
   g->group->allocated[0][EP_MEMORY_SHARED] += bytes;
@@ -42,13 +49,14 @@ static trefoil_result_t allocAlone(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
 
 static trefoil_result_t openTogether(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
   ncclComm_t comm = g->group->comm;
-  size_t bytes = a->exchange.bytes;
+  size_t bytes = windowBytes(a);
   EP_TRY(epGpuNccl(comm, ncclCommWindowRegister(comm, a->memory, bytes, &a->window, 0),
                    "ncclEpInitHandle: ncclCommWindowRegister"));
   EP_CHECK(a->window, TREFOIL_INVALID_USAGE,
            "ncclEpInitHandle: NCCL gave no window: its memory is not peer-accessible "
            "(NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE)");
-  return epGpuPeers(g->group, a->window, g->R, g->ll.peers);
+  EP_TRY(epGpuFarJoin(g));
+  return epGpuPeers(g->group, a, g->ll.peers);
 }
 
 static int needsNew(const ep_gpu_group_t *g, const ep_sizing_t *sizing) {
@@ -73,7 +81,7 @@ static trefoil_result_t compare(const ep_rendezvous_word_t *all, int numRanks) {
 }
 
 static trefoil_result_t meet(ep_gpu_group_t *g, ep_rendezvous_call_t call, int topk) {
-  ep_rendezvous_word_t all[EP_LL_MAX_RANKS], mine = {.call = call, .topk = (uint32_t)topk};
+  ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = call, .topk = (uint32_t)topk};
   mine.groupId = g->id;
   EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
   return compare(all, g->R);
@@ -96,6 +104,16 @@ static void setLayout(ep_gpu_group_t *g, const ep_sizing_config_t *config) {
   }
 }
 
+static trefoil_result_t waitForDevice(void) {
+  cudaError_t error = cudaDeviceSynchronize();
+  EP_CHECK(error != cudaErrorStreamCaptureUnsupported, TREFOIL_INVALID_USAGE,
+           "ncclEpInitHandle: the buffers must grow, which a capture does not allow; make a handle "
+           "with the largest num_topk before it begins");
+  EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "ncclEpInitHandle: %s",
+           cudaGetErrorString(error));
+  return TREFOIL_OK;
+}
+
 trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) {
   if (!needsNew(g, sizing)) return TREFOIL_OK;
   EP_CHECK(g->group->numPending == 0, TREFOIL_INVALID_USAGE,
@@ -113,27 +131,32 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
            "flight use them; make the handle with the largest num_topk first");
   ep_gpu_arena_t a = {.config = sizing->config,
                       .exchange = sizing->buffers[EP_BUFFER_EXCHANGE],
-                      .scratchBuffer = sizing->buffers[EP_BUFFER_SCRATCH]};
-  EP_CUDA(cudaDeviceSynchronize());
+                      .scratchBuffer = sizing->buffers[EP_BUFFER_SCRATCH],
+                      .messages = sizing->buffers[EP_BUFFER_MESSAGES],
+                      .mirrorBuffer = sizing->buffers[EP_BUFFER_MIRRORS]};
+  EP_TRY(waitForDevice());
   trefoil_result_t result = allocAlone(g, &a);
   if (result == TREFOIL_OK) {
     result = meet(g, EP_RENDEZVOUS_INIT_HANDLE, sizing->config.shape.topk);
   }
-  char *before[EP_LL_MAX_RANKS];
+  char *before[EP_KERNEL_MAX_RANKS];
   for (int r = 0; r < g->R; r++) before[r] = g->ll.peers[r];
   if (result == TREFOIL_OK) result = openTogether(g, &a);
   if (result == TREFOIL_OK && g->numArenas) result = epGpuSettle(g->control, g->isHt);
+  if (result == TREFOIL_OK && g->numArenas) result = epGpuFarSettle(g);
   if (result == TREFOIL_OK) {
     result = meet(g, EP_RENDEZVOUS_HANDLE_READY, sizing->config.shape.topk);
   }
   if (result != TREFOIL_OK) {
     for (int r = 0; r < g->R; r++) g->ll.peers[r] = before[r];
+    if (!g->numArenas) epGpuFarLeave(g);
     epGpuArenaFree(g, &a);
     return result;
   }
   dropOld(g);
   g->arenas[g->numArenas++] = a;
   setLayout(g, &a.config);
+  epGpuFarUse(g, &a);
   g->ht.scratch = a.scratch;
   for (int r = 0; r < g->R; r++) g->ht.peers[r] = g->ll.peers[r];
   g->version++;

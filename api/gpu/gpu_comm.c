@@ -1,7 +1,8 @@
-/* Queries of a communicator and its windows. The only file that includes nccl_device.h. */
+/* Queries of a communicator and its windows. */
 #include <nccl.h>
 #include <nccl_device.h>
 #include <string.h>
+#include <time.h>
 
 #include "api/gpu/gpu.h"
 
@@ -62,11 +63,57 @@ trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *r
   return TREFOIL_OK;
 }
 
+/* 0 if it cannot be asked. */
+static int ask(ncclComm_t comm, ncclCommProperties_t *p) {
+  startQuery(p);
+  return versionOf() >= OLDEST_NCCL && ncclCommQueryProperties(comm, p) == ncclSuccess;
+}
+
 uint64_t epGpuCommHash(ncclComm_t comm) {
   ncclCommProperties_t p;
-  if (versionOf() < OLDEST_NCCL) return 0;
-  startQuery(&p);
-  return ncclCommQueryProperties(comm, &p) == ncclSuccess ? p.commHash : 0;
+  return ask(comm, &p) ? p.commHash : 0;
+}
+
+int epGpuCommDomains(ncclComm_t comm) {
+  ncclCommProperties_t p;
+  return !ask(comm, &p) ? 0 : p.nLsaTeams > 1 ? p.nLsaTeams : 1;
+}
+
+/* A communicator that does not block returns before the call is through. */
+static ncclResult_t isThrough(ncclComm_t comm, ncclResult_t result) {
+  while (result == ncclInProgress) {
+    nanosleep(&(struct timespec){0, 1000000}, NULL);
+    if (ncclCommGetAsyncError(comm, &result) != ncclSuccess) return ncclInternalError;
+  }
+  return result;
+}
+
+static trefoil_result_t broadcastOn(ncclComm_t comm, void *device, void *bytes, size_t n,
+                                    cudaStream_t stream) {
+  EP_CUDA(cudaMemcpyAsync(device, bytes, n, cudaMemcpyHostToDevice, stream));
+  EP_TRY(epGpuNccl(comm,
+                   isThrough(comm, ncclBroadcast(device, device, n, ncclInt8, 0, comm, stream)),
+                   "ncclEpCreateGroup: ncclBroadcast"));
+  EP_CUDA(cudaMemcpyAsync(bytes, device, n, cudaMemcpyDeviceToHost, stream));
+  EP_CUDA(cudaStreamSynchronize(stream));
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuBroadcast(ncclComm_t comm, void *bytes, size_t n) {
+  int device;
+  cudaStream_t stream;
+  void *memory = NULL;
+  EP_TRY(epGpuNccl(comm, ncclCommCuDevice(comm, &device), "ncclEpCreateGroup: comm"));
+  EP_CUDA(cudaSetDevice(device));
+  EP_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  trefoil_result_t result =
+      cudaMalloc(&memory, n) == cudaSuccess
+          ? broadcastOn(comm, memory, bytes, n, stream)
+          : epFail(TREFOIL_SYSTEM_ERROR, "ncclEpCreateGroup: no memory for %zu bytes on the GPU",
+                   n);
+  cudaFree(memory);
+  cudaStreamDestroy(stream);
+  return result;
 }
 
 /* NCCL tells a window's address, not its length nor its flags: what lies past its end is the caller's. */
@@ -89,7 +136,7 @@ int epGpuReaches(ncclWindow_t window, int numRanks, char **peers) {
 }
 
 int epGpuIsAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *distance) {
-  char *starts[EP_LL_MAX_RANKS] = {NULL};
+  char *starts[EP_KERNEL_MAX_RANKS] = {NULL};
   if (!window || !epGpuReaches(window, g->R, starts)) return 0;
   *distance = (int64_t)((uintptr_t)starts[g->me] - (uintptr_t)g->ll.peers[g->me]);
   for (int r = 0; r < g->R; r++) {
@@ -98,15 +145,24 @@ int epGpuIsAtOneDistance(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *
   return 1;
 }
 
-trefoil_result_t epGpuPeers(ncclEpGroup_t group, ncclWindow_t window, int numRanks, char **peers) {
-  for (int r = 0; r < numRanks; r++) {
+trefoil_result_t epGpuPeers(ncclEpGroup_t group, const ep_gpu_arena_t *a, char **peers) {
+  int perNode = group->ranksPerNode, me = group->rank;
+  for (int r = 0; r < group->numRanks; r++) {
     void *p = NULL;
-    EP_TRY(epGpuNccl(group->comm, ncclGetPeerDevicePointer(window, 0, r, &p),
+    if (r / perNode != me / perNode && epIsHt(group)) {
+      peers[r] = NULL;
+      continue;
+    }
+    if (r / perNode != me / perNode) {
+      peers[r] = (char *)a->mirrors + (size_t)epLlFarIndex(perNode, me, r) * a->exchange.bytes;
+      continue;
+    }
+    EP_TRY(epGpuNccl(group->comm, ncclGetPeerDevicePointer(a->window, 0, r, &p),
                      "ncclEpInitHandle: ncclGetPeerDevicePointer"));
     EP_CHECK(p, TREFOIL_INVALID_USAGE,
-             "ncclEpInitHandle: rank %d's memory cannot be reached from rank %d; low latency needs "
-             "all ranks in one NVLink domain",
-             r, group->rank);
+             "ncclEpInitHandle: rank %d's memory cannot be reached from rank %d, which is in the "
+             "same NVLink domain by NCCL's properties",
+             r, me);
     peers[r] = p;
   }
   return TREFOIL_OK;

@@ -17,7 +17,7 @@ static trefoil_result_t readBytes(ep_gpu_group_t *g, int kind, uint64_t *bytes, 
                                   cudaStream_t stream) {
   size_t size = (size_t)g->R * sizeof(uint64_t);
   uint64_t *counts = (uint64_t *)(g->control + EP_GPU_BYTES_AT(g->isHt)) + kind * g->R,
-           copy[EP_LL_MAX_RANKS];
+           copy[EP_KERNEL_MAX_RANKS];
   EP_CUDA(cudaMemcpyAsync(copy, counts, size, cudaMemcpyDeviceToHost, stream));
   EP_CUDA(cudaStreamSynchronize(stream));
   if (reset) {
@@ -43,7 +43,7 @@ trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, 
 
 /* ---- times ----------------------------------------------------------------------------------- */
 
-/* High throughput takes two blocks at least: one feeds, one follows. */
+/* High throughput takes two blocks at least: one sends, one receives. */
 static int mostBlocks(const ep_gpu_group_t *g) {
   return g->ll.numSms < 2 ? 2 : g->ll.numSms;
 }

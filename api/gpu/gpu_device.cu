@@ -55,7 +55,7 @@ __global__ void guard(ep_ht_head_t *head, long long rows) {
 
 __global__ void after(ep_ht_head_t *head, long long rows, volatile ep_ht_status_t *status) {
   if (head->trapped != GUARDED) return;
-  status->slots = head->slotTotal;
+  status->neededRows = head->rowTotal;
   status->rows = rows;
   __threadfence_system();
   status->shorts = status->shorts + 1;

@@ -49,8 +49,27 @@ static void chooseSms(ep_gpu_group_t *g) {
   int share = g->multiProcessors / g->ranksOnGpu;
   int sms = share > EP_GPU_MAX_SMS ? EP_GPU_MAX_SMS : share > 1 ? share : 1;
   if (most && (int)most < sms) sms = (int)most;
-  g->ll.numSms = sms;
+  g->relayBlocks = epGpuFarBlocks(g, sms);
+  g->ll.numSms = sms > g->relayBlocks ? sms - g->relayBlocks : 1;
+  sms = g->ll.numSms + g->relayBlocks;
   g->fitsTwice = !g->isHt && 2 * sms <= share; /* an Update needs all its blocks */
+}
+
+/* Blocks of a launch wait for each other across domains. */
+static trefoil_result_t checkSms(const ep_gpu_group_t *g) {
+  if (!g->far) return TREFOIL_OK;
+  int needed = g->isHt ? EP_HT_FAR_LEAST_SMS : 1 + g->relayBlocks;
+  int share = g->multiProcessors / g->ranksOnGpu;
+  EP_CHECK(needed <= share, TREFOIL_INVALID_USAGE,
+           "ncclEpCreateGroup: %s with %d ranks in other NVLink domains takes %d SMs; this "
+           "rank has %d (GPU of %d SMs for %d ranks)",
+           g->isHt ? "high throughput" : "low latency", g->R - g->group->ranksPerNode, needed,
+           share, g->multiProcessors, g->ranksOnGpu);
+  EP_CHECK(!g->isHt || needed <= g->ll.numSms, TREFOIL_INVALID_USAGE,
+           "ncclEpCreateGroup: max_num_sms is %u; high throughput with ranks in other NVLink "
+           "domains takes %d or more",
+           g->group->config.max_num_sms, needed);
+  return TREFOIL_OK;
 }
 
 /* Operations are numbered from 1; tests start near a wrap of the flags (docs/kernels.md). */
@@ -60,10 +79,13 @@ static uint64_t firstOperation(void) {
 }
 
 /* Control memory, kernels, events: everything that one rank can fail at alone. */
-static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
+static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_sizing_t *sizing) {
   ncclEpGroup_t group = g->group;
+  const ep_buffer_t *control = &sizing->buffers[EP_BUFFER_CONTROL];
+  EP_TRY(epGpuFarOpen(g, sizing, firstOperation()));
   chooseSms(g);
-  EP_TRY(g->isHt ? epHtLoad() : epLlLoad());
+  EP_TRY(checkSms(g));
+  EP_TRY(g->isHt ? g->far ? epHtFarLoad() : epHtLoad() : g->far ? epLlFarLoad() : epLlLoad());
   EP_TRY(epGpuLoadSmall());
   void *p;
   EP_TRY(epAllocBuffer(group, control, &p));
@@ -75,8 +97,9 @@ static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
     epLlControlInit(image, firstOperation());
   }
   int *mask = (int *)(image + EP_GPU_MASK_AT(g->isHt));
-  for (int r = 0; r < EP_LL_MAX_RANKS; r++) mask[r] = 1;
+  for (int r = 0; r < EP_KERNEL_MAX_RANKS; r++) mask[r] = 1;
   EP_CUDA(cudaMemcpy(g->control, image, EP_GPU_CONTROL_BYTES(g->isHt), cudaMemcpyHostToDevice));
+  EP_CUDA(cudaStreamCreateWithFlags(&g->aside, cudaStreamNonBlocking));
   for (int i = 0; i < 2; i++) {
     EP_CUDA(cudaEventCreateWithFlags(&g->tail[i], cudaEventDisableTiming));
     EP_CUDA(cudaEventCreateWithFlags(&g->early[i], cudaEventDisableTiming));
@@ -110,17 +133,19 @@ static trefoil_result_t prepare(ep_gpu_group_t *g, const ep_buffer_t *control) {
 static void release(ep_gpu_group_t *g, const ep_buffer_t *control) {
   epGpuWatchClose(g);
   epGpuKeepTimes(g->group, 0);
+  if (g->aside) cudaStreamDestroy(g->aside);
   for (int i = 0; i < 2; i++) {
     if (g->tail[i]) cudaEventDestroy(g->tail[i]);
     if (g->early[i]) cudaEventDestroy(g->early[i]);
   }
+  epGpuFarClose(g);
   if (g->control) epFreeBuffer(g->group, control, g->control);
 }
 
 /* Settings are compared before anything is made, and no rank goes on if one could not. */
-static trefoil_result_t join(ep_gpu_group_t *g, const ep_buffer_t *control) {
-  ep_rendezvous_word_t all[EP_LL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_CREATE_GROUP};
-  ep_settings_t settings[EP_LL_MAX_RANKS];
+static trefoil_result_t join(ep_gpu_group_t *g, const ep_sizing_t *sizing) {
+  ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_CREATE_GROUP};
+  ep_settings_t settings[EP_KERNEL_MAX_RANKS];
   epSettingsOf(g->group, &mine.settings);
   EP_TRY(gpuName(g, &mine));
   EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
@@ -128,7 +153,7 @@ static trefoil_result_t join(ep_gpu_group_t *g, const ep_buffer_t *control) {
   EP_TRY(epSettingsCompare(settings, g->R));
   g->ranksOnGpu = ranksOnGpu(all, g->me, g->R);
   g->id = epRendezvousRounds(g->rendezvous);
-  EP_TRY(prepare(g, control));
+  EP_TRY(prepare(g, sizing));
   mine.call = EP_RENDEZVOUS_GROUP_READY;
   return epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all);
 }
@@ -140,10 +165,11 @@ static trefoil_result_t create(ep_gpu_group_t *g) {
   g->isHt = epIsHt(group);
   ep_sizing_config_t config = epSizingConfig(&group->limits, &any, g->R, group->ranksPerNode);
   EP_TRY(epGpuSizing(&config, &sizing));
-  EP_TRY(epRendezvousOpen(group->comm, g->me, g->R, &g->rendezvous));
-  trefoil_result_t result = join(g, &sizing.buffers[EP_BUFFER_CONTROL]);
+  EP_TRY(epRendezvousOpen(group->comm, g->me, g->R, g->R / group->ranksPerNode, group->timeoutNs,
+                          &g->rendezvous));
+  trefoil_result_t result = join(g, &sizing);
   if (result == TREFOIL_OK) {
-    epRendezvousUnlink(g->rendezvous);
+    epRendezvousAllCame(g->rendezvous);
     return TREFOIL_OK;
   }
   release(g, &sizing.buffers[EP_BUFFER_CONTROL]);
@@ -169,7 +195,7 @@ trefoil_result_t epGpuGroupCreate(ncclEpGroup_t group) {
 /* A rank of a lost group may still store into this rank's window: then it stays, until the process
  * ends. */
 static int everybodyLeft(ep_gpu_group_t *g) {
-  ep_rendezvous_word_t all[EP_LL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_DESTROY_GROUP};
+  ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_DESTROY_GROUP};
   uint64_t second = 1000000000u, timeout = g->group->timeoutNs;
   if (g->gaveUpSeen && timeout > second) timeout = second;
   return epRendezvousWait(g->rendezvous, &mine, timeout, all) == TREFOIL_OK;
@@ -182,6 +208,7 @@ trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group) {
   cudaError_t error = cudaDeviceSynchronize();
   epGpuPoll(group);
   if (everybodyLeft(g)) {
+    epGpuFarLeave(g);
     for (int i = 0; i < g->numArenas; i++) epGpuArenaFree(g, &g->arenas[i]);
   }
   ep_buffer_t control = {

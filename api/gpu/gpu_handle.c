@@ -12,15 +12,27 @@ static ep_gpu_handle_t *stateOf(ncclEpHandle_t handle) {
   return (ep_gpu_handle_t *)((end + 63) / 64 * 64);
 }
 
+/* A stream of the group's own: a capture on another one is no obstacle, nor does it notice. */
+static trefoil_result_t clear(const ep_gpu_group_t *g, void *memory, size_t bytes) {
+  EP_CUDA(cudaMemsetAsync(memory, 0, bytes, g->aside));
+  EP_CUDA(cudaStreamSynchronize(g->aside));
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t makeMemory(ncclEpHandle_t handle) {
+  ep_gpu_group_t *g = epGpu(handle->group);
   if (epIsHt(handle->group)) {
     EP_TRY(epGpuHtHandleCreate(handle->state));
     EP_CUDA(cudaDeviceSynchronize());
-    return epGpuArenaEnsure(epGpu(handle->group), &handle->sizing);
+    return epGpuArenaEnsure(g, &handle->sizing);
   }
-  EP_CUDA(cudaMemset(handle->handleMem, 0, handle->sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes));
-  EP_CUDA(cudaDeviceSynchronize());
-  return epGpuArenaEnsure(epGpu(handle->group), &handle->sizing);
+  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  EP_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+  trefoil_result_t result =
+      clear(g, handle->handleMem, handle->sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  EP_TRY(result);
+  return epGpuArenaEnsure(g, &handle->sizing);
 }
 
 trefoil_result_t epGpuHandleCreate(ncclEpHandle_t handle) {
@@ -201,6 +213,7 @@ trefoil_result_t epGpuDispatch(ncclEpHandle_t handle, const ep_dispatch_call_t *
              : call->roundScales ? EP_LL_QUANT_E4M3_POW2
                                  : EP_LL_QUANT_E4M3;
   op.globalIds = call->globalIds;
+  op.generic = g->far != NULL;
   return run(h, (ep_gpu_op_t){EP_LL_DISPATCH, {.llDispatch = &op}}, call->sendOnly, stream);
 }
 

@@ -68,7 +68,7 @@ trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
   _Static_assert(sizeof memory == sizeof op.identity, "EP_HT_IDENTITY_WORDS");
   op.identityAt = (uint64_t *)h->htHead;
   memcpy(op.identity, &memory, sizeof memory);
-  EP_TRY(epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_UPDATE, {.htUpdate = &op}}, EP_LL_BOTH, stream));
+  EP_TRY(epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_UPDATE, {.htUpdate = &op}}, EP_GPU_WHOLE, stream));
   if (g->group->limits.maxRecv) return TREFOIL_OK; /* only eager sizing waits for the event */
   unsigned long long capture;
   EP_TRY(epGpuCapture(stream, &capture));
@@ -127,8 +127,8 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   op.numSms = numSmsOf(g);
   int64_t guard = guardOf(h, op.outWeights != NULL, op.topkRows);
   if (guard >= 0) EP_TRY(epGpuHtGuard(h->htMemory, guard, stream));
-  EP_TRY(
-      epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_DISPATCH, {.htDispatch = &op}}, EP_LL_BOTH, stream));
+  EP_TRY(epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_DISPATCH, {.htDispatch = &op}}, EP_GPU_WHOLE,
+                     stream));
   if (guard < 0) return TREFOIL_OK;
   return epGpuHtAfter(h->htMemory, guard, g->statusOnDevice, stream);
 }
@@ -148,7 +148,7 @@ trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *cal
   ep_gpu_group_t *g = h->g;
   ep_ht_combine_t op = {.group = g->ht, .handle = handleOf(h, h->handle->routed.topk)};
   op.tokens = call->tokens;
-  op.slotWeights = call->slotWeights;
+  op.rowWeights = call->slotWeights;
   op.out = call->out;
   op.outWeights = call->outWeights;
   op.dtype = call->dtype;
@@ -156,10 +156,11 @@ trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *cal
   findInput(g, call, &op);
   op.numSms = numSmsOf(g);
   /* as with dispatch: a rank without slots takes part in the backward pass */
-  if (call->backward && !op.slotWeights) op.slotWeights = (const float *)g->ht.control;
+  if (call->backward && !op.rowWeights) op.rowWeights = (const float *)g->ht.control;
   int64_t guard = guardOf(h, call->backward, call->slotWeightRows);
   if (guard >= 0) EP_TRY(epGpuHtGuard(h->htMemory, guard, stream));
-  EP_TRY(epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_COMBINE, {.htCombine = &op}}, EP_LL_BOTH, stream));
+  EP_TRY(
+      epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_COMBINE, {.htCombine = &op}}, EP_GPU_WHOLE, stream));
   if (guard < 0) return TREFOIL_OK;
   return epGpuHtAfter(h->htMemory, guard, g->statusOnDevice, stream);
 }
@@ -221,7 +222,7 @@ static trefoil_result_t count(ep_gpu_handle_t *h, cudaStream_t stream, int64_t *
   EP_CHECK(holds, TREFOIL_INVALID_USAGE,
            "handle_mem holds no routing; call ncclEpUpdateHandle first");
   EP_TRY(copyOut(&head, h->htMemory, sizeof head));
-  *out = head.slotTotal;
+  *out = head.rowTotal;
   return TREFOIL_OK;
 }
 

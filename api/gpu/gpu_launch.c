@@ -75,7 +75,8 @@ static void setStamps(ep_gpu_op_t op, uint64_t *stamps) {
   }
 }
 
-static trefoil_result_t launchHt(ep_gpu_op_t op, cudaStream_t stream) {
+static trefoil_result_t launchHt(const ep_gpu_group_t *g, ep_gpu_op_t op, cudaStream_t stream) {
+  if (g->far) return epGpuFarLaunchHt(g, op, stream);
   if (op.kind == EP_HT_KIND_UPDATE) return epHtUpdate(op.htUpdate, stream);
   if (op.kind == EP_HT_KIND_DISPATCH) return epHtDispatch(op.htDispatch, stream);
   return epHtCombine(op.htCombine, stream);
@@ -87,8 +88,14 @@ static trefoil_result_t prepare(const ep_gpu_group_t *g, ep_gpu_op_t op, unsigne
   uint64_t *stamps = group->stamps;
   *group = g->ll;
   group->stamps = stamps;
+  if (g->far) return epGpuFarPrepare(op, parts, out);
   return op.kind == EP_LL_DISPATCH ? epLlPrepareDispatch(op.llDispatch, parts, out)
                                    : epLlPrepareCombine(op.llCombine, parts, out);
+}
+
+static trefoil_result_t launchReady(const ep_gpu_group_t *g, unsigned kind,
+                                    const ep_ll_ready_t *ready, cudaStream_t stream) {
+  return g->far ? epGpuFarLaunch(g, kind, ready, stream) : epLlLaunch(ready, stream);
 }
 
 static trefoil_result_t launchLl(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned parts,
@@ -97,7 +104,7 @@ static trefoil_result_t launchLl(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned pa
   if (parts != EP_LL_BOTH) {
     ep_ll_ready_t once;
     EP_TRY(prepare(g, op, parts, &once));
-    return epLlLaunch(&once, stream);
+    return launchReady(g, op.kind, &once, stream);
   }
   ep_ll_ready_t *ready = &h->ready[op.kind];
   if (h->readyVersion[op.kind] != g->version ||
@@ -106,7 +113,7 @@ static trefoil_result_t launchLl(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned pa
     EP_TRY(prepare(g, op, parts, ready));
     h->readyVersion[op.kind] = g->version;
   }
-  return epLlLaunch(ready, stream);
+  return launchReady(g, op.kind, ready, stream);
 }
 
 /* With a progress file: the operation is finished. */
@@ -125,7 +132,7 @@ static trefoil_result_t launch(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned part
   EP_TRY(epGpuCapture(stream, &capture));
   EP_TRY(waitForLast(g, stream, capture));
   setStamps(op, epGpuStampsFor(g, op.kind, parts));
-  EP_TRY(g->isHt ? launchHt(op, stream) : launchLl(h, op, parts, stream));
+  EP_TRY(g->isHt ? launchHt(g, op, stream) : launchLl(h, op, parts, stream));
   EP_TRY(noteFinished(h, op.kind, parts, stream));
   g->hasLast = !g->fitsTwice && g->group->numHandles > 1;
   if (g->hasLast) EP_CUDA(cudaEventRecord(g->tail[capture != 0], stream));

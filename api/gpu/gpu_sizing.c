@@ -44,6 +44,25 @@ static void addFixed(ep_sizing_t *t, int ht) {
       (ep_buffer_t){"handle object", "fixed", EP_MEMORY_HOST, 1, EP_GPU_HANDLE_OBJECT_BYTES, 0});
 }
 
+/* Several NVLink domains. */
+static trefoil_result_t sizeFar(const ep_sizing_config_t *config, size_t exchange, ep_sizing_t *t) {
+  const trefoil_shape_t *s = &config->shape;
+  ep_ll_config_t ll = epGpuConfig(config);
+  ep_ll_relay_layout_t at;
+  EP_TRY(epLlRelayLayout(&ll, s->ranksPerNode, &at));
+  size_t far = (size_t)(s->numRanks - s->ranksPerNode);
+  epSizingAdd(t, EP_BUFFER_MESSAGES,
+              (ep_buffer_t){"messages",
+                            "4 * far ranks * (N rows + N min(K, L) rows + N weights), and words",
+                            EP_MEMORY_SHARED, 0, 128 + at.bytes, 0});
+  epSizingAdd(
+      t, EP_BUFFER_MIRRORS,
+      (ep_buffer_t){"mirrors", "far ranks * exchange", EP_MEMORY_DEVICE, 0, far * exchange, 0});
+  epSizingAdd(t, EP_BUFFER_RELAY,
+              (ep_buffer_t){"relay", "fixed", EP_MEMORY_DEVICE, 0, EP_GPU_RELAY_BYTES, 0});
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t sizeLl(const ep_sizing_config_t *config, size_t scratch, ep_sizing_t *t) {
   ep_ll_config_t ll = epGpuConfig(config);
   ep_ll_layout_t at;
@@ -57,6 +76,24 @@ static trefoil_result_t sizeLl(const ep_sizing_config_t *config, size_t scratch,
   epSizingAdd(t, EP_BUFFER_HANDLE_MEM,
               (ep_buffer_t){"handle memory", "64 + 12 R N K", EP_MEMORY_DEVICE, 1,
                             (epLlHandleBytes(&ll, ll.maxTopk) + 15) / 16 * 16, 0});
+  if (config->shape.ranksPerNode == config->shape.numRanks) return TREFOIL_OK;
+  return sizeFar(config, t->buffers[EP_BUFFER_EXCHANGE].bytes, t);
+}
+
+/* The same in high throughput. */
+static trefoil_result_t sizeRings(const ep_sizing_config_t *config, ep_sizing_t *t) {
+  const trefoil_shape_t *s = &config->shape;
+  ep_ht_config_t ht = epGpuHtConfig(config);
+  ep_ht_far_layout_t at;
+  EP_TRY(epHtFarLayout(&ht, s->ranksPerNode, 0, &at));
+  epSizingAdd(t, EP_BUFFER_MESSAGES,
+              (ep_buffer_t){"rings", "4 * other nodes * units, 2 * nodes * N ids", EP_MEMORY_SHARED,
+                            0, 128 + at.bytes, 0});
+  epSizingAdd(t, EP_BUFFER_MIRRORS,
+              (ep_buffer_t){"words of rings", "32 * other nodes * units", EP_MEMORY_DEVICE, 0,
+                            at.wordBytes, 0});
+  epSizingAdd(t, EP_BUFFER_RELAY,
+              (ep_buffer_t){"poster", "fixed", EP_MEMORY_DEVICE, 0, EP_GPU_RELAY_BYTES, 0});
   return TREFOIL_OK;
 }
 
@@ -64,18 +101,21 @@ static trefoil_result_t sizeHt(const ep_sizing_config_t *config, ep_sizing_t *t)
   ep_ht_config_t ht = epGpuHtConfig(config);
   ep_ht_layout_t at;
   EP_TRY(epHtLayout(&ht, &at));
+  int perNode = config->shape.ranksPerNode, isFar = perNode < config->shape.numRanks;
+  size_t scratch = isFar ? epHtFarScratchBytes(&ht, perNode) : epHtScratchBytes(&ht);
+  size_t handle =
+      isFar ? epHtFarHandleBytes(&ht, perNode, ht.maxTopk) : epHtHandleBytes(&ht, ht.maxTopk);
   epSizingAdd(t, EP_BUFFER_EXCHANGE,
               (ep_buffer_t){"exchange",
                             "2 R * FIFOs, 2 R N * ids, R N * (weights, slots, 4 chunks)",
                             EP_MEMORY_SHARED, 0, at.bytes, 0});
-  epSizingAdd(t, EP_BUFFER_SCRATCH,
-              (ep_buffer_t){"scratch", "14336 + 4 (L + R) R N / 256", EP_MEMORY_DEVICE, 0,
-                            epHtScratchBytes(&ht), 0});
+  epSizingAdd(
+      t, EP_BUFFER_SCRATCH,
+      (ep_buffer_t){"scratch", "14336 + 4 (L + R) R N / 256", EP_MEMORY_DEVICE, 0, scratch, 0});
   epSizingAdd(t, EP_BUFFER_HANDLE_MEM,
               (ep_buffer_t){"handle memory", "N (8 min(R, K) + 4 K) + 4 R N (K + 2) + 12 L",
-                            EP_MEMORY_DEVICE, 1,
-                            EP_GPU_HT_HANDLE_EXTRA + epHtHandleBytes(&ht, ht.maxTopk), 0});
-  return TREFOIL_OK;
+                            EP_MEMORY_DEVICE, 1, EP_GPU_HT_HANDLE_EXTRA + handle, 0});
+  return isFar ? sizeRings(config, t) : TREFOIL_OK;
 }
 
 trefoil_result_t epGpuTable(const ep_sizing_config_t *config, size_t llScratch, ep_sizing_t *out) {

@@ -2,8 +2,8 @@
 #ifndef TREFOIL_API_GPU_GPU_SIZING_H
 #define TREFOIL_API_GPU_GPU_SIZING_H
 
-#include "kernels/ht/ht.h"
-#include "kernels/ll/ll.h"
+#include "kernels/ht/ht_far.h"
+#include "kernels/ll/relay.h"
 #include "plan/sizing.h"
 
 #define EP_GPU_MAX_SMS             132 /* blocks of a launch: all SMs of an H100 or H200 */
@@ -13,8 +13,13 @@
 /* Control memory: the kernels' part (of the mode), mask, byte counters. */
 #define EP_GPU_CONTROL_PART(ht)  ((ht) ? (size_t)EP_HT_CONTROL_BYTES : (size_t)EP_LL_CONTROL_BYTES)
 #define EP_GPU_MASK_AT(ht)       EP_GPU_CONTROL_PART(ht)
-#define EP_GPU_BYTES_AT(ht)      (EP_GPU_MASK_AT(ht) + 4 * EP_LL_MAX_RANKS)
-#define EP_GPU_CONTROL_BYTES(ht) (EP_GPU_BYTES_AT(ht) + 2 * 8 * EP_LL_MAX_RANKS)
+#define EP_GPU_BYTES_AT(ht)      (EP_GPU_MASK_AT(ht) + 4 * EP_KERNEL_MAX_RANKS)
+#define EP_GPU_CONTROL_BYTES(ht) (EP_GPU_BYTES_AT(ht) + 2 * 8 * EP_KERNEL_MAX_RANKS)
+
+/* The relay's control memory, counts of puts, and a copy of the device communicator. */
+#define EP_GPU_RELAY_POSTED_AT EP_LL_RELAY_CONTROL_BYTES
+#define EP_GPU_RELAY_COMM_AT   (EP_GPU_RELAY_POSTED_AT + 8 * EP_KERNEL_MAX_RANKS)
+#define EP_GPU_RELAY_BYTES     (EP_GPU_RELAY_COMM_AT + 1024)
 
 /* handle_mem in high throughput, from the next multiple of 256 on: what Update noted for other handles,
  * then the kernels' part. */

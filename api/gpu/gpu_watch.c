@@ -132,14 +132,14 @@ static void pollStatus(ncclEpGroup_t group, ep_gpu_group_t *g) {
     epReport(group, EP_DEFERRED_STICKY, TREFOIL_INVALID_USAGE,
              "rank %d would receive %lld slots; max_recv_tokens_per_rank is %u (overflow_policy "
              "TRAP): nothing was written; call ncclEpErrorClear and raise the bound",
-             group->rank, (long long)n->slots, group->limits.maxRecv);
+             group->rank, (long long)n->neededRows, group->limits.maxRecv);
   }
   if (shorts != seen->shorts) {
     epReport(
         group, EP_DEFERRED_STICKY, TREFOIL_INVALID_ARGUMENT,
         "rank %d has %lld slots; topk_weights has %lld rows: nothing was written or sent; call "
         "ncclEpErrorClear",
-        group->rank, (long long)n->slots, (long long)n->rows);
+        group->rank, (long long)n->neededRows, (long long)n->rows);
   }
   *seen = (ep_ht_status_t){.badIds = badIds, .traps = traps, .shorts = shorts};
 }

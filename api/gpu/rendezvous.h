@@ -23,9 +23,10 @@ typedef enum ep_rendezvous_call {
   EP_RENDEZVOUS_DESTROY_GROUP = 5
 } ep_rendezvous_call_t;
 
-/* Opens this rank's view of the communicator's rendezvous; several groups share it. */
-trefoil_result_t epRendezvousOpen(ncclComm_t comm, int rank, int numRanks,
-                                  struct ep_rendezvous **out);
+/* Opens this rank's view of the communicator's rendezvous; several groups share it. With several NVLink
+ * domains it waits for the other ranks the first time: TREFOIL_REMOTE_ERROR, and it may be tried again. */
+trefoil_result_t epRendezvousOpen(ncclComm_t comm, int rank, int numRanks, int domains,
+                                  uint64_t timeoutNs, struct ep_rendezvous **out);
 void epRendezvousClose(struct ep_rendezvous *rendezvous);
 
 /* Waits until all ranks have come, then all[R] is what they said, in order of rank; or fails, on every
@@ -39,8 +40,8 @@ trefoil_result_t epRendezvousWait(struct ep_rendezvous *rendezvous,
 /* Rounds that took place: the same on all ranks between two of them. */
 uint64_t epRendezvousRounds(const struct ep_rendezvous *rendezvous);
 
-/* All ranks have come: no file is needed any more, the rendezvous' memory stays. */
-void epRendezvousUnlink(struct ep_rendezvous *rendezvous);
+/* All ranks have come: nobody needs to find the rendezvous any more. */
+void epRendezvousAllCame(struct ep_rendezvous *rendezvous);
 
 /* The backend's functions around a collective call. */
 void epRendezvousCallBegin(ncclComm_t comm);

@@ -326,6 +326,56 @@ TEST(capture_and_replay) {
   }
 }
 
+/* A program that makes a handle in every forward pass makes it in the capture, too. */
+static void runMadeInside(team_rank_t *r) {
+  const pair_t *pair = r->user;
+  step_data_t *d[2];
+  ncclEpGroup_t group;
+  ncclEpHandle_t first, h[2];
+  ncclEpGroupConfig_t config = stepGroupConfig(&pair->c[0], r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&first, group, stepLayout(&pair->c[0]), NULL, 3, NULL));
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  for (int i = 0; i < 2; i++) d[i] = stepMake(&pair->c[i], r->rank, r->numRanks, r->numRanks);
+  teamCheck(r, !cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal), "begin");
+  for (int i = 0; i < 2; i++) {
+    teamOk(r, ncclEpInitHandle(&h[i], group, stepLayout(&pair->c[i]), NULL, 3, NULL));
+    teamCheck(r, stepUpdate(d[i], h[i], r->stream), "update: %s", ncclEpGetLastError());
+    teamCheck(r, stepDispatch(d[i], h[i], r->stream), "dispatch: %s", ncclEpGetLastError());
+    teamCheck(r, stepCombine(d[i], h[i], r->stream), "combine: %s", ncclEpGetLastError());
+  }
+  teamCheck(r, !cudaStreamEndCapture(r->stream, &graph), "end");
+  teamCheck(r, !cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+  for (int k = 0; k < 6 && !r->error[0]; k++) {
+    cudaGraphLaunch(exec, r->stream);
+    cudaStreamSynchronize(r->stream);
+    for (int i = 0; i < 2; i++) {
+      teamCheck(r, !*stepCompareDispatch(d[i]), "replay %d: %s", k, stepCompareDispatch(d[i]));
+      teamCheck(r, !*stepCompareCombine(d[i]), "replay %d: %s", k, stepCompareCombine(d[i]));
+      stepPoison(d[i]);
+    }
+  }
+  if (r->error[0]) return;
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  for (int i = 0; i < 2; i++) {
+    teamOk(r, ncclEpHandleDestroy(h[i]));
+    stepFree(d[i]);
+  }
+  teamOk(r, ncclEpHandleDestroy(first));
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(low_latency_handles_made_in_a_capture) {
+  for (int mode = 0; mode < 2; mode++) {
+    pair_t pair = {.lifo = 0};
+    for (int i = 0; i < 2; i++) pair.c[i] = smallCase((trefoil_mode_t)mode, (uint64_t)(430 + i));
+    const char *error = teamThreads(3, runMadeInside, &pair);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
 typedef struct one_op {
   step_case_t c;
   int combine;

@@ -240,6 +240,72 @@ TEST(two_in_flight_in_a_graph_keep_the_memory) {
   }
 }
 
+/* ---- handles made in a capture ------------------------------------------------------------------ */
+
+/* A handle for each of two layers, made where a forward pass makes it. */
+static void makeInside(team_rank_t *r, side_t *s, ncclEpGroup_t group) {
+  for (int i = 0; i < 2; i++) {
+    teamOk(r, ncclEpInitHandle(&s->h[i], group, stepLayout(&s->c), NULL, s->c.topk, NULL));
+    teamCheck(r, stepUpdate(s->d[i], s->h[i], r->stream), "update: %s", ncclEpGetLastError());
+  }
+  runSide(r, s);
+}
+
+static void beginStrictCapture(team_rank_t *r) {
+  teamCheck(r, !cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal), "begin");
+}
+
+/* Larger buffers: refused; and the capture is broken, as CUDA has it. */
+static void refusesLarger(team_rank_t *r, side_t *s, ncclEpGroup_t group) {
+  cudaGraph_t graph = NULL;
+  ncclEpHandle_t h;
+  beginStrictCapture(r);
+  ncclResult_t result = ncclEpInitHandle(&h, group, stepLayout(&s->c), NULL, s->c.topk + 1, NULL);
+  int told = strstr(ncclEpGetLastError(), "which a capture does not allow") != NULL;
+  cudaStreamEndCapture(r->stream, &graph);
+  cudaGetLastError();
+  if (graph) cudaGraphDestroy(graph);
+  teamCheck(r, result == ncclInvalidUsage && told, "%d: %s", (int)result, ncclEpGetLastError());
+}
+
+static void runMadeInside(team_rank_t *r) {
+  side_t side = {.c = *(const step_case_t *)r->user};
+  ncclEpGroup_t group;
+  ncclEpHandle_t first;
+  ncclEpGroupConfig_t config = stepGroupConfig(&side.c, r->numRanks);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&first, group, stepLayout(&side.c), NULL, side.c.topk, NULL));
+  for (int i = 0; i < 2; i++) side.d[i] = stepMake(&side.c, r->rank, r->numRanks, r->numRanks);
+  beginStrictCapture(r);
+  makeInside(r, &side, group);
+  cudaGraphExec_t exec = endCapture(r, r->stream);
+  for (int i = 0; i < 6 && exec && !r->error[0]; i++) {
+    cudaGraphLaunch(exec, r->stream);
+    compareSide(r, &side, "replay", i);
+  }
+  if (!r->error[0]) refusesLarger(r, &side, group);
+  if (r->error[0]) return;
+  cudaGraphLaunch(exec, r->stream); /* nothing of the refusal is left */
+  compareSide(r, &side, "after the refusal", 0);
+  cudaGraphExecDestroy(exec);
+  for (int i = 0; i < 2; i++) {
+    teamOk(r, ncclEpHandleDestroy(side.h[i]));
+    stepFree(side.d[i]);
+  }
+  teamOk(r, ncclEpHandleDestroy(first));
+  teamOk(r, ncclEpGroupDestroy(group));
+}
+
+TEST(low_latency_handles_made_in_a_capture) {
+  if (!numGpus()) SKIP("needs a GPU");
+  for (int way = 0; way < 4; way++) {
+    step_case_t c = smallCase((trefoil_mode_t)(way & 1), 740);
+    c.sendOnly = way >> 1;
+    const char *error = teamThreads(numGpus(), runMadeInside, &c);
+    CHECK(!*error, "way %d: %s", way, error);
+  }
+}
+
 /* ---- another GPU is current -------------------------------------------------------------------- */
 
 static void isCurrent(team_rank_t *r, int device, const char *after) {

@@ -137,7 +137,7 @@ static void runCounted(team_rank_t *r) {
                   t[i].endNs - t[i].startNs < 1000000000u && t[i].parts == 3,
               "time %d: %llu to %llu, %d blocks", i, (unsigned long long)t[i].startNs,
               (unsigned long long)t[i].endNs, t[i].numBlocks);
-    /* High throughput: a block that feeds and one that follows, whatever the limit. */
+    /* High throughput: a block that sends and one that receives, whatever the limit. */
     if (c->maxSms == 1) {
       int want = c->mode >= TREFOIL_HT_FLAT ? 2 : 1;
       teamCheck(r, t[i].numBlocks == want, "%d blocks, %d run on one SM", t[i].numBlocks, want);

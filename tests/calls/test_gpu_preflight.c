@@ -63,6 +63,41 @@ TEST(bytes_follow_the_shape) {
         "%zu with outputs in windows", windows.group_shared_bytes);
 }
 
+/* Across domains: in the window also messages, a buffer in and out by parity for each far rank; in device
+ * memory a mirror of exchange memory for each, and less than 32 KB besides. */
+TEST(bytes_of_several_domains) {
+  ncclEpGroupConfig_t c = lowLatency();
+  ncclEpPreflight_t one = ask(&c, NCCL_EP_LAYOUT_EXPERT_MAJOR, 8, 16, 16);
+  size_t rows = 128u * 7168u * 2u, far = 8;
+  ncclEpPreflight_t two = ask(&c, NCCL_EP_LAYOUT_EXPERT_MAJOR, 8, 16, 8);
+  size_t messages = two.group_shared_bytes - one.group_shared_bytes;
+  size_t mirrors = two.group_device_bytes - one.group_device_bytes;
+  CHECK(two.supported, "%s", two.reason);
+  CHECK(messages > 4 * far * (1 + 8) * rows && messages < 5 * far * (1 + 8) * rows, "%zu",
+        messages);
+  CHECK(mirrors > far * one.group_shared_bytes &&
+            mirrors < far * one.group_shared_bytes + ((size_t)32 << 10),
+        "%zu for mirrors of %zu", mirrors, one.group_shared_bytes);
+  c.max_dispatch_tokens_per_rank = 65536;
+  ncclEpPreflight_t large = ask(&c, NCCL_EP_LAYOUT_EXPERT_MAJOR, 8, 16, 8);
+  CHECK(!large.supported && strstr(large.reason, "to a far rank: at most 1073741824"), "%s",
+        large.reason);
+}
+
+/* In high throughput: in the window also rings for each other domain, at most 256 MiB of them, and ids. */
+TEST(bytes_of_rings) {
+  ncclEpGroupConfig_t c = highThroughput();
+  ncclEpPreflight_t one = ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 16, 16);
+  ncclEpPreflight_t two = ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 16, 8);
+  size_t rings = two.group_shared_bytes - one.group_shared_bytes;
+  size_t units = 4 * 4096u, unit = 14336;
+  CHECK(two.supported, "%s", two.reason);
+  CHECK(rings > units * unit && rings < (size_t)258 << 20, "%zu", rings);
+  CHECK(two.group_device_bytes > one.group_device_bytes + 4 * units &&
+            two.handle_device_bytes > one.handle_device_bytes + 4096u * 8 * 12,
+        "%zu, %zu", two.group_device_bytes, two.handle_device_bytes);
+}
+
 static void refused(const char *what, ncclEpPreflight_t p, const char *limit,
                     unsigned long long nearest) {
   CHECK(!p.supported && !strcmp(p.limit, limit) && p.nearest == nearest && p.reason[0],
@@ -71,7 +106,6 @@ static void refused(const char *what, ncclEpPreflight_t p, const char *limit,
 
 TEST(rules_and_what_would_be_legal) {
   ncclEpGroupConfig_t c = lowLatency();
-  refused("nodes", ask(&c, NCCL_EP_LAYOUT_EXPERT_MAJOR, 8, 16, 8), "ranks_per_node", 16);
   CHECK(ask(&c, NCCL_EP_LAYOUT_EXPERT_MAJOR, 8, 16, 16).supported, "16 ranks of one domain");
   refused("ranks", ask(&c, NCCL_EP_LAYOUT_EXPERT_MAJOR, 8, 72, 72), "num_ranks", 64);
   refused("topk", ask(&c, NCCL_EP_LAYOUT_EXPERT_MAJOR, 65, 8, 8), "num_topk", 64);

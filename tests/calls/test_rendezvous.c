@@ -1,6 +1,6 @@
 /* Where ranks meet before NCCL's collective calls (api/gpu/rendezvous.c), with communicators that are no more
- * than a rank, a count and a hash: who comes, who fails, who stays away, who dies. Needs no GPU and no
- * NCCL. */
+ * than a rank, a count, a hash and a number of NVLink domains: who comes, who fails, who stays away, who
+ * dies; in shared memory and over TCP. Needs no GPU and no NCCL. */
 #include "api/gpu/rendezvous.h"
 
 #include <errno.h>
@@ -25,8 +25,11 @@ enum { R = 4 };
 struct ncclComm {
   int rank, count;
   uint64_t hash;
+  int domains;
 };
 uint64_t epGpuCommHash(ncclComm_t comm);
+int epGpuCommDomains(ncclComm_t comm);
+trefoil_result_t epGpuBroadcast(ncclComm_t comm, void *bytes, size_t n);
 
 uint64_t epGpuCommHash(ncclComm_t comm) {
   return comm->hash;
@@ -38,6 +41,38 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
   *count = comm->count;
   return ncclSuccess;
+}
+
+int epGpuCommDomains(ncclComm_t comm) {
+  return comm->domains;
+}
+
+/* Broadcasts, by hash: all processes of the test share them. */
+typedef struct aired {
+  _Atomic uint64_t hash;
+  char bytes[128];
+} aired_t;
+enum { AIRED = 64 };
+static aired_t *air;
+
+__attribute__((constructor)) static void shareAir(void) {
+  air = mmap(NULL, AIRED * sizeof *air, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
+
+trefoil_result_t epGpuBroadcast(ncclComm_t comm, void *bytes, size_t n) {
+  aired_t *a = &air[comm->hash % AIRED];
+  if (n > sizeof a->bytes) return TREFOIL_INTERNAL_ERROR;
+  if (comm->rank == 0) {
+    memcpy(a->bytes, bytes, n);
+    atomic_store(&a->hash, comm->hash);
+    return TREFOIL_OK;
+  }
+  for (int ms = 0; atomic_load(&a->hash) != comm->hash; ms++) {
+    if (ms == 30000) return TREFOIL_REMOTE_ERROR;
+    usleep(1000);
+  }
+  memcpy(bytes, a->bytes, n);
+  return TREFOIL_OK;
 }
 
 static uint64_t nowNs(void) {
@@ -79,10 +114,26 @@ static void meet(member_t *m, uint32_t call, uint32_t topk, uint64_t timeoutNs) 
   }
 }
 
+static int domains = 1; /* of the communicators: with one the place is shared memory */
+
 static void openOne(member_t *m, uint64_t hash, int rank) {
-  *m = (member_t){.comm = {rank, R, hash}};
-  m->result = epRendezvousOpen(&m->comm, rank, R, &m->rendezvous);
+  *m = (member_t){.comm = {rank, R, hash, domains}};
+  m->result = epRendezvousOpen(&m->comm, rank, R, domains, 20 * SECOND, &m->rendezvous);
 }
+
+/* A test at both places. */
+#define TEST_PLACES(name)                                                                          \
+  static void name##_at(void);                                                                     \
+  TEST(name) {                                                                                     \
+    domains = 1;                                                                                   \
+    name##_at();                                                                                   \
+  }                                                                                                \
+  TEST(name##_over_tcp) {                                                                          \
+    domains = 2;                                                                                   \
+    name##_at();                                                                                   \
+    domains = 1;                                                                                   \
+  }                                                                                                \
+  static void name##_at(void)
 
 static void fail(member_t *m, const char *why) {
   epRendezvousCallFail(&m->comm, TREFOIL_INVALID_ARGUMENT, why);
@@ -125,7 +176,7 @@ static void comeOften(member_t *m, int rank) {
   }
 }
 
-TEST(everybody_hears_everybody) {
+TEST_PLACES(everybody_hears_everybody) {
   play(comeOften);
   for (int r = 0; r < R; r++) {
     CHECK(scene.members[r].result == TREFOIL_OK, "rank %d: %s", r, scene.members[r].why);
@@ -137,7 +188,7 @@ static void callDifferently(member_t *m, int rank) {
        20 * SECOND);
 }
 
-TEST(another_call_is_told) {
+TEST_PLACES(another_call_is_told) {
   play(callDifferently);
   for (int r = 0; r < R; r++) {
     const member_t *m = &scene.members[r];
@@ -168,7 +219,7 @@ static void stayAwayThenCome(member_t *m, int rank) {
   meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
 }
 
-TEST(who_stays_away_is_named_and_may_come_later) {
+TEST_PLACES(who_stays_away_is_named_and_may_come_later) {
   play(stayAwayThenCome);
   for (int r = 0; r < R; r++) {
     const member_t *m = &scene.members[r];
@@ -200,7 +251,7 @@ static void beRefusedThenStayAway(member_t *m, int rank) {
   if (!told) m->result = TREFOIL_INTERNAL_ERROR;
 }
 
-TEST(a_refused_rank_is_named_and_may_try_again) {
+TEST_PLACES(a_refused_rank_is_named_and_may_try_again) {
   play(beRefusedThenStayAway);
   for (int r = 0; r < R; r++) {
     const member_t *m = &scene.members[r];
@@ -221,7 +272,7 @@ static void failHalfway(member_t *m, int rank) {
   if (!told) m->result = TREFOIL_INTERNAL_ERROR;
 }
 
-TEST(a_rank_that_fails_between_two_meetings_is_named) {
+TEST_PLACES(a_rank_that_fails_between_two_meetings_is_named) {
   play(failHalfway);
   for (int r = 0; r < R; r++) {
     const member_t *m = &scene.members[r];
@@ -252,7 +303,7 @@ static void childOfNobody(uint64_t hash, int rank, uint64_t *tookNs) {
   openOne(&m, hash, rank);
   if (m.result == TREFOIL_OK) meet(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m.result != TREFOIL_OK) _exit(1);
-  epRendezvousUnlink(m.rendezvous);
+  epRendezvousAllCame(m.rendezvous);
   if (rank == 1 && getpid() == 1) _exit(1); /* init of a namespace cannot kill itself */
   if (rank == 1) raise(SIGKILL);
   meet(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 15 * SECOND);
@@ -298,7 +349,7 @@ static void killOneOfAll(int ownSpaces) {
   munmap(tookNs, 4096);
 }
 
-TEST(a_killed_process_that_nobody_reaps_is_named) {
+TEST_PLACES(a_killed_process_that_nobody_reaps_is_named) {
   killOneOfAll(0);
 }
 
@@ -306,7 +357,7 @@ static void tryNewSpace(void) {
   CHECK(!unshare(CLONE_NEWPID), "%s", strerror(errno));
 }
 
-TEST(a_killed_process_of_another_pid_namespace_is_named) {
+TEST_PLACES(a_killed_process_of_another_pid_namespace_is_named) {
   if (geteuid() != 0 || statusOf(tryNewSpace)) SKIP("needs root, to make process-id namespaces");
   killOneOfAll(1);
 }
@@ -317,7 +368,7 @@ static void childMain(uint64_t hash, int rank, _Atomic int *good) {
   if (m.result != TREFOIL_OK) _exit(1);
   meet(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m.result != TREFOIL_OK) _exit(2);
-  epRendezvousUnlink(m.rendezvous);
+  epRendezvousAllCame(m.rendezvous);
   if (rank == 1) raise(SIGKILL);
   meet(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 60 * SECOND);
   int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 1 is gone") != NULL;
@@ -328,7 +379,7 @@ static void childMain(uint64_t hash, int rank, _Atomic int *good) {
   _exit(named ? 0 : 3);
 }
 
-TEST(a_killed_process_is_named) {
+TEST_PLACES(a_killed_process_is_named) {
   _Atomic int *good = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(good != MAP_FAILED, "mmap");
   uint64_t hash = freshHash();
@@ -353,9 +404,90 @@ TEST(no_file_is_left) {
   char name[96];
   nameOf(hash, name);
   CHECK(access(name, F_OK) == 0, "no file while ranks have not met");
-  epRendezvousUnlink(m[0].rendezvous);
+  epRendezvousAllCame(m[0].rendezvous);
   CHECK(access(name, F_OK) != 0, "the file is still there");
   for (int r = 0; r < R; r++) epRendezvousClose(m[r].rendezvous);
+}
+
+/* ---- over TCP alone ------------------------------------------------------------------------------ */
+
+/* Rank 0's process answers in its place. */
+static void rank0StaysAway(member_t *m, int rank) {
+  if (rank) meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, SECOND);
+  pthread_barrier_wait(&scene.barrier);
+}
+
+TEST(rank_0_is_named_as_any_other) {
+  domains = 2;
+  play(rank0StaysAway);
+  domains = 1;
+  for (int r = 1; r < R; r++) {
+    const member_t *m = &scene.members[r];
+    CHECK(m->result == TREFOIL_REMOTE_ERROR && strstr(m->why, "rank 0 did not come within") &&
+              m->tookNs < 5 * SECOND,
+          "rank %d: %d, %s", r, (int)m->result, m->why);
+  }
+}
+
+static void rank0Dies(uint64_t hash, int rank, _Atomic int *good) {
+  member_t m;
+  openOne(&m, hash, rank);
+  meet(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  if (m.result != TREFOIL_OK) _exit(1);
+  if (rank == 0) {
+    usleep(300000); /* the others wait by then */
+    raise(SIGKILL);
+  }
+  meet(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 30 * SECOND);
+  int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 0 is gone") != NULL;
+  atomic_fetch_add(good, named && m.tookNs < 5 * SECOND);
+  _exit(0);
+}
+
+TEST(a_killed_rank_0_is_named) {
+  _Atomic int *good = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(good != MAP_FAILED, "mmap");
+  uint64_t hash = freshHash();
+  pid_t pids[R];
+  fflush(NULL);
+  domains = 2;
+  for (int r = 0; r < R; r++) {
+    pids[r] = fork();
+    if (pids[r] == 0) rank0Dies(hash, r, good);
+  }
+  domains = 1;
+  for (int r = 0; r < R; r++) waitpid(pids[r], NULL, 0);
+  CHECK(atomic_load(good) == R - 1, "%d ranks named it", atomic_load(good));
+  munmap(good, 4096);
+}
+
+/* The broadcast does not come: the call ends all the same, and the next one goes on with it. */
+TEST(a_rendezvous_that_is_late_may_be_opened_again) {
+  uint64_t hash = freshHash();
+  struct ncclComm comms[2] = {{0, 2, hash, 2}, {1, 2, hash, 2}};
+  struct ep_rendezvous *b[2] = {NULL, NULL};
+  uint64_t from = nowNs();
+  trefoil_result_t result = epRendezvousOpen(&comms[1], 1, 2, 2, SECOND / 4, &b[1]);
+  CHECK(result == TREFOIL_REMOTE_ERROR && nowNs() - from < 5 * SECOND &&
+            strstr(trefoilLastError(), "some rank did not come within 0.2 s"),
+        "%d, %s", (int)result, trefoilLastError());
+  REQUIRE(epRendezvousOpen(&comms[0], 0, 2, 2, 20 * SECOND, &b[0]) == TREFOIL_OK &&
+              epRendezvousOpen(&comms[1], 1, 2, 2, 20 * SECOND, &b[1]) == TREFOIL_OK,
+          "%s", trefoilLastError());
+  for (int i = 2; i--;) {
+    epRendezvousAllCame(b[i]);
+    epRendezvousClose(b[i]);
+  }
+}
+
+TEST(an_address_of_another_machine_is_a_sentence) {
+  struct ncclComm comm = {0, 2, freshHash(), 2};
+  struct ep_rendezvous *b = NULL;
+  setenv("TREFOIL_NET_ADDRESS", "192.0.2.1", 1);
+  trefoil_result_t result = epRendezvousOpen(&comm, 0, 2, 2, 20 * SECOND, &b);
+  unsetenv("TREFOIL_NET_ADDRESS");
+  CHECK(result == TREFOIL_REMOTE_ERROR && strstr(trefoilLastError(), "TREFOIL_NET_ADDRESS"),
+        "%d, %s", (int)result, trefoilLastError());
 }
 
 static int small = -1; /* what the process below sees as / */

@@ -13,7 +13,8 @@ file(GLOB gpu_sources ${CMAKE_SOURCE_DIR}/api/gpu/*.c)
 trefoil_objects(emulated_api_gpu SOURCES ${gpu_sources} ${CMAKE_SOURCE_DIR}/ref/numerics_scalar.c)
 target_include_directories(emulated_api_gpu PRIVATE ${CMAKE_SOURCE_DIR}/host/include)
 
-add_library(nccl_ep_emulated SHARED $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_meeting> $<TARGET_OBJECTS:ep_api>
+add_library(nccl_ep_emulated SHARED $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_meeting>
+  $<TARGET_OBJECTS:ep_net_meet> $<TARGET_OBJECTS:ep_net_engine> $<TARGET_OBJECTS:ep_api>
   $<TARGET_OBJECTS:emulated_api_gpu> $<TARGET_OBJECTS:emulated_gpu_device>
   $<TARGET_OBJECTS:emulated_kernels>)
 target_link_options(nccl_ep_emulated PRIVATE
@@ -74,6 +75,10 @@ if(TREFOIL_CLI)
   set_tests_properties(shared_gpu_refused PROPERTIES PASS_REGULAR_EXPRESSION "NCCL_MULTI_RANK_GPU_ENABLE=1 lets them share")
   set_tests_properties(shared_gpu_emulated shared_gpu_launched shared_gpu_refused PROPERTIES LABELS cpu TIMEOUT 300
     ENVIRONMENT "TREFOIL_HOST_SMS=6;TREFOIL_HOST_DEVICES=1")
+  add_test(NAME no_shared_files_emulated COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_no_shared_files.sh
+    $<TARGET_FILE:trefoil_cli> $<TARGET_FILE:nccl_ep_emulated> $<TARGET_FILE:trefoil_host>)
+  set_tests_properties(no_shared_files_emulated PROPERTIES SKIP_RETURN_CODE 77 LABELS cpu TIMEOUT 300
+    ENVIRONMENT "TREFOIL_HOST_SMS=6;TREFOIL_HOST_DEVICES=1")
   set_tests_properties(shared_gpu_launched PROPERTIES
     ENVIRONMENT "TREFOIL_HOST_SMS=6;TREFOIL_HOST_DEVICES=1;NCCL_MULTI_RANK_GPU_ENABLE=1")
 endif()
@@ -81,7 +86,8 @@ endif()
 # What the command says of memory against what a group takes; the CPU library's is in tests/api.
 add_executable(memory_need_emulated ../api/test_memory_need.c ../api/team.c
   ${CMAKE_SOURCE_DIR}/cli/memory_need.c ${CMAKE_SOURCE_DIR}/api/gpu/gpu_sizing.c
-  ${CMAKE_SOURCE_DIR}/kernels/ll/ll_layout.c ${CMAKE_SOURCE_DIR}/kernels/ht/ht_layout.c
+  ${CMAKE_SOURCE_DIR}/kernels/ll/ll_layout.c ${CMAKE_SOURCE_DIR}/kernels/ll/ll_relay_layout.c
+  ${CMAKE_SOURCE_DIR}/kernels/ht/ht_layout.c ${CMAKE_SOURCE_DIR}/kernels/ht/ht_far_layout.c
   $<TARGET_OBJECTS:ep_plan_core>)
 target_compile_definitions(memory_need_emulated PRIVATE EMULATED)
 target_include_directories(memory_need_emulated PRIVATE ${CMAKE_SOURCE_DIR}/tests/api
@@ -106,4 +112,27 @@ if(TREFOIL_CLI)
     set_tests_properties(check_${mode}_emulated PROPERTIES TIMEOUT 300 LABELS cpu
       PASS_REGULAR_EXPRESSION "12 cases agree.*counted by the library as sent" ENVIRONMENT TREFOIL_HOST_SMS=3)
   endforeach()
+  # Several NVLink domains, over a network with delays: in CI a few cases (seed 6: of at most 2 tokens), in the long
+  # tier many. Sanitizers take the small ones only.
+  function(trefoil_check_domains name mode ranks per cases seed label)
+    add_test(NAME check_domains_${name}_emulated COMMAND trefoil_cli check --gpu-cases --modes ${mode} --ranks ${ranks}
+      --ranks-per-node ${per} --cases ${cases} --seed ${seed} --count-bytes --library $<TARGET_FILE:nccl_ep_emulated>
+      --nccl $<TARGET_FILE:trefoil_host> --cuda $<TARGET_FILE:trefoil_host>)
+    set_tests_properties(check_domains_${name}_emulated PROPERTIES TIMEOUT 3600 LABELS ${label}
+      PASS_REGULAR_EXPRESSION "${cases} cases agree.*counted by the library as sent" ENVIRONMENT
+      "TREFOIL_HOST_SMS=4;TREFOIL_NET_LATENCY_NS=20000;TREFOIL_NET_JITTER_NS=100000")
+  endfunction()
+  trefoil_check_domains(pairs ll 2 1 12 6 cpu)
+  trefoil_check_domains(ht_pairs ht 2 1 12 6 cpu)
+  if(NOT TREFOIL_SANITIZE)
+    trefoil_check_domains(quads ll 4 2 6 1 slow)
+    trefoil_check_domains(ht_quads ht 4 2 10 7 slow)
+  endif()
+  trefoil_check_domains(pairs_many ll 2 1 300 1 long)
+  trefoil_check_domains(quads_many ll 4 2 120 1 long)
+  trefoil_check_domains(trios_many ll 3 1 120 1 long)
+  trefoil_check_domains(ht_pairs_many ht 2 1 300 1 long)
+  trefoil_check_domains(ht_quads_many ht 4 2 120 1 long)
+  trefoil_check_domains(ht_trios_many ht 3 1 120 1 long)
+  trefoil_check_domains(ht_six_many ht 6 2 40 1 long)
 endif()
