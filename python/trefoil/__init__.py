@@ -2,6 +2,7 @@
 
 reference, simulator   the library's reference, plans and simulator (structs: as in C)
 sweeping               many points of `trefoil simulate`: trefoil.sweep
+capacity.batch_search  plans of many batches, ranked, as a data frame: trefoil.plan
 kernel_check           another library's results: trefoil.check_dispatch, trefoil.check_combine
 ep, torch, deep_ep, hosts
                        dispatch and combine themselves, and inside programs of others
@@ -19,19 +20,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trefoil.capacity.batch_search import plan
     from trefoil.kernel_check import check_combine, check_dispatch
     from trefoil.sweeping import Outcome, SweepError, sweep
 
-_OF_CHECKS = ("check_combine", "check_dispatch")
-__all__ = ["Outcome", "SweepError", "check_combine", "check_dispatch", "sweep"]
+_MODULES = {
+    "Outcome": "sweeping",
+    "SweepError": "sweeping",
+    "check_combine": "kernel_check",
+    "check_dispatch": "kernel_check",
+    "plan": "capacity.batch_search",
+    "sweep": "sweeping",
+}
+__all__ = ["Outcome", "SweepError", "check_combine", "check_dispatch", "plan", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
     """Loads what is asked for: a verb installs its handlers before anything large is imported."""
-    if name in __all__:
+    if name in _MODULES:
         from importlib import import_module
 
-        return getattr(
-            import_module(f"trefoil.{'kernel_check' if name in _OF_CHECKS else 'sweeping'}"), name
-        )
+        return getattr(import_module(f"trefoil.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'trefoil' has no attribute {name!r}")

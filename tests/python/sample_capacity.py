@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trefoil.capacity.plan import CapacityPlan, Question, WhatIf, configuration_of, sample_of
+from trefoil.capacity.configuration import WhatIf, configuration_of
+from trefoil.capacity.crossover import sample_of
+from trefoil.capacity.plan import CapacityPlan
+from trefoil.capacity.question import Question
 
 
 def layer_seconds(mode: str, ep: int, tokens: int) -> float:

@@ -13,14 +13,18 @@ import numpy as np
 import pytest
 
 import sample_capacity as sample
-from trefoil.capacity import plan as capacity
 from trefoil.capacity import plan_plots as capacity_plots
 from trefoil.capacity import plan_text as capacity_text
-from trefoil.capacity.plan import PlanError, crossover_of, from_json, judge, to_json
+from trefoil.capacity.configuration import Configuration, configuration_of
+from trefoil.capacity.crossover import Sample, crossover_of, sample_of
+from trefoil.capacity.plan import CapacityPlan
+from trefoil.capacity.plan_file import from_json, to_json
+from trefoil.capacity.question import PlanError
+from trefoil.capacity.verdict import judge
 from trefoil.report import __main__ as report
 
 
-def judged(**changes: object) -> capacity.CapacityPlan:
+def judged(**changes: object) -> CapacityPlan:
     plan = sample.plan(**changes)
     judge(plan)
     plan.crossovers = [
@@ -30,13 +34,13 @@ def judged(**changes: object) -> capacity.CapacityPlan:
     return plan
 
 
-def find(plan: capacity.CapacityPlan, mode: str, ep: int) -> capacity.Configuration:
+def find(plan: CapacityPlan, mode: str, ep: int) -> Configuration:
     return next(c for c in plan.configurations if (c.mode, c.ep) == (mode, ep))
 
 
 def test_sums_by_hand() -> None:
     q = sample.question(compute_us=100.0, load="training", other_gb=2.0, weight_dtype="fp8")
-    c = capacity.configuration_of(sample.answer("ht", 16), q)
+    c = configuration_of(sample.answer("ht", 16), q)
     # 50 + 128 = 178 us, times 1.25; dispatch and combine half each.
     assert c.layer == pytest.approx(222.5e-6)
     assert c.interval == pytest.approx((222.5e-6 * 0.9, 222.5e-6 * 1.1))
@@ -88,7 +92,7 @@ def test_refused_memory_is_a_reason() -> None:
     q = sample.question()
     answer = sample.answer("ll", 8)
     answer["memory"] = {"output_bytes": 5, "refused": "2^62 bytes"}
-    plan = capacity.CapacityPlan(q, [capacity.configuration_of(answer, q)])
+    plan = CapacityPlan(q, [configuration_of(answer, q)])
     judge(plan)
     assert plan.configurations[0].reasons == ["the sizing table refuses it: 2^62 bytes"]
 
@@ -96,33 +100,29 @@ def test_refused_memory_is_a_reason() -> None:
 def test_intervals_say_where_they_do_not_cover() -> None:
     q = sample.question()
     answer = sample.answer("ll", 8)
-    inside = capacity.configuration_of(answer, q)
+    inside = configuration_of(answer, q)
     combine = {**answer["combine"]["interval"], "outside": "9 nodes (fitted: 1)"}
     answer["combine"] = {**answer["combine"], "interval": combine}
-    outside = capacity.configuration_of(answer, q)
-    plan = capacity.CapacityPlan(q, [inside, outside])
+    outside = configuration_of(answer, q)
+    plan = CapacityPlan(q, [inside, outside])
     judge(plan)
     assert [c["layer_interval_covers"] for c in to_json(plan)["configurations"]] == [True, False]
     cells = [capacity_text.row_of(c, q)[4] for c in plan.configurations]
     assert [cell.endswith("*") for cell in cells] == [False, True], "combine alone is outside"
     assert "does not cover it: LL EP 8: 9 nodes" in capacity_text.as_text(plan)
-    assert [s.covers for s in (capacity.sample_of(answer), plan_sample())] == [False, True]
+    assert [s.covers for s in (sample_of(answer), plan_sample())] == [False, True]
     (axes,) = capacity_plots.scaling(plan).axes
     assert any("not covered" in str(line.get_label()) for line in axes.lines)
 
 
-def plan_sample() -> capacity.Sample:
-    return capacity.sample_of(sample.answer("ll", 8))
+def plan_sample() -> Sample:
+    return sample_of(sample.answer("ll", 8))
 
 
 def test_crossover_by_hand() -> None:
-    samples = [
-        capacity.sample_of(sample.answer(m, 8, t)) for m in ("ll", "ht") for t in (32, 40, 48)
-    ]
+    samples = [sample_of(sample.answer(m, 8, t)) for m in ("ll", "ht") for t in (32, 40, 48)]
     assert crossover_of(samples, 8).tokens == pytest.approx(40, rel=1e-6)
-    samples = [
-        capacity.sample_of(sample.answer(m, 8, t)) for m in ("ll", "ht") for t in (16, 64, 256)
-    ]
+    samples = [sample_of(sample.answer(m, 8, t)) for m in ("ll", "ht") for t in (16, 64, 256)]
     # Between 16 tokens, 42 to 66 us, and 64 tokens, 138 to 114 us:
     # 16 * 4 ^ (ln(66/42) / (ln(66/42) + ln(138/114))) = 42.39, where the curves cross at 40.
     assert crossover_of(samples, 8).tokens == pytest.approx(42.3936, rel=1e-5)
@@ -155,7 +155,7 @@ def test_files_come_back() -> None:
 
 def test_json_fits_its_schema() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema checks schemas")
-    folder = Path(capacity.__file__).parent
+    folder = Path(capacity_text.__file__).parent
     schema = json.loads((folder / "plan.schema.json").read_text())
     for plan in (judged(), judged(max_us=1.0, compute_us=5.0), judged(load="training")):
         jsonschema.Draft202012Validator(schema).validate(to_json(plan))

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from trefoil.capacity.step import Cost, Gpu, Part, Work, hit_experts, part_of, parts_of, product
+from trefoil.capacity.compute_costs import ComputeRecord, KindCosts
+from trefoil.capacity.step import (
+    Cost,
+    Gpu,
+    Machine,
+    Part,
+    Work,
+    hit_experts,
+    part_of,
+    parts_of,
+    product,
+)
 from trefoil.capacity.whole_model import Model, model_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +47,7 @@ TOY = Model(
 )  # fmt: skip
 # A byte a nanosecond, a thousand operations of bf16 and two thousand of fp8.
 GPU = Gpu(hbm_gb_per_s=1.0, bf16_tflops=1.0, fp8_tflops=2.0)
+ROOFLINE = Machine(GPU)
 
 
 def preset(name: str) -> Model:
@@ -86,10 +98,13 @@ def test_activations_are_the_widest_moment() -> None:
 def test_a_product_takes_the_longer_of_two() -> None:
     few, many = product(1, 100, 200, "bf16"), product(10**6, 100, 200, "bf16")
     assert few == Cost(2 * 100 * 200, 2 * 100 * 200 + 2 * 300, "bf16")
-    assert part_of("a", GPU, [(3.0, few)]) == Part("a", pytest.approx(3 * 40600e-9), "memory")
+    assert part_of("a", ROOFLINE, [(3.0, few)]) == Part(
+        "a", pytest.approx(3 * 40600e-9), "memory", "roofline", *[pytest.approx(3 * 40600e-9)] * 2
+    )
     wide = Gpu(1e6, 1.0)
-    assert part_of("a", wide, [(1.0, many)]) == Part("a", pytest.approx(4e10 / 1e12), "math")
-    assert product(1, 100, 200, "fp8").seconds(GPU)[0] == pytest.approx(2 * 100 * 200 / 2e12)
+    assert part_of("a", Machine(wide), [(1.0, many)]).limit == "math"
+    assert part_of("a", Machine(wide), [(1.0, many)]).seconds == pytest.approx(4e10 / 1e12)
+    assert product(1, 100, 200, "fp8").peaks(GPU)[0] == pytest.approx(2 * 100 * 200 / 2e12)
     assert Gpu(1.0, 1.0).tflops("fp8") == 1.0, "no fp8: at the rate of bf16"
 
 
@@ -99,7 +114,7 @@ def work(tokens: int, context: int, **more: object) -> Work:
 
 
 def test_decode_by_hand() -> None:
-    parts = {p.name: p for p in parts_of(TOY, GPU, work(4, 100))}
+    parts = {p.name: p for p in parts_of(TOY, ROOFLINE, work(4, 100))}
     # The memory binds everywhere. Weights, rows in and out of both products, keys and values.
     rows = 4 * (64 + 128 + 64 + 64)
     bytes_ = 4 * 2 * (64 * 128 + 64 * 64 + rows) + 4 * 4 * 100 * 64 * 2
@@ -110,17 +125,25 @@ def test_decode_by_hand() -> None:
     bytes_ = 3 * 2 * (hit * 3 * 64 * 16 + 8 * (64 + 32 + 16 + 64))
     assert parts["routed experts"].seconds == pytest.approx(bytes_ * 1e-9)
     assert parts["head"].seconds == pytest.approx(2 * (64 * 1000 + 4 * 1064) * 1e-9)
-    shared = [3 * (64 * 32 + 4 * 96 + 16 * 64 + 4 * 80), 64 * 256 + 4 * 320 + 128 * 64 + 4 * 192]
-    name = "shared experts and dense layers"
-    assert parts[name].seconds == pytest.approx(2 * sum(shared) * 1e-9)
+    shared, dense = (
+        3 * (64 * 32 + 4 * 96 + 16 * 64 + 4 * 80),
+        64 * 256 + 4 * 320 + 128 * 64 + 4 * 192,
+    )
+    assert parts["shared experts"].seconds == pytest.approx(2 * shared * 1e-9)
+    assert parts["dense layers"].seconds == pytest.approx(2 * dense * 1e-9)
+    # Router, two norms a layer, and the activations of 8 rows of routed, 4 of shared and of dense.
     bytes_ = 3 * 2 * (64 * 8 + 4 * 72) + 2 * 4 * 2 * 4 * 4 * 64
-    assert parts["router and norms"].seconds == pytest.approx(bytes_ * 1e-9)
+    bytes_ += 6 * (3 * 8 * 16 + 3 * 4 * 16 + 4 * 128)
+    # Positions of queries and new keys and values in and out, scores of eight experts in float.
+    bytes_ += 4 * 2 * 2 * 4 * (4 * 16 + 64) + 3 * 4 * 4 * 8
+    assert parts["router, norms, activations"].seconds == pytest.approx(bytes_ * 1e-9)
     assert {p.limit for p in parts.values()} == {"memory"}
 
 
 def test_longer_contexts_read_more() -> None:
     at = [
-        {p.name: p.seconds for p in parts_of(TOY, GPU, work(4, context))} for context in (100, 200)
+        {p.name: p.seconds for p in parts_of(TOY, ROOFLINE, work(4, context))}
+        for context in (100, 200)
     ]
     assert at[1]["attention"] - at[0]["attention"] == pytest.approx(4 * 4 * 100 * 64 * 2 * 1e-9)
     assert at[1]["routed experts"] == at[0]["routed experts"]
@@ -128,7 +151,7 @@ def test_longer_contexts_read_more() -> None:
 
 def test_prefill_counts_pairs() -> None:
     fast = Gpu(1e9, 1.0)  # memory does not bind
-    parts = {p.name: p for p in parts_of(TOY, fast, work(200, 100, is_prefill=True))}
+    parts = {p.name: p for p in parts_of(TOY, Machine(fast), work(200, 100, is_prefill=True))}
     # Two prompts of 100: products, and each token with itself and those before it.
     flops = 4 * (2 * 200 * (64 * 128 + 64 * 64) + 2 * (2 * 100 * 101 / 2) * 2 * 4 * 16)
     assert parts["attention"].seconds == pytest.approx(flops / 1e12)
@@ -140,7 +163,41 @@ def test_mla_reads_compressed_keys() -> None:
     m = preset("deepseek-v3")
     memory = Gpu(1000.0, 1e9)
     at = [
-        next(p for p in parts_of(m, memory, work(1, c, physical_experts=256))).seconds
+        next(p for p in parts_of(m, Machine(memory), work(1, c, physical_experts=256))).seconds
         for c in (1000, 2000)
     ]
     assert at[1] - at[0] == pytest.approx(70272 * 1000 / 1e12)
+
+
+def test_fp8_takes_casts_and_a_byte_an_element() -> None:
+    at = {p.name: p for p in parts_of(TOY, ROOFLINE, work(4, 100, weight_dtype="fp8"))}
+    small = 1 + 4 / 128**2
+    shared = 3 * (small * (64 * 32 + 16 * 64) + 4 * (64 + 2 * 32 + 16 + 2 * 64))
+    assert at["shared experts"].seconds == pytest.approx(shared * 1e-9)
+    # Rows of 64 go into qkv and out in all layers, into shared experts in three, dense in one.
+    bf16 = {p.name: p for p in parts_of(TOY, ROOFLINE, work(4, 100))}
+    name = "router, norms, activations"
+    casts = 3 * 4 * 64 * (4 + 3 + 1)
+    less = 3 * 8 * 16 + 3 * 4 * 16 + 4 * 128  # activations are written in fp8
+    assert at[name].seconds - bf16[name].seconds == pytest.approx((casts - less) * 1e-9)
+
+
+def test_the_busiest_gpu_counts() -> None:
+    mean, busy = (
+        {p.name: p for p in parts_of(TOY, ROOFLINE, work(4, 100, busiest=b))} for b in (1.0, 1.5)
+    )
+    rows = 3 * 2 * 8 * 0.5 * (64 + 32 + 16 + 64)
+    gap = busy["routed experts"].seconds - mean["routed experts"].seconds
+    assert gap == pytest.approx(rows * 1e-9)
+    assert busy["attention"] == mean["attention"]
+
+
+def test_rows_of_an_expert_come_in_tiles() -> None:
+    costs = KindCosts(0.0, 1.0, 1.0, 8.0)
+    record = ComputeRecord("r", "g", "", 64, {("grouped", "bf16"): costs})
+    fast = Gpu(1e9, 1.0)  # memory does not bind
+    tiled = {p.name: p for p in parts_of(TOY, Machine(fast, record), work(4, 100))}
+    hit = 2 * (1 - 0.75**16)  # 8 rows for two experts: a tile each
+    flops = 3 * 2 * 64 * hit * 3 * 64 * 16
+    assert tiled["routed experts"].seconds == pytest.approx(flops / 1e12)
+    assert (tiled["routed experts"].costs, tiled["head"].costs) == ("fitted", "roofline")

@@ -16,7 +16,8 @@ import pytest
 
 import trefoil
 from trefoil.capacity import __main__ as planner
-from trefoil.capacity.plan import from_json, load_capacity
+from trefoil.capacity import deployments
+from trefoil.capacity.plan_file import from_json, load_capacity
 from trefoil.capacity.plan_text import as_text, title_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +133,9 @@ def test_price_and_power_of_a_million_tokens() -> None:
         assert c["kwh_per_million_tokens"] == pytest.approx(1.2 * hours)
     text = run("plan", *options, "--gpu-hour", "2.5").stdout
     price = f"{whole['usd_per_million_tokens']:.3g}"
-    assert f"at least {price} USD a million tokens" in " ".join(text.split())
+    assert f"; {price} USD a million tokens" in " ".join(text.split())
+    text = run("plan", *options, "--gpu-hour", "2.5", "--compute-costs", "roofline").stdout
+    assert re.search(r"at least [0-9.]+ USD a million tokens", " ".join(text.split()))
     assert "kWh" not in text and "USD" not in run("plan", *options).stdout
 
 
@@ -173,8 +176,9 @@ def test_the_largest_batch_fits_and_one_more_percent_does_not() -> None:
 
 
 def test_a_step_is_its_parts() -> None:
+    more = ("--overlap", "none", *CLOSED)
     for load in ("decode", "prefill"):
-        for c in plan("--gpus", "96", "--ep", "96", "--load", load, *CLOSED)["configurations"]:
+        for c in plan("--gpus", "96", "--ep", "96", "--load", load, *more)["configurations"]:
             compute = sum(p["seconds"] for p in c["compute"])
             assert c["communication_seconds"] == pytest.approx(58 * c["layer_seconds"])
             assert c["step_seconds"] == pytest.approx(compute + c["communication_seconds"])
@@ -258,8 +262,50 @@ def test_the_first_answer_is_a_screen() -> None:
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) <= 50
     assert max(map(len, lines)) <= 130
-    assert "tokens/s a GPU" in lines[2] and "largest batch" in done.stdout
-    assert "roofline" in done.stdout and "real kernels are slower" in " ".join(lines)
+    assert "tokens/s a GPU" in lines[2] and "batch fits" in done.stdout
+    assert "compute by deepgemm-h800" in " ".join(lines)
+    options = ("--gpus", "8", "--reserve-gb", "0", *CLOSED, "--compute-costs", "roofline")
+    assert "real kernels are slower" in " ".join(run("plan", *options).stdout.split())
+
+
+def test_overlap_is_replayed_and_the_fastest_counts() -> None:
+    options = ("--gpus", "96", "--ep", "96", *CLOSED)
+    for c in plan(*options)["configurations"]:
+        timings = {t["overlap"]: t for t in c["timings"]}
+        assert set(timings) == {"none", "shared", "two-batch"}
+        assert c["step_seconds"] == min(t["seconds"] for t in timings.values())
+        assert timings[c["overlap"]]["seconds"] == c["step_seconds"]
+        none, shared, two = (timings[name] for name in ("none", "shared", "two-batch"))
+        assert none["seconds"] == pytest.approx(
+            none["compute_seconds"] + none["communication_seconds"]
+        )
+        assert shared["compute_seconds"] == pytest.approx(none["compute_seconds"])
+        assert shared["seconds"] <= none["seconds"]
+        assert two["compute_seconds"] > none["compute_seconds"], "weights are read twice"
+        longest = max(two["compute_seconds"], two["communication_seconds"])
+        assert longest <= two["seconds"] <= two["compute_seconds"] + two["communication_seconds"]
+    for c in plan("--gpus", "16", "--ep", "16", "--tokens", "16", "--no-crossover", *FITS)[
+        "configurations"
+    ]:
+        assert all(t["low"] <= t["seconds"] <= t["high"] for t in c["timings"])
+    done = run("plan", *options, "--overlap", "three-batch")
+    assert done.returncode == 2 and "--overlap three-batch: expected none" in done.stderr
+
+
+def test_costs_are_of_one_library() -> None:
+    for gpus, library in (("8", "trefoil"), ("16", "deepep")):
+        options = ("--gpus", gpus, "--tokens", "4", "--no-crossover", *FITS)
+        data = plan(*options)
+        assert {c["costs"].split("-")[0] for c in data["configurations"]} == {library}
+
+
+def test_published_deployments_are_predicted_as_the_page_says() -> None:
+    data = deployments.load_rows()
+    assert {row["account"] for row in data["rows"]} == set(data["accounts"])
+    assert len(data["accounts"]) >= 6
+    found = [deployments.predict(row, PROGRAM) for row in data["rows"]]
+    page = (ROOT / "docs/deployments.md").read_text()
+    assert page == deployments.page_of(data, found)
 
 
 def test_a_bound_is_bytes_over_line_rates() -> None:
@@ -380,3 +426,13 @@ def test_the_verb_ends_with_the_same_sentence() -> None:
     done = run("plan", "--cluster", "laptop")
     assert (done.returncode, done.stdout) == (2, "") and "known are" in done.stderr
     assert done.stderr.startswith("trefoil plan: ") and done.stderr.count("\n") == 1
+
+
+def test_compute_costs_that_cannot_be_read(tmp_path: Path) -> None:
+    options = ("plan", "--gpus", "8", *CLOSED, "--compute-costs")
+    for value, words in (
+        ("x", "--compute-costs: no compute record 'x': expected deepgemm-h800"),
+        (str(tmp_path / "none.json"), "none.json: No such file"),
+    ):
+        done = run(*options, value)
+        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr

@@ -18,7 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from trefoil import plot
-from trefoil.capacity.plan import CapacityPlan, Configuration, Sample
+from trefoil.capacity.configuration import Configuration
+from trefoil.capacity.crossover import Sample
+from trefoil.capacity.plan import CapacityPlan
 from trefoil.plot import (
     BLUE,
     GREEN,

@@ -6,19 +6,13 @@ import csv
 import io
 import math
 import textwrap
+from pathlib import Path
 
-from trefoil.capacity.plan import (
-    CapacityPlan,
-    Configuration,
-    Crossover,
-    Nearest,
-    Question,
-    context_that_fits,
-    fits,
-    memory_limit,
-    nearest_of,
-    why_no_step,
-)
+from trefoil.capacity.configuration import Configuration
+from trefoil.capacity.crossover import Crossover
+from trefoil.capacity.plan import CapacityPlan
+from trefoil.capacity.question import Question, why_no_step
+from trefoil.capacity.verdict import Nearest, context_that_fits, fits, memory_limit, nearest_of
 from trefoil.table import aligned, markdown
 from trefoil.units import format_bytes, format_seconds
 
@@ -45,14 +39,15 @@ STEP_HEADINGS = (
     "EP",
     "groups",
     "",
-    "tokens/s a GPU",
+    "tokens/s",
     "a step",
+    "schedule",
     "attention",
     "experts",
     "other",
     "communication",
     "memory",
-    "largest batch",
+    "batch fits",
 )
 PRICE_HEADING = "USD a million"
 MARKS = {"cheapest": "cheapest", "meets": "meets", "misses": "misses"}
@@ -135,6 +130,7 @@ def step_row(c: Configuration, q: Question) -> list[str]:
         MARKS.get(c.verdict, ""),
         "-" if rate is None else f"{rate:,.0f}",
         "-" if step is None else format_seconds(step) + "*" * bool(c.outside),
+        c.timing.overlap if c.timing else "none",
         *parts,
         format_seconds(c.communication(q)) + shared,
         "refused" if c.memory.refused else format_bytes(c.memory.total),
@@ -182,12 +178,13 @@ def step_notes(plan: CapacityPlan) -> list[str]:
     """What a reader must know to trust a step's time and memory."""
     q, of = plan.question, plan.configurations
     notes = []
-    if any(c.compute for c in of):
+    notes += compute_notes(plan)
+    if any(c.timings for c in of):
         notes.append(
-            "compute is a roofline at the GPU's peak rates, not measured: real kernels are slower, "
-            "so tokens/s are at most and times at least what stands here"
+            f"schedule: the fastest of {', '.join(q.overlaps)} (--overlap); in brackets what of a "
+            "step waits for communication; attention, experts and other are of one whole batch"
         )
-    if q.is_whole:
+    elif q.is_whole:
         notes.append("nothing overlaps: a step is its compute, then its communication")
     outside = list(dict.fromkeys(c.mode.upper() for c in of if c.outside))
     if outside:
@@ -213,6 +210,30 @@ def step_notes(plan: CapacityPlan) -> list[str]:
             "(--reserve-gb) for CUDA's context, NCCL and workspaces"
         )
     return notes
+
+
+def is_roofline(c: Configuration) -> bool:
+    """Its compute is no more than a bound."""
+    return bool(c.compute) and all(p.costs == "roofline" for p in c.compute)
+
+
+def compute_notes(plan: CapacityPlan) -> list[str]:
+    """Where the time of compute comes from."""
+    q = plan.question
+    parts = [p for c in plan.configurations for p in c.compute]
+    if not parts:
+        return []
+    bound = list(dict.fromkeys(p.name for p in parts if p.costs == "roofline"))
+    if not q.compute_gpu:
+        return [
+            "compute is a roofline at the GPU's peak rates, not measured: real kernels are slower, "
+            "so tokens/s are at most and times at least what stands here"
+        ]
+    name = Path(q.compute_costs).name
+    text = f"compute by {name}: shares of the peaks that kernels reach on {q.compute_gpu}"
+    if bound:
+        text += f"; a roofline, so at least: {', '.join(bound)}"
+    return [text]
 
 
 def _not_whole(q: Question) -> str:
@@ -244,9 +265,7 @@ def notes_of(plan: CapacityPlan) -> list[str]:
     if why := why_no_step(q):
         notes.append(f"no step and no tokens/s: {why}")
     if any(c.memory.library == "cpu" for c in configurations):
-        notes.append(
-            "c: buffers of the CPU library; the GPU library's kernels do not take that shape yet"
-        )
+        notes.append("c: buffers of the CPU library; the GPU library does not take that shape")
     refusals = dict.fromkeys(w.refusal for c in configurations for w in c.what_if if w.refusal)
     notes += [f"a what-if that does not apply: {text}" for text in refusals]
     return [*notes, *step_notes(plan)]
@@ -276,7 +295,7 @@ def _answer(c: Configuration, q: Question) -> str:
         sms = f"{c.sms} SMs, " if c.sms else ""
         layer = format_seconds(c.layer)
         return f"{c.mode.upper()} in groups of {c.ep} GPUs, {layer} a layer, {sms}{memory}."
-    most, least = ("at most ", "at least ") if c.compute else ("", "")
+    most, least = ("at most ", "at least ") if is_roofline(c) else ("", "")
     groups = f"{c.replicas} group{'s'[: c.replicas > 1]} of {c.ep} GPUs"
     idle = q.gpus - c.used(q)
     node = (
@@ -287,11 +306,17 @@ def _answer(c: Configuration, q: Question) -> str:
         f"{c.mode.upper()} in {groups}{f', {idle} GPUs idle' if idle else ''}: "
         f"{most}{rate:,.0f} tokens/s a GPU{node}, {least}"
         f"{format_seconds(step * q.steps_to_first_token)} {what}, "
-        f"{100 * share:.0f} % of it communication; {memory}"
+        f"{_waits(c, share)}; {memory}"
     )
     if c.max_tokens and c.max_tokens > q.tokens:
         text += f", {c.max_tokens:,} tokens a GPU would fit"
     return text + f"{_price(c, q)}."
+
+
+def _waits(c: Configuration, share: float) -> str:
+    overlapped = c.timing is not None and c.timing.overlap != "none"
+    how = f" with {c.timing.overlap} overlap" if overlapped and c.timing else ""
+    return f"{100 * share:.0f} % of it communication{how}"
 
 
 def _price(c: Configuration, q: Question) -> str:
@@ -299,7 +324,7 @@ def _price(c: Configuration, q: Question) -> str:
     usd, kwh = c.usd_per_million(q), c.kwh_per_million(q)
     found = [f"{usd:.3g} USD"] if usd is not None else []
     found += [f"{kwh:.3g} kWh"] if kwh is not None else []
-    least = "at least " if c.compute else ""
+    least = "at least " if is_roofline(c) else ""
     return f"; {least}{' and '.join(found)} a million tokens" if found else ""
 
 

@@ -1,9 +1,9 @@
-"""The compute of one step on one GPU by the roofline: for each part the larger of its operations
-over the tensor cores' peak rate and its bytes over the memory's. Nothing is measured: no kernel is
-faster, and real ones are slower.
+"""The compute of one step on one GPU: operations and bytes of each kernel, and its time.
 
-Routed experts get equally many rows on every GPU. Weights are read once a pass and layer, those of
-an expert only if a row of the group goes to it.
+By a compute record (compute_costs.py) or, where that knows nothing, by the roofline: the larger of
+operations over the tensor cores' peak rate and bytes over the memory's. No kernel is faster.
+
+Weights are read once a pass and layer, those of an expert only if a row of the group goes to it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trefoil.capacity.compute_costs import ComputeRecord
 from trefoil.capacity.whole_model import BF16, KV_BYTES, WEIGHT_BYTES, Model, other_dtype
+
+LAYER_PARTS = ("attention", "shared experts", "routed experts", "router, norms, activations")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Work:
     physical_experts: int
     weight_dtype: str
     kv_dtype: str
+    busiest: float = 1.0  # rows of the busiest GPU's experts over the mean
+    is_flat: bool = False  # dispatch leaves rows by source, not by expert: HT flat, LL rank-major
 
     @property
     def sequences(self) -> int:
@@ -50,6 +55,9 @@ class Part:
     name: str
     seconds: float
     limit: str  # "memory" or "math"
+    costs: str = "roofline"  # "fitted" or "published": how much of it does not come from a roofline
+    low: float | None = None  # where the record's rows say it
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,25 +67,71 @@ class Cost:
     flops: float
     bytes: float
     dtype: str = "bf16"
+    kind: str = "product"  # of compute_costs.KINDS
 
-    def seconds(self, gpu: Gpu) -> tuple[float, float]:
-        """At the peaks of the tensor cores, and of the memory."""
+    def peaks(self, gpu: Gpu) -> tuple[float, float]:
+        """Seconds at the peaks of the tensor cores, and of the memory."""
         return self.flops / (gpu.tflops(self.dtype) * 1e12), self.bytes / (gpu.hbm_gb_per_s * 1e9)
 
 
+@dataclass(frozen=True)
+class Machine:
+    """A GPU and what kernels reach of its peaks; no record: a roofline."""
+
+    gpu: Gpu
+    record: ComputeRecord | None = None
+
+    @property
+    def row_tile(self) -> int:
+        return self.record.row_tile if self.record else 1
+
+    def seconds(self, cost: Cost) -> tuple[float, float, float, str]:
+        """Of a kernel, the interval's ends, and where the costs come from."""
+        math, memory = cost.peaks(self.gpu)
+        known = self.record.of(cost.kind, cost.dtype) if self.record else None
+        if known is None:
+            t = max(math, memory)
+            return t, t, t, "roofline"
+        t = known.seconds(math, memory)
+        return t, t * min(1, known.low), t * max(1, known.high), known.origin
+
+
+def input_bytes(dtype: str) -> float:
+    """Of an element that goes into a product with such weights."""
+    return 1.0 if dtype == "fp8" else BF16
+
+
 def product(rows: float, inner: int, outer: int, dtype: str) -> Cost:
-    """rows x inner times inner x outer; rows in and out in bf16."""
+    """rows x inner times inner x outer; rows in as the weights are, out in bf16."""
     weights = inner * outer * WEIGHT_BYTES[dtype]
-    return Cost(2.0 * rows * inner * outer, weights + BF16 * rows * (inner + outer), dtype)
+    size = weights + rows * (input_bytes(dtype) * inner + BF16 * outer)
+    return Cost(2.0 * rows * inner * outer, size, dtype)
 
 
-def part_of(name: str, gpu: Gpu, costs: Iterable[tuple[float, Cost]]) -> Part:
+def cast(rows: float, elements: int, dtype: str) -> list[Cost]:
+    """To what a product takes: read in bf16, written."""
+    if dtype != "fp8":
+        return []
+    return [Cost(0.0, rows * elements * (BF16 + 1), kind="elementwise")]
+
+
+def activation(rows: float, width: int, dtype: str) -> Cost:
+    """Gate and up in, their product out as the next product takes it."""
+    return Cost(0.0, rows * width * (2 * BF16 + input_bytes(dtype)), kind="elementwise")
+
+
+def part_of(name: str, machine: Machine, costs: Iterable[tuple[float, Cost]]) -> Part:
     """Costs one after the other, each so many times."""
-    math, memory, total = 0.0, 0.0, 0.0
+    math = memory = total = low = high = 0.0
+    origins = {}
     for times, cost in costs:
-        m, b = cost.seconds(gpu)
-        math, memory, total = math + times * m, memory + times * b, total + times * max(m, b)
-    return Part(name, total, "math" if math > memory else "memory")
+        m, b = cost.peaks(machine.gpu)
+        t, least, most, origin = machine.seconds(cost)
+        math, memory, total = math + times * m, memory + times * b, total + times * t
+        low, high = low + times * least, high + times * most
+        origins[origin] = origins.get(origin, 0.0) + times * t
+    longest = max(origins, key=lambda o: origins[o], default="roofline")
+    return Part(name, total, "math" if math > memory else "memory", longest, low, high)
 
 
 def attention_costs(m: Model, w: Work, dtype: str) -> list[tuple[float, Cost]]:
@@ -92,7 +146,7 @@ def attention_costs(m: Model, w: Work, dtype: str) -> list[tuple[float, Cost]]:
         latent = m.num_heads * m.kv_lora * (m.nope + m.v)
         rows = m.num_heads * (m.nope + m.v + 2 * m.kv_lora)
         # In bf16: engines keep the absorbed halves of kv_b in it.
-        absorbed = Cost(2.0 * w.tokens * latent, BF16 * (latent + w.tokens * rows))
+        absorbed = Cost(2.0 * w.tokens * latent, BF16 * (latent + w.tokens * rows), kind="grouped")
         costs.append((float(m.num_layers), absorbed))
     for layers, seen in m.windows(w.context):
         costs.append((float(layers), attention_core(m, w, seen)))
@@ -111,9 +165,13 @@ def attention_core(m: Model, w: Work, seen: int) -> Cost:
     c = w.context
     pairs = w.tokens * (seen * (seen + 1) / 2 + (c - seen) * seen) / c
     cache = w.sequences * seen * m.kv_elements * KV_BYTES[w.kv_dtype]
+    kind = "mla-decode" if m.is_mla else "attention-decode"
+    if w.is_prefill:
+        kind = "attention-prefill"
     if not w.is_prefill:
         pairs = float(w.tokens * seen)
-    return Cost(2.0 * pairs * per_pair, cache)
+    # fp8 keys and values are multiplied in bf16 after they are read, as most kernels do.
+    return Cost(2.0 * pairs * per_pair, cache, kind=kind)
 
 
 def hit_experts(m: Model, w: Work) -> float:
@@ -123,14 +181,18 @@ def hit_experts(m: Model, w: Work) -> float:
     return local * (1 - missed)
 
 
-def experts_costs(m: Model, w: Work) -> list[tuple[float, Cost]]:
-    """Grouped products: gate and up together, then down."""
-    rows, hit, dtype = w.tokens * m.topk, hit_experts(m, w), w.weight_dtype
+def experts_costs(m: Model, w: Work, row_tile: int) -> list[tuple[float, Cost]]:
+    """Grouped products of the busiest GPU: gate and up together, then down. The tensor cores take
+    an expert's rows in whole tiles: on average half a tile more than there are, at least one."""
+    rows, hit, dtype = w.tokens * m.topk * w.busiest, hit_experts(m, w), w.weight_dtype
+    tiles = max(1.0, rows / hit / row_tile + 0.5) if row_tile > 1 else rows / hit
+    padded = hit * tiles * row_tile
     costs = []
     for inner, outer in ((m.hidden, 2 * m.expert_hidden), (m.expert_hidden, m.hidden)):
         weights = hit * inner * outer * WEIGHT_BYTES[dtype]
-        size = weights + BF16 * rows * (inner + outer)
-        costs.append((float(m.moe_layers), Cost(2.0 * rows * inner * outer, size, dtype)))
+        size = weights + rows * (input_bytes(dtype) * inner + BF16 * outer)
+        cost = Cost(2.0 * padded * inner * outer, size, dtype, "grouped")
+        costs.append((float(m.moe_layers), cost))
     return costs
 
 
@@ -138,26 +200,58 @@ def feed_forward(tokens: int, hidden: int, width: int, dtype: str) -> list[Cost]
     return [product(tokens, hidden, 2 * width, dtype), product(tokens, width, hidden, dtype)]
 
 
-def parts_of(m: Model, gpu: Gpu, w: Work) -> list[Part]:
+def permutation_costs(m: Model, w: Work) -> list[Cost]:
+    """Flat rows to the experts' order, a copy for each of a row's experts, and their weighted sums
+    back, with the largest number of rows: each of a token's experts on a GPU of its own."""
+    rows = w.tokens * m.topk * w.busiest * m.hidden
+    copied = 2 * input_bytes(w.weight_dtype) * rows
+    return [Cost(0.0, size, kind="elementwise") for size in (copied, 2 * BF16 * rows)]
+
+
+def elementwise_costs(m: Model, w: Work, dtype: str) -> list[tuple[float, Cost]]:
+    """Norms, activations, and casts to fp8, each in one pass over memory."""
+    # Two norms a layer: residual and addend in, sum and normalised row out. Rotary positions of
+    # queries, and the cache's new rows: in and out. The router's choice: scores in.
+    norm = Cost(0.0, BF16 * 4 * w.tokens * m.hidden, kind="elementwise")
+    turned = m.num_heads * (m.rope if m.is_mla else m.head) + m.kv_elements
+    positions = Cost(0.0, BF16 * 2 * w.tokens * turned, kind="elementwise")
+    choice = Cost(0.0, 4.0 * w.tokens * m.experts, kind="elementwise")
+    costs = [(2.0 * m.num_layers, norm), (1.0 * m.num_layers, positions)]
+    costs.append((float(m.moe_layers), choice))
+    if m.is_mla and w.is_prefill:  # keys: the part without positions and the other put together
+        keys = Cost(0.0, BF16 * 2 * w.tokens * m.num_heads * (m.nope + m.rope), kind="elementwise")
+        costs.append((float(m.num_layers), keys))
+    if w.is_flat:
+        costs += [(float(m.moe_layers), cost) for cost in permutation_costs(m, w)]
+    widths = {a for _, a, _ in m.attention_products()}
+    costs += [(float(m.num_layers), c) for a in widths for c in cast(w.tokens, a, dtype)]
+    of_experts = activation(w.tokens * m.topk * w.busiest, m.expert_hidden, w.weight_dtype)
+    costs.append((float(m.moe_layers), of_experts))
+    for layers, width in ((m.moe_layers, m.shared_hidden), (m.dense_layers, m.dense_hidden)):
+        if layers and width:
+            each = [activation(w.tokens, width, dtype), *cast(w.tokens, m.hidden, dtype)]
+            costs += [(float(layers), cost) for cost in each]
+    return costs
+
+
+def parts_of(m: Model, machine: Machine, w: Work) -> list[Part]:
+    """All of a step. LAYER_PARTS are those of MoE layers and what belongs to every layer."""
     dtype = other_dtype(w.weight_dtype)
-    kinds = ((m.moe_layers, m.shared_hidden), (m.dense_layers, m.dense_hidden))
-    shared = [
-        (float(layers), cost)
-        for layers, width in kinds
+    shared, dense = (
+        [(float(layers), cost) for cost in feed_forward(w.tokens, m.hidden, width, dtype)]
         if layers and width
-        for cost in feed_forward(w.tokens, m.hidden, width, dtype)
-    ]
-    router = product(w.tokens, m.hidden, m.experts, "bf16")
-    # Two norms a layer: residual and addend in, sum and normalised row out.
-    norm = Cost(0.0, BF16 * 4 * w.tokens * m.hidden)
+        else []
+        for layers, width in ((m.moe_layers, m.shared_hidden), (m.dense_layers, m.dense_hidden))
+    )
+    router = (float(m.moe_layers), product(w.tokens, m.hidden, m.experts, "bf16"))
     last = w.sequences if w.is_prefill else w.tokens  # rows that become a token
+    head = [(1.0, product(last, m.hidden, m.vocabulary, "bf16"))]
     parts = [
-        part_of("attention", gpu, attention_costs(m, w, dtype)),
-        part_of("shared experts and dense layers", gpu, shared),
-        part_of("routed experts", gpu, experts_costs(m, w)),
-        part_of(
-            "router and norms", gpu, [(float(m.moe_layers), router), (2.0 * m.num_layers, norm)]
-        ),
-        part_of("head", gpu, [(1.0, product(last, m.hidden, m.vocabulary, "bf16"))]),
+        part_of(LAYER_PARTS[0], machine, attention_costs(m, w, dtype)),
+        part_of(LAYER_PARTS[1], machine, shared),
+        part_of(LAYER_PARTS[2], machine, experts_costs(m, w, machine.row_tile)),
+        part_of(LAYER_PARTS[3], machine, [router, *elementwise_costs(m, w, dtype)]),
+        part_of("dense layers", machine, dense),
+        part_of("head", machine, head),
     ]
     return [p for p in parts if p.seconds > 0]

@@ -1,0 +1,217 @@
+"""A fleet for a traffic: GPUs for prefill and for decode, each with the configuration that takes
+the fewest.
+
+Demand is an average: requests arrive at random, so groups are kept below a utilisation. A prompt
+waits on average for half of the step that runs when it comes, then for its own. Sequences that
+decode are spread over the output's length: on average they see the input and half of the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trefoil.capacity.batch_search import Candidate, Search, row_of
+from trefoil.capacity.question import PlanError, Question
+from trefoil.capacity.verdict import fits
+
+DECODE_BATCHES = "8..512"
+PREFILL_BATCHES = "4096,16384"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    requests_per_s: float
+    input_tokens: int
+    output_tokens: int
+    max_ttft_ms: float | None
+    max_step_ms: float | None
+    utilisation: float  # most that groups may be used
+    cached: float  # share of input tokens whose keys and values are there already
+
+    @property
+    def decode_context(self) -> int:
+        return self.input_tokens + max(1, self.output_tokens // 2)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence when it ends."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of a prompt."""
+        return max(1, round(self.input_tokens * (1 - self.cached)))
+
+    def demand(self, load: str) -> float:
+        """Tokens a second."""
+        of = self.computed_tokens if load == "prefill" else self.output_tokens
+        return self.requests_per_s * of
+
+
+@dataclass(frozen=True)
+class Part:
+    """The GPUs of one load."""
+
+    load: str
+    candidate: Candidate
+    groups: int
+    latency: float  # seconds: to the first token, or per output token; the interval's upper end
+    utilisation: float
+
+    @property
+    def gpus(self) -> int:
+        return self.groups * self.candidate.configuration.ep
+
+
+@dataclass
+class Fleet:
+    traffic: Traffic
+    parts: list[Part]  # prefill, decode; [] of what cannot be met
+    searches: dict[str, Search]
+    misses: list[str]  # sentences
+
+    @property
+    def question(self) -> Question:
+        return self.searches["decode"].question
+
+    @property
+    def is_met(self) -> bool:
+        return len(self.parts) == 2 and not self.misses
+
+    @property
+    def gpus(self) -> int:
+        return sum(p.gpus for p in self.parts)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        price = self.question.gpu_hour_usd
+        return None if price is None else price * self.gpus
+
+
+def traffic_of(o: argparse.Namespace) -> Traffic:
+    """PlanError says which option is missing or out of place."""
+    needed = ("requests_per_s", "input_tokens", "output_tokens")
+    missing = [f"--{n.replace('_', '-')}" for n in needed if getattr(o, n) is None]
+    if missing:
+        raise PlanError(f"a fleet needs a traffic: {', '.join(missing)} is missing")
+    if o.requests_per_s <= 0:
+        raise PlanError("--requests-per-s 0: no traffic needs no fleet")
+    for name in ("tokens", "context", "load", "max_us"):
+        if getattr(o, name) is not None:
+            raise PlanError(f"--{name.replace('_', '-')} is not of a fleet: the traffic says it")
+    if not 0 < o.utilisation <= 1:
+        raise PlanError(f"--utilisation {o.utilisation:g}: more than 0, at most 1")
+    if not 0 <= o.cached < 1:
+        raise PlanError(f"--cached {o.cached:g}: a share of the input, less than 1")
+    return Traffic(
+        requests_per_s=o.requests_per_s,
+        input_tokens=o.input_tokens,
+        output_tokens=o.output_tokens,
+        max_ttft_ms=o.max_ttft_ms,
+        max_step_ms=o.max_step_ms,
+        utilisation=o.utilisation,
+        cached=o.cached,
+    )
+
+
+def options_of(o: argparse.Namespace, traffic: Traffic, load: str) -> argparse.Namespace:
+    """Of the search for one load's configuration."""
+    prefill = load == "prefill"
+    changes = {
+        "load": load,
+        "tokens": PREFILL_BATCHES if prefill else DECODE_BATCHES,
+        "context": str(traffic.computed_tokens if prefill else traffic.decode_context),
+        "max_step_ms": None if prefill else traffic.max_step_ms,
+        "mode": throughput_modes(o.mode) if prefill else o.mode,
+        "requests_per_s": None,
+    }
+    return argparse.Namespace(**{**vars(o), **changes})
+
+
+def throughput_modes(modes: str) -> str:
+    """Of a list, HT's: LL sends every prompt token by itself. LL's where there is no other."""
+    return ",".join(m for m in modes.split(",") if m.startswith("ht")) or modes
+
+
+def latency_of(c: Candidate) -> float:
+    """To the first token with the wait, or of an output token: at the interval's upper end."""
+    q, of = c.question, c.configuration
+    interval = of.step_interval(q)
+    step = interval[1] if interval else of.step(q) or math.inf
+    return step * (0.5 + q.steps_to_first_token) if q.load == "prefill" else step
+
+
+def part_of(search: Search, traffic: Traffic) -> Part | str:
+    """The fewest GPUs; or why nothing does it, with the nearest limit that works."""
+    load = search.question.load
+    limit_ms = traffic.max_ttft_ms if load == "prefill" else traffic.max_step_ms
+    known = [c for c in search.candidates() if c.throughput > 0]
+    fitting = [c for c in known if fits(c.configuration, c.question)]
+    if not fitting:
+        needs = min(c.configuration.memory.total for c in known) / 1e9
+        return f"{load}: nothing fits: the least is {needs:.1f} GB a GPU"
+    in_time = [c for c in fitting if limit_ms is None or latency_of(c) * 1e3 <= limit_ms]
+    if not in_time:
+        nearest = min(fitting, key=latency_of)
+        of = nearest.configuration
+        option = "--max-ttft-ms" if load == "prefill" else "--max-step-ms"
+        return (
+            f"{load}: {option} {limit_ms:g} binds: {math.ceil(latency_of(nearest) * 1e3)} works, "
+            f"with {of.mode.upper()} EP {of.ep}, {nearest.question.tokens:,} tokens a GPU"
+        )
+    demand = traffic.demand(load)
+    parts = []
+    for c in in_time:
+        rate = (c.configuration.tokens_per_second(c.question) or 0.0) * c.configuration.ep
+        groups = max(1, math.ceil(demand / (rate * traffic.utilisation)))
+        parts.append(Part(load, c, groups, latency_of(c), demand / (rate * groups)))
+    return min(parts, key=lambda p: (p.gpus, p.latency))
+
+
+def fleet_of(traffic: Traffic, searches: dict[str, Search], gpus: int | None) -> Fleet:
+    """gpus: that there are; None: as many as it takes."""
+    found = [part_of(searches[load], traffic) for load in ("prefill", "decode")]
+    parts = [p for p in found if isinstance(p, Part)]
+    fleet = Fleet(traffic, parts, searches, [p for p in found if isinstance(p, str)])
+    if fleet.is_met and gpus is not None and fleet.gpus > gpus:
+        rate = traffic.requests_per_s * gpus / fleet.gpus
+        fleet.misses.append(
+            f"--gpus {gpus} binds: {fleet.gpus} GPUs do it; {gpus} do about {rate:.3g} requests/s"
+        )
+    return fleet
+
+
+def plan_fleet(o: argparse.Namespace, search: Callable[[argparse.Namespace], Search]) -> Fleet:
+    """search: runs the planner with these options."""
+    traffic = traffic_of(o)
+    gpus = int(o.gpus) if o.gpus and o.gpus.isdecimal() else None
+    of = argparse.Namespace(**{**vars(o), "gpus": None if gpus is None else o.gpus})
+    searches = {load: search(options_of(of, traffic, load)) for load in ("prefill", "decode")}
+    return fleet_of(traffic, searches, gpus)
+
+
+def to_json(fleet: Fleet) -> dict[str, Any]:
+    parts = [
+        {
+            "load": p.load,
+            "gpus": p.gpus,
+            "groups": p.groups,
+            "latency_seconds": p.latency,
+            "utilisation": p.utilisation,
+            "configuration": row_of(p.candidate, True),
+        }
+        for p in fleet.parts
+    ]
+    return {
+        "format": "trefoil-fleet",
+        "version": 1,
+        "traffic": vars(fleet.traffic),
+        "parts": parts,
+        "gpus": fleet.gpus if fleet.is_met else None,
+        "usd_per_hour": fleet.usd_per_hour if fleet.is_met else None,
+        "misses": fleet.misses,
+    }

@@ -1,0 +1,232 @@
+"""Searches, fleets and serving commands with the program as built ($TREFOIL_PROGRAM)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trefoil
+from trefoil.capacity import __main__ as verb
+from trefoil.capacity import fleet, search_plots
+from trefoil.capacity.batch_search import Search
+from trefoil.capacity.configuration import Configuration
+from trefoil.capacity.question import PlanError, Question
+from trefoil.capacity.serving import MODELS, command_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
+pytestmark = pytest.mark.skipif(not PROGRAM, reason="TREFOIL_PROGRAM does not name the program")
+CLOSED = {"engine": "closed-form"}
+WORDS = ("--engine", "closed-form")
+
+
+@pytest.fixture(scope="module")
+def found() -> Search:
+    return trefoil.plan(gpus=128, ep="32,64,96", tokens="8..128", context="1024,8192", **CLOSED)
+
+
+def told(*args: str) -> tuple[int, str]:
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        code = verb.main([*WORDS, *args])
+    return code, text.getvalue()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        verb.main([*WORDS, *args])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_search_holds_every_combination(found: Search) -> None:
+    rows = found.rows()
+    assert len(rows) == 2 * 5 * 2 * 3
+    keys = {(r["context"], r["tokens"], r["mode"], r["ep"]) for r in rows}
+    assert len(keys) == len(rows)
+    assert {r["idle_gpus"] for r in rows if r["ep"] == 96} == {32}
+    for r in rows:
+        assert r["tokens_per_second"] == pytest.approx(r["tokens"] / r["step_seconds"])
+        assert r["meets"] == r["fits"], "memory is the only limit"
+
+
+def test_a_row_is_what_a_plan_says(found: Search) -> None:
+    row = next(r for r in found.rows() if (r["context"], r["tokens"]) == (8192, 32))
+    alone = trefoil.plan(gpus=128, ep="32,64,96", tokens=32, context=8192, **CLOSED).rows()[0]
+    assert {**alone, "on_frontier": 0} == {**row, "on_frontier": 0}
+
+
+def test_nothing_beats_the_frontier(found: Search) -> None:
+    for context in found.contexts:
+        frontier = found.frontier(context)
+        meeting = [c for c in found.candidates(context) if c.meets]
+        best = found.best(context)
+        assert best is not None and frontier
+        assert best.throughput == pytest.approx(frontier[-1].throughput)
+        for f in frontier:
+            assert not any(c.latency <= f.latency and c.throughput > f.throughput for c in meeting)
+        latencies = [f.latency for f in frontier]
+        assert latencies == sorted(latencies)
+
+
+def test_limits_keep_out_and_the_nearest_is_named() -> None:
+    options = ("--gpus", "64", "--ep", "64", "--tokens", "8..64")
+    code, text = told(*options, "--max-step-ms", "30")
+    assert code == 0 and "within 72 GB a GPU and a step in 30 ms" in " ".join(text.split())
+    code, text = told(*options, "--max-step-ms", "1")
+    words = " ".join(text.split())
+    assert code == 1 and "Nothing at context 4,096 meets" in words
+    value = words.split("--max-step-ms ")[1].split()[0]
+    assert told(*options, "--max-step-ms", str(float(value) * 1.01))[0] == 0
+    assert told(*options, "--max-step-ms", str(float(value) * 0.99))[0] == 1
+
+
+def test_files_and_the_picture(tmp_path: Path, found: Search) -> None:
+    pytest.importorskip("matplotlib")
+    code, text = told("--gpus", "64", "--ep", "64", "--tokens", "8,16", "-o", str(tmp_path / "s"))
+    names = {p.name for p in (tmp_path / "s").iterdir()}
+    assert code == 0 and names == {"search.json", "search.csv", "pareto.svg", "pareto.png"}
+    assert all(str(tmp_path / "s" / name) in text for name in names)
+    data = json.loads((tmp_path / "s" / "search.json").read_text())
+    assert data["format"] == "trefoil-search" and len(data["rows"]) == 4
+    lines = (tmp_path / "s" / "search.csv").read_text().splitlines()
+    assert lines[0].split(",") == list(data["rows"][0]) and len(lines) == 5
+    panels = search_plots.pareto(found).axes
+    assert len(panels) == 2
+    for axes, context in zip(panels, found.contexts, strict=True):
+        assert f"context {context:,}" in axes.get_title(loc="left")
+        drawn = sum(len(line.get_xdata()) for line in axes.lines)
+        known = list(found.candidates(context))
+        assert drawn == len(known) + len(found.frontier(context))
+
+
+def test_a_data_frame(monkeypatch: pytest.MonkeyPatch, found: Search) -> None:
+    fake = types.SimpleNamespace(DataFrame=lambda rows: ("frame", rows))
+    monkeypatch.setitem(sys.modules, "pandas", fake)
+    assert found.frame() == ("frame", found.rows())
+
+
+def test_bad_searches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--tokens x is not like 8..64" in refusal(capsys, "--tokens", "x")
+    assert "--context 0 is not like" in refusal(capsys, "--context", "0")
+    assert "at most 16,777,216" in refusal(capsys, "--context", "99999999")
+    training = refusal(capsys, "--load", "training", "--tokens", "8,16")
+    assert "a search ranks steps: a training step's compute is not modelled" in training
+    with pytest.raises(PlanError, match="mode"):
+        trefoil.plan(mode="x", gpus=8, **CLOSED)
+    with pytest.raises(PlanError, match="no-such"):
+        trefoil.plan(no_such=3)
+
+
+# ---- Fleets ----
+
+
+def traffic(**changes: Any) -> fleet.Traffic:
+    said = {"requests_per_s": 20.0, "input_tokens": 4000, "output_tokens": 1000}
+    limits = {"max_ttft_ms": None, "max_step_ms": None, "utilisation": 0.8, "cached": 0.0}
+    return fleet.Traffic(**{**said, **limits, **changes})
+
+
+FLEET = ("--requests-per-s", "20", "--input-tokens", "4000", "--output-tokens", "1000")
+FLEET += ("--ep", "32,64")
+
+
+def test_a_fleet_does_its_traffic() -> None:
+    code, text = told(*FLEET, "--gpu-hour", "2", "--json")
+    data = json.loads(text)
+    assert code == 0 and [p["load"] for p in data["parts"]] == ["prefill", "decode"]
+    for part, tokens in zip(data["parts"], (4000, 1000), strict=True):
+        c = part["configuration"]
+        assert part["gpus"] == part["groups"] * c["ep"] and c["fits"]
+        rate = part["gpus"] * c["tokens_per_second"]
+        assert part["utilisation"] == pytest.approx(20 * tokens / rate)
+        assert part["utilisation"] <= 0.85
+    assert data["gpus"] == sum(p["gpus"] for p in data["parts"])
+    assert data["usd_per_hour"] == 2 * data["gpus"]
+    assert data["parts"][1]["configuration"]["context"] == 4500
+    assert data["parts"][0]["configuration"]["mode"] == "ht"
+
+
+def test_more_traffic_takes_more_and_cached_input_less() -> None:
+    def gpus(*more: str) -> list[int]:
+        return [p["gpus"] for p in json.loads(told(*FLEET, *more, "--json")[1])["parts"]]
+
+    base = gpus()
+    ten = gpus("--requests-per-s", "200")
+    assert all(a < b <= 10 * a + 64 for a, b in zip(base, ten, strict=True))
+    cached = gpus("--requests-per-s", "200", "--cached", "0.75")
+    assert cached[0] < ten[0] and cached[1] == ten[1]
+
+
+def test_limits_of_a_fleet_say_which_binds() -> None:
+    code, text = told(*FLEET, "--max-ttft-ms", "20", "--max-step-ms", "5")
+    assert code == 1 and "prefill: --max-ttft-ms 20 binds: " in text
+    assert "decode: --max-step-ms 5 binds: " in text
+    limits = [line.split("binds: ")[1].split()[0] for line in text.splitlines() if "binds" in line]
+    code, _ = told(*FLEET, "--max-ttft-ms", limits[0], "--max-step-ms", limits[1])
+    assert code == 0, "the nearest works"
+    code, text = told(*FLEET, "--requests-per-s", "2000", "--gpus", "128")
+    words = " ".join(text.split())
+    assert code == 1 and "--gpus 128 binds: " in words and "requests/s" in words
+
+
+def test_bad_fleets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--output-tokens is missing" in refusal(capsys, *FLEET[:4])
+    assert "--tokens is not of a fleet" in refusal(capsys, *FLEET, "--tokens", "8")
+    assert "no traffic needs no fleet" in refusal(capsys, *FLEET, "--requests-per-s", "0")
+    assert "--utilisation 2: more than 0" in refusal(capsys, *FLEET, "--utilisation", "2")
+    assert "--cached 1: a share" in refusal(capsys, *FLEET, "--cached", "1")
+
+
+# ---- Commands ----
+
+
+def configuration(mode: str, overlap: str) -> tuple[Configuration, Question]:
+    searched = trefoil.plan(
+        gpus=96, ep=96, mode=mode, tokens=32, kv_dtype="fp8", overlap=overlap, **CLOSED
+    )
+    (candidate,) = searched.candidates()
+    return candidate.configuration, candidate.question
+
+
+def test_commands_say_what_was_planned() -> None:
+    text = command_of("vllm", *configuration("ll", "two-batch"))
+    for words in (
+        "vllm serve deepseek-ai/DeepSeek-V3",
+        "--data-parallel-size 96 --data-parallel-size-local 8",
+        "--all2all-backend deepep_low_latency",
+        "--enable-dbo",
+        '{"num_redundant_experts":32}',
+        "--max-num-seqs 32 --max-model-len 4096",
+        "--kv-cache-dtype fp8",
+    ):
+        assert words in text
+    text = command_of("sglang", *configuration("ht", "none"), longest=9000)
+    for words in (
+        "--model-path deepseek-ai/DeepSeek-V3",
+        "--tp-size 96 --dp-size 96 --ep-size 96 --enable-dp-attention",
+        "--deepep-mode normal",
+        "--nnodes 12 --node-rank $NODE",
+        "--ep-num-redundant-experts 32",
+        "--context-length 9000",
+    ):
+        assert words in text
+    assert "two-batch" not in text
+    assert set(MODELS) == {path.stem for path in (ROOT / "models/moe").glob("*.json")}
+    for name, model in MODELS.items():
+        source = json.loads((ROOT / f"models/moe/{name}.json").read_text())["source"]
+        assert f"huggingface.co/{model}/" in source
+
+
+def test_the_verb_prints_commands() -> None:
+    code, text = told("--gpus", "64", "--ep", "64", "--no-crossover", "--commands", "vllm")
+    assert code == 0 and "\nvllm serve deepseek-ai/DeepSeek-V3" in text
+    code, text = told(*FLEET, "--commands", "sglang")
+    assert text.count("sglang.launch_server") == 2 and "--context-length 5000" in text
