@@ -2,7 +2,7 @@
 
     python -m trefoil.ht_plot BENCH.json OUT.svg
 
-One panel an operation: kernel time over SMs, the best of all numbers of feeding blocks, bars up to
+One panel an operation: kernel time over SMs, the best of all numbers of sending blocks, bars up to
 the 99th percentile; beside it what the bytes of the busiest port take at the rate of the plain copy
 of the same run, and the goal. OUT ends in .svg, .png or .pdf.
 """

@@ -161,7 +161,7 @@ def _twice(rows: Sequence[Row]) -> Iterator[Answer]:
             if large
             and r["operation"] == operation
             and r["tokens"] == TOKENS
-            and all(r.get(k) == large.get(k) for k in ("sms", "feeders", "commit"))
+            and all(r.get(k) == large.get(k) for k in ("sms", "senders", "commit"))
         ]
         if large is None or not small:
             yield Answer(asked, "not measured", None)

@@ -15,20 +15,20 @@ FOLDER = Path(__file__).resolve().parents[2] / "validate" / "data"
 
 def data():
     rows = [
-        {"operation": name, "sms": sms, "feeders": feeders, "tokens": 4096, "topk": 8,
-         "experts": 256, "hidden": 7168, "kernel_us": 9600.0 / sms + feeders,
-         "kernel_p99_us": 9700.0 / sms + feeders, "kernel_max_us": 9800.0 / sms + feeders,
+        {"operation": name, "sms": sms, "senders": senders, "tokens": 4096, "topk": 8,
+         "experts": 256, "hidden": 7168, "kernel_us": 9600.0 / sms + senders,
+         "kernel_p99_us": 9700.0 / sms + senders, "kernel_max_us": 9800.0 / sms + senders,
          "port_bytes": 1.6e8, "copy_share": 0.5}
         for name in ("dispatch flat", "dispatch flat window", "combine expert-major", "update flat")
         for sms in (24, 8, 16, 132)
-        for feeders in (4, 2)
+        for senders in (4, 2)
     ]  # fmt: skip
     return {"device": "4 x GPU", "rows": rows}
 
 
 def test_a_curve_takes_the_fastest_of_each_number() -> None:
     rows = ht_plot.curve(data()["rows"], "dispatch flat")
-    assert [(r["sms"], r["feeders"]) for r in rows] == [(8, 2), (16, 2), (24, 2)]
+    assert [(r["sms"], r["senders"]) for r in rows] == [(8, 2), (16, 2), (24, 2)]
     only = [r for r in data()["rows"] if r["sms"] == 132]
     assert [r["sms"] for r in ht_plot.curve(only, "dispatch flat")] == [132]
 

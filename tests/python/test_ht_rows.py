@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "validate" / "data"
 
 def row(operation: str, sms: int, us: float, **more: Any) -> dict[str, Any]:
     return {
-        "operation": operation, "check": "ok", "sms": sms, "feeders": sms // 2, "ranks": 4,
+        "operation": operation, "check": "ok", "sms": sms, "senders": sms // 2, "ranks": 4,
         "tokens": 4096, "topk": 8, "experts": 256, "hidden": 7168, "skew": 0, "kernel_us": us,
         "kernel_p99_us": us + 5, "kernel_max_us": us + 9, "event_us": us + 4,
         "port_bytes": 160e6, "bound_us": 450.0, "copy_share": 450.0 / us, **more,

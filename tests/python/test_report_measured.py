@@ -61,15 +61,15 @@ def test_committed_files_hold_what_they_say() -> None:
 
 
 def test_rows_of_the_benchmark_of_high_throughput(tmp_path: Path) -> None:
-    """Skew, windows, feeders, work beside: as ht_bench writes them."""
+    """Skew, windows, senders, work beside: as ht_bench writes them."""
     shape = {"ranks": 4, "tokens": 4096, "topk": 8, "experts": 256, "hidden": 7168, "sms": 24}
     times = {"kernel_p99_us": 540, "kernel_min_us": 490, "kernel_max_us": 600, "event_us": 510}
     row = {"check": "ok", **shape, **times, "skew": 0, "port_bytes": 1e8, "kernel_us": 500}
     rows = [
-        {**row, "operation": "dispatch flat", "feeders": 8},
-        {**row, "operation": "dispatch flat", "feeders": 10, "kernel_us": 495},
-        {**row, "operation": "dispatch flat", "feeders": 12, "kernel_us": 497},
-        {**row, "operation": "dispatch flat window", "feeders": 10},
+        {**row, "operation": "dispatch flat", "senders": 8},
+        {**row, "operation": "dispatch flat", "senders": 10, "kernel_us": 495},
+        {**row, "operation": "dispatch flat", "senders": 12, "kernel_us": 497},
+        {**row, "operation": "dispatch flat window", "senders": 10},
         {**row, "operation": "combine flat zipf 1.2", "skew": 1.2, "kernel_us": 700},
         {**row, "operation": "combine flat hot-rank", "skew": 8, "check": "failed"},
         {

@@ -29,6 +29,11 @@ def test_the_committed_pages_are_the_datas() -> None:
     assert results_page.main(["--check"]) == 0
 
 
+def test_readme_has_the_default_number_of_sms() -> None:
+    header = (ROOT / "api/gpu/gpu.h").read_text(encoding="utf-8")
+    assert f"#define EP_GPU_HT_SMS {results_page.HT_SMS} " in header
+
+
 def test_a_stale_page_is_told_and_made_anew(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tree / "validate/data" / results_page.FILES["kernels_ll"]
     data = json.loads(path.read_text())

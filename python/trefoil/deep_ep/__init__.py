@@ -1,4 +1,4 @@
-"""The interface of DeepEP's first version (`deep_ep.Buffer`) over this library, on the CPU.
+"""The interface of DeepEP's first version (`deep_ep.Buffer`) over this library.
 
     import trefoil.deep_ep
 

@@ -22,7 +22,8 @@ from trefoil.deep_ep.low_latency import (
     Sizes,
     packed_exponents,
 )
-from trefoil.deep_ep.utils import EventOverlap, event_of
+from trefoil.deep_ep.utils import EventOverlap, after, event_of
+from trefoil.on_device import device_of_library, enter_device, settle, stream_of
 
 Tensor = torch.Tensor
 Rows = Tensor | tuple[Tensor, Tensor]  # fp8 rows come with their scales
@@ -68,9 +69,13 @@ class Buffer:
 
     group: its backend gathers host tensors (gloo). enable_shrink: low latency goes on without ranks
     that are masked or late. Sizes in bytes and the other options are accepted and not needed.
+
+    sources: whether a low-latency handle begins with the source tokens and ranges, which take a
+    dispatch of their own; None: on the CPU only. Set it before the first dispatch, on all ranks.
     """
 
     num_sms: int = 20
+    sources: bool | None = None
 
     def __init__(
         self,
@@ -91,17 +96,19 @@ class Buffer:
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
         self.explicitly_destroy = explicitly_destroy
-        self._comm = ep.Communicator.from_torch(group)
-        self._exchange = Exchange(self._comm, group)
+        enter_device()
+        self.device = device_of_library()
+        self.comm = ep.Communicator.from_torch(group)
+        self._exchange = Exchange(self.comm, group)
         self._low_latency: dict[Sizes, LowLatencyGroup] = {}
 
     def destroy(self) -> None:
         """Collective. A second time: nothing happens."""
-        if self._comm.live:
+        if self.comm.live:
             for low_latency in self._low_latency.values():
                 low_latency.destroy()
             self._exchange.destroy()
-            self._comm.destroy()
+            self.comm.destroy()
 
     # ---- Settings ----------------------------------------------------------------------------
 
@@ -156,8 +163,8 @@ class Buffer:
         for when the buffer was made."""
         whole = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         if size is None:
-            return torch.zeros(max(whole - offset, 0) // dtype.itemsize, dtype=dtype)
-        return torch.zeros(size, dtype=dtype)
+            size = torch.Size([max(whole - offset, 0) // dtype.itemsize])
+        return torch.zeros(size, dtype=dtype, device=self.device)
 
     # ---- High throughput ---------------------------------------------------------------------
 
@@ -173,6 +180,7 @@ class Buffer:
         int32 [R]; None (no second network); tokens for each expert, int32 [E]; whether a token goes
         to a rank, bool [B, R]; an event."""
         self._require_experts(num_experts)
+        after(previous_event)
         used = topk_idx >= 0
         ranks = topk_idx // (num_experts // self.group_size)
         in_rank = torch.stack([((ranks == r) & used).any(1) for r in range(self.group_size)], 1)
@@ -214,7 +222,9 @@ class Buffer:
         past those that came with no expert, and an empty list. With a handle of before: the rows,
         None and the event.
         """
+        after(previous_event)
         parts = list(x) if isinstance(x, tuple) else [x]
+        device = parts[0].device
         if handle is not None:
             if len(parts[0]) != handle.route.sent:
                 raise ep.InvalidArgumentError(
@@ -230,10 +240,11 @@ class Buffer:
         num_experts = num_tokens_per_expert.numel()
         self._require_experts(num_experts)
         tokens = len(parts[0])
-        head = torch.stack([torch.arange(tokens), torch.zeros(tokens).long()], 1).int()
+        head = torch.zeros(tokens, 2, dtype=torch.int32, device=device)
+        head[:, 0] = torch.arange(tokens, device=device)
         fields = [head, *parts]
         if topk_idx is not None:
-            weights = topk_weights if topk_weights is not None else torch.zeros(topk_idx.shape)
+            weights = topk_weights if topk_weights is not None else torch.zeros_like(topk_idx)
             fields += [topk_idx.long(), weights.float()]
         payload = _plain(pack(fields))
         counts = num_tokens_per_rank.tolist() + num_tokens_per_expert.tolist()
@@ -254,7 +265,9 @@ class Buffer:
             received_idx, received_weights = self._local(
                 received_idx, received_weights, num_experts
             )
-        made = Handle(prefix, None, None, head[:, 0].contiguous(), is_token_in_rank, route)
+        made = Handle(
+            prefix.to(device), None, None, head[:, 0].contiguous(), is_token_in_rank, route
+        )
         per_expert = self._per_expert(all_counts, num_experts, expert_alignment)
         if num_worst_tokens:
             rest = [_grown(part, num_worst_tokens, 0) for part in rest]
@@ -298,6 +311,7 @@ class Buffer:
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
         """Sums the rows x [rows, H] of each token over ranks, in float32, and bias (one or two
         [B, H]); rounds once. topk_weights float32 [rows, K] are summed, too: [B, K]."""
+        after(previous_event)
         received = handle.route.received
         if len(x) < received:
             raise ep.InvalidArgumentError(f"x: {len(x)} rows, the dispatch received {received}")
@@ -321,8 +335,12 @@ class Buffer:
     def _sized(self, tokens: int, hidden: int, experts: int) -> LowLatencyGroup:
         sizes = Sizes(tokens, hidden, experts)
         if sizes not in self._low_latency:
-            self._low_latency[sizes] = LowLatencyGroup(self._comm, sizes, self.enable_shrink)
+            self._low_latency[sizes] = self._low_latency_group(sizes)
         return self._low_latency[sizes]
+
+    def _low_latency_group(self, sizes: Sizes) -> LowLatencyGroup:
+        sources = self.device.type == "cpu" if self.sources is None else self.sources
+        return LowLatencyGroup(self.comm, sizes, self.enable_shrink, sources)
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
@@ -397,7 +415,9 @@ class Buffer:
         are in get_next_low_latency_combine_buffer(handle).
         """
         group, slot = self._slot_of(handle)
-        if not torch.equal(topk_idx, slot.topk_idx):
+        if topk_idx.shape != slot.topk_idx.shape or (
+            not topk_idx.is_cuda and not torch.equal(topk_idx, slot.topk_idx)
+        ):
             raise ep.InvalidArgumentError("topk_idx differs from that of the dispatch")
         if zero_copy:
             x = self.get_next_low_latency_combine_buffer(handle)
@@ -418,7 +438,7 @@ class Buffer:
         group, slot = self._slot_of(handle)
         if slot.combine_buffer is None:
             shape = group.local, group.wide, group.sizes.hidden
-            slot.combine_buffer = torch.zeros(shape, dtype=torch.bfloat16)
+            slot.combine_buffer = torch.zeros(shape, dtype=torch.bfloat16, device=self.device)
         return slot.combine_buffer
 
     # ---- Masks, with enable_shrink -------------------------------------------------------------
@@ -428,30 +448,33 @@ class Buffer:
             raise ep.InvalidUsageError("masks need enable_shrink=True")
         return list(self._low_latency.values())
 
+    def _active(self, group: LowLatencyGroup) -> Tensor:
+        """int32 [R], 1 for ranks that take part."""
+        active = torch.empty(self.group_size, dtype=torch.int32, device=self.device)
+        group.group.query_mask(ep.Tensor(active), stream=stream_of(active))
+        settle(active)
+        return active
+
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Low latency goes on without the rank (mask), or with it again."""
         for group in self._masked_groups():
-            active = torch.empty(self.group_size, dtype=torch.int32)
-            group.group.query_mask(ep.Tensor(active))
-            ep.synchronize()
+            active = self._active(group)
             active[rank_to_mask] = int(not mask)
-            group.group.update_mask(active.tolist())
-            ep.synchronize()
+            group.group.update_mask(active.tolist(), stream=stream_of(active))
+            settle(active)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes int32 [R]: 1 for ranks that are masked."""
         mask_status.zero_()
         for group in self._masked_groups():
-            active = torch.empty(self.group_size, dtype=torch.int32)
-            group.group.query_mask(ep.Tensor(active))
-            ep.synchronize()
-            mask_status |= 1 - active
+            mask_status |= 1 - self._active(group)
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Collective: all ranks take part again."""
         for group in self._masked_groups():
-            group.group.clean_mask()
-            ep.synchronize()
+            like = torch.empty(0, device=self.device)
+            group.group.clean_mask(stream=stream_of(like))
+            settle(like)
 
 
 def _plain(rows: Tensor) -> Tensor:
@@ -466,7 +489,7 @@ def _grown(t: Tensor | None, rows: int, fill: int) -> Tensor | None:
         raise ep.InvalidArgumentError(f"num_worst_tokens is {rows}; {len(t)} rows came")
     out = t.new_full((rows, *t.shape[1:]), fill) if t.dtype.itemsize > 1 else None
     if out is None:
-        out = torch.zeros(rows, *t.shape[1:], dtype=torch.uint8).view(t.dtype)
+        out = torch.zeros(rows, *t.shape[1:], dtype=torch.uint8, device=t.device).view(t.dtype)
     out[: len(t)] = t
     return out
 
@@ -475,4 +498,5 @@ def _columns(scales: Tensor, packed: bool) -> Tensor:
     """Room for scales [L, R N, S], or a quarter of S as int32, in column-major order."""
     experts, wide, count = scales.shape
     dtype, width = (torch.int32, count // 4) if packed else (scales.dtype, count)
-    return torch.zeros(experts, width, wide, dtype=dtype).transpose(1, 2)
+    room = torch.zeros(experts, width, wide, dtype=dtype, device=scales.device)
+    return room.transpose(1, 2)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from trefoil import ep
+from trefoil.on_device import settle, stream_of
 
 Tensor = torch.Tensor
 T = ep.Tensor
@@ -33,7 +34,7 @@ def empty(t: Tensor) -> Tensor:
     width = t.element_size()
     for size in t.shape[1:]:
         width *= size
-    return torch.empty(t.shape[0], width, dtype=torch.uint8)
+    return torch.empty(t.shape[0], width, dtype=torch.uint8, device=t.device)
 
 
 def pack(fields: list[Tensor]) -> Tensor:
@@ -105,10 +106,12 @@ class Exchange:
         """Collective. most: tokens of a rank and bytes of a row, the greatest of all ranks."""
         ep.set_device(self.device)
         group = self._grow(*most)
-        ranks = torch.arange(self.num_ranks).expand(is_token_in_rank.shape)
+        ranks = torch.arange(self.num_ranks, device=is_token_in_rank.device).expand(
+            is_token_in_rank.shape
+        )
         ids = torch.where(is_token_in_rank, ranks, -1).contiguous()
-        handle = group.create_handle(ep.Layout.FLAT, T(ids))
-        ep.synchronize()
+        handle = group.create_handle(ep.Layout.FLAT, T(ids), stream=stream_of(ids))
+        settle(ids)
         route = Route(handle, len(ids), received)
         self.routes.add(route)
         return route
@@ -121,8 +124,9 @@ class Exchange:
             ep.DispatchInputs(tokens=T(rows)),
             ep.DispatchOutputs(tokens=T(out)),
             config=ep.DispatchConfig(pass_direction=BACKWARD),
+            stream=stream_of(out),
         )
-        ep.synchronize()
+        settle(out)
         return out
 
     def reduce(self, route: Route, rows: Tensor) -> Tensor:
@@ -130,8 +134,9 @@ class Exchange:
         ep.set_device(self.device)
         out = rows.new_empty(route.sent, rows.shape[1])
         rows = rows.contiguous()
-        route.handle.combine(ep.CombineInputs(tokens=T(rows)), ep.CombineOutputs(tokens=T(out)))
-        ep.synchronize()
+        inputs, outputs = ep.CombineInputs(tokens=T(rows)), ep.CombineOutputs(tokens=T(out))
+        route.handle.combine(inputs, outputs, stream=stream_of(out))
+        settle(out)
         return out
 
     def destroy(self) -> None:

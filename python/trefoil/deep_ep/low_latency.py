@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trefoil import ep
+from trefoil.on_device import settle, stream_of
 
 Tensor = torch.Tensor
 T = ep.Tensor
@@ -31,7 +32,7 @@ class Slot:
 
 class LowLatencyHandle(tuple[Any, ...]):
     """What dispatch gives to combine: (source tokens int32 [L, R N], (begin << 32 | count) int64
-    [L, R] of each source rank's rows, N, H, E)."""
+    [L, R] of each source rank's rows, N, H, E). Without sources the first two are None."""
 
     slot: Slot
     number: int
@@ -49,8 +50,8 @@ class Sizes:
 class LowLatencyGroup:
     """The ranks of comm with limits."""
 
-    def __init__(self, comm: ep.Communicator, sizes: Sizes, masks: bool) -> None:
-        self.sizes, self.rank_count = sizes, comm.num_ranks
+    def __init__(self, comm: ep.Communicator, sizes: Sizes, masks: bool, sources: bool) -> None:
+        self.sizes, self.rank_count, self.sources = sizes, comm.num_ranks, sources
         if sizes.experts % comm.num_ranks:
             raise ep.InvalidArgumentError(
                 f"{sizes.experts} experts on {comm.num_ranks} ranks; must divide evenly"
@@ -75,6 +76,7 @@ class LowLatencyGroup:
         return self.rank_count * self.sizes.tokens
 
     def next_slot(self, topk_idx: Tensor) -> Slot:
+        """Combine reads topk_idx, too: on a GPU the caller leaves it as it is until then."""
         number = self.dispatches
         self.dispatches += 1
         if len(self.slots) < IN_FLIGHT:
@@ -84,20 +86,22 @@ class LowLatencyGroup:
         if slot.number >= 0 and slot.topk_idx.shape[1] != topk_idx.shape[1]:
             slot.handle.destroy()
             slot.handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk_idx.shape[1])
-        slot.number, slot.topk_idx, slot.combine_buffer = number, topk_idx.clone(), None
-        slot.handle.update(T(slot.topk_idx))
+        kept = topk_idx.contiguous() if topk_idx.is_cuda else topk_idx.clone()
+        slot.number, slot.topk_idx, slot.combine_buffer = number, kept, None
+        slot.handle.update(T(slot.topk_idx), stream=stream_of(kept))
         return slot
 
     def _dispatch(
         self, slot: Slot, rows: Tensor, out: Tensor, scales: Tensor | None, config: Any
     ) -> Tensor:
-        counts = torch.zeros(self.local, dtype=torch.int32)
+        counts = torch.zeros(self.local, dtype=torch.int32, device=rows.device)
         slot.kept = rows, out, scales, counts
         slot.handle.dispatch(
             ep.DispatchInputs(tokens=T(rows)),
             ep.DispatchOutputs(tokens=T(out), scales=None if scales is None else T(scales)),
             layout_info=ep.LayoutInfo(expert_counters=T(counts)),
             config=config,
+            stream=stream_of(rows),
         )
         return counts
 
@@ -106,28 +110,32 @@ class LowLatencyGroup:
 
         def complete() -> None:
             ep.set_device(self.device)
-            slot.handle.complete()
-            ep.synchronize()
+            slot.handle.complete(stream=stream_of(slot.topk_idx))
+            settle(slot.topk_idx)
 
         if not later:
-            ep.synchronize()
+            settle(slot.topk_idx)
         return complete if later else None
 
     def _sources(self, slot: Slot, rank: int, tokens: int) -> tuple[Tensor, Tensor]:
         """The source token of each slot and each rank's part of an expert, by a dispatch of its
         own."""
-        head = torch.zeros(tokens, 4, dtype=torch.int32)
-        head[:, 0], head[:, 1] = rank, torch.arange(tokens)
-        out = torch.full((self.local, self.wide, 8), -1, dtype=torch.int16).view(torch.bfloat16)
-        counts = self._dispatch(slot, head.view(torch.bfloat16), out, None, None)
-        ep.synchronize()
+        device = slot.topk_idx.device
+        head = torch.zeros(tokens, 4, dtype=torch.int32, device=device)
+        head[:, 0], head[:, 1] = rank, torch.arange(tokens, device=device)
+        shape = self.local, self.wide, 8
+        out = torch.full(shape, -1, dtype=torch.int16, device=device).view(torch.bfloat16)
+        self._dispatch(slot, head.view(torch.bfloat16), out, None, None)
+        settle(out)
         found = out.view(torch.int32)
-        ranges = torch.zeros(self.local, self.rank_count, dtype=torch.int64)
-        for expert, count in enumerate(counts.tolist()):
-            ranks = found[expert, :count, 0].long()
-            each = torch.bincount(ranks, minlength=self.rank_count)
-            ranges[expert] = (each.cumsum(0) - each) << 32 | each
-        return found[:, :, 1].contiguous(), ranges
+        ranks = torch.arange(self.rank_count, device=device)
+        each = (found[:, :, :1] == ranks).sum(1)
+        return found[:, :, 1].contiguous(), (each.cumsum(1) - each) << 32 | each
+
+    def _room(self, like: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        """[L, R N, width]. On a GPU what no row is written to holds anything."""
+        make = like.new_empty if like.is_cuda else like.new_zeros
+        return make(self.local, self.wide, width, dtype=dtype)
 
     def dispatch(
         self, x: Tensor, topk_idx: Tensor, rank: int, *, fp8: bool, pow2: bool, later: bool
@@ -135,12 +143,12 @@ class LowLatencyGroup:
         """Rows, scales, counts, handle, hook."""
         ep.set_device(self.device)
         slot = self.next_slot(topk_idx)
-        sources = self._sources(slot, rank, len(x))
-        out = x.new_zeros(self.local, self.wide, x.shape[1], dtype=FP8 if fp8 else x.dtype)
+        sources = self._sources(slot, rank, len(x)) if self.sources else (None, None)
+        out = self._room(x, x.shape[1], FP8 if fp8 else x.dtype)
         scales = None
         recipe = ep.DispatchQuantizationRecipe.NONE
         if fp8:
-            scales = torch.zeros(self.local, self.wide, x.shape[1] // BLOCK)
+            scales = self._room(x, x.shape[1] // BLOCK, torch.float32)
             recipe = ep.DispatchQuantizationRecipe.DS_FP8E3M4
         config = ep.DispatchConfig(
             send_only=int(later), round_scales=int(pow2), quantization_recipe=recipe
@@ -161,6 +169,7 @@ class LowLatencyGroup:
             ep.CombineInputs(tokens=T(rows)),
             ep.CombineOutputs(tokens=T(out), topk_weights=T(weights)),
             config=ep.CombineConfig(send_only=int(later)),
+            stream=stream_of(out),
         )
         return self._finish(slot, later)
 

@@ -1,15 +1,26 @@
-"""Events. On the CPU every call has done its work when it returns: nothing is left to wait for."""
+"""Events. On the CPU every call has done its work when it returns: nothing is left to wait for. On
+a GPU calls are queued on the current stream, and an event is of what was queued there."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 
 class EventHandle:
-    """What has happened when the call that made it returned."""
+    """Of what the current stream had been given when this was made."""
+
+    def __init__(self) -> None:
+        self._event = None
+        if torch.cuda.is_initialized():
+            self._event = torch.cuda.Event()
+            self._event.record()
 
     def current_stream_wait(self) -> None:
-        """Nothing to wait for."""
+        """What the current stream is given from now on comes after the event."""
+        if self._event is not None:
+            self._event.wait()
 
 
 class EventOverlap:
@@ -20,7 +31,9 @@ class EventOverlap:
         self.extra_tensors = extra_tensors
 
     def current_stream_wait(self) -> None:
-        """Nothing to wait for."""
+        """As that of the event, if there is one."""
+        if self.event is not None:
+            self.event.current_stream_wait()
 
     def __enter__(self) -> EventOverlap:
         return self
@@ -32,3 +45,9 @@ class EventOverlap:
 def event_of(async_finish: bool) -> EventOverlap:
     """With an event inside if the caller asked for one."""
     return EventOverlap(EventHandle() if async_finish else None)
+
+
+def after(event: EventOverlap | None) -> None:
+    """What follows on the current stream comes after the event of the caller, if there is one."""
+    if event is not None:
+        event.current_stream_wait()

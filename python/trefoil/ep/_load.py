@@ -61,11 +61,21 @@ else:
 def load(library: str | os.PathLike[str] = "cpu") -> None:
     """Chooses the library for all that is made from now on; what was made before is refused then.
 
-    "cpu": the one inside the package. "gpu": libnccl_ep.so.0 as the dynamic loader finds it.
-    Else the path of a library with the C API. OSError with the reason if it cannot be loaded.
+    "cpu": the one inside the package. "gpu": libnccl_ep.so.0 of the package, where it has one, or
+    as the dynamic loader finds it. Else the path of a library with the C API. OSError with the
+    reason if it cannot be loaded.
     """
     name = os.fspath(library)
-    c.load(None if name == "cpu" else GPU_LIBRARY if name == "gpu" else name)
+    c.load(None if name == "cpu" else _gpu_library() if name == "gpu" else name)
+
+
+def _gpu_library() -> str:
+    """The wheel's or a build folder's; NCCL, which it needs, is the process's or the loader's."""
+    package = Path(__file__).resolve().parents[1]
+    build = package.parents[1] / "build"
+    folders = (package / "_root" / "lib", *(build / preset / "api" for preset in ("dev", "ci")))
+    there = (folder / GPU_LIBRARY for folder in folders)
+    return next((str(path) for path in there if path.exists()), GPU_LIBRARY)
 
 
 if os.environ.get("TREFOIL_EP_LIBRARY"):

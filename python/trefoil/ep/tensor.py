@@ -135,6 +135,12 @@ def _from_torch(t: Any) -> _Memory:
         raise c.InvalidArgumentError(
             f"the tensor lies on a device of kind {kind}: cpu or cuda expected"
         )
+    _, _, host_runtime = c.library()
+    if kind == "cuda" and host_runtime:
+        raise c.InvalidArgumentError(
+            "the tensor lies on a GPU, and the library works on host memory; load the GPU library "
+            "(TREFOIL_EP_LIBRARY=gpu)"
+        )
     whole = t.untyped_storage()
     dtype = str(t.dtype).removeprefix("torch.")
     base, extent = whole.data_ptr(), whole.nbytes()

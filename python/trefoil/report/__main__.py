@@ -33,7 +33,9 @@ except ModuleNotFoundError as missing:
 
 from trefoil import verb
 from trefoil.capacity import plan_text
-from trefoil.capacity.plan import CapacityPlan, PlanError, load_capacity
+from trefoil.capacity.plan import CapacityPlan
+from trefoil.capacity.plan_file import load_capacity
+from trefoil.capacity.question import PlanError
 from trefoil.fit.cases import TableError
 from trefoil.outputs import check_file, write_whole
 from trefoil.report.figures import Figure, committed_folder, load_figures, merged
