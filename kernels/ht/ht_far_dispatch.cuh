@@ -211,6 +211,12 @@ template <bool EXPERT_MAJOR> struct FarReceiver : Receiver<EXPERT_MAJOR, false> 
         far(at) {}
 
   EP_DEV int missing() const { return missingNear(far); }
+  // The rank that the row comes by, but for this rank: then its source.
+  EP_DEV HtWatch watchOne(const HtItem &item) const {
+    HtWatch watch = Base::watchOne(item);
+    if (watch.word && far.via(item.source) != far.g.rank) watch.rank = far.via(item.source);
+    return watch;
+  }
   EP_DEV void free(const HtItem &item) const {
     if (!isFifoSlot(item.code)) return;
     storeRelaxed(creditAt(far.g, 0, far.via(item.source), far.streamOf(item.source), item.code),
@@ -226,6 +232,20 @@ template <bool EXPERT_MAJOR> struct FarReceiver : Receiver<EXPERT_MAJOR, false> 
     free(item);
   }
 };
+
+// In the producer, of a row that this rank's own forwarders pass on: they wait for its unit, or for another one
+// before it, and name whose within the limit. So here the limit counts from then on.
+template <bool EXPERT_MAJOR>
+EP_DEV bool keepWaiting(const FarReceiver<EXPERT_MAJOR> &p, const Awaited &w, unsigned expected,
+                        Spin &spin) {
+  const ep_ht_group_t &g = p.far.g;
+  if (p.far.isNear(w.rank)) return htKeepWaiting(g, w, expected, spin);
+  if (++spin.polls & 255) return true;
+  if (!spin.since) spin.since = clockNs();
+  Spin second = {0, spin.since + g.timeoutNs};
+  if (clockNs() < second.since) return !loadVolatile(&htControl(g).wait.failed);
+  return htCheckLimit(g, w, expected, second);
+}
 
 // All threads of the last block: all near ranks are in this dispatch (ht_push.cuh, buffers).
 EP_DEV void waitAnnounces(const HtFar &far, unsigned long long number) {

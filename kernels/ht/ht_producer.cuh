@@ -57,6 +57,12 @@ template <class P> EP_DEV void nameCulprit(const P &p, Awaited &w, unsigned &exp
   w.item = -1;
 }
 
+// One thread: true to poll again.
+template <class P>
+EP_DEV bool keepWaiting(const P &p, const Awaited &w, unsigned expected, Spin &spin) {
+  return htKeepWaiting(p.group(), w, expected, spin);
+}
+
 // Describes items [k, k + m): the groups of P::LANES lanes that have one, in their order. Items are shown
 // as soon as all before them are. False: gave up.
 template <class P>
@@ -91,7 +97,7 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
         Awaited w = {P::KIND, P::PHASE, e.watch.rank, v >> 1, item.token};
         unsigned expected = (unsigned)e.watch.want;
         if (!((spin.polls + 1) & 255)) nameCulprit(p, w, expected);
-        alive = htKeepWaiting(p.group(), w, expected, spin);
+        alive = keepWaiting(p, w, expected, spin);
       }
     }
     if (__any_sync(FULL_WARP, !alive)) return false;

@@ -10,8 +10,8 @@
 // without tokens or experts in use it waits for nobody, and is through with its combines before the others
 // begin theirs. Where blocks of one rank's Update are missing, which its barrier then counts wrongly, that
 // launch ends after twice the limit and names its own rank. --only blocks: this, and ranks that come late.
-// --domains: NVLink domains of n ranks; no windows. A flat combine there may name the rank on the own rail
-// in the victim's domain, which waits for the victim itself.
+// --domains: NVLink domains of n ranks; no windows. There a rank may be named that the victim's rows come by,
+// which waits for the victim itself.
 #include "ht_case.cuh"
 
 #include "kernels/ht/ht_control.cuh"
@@ -84,11 +84,14 @@ void launch(StepRank &k, int last, cudaStream_t q) {
   if (last > 1) htDomains.combine(k.pass[0].combine, q);
 }
 
-// Whether rank r may name rank `named` when the victim leaves out operation `what`.
+// Whether rank r may name rank `named` when the victim leaves out operation `what`: the victim, or a rank that
+// the victim's rows come by, which waits itself. That is in dispatch the own node's on the victim's rail, in
+// combine the victim's node's on the own rail.
 bool mayName(int r, int named, int victim, int what) {
   if (named == victim) return true;
-  return perDomain && what == 2 && r / perDomain != victim / perDomain &&
-         named / perDomain == victim / perDomain && named % perDomain == r % perDomain;
+  if (!perDomain || !what || r / perDomain == victim / perDomain) return false;
+  const int rail = what == 1 ? victim % perDomain : r % perDomain;
+  return named == (what == 1 ? r : victim) / perDomain * perDomain + rail;
 }
 
 // The records of all ranks but the victim.
