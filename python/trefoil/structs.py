@@ -107,6 +107,7 @@ CostFields = _struct(
     """,
 )
 Residuals = _struct("Residuals", "int n; double low, high, mape_pct")
+Growth = _struct("Growth", "int n; double value")
 FitRange = _struct(
     "FitRange",
     """
@@ -123,7 +124,8 @@ Record = _struct(
     int is_ht, variant;
     FitRange range;
     Residuals[2] inside, outside;
-    char[256] cluster
+    char[256] cluster;
+    Growth[2] per_doubling, across_nodes
     """,
 )
 Point = _struct(
@@ -139,7 +141,8 @@ IntervalFields = _struct(
     """
     double low_us, high_us;
     int is_extrapolated, n;
-    char[512] outside
+    char[512] outside;
+    double doublings
     """,
 )
 TraceSpec = _struct(
