@@ -275,8 +275,8 @@ void simulatedText(const simulated_t *s) {
   if (s->hasRecord && interval->isExtrapolated) {
     int both = s->interval[0].isExtrapolated && s->interval[1].isExtrapolated;
     const char *of = opNames[interval != s->interval];
-    printf("* %s%sextrapolated, the interval does not cover it: %s\n", both ? "" : of,
-           both ? "" : " ", interval->outside);
+    printf("* %s%sextrapolated, by a wider interval: %s\n", both ? "" : of, both ? "" : " ",
+           interval->outside);
   }
   for (int op = 0; op < 2; op++) printFlows(&s->result.op[op], opNames[op]);
   printMemory(&s->memory);

@@ -195,6 +195,26 @@ static trefoil_result_t takeResiduals(const json_t *fit, const char *file, const
   return TREFOIL_OK;
 }
 
+/* "key": {"value", "n"}, and "from", the record that it is taken from, if n is 0. */
+static trefoil_result_t takeGrowth(const json_t *fit, const char *file, const char *key, int op,
+                                   trefoil_growth_t *out) {
+  const json_t *g =
+      json_object_get(json_object_get(json_object_get(fit, "growth"), opKeys[op]), key);
+  const json_t *n = json_object_get(g, "n"), *value = json_object_get(g, "value");
+  const char *from = json_string_value(json_object_get(g, "from"));
+  int64_t rows = json_is_integer(n) ? json_integer_value(n) : -1;
+  int legal = rows >= 0 && rows < 1 << 30 && json_is_number(value) &&
+              json_number_value(value) >= 0 && json_number_value(value) <= 10 &&
+              (rows > 0 || (from && from[0])) && json_object_size(g) == (from ? 3 : 2);
+  EP_CHECK(
+      legal, TREFOIL_INVALID_ARGUMENT,
+      "%s: %s of %s in fit must be {\"value\", \"n\"}, value in [0, 10], with \"from\" where n "
+      "is 0",
+      file, key, opKeys[op]);
+  *out = (trefoil_growth_t){(int)rows, json_number_value(value)};
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t takeFit(const json_t *fit, const char *file, trefoil_cost_record_t *r) {
   trefoil_fit_range_t *range = &r->range;
   EP_TRY(takeIntRange(fit, file, "nodes", range->nodes));
@@ -209,6 +229,8 @@ static trefoil_result_t takeFit(const json_t *fit, const char *file, trefoil_cos
   for (int op = 0; op < 2; op++) {
     EP_TRY(takeResiduals(fit, file, "inside", op, &r->inside[op]));
     EP_TRY(takeResiduals(fit, file, "outside", op, &r->outside[op]));
+    EP_TRY(takeGrowth(fit, file, "per_doubling", op, &r->perDoubling[op]));
+    EP_TRY(takeGrowth(fit, file, "across_nodes", op, &r->acrossNodes[op]));
   }
   return TREFOIL_OK;
 }

@@ -29,6 +29,13 @@ typedef struct trefoil_fit_range {
   int rowBytes[2][2]; /* by trefoil_op_t */
 } trefoil_fit_range_t;
 
+/* How an interval widens outside the range, as a logarithm of time; found by fits to parts of the
+ * range. */
+typedef struct trefoil_growth {
+  int n;        /* rows beyond such parts; 0: taken from another record */
+  double value; /* not negative */
+} trefoil_growth_t;
+
 #define TREFOIL_RECORD_CLUSTER_BYTES 256
 
 typedef struct trefoil_cost_record {
@@ -39,6 +46,8 @@ typedef struct trefoil_cost_record {
   trefoil_residuals_t inside[2];              /* by trefoil_op_t: the rows that were fitted */
   trefoil_residuals_t outside[2];             /* the rows of the split that were held out */
   char cluster[TREFOIL_RECORD_CLUSTER_BYTES]; /* where they were measured: a preset or a path */
+  trefoil_growth_t perDoubling[2]; /* by trefoil_op_t: of each doubling beyond the range */
+  trefoil_growth_t acrossNodes[2]; /* of each doubling of nodes, where one node was fitted */
 } trefoil_cost_record_t;
 
 /* The record's costs on another cluster: ports reach the same share of the cluster's own rates as
@@ -76,11 +85,15 @@ typedef struct trefoil_interval {
   int isExtrapolated;   /* the point lies outside the record's range */
   int n;                /* rows that the interval comes from */
   char outside[512];    /* "4 nodes (fitted: 1 to 2), 512 tokens (1 to 256)", or "" */
+  double doublings;     /* how far outside the point lies */
 } trefoil_interval_t;
 
 /* The interval round a predicted time `us`: from the wider of the fitted rows' residuals and those
- * of the rows held out. Nothing is known about how errors grow
- * further out: an extrapolated interval says how far off the rows outside were, no more. */
+ * of the rows held out. Outside the range it widens on either side by the factor
+ * exp(perDoubling x doublings), and by exp(acrossNodes x log2(nodes)) where one node was fitted.
+ * Doublings count from the nearest end of the range, and add up over scale (the farther of
+ * nodes and ranks), tokens, size of a row (the farther of hidden and bytes), experts, top-k and SMs.
+ * Ports of other rates than fitted count as one. */
 TREFOIL_API trefoil_result_t trefoilCostRecordInterval(const trefoil_cost_record_t *record,
                                                        trefoil_op_t op,
                                                        const trefoil_fit_point_t *point, double us,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import ctypes as ct
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,6 +153,7 @@ class Interval:
     extrapolated: bool
     n: int
     outside: str
+    doublings: float  # how far outside
 
 
 class CostRecord:
@@ -167,6 +169,20 @@ class CostRecord:
                 ct.byref(self.fields), name_or_path.encode(), data, ct.c_size_t(len(data))
             )
         _check(code)
+
+    @classmethod
+    def of_fields(cls, fields: Record) -> CostRecord:
+        found = cls.__new__(cls)
+        found.fields = fields
+        return found
+
+    @staticmethod
+    def names() -> list[str]:
+        """Of the records that the library has."""
+        function = library().trefoilCostRecordName
+        function.restype = ct.c_char_p
+        names = map(function, itertools.count())
+        return [name.decode() for name in itertools.takewhile(bool, names)]
 
     @staticmethod
     def default(mode: str, variant: str) -> str:
@@ -193,6 +209,7 @@ class CostRecord:
             bool(found.is_extrapolated),
             found.n,
             bytes(found.outside).decode(),
+            found.doublings,
         )
 
 

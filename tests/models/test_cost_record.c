@@ -99,6 +99,10 @@ TEST(refused_with_a_sentence) {
   expectRefused("\"tokens\": [\n      1,", "\"tokens\": [\n      200,", "must ascend");
   expectRefused("\"nodes\": [", "\"knots\": [", "nodes in fit must be [least, most]");
   expectRefused("\"n\": 3", "\"n\": -3", "dispatch of inside in fit must be");
+  expectRefused("\"growth\"", "\"growths\"", "per_doubling of dispatch in fit must be {\"value\"");
+  expectRefused("\"across_nodes\": {\n          \"value\": 0", "\"across_nodes\": {\"value\": -0",
+                "across_nodes of dispatch in fit must be {\"value\"");
+  expectRefused("\"from\": ", "\"of\": ", "per_doubling of dispatch in fit must be {\"value\"");
   expectRefused("\"name\": \"", "\"name\": \"x\", \"name\": \"", "line");
   trefoil_cost_record_t r;
   CHECK(trefoilCostRecordLoad(&r, "nobody") == TREFOIL_INVALID_ARGUMENT, "nobody");
@@ -160,6 +164,58 @@ TEST(intervals_by_hand) {
   CHECK(trefoilCostRecordInterval(&r, (trefoil_op_t)2, &p, 1, &i) == TREFOIL_INVALID_ARGUMENT, "2");
   CHECK(trefoilCostRecordInterval(&r, TREFOIL_OP_COMBINE, &p, NAN, &i) == TREFOIL_INVALID_ARGUMENT,
         "not a number");
+}
+
+/* log(0.8) and log(1.25) at the ends inside; outside more by 0.1 for each doubling. */
+static int widensBy(const trefoil_cost_record_t *r, const trefoil_fit_point_t *p, double growth) {
+  trefoil_interval_t i;
+  if (trefoilCostRecordInterval(r, TREFOIL_OP_COMBINE, p, 100, &i) != TREFOIL_OK) return 0;
+  double low = log(0.8) - log(i.lowUs / 100), high = log(i.highUs / 100) - log(1.25);
+  return fabs(low - growth) < 1e-9 && fabs(high - growth) < 1e-9;
+}
+
+TEST(intervals_widen_with_the_distance) {
+  const trefoil_fit_point_t home = {2, 16, 7168, 256, 8, 128, 20, 14336, 0};
+  trefoil_cost_record_t r = {.range = {.nodes = {1, 2},
+                                       .ranks = {8, 16},
+                                       .hidden = {7168, 7168},
+                                       .experts = {256, 256},
+                                       .topk = {8, 8},
+                                       .tokens = {4, 256},
+                                       .sms = {4, 24},
+                                       .rowBytes = {{7392, 7392}, {14336, 14336}}},
+                             .perDoubling = {{9, 7}, {9, 0.1}},
+                             .acrossNodes = {{9, 7}, {9, 0.3}}};
+  r.inside[1] = (trefoil_residuals_t){40, 0.8, 1.1, 3};
+  r.outside[1] = (trefoil_residuals_t){40, 0.9, 1.25, 3};
+  trefoil_fit_point_t p = home;
+  CHECK(widensBy(&r, &p, 0), "inside");
+  p.nodes = 4, p.ranks = 32;
+  CHECK(widensBy(&r, &p, 0.1), "nodes and ranks are one doubling");
+  p.nodes = 8, p.ranks = 32;
+  CHECK(widensBy(&r, &p, 0.2), "nodes are the farther");
+  p.nodes = 2, p.ranks = 64;
+  CHECK(widensBy(&r, &p, 0.2), "ranks are the farther");
+  p = home, p.tokens = 384;
+  CHECK(widensBy(&r, &p, 0.1 * log2(1.5)), "half as many tokens again");
+  p.tokens = 1;
+  CHECK(widensBy(&r, &p, 0.2), "below the least");
+  p.tokens = 0;
+  CHECK(widensBy(&r, &p, 0.2), "no tokens are as one");
+  p = home, p.hidden = 3584, p.rowBytes = 3584;
+  CHECK(widensBy(&r, &p, 0.2), "the row is four times smaller, hidden half");
+  p = home, p.sms = 48, p.experts = 512, p.topk = 4;
+  CHECK(widensBy(&r, &p, 0.3), "SMs, experts and top-k add up");
+  p.sms = 0;
+  CHECK(widensBy(&r, &p, 0.2), "SMs as fitted");
+  p = home, p.otherPorts = TREFOIL_OTHER_NVLINK | TREFOIL_OTHER_NETWORK;
+  CHECK(widensBy(&r, &p, 0.1), "other ports are one doubling");
+  r.range.nodes[1] = 1, r.range.ranks[1] = 8;
+  CHECK(widensBy(&r, &home, 0.3 + 0.1), "several nodes where one was fitted");
+  p.nodes = 4, p.ranks = 32, p.otherPorts = 0;
+  CHECK(widensBy(&r, &p, 2 * 0.3 + 2 * 0.1), "four nodes where one was fitted");
+  p = home, p.nodes = 1, p.ranks = 16;
+  CHECK(widensBy(&r, &p, 0.1), "more ranks of one node");
 }
 
 static int saysOutside(const trefoil_cost_record_t *r, const trefoil_fit_point_t *p,

@@ -12,7 +12,7 @@ from trefoil.fit import __main__ as fit_verb
 from trefoil.fit.cases import Case, TableError, read_table
 from trefoil.fit.job import Job, Outcome, make_job
 from trefoil.fit.model import ClosedForm, Plans, Replay, Setting
-from trefoil.fit.search import Range, Score, fit, scores
+from trefoil.fit.search import Range, Score, _state, fit, scores
 from trefoil.fit.split import SplitError, load_split, split_files
 from trefoil.reference import TrefoilError
 from trefoil.simulator import Cluster, CostRecord, Costs, Simulation, Workload
@@ -78,6 +78,24 @@ def test_what_the_data_do_not_show_is_unidentified(plans: Plans) -> None:
     net = [n for n in RANGES if "net_start" in n or n == "nic_gb_per_s"]
     assert {found.states[n] for n in net} == {"unidentified"}
     assert found.states["dispatch.launch_us"] == "fitted"
+
+
+def test_a_cost_as_uncertain_as_its_value_is_not_fitted() -> None:
+    """Rows of equal cost beside a large fixed one: 0.1 +- 0.1 of a range up to 30."""
+    assert _state(0.1, 0.05, is_as_large=False) == "fitted"
+    assert _state(0.1, 0.05, is_as_large=True) == "unidentified"
+    assert _state(0.0, 0.05, is_as_large=True) == "at-low"
+
+
+@needs_scipy
+def test_noise_hides_a_small_cost(plans: Plans) -> None:
+    """1 us of the network's start, under noise that is larger."""
+    model, small = ClosedForm(plans, cases_of((1, 2))), "combine.net_start_us"
+    noise = np.exp(0.2 * np.random.default_rng(7).standard_normal(20))
+    measured = model.predict(Costs({**GIVEN, **PLANTED, small: 1.0})) * noise
+    found = fit(model.predict, measured, Costs(GIVEN), {small: RANGES[small]})
+    assert found.deviations[small] >= found.values[small] > 0.03
+    assert found.states[small] == "unidentified"
 
 
 @needs_scipy
@@ -208,7 +226,10 @@ def test_an_interval_says_that_it_extrapolates() -> None:
     outside = record.interval("dispatch", {**point, "nodes": 128, "ranks": 1024}, 100.0)
     assert not inside.extrapolated and inside.low_us <= 100 <= inside.high_us
     assert outside.extrapolated and "1024 ranks (fitted: 8 to 16)" in outside.outside
-    assert outside.low_us <= inside.low_us and outside.high_us >= inside.high_us
+    assert outside.doublings == 6  # from 16 ranks
+    each = record.fields.per_doubling[0].value
+    assert outside.low_us == pytest.approx(inside.low_us * np.exp(-6 * each))
+    assert outside.high_us == pytest.approx(inside.high_us * np.exp(6 * each))
 
 
 @needs_scipy

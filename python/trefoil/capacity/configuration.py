@@ -119,7 +119,7 @@ class Configuration:
 
     @property
     def outside(self) -> str:
-        """What lies outside what the costs were fitted to: the interval does not cover it."""
+        """What lies outside what the costs were fitted to: the interval is wider for it."""
         return self.dispatch.extrapolated or self.combine.extrapolated
 
     @property

@@ -161,7 +161,7 @@ def scaling(plan: CapacityPlan) -> Figure:
     if banded:
         axes.fill_between([], [], [], color=GREY, alpha=0.3, label="about 90 %")
     if carried:
-        axes.plot([], [], color=GREY, markersize=5, label="extrapolated: not covered", **EMPTY)
+        axes.plot([], [], color=GREY, markersize=5, label="extrapolated", **EMPTY)
     axes.legend(loc="lower right", frameon=False, fontsize=8)
     axes.set_title(f"{q.moe} on {q.cluster}, {q.tokens:,} tokens a GPU", fontsize=9)
     return figure
@@ -206,7 +206,7 @@ def crossover(plan: CapacityPlan) -> Figure | None:
     axes.set_xlabel("tokens a GPU")
     axes.set_ylabel("dispatch + combine of a layer")
     if any(not s.covers for line in lines.values() for s in line):
-        axes.plot([], [], color=GREY, markersize=5, label="extrapolated: not covered", **EMPTY)
+        axes.plot([], [], color=GREY, markersize=5, label="extrapolated", **EMPTY)
         axes.legend(loc="lower right", frameon=False, fontsize=8)
     costs = ", ".join(found.costs) if found else ""
     axes.set_title(

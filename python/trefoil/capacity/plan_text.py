@@ -253,7 +253,7 @@ def notes_of(plan: CapacityPlan) -> list[str]:
     )
     if outside:
         notes.append(
-            "* extrapolated beyond what the costs were fitted to; the interval does not cover it: "
+            "* extrapolated beyond what the costs were fitted to, by a wider interval: "
             + "; ".join(outside)
         )
     notes.append("bound: bytes of the busiest port over its line rate; nothing is faster")

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trefoil.fit.cases import TableError
+from trefoil.fit.growth import growth_of
 from trefoil.fit.job import Outcome, compare_with_simgrid, make_job, run_form
 from trefoil.fit.record import json_of, print_text, record_of
 from trefoil.fit.split import SplitError, load_split
@@ -62,11 +63,13 @@ def _run(arguments: argparse.Namespace) -> int:
     simgrid = None
     if arguments.simgrid > 0:
         simgrid = compare_with_simgrid(job, outcomes[-1], arguments.simgrid)
+    record = {}
+    if arguments.out or arguments.json:
+        record = record_of(job, outcomes[-1], outcomes, growth_of(job))
     if arguments.out:
-        record = record_of(job, outcomes[-1], outcomes)
         write_whole(arguments.out, json.dumps(record, indent=2) + "\n")
     if arguments.json:
-        print(json.dumps(json_of(job, outcomes, simgrid), indent=2))
+        print(json.dumps(json_of(job, outcomes, simgrid, record), indent=2))
     else:
         print_text(job, outcomes, simgrid)
     return OK

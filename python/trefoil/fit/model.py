@@ -17,6 +17,7 @@ last row. Copies beside take flow_share of the NVLink ports that they cross, fro
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -158,6 +159,18 @@ class ClosedForm:
         self.is_ragged = np.array([case.ragged > 0 or case.empty_ranks > 0 for case in self.cases])
         several = np.array([case.nodes > 1 for case in self.cases])
         self.is_staged = several & (plans.setting.mode in ("ht", "ht-expert-major"))
+
+    def part(self, chosen: npt.NDArray[np.int64]) -> ClosedForm:
+        """Of some of the cases, without counting again."""
+        found = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(found, name, value[chosen])
+            elif isinstance(value, dict):
+                setattr(found, name, {kind: rows[chosen] for kind, rows in value.items()})
+            elif isinstance(value, list):
+                setattr(found, name, [value[i] for i in chosen])
+        return found
 
     def _of_op(self, costs: Costs, name: str) -> Array:
         return np.where(

@@ -55,7 +55,15 @@ def fitted_rows(job: Job) -> dict[str, list[int]]:
     return {name: [min(values), max(values)] for name, values in spans.items()}
 
 
-def record_of(job: Job, outcome: Outcome, all_outcomes: list[Outcome]) -> dict[str, Any]:
+def range_of(job: Job) -> dict[str, list[int]]:
+    """What was fitted, from least to most."""
+    columns = ("nodes", "ranks", "hidden", "experts", "topk", "tokens")
+    return {**{column: _span(job.inside, column) for column in columns}, **fitted_rows(job)}
+
+
+def record_of(
+    job: Job, outcome: Outcome, all_outcomes: list[Outcome], growth: dict[str, Any]
+) -> dict[str, Any]:
     """The cost record as JSON (models/cost.schema.json)."""
     text, names = job.split.text, Costs.names()
     record: dict[str, Any] = {
@@ -68,18 +76,17 @@ def record_of(job: Job, outcome: Outcome, all_outcomes: list[Outcome]) -> dict[s
     for op in OPS:
         own = (name for name in names if name.startswith(op + "."))
         record[op] = {n.partition(".")[2]: _number(job, n, outcome) for n in own}
-    columns = ("nodes", "ranks", "hidden", "experts", "topk", "tokens")
     record["fit"] = {
         "command": f"trefoil fit {text['name']}",
         "table": text["table"],
-        **{column: _span(job.inside, column) for column in columns},
-        **fitted_rows(job),
+        **range_of(job),
         "inside": {k: _score(s) for k, s in outcome.inside.items()},
         "outside": {k: _score(s) for k, s in outcome.outside.items()},
         "beside": {
             o.form: {"inside": _score(o.inside["both"]), "outside": _score(o.outside["both"])}
             for o in all_outcomes
         },
+        "growth": growth,
     }
     CostRecord(text["name"], json.dumps(record))  # the library must take it
     return record
@@ -140,7 +147,12 @@ def _points(part: str, cases: list[Case], predicted: list[float]) -> list[dict[s
     ]
 
 
-def json_of(job: Job, outcomes: list[Outcome], simgrid: dict[str, float] | None) -> dict[str, Any]:
+def json_of(
+    job: Job,
+    outcomes: list[Outcome],
+    simgrid: dict[str, float] | None,
+    record: dict[str, Any],
+) -> dict[str, Any]:
     return {
         "split": str(job.split.path),
         "table": str(job.split.text["table"]),
@@ -161,5 +173,5 @@ def json_of(job: Job, outcomes: list[Outcome], simgrid: dict[str, float] | None)
             for o in outcomes
         },
         "simgrid": simgrid,
-        "record": record_of(job, outcomes[-1], outcomes),
+        "record": record,
     }

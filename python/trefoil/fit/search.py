@@ -65,6 +65,7 @@ def fit(
     starts: int = 1,
     seed: int = 1,
     step: float = 1e-3,
+    tolerance: float = 1e-7,
     report: Callable[[int], None] = lambda evaluations: None,
 ) -> Fitted:
     """Least squares of log(predicted / measured), robust against outliers, within the bounds.
@@ -73,7 +74,8 @@ def fit(
     random points; the best end counts. step: relative width of finite differences; engines count in
     femtoseconds, so it must not be tiny. Afterwards a parameter is "at-low" or "at-high" if it lies
     within 0.1 % of the range's width of that bound, else "unidentified" if the data leave it a
-    standard deviation of more than half that width (of logarithms, see Range.value).
+    standard deviation of more than half that width (of logarithms, see Range.value), or as large as
+    its value.
     """
     from scipy.optimize import least_squares
 
@@ -103,8 +105,8 @@ def fit(
             loss="soft_l1",
             f_scale=0.05,
             diff_step=step,
-            xtol=1e-7,
-            ftol=1e-7,
+            xtol=tolerance,
+            ftol=tolerance,
             max_nfev=60,
         )
         if best is None or found.cost < best.cost:
@@ -114,16 +116,20 @@ def fit(
     deviation = _deviations(best.jac, best.fun)
     values = values_at(unit)
     costs.set(values)
-    states = {n: _state(u, s) for n, u, s in zip(names, unit, deviation, strict=True)}
     slopes = [ranges[n].slope(float(u)) for n, u in zip(names, unit, strict=True)]
     deviations = dict(zip(names, (deviation * slopes).tolist(), strict=True))
+    states = {
+        n: _state(u, s, deviations[n] >= abs(values[n]))
+        for n, u, s in zip(names, unit, deviation, strict=True)
+    }
     return Fitted(values, states, deviations, count)
 
 
-def _state(unit: float, deviation: float) -> str:
+def _state(unit: float, deviation: float, is_as_large: bool) -> str:
+    """is_as_large: the standard deviation, as the value."""
     if unit in (0, 1):
         return "at-high" if unit else "at-low"
-    return "unidentified" if deviation > 0.5 else "fitted"
+    return "unidentified" if deviation > 0.5 or is_as_large else "fitted"
 
 
 def _deviations(jacobian: Array, residual: Array) -> Array:
