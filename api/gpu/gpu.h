@@ -187,6 +187,8 @@ int epGpuFarBlocks(const ep_gpu_group_t *g, int most);
 /* Collective, after a window's registration: the device communicator, once; and its end. */
 trefoil_result_t epGpuFarJoin(ep_gpu_group_t *g);
 void epGpuFarLeave(ep_gpu_group_t *g);
+/* Waits until no put of this rank is under way: before a window goes, while no operation runs. */
+trefoil_result_t epGpuFarDrain(ep_gpu_group_t *g, uint64_t timeoutNs, const char *call);
 /* Nothing is under way on any rank: what follows goes through new memory. */
 trefoil_result_t epGpuFarSettle(ep_gpu_group_t *g);
 /* Launches use this window from now on. */

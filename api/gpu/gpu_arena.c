@@ -47,25 +47,6 @@ static trefoil_result_t allocAlone(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
   return TREFOIL_OK;
 }
 
-static trefoil_result_t openTogether(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
-  ncclComm_t comm = g->group->comm;
-  size_t bytes = windowBytes(a);
-  EP_TRY(epGpuNccl(comm, ncclCommWindowRegister(comm, a->memory, bytes, &a->window, 0),
-                   "ncclEpInitHandle: ncclCommWindowRegister"));
-  EP_CHECK(a->window, TREFOIL_INVALID_USAGE,
-           "ncclEpInitHandle: NCCL gave no window: its memory is not peer-accessible "
-           "(NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE)");
-  EP_TRY(epGpuFarJoin(g));
-  return epGpuPeers(g->group, a, g->ll.peers);
-}
-
-static int needsNew(const ep_gpu_group_t *g, const ep_sizing_t *sizing) {
-  if (!g->numArenas) return 1;
-  const ep_gpu_arena_t *a = &g->arenas[g->numArenas - 1];
-  return sizing->config.shape.topk > a->config.shape.topk ||
-         sizing->buffers[EP_BUFFER_SCRATCH].bytes > a->scratchBuffer.bytes;
-}
-
 static trefoil_result_t compare(const ep_rendezvous_word_t *all, int numRanks) {
   for (int r = 1; r < numRanks; r++) {
     EP_CHECK(all[0].topk == all[r].topk, TREFOIL_INVALID_ARGUMENT,
@@ -85,6 +66,27 @@ static trefoil_result_t meet(ep_gpu_group_t *g, ep_rendezvous_call_t call, int t
   mine.groupId = g->id;
   EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
   return compare(all, g->R);
+}
+
+static trefoil_result_t openTogether(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
+  ncclComm_t comm = g->group->comm;
+  size_t bytes = windowBytes(a);
+  EP_TRY(epGpuNccl(comm, ncclCommWindowRegister(comm, a->memory, bytes, &a->window, 0),
+                   "ncclEpInitHandle: ncclCommWindowRegister"));
+  EP_CHECK(a->window, TREFOIL_INVALID_USAGE,
+           "ncclEpInitHandle: NCCL gave no window: its memory is not peer-accessible "
+           "(NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE)");
+  /* NCCL has no limit: a rank without a window must not leave the others in its next call. */
+  if (g->far && !g->numArenas) EP_TRY(meet(g, EP_RENDEZVOUS_WINDOW_READY, a->config.shape.topk));
+  EP_TRY(epGpuFarJoin(g));
+  return epGpuPeers(g->group, a, g->ll.peers);
+}
+
+static int needsNew(const ep_gpu_group_t *g, const ep_sizing_t *sizing) {
+  if (!g->numArenas) return 1;
+  const ep_gpu_arena_t *a = &g->arenas[g->numArenas - 1];
+  return sizing->config.shape.topk > a->config.shape.topk ||
+         sizing->buffers[EP_BUFFER_SCRATCH].bytes > a->scratchBuffer.bytes;
 }
 
 /* The last window may go if no captured launch knows it. */
@@ -135,6 +137,7 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
                       .messages = sizing->buffers[EP_BUFFER_MESSAGES],
                       .mirrorBuffer = sizing->buffers[EP_BUFFER_MIRRORS]};
   EP_TRY(waitForDevice());
+  EP_TRY(epGpuFarDrain(g, g->group->timeoutNs, "ncclEpInitHandle"));
   trefoil_result_t result = allocAlone(g, &a);
   if (result == TREFOIL_OK) {
     result = meet(g, EP_RENDEZVOUS_INIT_HANDLE, sizing->config.shape.topk);
@@ -142,11 +145,12 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
   char *before[EP_KERNEL_MAX_RANKS];
   for (int r = 0; r < g->R; r++) before[r] = g->ll.peers[r];
   if (result == TREFOIL_OK) result = openTogether(g, &a);
-  if (result == TREFOIL_OK && g->numArenas) result = epGpuSettle(g->control, g->isHt);
-  if (result == TREFOIL_OK && g->numArenas) result = epGpuFarSettle(g);
   if (result == TREFOIL_OK) {
     result = meet(g, EP_RENDEZVOUS_HANDLE_READY, sizing->config.shape.topk);
   }
+  /* This rank's own memory alone, and only once the new window is certain. */
+  if (result == TREFOIL_OK && g->numArenas) result = epGpuSettle(g->control, g->isHt);
+  if (result == TREFOIL_OK && g->numArenas) result = epGpuFarSettle(g);
   if (result != TREFOIL_OK) {
     for (int r = 0; r < g->R; r++) g->ll.peers[r] = before[r];
     if (!g->numArenas) epGpuFarLeave(g);

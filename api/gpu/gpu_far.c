@@ -12,6 +12,7 @@
 #include <nccl_device.h>
 
 #include "api/gpu/gpu.h"
+#include "kernels/net/net_drain.h"
 
 enum { MOST_RELAY_BLOCKS = 16 };
 
@@ -24,7 +25,7 @@ struct ep_gpu_far {
   ep_ht_far_t ht;
 };
 _Static_assert(EP_HT_FAR_CONTROL_BYTES <= EP_LL_RELAY_CONTROL_BYTES, "the same memory");
-_Static_assert(EP_GPU_RELAY_COMM_AT + sizeof(ncclDevComm_t) <= EP_GPU_RELAY_BYTES &&
+_Static_assert(EP_GPU_RELAY_COMM_AT + sizeof(ncclDevComm_t) <= EP_GPU_RELAY_LATE_AT &&
                    EP_GPU_RELAY_COMM_AT % 16 == 0,
                "a copy of the device communicator");
 
@@ -37,6 +38,13 @@ int epGpuFarBlocks(const ep_gpu_group_t *g, int most) {
   int least = EP_LL_RELAY_LEAST_BLOCKS(numFar(g)), blocks = most / 4;
   if (blocks > MOST_RELAY_BLOCKS) blocks = MOST_RELAY_BLOCKS;
   return blocks > least ? blocks : least;
+}
+
+/* Launches on any stream find it there. */
+static trefoil_result_t copyIn(void *to, const void *from, size_t bytes) {
+  EP_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+  EP_CUDA(cudaDeviceSynchronize());
+  return TREFOIL_OK;
 }
 
 trefoil_result_t epGpuFarOpen(ep_gpu_group_t *g, const ep_sizing_t *sizing,
@@ -52,7 +60,7 @@ trefoil_result_t epGpuFarOpen(ep_gpu_group_t *g, const ep_sizing_t *sizing,
   char control[EP_LL_RELAY_CONTROL_BYTES];
   epLlRelayControlInit(control, firstOperation);
   EP_CUDA(cudaMemset(p, 0, f->buffer.bytes));
-  if (!g->isHt) EP_CUDA(cudaMemcpy(p, control, sizeof control, cudaMemcpyHostToDevice));
+  if (!g->isHt) EP_TRY(copyIn(p, control, sizeof control));
   ep_net_port_t port = {.comm = f->memory + EP_GPU_RELAY_COMM_AT,
                         .posted = (uint64_t *)(f->memory + EP_GPU_RELAY_POSTED_AT),
                         .rank = g->me,
@@ -87,9 +95,7 @@ trefoil_result_t epGpuFarJoin(ep_gpu_group_t *g) {
   EP_TRY(epGpuNccl(g->group->comm, ncclDevCommCreate(g->group->comm, &needs, &f->comm),
                    "ncclEpInitHandle: ncclDevCommCreate"));
   f->hasComm = 1;
-  EP_CUDA(cudaMemcpy(f->memory + EP_GPU_RELAY_COMM_AT, &f->comm, sizeof f->comm,
-                     cudaMemcpyHostToDevice));
-  return TREFOIL_OK;
+  return copyIn(f->memory + EP_GPU_RELAY_COMM_AT, &f->comm, sizeof f->comm);
 }
 
 static void useRings(ep_gpu_group_t *g, const ep_gpu_arena_t *a) {
@@ -107,7 +113,19 @@ trefoil_result_t epGpuFarSettle(ep_gpu_group_t *g) {
   uint64_t control[EP_HT_FAR_CONTROL_BYTES / 8];
   EP_CUDA(cudaMemcpy(control, g->far->memory, sizeof control, cudaMemcpyDeviceToHost));
   epHtFarRestart(control);
-  EP_CUDA(cudaMemcpy(g->far->memory, control, sizeof control, cudaMemcpyHostToDevice));
+  return copyIn(g->far->memory, control, sizeof control);
+}
+
+trefoil_result_t epGpuFarDrain(ep_gpu_group_t *g, uint64_t timeoutNs, const char *call) {
+  struct ep_gpu_far *f = g->far;
+  if (!f || !f->hasComm) return TREFOIL_OK;
+  int late = 0, *at = (int *)(f->memory + EP_GPU_RELAY_LATE_AT);
+  EP_TRY(epNetDrain(g->isHt ? &f->ht.port : &f->relay.port, timeoutNs, at, g->aside));
+  EP_CUDA(cudaStreamSynchronize(g->aside));
+  EP_CUDA(cudaMemcpy(&late, at, sizeof late, cudaMemcpyDeviceToHost));
+  EP_CHECK(!late, TREFOIL_REMOTE_ERROR,
+           "%s: puts to rank %d, in another NVLink domain, are still under way after %.1f s", call,
+           late - 1, (double)timeoutNs * 1e-9);
   return TREFOIL_OK;
 }
 

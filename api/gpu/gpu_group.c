@@ -192,13 +192,16 @@ trefoil_result_t epGpuGroupCreate(ncclEpGroup_t group) {
   return result;
 }
 
+static uint64_t leaveTimeout(const ep_gpu_group_t *g) {
+  uint64_t second = 1000000000u, timeout = g->group->timeoutNs;
+  return g->gaveUpSeen && timeout > second ? second : timeout;
+}
+
 /* A rank of a lost group may still store into this rank's window: then it stays, until the process
  * ends. */
 static int everybodyLeft(ep_gpu_group_t *g) {
   ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_DESTROY_GROUP};
-  uint64_t second = 1000000000u, timeout = g->group->timeoutNs;
-  if (g->gaveUpSeen && timeout > second) timeout = second;
-  return epRendezvousWait(g->rendezvous, &mine, timeout, all) == TREFOIL_OK;
+  return epRendezvousWait(g->rendezvous, &mine, leaveTimeout(g), all) == TREFOIL_OK;
 }
 
 trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group) {
@@ -207,7 +210,8 @@ trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group) {
   EP_TRY(epGpuEnter(g, &before));
   cudaError_t error = cudaDeviceSynchronize();
   epGpuPoll(group);
-  if (everybodyLeft(g)) {
+  int isDrained = epGpuFarDrain(g, leaveTimeout(g), "ncclEpGroupDestroy") == TREFOIL_OK;
+  if (everybodyLeft(g) && isDrained) {
     epGpuFarLeave(g);
     for (int i = 0; i < g->numArenas; i++) epGpuArenaFree(g, &g->arenas[i]);
   }

@@ -53,7 +53,7 @@ static trefoil_result_t sizeFar(const ep_sizing_config_t *config, size_t exchang
   size_t far = (size_t)(s->numRanks - s->ranksPerNode);
   epSizingAdd(t, EP_BUFFER_MESSAGES,
               (ep_buffer_t){"messages",
-                            "4 * far ranks * (N rows + N min(K, L) rows + N weights), and words",
+                            "4 * far ranks * (N rows + N K rows + N weights), and words",
                             EP_MEMORY_SHARED, 0, 128 + at.bytes, 0});
   epSizingAdd(
       t, EP_BUFFER_MIRRORS,

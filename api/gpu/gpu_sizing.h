@@ -19,6 +19,7 @@
 /* The relay's control memory, counts of puts, and a copy of the device communicator. */
 #define EP_GPU_RELAY_POSTED_AT EP_LL_RELAY_CONTROL_BYTES
 #define EP_GPU_RELAY_COMM_AT   (EP_GPU_RELAY_POSTED_AT + 8 * EP_KERNEL_MAX_RANKS)
+#define EP_GPU_RELAY_LATE_AT   (EP_GPU_RELAY_COMM_AT + 960) /* an int of epGpuFarDrain */
 #define EP_GPU_RELAY_BYTES     (EP_GPU_RELAY_COMM_AT + 1024)
 
 /* handle_mem in high throughput, from the next multiple of 256 on: what Update noted for other handles,

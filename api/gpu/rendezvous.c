@@ -129,6 +129,7 @@ static const char *const callNames[] = {"",
                                         "ncclEpCreateGroup",
                                         "ncclEpInitHandle",
                                         "ncclEpInitHandle",
+                                        "ncclEpInitHandle",
                                         "ncclEpGroupDestroy"};
 
 static trefoil_result_t checkSameCall(const ep_rendezvous_word_t *all, int numRanks) {
@@ -201,6 +202,14 @@ void epRendezvousCallBegin(ncclComm_t comm) {
   leave(b);
 }
 
+static int isOpen(ncclComm_t comm) {
+  uint64_t hash = epGpuCommHash(comm);
+  pthread_mutex_lock(&listLock);
+  int found = hash && find(comm, hash);
+  pthread_mutex_unlock(&listLock);
+  return found;
+}
+
 void epRendezvousCallFail(ncclComm_t comm, trefoil_result_t code, const char *why) {
   int rank = 0, numRanks = 0, domains = epGpuCommDomains(comm);
   if (!domains || ncclCommUserRank(comm, &rank) != ncclSuccess ||
@@ -208,6 +217,8 @@ void epRendezvousCallFail(ncclComm_t comm, trefoil_result_t code, const char *wh
       numRanks > EP_KERNEL_MAX_RANKS) {
     return;
   }
+  /* To make a place over TCP takes a broadcast, which a refused call must not begin. */
+  if (domains > 1 && !isOpen(comm)) return;
   char text[400];
   snprintf(text, sizeof text, "%s", why);
   struct ep_rendezvous *b = NULL;

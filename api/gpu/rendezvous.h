@@ -19,8 +19,9 @@ typedef enum ep_rendezvous_call {
   EP_RENDEZVOUS_CREATE_GROUP = 1,
   EP_RENDEZVOUS_GROUP_READY = 2, /* this rank's part of CreateGroup worked */
   EP_RENDEZVOUS_INIT_HANDLE = 3,
-  EP_RENDEZVOUS_HANDLE_READY = 4,
-  EP_RENDEZVOUS_DESTROY_GROUP = 5
+  EP_RENDEZVOUS_WINDOW_READY = 4, /* the first window, before the device communicator */
+  EP_RENDEZVOUS_HANDLE_READY = 5,
+  EP_RENDEZVOUS_DESTROY_GROUP = 6
 } ep_rendezvous_call_t;
 
 /* Opens this rank's view of the communicator's rendezvous; several groups share it. With several NVLink

@@ -75,14 +75,16 @@ static int isGone(void *owner, int rank) {
   return atomic_load(&mine->hub->seats[rank].state) == SEAT_GONE;
 }
 
-/* The rank that this seat's thread waits for has ended, or the place closes. */
+/* The rank in whose name this seat's thread waits has ended, which the others must find when they wake up; or
+ * the place closes. */
 static int isAborted(void *owner) {
-  const seat_t *mine = owner;
+  seat_t *mine = owner;
   char byte;
   if (mine->socket < 0) return 0;
   ssize_t n = recv(mine->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR) ||
-         atomic_load(&mine->hub->isClosing);
+  int hasEnded = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+  if (hasEnded) atomic_store(&mine->state, SEAT_GONE);
+  return hasEnded || atomic_load(&mine->hub->isClosing);
 }
 
 static int answerJoin(seat_t *seat, const request_t *r) {

@@ -233,8 +233,8 @@ template <bool EXPERT_MAJOR> struct FarReceiver : Receiver<EXPERT_MAJOR, false> 
   }
 };
 
-// In the producer, of a row that this rank's own forwarders pass on: they wait for its unit, or for another one
-// before it, and name whose within the limit. So here the limit counts from then on.
+// In the producer, of a row that this rank's own forwarders pass on: they wait for its unit, or for another
+// one before it, and name whose within the limit. So here the limit counts from then on.
 template <bool EXPERT_MAJOR>
 EP_DEV bool keepWaiting(const FarReceiver<EXPERT_MAJOR> &p, const Awaited &w, unsigned expected,
                         Spin &spin) {

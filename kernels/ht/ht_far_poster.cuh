@@ -86,6 +86,7 @@ private:
     unsigned long long n = 0;
     if (lane == 0) n = net.readSignal(signalOf(credits, far.nodeOf(ring)));
     n = __shfl_sync(FULL_WARP, n, 0);
+    __syncwarp(); // what lane 0 has acquired
     return n > earlier ? n - earlier : 0;
   }
   EP_DEV bool isIdle() const {

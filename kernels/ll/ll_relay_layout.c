@@ -25,12 +25,11 @@ trefoil_result_t epLlRelayLayout(const ep_ll_config_t *c, int ranksPerDomain,
            TREFOIL_INVALID_ARGUMENT, "%d ranks do not form several domains of %d", c->numRanks,
            ranksPerDomain);
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens, K = (size_t)c->maxTopk;
-  size_t L = (size_t)((c->numExperts + c->numRanks - 1) / c->numRanks);
   size_t words = (near.weights - near.routing) / 2 / R; /* of a source, rounded up */
   ep_ll_relay_layout_t at = {.numRanks = c->numRanks, .ranksPerDomain = ranksPerDomain};
   at.message[EP_LL_MESSAGE_DISPATCH] =
       roundUp(words + 128, 128) + records(N, 128 + near.rowStride[0]);
-  at.message[EP_LL_MESSAGE_COMBINE] = records(N * (K < L ? K : L), 128 + near.rowStride[1]);
+  at.message[EP_LL_MESSAGE_COMBINE] = records(N * K, 128 + near.rowStride[1]); /* ids may repeat */
   at.message[EP_LL_MESSAGE_WEIGHTS] = c->partial ? records(N, 16 + (K + 2) / 3 * 16) : 0;
   size_t next = 0;
   for (int m = 0; m < EP_LL_MESSAGES; m++) {

@@ -360,13 +360,17 @@ private:
 
   // False if it does not come.
   EP_DEV bool awaitMessage(int message) {
+    // Weights are for what this launch sends, all else for what it receives.
+    const bool sends = message == EP_LL_MESSAGE_WEIGHTS ? (a.op.parts & EP_LL_SEND) != 0
+                                                        : a.op.parts == EP_LL_BOTH;
     bool isLast = false;
     unsigned polls = 0;
     for (;;) {
       const int there = lane == 0 && net.readSignal(signalId(message, buf, peer)) >= number;
       if (__shfl_sync(FULL_WARP, there, 0)) break;
-      if (!lookAgain(polls, isLast, a.op.parts == EP_LL_BOTH)) break;
+      if (!lookAgain(polls, isLast, sends)) break;
     }
+    __syncwarp(); // what lane 0 has acquired
     return goesOn;
   }
 

@@ -84,9 +84,9 @@ void launch(StepRank &k, int last, cudaStream_t q) {
   if (last > 1) htDomains.combine(k.pass[0].combine, q);
 }
 
-// Whether rank r may name rank `named` when the victim leaves out operation `what`: the victim, or a rank that
-// the victim's rows come by, which waits itself. That is in dispatch the own node's on the victim's rail, in
-// combine the victim's node's on the own rail.
+// Whether rank r may name rank `named` when the victim leaves out operation `what`: the victim, or a rank
+// that the victim's rows come by, which waits itself. That is in dispatch the own node's on the victim's
+// rail, in combine the victim's node's on the own rail.
 bool mayName(int r, int named, int victim, int what) {
   if (named == victim) return true;
   if (!perDomain || !what || r / perDomain == victim / perDomain) return false;

@@ -30,7 +30,7 @@ static size_t up(size_t n, size_t to) {
 static void leastBytes(const ep_ll_config_t *c, size_t *least) {
   size_t K = (size_t)c->maxTopk, N = (size_t)c->maxTokens;
   size_t words = (4 + K + 11) / 12 * 16; /* of a token: 4 bytes and an id of one byte each */
-  size_t returns = N * (K < LOCAL ? K : LOCAL);
+  size_t returns = N * K;                /* a token may name an expert more than once */
   least[EP_LL_MESSAGE_DISPATCH] =
       128 + up(N * words, 128) + N * (128 + packets(c->maxTokenBytes + up(4 * K, 16)));
   least[EP_LL_MESSAGE_COMBINE] = 128 + returns * (128 + up(packets(c->maxTokenBytes), 512));
