@@ -20,6 +20,8 @@ from typing import Any
 import jinja2
 
 from trefoil import ht_rows
+from trefoil.export.predicted import find_prediction, prediction_files, read_predictions
+from trefoil.fit.cases import OPS, Case
 from trefoil.report.figures import Figure, committed_folder, load_figures
 from trefoil.report.goals import LL_GOALS, LL_TOKENS
 from trefoil.table import markdown
@@ -182,6 +184,23 @@ def records() -> str:
     return table(["record", "fitted", "held out", "closed form, held out"], rows)
 
 
+def across_nodes() -> str:
+    tables = [read_predictions(path) for path in prediction_files()]
+    rows = []
+    for mode, tokens in (("ll", 128), ("ht", 4096)):
+        for op in OPS:
+            cells = []
+            for gpus in (16, 32, 64):
+                case = Case(op, mode, gpus // 8, gpus, 7168, tokens, 8, 256, 0, 0.0)
+                found = find_prediction(tables, case, "trefoil", "bf16")
+                if found is None:
+                    raise KeyError((mode, op, gpus))
+                p = found[1]
+                cells.append(f"{p.us:.0f} ({p.low_us:.0f} to {p.high_us:.0f}; {p.bound_us:.0f})")
+            rows.append([f"{mode.upper()} {op}, {tokens} tokens", *cells])
+    return table(["operation", "2 nodes", "4 nodes", "8 nodes"], rows)
+
+
 def conformance() -> str:
     rows = []
     for path in sorted((committed_folder() / "conformance").glob("*.json")):
@@ -294,7 +313,7 @@ def two_packages(name: str) -> str:
 
 TABLES = (
     *(source, low_latency, host_time, high_throughput, skewed, has_products, products),
-    *(two_libraries, two_packages, records, conformance, checks),
+    *(two_libraries, two_packages, records, across_nodes, conformance, checks),
 )
 
 

@@ -78,10 +78,10 @@ class Set:
 
 
 SETS = (
-    Set("trefoil-ll", "trefoil", "ll", "trefoil-ll-h200", "hgx-h200", (8, 16, 64, 1024)),
+    Set("trefoil-ll", "trefoil", "ll", "trefoil-ll-h200", "hgx-h200", (8, 16, 32, 64, 1024)),
     # Our high throughput was measured inside a node; across nodes speaks the record that was.
     Set("trefoil-ht-1node", "trefoil", "ht", "trefoil-ht-h200", "hgx-h200", (8,)),
-    Set("trefoil-ht", "trefoil", "ht", "deepep-ht-h100", "hgx-h200", (16, 64, 1024)),
+    Set("trefoil-ht", "trefoil", "ht", "deepep-ht-h100", "hgx-h200", (16, 32, 64, 1024)),
     Set("deepep-ll", "deepep", "ll", "deepep-ll-h100", "dgx-h100", (64, 1024), "per-expert", "fp8"),
     Set("deepep-ht", "deepep", "ht", "deepep-ht-h100", "dgx-h100", (64, 1024), "ours", "fp8"),
 )
