@@ -109,7 +109,7 @@ def test_intervals_say_where_they_do_not_cover() -> None:
     assert [c["layer_interval_covers"] for c in to_json(plan)["configurations"]] == [True, False]
     cells = [capacity_text.row_of(c, q)[4] for c in plan.configurations]
     assert [cell.endswith("*") for cell in cells] == [False, True], "combine alone is outside"
-    assert "does not cover it: LL EP 8: 9 nodes" in capacity_text.as_text(plan)
+    assert "by a wider interval: LL EP 8: 9 nodes" in capacity_text.as_text(plan)
     assert [s.covers for s in (sample_of(answer), plan_sample())] == [False, True]
     (axes,) = capacity_plots.scaling(plan).axes
     assert any("not covered" in str(line.get_label()) for line in axes.lines)
