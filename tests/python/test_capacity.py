@@ -112,7 +112,7 @@ def test_intervals_say_where_they_do_not_cover() -> None:
     assert "by a wider interval: LL EP 8: 9 nodes" in capacity_text.as_text(plan)
     assert [s.covers for s in (sample_of(answer), plan_sample())] == [False, True]
     (axes,) = capacity_plots.scaling(plan).axes
-    assert any("not covered" in str(line.get_label()) for line in axes.lines)
+    assert any(str(line.get_label()) == "extrapolated" for line in axes.lines)
 
 
 def plan_sample() -> Sample:
