@@ -34,6 +34,8 @@ OFFENCES = [
     ("quiet", "host/e.c", 'void f(void) {\n  printf("x");\n}\n', "host/e.c:2: library code calls"),
     ("shell", "tools/bad.sh", "if true; then\n", "syntax error"),
     ("links", "docs/x.md", "[gone](gone.md)\n", "leads nowhere"),
+    ("places", "docs/x.md", "`ref/gone.c`\n", "docs/x.md:1: there is no ref/gone.c"),
+    ("places", "docs/x.md", "`gone` in `b.c`, `b` in `plan/b.c`\n", "b.c has no gone"),
 ]
 
 

@@ -40,6 +40,7 @@ C_FAMILY = {".c", ".h", ".cu", ".cuh", ".cc", ".cpp"}
 TEXT = SOURCES | {".md", ".txt", ".cmake", ".in", ".json", ".toml", ".map", ".html", ".svg", ""}
 MAX_LINES = 800
 MAX_COLUMNS = 110  # clang-format holds code to 100; a comment may run over by a word
+FOREIGN = {"cuda.h"}  # headers of others that documents name
 LIBRARY_FOLDERS = ("plan/", "net/", "ref/", "models/", "host/", "api/", "kernels/", "sim/")
 
 
@@ -341,6 +342,23 @@ def check_links(root: Path) -> list[str]:
             for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", line):
                 if not re.match(r"[a-z]+:", target) and not (root / path.parent / target).exists():
                     findings.append(f"{path}:{number}: the link {target} leads nowhere")
+    return findings
+
+
+def check_places(root: Path) -> list[str]:
+    """Source files that a document names exist; `name` in `file`: the file has the name."""
+    sources = {str(path): path for path in tracked(root) if path.suffix in SOURCES}
+    findings = []
+    for page in [p for p in tracked(root) if p.suffix == ".md"]:
+        for number, line in lines_of(root, page):
+            for name, file in re.findall(r"(?:`(\w+)` in )?`([\w/]+\.(?:c|h|cuh?|cc|cpp))`", line):
+                found = [p for full, p in sources.items() if f"/{full}".endswith(f"/{file}")]
+                if not found and file not in FOREIGN:
+                    findings.append(f"{page}:{number}: there is no {file}")
+                elif found and name and not any(
+                    re.search(rf"\b{name}\b", (root / p).read_text()) for p in found
+                ):
+                    findings.append(f"{page}:{number}: {file} has no {name}")
     return findings
 
 
