@@ -1,5 +1,4 @@
-/* The sizing table by hand, from the formulas of docs/api.md (Memory). A buffer that is too small
- * would only be noticed by operations that meet in it. */
+/* The sizing table by hand. A buffer that is too small would only be noticed by operations that meet in it. */
 #include "plan/sizing.h"
 
 #include "test.h"
