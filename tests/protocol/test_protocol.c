@@ -1,5 +1,5 @@
 /* The low-latency protocol, explored: every reachable state of every setup below is right, and every
- * planted bug is found. Prints what was explored; docs/kernels.md quotes it. */
+ * planted bug is found. Prints what was explored. */
 #include "kernels/common/protocol.h"
 #include "protocol_checks.h"
 
