@@ -1,4 +1,5 @@
-/* The sizing table by hand. A buffer that is too small would only be noticed by operations that meet in it. */
+/* The sizing table by hand. A buffer that is too small would only be noticed by operations that meet
+ * in it. */
 #include "plan/sizing.h"
 
 #include "test.h"
