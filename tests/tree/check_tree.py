@@ -355,8 +355,10 @@ def check_places(root: Path) -> list[str]:
                 found = [p for full, p in sources.items() if f"/{full}".endswith(f"/{file}")]
                 if not found and file not in FOREIGN:
                     findings.append(f"{page}:{number}: there is no {file}")
-                elif found and name and not any(
-                    re.search(rf"\b{name}\b", (root / p).read_text()) for p in found
+                elif (
+                    found
+                    and name
+                    and not any(re.search(rf"\b{name}\b", (root / p).read_text()) for p in found)
                 ):
                     findings.append(f"{page}:{number}: {file} has no {name}")
     return findings
