@@ -1,5 +1,5 @@
-// The block of a dispatch or combine that talks to the network (ht_far.h). A warp has some of the rings, and
-// for each goes round four things, none of which waits:
+// The block of a dispatch or combine that talks to the network (ht_far.h). Each ring has four duties, and a
+// warp goes round some of them, of one ring or several; none of them waits:
 //
 //   post      units that have been filled, without a gap, are put, with a strong signal: how many
 //   land      of units that have come, the words that forwarders and receivers wait for
@@ -18,12 +18,15 @@
 #include "kernels/ht/ht_far_control.cuh"
 #include "kernels/net/net.cuh"
 
-// Of this launch, in units; refilled: since the rings began. In shared memory, a ring's each.
+enum HtDuty { HT_POST, HT_LAND, HT_RETURN, HT_REFILLS, HT_DUTIES };
+
+// A duty of a ring, in units of this launch; of refills: since the rings began. In shared memory.
 struct HtPosted {
-  unsigned long long filled, posted, landed, consumed, returned, refilled;
-  Spin spin; // of a put that was refused
+  unsigned long long ready, done; // filled, posted | -, landed | consumed, returned | -, refilled
+  Spin spin;                      // of a put that was refused
+  bool isOver;
 };
-constexpr int HT_POSTER_BYTES = EP_HT_FAR_NODES * sizeof(HtPosted);
+constexpr int HT_POSTER_BYTES = HT_DUTIES * EP_HT_FAR_NODES * sizeof(HtPosted);
 
 template <class Network> class Poster {
 public:
@@ -33,48 +36,68 @@ public:
 
   // All threads of the block.
   EP_DEV void run(const HtFarTables &t, int numChunks) {
-    const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    for (int i = warp; i < far.num; i += warps) {
-      states[i] = HtPosted{0, 0, 0, 0, 0, far.c.rings[kind][i].credited, Spin{}};
+    EP_SHARED(int, numOpen); // duties that are not over, but for refills
+    const int warp = threadIdx.x / 32, warps = blockDim.x / 32, items = far.num * HT_DUTIES;
+    if (threadIdx.x == 0) numOpen = far.num * (HT_DUTIES - 1);
+    for (int i = warp; i < items; i += warps) {
+      const int at = i / HT_DUTIES;
+      const bool refills = i % HT_DUTIES == HT_REFILLS;
+      states[i] = HtPosted{0, refills ? far.c.rings[kind][at].credited : 0, Spin{}, false};
     }
-    __syncwarp();
-    for (bool goesOn = warp < far.num; goesOn;) {
+    __syncthreads();
+    for (bool goesOn = warp < items; goesOn;) {
       goesOn = false;
-      for (int i = warp; i < far.num; i += warps) {
+      for (int i = warp; i < items; i += warps) {
         begin(i, t, numChunks);
-        post();
-        land();
-        giveBack();
-        refill();
-        goesOn = goesOn || !isOver();
+        if (s.isOver) continue;
+        work((HtDuty)(i % HT_DUTIES), &numOpen);
+        save(i);
+        goesOn = goesOn || !s.isOver;
       }
       if (__any_sync(FULL_WARP, hasFailed())) break;
       if (goesOn) __nanosleep(100);
     }
-    for (int i = warp; i < far.num; i += warps) {
-      if (lane == 0) far.c.rings[kind][i].credited = states[i].refilled;
+    for (int i = warp; i < items; i += warps) {
+      if (lane == 0 && i % HT_DUTIES == HT_REFILLS) {
+        far.c.rings[kind][i / HT_DUTIES].credited = states[i].done;
+      }
     }
   }
 
 private:
   EP_DEV void begin(int i, const HtFarTables &t, int numChunks) {
     const bool back = kind == 1;
-    ring = i;
-    before = far.c.rings[kind][i];
-    out = (unsigned long long)t.counts[back][i] * numChunks;
-    in = (unsigned long long)t.counts[!back][i] * numChunks;
+    ring = i / HT_DUTIES;
+    before = far.c.rings[kind][ring];
+    out = (unsigned long long)t.counts[back][ring] * numChunks;
+    in = (unsigned long long)t.counts[!back][ring] * numChunks;
     __syncwarp();
     s = states[i];
   }
-  EP_DEV void save() {
+  EP_DEV void save(int i) {
     __syncwarp();
-    if (lane == 0) states[ring] = s;
+    if (lane == 0) states[i] = s;
     __syncwarp();
+  }
+  EP_DEV void work(HtDuty duty, int *numOpen) {
+    if (duty == HT_REFILLS) {
+      s.isOver = __shfl_sync(FULL_WARP, *(volatile int *)numOpen, 0) == 0;
+      refill();
+      return;
+    }
+    if (duty == HT_POST) {
+      post();
+    } else if (duty == HT_LAND) {
+      land();
+    } else {
+      giveBack();
+    }
+    s.isOver = s.done == (duty == HT_POST ? out : in);
+    if (s.isOver && lane == 0) atomicAdd(numOpen, -1);
   }
   EP_DEV bool hasFailed() const {
     return lane == 0 && loadVolatile(&htControl(far.g).wait.failed) != 0;
   }
-  EP_DEV bool isOver() const { return s.posted == out && s.landed == in && s.returned == in; }
 
   EP_DEV int peer() const { return far.railRank(ring); }
   EP_DEV int units() const { return far.f.far.at.ringUnits[kind]; }
@@ -93,28 +116,34 @@ private:
     return __shfl_sync(FULL_WARP, (int)(lane == 0 && net.isIdle(peer())), 0);
   }
 
-  // How many of units [q, q + n) have their word, up to the first that has not. visit(u, isVoid): of those.
-  template <class F>
-  EP_DEV int prefix(HtRingWord what, unsigned long long q, unsigned long long n, F visit) const {
-    const int most = n < 32 ? (int)n : 32;
-    const HtLocation u = far.unitOf(kind, ring, q + lane);
-    uint32_t word = 0;
-    if (lane < most) word = loadAcquire(far.wordAt(kind, what, u.code));
-    const bool is = lane < most && (int)(word >> 1) == u.epoch;
-    const unsigned missing = ~__ballot_sync(FULL_WARP, is);
-    const int there = missing ? __ffs(missing) - 1 : 32;
-    if (lane < there) visit(u, (bool)(word & 1));
-    return there;
-  }
-  // Moves on `at` up to `end` while there are words.
+  // Moves on `at` up to `end`, over units that have their word, to the first that has not.
+  // visit(u, isVoid): of those.
   template <class F>
   EP_DEV void extend(unsigned long long &at, unsigned long long end, HtRingWord what,
                      unsigned long long first, F visit) const {
     while (at < end) {
-      const int n = prefix(what, first + at, end - at, visit);
-      at += n;
-      if (n < 32) return;
+      uint32_t words[BATCH];
+#pragma unroll
+      for (int j = 0; j < BATCH; j++) {
+        const unsigned long long q = at + j * 32 + lane;
+        if (q < end) words[j] = loadVolatile(far.wordAt(kind, what, unitOf(first + q).code));
+      }
+      __threadfence_system(); // what was written before these words
+#pragma unroll
+      for (int j = 0; j < BATCH; j++) {
+        const unsigned long long q = at + lane; // `at` has moved on by j * 32
+        const HtLocation u = unitOf(first + q);
+        const bool is = q < end && (int)(words[j] >> 1) == u.epoch;
+        const unsigned missing = ~__ballot_sync(FULL_WARP, is);
+        const int there = missing ? __ffs(missing) - 1 : 32;
+        if (lane < there) visit(u, (bool)(words[j] & 1));
+        at += there;
+        if (there < 32) return;
+      }
     }
+  }
+  EP_DEV HtLocation unitOf(unsigned long long q) const {
+    return far.unitOf(kind, ring, q);
   }
 
   EP_DEV uint32_t *voidOf(bool isIn, const HtLocation &u) const {
@@ -132,13 +161,13 @@ private:
   }
 
   EP_DEV void post() {
-    extend(s.filled, out, HT_FILLED, before.sent,
+    extend(s.ready, out, HT_FILLED, before.sent,
            [&](const HtLocation &u, bool isVoid) { *voidOf(false, u) = isVoid; });
-    while (s.posted < s.filled) {
-      const unsigned long long waiting = s.filled - s.posted;
+    while (s.done < s.ready) {
+      const unsigned long long waiting = s.ready - s.done;
       const int chunk = far.f.far.at.chunkUnits[kind];
-      if (waiting < (unsigned)chunk && s.filled != out && !isIdle()) break;
-      const HtLocation u = far.unitOf(kind, ring, before.sent + s.posted);
+      if (waiting < (unsigned)chunk && s.ready != out && !isIdle()) break;
+      const HtLocation u = unitOf(before.sent + s.done);
       const int untilEnd = units() - (u.code & 0xffffff), most = min(chunk, untilEnd);
       const int n = waiting < (unsigned)most ? (int)waiting : most;
       const uint64_t unit = far.f.far.at.unitBytes, base = far.f.far.port.scratch + 128;
@@ -151,48 +180,51 @@ private:
               (uint64_t)n))) {
         break;
       }
-      s.posted += n;
+      s.done += n;
     }
-    save();
   }
 
   EP_DEV void land() {
     const unsigned long long all = told(false, before.receivedBefore + before.received);
     const unsigned long long there = all < in ? all : in;
-    for (; s.landed < there; s.landed += 32) {
-      if (s.landed + lane < there) {
-        const HtLocation u = far.unitOf(kind, ring, before.received + s.landed + lane);
-        const bool isVoid = loadVolatile(voidOf(true, u)) != 0;
-        __threadfence_system();
-        far.note(kind, HT_LANDED, u, isVoid);
+    while (s.done < there) {
+      bool isVoid[BATCH];
+#pragma unroll
+      for (int j = 0; j < BATCH; j++) {
+        const unsigned long long q = s.done + j * 32 + lane;
+        if (q < there) isVoid[j] = loadVolatile(voidOf(true, unitOf(before.received + q))) != 0;
       }
+      __threadfence_system();
+#pragma unroll
+      for (int j = 0; j < BATCH; j++) {
+        const unsigned long long q = s.done + j * 32 + lane;
+        if (q < there) far.note(kind, HT_LANDED, unitOf(before.received + q), isVoid[j]);
+      }
+      s.done += BATCH * 32;
     }
-    if (s.landed > there) s.landed = there;
-    save();
+    if (s.done > there) s.done = there;
   }
 
   EP_DEV void giveBack() {
-    extend(s.consumed, in, HT_CONSUMED, before.received, [](const HtLocation &, bool) {});
-    const unsigned long long waiting = s.consumed - s.returned;
-    const bool isEnough = waiting * 4 >= (unsigned)units() || s.consumed == in;
+    extend(s.ready, in, HT_CONSUMED, before.received, [](const HtLocation &, bool) {});
+    const unsigned long long waiting = s.ready - s.done;
+    const bool isEnough = waiting * 4 >= (unsigned)units() || s.ready == in;
     if (waiting && (isEnough || isIdle()) &&
         took(net.template signal<NetSignal::WEAK>(peer(), signalOf(true, far.own), waiting))) {
-      s.returned = s.consumed;
+      s.done = s.ready;
     }
-    save();
   }
 
   EP_DEV void refill() {
     const unsigned long long all = told(true, before.sentBefore);
-    if (s.refilled < all) __threadfence_system();
-    for (; s.refilled < all; s.refilled += 32) {
-      if (s.refilled + lane < all) {
-        far.note(kind, HT_REFILL, far.unitOf(kind, ring, s.refilled + lane), false);
-      }
+    if (s.done < all) __threadfence_system();
+    for (; s.done < all; s.done += 32) {
+      if (s.done + lane < all) far.note(kind, HT_REFILL, unitOf(s.done + lane), false);
     }
-    if (s.refilled > all) s.refilled = all;
-    save();
+    if (s.done > all) s.done = all;
   }
+
+  static constexpr int BATCH = 8; // units a lane looks at, loads in flight
 
   const HtFar &far;
   const int kind;

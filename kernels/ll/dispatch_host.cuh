@@ -61,6 +61,7 @@ static inline void describeGroup(DispatchArgs &a) {
   a.maxTokens = g.maxTokens;
   a.numLocal = g.numLocal;
   a.numExperts = g.numExperts;
+  a.numSms = g.numSms;
   a.perRank = Divisor::of((unsigned)g.numLocal);
   a.groups = (g.numRanks + SOURCES - 1) / SOURCES;
   a.perSource = (g.maxTokens + 31) / 32 * 32;
@@ -81,10 +82,10 @@ static inline DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned par
   a.idx64 = op.handle.idx64;
   a.idBytes = a.numLocal < 0xff ? 1 : 2;
   a.idVectors = (4 + a.topk * a.idBytes + 11) / 12;
-  a.send = partitioningOf(a.numTokens * a.wire.steps, op.group.numSms);
-  a.recv = partitioningOf(a.numTokens * a.groups * a.wire.steps, op.group.numSms);
+  a.send = partitioningOf(a.numTokens * a.wire.steps, a.numSms);
+  a.recv = partitioningOf(a.numTokens * a.groups * a.wire.steps, a.numSms);
   while (a.numTokens > 1 << a.guess) a.guess++;
-  shareTokens(a, op.group.numSms);
+  shareTokens(a, a.numSms);
   return a;
 }
 

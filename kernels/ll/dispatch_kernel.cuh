@@ -28,7 +28,7 @@ EP_DEV void finishFast(const DispatchArgs &a, unsigned long long number, uint64_
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (blockIdx.x == 0) headOf(a.op.handle).sent[EP_LL_DISPATCH] = number;
-  countSend(*a.control, a.op.group.numSms);
+  countSend(*a.control, a.numSms);
   stampBlock(a.op.group, began);
 }
 

@@ -145,21 +145,33 @@ private:
     return true;
   }
 
-  // All lanes of a warp: `packets` packets as they come; to another place.
+  // All lanes of a warp: `packets` packets as they come; to another place. STEPS steps are in flight.
   EP_DEV void movePackets(const char *from, char *to, bool isFlagged) {
+    constexpr int STEPS = 8;
 #pragma unroll 1
-    for (int s = 0; s < a.packets && goesOn; s += 4) {
-      const bool on = s + (lane >> 3) < a.packets;
-      const size_t at = (size_t)s * 128 + lane * 16;
-      uint4 v;
-      unsigned polls = 0;
-      bool isLast = false, missing;
+    for (int s = lane >> 3; __any_sync(FULL_WARP, s < a.packets) && goesOn; s += STEPS * 4) {
+      const size_t at = (size_t)s * 128 + (lane & 7) * 16;
+      uint4 v[STEPS];
+      unsigned pending = (1u << STEPS) - 1, polls = 0;
+      bool isLast = false;
       do {
         __syncwarp();
-        v = on ? loadSys(from + at) : make_uint4(0, 0, 0, flag);
-        missing = __any_sync(FULL_WARP, isFlagged && isFlagLane(lane) && v.w != flag);
-      } while (missing && lookAgain(polls, isLast, true));
-      if (on && goesOn) storeSys(to + at, v);
+#pragma unroll
+        for (int j = 0; j < STEPS; j++) {
+          if (pending >> j & 1 && s + j * 4 < a.packets) v[j] = loadSys(from + at + j * 512);
+        }
+        unsigned missing = 0;
+#pragma unroll
+        for (int j = 0; j < STEPS; j++) {
+          const bool is = isFlagged && isFlagLane(lane) && s + j * 4 < a.packets;
+          missing |= is && v[j].w != flag ? 1u << j : 0u;
+        }
+        pending = __reduce_or_sync(FULL_WARP, missing & pending);
+      } while (pending && lookAgain(polls, isLast, true));
+#pragma unroll
+      for (int j = 0; j < STEPS; j++) {
+        if (goesOn && s + j * 4 < a.packets) storeSys(to + at + j * 512, v[j]);
+      }
     }
   }
 

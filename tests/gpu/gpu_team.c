@@ -148,10 +148,17 @@ void gpuRun(gpu_run_t *run, int numRanks) {
   gpuJoin(run);
 }
 
+/* Domains of so many ranks, if they divide the ranks. */
+static int ranksPerNode(int numRanks) {
+  const char *text = getenv("TREFOIL_TEST_RANKS_PER_NODE");
+  int n = text ? atoi(text) : numRanks;
+  return n > 0 && numRanks % n == 0 ? n : numRanks;
+}
+
 ep_check_group_t gpuGroup(int numRanks, int64_t maxTokens, size_t maxTokenBytes) {
   ep_check_group_t g = {
       .shape = {.numRanks = numRanks,
-                .ranksPerNode = numRanks,
+                .ranksPerNode = ranksPerNode(numRanks),
                 .numExperts = 4 * numRanks,
                 .topk = 4,
                 .maxTokens = maxTokens},

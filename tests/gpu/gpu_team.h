@@ -1,7 +1,8 @@
 /* Ranks for the tests that run a library through the C API: threads of this process, a device each, on
  * real GPUs or on the host runtime. TREFOIL_LIBRARY, TREFOIL_NCCL and TREFOIL_CUDA say what is loaded;
- * TREFOIL_TEST_RANKS how many ranks (default: one a GPU, at most 4), TREFOIL_TEST_TIMEOUT_MS how long
- * ranks wait for one another in groups without a fault. */
+ * TREFOIL_TEST_RANKS how many ranks (default: one a GPU, at most 4), TREFOIL_TEST_RANKS_PER_NODE how many of
+ * them make an NVLink domain (default: all), TREFOIL_TEST_TIMEOUT_MS how long ranks wait for one another in
+ * groups without a fault. */
 #ifndef TREFOIL_TESTS_GPU_TEAM_H
 #define TREFOIL_TESTS_GPU_TEAM_H
 

@@ -92,6 +92,8 @@ static trefoil_result_t runCase(gpu_rank_t *rank, const fork_t *f, int i, uint8_
       EP_TRY_CUDA(k, lib->cudaGraphLaunch(exec, f->main));
     else
       EP_TRY(callAll(k, c, f));
+    k->doing = "cudaStreamSynchronize"; /* no pageable copy behind a kernel that waits on GIN */
+    EP_TRY_CUDA(k, lib->cudaStreamSynchronize(f->main));
     k->doing = "cudaMemcpyAsync";
     EP_TRY_CUDA(
         k, lib->cudaMemcpyAsync(result, k->image, c->usedBytes, cudaMemcpyDeviceToHost, f->main));

@@ -60,6 +60,10 @@ static void runGin(const Options &, std::vector<Rank> &) {
 
 int main(int argc, char **argv) {
   const Options o = parse(argc, argv);
+  if (o.times) {
+    fprintf(stderr, "net_device: --times is for net_gin\n");
+    return 2;
+  }
   int devices = 0, refused = 0, bad = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || !devices) {
     printf("skipped: no GPU\n");

@@ -2,7 +2,10 @@
 // own (NCCL_LSA_TEAM_SIZE=1), with the network that the environment chooses (docs/net.md).
 //
 //   net_gin [--ranks N] [--rounds N] [--bytes N] [--burst N] [--late N]
+//   net_gin --times [--ranks N]
 //
+// --times: what the network takes for puts of growing size, all ranks at once, threads of one process as in
+// `trefoil bench`; prints JSON.
 // More ranks than GPUs share them. With MPS they run side by side; else in turns of some milliseconds.
 #include "tests/kernels/net_gin_rank.cuh"
 
@@ -11,6 +14,7 @@
 #include <new>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 constexpr int SKIPPED = 77, SECONDS = 120;
@@ -20,6 +24,7 @@ struct Shared {
   volatile int hasId;
   ncclUniqueId id;
   Results results[32];
+  double us[32][NUM_EXCHANGES];
 };
 
 static void pause20ms() {
@@ -49,10 +54,10 @@ static int rankMain(const Options &o, int rank, Shared *all) {
   Rank k;
   timespec start, end;
   clock_gettime(CLOCK_MONOTONIC, &start);
-  runGinRank(o, k, rank, rank % devices, all->id);
+  runGinRank(o, k, rank, rank % devices, all->id, all->us[rank]);
   clock_gettime(CLOCK_MONOTONIC, &end);
   all->results[rank] = *k.results;
-  if (rank == 0)
+  if (rank == 0 && !o.times)
     printf("%.1f s\n",
            (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec));
   return 0;
@@ -78,6 +83,24 @@ static int judge(const Options &o, const Shared *all, const int *status) {
   return bad;
 }
 
+static int runTimes(const Options &o, Shared *all) {
+  if (o.ranks > devicesHere()) {
+    printf("skipped: %d ranks need a GPU each\n", o.ranks);
+    return SKIPPED;
+  }
+  std::vector<std::thread> threads;
+  for (int r = 0; r < o.ranks; r++) threads.emplace_back([&, r] { rankMain(o, r, all); });
+  for (std::thread &t : threads) t.join();
+  int gaveUp = 0;
+  for (int r = 0; r < o.ranks; r++) gaveUp += all->results[r].gaveUp;
+  if (gaveUp) {
+    fprintf(stderr, "net_gin: %d waits ended at the limit\n", gaveUp);
+    return 1;
+  }
+  printTimes(all->us, o.ranks);
+  return 0;
+}
+
 int main(int argc, char **argv) {
   const Options o = parse(argc, argv);
   void *memory =
@@ -87,6 +110,7 @@ int main(int argc, char **argv) {
   pid_t pids[32];
   int status[32];
   setenv("NCCL_LSA_TEAM_SIZE", "1", 0);
+  if (o.times) return runTimes(o, all);
   for (int r = 0; r < o.ranks; r++) {
     pids[r] = fork();
     if (pids[r] < 0) return 3;

@@ -3,7 +3,7 @@
 #define TREFOIL_TESTS_KERNELS_NET_GIN_RANK_CUH
 
 #include "kernels/net/gin.cuh"
-#include "tests/kernels/net_rank.cuh"
+#include "tests/kernels/net_times.cuh"
 
 #define NC(x)                                                                                      \
   do {                                                                                             \
@@ -36,7 +36,9 @@ static void meet(ncclComm_t comm, cudaStream_t stream, int *word) {
   CU(cudaStreamSynchronize(stream));
 }
 
-static void runGinRank(const Options &o, Rank &k, int rank, int device, ncclUniqueId id) {
+// us: [NUM_EXCHANGES], for the times.
+static void runGinRank(const Options &o, Rank &k, int rank, int device, ncclUniqueId id,
+                       double *us = nullptr) {
   ncclComm_t comm;
   ncclWindow_t window;
   void *memory;
@@ -44,7 +46,7 @@ static void runGinRank(const Options &o, Rank &k, int rank, int device, ncclUniq
   NC(ncclCommInitRank(&comm, o.ranks, id, rank));
   k.work = workOf(o, rank);
   prepare(k);
-  const size_t bytes = netWorkBytes(k.work);
+  const size_t bytes = o.times ? timesBytes(o) : netWorkBytes(k.work);
   NC(ncclMemAlloc(&memory, bytes));
   CU(cudaMemset(memory, 0, bytes));
   CU(cudaDeviceSynchronize());
@@ -56,7 +58,10 @@ static void runGinRank(const Options &o, Rank &k, int rank, int device, ncclUniq
   int *word = zeros<int>(1);
   CU(cudaDeviceSynchronize());
   meet(comm, k.stream, word);
-  if (rank != o.late) launch<GinWire>(k);
+  if (o.times)
+    takeTimes<GinWire>(k, us);
+  else if (rank != o.late)
+    launch<GinWire>(k);
   CU(cudaStreamSynchronize(k.stream));
   meet(comm, k.stream, word);
   NC(ncclDevCommDestroy(comm, &dev));

@@ -20,7 +20,7 @@
 
 struct Options {
   int ranks = 4, rounds = 40, bytes = 4096, burst = 100, late = -1;
-  bool gin = false, refused = false;
+  bool gin = false, refused = false, times = false;
 };
 
 struct Results {
@@ -81,8 +81,8 @@ inline Options parse(int argc, char **argv) {
   for (int i = 1; i < argc; i++) {
     const std::string a = argv[i];
     const int n = i + 1 < argc ? atoi(argv[i + 1]) : -1;
-    if (a == "--gin" || a == "--refused") {
-      (a == "--gin" ? o.gin : o.refused) = true;
+    if (a == "--gin" || a == "--refused" || a == "--times") {
+      (a == "--gin" ? o.gin : a == "--times" ? o.times : o.refused) = true;
       continue;
     }
     int *to = a == "--ranks"    ? &o.ranks
