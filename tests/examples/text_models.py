@@ -1,8 +1,8 @@
 """Two small language models with their gradients, many replicas at a time, in NumPy alone.
 
-Parameters are one row a replica, [replicas, elements], its tensors one behind the other in the order
-of `shapes`. A batch is [replicas, sequences, tokens + 1]: each token but the first is to be predicted
-from those before it.
+Parameters are one row a replica, [replicas, elements], its tensors one behind the other in the
+order of `shapes`. A batch is [replicas, sequences, tokens + 1]: each token but the first is to be
+predicted from those before it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Model:
 
     def embed_grad(self, tokens: Array, grad: Array) -> Array:
         """Sums the gradients of the rows of the embedding that were read."""
-        found = np.zeros((len(tokens), *self.shapes["embed"]), np.float32)
+        found = np.zeros((len(tokens), *self.shapes["embed"]), grad.dtype)
         for w in range(len(tokens)):
             np.add.at(found[w], tokens[w].ravel(), grad[w].reshape(-1, grad.shape[-1]))
         return found
@@ -90,7 +90,7 @@ class Lstm(Model):
         given = x.reshape(count, batch * steps, n) @ p["inputs"] + p["bias"][:, None]
         given = given.reshape(count, batch, steps, 4 * n)
         gates = np.empty_like(given)
-        cells = np.zeros((count, batch, steps + 1, n), np.float32)
+        cells = np.zeros((count, batch, steps + 1, n), given.dtype)
         states = np.zeros_like(cells)
         for t in range(steps):
             z = given[:, :, t] + states[:, :, t] @ p["states"]
@@ -151,7 +151,7 @@ class Lstm(Model):
 
 
 class Experts(Model):
-    """The experts' weights, [experts] copies of two matrices, as one row: they are not replicated."""
+    """The experts' weights, [experts] copies of two matrices: one row, without replicas."""
 
     def __init__(self, experts: int, width: int, inner: int) -> None:
         self.shapes = {"up": (experts, width, inner), "down": (experts, inner, width)}
@@ -218,7 +218,7 @@ class Moe(Model):
         """Gradients by hidden, by share, and of the experts, from that by the layer's output."""
         flat = by_mixed.reshape(-1, self.width)
         hidden = kept["hidden"].reshape(-1, self.width)
-        by_hidden, by_share = flat.copy(), np.zeros((len(flat), self.experts), np.float32)
+        by_hidden, by_share = flat.copy(), np.zeros((len(flat), self.experts), flat.dtype)
         grads = {name: np.zeros_like(value) for name, value in shared.items()}
         share = kept["share"].reshape(-1, self.experts)
         for e, (rows, inner, found) in enumerate(kept["rows"]):

@@ -4,11 +4,11 @@
     PYTHONPATH=python python3 tests/examples/train_text.py lstm -o lstm.json
     PYTHONPATH=python python3 tests/examples/train_text.py moe --seeds 1 --steps 50
 
-Words of a text (default: Debian's packages fortunes and fortunes-min) are predicted by an LSTM, or by
-a mixture of experts whose experts are shared by all workers. Plain SGD with clipped gradients. After
-every few steps: perplexity on held-out words, of the replicas and of their mean, and how far replicas
-have drifted apart. "none" exchanges nothing, "local" averages parameters alone. Needs NumPy and
-libtrefoil.so.0 (TREFOIL_LIB). The same numbers in every run on one machine.
+Words of a text (default: Debian's packages fortunes and fortunes-min) are predicted by an LSTM, or
+by a mixture of experts whose experts are shared by all workers. Plain SGD with clipped gradients.
+After every few steps: perplexity on held-out words, of the replicas and of their mean, and how far
+replicas have drifted apart. "none" exchanges nothing, "local" averages parameters alone. Needs
+NumPy and libtrefoil.so.0 (TREFOIL_LIB). The same numbers in every run on one machine.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ CLIP = 1.0
 
 def text_of(path: Path) -> str:
     """A file's text, or all texts of a folder in the order of their names."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    texts = [f for f in files if f.is_file() and not f.is_symlink() and f.suffix == ""]
+    texts = [path]
+    if not path.is_file():
+        files = sorted(path.iterdir()) if path.is_dir() else []
+        texts = [f for f in files if f.is_file() and not f.is_symlink() and f.suffix == ""]
     if not texts:
         raise OSError(f"{path}: no text there; apt-get install fortunes fortunes-min")
     return "\n".join(f.read_text(encoding="utf-8", errors="replace") for f in texts)
@@ -73,7 +75,7 @@ def parts_of(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     blocks = blocks[np.random.default_rng(0).permutation(len(blocks))]
     held = max(1, round(HELD_OUT * len(blocks)))
     each = (len(blocks) - held) // WORKERS
-    if each == 0:
+    if each < 1:
         raise OSError(f"the text has {len(words)} words: at least {BLOCK * (WORKERS + 1)}")
     return blocks[: each * WORKERS].reshape(WORKERS, -1), blocks[-held:].ravel()
 
