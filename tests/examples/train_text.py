@@ -100,12 +100,15 @@ class Run:
         kind = method if self.exchanges else "a2sgd"  # whose sync averages parameters alone
         self.averaging = Averaging(kind, model.sizes, WORKERS, seed=seed, **options)
         self.period = options.get("sync_period", 0)
+        self.moved = 0.0  # the last updates from the workers' own gradients, relative to these
 
     def step(self, tokens: np.ndarray, rate: float) -> float:
         losses, grads, *of_experts = self.model.gradients(self.rows, *self.shared, tokens)
         grads = clipped(grads)
-        updates = self.averaging.step(grads)
-        self.rows -= np.float32(rate) * (updates if self.exchanges else grads)
+        updates = self.averaging.step(grads) if self.exchanges else grads
+        self.averaging.steps += not self.exchanges
+        self.moved = float(np.linalg.norm(updates - grads) / np.linalg.norm(grads))
+        self.rows -= np.float32(rate) * updates
         self.averaging.sync(self.rows)
         for row, grad in zip(self.shared, of_experts, strict=True):
             row -= np.float32(rate) * clipped(grad)
@@ -132,6 +135,7 @@ class Run:
             "replicas": self.perplexity(self.rows, held),
             "mean": self.perplexity(mean, held),
             "drift": float(apart / np.sqrt((mean**2).mean())),
+            "moved": self.moved,
         }
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import cast
 
 from trefoil.capacity.compute_costs import ComputeRecord, load
@@ -177,10 +178,10 @@ def _operation(
     )
 
 
-def simulate_group(s: StepSetting, gpus: int) -> Group:
+@cache
+def simulate_group(s: StepSetting, ep: int) -> Group:
     """Three replays: alone, with flows over NVLink, with flows over the network."""
     cluster, moe = Cluster(s.cluster), Moe(s.moe).fields
-    ep = library().trefoilEpSize(gpus, moe.num_experts, s.ep)
     per_node = library().trefoilRanksPerNode(ep, cluster.fields.gpus_per_node)
     row = row_bytes("bf16", moe.hidden)
     workload = Workload(
@@ -353,7 +354,9 @@ def _step(
 
 def simulate_steps(s: StepSetting, gpus: int, methods: Sequence[Method]) -> list[Step]:
     """A step with each method; the EP group's operations are simulated once."""
-    group, layers = simulate_group(s, gpus), dense_tensors(model_of(Moe(s.moe)))
+    moe = Moe(s.moe)
+    ep = library().trefoilEpSize(gpus, moe.fields.num_experts, s.ep)
+    group, layers = simulate_group(s, ep), dense_tensors(model_of(moe))
     return [_step(s, gpus, method, group, layers) for method in methods]
 
 
