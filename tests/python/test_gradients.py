@@ -19,6 +19,7 @@ from trefoil.gradients.training_step import (
     Group,
     Operation,
     dense_tensors,
+    forward_seconds,
     model_of,
     replay,
 )
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 SIZES = [1000, 234_567, 10]
 ELEMENTS = sum(SIZES)
-DGX = "dgx-h100"
+DGX, ROOT = "dgx-h100", Path(__file__).parents[2]
 FAST = StepSetting(moe="qwen3-30b-a3b", tokens=64, costs="ideal")
 
 
@@ -193,6 +194,22 @@ def test_refusals() -> None:
         measured([Method("topk")], {"sparse": 1.0})
     with pytest.raises(TrefoilError, match="not of ht"):
         simulate_steps(replace(FAST, costs="trefoil-ll-h200"), 8, methods_of())
+
+
+def test_what_files_lack(tmp_path: Path) -> None:
+    told = json.loads((ROOT / "models/moe/qwen3-30b-a3b.json").read_text())
+    routed = ("name", "about", "source", "hidden_elements", "num_experts", "topk", "num_moe_layers")
+    kept = (*routed, "expert_hidden_elements", "num_shared_experts")
+    (tmp_path / "routed.json").write_text(json.dumps({k: told[k] for k in kept}))
+    with pytest.raises(TrefoilError, match="outside of the experts is not stated: no num_layers"):
+        simulate_steps(replace(FAST, moe=str(tmp_path / "routed.json")), 8, methods_of())
+    cluster = Cluster(DGX)
+    cluster.fields.gpu_hbm_gb_per_s = 0
+    with pytest.raises(TrefoilError, match="gpu_hbm_gb_per_s is missing"):
+        averaging(cluster, 8, SIZES, Method("a2sgd"))
+    cluster.fields.gpu_bf16_tflops = 0
+    with pytest.raises(TrefoilError, match="gpu_bf16_tflops is missing"):
+        forward_seconds(model_of(Moe("deepseek-v3")), cluster, 64)
 
 
 # ---- The verb ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ kernels, and averaging; with experts also dispatch and combine, forward and back
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from trefoil.capacity.compute_costs import ComputeRecord, load
-from trefoil.gradients.gradient_plots import times, training
+from trefoil.gradients.gradient_plots import curve, times, training
 from trefoil.gradients.methods import KERNELS, Method, averaging, methods_of
 from trefoil.inputs import read_text
 from trefoil.outputs import write_whole
@@ -109,23 +110,34 @@ def _last(case: Mapping[str, Any], key: str) -> str:
     return f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}"
 
 
+def goal_of(data: Mapping[str, Any]) -> int:
+    """A perplexity of the replicas that every method reaches in the mean of its runs."""
+    curves = (curve(case, "replicas")[1] for case in data["cases"].values())
+    return math.ceil(max(mean[-1] for mean in curves))
+
+
+def steps_to(case: Mapping[str, Any], goal: float) -> float:
+    """After which the mean of the runs is first at the goal; between measurements by a line."""
+    steps, mean, _ = curve(case, "replicas")
+    at = int(np.argmax(mean <= goal))
+    if at == 0:
+        return float(steps[0])
+    return float(np.interp(-goal, -mean[at - 1 : at + 1], steps[at - 1 : at + 1]))
+
+
 def runs_table(data: Mapping[str, Any]) -> Iterator[str]:
     """Perplexity after the last step, mean and sample standard deviation, and what it took."""
-    heads = ["method", "replicas", "their mean", "drift", "bytes a step"]
-    steps = {network: step_seconds(data["about"], cluster_of(network)) for network in NETWORKS}
-    rows = [[*heads, *(f"step, {network}" for network in NETWORKS)]]
-    for name, case in data["cases"].items():
-        last = [run["points"][-1] for run in case["runs"]]
-        largest = max(p["drift"] for run in case["runs"] for p in run["points"])
-        sent = last[0]["sent_bytes"] / last[0]["step"]
-        cells = [
-            name,
-            _last(case, "replicas"),
-            _last(case, "mean"),
-            f"{largest:.2f}",
-            f"{sent:,.0f}",
-        ]
-        rows.append([*cells, *(format_seconds(steps[n][name]) for n in NETWORKS)])
+    goal, cases = goal_of(data), data["cases"]
+    times_of = [step_seconds(data["about"], cluster_of(network)) for network in NETWORKS]
+    heads = ["method", "replicas", "their mean", "drift", "bytes a step", f"steps to {goal}"]
+    rows = [[*heads, *(f"time to it, {network}" for network in NETWORKS)]]
+    for name, case in cases.items():
+        last = case["runs"][0]["points"][-1]
+        drift = max(p["drift"] for run in case["runs"] for p in run["points"])
+        steps = steps_to(case, goal)
+        cells = [_last(case, "replicas"), _last(case, "mean"), f"{drift:.2f}"]
+        cells += [f"{last['sent_bytes'] / last['step']:,.0f}", f"{steps:.0f}"]
+        rows.append([name, *cells, *(format_seconds(steps * of[name]) for of in times_of)])
     return markdown(rows)
 
 

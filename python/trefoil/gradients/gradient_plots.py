@@ -82,7 +82,7 @@ def write_times(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 # ---- Training runs -------------------------------------------------------------------------------
 
 
-def _curve(case: Mapping[str, Any], key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def curve(case: Mapping[str, Any], key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps, mean and sample standard deviation over the runs."""
     values = np.array([[p[key] for p in run["points"]] for run in case["runs"]])
     steps = np.array([p["step"] for p in case["runs"][0]["points"]])
@@ -94,7 +94,7 @@ def _perplexities(
     axes: Axes, cases: Mapping[str, Any], key: str, seconds: Mapping[str, float] | None
 ) -> None:
     for label, case in cases.items():
-        steps, mean, spread = _curve(case, key)
+        steps, mean, spread = curve(case, key)
         x = steps * (seconds[label] if seconds else 1)
         axes.fill_between(
             x[1:],

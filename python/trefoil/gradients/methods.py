@@ -21,7 +21,7 @@ from trefoil.gradients.collectives import (
     collective,
     links_of,
 )
-from trefoil.reference import TrefoilError
+from trefoil.reference import TrefoilError, library
 from trefoil.simulator import Cluster
 
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
@@ -169,7 +169,7 @@ def averaging(
 ) -> Averaged:
     """Of a gradient with so many elements a tensor. per_node: workers of a node; 0: its GPUs."""
     most = per_node or cluster.fields.gpus_per_node
-    links = links_of(cluster, workers, next(g for g in range(most, 0, -1) if workers % g == 0))
+    links = links_of(cluster, workers, library().trefoilRanksPerNode(workers, most))
     if links.nodes > 1 and cluster.fields.nic_gb_per_s <= 0:
         raise TrefoilError(f"cluster {cluster.name}: {workers} workers need a network")
     counted = Averaging(
