@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from trefoil.plot import (
     BLUE,
@@ -35,6 +36,9 @@ STYLES = {
     "none": (GREY, "x", ":"),
     "local": (GREY, "+", "--"),
 }
+
+
+PERPLEXITIES = (60, 70, 80, 90, 100, 120, 150, 200, 250, 300, 400, 500)
 
 
 def style_of(label: str) -> dict[str, Any]:
@@ -104,6 +108,11 @@ def _perplexities(
             alpha=0.15,
         )
         axes.plot(x[1:], mean[1:], label=label, **style_of(label))
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_yticks([t for t in PERPLEXITIES if low <= t <= high])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     grid_lines(axes)
 
 
@@ -115,7 +124,8 @@ def training(data: Mapping[str, Any], seconds: Mapping[str, float], where: str) 
         _perplexities(one, cases, "replicas", times_of)
         one.set_ylabel("perplexity of the replicas")
     axes[0].set_xlabel("step")
-    axes[1].set_xlabel(f"simulated seconds, {where}")
+    axes[1].set_xlabel(f"simulated time, {where}")
     axes[1].set_xscale("log")
+    axes[1].xaxis.set_major_formatter(FuncFormatter(tick_seconds))
     share_legend(figure, axes, 4)
     return figure
