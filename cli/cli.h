@@ -29,6 +29,7 @@ int cmdSimulate(int argc, char **argv);
 int cmdPlan(int argc, char **argv);
 int cmdFit(int argc, char **argv);
 int cmdExport(int argc, char **argv);
+int cmdGradients(int argc, char **argv);
 int cmdValidate(int argc, char **argv);
 int cmdCompare(int argc, char **argv);
 int cmdReport(int argc, char **argv);

@@ -18,6 +18,7 @@ static const struct {
     {"trace", cmdTrace, "routing as files: generate, import, describe"},
     {"simulate", cmdSimulate, "dispatch and combine on a cluster, replayed in time"},
     {"plan", cmdPlan, "what a cluster would take, from 8 to 1024 GPUs"},
+    {"gradients", cmdGradients, "averaging gradients: bytes, time, beside dispatch and combine"},
     {"fit", cmdFit, "costs from measured tables, scored on rows held out"},
     {"export", cmdExport, "predictions, figures and plans in the forms of other tools"},
     {"report", cmdReport, "one HTML page from the results of check and plan"},

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes as ct
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -103,9 +104,13 @@ class Averaging:
         self.groups, self.sent_bytes = counts.groups, counts.sent_bytes
         self.sync_bytes = counts.sync_bytes
         self.shape = (num_workers, counts.elements)
-        kept = self.shape if counts.state_bytes else (num_workers, 0)
-        self.errors = np.zeros(kept, dtype=np.float32)
+        self._kept = self.shape if counts.state_bytes else (num_workers, 0)
         self.steps = 0
+
+    @cached_property
+    def errors(self) -> npt.NDArray[np.float32]:
+        """What workers keep from step to step, made when it is first needed."""
+        return np.zeros(self._kept, dtype=np.float32)
 
     def _call(self, name: str, *args: object) -> None:
         lib = library()

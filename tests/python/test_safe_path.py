@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
-VERBS = ("compare", "export", "fit", "plan", "report", "validate")
+VERBS = ("compare", "export", "fit", "gradients", "plan", "report", "validate")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="TREFOIL_PROGRAM does not name the program")
 
 
