@@ -1,4 +1,5 @@
-"""Where tensors of torch lie, and what is waited for there: for trefoil.deep_ep and trefoil.hosts.
+"""Where tensors of torch lie, and what is waited for there: for trefoil.deep_ep, trefoil.hosts
+and trefoil.torch.
 
 On a GPU, calls are queued on torch's current stream, which orders them. On the CPU every call has
 done its work when it returns.

@@ -30,6 +30,15 @@ class Case:
     tokens: int = 6  # at most, a rank
     hidden: int = 32
     seed: int = 0
+    dtype: str = "float32"  # or float16, bfloat16
+
+    @property
+    def numpy_type(self) -> np.dtype:
+        if self.dtype != "bfloat16":
+            return np.dtype(self.dtype)
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
 
     @property
     def local(self) -> int:
@@ -42,13 +51,14 @@ class Case:
     def routing(self, rank: int) -> np.ndarray:
         rng = np.random.default_rng((self.seed, rank, 1))
         count = self.tokens - rank % 3
-        idx = np.stack([rng.permutation(self.experts)[: self.topk] for _ in range(count)])
+        chosen = [rng.permutation(self.experts)[: self.topk] for _ in range(count)]
+        idx = np.array(chosen, np.int64).reshape(count, self.topk)
         idx[rng.random(idx.shape) < 0.1] = -1
-        return idx.astype(np.int64)
+        return idx
 
     def rows(self, rank: int) -> np.ndarray:
         rng = np.random.default_rng((self.seed, rank, 2))
-        return rng.standard_normal((len(self.routing(rank)), self.hidden)).astype(np.float32)
+        return rng.standard_normal((len(self.routing(rank)), self.hidden)).astype(self.numpy_type)
 
     def weights(self, rank: int) -> np.ndarray:
         rng = np.random.default_rng((self.seed, rank, 3))
@@ -90,7 +100,7 @@ class Outputs:
     def poisoned(cls, case: Case, rank: int) -> Outputs:
         shape = case.shape()
         out = cls(
-            np.full((*shape, case.hidden), np.nan, np.float32),
+            np.full((*shape, case.hidden), np.nan, case.numpy_type),
             np.full_like(case.rows(rank), np.nan),
         )
         if case.mode in ("ll-rank-major", "ht-flat"):
@@ -108,7 +118,7 @@ class Outputs:
 
 def expert(rows: np.ndarray) -> np.ndarray:
     """What the experts do with their rows."""
-    return rows * np.float32(1.5)
+    return rows * rows.dtype.type(1.5)
 
 
 def tensor(array: np.ndarray | None) -> ep.Tensor | None:
@@ -170,7 +180,8 @@ def by_reference(case: Case) -> list[Outputs]:
     """Of all ranks."""
     ranks = range(case.ranks)
     step = reference.Step([case.routing(r) for r in ranks], case.experts, max_tokens=case.tokens)
-    about = RefCase(step._routing, MODES.index(case.mode), case.hidden, 7)
+    datatype = int(ep.DataType[case.dtype.upper()])
+    about = RefCase(step._routing, MODES.index(case.mode), case.hidden, datatype)
     about.max_recv = case.max_recv() if case.is_ht else 0
     rows, weights = [case.rows(r) for r in ranks], [case.weights(r) for r in ranks]
     no_weights = case.mode == "ll-expert-major"

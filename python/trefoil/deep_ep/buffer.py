@@ -67,8 +67,9 @@ class Handle(NamedTuple):
 class Buffer:
     """Dispatch and combine over the ranks of a torch.distributed group.
 
-    group: its backend gathers host tensors (gloo). enable_shrink: low latency goes on without ranks
-    that are masked or late. Sizes in bytes and the other options are accepted and not needed.
+    group: its backend gathers host tensors (gloo), or those of a GPU (nccl). enable_shrink: low
+    latency goes on without ranks that are masked or late. Sizes in bytes and the other options are
+    accepted and not needed.
 
     sources: whether a low-latency handle begins with the source tokens and ranges, which take a
     dispatch of their own; None: on the CPU only. Set it before the first dispatch, on all ranks.

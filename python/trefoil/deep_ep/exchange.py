@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from trefoil import ep
-from trefoil.on_device import settle, stream_of
+from trefoil.on_device import device_of_library, settle, stream_of
 
 Tensor = torch.Tensor
 T = ep.Tensor
@@ -49,7 +49,8 @@ def unpack(rows: Tensor, like: list[Tensor]) -> list[Tensor]:
     rows, fields, at = rows.view(torch.uint8), [], 0
     for field in like:
         width = empty(field).shape[1]
-        part = rows[:, at : at + width].contiguous().view(field.dtype)
+        part = rows[:, at : at + width].clone(memory_format=torch.contiguous_format)
+        part = part.view(field.dtype)
         fields.append(part.reshape(rows.shape[0], *field.shape[1:]))
         at += width
     return fields
@@ -75,15 +76,18 @@ class Exchange:
         self.comm, self.group = comm, group
         self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self.device = ep.get_device()
+        on_host = "cpu:" in dist.get_backend_config(group)
+        self.gathers = torch.device("cpu") if on_host else device_of_library()
         self.tokens = self.bytes = 0
         self.groups: list[ep.Group] = []
         self.routes: weakref.WeakSet[Route] = weakref.WeakSet()
 
     def gather(self, mine: list[int]) -> list[list[int]]:
         """mine of every rank."""
-        box = [torch.empty(len(mine), dtype=torch.int64) for _ in range(self.num_ranks)]
-        dist.all_gather(box, torch.tensor(mine, dtype=torch.int64), group=self.group)
-        return [part.tolist() for part in box]
+        own = torch.tensor(mine, dtype=torch.int64, device=self.gathers)
+        box = own.new_empty(self.num_ranks, len(mine))
+        dist.all_gather(list(box), own, group=self.group)
+        return box.tolist()
 
     def _grow(self, tokens: int, width: int) -> ep.Group:
         """A group for so many tokens and bytes, the greatest of all ranks. Older ones stay, for the

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from trefoil.ep._load import c
@@ -127,6 +128,11 @@ def _count(shape: tuple[int, ...]) -> int:
     return number
 
 
+@lru_cache
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _from_torch(t: Any) -> _Memory:
     if not t.is_contiguous():
         _refuse_strides(tuple(t.shape))
@@ -135,17 +141,17 @@ def _from_torch(t: Any) -> _Memory:
         raise c.InvalidArgumentError(
             f"the tensor lies on a device of kind {kind}: cpu or cuda expected"
         )
-    _, _, host_runtime = c.library()
-    if kind == "cuda" and host_runtime:
+    if kind == "cuda" and c.library()[2]:
         raise c.InvalidArgumentError(
             "the tensor lies on a GPU, and the library works on host memory; load the GPU library "
             "(TREFOIL_EP_LIBRARY=gpu)"
         )
+    name, shape = _torch_name(t.dtype), tuple(t.shape)
+    if kind == "cuda":
+        return _Memory(t.data_ptr(), name, shape, False, False, t, 0, 0)
     whole = t.untyped_storage()
-    dtype = str(t.dtype).removeprefix("torch.")
     base, extent = whole.data_ptr(), whole.nbytes()
-    shape = tuple(t.shape)
-    return _Memory(t.data_ptr(), dtype, shape, kind == "cpu", False, whole, base, extent)
+    return _Memory(t.data_ptr(), name, shape, True, False, whole, base, extent)
 
 
 def _type_name(buffer: Any, typestr: str) -> str:

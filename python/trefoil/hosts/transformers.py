@@ -7,7 +7,8 @@
         path, distributed_config=DistributedConfig(ep_size=2, ep_implementation="trefoil")
     )
 
-On the CPU; the ranks' process groups use gloo.
+On the CPU the ranks' process groups use gloo; on GPUs (TREFOIL_EP_LIBRARY=gpu) nccl, beside gloo or
+alone.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from trefoil import ep
+from trefoil.on_device import device_of_library, enter_device
 
 _live: dict[int, EPGroup] = {}
 _keys = itertools.count(1)
@@ -23,19 +25,28 @@ def group_of(key: int) -> EPGroup:
     return _live[key]
 
 
-def require(name: str, t: torch.Tensor, dtypes: tuple[torch.dtype, ...], *shape: int) -> None:
+CPU = torch.device("cpu")
+
+
+def require(
+    name: str,
+    t: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    *shape: int,
+    device: torch.device = CPU,
+) -> None:
     """Refuses another type, shape (-1: any size) or device. Strides are the kernel's to check."""
     sizes = tuple(t.shape)
     fits = len(sizes) == len(shape) and all(
         want in (-1, size) for size, want in zip(sizes, shape, strict=True)
     )
-    if fits and t.dtype in dtypes and t.device.type == "cpu":
+    if fits and t.dtype in dtypes and t.device == device:
         return
     types = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
     want = ["any" if size == -1 else str(size) for size in shape]
     raise ep.InvalidArgumentError(
-        f"{name}: found {str(t.dtype).removeprefix('torch.')} {list(sizes)} on {t.device.type}, "
-        f"expected {types} [{', '.join(want)}] on cpu"
+        f"{name}: found {str(t.dtype).removeprefix('torch.')} {list(sizes)} on {t.device}, "
+        f"expected {types} [{', '.join(want)}] on {device}"
     )
 
 
@@ -48,7 +59,8 @@ class EPGroup:
     drop: a rank with more keeps the first ones, else its dispatch raises. timeout: seconds to wait
     for other ranks; 0: 100.
 
-    Attributes: comm, num_ranks R, local_experts L, slots (rows of dispatch's output), key, order.
+    Attributes: comm, num_ranks R, local_experts L, slots (rows of dispatch's output), key, order,
+    torch_device (of all tensors: the GPU that is current here, or the CPU).
     """
 
     def __init__(
@@ -71,7 +83,9 @@ class EPGroup:
         self.num_topk, self.max_tokens, self.dtype = num_topk, max_tokens, dtype
         self.local_experts = -(-num_experts // self.num_ranks)
         self.slots = max_recv or self.num_ranks * max_tokens
+        enter_device()
         self.low_latency, self.device = low_latency, ep.get_device()
+        self.torch_device = device_of_library()
         self.layout = ep.Layout.EXPERT_MAJOR if low_latency else ep.Layout.FLAT
         self._group = ep.Group.create(
             comm,
@@ -86,7 +100,7 @@ class EPGroup:
                 timeout_ns=int(timeout * 1e9),
             ),
         )
-        self.stream = ep.Stream()
+        self._stream = None if self.torch_device.type == "cuda" else ep.Stream()
         self.pending: list[tuple[int, ep.Handle]] = []
         # the library's handle memory, and three numbers: key, tokens, rows that arrive
         self.memory_bytes = -(-self._group.handle_mem_size(self.layout, num_topk) // 16) * 16
@@ -94,6 +108,11 @@ class EPGroup:
         self.order = torch.zeros(1, dtype=torch.int64)
         self.key = next(_keys)
         _live[self.key] = self
+
+    @property
+    def stream(self) -> Any:
+        """What the library's work is queued on: torch's current stream, on the CPU its own."""
+        return self._stream or torch.cuda.current_stream(self.torch_device)
 
     def require_algorithm(self, *, low_latency: bool) -> None:
         """Refuses an operation of the other algorithm."""
@@ -117,7 +136,7 @@ class EPGroup:
 
     def finish(self) -> None:
         """Waits for the queued work, and raises what failed in it."""
-        self.stream.synchronize()
+        ep.synchronize(self.stream)
         if not self.low_latency and not self._group.async_error:
             return
         try:  # any call says what failed before; this one is local
@@ -152,7 +171,8 @@ class EPGroup:
             for _, handle in self.pending:
                 handle.destroy()
             self._group.destroy()
-            self.stream.destroy()
+            if self._stream:
+                self._stream.destroy()
 
     def __enter__(self) -> EPGroup:
         return self

@@ -84,5 +84,5 @@ class MoEDispatcher:
         done = experts(torch.where(used, rows[source], 0), counts)
         weight = weights[:, :wide].flatten()[pairs].unsqueeze(1)
         terms = torch.where(used, done.float() * weight, 0)  # nothing of an unused pair counts
-        sums = torch.zeros(rows.shape[0], done.shape[1]).index_add(0, source, terms)
+        sums = terms.new_zeros(rows.shape[0], done.shape[1]).index_add(0, source, terms)
         return sums.to(rows.dtype)

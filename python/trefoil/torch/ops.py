@@ -44,7 +44,7 @@ class Routing(NamedTuple):
 
 
 def _require_ids(g: EPGroup, topk_idx: Tensor) -> None:
-    require("topk_idx", topk_idx, IDS, -1, g.num_topk)
+    require("topk_idx", topk_idx, IDS, -1, g.num_topk, device=g.torch_device)
     ids = topk_idx.sort(dim=1).values
     bad = ((ids < -1) | (ids >= g.num_experts)).any(1)
     bad |= ((ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] >= 0)).any(1)
@@ -58,7 +58,7 @@ def _require_ids(g: EPGroup, topk_idx: Tensor) -> None:
 
 def _about(g: EPGroup, memory: Tensor) -> tuple[int, int]:
     """The tokens and the arriving rows of a routing; refuses that of another group."""
-    require("routing", memory, (torch.uint8,), g.memory_bytes + 32)
+    require("routing", memory, (torch.uint8,), g.memory_bytes + 32, device=g.torch_device)
     key, tokens, rows, _ = memory[g.memory_bytes :].view(torch.int64).tolist()
     if key != g.key:
         raise ep.InvalidUsageError(f"the routing is of group {key}, this is group {g.key}")
@@ -69,8 +69,9 @@ def _route(topk_idx: Tensor, group: int, order: Tensor) -> tuple[Tensor, Tensor]
     g = group_of(group)
     g.require_algorithm(low_latency=False)
     _require_ids(g, topk_idx)
-    memory = torch.zeros(g.memory_bytes + 32, dtype=torch.uint8)
-    counts, total = torch.zeros(g.local_experts, dtype=torch.int64), torch.zeros(1).long()
+    memory = topk_idx.new_zeros(g.memory_bytes + 32, dtype=torch.uint8)
+    counts = topk_idx.new_zeros(g.local_experts, dtype=torch.int64)
+    total = topk_idx.new_zeros(1, dtype=torch.int64)
     info = ep.LayoutInfo(expert_counters=T(counts), recv_total_counter=T(total))
     with g.handle(memory) as handle:
         handle.update(T(topk_idx), layout_info=info, stream=g.stream)
@@ -82,7 +83,7 @@ def _route(topk_idx: Tensor, group: int, order: Tensor) -> tuple[Tensor, Tensor]
 
 def _fake_route(topk_idx: Tensor, group: int, order: Tensor) -> tuple[Tensor, Tensor]:
     g = group_of(group)
-    require("topk_idx", topk_idx, IDS, -1, g.num_topk)
+    require("topk_idx", topk_idx, IDS, -1, g.num_topk, device=g.torch_device)
     memory = topk_idx.new_empty(g.memory_bytes + 32, dtype=torch.uint8)
     return memory, topk_idx.new_empty(g.local_experts, dtype=torch.int64)
 
@@ -117,11 +118,11 @@ def _dispatch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     g = group_of(group)
     tokens, rows = _about(g, routing)
-    require("x", x, (g.dtype,), tokens, -1)
-    require("topk_weights", weights, (torch.float32,), tokens, g.num_topk)
+    require("x", x, (g.dtype,), tokens, -1, device=g.torch_device)
+    require("topk_weights", weights, (torch.float32,), tokens, g.num_topk, device=g.torch_device)
     out = _received(g, x, rows)
     out_weights = weights.new_empty(g.slots, g.num_topk)
-    ids = torch.empty(g.slots, g.num_topk, dtype=torch.int64)
+    ids = x.new_empty(g.slots, g.num_topk, dtype=torch.int64)
     with g.handle(routing) as handle:
         handle.dispatch(
             ep.DispatchInputs(tokens=T(x), topk_weights=T(weights)),
@@ -135,7 +136,7 @@ def _dispatch(
 def _combine(rows: Tensor, routing: Tensor, tokens: int, group: int, order: Tensor) -> Tensor:
     g = group_of(group)
     own, _ = _about(g, routing)
-    require("rows", rows, (g.dtype,), g.slots, -1)
+    require("rows", rows, (g.dtype,), g.slots, -1, device=g.torch_device)
     out = rows.new_empty(own, rows.shape[1])
     with g.handle(routing) as handle:
         handle.combine(
@@ -150,8 +151,10 @@ def _dispatch_backward(
 ) -> tuple[Tensor, Tensor]:
     g = group_of(group)
     own, _ = _about(g, routing)
-    require("grad", grad, (g.dtype,), g.slots, -1)
-    require("grad_weights", grad_weights, (torch.float32,), g.slots, g.num_topk)
+    require("grad", grad, (g.dtype,), g.slots, -1, device=g.torch_device)
+    require(
+        "grad_weights", grad_weights, (torch.float32,), g.slots, g.num_topk, device=g.torch_device
+    )
     out, out_weights = grad.new_empty(own, grad.shape[1]), grad_weights.new_empty(own, g.num_topk)
     with g.handle(routing) as handle:
         handle.combine(
@@ -167,7 +170,7 @@ def _dispatch_backward(
 def _combine_backward(grad: Tensor, routing: Tensor, group: int, order: Tensor) -> Tensor:
     g = group_of(group)
     tokens, rows = _about(g, routing)
-    require("grad", grad, (g.dtype,), tokens, -1)
+    require("grad", grad, (g.dtype,), tokens, -1, device=g.torch_device)
     out = _received(g, grad, rows)
     with g.handle(routing) as handle:
         handle.dispatch(
@@ -184,15 +187,15 @@ def _fake_dispatch(
     x: Tensor, weights: Tensor, routing: Tensor, group: int, order: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     g = group_of(group)
-    require("x", x, (g.dtype,), -1, -1)
-    require("topk_weights", weights, (torch.float32,), -1, g.num_topk)
+    require("x", x, (g.dtype,), -1, -1, device=g.torch_device)
+    require("topk_weights", weights, (torch.float32,), -1, g.num_topk, device=g.torch_device)
     rows, beside = x.new_empty(g.slots, x.shape[1]), weights.new_empty(g.slots, g.num_topk)
     return rows, beside, beside.new_empty(beside.shape, dtype=torch.int64)
 
 
 def _fake_combine(rows: Tensor, routing: Tensor, tokens: int, group: int, order: Tensor) -> Tensor:
     g = group_of(group)
-    require("rows", rows, (g.dtype,), g.slots, -1)
+    require("rows", rows, (g.dtype,), g.slots, -1, device=g.torch_device)
     return rows.new_empty(tokens, rows.shape[1])
 
 
@@ -297,7 +300,8 @@ def combine(group: EPGroup, rows: Tensor, routing: Routing) -> Tensor:
 
 
 class LLRouting(NamedTuple):
-    """The dispatch that an ll_combine belongs to: int64 [3] (group, its number, B), and B."""
+    """The dispatch that an ll_combine belongs to: int64 [3] on the CPU (group, its number, B), and
+    B."""
 
     number: Tensor
     tokens: int
@@ -309,10 +313,10 @@ def _ll_dispatch(
     g = group_of(group)
     g.require_algorithm(low_latency=True)
     _require_ids(g, topk_idx)
-    require("x", x, (g.dtype,), len(topk_idx), -1)
+    require("x", x, (g.dtype,), len(topk_idx), -1, device=g.torch_device)
     wide = g.num_ranks * g.max_tokens
     rows = x.new_zeros(g.local_experts, wide, x.shape[1])
-    counts = torch.zeros(g.local_experts, dtype=torch.int32)
+    counts = x.new_zeros(g.local_experts, dtype=torch.int32)
     inputs, outputs = ep.DispatchInputs(tokens=T(x)), ep.DispatchOutputs(tokens=T(rows))
     info = ep.LayoutInfo(expert_counters=T(counts))
     ids = T(topk_idx.clone())  # combine reads it, too
@@ -332,8 +336,16 @@ def _ll_combine(
     key, dispatched, own = number.tolist()
     if key != g.key:
         raise ep.InvalidUsageError(f"the routing is of group {key}, this is group {g.key}")
-    require("rows", rows, (g.dtype,), g.local_experts, g.num_ranks * g.max_tokens, -1)
-    require("topk_weights", weights, (torch.float32,), own, g.num_topk)
+    require(
+        "rows",
+        rows,
+        (g.dtype,),
+        g.local_experts,
+        g.num_ranks * g.max_tokens,
+        -1,
+        device=g.torch_device,
+    )
+    require("topk_weights", weights, (torch.float32,), own, g.num_topk, device=g.torch_device)
     out = rows.new_empty(own, rows.shape[2])
     sums = ep.CombineOutputs(tokens=T(out), topk_weights=T(weights))
     g.pending_handle(dispatched).combine(ep.CombineInputs(tokens=T(rows)), sums, stream=g.stream)
@@ -348,7 +360,7 @@ def _fake_ll_dispatch(
     g = group_of(group)
     rows = x.new_empty(g.local_experts, g.num_ranks * g.max_tokens, x.shape[1])
     counts = x.new_empty(g.local_experts, dtype=torch.int32)
-    return rows, counts, x.new_empty(3, dtype=torch.int64)
+    return rows, counts, x.new_empty(3, dtype=torch.int64, device="cpu")
 
 
 def _fake_ll_combine(
