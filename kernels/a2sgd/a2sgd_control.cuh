@@ -2,7 +2,7 @@
 #ifndef TREFOIL_KERNELS_A2SGD_A2SGD_CONTROL_CUH
 #define TREFOIL_KERNELS_A2SGD_A2SGD_CONTROL_CUH
 
-#include "kernels/a2sgd/a2sgd.h"
+#include "kernels/a2sgd/a2sgd_step.h"
 #include "kernels/common/wait_record.cuh"
 
 // At the beginning of scratch.

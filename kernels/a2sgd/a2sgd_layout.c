@@ -1,5 +1,5 @@
 /* Where the words of A2SGD lie, and how groups are cut into parts. */
-#include "kernels/a2sgd/a2sgd.h"
+#include "kernels/a2sgd/a2sgd_step.h"
 
 #include <string.h>
 

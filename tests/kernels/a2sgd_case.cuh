@@ -5,7 +5,7 @@
 
 #include "ll_world.cuh"
 
-#include "kernels/a2sgd/a2sgd.h"
+#include "kernels/a2sgd/a2sgd_step.h"
 #include "trefoil/a2sgd.h"
 #include "trefoil/numerics.h"
 

@@ -7,8 +7,8 @@
  *
  * Memory. exchange: [2][groups][ranks] words of 16 bytes {mean+, mean-, epoch}, by parity of the epoch;
  * one a rank, reached by all. scratch: this rank's own, control words and tables. */
-#ifndef TREFOIL_KERNELS_A2SGD_A2SGD_H
-#define TREFOIL_KERNELS_A2SGD_A2SGD_H
+#ifndef TREFOIL_KERNELS_A2SGD_A2SGD_STEP_H
+#define TREFOIL_KERNELS_A2SGD_A2SGD_STEP_H
 
 #include "kernels/common/protocol.h"
 #include "kernels/common/waits.h"
