@@ -79,6 +79,13 @@ TREFOIL_API trefoil_result_t trefoilGradSync(const trefoil_grad_config_t *c, int
 TREFOIL_API trefoil_result_t trefoilGradTwoMeans(const trefoil_grad_config_t *c, const void *grad,
                                                  float *means);
 
+/* The update of one worker from all workers' means, [numWorkers][groups][2] in the order of workers: with
+ * trefoilGradTwoMeans and an exchange in between, a step of A2SGD where each worker has its own process.
+ * update may be grad. */
+TREFOIL_API trefoil_result_t trefoilGradFromMeans(const trefoil_grad_config_t *c, int worker,
+                                                  const float *means, const void *grad,
+                                                  void *update);
+
 /* ---- A2SGD on GPUs, in libnccl_ep.so.0 ----------------------------------------------------------
  *
  * A rank a worker, on the ranks of an NCCL communicator in one NVLink domain. Results equal
