@@ -83,6 +83,8 @@ static inline const char *epHangPhase(uint32_t phase) {
     return "own other blocks, which do not run";
   case EP_WAIT_POST:
     return "network to take puts to it";
+  case EP_WAIT_MEANS:
+    return "means";
   default:
     return "answer";
   }

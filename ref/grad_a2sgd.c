@@ -88,3 +88,28 @@ trefoil_result_t trefoilGradTwoMeans(const trefoil_grad_config_t *c, const void 
     twoMeans(c, &g, grad, means + 2 * g.idx);
   return TREFOIL_OK;
 }
+
+static void moveFromMeans(const trefoil_grad_config_t *c, const ep_grad_group_t *g, int numGroups,
+                          int worker, const float *means, const void *grad, void *update) {
+  float terms[TREFOIL_GRAD_MAX_WORKERS], by[2];
+  for (int s = 0; s < 2; s++) {
+    for (int r = 0; r < c->numWorkers; r++)
+      terms[r] = means[2 * ((size_t)r * (size_t)numGroups + (size_t)g->idx) + (size_t)s];
+    by[s] = epGradMean(terms, c->numWorkers) - terms[worker];
+  }
+  shift(c, g, grad, by, update);
+}
+
+trefoil_result_t trefoilGradFromMeans(const trefoil_grad_config_t *c, int worker,
+                                      const float *means, const void *grad, void *update) {
+  trefoil_grad_sizes_t sizes;
+  EP_TRY(trefoilGradSizes(c, &sizes));
+  EP_CHECK(worker >= 0 && worker < c->numWorkers, TREFOIL_INVALID_ARGUMENT,
+           "worker is %d, must be 0..%d", worker, c->numWorkers - 1);
+  EP_CHECK(means || sizes.groups == 0, TREFOIL_INVALID_ARGUMENT, "%s is NULL", "means");
+  EP_CHECK((grad && update) || sizes.elements == 0, TREFOIL_INVALID_ARGUMENT, "%s is NULL",
+           grad ? "update" : "grad");
+  for (ep_grad_group_t g = EP_GRAD_BEGIN; epGradNext(c, &g);)
+    moveFromMeans(c, &g, (int)sizes.groups, worker, means, grad, update);
+  return TREFOIL_OK;
+}

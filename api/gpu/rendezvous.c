@@ -130,7 +130,10 @@ static const char *const callNames[] = {"",
                                         "ncclEpInitHandle",
                                         "ncclEpInitHandle",
                                         "ncclEpInitHandle",
-                                        "ncclEpGroupDestroy"};
+                                        "ncclEpGroupDestroy",
+                                        "trefoilGradGpuCreate",
+                                        "trefoilGradGpuCreate",
+                                        "trefoilGradGpuDestroy"};
 
 static trefoil_result_t checkSameCall(const ep_rendezvous_word_t *all, int numRanks) {
   for (int r = 1; r < numRanks; r++) {
@@ -178,7 +181,8 @@ trefoil_result_t epRendezvousWait(struct ep_rendezvous *b, const ep_rendezvous_w
                                   uint64_t timeoutNs, ep_rendezvous_word_t *all) {
   ep_meeting_outcome_t outcome;
   const ep_site_kind_t *kind = b->site->kind;
-  if (mine->call == EP_RENDEZVOUS_DESTROY_GROUP) kind->callBegin(b->site);
+  if (mine->call == EP_RENDEZVOUS_DESTROY_GROUP || mine->call == EP_RENDEZVOUS_GRAD_DESTROY)
+    kind->callBegin(b->site);
   kind->join(b->site, mine, sizeof *mine, all, timeoutNs, &outcome);
   EP_TRY(say(b, &outcome, callNames[mine->call], timeoutNs));
   b->rounds++;

@@ -21,7 +21,10 @@ typedef enum ep_rendezvous_call {
   EP_RENDEZVOUS_INIT_HANDLE = 3,
   EP_RENDEZVOUS_WINDOW_READY = 4, /* the first window, before the device communicator */
   EP_RENDEZVOUS_HANDLE_READY = 5,
-  EP_RENDEZVOUS_DESTROY_GROUP = 6
+  EP_RENDEZVOUS_DESTROY_GROUP = 6,
+  EP_RENDEZVOUS_GRAD_CREATE = 7,
+  EP_RENDEZVOUS_GRAD_READY = 8,
+  EP_RENDEZVOUS_GRAD_DESTROY = 9
 } ep_rendezvous_call_t;
 
 /* Opens this rank's view of the communicator's rendezvous; several groups share it. With several NVLink

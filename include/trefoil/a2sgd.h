@@ -79,6 +79,55 @@ TREFOIL_API trefoil_result_t trefoilGradSync(const trefoil_grad_config_t *c, int
 TREFOIL_API trefoil_result_t trefoilGradTwoMeans(const trefoil_grad_config_t *c, const void *grad,
                                                  float *means);
 
+/* The update of one worker from all workers' means, [numWorkers][groups][2] in the order of workers: with
+ * trefoilGradTwoMeans and an exchange in between, a step of A2SGD where each worker has its own process.
+ * update may be grad. */
+TREFOIL_API trefoil_result_t trefoilGradFromMeans(const trefoil_grad_config_t *c, int worker,
+                                                  const float *means, const void *grad,
+                                                  void *update);
+
+/* ---- A2SGD on GPUs, in libnccl_ep.so.0 ----------------------------------------------------------
+ *
+ * A rank a worker, on the ranks of an NCCL communicator in one NVLink domain. Results equal
+ * trefoilGradStep's bit for bit. Sentences of failures: ncclEpGetLastError (nccl_ep.h). */
+#if defined(__GNUC__)
+#define TREFOIL_GPU_API __attribute__((visibility("default")))
+#else
+#define TREFOIL_GPU_API
+#endif
+struct ncclComm;
+struct CUstream_st;
+typedef struct trefoil_grad_gpu *trefoil_grad_gpu_t;
+
+typedef struct trefoil_grad_gpu_options {
+  int maxSms;         /* SMs that a step may take; 0 = all */
+  int enableMask;     /* 1: a rank that does not come is masked, and the others go on without it */
+  uint64_t timeoutNs; /* of a wait for a rank; 0 = 100 s */
+} trefoil_grad_gpu_options_t;
+
+/* Bytes of a rank that Create takes on a GPU of numSms SMs: memory that the other ranks reach, and its
+ * own. Of c method must be TREFOIL_GRAD_A2SGD; syncPeriod is not looked at. Needs no GPU. */
+TREFOIL_GPU_API trefoil_result_t trefoilGradGpuSizes(const trefoil_grad_config_t *c, int numSms,
+                                                     size_t *exchangeBytes, size_t *scratchBytes);
+/* Collective, with equal c on all ranks and as many workers as ranks. options: NULL = all 0. */
+TREFOIL_GPU_API trefoil_result_t trefoilGradGpuCreate(const trefoil_grad_config_t *c,
+                                                      const trefoil_grad_gpu_options_t *options,
+                                                      struct ncclComm *comm,
+                                                      trefoil_grad_gpu_t *out);
+/* Queues a step on the stream; may be captured. grad and update: [elements] in device memory, update may
+ * be grad. All ranks make the same steps in the same order, one at a time. TREFOIL_REMOTE_ERROR: an
+ * earlier step lost a rank, named by the sentence; its update and later ones were not written. */
+TREFOIL_GPU_API trefoil_result_t trefoilGradGpuStep(trefoil_grad_gpu_t g, const void *grad,
+                                                    void *update, struct CUstream_st *stream);
+/* With enableMask: active[numWorkers], 0 = masked. Get waits for the stream; Set may be captured. The
+ * means are over the ranks that a rank regards as active. */
+TREFOIL_GPU_API trefoil_result_t trefoilGradGpuGetMask(trefoil_grad_gpu_t g, int *active,
+                                                       struct CUstream_st *stream);
+TREFOIL_GPU_API trefoil_result_t trefoilGradGpuSetMask(trefoil_grad_gpu_t g, const int *active,
+                                                       struct CUstream_st *stream);
+/* Collective; waits for the GPU. */
+TREFOIL_GPU_API trefoil_result_t trefoilGradGpuDestroy(trefoil_grad_gpu_t g);
+
 #ifdef __cplusplus
 }
 #endif

@@ -25,7 +25,7 @@ METHODS = ("dense", "a2sgd", "topk", "qsgd")
 DTYPES = {"f16": (6, np.float16), "f32": (7, np.float32), "bf16": (9, np.uint16)}
 
 
-class _Config(ct.Structure):
+class Config(ct.Structure):
     _fields_ = (
         ("method", ct.c_int),
         ("dtype", ct.c_int),
@@ -86,7 +86,7 @@ class Averaging:
             raise TrefoilError(f"share is {share}, must be more than 0 and at most 1")
         code, self.dtype = DTYPES[dtype]
         self._sizes = np.array(sizes, dtype=np.int64)
-        self._config = _Config(
+        self._config = Config(
             METHODS.index(method),
             code,
             num_workers,

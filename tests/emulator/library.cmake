@@ -10,7 +10,8 @@ target_link_libraries(emulated_gpu_device PRIVATE emulator_flags Boost::context)
 
 # numerics_scalar.c: what the emulated conversions call.
 file(GLOB gpu_sources ${CMAKE_SOURCE_DIR}/api/gpu/*.c)
-trefoil_objects(emulated_api_gpu SOURCES ${gpu_sources} ${CMAKE_SOURCE_DIR}/ref/numerics_scalar.c)
+trefoil_objects(emulated_api_gpu SOURCES ${gpu_sources} ${CMAKE_SOURCE_DIR}/ref/numerics_scalar.c
+  ${CMAKE_SOURCE_DIR}/ref/grad_config.c)
 target_include_directories(emulated_api_gpu PRIVATE ${CMAKE_SOURCE_DIR}/host/include)
 
 add_library(nccl_ep_emulated SHARED $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_meeting>
@@ -97,6 +98,11 @@ target_link_libraries(memory_need_emulated PRIVATE trefoil_flags nccl_ep_emulate
 add_test(NAME memory_need_emulated COMMAND memory_need_emulated)
 set_tests_properties(memory_need_emulated PROPERTIES TIMEOUT 120 LABELS cpu
   ENVIRONMENT TREFOIL_HOST_SMS=3)
+
+# A2SGD's calls.
+trefoil_test(grad_gpu SOURCES test_grad_gpu.c OBJECTS ep_plan ep_ref LIBS ${TREFOIL_JANSSON_LIBS} ${TREFOIL_LIBZIP_LIBS} nccl_ep_emulated trefoil_host)
+target_include_directories(test_grad_gpu PRIVATE ${CMAKE_SOURCE_DIR}/host/include)
+set_tests_properties(grad_gpu PROPERTIES ENVIRONMENT "TREFOIL_HOST_SMS=3;TREFOIL_EMULATOR_SLOWER=100")
 
 # How many kernels a call launches.
 trefoil_test(launches SOURCES test_launches.c LIBS nccl_ep_emulated trefoil_host)

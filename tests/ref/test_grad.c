@@ -187,6 +187,21 @@ TEST(two_means) {
   CHECK(means[0] == 9 / 5.0f && means[1] == 3, "%g %g", (double)means[0], (double)means[1]);
 }
 
+TEST(from_means) {
+  setup_t s;
+  make(&s, TREFOIL_GRAD_A2SGD);
+  float means[WORKERS][4], update[N];
+  step(&s, 0);
+  for (int w = 0; w < WORKERS; w++) GOOD(trefoilGradTwoMeans(&s.c, s.grad[w], means[w]));
+  for (int w = 0; w < WORKERS; w++) {
+    GOOD(trefoilGradFromMeans(&s.c, w, means[0], s.grad[w], update));
+    SAME(update, s.update[w], "worker %d", w);
+  }
+  BAD(trefoilGradFromMeans(&s.c, WORKERS, means[0], s.grad[0], update), "worker is 3");
+  BAD(trefoilGradFromMeans(&s.c, 0, NULL, s.grad[0], update), "means");
+  BAD(trefoilGradFromMeans(&s.c, 0, means[0], s.grad[0], NULL), "update");
+}
+
 TEST(one_sign_and_zeros) {
   float grad[2][4] = {{1, 2, 3, 2}, {0, -0.0f, 0, 0}}, update[2][4], means[2];
   const int64_t sizes[] = {4};

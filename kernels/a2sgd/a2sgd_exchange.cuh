@@ -1,0 +1,114 @@
+// The exchange of two means a group: words with the epoch in them, stored into every rank's memory.
+//
+// A word of epoch e takes the place of that of e - 2, which its owner has read: this rank has received the
+// owner's means of e - 1, which the owner sent after its step e - 2.
+// With masks that holds between active ranks; a rank that finds a later epoch was left behind by its peer.
+#ifndef TREFOIL_KERNELS_A2SGD_A2SGD_EXCHANGE_CUH
+#define TREFOIL_KERNELS_A2SGD_A2SGD_EXCHANGE_CUH
+
+#include "kernels/a2sgd/a2sgd_sum.cuh"
+
+EP_DEV unsigned meanBits(float sum, unsigned long long count) {
+  if (count == 0) return 0;
+  const float mean = __fdiv_rn(sum, (float)count);
+  return mean != mean ? 0x7FFFFFFFu : __float_as_uint(mean);
+}
+
+// The threads of a block.
+EP_DEV void sendMeans(const ep_a2sgd_step_t &s, unsigned long long epoch, int group,
+                      const Sums &sums) {
+  const ep_a2sgd_group_t &g = groupsOf(s)[group];
+  const int to = (int)threadIdx.x;
+  if (to >= s.at.numRanks || !isActive(s, to)) return;
+  storeSys(meansAt(s, to, epoch, group, s.rank),
+           make_uint4(meanBits(sums.plus, g.count - sums.numNegative),
+                      meanBits(sums.minus, sums.numNegative), (unsigned)epoch,
+                      (unsigned)(epoch >> 32)));
+}
+
+EP_DEV unsigned long long epochOf(uint4 word) {
+  return word.z | (unsigned long long)word.w << 32;
+}
+
+// One thread: gives up `w.rank`: masks it, or all leave.
+EP_DEV void giveUp(const ep_a2sgd_step_t &s, const Awaited &w, unsigned long long epoch,
+                   uint64_t since, uint64_t now) {
+  WaitControl &c = controlOf(s).wait;
+  const bool isFirst =
+      s.enableMask ? atomicExch(maskOf(s) + w.rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
+  if (!isFirst) return;
+  recordTimeout(c, [&] { writeRecord(s.record, w, epoch, (unsigned)epoch, since, now, true); });
+}
+
+// One thread, seldom: false when the wait must end.
+static __device__ __noinline__ bool keepWaiting(const ep_a2sgd_step_t &s, const Awaited &w,
+                                                unsigned long long epoch, Spin &spin) {
+  WaitControl &c = controlOf(s).wait;
+  if (loadVolatile(&c.failed) || !isActive(s, w.rank)) return false;
+  const uint64_t now = clockNs();
+  if (!spin.since) spin.since = now;
+  if (now - spin.since >= s.timeoutNs) {
+    giveUp(s, w, epoch, spin.since, now);
+    return false;
+  }
+  recordWait(c, now - spin.since, now,
+             [&] { writeRecord(s.record, w, epoch, (unsigned)epoch, spin.since, now, false); });
+  return true;
+}
+
+// One thread: waits for a rank's means of a group.
+EP_DEV void awaitMeans(const ep_a2sgd_step_t &s, unsigned long long epoch, int group, int rank) {
+  Spin spin;
+  for (;;) {
+    const uint4 word = loadSys(meansAt(s, s.rank, epoch, group, rank));
+    const unsigned long long found = epochOf(word);
+    if (found == epoch) return;
+    const Awaited w = {EP_A2SGD_KIND_STEP, EP_WAIT_MEANS, rank, (unsigned)found, group};
+    if (found > epoch) {
+      const uint64_t now = clockNs();
+      giveUp(s, w, epoch, spin.since ? spin.since : now, now);
+      return;
+    }
+    if ((++spin.polls & 255) == 0 && !keepWaiting(s, w, epoch, spin)) return;
+  }
+}
+
+// One thread: the means over the active ranks in f64 in order of rank, less this rank's own.
+EP_DEV float2 moveOf(const ep_a2sgd_step_t &s, unsigned long long epoch, int group) {
+  double plus = 0, minus = 0;
+  float2 own = make_float2(0, 0);
+  int n = 0;
+  for (int r0 = 0; r0 < s.at.numRanks; r0 += 4) {
+    uint4 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      words[i] = loadSys(meansAt(s, s.rank, epoch, group, min(r0 + i, s.at.numRanks - 1)));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int r = r0 + i;
+      if (r >= s.at.numRanks || !isActive(s, r)) continue;
+      const float2 means = make_float2(__uint_as_float(words[i].x), __uint_as_float(words[i].y));
+      if (r == s.rank) own = means;
+      plus += means.x;
+      minus += means.y;
+      n++;
+    }
+  }
+  return make_float2((float)(plus / n) - own.x, (float)(minus / n) - own.y);
+}
+
+// The last block of a launch, all of its threads: waits for all ranks, and notes each group's move.
+EP_DEV void receiveMeans(const ep_a2sgd_step_t &s, unsigned long long epoch) {
+  const int R = s.at.numRanks, G = s.at.numGroups;
+  for (long long i = threadIdx.x; i < (long long)G * R; i += blockDim.x) {
+    const int group = (int)(i / R), rank = (int)(i % R);
+    if (groupsOf(s)[group].count && isActive(s, rank)) awaitMeans(s, epoch, group, rank);
+  }
+  __syncthreads();
+  if (loadVolatile(&controlOf(s).wait.failed)) return;
+  for (int group = (int)threadIdx.x; group < G; group += blockDim.x) {
+    if (groupsOf(s)[group].count) movesOf(s)[group] = moveOf(s, epoch, group);
+  }
+}
+
+#endif
