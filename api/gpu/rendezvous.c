@@ -130,6 +130,7 @@ static const char *const callNames[] = {"",
                                         "ncclEpInitHandle",
                                         "ncclEpInitHandle",
                                         "ncclEpInitHandle",
+                                        "ncclEpGroupDestroy",
                                         "ncclEpGroupDestroy"};
 
 static trefoil_result_t checkSameCall(const ep_rendezvous_word_t *all, int numRanks) {
