@@ -118,10 +118,10 @@ static trefoil_result_t destroyGroup(ncclEpGroup_t g) {
            "ncclEpGroupDestroy: %d handles of the group are alive; destroy them first",
            g->numHandles);
   EP_TRY(epBackend.checkComm(g));
-  EP_TRY(epBackend.groupDestroy(g));
+  trefoil_result_t result = epBackend.groupDestroy(g);
   epUnregister(g, EP_OBJECT_GROUP);
   free(g);
-  return TREFOIL_OK;
+  return result;
 }
 
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t group) {

@@ -355,7 +355,7 @@ NCCL_EP_PUBLIC ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t *tensor);
 NCCL_EP_PUBLIC ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *group, ncclComm_t comm,
                                               const ncclEpGroupConfig_t *config);
 /* Collective, blocks until the group's work is done. ncclInvalidUsage while handles live. NULL is
- * allowed. */
+ * allowed. ncclRemoteError: the group is gone, but not the memory that other ranks may still write to. */
 NCCL_EP_PUBLIC ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t group);
 
 /* Bytes that a handle needs; num_topk as in ncclEpInitHandle; config may be NULL. */

@@ -79,24 +79,32 @@ int epGpuCommDomains(ncclComm_t comm) {
   return !ask(comm, &p) ? 0 : p.nLsaTeams > 1 ? p.nLsaTeams : 1;
 }
 
-/* A communicator that does not block returns before the call is through. */
-static ncclResult_t isThrough(ncclComm_t comm, ncclResult_t result) {
-  while (result == ncclInProgress) {
-    nanosleep(&(struct timespec){0, 1000000}, NULL);
-    if (ncclCommGetAsyncError(comm, &result) != ncclSuccess) return ncclInternalError;
-  }
-  return result;
+/* An aborted communicator is no more, or another one is at its address. */
+static trefoil_result_t checkAlive(ncclComm_t comm, uint64_t hash) {
+  EP_CHECK(epGpuCommHash(comm) == hash, TREFOIL_REMOTE_ERROR,
+           "ncclEpCreateGroup: the communicator was aborted while its ranks met");
+  return TREFOIL_OK;
 }
 
+/* A communicator that does not block returns before the call is through. */
+static trefoil_result_t waitUntilThrough(ncclComm_t comm, uint64_t hash, ncclResult_t result) {
+  while (result == ncclInProgress) {
+    nanosleep(&(struct timespec){0, 1000000}, NULL);
+    EP_TRY(checkAlive(comm, hash));
+    if (ncclCommGetAsyncError(comm, &result) != ncclSuccess) result = ncclInternalError;
+  }
+  return epGpuNccl(comm, result, "ncclEpCreateGroup: ncclBroadcast");
+}
+
+/* An abort ends the stream's work, too. */
 static trefoil_result_t broadcastOn(ncclComm_t comm, void *device, void *bytes, size_t n,
                                     cudaStream_t stream) {
+  uint64_t hash = epGpuCommHash(comm);
   EP_CUDA(cudaMemcpyAsync(device, bytes, n, cudaMemcpyHostToDevice, stream));
-  EP_TRY(epGpuNccl(comm,
-                   isThrough(comm, ncclBroadcast(device, device, n, ncclInt8, 0, comm, stream)),
-                   "ncclEpCreateGroup: ncclBroadcast"));
+  EP_TRY(waitUntilThrough(comm, hash, ncclBroadcast(device, device, n, ncclInt8, 0, comm, stream)));
   EP_CUDA(cudaMemcpyAsync(bytes, device, n, cudaMemcpyDeviceToHost, stream));
   EP_CUDA(cudaStreamSynchronize(stream));
-  return TREFOIL_OK;
+  return checkAlive(comm, hash);
 }
 
 trefoil_result_t epGpuBroadcast(ncclComm_t comm, void *bytes, size_t n) {

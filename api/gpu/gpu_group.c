@@ -6,6 +6,8 @@
 #include "api/gpu/gpu.h"
 #include "api/gpu/gpu_device.h"
 
+#define SECOND 1000000000ull
+
 static ep_gpu_group_t *stateOf(ncclEpGroup_t group) {
   uintptr_t end = (uintptr_t)(group + 1);
   return (ep_gpu_group_t *)((end + 63) / 64 * 64);
@@ -193,15 +195,46 @@ trefoil_result_t epGpuGroupCreate(ncclEpGroup_t group) {
 }
 
 static uint64_t leaveTimeout(const ep_gpu_group_t *g) {
-  uint64_t second = 1000000000u, timeout = g->group->timeoutNs;
-  return g->gaveUpSeen && timeout > second ? second : timeout;
+  uint64_t timeout = g->group->timeoutNs;
+  return g->gaveUpSeen && timeout > SECOND ? SECOND : timeout;
 }
 
 /* A rank of a lost group may still store into this rank's window: then it stays, until the process
- * ends. */
-static int everybodyLeft(ep_gpu_group_t *g) {
+ * ends. *limitNs: how long all wait for what is under way, the least of the ranks' limits. */
+static int everybodyLeft(const ep_gpu_group_t *g, uint64_t *limitNs) {
   ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_DESTROY_GROUP};
-  return epRendezvousWait(g->rendezvous, &mine, leaveTimeout(g), all) == TREFOIL_OK;
+  mine.limitNs = leaveTimeout(g);
+  if (epRendezvousWait(g->rendezvous, &mine, mine.limitNs, all) != TREFOIL_OK) return 0;
+  *limitNs = mine.limitNs;
+  for (int r = 0; r < g->R; r++) {
+    if (all[r].limitNs < *limitNs) *limitNs = all[r].limitNs;
+  }
+  return 1;
+}
+
+/* Puts land in other ranks' windows: a rank whose puts may be under way tells all. */
+static trefoil_result_t drainTogether(ep_gpu_group_t *g, uint64_t limitNs) {
+  ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_GROUP_DRAINED};
+  if (!g->far) return TREFOIL_OK;
+  mine.undrained = epGpuFarDrain(g, limitNs, "ncclEpGroupDestroy") != TREFOIL_OK;
+  EP_TRY(epRendezvousWait(g->rendezvous, &mine, limitNs + SECOND, all));
+  for (int r = 0; r < g->R; r++) {
+    EP_CHECK(!all[r].undrained, TREFOIL_REMOTE_ERROR,
+             "ncclEpGroupDestroy: puts of rank %d to other NVLink domains may still be under way "
+             "after %.1f s; the group is gone, but all ranks' windows stay until their processes "
+             "end",
+             r, (double)limitNs * 1e-9);
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t freeWindows(ep_gpu_group_t *g) {
+  uint64_t limitNs;
+  if (!everybodyLeft(g, &limitNs)) return TREFOIL_OK;
+  EP_TRY(drainTogether(g, limitNs));
+  epGpuFarLeave(g);
+  for (int i = 0; i < g->numArenas; i++) epGpuArenaFree(g, &g->arenas[i]);
+  return TREFOIL_OK;
 }
 
 trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group) {
@@ -210,16 +243,12 @@ trefoil_result_t epGpuGroupDestroy(ncclEpGroup_t group) {
   EP_TRY(epGpuEnter(g, &before));
   cudaError_t error = cudaDeviceSynchronize();
   epGpuPoll(group);
-  int isDrained = epGpuFarDrain(g, leaveTimeout(g), "ncclEpGroupDestroy") == TREFOIL_OK;
-  if (everybodyLeft(g) && isDrained) {
-    epGpuFarLeave(g);
-    for (int i = 0; i < g->numArenas; i++) epGpuArenaFree(g, &g->arenas[i]);
-  }
+  trefoil_result_t result = freeWindows(g);
   ep_buffer_t control = {
       .name = "control", .memory = EP_MEMORY_DEVICE, .bytes = EP_GPU_CONTROL_BYTES(g->isHt)};
   release(g, &control);
   epRendezvousClose(g->rendezvous);
   epGpuLeave(g, before);
   if (error != cudaSuccess) cudaGetLastError();
-  return TREFOIL_OK;
+  return result;
 }

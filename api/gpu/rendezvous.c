@@ -131,6 +131,7 @@ static const char *const callNames[] = {"",
                                         "ncclEpInitHandle",
                                         "ncclEpInitHandle",
                                         "ncclEpGroupDestroy",
+                                        "ncclEpGroupDestroy",
                                         "trefoilGradGpuCreate",
                                         "trefoilGradGpuCreate",
                                         "trefoilGradGpuDestroy"};

@@ -12,6 +12,8 @@ typedef struct ep_rendezvous_word {
   uint32_t topk;
   uint64_t groupId; /* of the group that it is about, the same on all ranks */
   char gpu[16];     /* its UUID, with CREATE_GROUP */
+  uint64_t limitNs; /* of this rank's wait, with DESTROY_GROUP */
+  int undrained;    /* its puts may still be under way, with GROUP_DRAINED */
   ep_settings_t settings;
 } ep_rendezvous_word_t;
 
@@ -22,9 +24,10 @@ typedef enum ep_rendezvous_call {
   EP_RENDEZVOUS_WINDOW_READY = 4, /* the first window, before the device communicator */
   EP_RENDEZVOUS_HANDLE_READY = 5,
   EP_RENDEZVOUS_DESTROY_GROUP = 6,
-  EP_RENDEZVOUS_GRAD_CREATE = 7,
-  EP_RENDEZVOUS_GRAD_READY = 8,
-  EP_RENDEZVOUS_GRAD_DESTROY = 9
+  EP_RENDEZVOUS_GROUP_DRAINED = 7, /* with several NVLink domains */
+  EP_RENDEZVOUS_GRAD_CREATE = 8,
+  EP_RENDEZVOUS_GRAD_READY = 9,
+  EP_RENDEZVOUS_GRAD_DESTROY = 10
 } ep_rendezvous_call_t;
 
 /* Opens this rank's view of the communicator's rendezvous; several groups share it. With several NVLink

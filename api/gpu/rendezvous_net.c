@@ -4,7 +4,8 @@
  * while rank 0 does not come. A connection that ends without a farewell says that its rank is gone.
  *
  * Rank 0's address and a secret come to all by a broadcast of NCCL, which has no time limit. A thread waits
- * for it; calls wait for the thread, with theirs. */
+ * for it; calls wait for the thread, with theirs. A rank that could not connect tries again in its next call,
+ * with the address that it has; if rank 0 has none, all need another broadcast and know it. */
 #include "api/gpu/rendezvous_site.h"
 
 #include <poll.h>
@@ -201,6 +202,7 @@ static hub_t *openHub(int numRanks, void *handle, char *why) {
     epNetFail(why, "a thread could not be started");
     epNetListenClose(hub->listener);
   }
+  memset(handle, 0, EP_NET_HANDLE_BYTES);
   free(hub);
   return NULL;
 }
@@ -232,6 +234,9 @@ typedef struct site {
   ep_site_t base;
   ncclComm_t comm;
   int rank, numRanks;
+  int hasHandle; /* of rank 0; it is not zeros */
+  char handle[EP_NET_HANDLE_BYTES];
+  int numBegun;           /* calls that are not counted yet */
   hub_t *hub;             /* rank 0's, once open */
   int socket;             /* of the others, once open; -1: it has ended */
   _Atomic int references; /* the rendezvous', and the thread's that opens it */
@@ -254,17 +259,25 @@ static void release(site_t *p) {
   free(p);
 }
 
-/* Whether it worked; else a sentence. */
-static int openBody(site_t *p, char *why) {
-  char handle[EP_NET_HANDLE_BYTES] = {0}, reason[EP_NET_WHY] = "";
-  if (p->rank == 0) p->hub = openHub(p->numRanks, handle, reason);
-  if (epGpuBroadcast(p->comm, handle, sizeof handle) != TREFOIL_OK) {
+/* Whether it worked; else why, or the reason that rank 0 has no address: then the handle is zeros. */
+static int shareHandle(site_t *p, char *why, char *reason) {
+  if (p->rank == 0 && !p->hub) p->hub = openHub(p->numRanks, p->handle, reason);
+  if (epGpuBroadcast(p->comm, p->handle, sizeof p->handle) != TREFOIL_OK) {
     snprintf(why, sizeof p->why, "%s", trefoilLastError());
     return 0;
   }
+  static const char zeros[EP_NET_HANDLE_BYTES];
+  p->hasHandle = memcmp(p->handle, zeros, sizeof zeros) != 0;
+  return 1;
+}
+
+/* Whether it worked; else a sentence. */
+static int openBody(site_t *p, char *why) {
+  char reason[EP_NET_WHY] = "";
+  if (!p->hasHandle && !shareHandle(p, why, reason)) return 0;
   int failed = p->rank == 0
                    ? !p->hub
-                   : epNetDial(handle, 0, p->rank, epNetNow() + 30 * SECOND, &p->socket, reason);
+                   : epNetDial(p->handle, 0, p->rank, epNetNow() + 30 * SECOND, &p->socket, reason);
   if (!failed) return 1;
   snprintf(why, sizeof p->why,
            "ncclEpCreateGroup: ranks of several NVLink domains meet over TCP at rank 0, and rank "
@@ -287,11 +300,54 @@ static void *openSite(void *argument) {
   return NULL;
 }
 
+/* Whether a thread opens it; until that is done it is OPENING. */
+static int startOpening(site_t *p) {
+  pthread_t thread;
+  p->state = OPENING;
+  atomic_fetch_add(&p->references, 1);
+  if (pthread_create(&thread, NULL, openSite, p) == 0) return !pthread_detach(thread);
+  atomic_fetch_sub(&p->references, 1);
+  p->state = FAILED;
+  return 0;
+}
+
 static int stateOf(site_t *p) {
   pthread_mutex_lock(&p->lock);
   int state = p->state;
   pthread_mutex_unlock(&p->lock);
   return state;
+}
+
+static void hangUp(site_t *p) {
+  close(p->socket);
+  p->socket = -1;
+}
+
+static int sendRequest(site_t *p, const request_t *r) {
+  char why[EP_NET_WHY];
+  if (p->socket < 0) return -1;
+  if (!epNetSendRecord(p->socket, r, sizeof *r, -1, epNetNow() + 5 * SECOND, why)) return 0;
+  hangUp(p);
+  return -1;
+}
+
+static void countCall(site_t *p) {
+  request_t r = {.what = ASK_BEGIN};
+  if (p->hub)
+    epMeetingCallBegin(&p->hub->seats[0].meeting);
+  else
+    sendRequest(p, &r);
+}
+
+/* What could not be opened in an earlier call is tried again. */
+static void callBegin(ep_site_t *base) {
+  site_t *p = siteOf(base);
+  if (stateOf(p) == OPEN) {
+    countCall(p);
+    return;
+  }
+  p->numBegun++;
+  if (stateOf(p) == FAILED) startOpening(p);
 }
 
 static trefoil_result_t await(ep_site_t *base, uint64_t timeoutNs) {
@@ -309,30 +365,8 @@ static trefoil_result_t await(ep_site_t *base, uint64_t timeoutNs) {
            "ncclEpCreateGroup: some rank did not come within %.1f s (NCCL's broadcast of rank 0's "
            "address is not through, and does not say which); try again, or abort the communicator",
            (double)timeoutNs * 1e-9);
+  for (; p->numBegun; p->numBegun--) countCall(p);
   return TREFOIL_OK;
-}
-
-static void hangUp(site_t *p) {
-  close(p->socket);
-  p->socket = -1;
-}
-
-static int sendRequest(site_t *p, const request_t *r) {
-  char why[EP_NET_WHY];
-  if (p->socket < 0) return -1;
-  if (!epNetSendRecord(p->socket, r, sizeof *r, -1, epNetNow() + 5 * SECOND, why)) return 0;
-  hangUp(p);
-  return -1;
-}
-
-static void callBegin(ep_site_t *base) {
-  site_t *p = siteOf(base);
-  request_t r = {.what = ASK_BEGIN};
-  if (stateOf(p) != OPEN) return;
-  if (p->hub)
-    epMeetingCallBegin(&p->hub->seats[0].meeting);
-  else
-    sendRequest(p, &r);
 }
 
 static void callFail(ep_site_t *base, int code, const char *why) {
@@ -428,15 +462,12 @@ trefoil_result_t epNetSiteOpen(ncclComm_t comm, int rank, int numRanks, ep_site_
                 .rank = rank,
                 .numRanks = numRanks,
                 .socket = -1,
-                .references = 2};
+                .references = 1};
   makeCondition(p);
-  pthread_t thread;
-  if (pthread_create(&thread, NULL, openSite, p) != 0) {
-    p->references = 1;
+  if (!startOpening(p)) {
     release(p);
     return epFail(TREFOIL_SYSTEM_ERROR, "ncclEpCreateGroup: a thread could not be started");
   }
-  pthread_detach(thread);
   *out = &p->base;
   return TREFOIL_OK;
 }

@@ -13,6 +13,7 @@
 #define TREFOIL_KERNELS_HT_FAR_COMBINE_CUH
 
 #include "kernels/ht/ht_combine_roles.cuh"
+#include "kernels/ht/ht_far_candidates.cuh"
 #include "kernels/ht/ht_far_poster.cuh"
 
 // A near rank that is not in the flat combine yet.
@@ -105,69 +106,21 @@ template <bool EXPERT_MAJOR> struct FarCombineSender : CombineSender<EXPERT_MAJO
   }
 };
 
-// Entry 0 of an item is none: it waits for the ring unit that the sum goes to. The others are rows of near
-// ranks; the rank of a FIFO slot's code is the stream.
-template <bool EXPERT_MAJOR> struct Reducer {
-  static constexpr bool SENDS = true, WATCH_ONE = false, FENCE = true, ZERO_ROW = false;
+template <bool EXPERT_MAJOR> struct Reducer : HtFarCandidates<1, HtCombineArgs> {
   static constexpr bool GATHERS = true;
-  static constexpr int LANES = 4;
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;
-  const HtCombineArgs &a;
-  const HtTables &t;
-  const HtFarTables ft;
-  const HtFar &far;
-  const Divisor byChunks, byFar, byLocal;
+  const Divisor byLocal;
 
   EP_DEV Reducer(const HtCombineArgs &args, const HtTables &tables, const HtFar &at)
-      : a(args), t(tables), ft(at.tables(args.op.handle)), far(at),
-        byChunks(Divisor::of(args.row.numChunks)), byFar(Divisor::of(at.num)),
-        byLocal(Divisor::of(at.g.numLocal)) {}
+      : HtFarCandidates(args, tables, at), byLocal(Divisor::of(at.g.numLocal)) {}
 
-  EP_DEV const ep_ht_group_t &group() const { return far.g; }
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV int missing() const { return missingNearInput<EXPERT_MAJOR>(far); }
-  EP_DEV long long candidates() const {
-    return (long long)t.head->mostTokens * far.num * a.row.numChunks;
-  }
-  EP_DEV void which(int c, HtItem &item) const { // source: a far node
-    const int i = byFar.quotient(c);
-    item.source = c - i * far.num;
-    item.token = byChunks.quotient(i);
-    item.chunk = i - item.token * a.row.numChunks;
-  }
-  EP_DEV int index(int c) const {
-    HtItem item;
-    which(c, item);
-    return ft.landed[far.at(item.source, item.token)];
-  }
-  EP_DEV HtAhead ahead(int c, int l) const {
-    HtItem item;
-    which(c, item);
-    return HtAhead{ft.landed[far.at(item.source, item.token)], load(item, l)};
-  }
-  EP_DEV int2 load(const HtItem &item, int i) const {
-    if (i == 0 || i > ft.width) return make_int2(-1, 0);
-    return ft.hops[far.at(item.source, item.token) * ft.width + i - 1];
-  }
-  EP_DEV int begin(int c, int index, HtItem &item) const {
-    which(c, item);
-    const HtLocation u = far.unitOf(1, item.source,
-                                    far.c.rings[1][item.source].sent +
-                                        (unsigned long long)index * a.row.numChunks + item.chunk);
-    item.index = index;
-    item.code = u.code;
-    item.epoch = u.epoch;
-    return 1 + ft.width;
-  }
-  EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
+  // Rows of near ranks; the rank of a FIFO slot's code is the stream.
   EP_DEV HtEntry entry(const HtItem &item, int i, int2 hop) const {
+    if (i == 0) return unit(item);
     HtEntry e = {};
-    if (i == 0) {
-      e.location = HtLocation{item.code, item.epoch};
-      e.watch = far.refillOf(1, e.location);
-      return e;
-    }
     if (hop.x < 0) return e;
     if (!EXPERT_MAJOR && hop.x == far.g.rank) {
       const int row = (int)t.head->recvBase[far.railRank(item.source)] + hop.y;
@@ -175,7 +128,7 @@ template <bool EXPERT_MAJOR> struct Reducer {
       e.location = HtLocation{HT_OWN, row};
       return e;
     }
-    const int stream = far.nodeOf(item.source) * far.per + far.railOf(hop.x);
+    const int stream = streamTo(item, hop.x);
     e.is = true;
     e.location = fifoSlotOf(stream,
                             htControl(far.g).fifos[1].received[stream] +
@@ -193,6 +146,7 @@ template <bool EXPERT_MAJOR> struct Reducer {
   EP_DEV void isEmpty(const HtItem &item) const {
     far.note(1, HT_FILLED, HtLocation{item.code, item.epoch}, true);
   }
+  using HtFarCandidates::load;
   EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
     loadChunk(a,
               e.x == HT_OWN ? chunkAt(a, e.y, item.chunk)
@@ -216,7 +170,7 @@ template <bool EXPERT_MAJOR> struct Reducer {
     if (e < 0) return n;
     const int rank = byLocal.quotient(e), source = far.railRank(item.source);
     if (!far.isNear(rank)) return n;
-    const int stream = far.nodeOf(item.source) * far.per + far.railOf(rank);
+    const int stream = streamTo(item, rank);
     for (int i = 0; i < item.n; i++) {
       const int2 from = entries[i];
       if (from.x == HT_OWN) {
@@ -233,7 +187,6 @@ template <bool EXPERT_MAJOR> struct Reducer {
   EP_DEV void give(const HtItem &item, const int2 *, int k, const Metadata &n) const {
     fifoWeights(far.g, far.unitAt(1, false, item.code))[k] = n.weight;
   }
-  EP_DEV bool flags() const { return true; }
   EP_DEV void countBytes(int rank, int bytes) const {
     if (!far.g.bytes) return;
     atomicAdd((unsigned long long *)&far.g.bytes[far.g.numRanks + rank], (unsigned long long)bytes);

@@ -14,6 +14,7 @@
 
 #include "kernels/ht/ht_dispatch_receive.cuh"
 #include "kernels/ht/ht_dispatch_send.cuh"
+#include "kernels/ht/ht_far_candidates.cuh"
 #include "kernels/ht/ht_far_poster.cuh"
 
 // A near rank that is not in the dispatch yet.
@@ -72,68 +73,19 @@ template <bool EXPERT_MAJOR> struct FarSender : Sender<EXPERT_MAJOR, false> {
   }
 };
 
-// Entry 0 of an item is none: it waits for the unit. The others are FIFO slots of near ranks.
-struct Forwarder {
-  static constexpr bool SENDS = true, WATCH_ONE = false, FENCE = true, GATHERS = false;
-  static constexpr bool ZERO_ROW = false;
-  static constexpr int LANES = 4;
+struct Forwarder : HtFarCandidates<0, HtDispatchArgs> {
+  static constexpr bool GATHERS = false;
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_CREDIT;
-  const HtDispatchArgs &a;
-  const HtTables &t;
-  const HtFarTables ft;
-  const HtFar &far;
-  const Divisor byChunks, byFar;
+  using HtFarCandidates::HtFarCandidates;
 
-  EP_DEV Forwarder(const HtDispatchArgs &args, const HtTables &tables, const HtFar &at)
-      : a(args), t(tables), ft(at.tables(args.op.handle)), far(at),
-        byChunks(Divisor::of(args.row.numChunks)), byFar(Divisor::of(at.num)) {}
-
-  EP_DEV const ep_ht_group_t &group() const { return far.g; }
   EP_DEV int missing() const { return missingNear(far); }
-  EP_DEV long long candidates() const {
-    return (long long)t.head->mostTokens * far.num * a.row.numChunks;
-  }
-  EP_DEV void which(int c, HtItem &item) const { // source: a far node
-    const int i = byFar.quotient(c);
-    item.source = c - i * far.num;
-    item.token = byChunks.quotient(i);
-    item.chunk = i - item.token * a.row.numChunks;
-  }
-  EP_DEV int index(int c) const {
-    HtItem item;
-    which(c, item);
-    return ft.landed[far.at(item.source, item.token)];
-  }
-  EP_DEV HtAhead ahead(int c, int l) const {
-    HtItem item;
-    which(c, item);
-    return HtAhead{ft.landed[far.at(item.source, item.token)], load(item, l)};
-  }
-  EP_DEV int2 load(const HtItem &item, int i) const {
-    if (i == 0 || i > ft.width) return make_int2(-1, 0);
-    return ft.hops[far.at(item.source, item.token) * ft.width + i - 1];
-  }
-  EP_DEV int begin(int c, int index, HtItem &item) const {
-    which(c, item);
-    const HtLocation u = far.unitOf(0, item.source,
-                                    far.c.rings[0][item.source].received +
-                                        (unsigned long long)index * a.row.numChunks + item.chunk);
-    item.index = index;
-    item.code = u.code;
-    item.epoch = u.epoch;
-    return 1 + ft.width;
-  }
-  EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
+  // FIFO slots of near ranks.
   EP_DEV HtEntry entry(const HtItem &item, int i, int2 hop) const {
+    if (i == 0) return unit(item);
     HtEntry e = {};
-    if (i == 0) {
-      e.location = HtLocation{item.code, item.epoch};
-      e.watch = far.landingOf(0, e.location);
-      return e;
-    }
     if (hop.x < 0) return e;
-    const int stream = far.nodeOf(item.source) * far.per + far.railOf(hop.x);
+    const int stream = streamTo(item, hop.x);
     e.is = true;
     e.location = fifoSlotOf(hop.x,
                             htControl(far.g).fifos[0].sent[stream] +
@@ -150,6 +102,7 @@ struct Forwarder {
   EP_DEV char *slotAt(const HtItem &item, int code) const {
     return fifoSlotAt(far.g, 0, fifoRank(code), far.railRank(item.source), code);
   }
+  using HtFarCandidates::load;
   EP_DEV void load(const HtItem &item, uint32_t stage, uint64_t *full) const {
     const int bytes = chunkBytes(a.row, item.chunk);
     barrierExpect(full, bytes);
@@ -173,7 +126,6 @@ struct Forwarder {
   EP_DEV void give(const HtItem &item, const int2 *entries, int k, const Metadata &n) const {
     for (int i = 0; i < item.n; i++) fifoWeights(far.g, slotAt(item, entries[i].x))[k] = n.weight;
   }
-  EP_DEV bool flags() const { return true; }
   EP_DEV void raise(const HtItem &item, const int2 *entries, int l) const {
     for (int i = l; i < item.n; i += 8) {
       const int2 e = entries[i];

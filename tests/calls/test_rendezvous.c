@@ -11,6 +11,8 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -73,6 +75,14 @@ trefoil_result_t epGpuBroadcast(ncclComm_t comm, void *bytes, size_t n) {
   }
   memcpy(bytes, a->bytes, n);
   return TREFOIL_OK;
+}
+
+/* Connections of this process, while they are refused. */
+static _Atomic int refusesAll;
+int connect(int socket, const struct sockaddr *address, socklen_t length) {
+  if (!refusesAll) return (int)syscall(SYS_connect, socket, address, length);
+  errno = ECONNREFUSED;
+  return -1;
 }
 
 static uint64_t nowNs(void) {
@@ -497,6 +507,34 @@ TEST(a_rendezvous_that_is_late_may_be_opened_again) {
   }
 }
 
+/* Rank 1 dials again in its next call, and counts calls as the others do: in the one after it rank 2 is
+ * refused, and named at once. */
+TEST(a_rank_that_could_not_connect_tries_again) {
+  pthread_t threads[R];
+  uint64_t hash = freshHash();
+  domains = 2;
+  scene.play = beRefused;
+  for (int r = 0; r < R; r++) {
+    refusesAll = r == 1;
+    openOne(&scene.members[r], hash, r);
+  }
+  refusesAll = 0;
+  member_t *m = &scene.members[1];
+  CHECK(m->result == TREFOIL_REMOTE_ERROR && strstr(trefoilLastError(), "cannot be reached"),
+        "%d, %s", (int)m->result, trefoilLastError());
+  for (int r = 0; r < R; r++) epRendezvousCallBegin(&scene.members[r].comm);
+  m->result = epRendezvousOpen(&m->comm, 1, R, 2, 20 * SECOND, &m->rendezvous);
+  REQUIRE(m->result == TREFOIL_OK, "%s", trefoilLastError());
+  for (int r = 0; r < R; r++) pthread_create(&threads[r], NULL, playMember, &scene.members[r]);
+  for (int r = 0; r < R; r++) pthread_join(threads[r], NULL);
+  domains = 1;
+  for (int r = 0; r < R; r++) {
+    CHECK(scene.members[r].result == TREFOIL_INVALID_ARGUMENT &&
+              strstr(scene.members[r].why, "rank 2: num_experts is 0"),
+          "rank %d: %d, %s", r, (int)scene.members[r].result, scene.members[r].why);
+  }
+}
+
 TEST(an_address_of_another_machine_is_a_sentence) {
   struct ncclComm comm = {0, 2, freshHash(), 2};
   struct ep_rendezvous *b = NULL;
@@ -505,6 +543,11 @@ TEST(an_address_of_another_machine_is_a_sentence) {
   unsetenv("TREFOIL_NET_ADDRESS");
   CHECK(result == TREFOIL_REMOTE_ERROR && strstr(trefoilLastError(), "TREFOIL_NET_ADDRESS"),
         "%d, %s", (int)result, trefoilLastError());
+  epRendezvousCallBegin(&comm); /* the next call finds one */
+  REQUIRE(epRendezvousOpen(&comm, 0, 2, 2, 20 * SECOND, &b) == TREFOIL_OK, "%s",
+          trefoilLastError());
+  epRendezvousAllCame(b);
+  epRendezvousClose(b);
 }
 
 static int small = -1; /* what the process below sees as / */

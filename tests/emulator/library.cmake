@@ -62,6 +62,17 @@ set_tests_properties(tensors_emulated PROPERTIES TIMEOUT 120 LABELS cpu
 trefoil_test(domains SOURCES test_domains.c LIBS nccl_ep_emulated trefoil_host)
 set_tests_properties(domains PROPERTIES ENVIRONMENT TREFOIL_HOST_SMS=3)
 
+# Puts that are under way when a group ends.
+add_executable(undrained_emulated test_undrained.c $<TARGET_OBJECTS:emulated_calls>
+  $<TARGET_OBJECTS:emulated_calls_steps> $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_ref>)
+target_include_directories(undrained_emulated PRIVATE ${CMAKE_SOURCE_DIR}/tests/calls
+  ${CMAKE_SOURCE_DIR}/tests/api ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/host/include)
+target_link_libraries(undrained_emulated PRIVATE trefoil_flags nccl_ep_emulated trefoil_host
+  Threads::Threads m rt ${CMAKE_DL_LIBS})
+add_test(NAME undrained_emulated COMMAND undrained_emulated)
+set_tests_properties(undrained_emulated PROPERTIES TIMEOUT 120 LABELS cpu
+  ENVIRONMENT "TREFOIL_HOST_SMS=4;NCCL_LSA_TEAM_SIZE=1;TREFOIL_EMULATOR_SLOWER=1")
+
 # Ranks that share a GPU, a process each: of the command, and of a launcher where NCCL is told to allow it.
 if(TREFOIL_CLI)
   set(of_emulated --library $<TARGET_FILE:nccl_ep_emulated> --nccl $<TARGET_FILE:trefoil_host> --cuda $<TARGET_FILE:trefoil_host>)
