@@ -14,7 +14,7 @@
 #include "api/gpu/gpu.h"
 #include "kernels/net/net_drain.h"
 
-enum { MOST_RELAY_BLOCKS = 16 };
+enum { MOST_RELAY_BLOCKS = 32 };
 
 struct ep_gpu_far {
   ncclDevComm_t comm;
@@ -35,7 +35,7 @@ static int numFar(const ep_gpu_group_t *g) {
 
 int epGpuFarBlocks(const ep_gpu_group_t *g, int most) {
   if (!g->far || g->isHt) return 0;
-  int least = EP_LL_RELAY_LEAST_BLOCKS(numFar(g)), blocks = most / 4;
+  int least = EP_LL_RELAY_LEAST_BLOCKS(numFar(g)), blocks = most / 3;
   if (blocks > MOST_RELAY_BLOCKS) blocks = MOST_RELAY_BLOCKS;
   return blocks > least ? blocks : least;
 }

@@ -147,7 +147,7 @@ private:
 
   // All lanes of a warp: `packets` packets as they come; to another place. STEPS steps are in flight.
   EP_DEV void movePackets(const char *from, char *to, bool isFlagged) {
-    constexpr int STEPS = 8;
+    constexpr int STEPS = 10;
 #pragma unroll 1
     for (int s = lane >> 3; __any_sync(FULL_WARP, s < a.packets) && goesOn; s += STEPS * 4) {
       const size_t at = (size_t)s * 128 + (lane & 7) * 16;
