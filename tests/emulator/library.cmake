@@ -142,6 +142,10 @@ if(TREFOIL_CLI)
   trefoil_check_domains(pairs ll 2 1 12 6 cpu)
   trefoil_check_domains(ht_pairs ht 2 1 12 6 cpu)
   if(NOT TREFOIL_SANITIZE)
+    # Puts that overtake each other: a signal must not count those before it.
+    trefoil_check_domains(ht_reordered ht 2 1 24 1 slow)
+    set_tests_properties(check_domains_ht_reordered_emulated PROPERTIES ENVIRONMENT
+      "TREFOIL_HOST_SMS=8;TREFOIL_NET_LATENCY_NS=20000;TREFOIL_NET_JITTER_NS=100000;TREFOIL_NET_REORDER_PPM=300000;TREFOIL_NET_REORDER_NS=5000000")
     trefoil_check_domains(quads ll 4 2 6 1 slow)
     trefoil_check_domains(ht_quads ht 4 2 10 7 slow)
   endif()

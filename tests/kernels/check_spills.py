@@ -1,80 +1,74 @@
-"""Which kernels spill registers to local memory: compiles them again and reads what ptxas says.
+"""Registers, stack and spills of the kernels: compiles them again and reads what ptxas says.
 
-    python3 check_spills.py COMPILE_COMMANDS
+    python3 check_spills.py COMPILE_COMMANDS [near | far]
 
 A spill in a kernel's loop costs more than most of what is tuned by hand, and comes and goes with
-small changes. A kernel that is not in ALLOWED must not spill at all; one that is must not spill
-more.
+small changes. A kernel that is not in SPILLS must not spill at all; one that is must not spill
+more. Those that post over NCCL's GIN (far) have the code of all its backends in them, proxy, GDAKI
+and the others, with descriptors on the stack: FAR is what they may have.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from ptxas import Kernel, kernels_of, sources
+
 # Part of the mangled name: bytes of spill stores that are accepted, and why.
-ALLOWED = {
+SPILLS = {
     "DispatchTraitsILb1E": 96,  # the generic path: eight blocks of entries a lane
     "combineKernelIL4Elem": 128,  # warps of 20 and more need more registers than there are
     "partialKernelIL4Elem": 96,
+    "farCombineKernelI7GinWire": 96,  # as combineKernel
     "farHtCombineKernelI7GinWire": 160,  # 18 warps, with the poster in it
 }
-ENTRY = re.compile(r"Compiling entry function '(\S+)'")
-SPILL = re.compile(r"(\d+) bytes spill stores")
+# Of kernels over GIN: registers, which their threads leave room for; bytes of stack.
+FAR = {
+    "farDispatchKernelI7GinWire": (96, 208),
+    "farCombineKernelI7GinWire": (96, 224),
+    "farHtDispatchKernelI7GinWire": (160, 512),
+    "farHtCombineKernelI7GinWire": (96, 576),
+    "updateKernelI10FarDomainsI7GinWire": (160, 320),
+}
+FAR_SOURCES = ("ll_far.cu", "ht_far.cu")
 
 
-def commands(path: Path) -> list[tuple[Path, list[str], str]]:
-    """(source, command up to the output, folder) of every CUDA file below kernels/."""
+def faults(name: str, kernel: Kernel, is_far: bool) -> list[str]:
+    """What is wrong with one."""
     found = []
-    for entry in json.loads(path.read_text()):
-        source = Path(entry["file"])
-        if source.suffix != ".cu" or "kernels" not in source.parts or "tests" in source.parts:
-            continue
-        words = shlex.split(entry["command"])
-        first = next((i for i, word in enumerate(words) if Path(word).name == "nvcc"), None)
-        if first is None:
-            continue  # compiled for the CPU (tests/emulator)
-        words = words[first:]
-        del words[words.index("-o") : words.index("-o") + 2]
-        found.append((source, words, entry["directory"]))
+    spilled = max((n for part, n in SPILLS.items() if part in name), default=0)
+    registers, stack = next((n for part, n in FAR.items() if part in name), (0, 0))
+    if kernel.spilled > spilled:
+        found.append(f"spills {kernel.spilled} bytes, {spilled} are accepted")
+    if is_far and kernel.registers > registers:
+        found.append(f"takes {kernel.registers} registers, {registers} are accepted")
+    if is_far and kernel.stack > stack:
+        found.append(f"has {kernel.stack} bytes of stack, {stack} are accepted")
     return found
 
 
-def spills(source: Path, words: list[str], folder: str) -> dict[str, int]:
-    with tempfile.TemporaryDirectory() as scratch:
-        command = [*words, "-Xptxas", "-v", "-o", f"{scratch}/out.o"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{source.name}: {done.stderr[-2000:]}")
-    result: dict[str, int] = {}
-    entry = ""
-    for line in done.stderr.splitlines() + done.stdout.splitlines():
-        if match := ENTRY.search(line):
-            entry = match[1]
-            result[entry] = 0
-        elif (match := SPILL.search(line)) and entry:
-            result[entry] = max(result[entry], int(match[1]))
-    return result
-
-
 def main() -> int:
-    found = commands(Path(sys.argv[1]))
-    if not found:
+    which = sys.argv[2] if len(sys.argv) > 2 else ""
+    chosen = [
+        source
+        for source in sources(Path(sys.argv[1]))
+        if "kernels" in source.path.parts
+        and "tests" not in source.path.parts
+        and which in ("", "far" if source.path.name in FAR_SOURCES else "near")
+    ]
+    if not chosen:
         print("no kernel is compiled in this build: it has other folders than this test knows")
         return 1
     bad = total = 0
-    for source, words, folder in found:
-        kernels = spills(source, words, folder)
-        total += len(kernels)
-        for name, stored in sorted(kernels.items()):
-            allowed = max((n for part, n in ALLOWED.items() if part in name), default=0)
-            if stored > allowed:
-                print(f"{source.name}: {name} spills {stored} bytes, {allowed} are accepted")
+    for source in chosen:
+        is_far = source.path.name in FAR_SOURCES
+        for name, kernel in sorted(kernels_of(source).items()):
+            total += 1
+            if is_far:
+                print(f"{name}: {kernel}")
+            for fault in faults(name, kernel, is_far):
+                print(f"{source.path.name}: {name} {fault}")
                 bad += 1
     if total == 0:
         print("ptxas named no kernel: its output has changed")

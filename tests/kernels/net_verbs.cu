@@ -5,6 +5,13 @@
 
 #include <cstddef>
 
+// Else what is read of registers and stack says nothing of GDAKI.
+#ifdef __CUDA_ARCH__
+static_assert(NCCL_GIN_BACKEND_MASK_ALL >> (unsigned)NCCL_NET_DEVICE_GIN_PROXY & 1 &&
+                  NCCL_GIN_BACKEND_MASK_ALL >> (unsigned)NCCL_NET_DEVICE_GIN_GDAKI & 1,
+              "kernels have the code of both");
+#endif
+
 // What host/include/nccl_device.h says of these.
 static_assert(sizeof(ncclDevComm) == 248 && offsetof(ncclDevComm, lsaSize) == 24, "NCCL's layout");
 static_assert(sizeof(ncclDevCommRequirements_t) == 120 &&
