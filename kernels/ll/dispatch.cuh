@@ -31,7 +31,7 @@ struct DispatchArgs {
   char *mine; // own exchange memory
   unsigned long long routing, routingHalf, rows, rowsHalf;
   int rank, numRanks, numTokens, maxTokens, topk, idx64, numLocal, numExperts, rowStride;
-  int numSms;              // op.group's, see blocksOf
+  int numSms;              // op.group's; a copy among what is read first
   Divisor perRank, perRow; // experts of a rank, steps of a row
   Wire wire;               // tokens, scales, rank-major weights padded to 16 bytes
   int tokenBytes, scaleBytes, inputBytes;
@@ -89,12 +89,6 @@ template <class T> EP_DEV int rankOf(const DispatchArgs &a, int expert) {
 }
 template <class T> EP_DEV int tokenOf(const DispatchArgs &a, int item) {
   return (int)(T::GENERIC ? a.perRow.quotient(item) : a.perRow.smallQuotient(item));
-}
-
-// Blocks of the launch. Constants are fetched by cache lines: the one with op.group.numSms is needed early in
-// rank-major (weights) and late in expert-major, which reads a copy in a line that is needed anyway.
-template <class T> EP_DEV int blocksOf(const DispatchArgs &a) {
-  return T::RANK_MAJOR ? a.op.group.numSms : a.numSms;
 }
 
 EP_DEV Partition partitionOf(const Partitioning &d) {

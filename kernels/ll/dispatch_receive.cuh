@@ -474,11 +474,11 @@ template <class T> struct Receiver {
     const int items = most * a.groups * a.wire.steps;
     Partition part = partitionOf(a.recv);
     if (most != a.numTokens) {
-      part = partitionOf(items, blockIdx.x, blocksOf<T>(a));
+      part = partitionOf(items, blockIdx.x, a.numSms);
       x.isLoaded = false;
     }
     if (__builtin_expect(warp == a.numRecv - 1, 0)) {
-      report(max(1, min(blocksOf<T>(a), items)), most);
+      report(max(1, min(a.numSms, items)), most);
     }
     int last = -1;
     Slots slots;

@@ -117,7 +117,7 @@ EP_DEV void sendVectors(const DispatchArgs &a, const Op &op, unsigned long long 
 
 // The first experts of this block's tokens for a lane of the announcing warp, in flight before the rest.
 template <class T> EP_DEV Experts<T> firstExperts(const DispatchArgs &a, int warp, int lane) {
-  const int t = (int)blockIdx.x + blocksOf<T>(a) * warp;
+  const int t = (int)blockIdx.x + a.numSms * warp;
   return expertsOf<T>(a, t, T::GENERIC ? lane : lane & 7, t < a.numTokens);
 }
 
@@ -126,7 +126,7 @@ template <class T> EP_DEV Experts<T> firstExperts(const DispatchArgs &a, int war
 template <class T>
 EP_DEV void announce(const DispatchArgs &a, const Op &op, typename T::RankSet active, Experts<T> e,
                      int warp, int lane) {
-  int t = (int)blockIdx.x + blocksOf<T>(a) * warp;
+  int t = (int)blockIdx.x + a.numSms * warp;
   if (t >= max(1, a.numTokens)) return;
   const int k = T::GENERIC ? lane : lane & 7;
   waitFree(a.op.group, EP_LL_DISPATCH, op, active, lane);
@@ -145,7 +145,7 @@ EP_DEV void announce(const DispatchArgs &a, const Op &op, typename T::RankSet ac
         if (to >> d & 1) countBytes(a.op.group, EP_LL_DISPATCH, d, a.tokenBytes + a.scaleBytes);
       }
     }
-    t += blocksOf<T>(a) * (T::GENERIC && !a.numRecv ? a.numSend : a.numRecv);
+    t += a.numSms * (T::GENERIC && !a.numRecv ? a.numSend : a.numRecv);
     if (t >= a.numTokens) break;
     e = expertsOf<T>(a, t, k, true);
   }
