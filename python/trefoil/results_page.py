@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,9 @@ FILES: dict[str, Any] = {
     ],
     "against": "against_nccl_ep_h200x2.json",
     "package": "nccl_ep_package_h200x2.json",
+    "domains": "domains_h100x2.json",
+    "gradients": "a2sgd_kernels_h100x2.json",
+    "python": "python_h100x2.json",
 }
 
 
@@ -309,11 +313,98 @@ def two_packages(name: str) -> str:
     return table(["mode", "tokens", *head, "results, bit for bit"], rows)
 
 
+# ---- Across domains, gradients, Python ----------------------------------------------------------
+
+
+def domains_ll(name: str) -> str:
+    """Low latency across domains: us, in brackets over 3.4 us + a + bytes / r, by tokens."""
+    data = _read(name)
+    rows = [row for row in data["rows"] if row["mode"].startswith("ll-")]
+    tokens = sorted({row["tokens"] for row in rows})
+    cells: dict[str, dict[int, str]] = {}
+    for row in rows:
+        us = statistics.median(row["runs_us"])
+        least = BASE_US + data["latency_us"] + row["bytes"] / data["rate_GBps"] / 1000
+        variant = "" if row["variant"] == "plain" else f" {row['variant']}"
+        what = f"{row['operation']} {row['mode'].removeprefix('ll-')}{variant}"
+        cells.setdefault(what, {})[row["tokens"]] = _bold(
+            f"{us:.0f} ({us / least:.2f})", us <= 1.2 * least
+        )
+    head = ["tokens", *map(str, tokens)]
+    return table(head, [[what, *(of[t] for t in tokens)] for what, of in cells.items()])
+
+
+def domains_ht(name: str) -> str:
+    """High throughput across domains: us, and what of the network's rate its bytes reach."""
+    data = _read(name)
+    rows = []
+    for row in data["rows"]:
+        if not row["mode"].startswith("ht-"):
+            continue
+        us = statistics.median(row["runs_us"])
+        share = row["bytes"] / us / 1000 / data["rate_GBps"]
+        rows.append(
+            [f"{row['operation']} {row['mode'].removeprefix('ht-')}", f"{us:.0f}", f"{share:.0%}"]
+        )
+    return table(["operation", "us", "of the rate"], rows)
+
+
+def network(name: str) -> str:
+    """One sentence: latency and rate of the network alone."""
+    data = _read(name)
+    return f"a = {data['latency_us']:.1f} us, r = {data['rate_GBps']:.0f} GB/s"
+
+
+def gradient_passes(name: str) -> str:
+    """The passes of an A2SGD step: us, and the plain pass's time over it."""
+    rows = []
+    for row in _read(name)["rows"]:
+        ratio = row["plain_us"] / row["p50_us"]
+        rows.append(
+            [
+                f"{row['pass']}, {row['dtype']}",
+                f"{row['mebi_elements']} Mi",
+                f"{row['p50_us']:.0f}",
+                _bold(f"{ratio:.2f}", ratio >= 0.9),
+            ]
+        )
+    return table(["pass", "elements", "us", "plain / ours"], rows)
+
+
+def exchange(name: str) -> str:
+    rows = [
+        [f"{row['ranks']} on {row['gpus']} GPUs", f"{row['last_us']:.2f}", f"{row['first_us']:.2f}"]
+        for row in _read(name)["exchange"]
+    ]
+    return table(["ranks", "rank that was sent last, us", "first"], rows)
+
+
+def python_calls(name: str) -> str:
+    """Host times of calls from Python beside those of C, us, medians."""
+    data = _read(name)
+    rows = [
+        [f"`trefoil.ep`, {what}" if what != "deep_ep" else "`trefoil.deep_ep`"]
+        + [f"{of[call][0]:.1f}" for call in ("dispatch", "combine")]
+        for what, of in data["host_us"].items()
+    ]
+    for of in data["c_host_us"]:
+        rows.append(["C", *(f"{of[call][0]:.1f}" for call in ("dispatch", "combine"))])
+    return table(["call", "dispatch", "combine"], rows)
+
+
+def training(name: str) -> str:
+    """A training step, ms, each run."""
+    steps = _read(name)["train_step_ms"]
+    rows = [[f"`{what}`", ", ".join(f"{ms:.1f}" for ms in of)] for what, of in steps.items()]
+    return table(["expert parallelism", "step, ms"], rows)
+
+
 # ---- Pages --------------------------------------------------------------------------------------
 
 TABLES = (
     *(source, low_latency, host_time, high_throughput, skewed, has_products, products),
     *(two_libraries, two_packages, records, across_nodes, conformance, checks),
+    *(domains_ll, domains_ht, network, gradient_passes, exchange, python_calls, training),
 )
 
 
