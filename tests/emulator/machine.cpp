@@ -11,6 +11,9 @@
 #include <mutex>
 #include <sys/mman.h>
 #include <time.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace emulator {
 
@@ -24,11 +27,19 @@ thread_local Thread *current;
 std::mutex linesLock;
 bool saysWhere;
 
+// What AddressSanitizer holds of a stack would else be held of the next mapping at its address.
+void unmap(void *stack) {
+#ifdef __SANITIZE_ADDRESS__
+  ASAN_UNPOISON_MEMORY_REGION(stack, STACK_BYTES);
+#endif
+  munmap(stack, STACK_BYTES);
+}
+
 // Stacks are kept for the thread's later launches. Pages that nobody touched cost nothing.
 struct Stacks {
   std::vector<void *> idle;
   ~Stacks() {
-    for (void *p : idle) munmap(p, STACK_BYTES);
+    for (void *p : idle) unmap(p);
   }
 };
 thread_local Stacks stacks;
