@@ -65,7 +65,8 @@ struct ncclEpHandle {
 typedef enum ep_object_kind {
   EP_OBJECT_GROUP = 1,
   EP_OBJECT_HANDLE,
-  EP_OBJECT_TENSOR
+  EP_OBJECT_TENSOR,
+  EP_OBJECT_GRAD
 } ep_object_kind_t;
 trefoil_result_t epRegister(const void *object, ep_object_kind_t kind);
 int epUnregister(const void *object, ep_object_kind_t kind); /* 1: it was there */

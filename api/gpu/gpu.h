@@ -144,6 +144,9 @@ trefoil_result_t epGpuSizing(const ep_sizing_config_t *config, ep_sizing_t *out)
 
 /* ---- gpu_comm.c ---- */
 trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode);
+/* The same for another call, whose name its sentences begin with. */
+trefoil_result_t epGpuRanks(ncclComm_t comm, const char *call, int *rank, int *numRanks,
+                            int *ranksPerNode);
 /* 0: the communicator does not tell. */
 uint64_t epGpuCommHash(ncclComm_t comm);
 int epGpuCommDomains(ncclComm_t comm); /* NVLink domains */

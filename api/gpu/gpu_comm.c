@@ -42,25 +42,30 @@ static trefoil_result_t query(ncclComm_t comm, ncclCommProperties_t *p) {
   return epGpuNccl(comm, ncclCommQueryProperties(comm, p), "ncclEpCreateGroup: comm");
 }
 
-trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode) {
+trefoil_result_t epGpuRanks(ncclComm_t comm, const char *call, int *rank, int *numRanks,
+                            int *ranksPerNode) {
   ncclCommProperties_t p;
   EP_TRY(query(comm, &p));
-  EP_CHECK(
-      p.nLsaTeams <= 1 || p.ginType != NCCL_GIN_TYPE_NONE, TREFOIL_INVALID_USAGE,
-      "ncclEpCreateGroup: the ranks form %d NVLink domains (LSA teams of NCCL), and there is no "
-      "GIN between them: it needs InfiniBand or RoCE with GPUDirect RDMA, or the TCP carrier of "
-      "libnccl-rma-trefoil.so (TREFOIL_NET_CARRIER=tcp)",
-      p.nLsaTeams);
+  EP_CHECK(p.nLsaTeams <= 1 || p.ginType != NCCL_GIN_TYPE_NONE, TREFOIL_INVALID_USAGE,
+           "%s: the ranks form %d NVLink domains (LSA teams of NCCL), and there is no GIN between "
+           "them: it needs InfiniBand or RoCE with GPUDirect RDMA, or the TCP carrier of "
+           "libnccl-rma-trefoil.so (TREFOIL_NET_CARRIER=tcp)",
+           call, p.nLsaTeams);
   EP_CHECK(p.deviceApiSupport, TREFOIL_INVALID_USAGE,
-           "ncclEpCreateGroup: NCCL has no device API on this communicator: some pair of its GPUs "
-           "has no peer access (nvidia-smi topo -p2p r), or cuMem is off (NCCL_CUMEM_ENABLE)");
+           "%s: NCCL has no device API on this communicator: some pair of its GPUs has no peer "
+           "access (nvidia-smi topo -p2p r), or cuMem is off (NCCL_CUMEM_ENABLE)",
+           call);
   int teams = p.nLsaTeams > 0 ? p.nLsaTeams : 1;
   EP_CHECK(p.nRanks % teams == 0, TREFOIL_INVALID_ARGUMENT,
-           "ncclEpCreateGroup: %d ranks in %d LSA teams; must divide evenly", p.nRanks, teams);
+           "%s: %d ranks in %d LSA teams; must divide evenly", call, p.nRanks, teams);
   *rank = p.rank;
   *numRanks = p.nRanks;
   *ranksPerNode = p.nRanks / teams;
   return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode) {
+  return epGpuRanks(comm, "ncclEpCreateGroup", rank, numRanks, ranksPerNode);
 }
 
 /* 0 if it cannot be asked. */

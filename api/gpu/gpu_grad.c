@@ -5,14 +5,13 @@
 
 #include "api/gpu/gpu.h"
 #include "api/gpu/rendezvous.h"
+#include "api/object.h"
 #include "kernels/a2sgd/a2sgd_step.h"
 #include "ref/grad.h"
 
 #define DEFAULT_TIMEOUT_NS 100000000000ull
-#define MAGIC              0x32736764u
 
 struct trefoil_grad_gpu {
-  uint32_t magic;
   ncclComm_t comm;
   int device;
   int64_t *counts; /* elements of each group */
@@ -73,7 +72,7 @@ static uint64_t hashOf(const trefoil_grad_config_t *c, const trefoil_grad_gpu_op
 
 static trefoil_result_t findRank(struct trefoil_grad_gpu *g, const trefoil_grad_config_t *c) {
   int numRanks, perNode;
-  EP_TRY(epGpuTopology(g->comm, &g->step.rank, &numRanks, &perNode));
+  EP_TRY(epGpuRanks(g->comm, "trefoilGradGpuCreate", &g->step.rank, &numRanks, &perNode));
   EP_CHECK(numRanks == c->numWorkers, TREFOIL_INVALID_ARGUMENT,
            "numWorkers is %d, the communicator has %d ranks; must be equal", c->numWorkers,
            numRanks);
@@ -132,6 +131,7 @@ static trefoil_result_t join(struct trefoil_grad_gpu *g, uint64_t hash) {
 }
 
 static void release(struct trefoil_grad_gpu *g) {
+  epUnregister(g, EP_OBJECT_GRAD);
   if (g->window) ncclCommWindowDeregister(g->comm, g->window);
   if (g->exchange) ncclMemFree(g->exchange);
   cudaFree(g->step.scratch);
@@ -169,9 +169,9 @@ static trefoil_result_t create(const trefoil_grad_config_t *c, const trefoil_gra
   EP_CHECK(g, TREFOIL_SYSTEM_ERROR, "trefoilGradGpuCreate: out of memory");
   int before;
   g->comm = comm;
-  g->magic = MAGIC;
   cudaGetDevice(&before);
-  trefoil_result_t result = open(g, c, o);
+  trefoil_result_t result = epRegister(g, EP_OBJECT_GRAD);
+  if (result == TREFOIL_OK) result = open(g, c, o);
   if (result == TREFOIL_OK)
     *out = g;
   else
@@ -194,8 +194,8 @@ trefoil_result_t trefoilGradGpuCreate(const trefoil_grad_config_t *c,
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 static trefoil_result_t checkAlive(trefoil_grad_gpu_t g) {
-  EP_CHECK(g && g->magic == MAGIC, TREFOIL_INVALID_ARGUMENT,
-           "%p is not what trefoilGradGpuCreate gave", (void *)g);
+  EP_CHECK(epIsLive(g, EP_OBJECT_GRAD), TREFOIL_INVALID_ARGUMENT,
+           "%p is not what trefoilGradGpuCreate gave, or was destroyed", (void *)g);
   return TREFOIL_OK;
 }
 
@@ -270,7 +270,6 @@ trefoil_result_t trefoilGradGpuDestroy(trefoil_grad_gpu_t g) {
     g->window = NULL;
     g->exchange = NULL;
   }
-  g->magic = 0;
   release(g);
   cudaSetDevice(before);
   if (error != cudaSuccess) cudaGetLastError();

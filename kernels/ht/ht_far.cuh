@@ -60,9 +60,10 @@ template <class Network> struct HtFarKernels {
     }
     return f;
   }
-  static trefoil_result_t start(const void *kernel, const HtLaunch &l, void *args, HtFarArgs &f,
+  static trefoil_result_t start(const void *kernel, HtLaunch l, void *args, HtFarArgs &f,
                                 void *stream) {
     void *params[] = {args, &f};
+    if (l.shared < HT_POSTER_BYTES) l.shared = HT_POSTER_BYTES;
     return epHtStart(kernel, l, params, stream);
   }
 

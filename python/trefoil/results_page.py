@@ -373,7 +373,11 @@ def gradient_passes(name: str) -> str:
 
 def exchange(name: str) -> str:
     rows = [
-        [f"{row['ranks']} on {row['gpus']} GPUs", f"{row['last_us']:.2f}", f"{row['first_us']:.2f}"]
+        [
+            f"{row['ranks']} on {row['gpus']} GPU{'s' if row['gpus'] > 1 else ''}",
+            f"{row['last_us']:.2f}",
+            f"{row['first_us']:.2f}",
+        ]
         for row in _read(name)["exchange"]
     ]
     return table(["ranks", "rank that was sent last, us", "first"], rows)

@@ -17,7 +17,7 @@ typedef struct rank {
   int me, stays; /* stays: makes no step */
   trefoil_grad_gpu_options_t options;
   trefoil_grad_config_t config;
-  trefoil_result_t created, stepped, later;
+  trefoil_result_t created, stepped, later, destroyed, again;
   char sentence[256];
   int mask[RANKS];
   float grad[STEPS][ELEMENTS], update[STEPS][ELEMENTS];
@@ -62,7 +62,8 @@ static void *runRank(void *arg) {
   if (k->later != TREFOIL_OK) note(k);
   cudaStreamSynchronize(stream);
   if (k->options.enableMask) trefoilGradGpuGetMask(g, k->mask, stream);
-  trefoilGradGpuDestroy(g);
+  k->destroyed = trefoilGradGpuDestroy(g);
+  k->again = trefoilGradGpuDestroy(g);
   cudaFree(memory);
   cudaStreamDestroy(stream);
   return NULL;
@@ -117,6 +118,9 @@ TEST(steps_equal_the_reference) {
   for (int r = 0; r < RANKS; r++)
     CHECK(!ranks[r].created && !ranks[r].stepped && !ranks[r].later, "rank %d: %s", r,
           ranks[r].sentence);
+  for (int r = 0; r < RANKS; r++)
+    CHECK(!ranks[r].destroyed && ranks[r].again == TREFOIL_INVALID_ARGUMENT, "twice: %d, %d",
+          ranks[r].destroyed, ranks[r].again);
   checkUpdates(ranks, RANKS);
   free(ranks);
 }
@@ -177,6 +181,9 @@ TEST(sizes_and_bad_arguments) {
   CHECK(trefoilGradGpuStep(NULL, NULL, NULL, NULL) == TREFOIL_INVALID_ARGUMENT, "NULL");
   c = configOf();
   CHECK(trefoilGradGpuCreate(&c, NULL, NULL, NULL) == TREFOIL_INVALID_ARGUMENT, "out is NULL");
+  _Alignas(16) char other[512] = {0};
+  trefoil_grad_gpu_t none = (trefoil_grad_gpu_t)(void *)other;
+  CHECK(trefoilGradGpuDestroy(none) == TREFOIL_INVALID_ARGUMENT, "never made");
 }
 
 TEST_MAIN()

@@ -39,7 +39,7 @@ SUFFIXES = (".svg", ".png", ".pdf")
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 1 << 40:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, 1 to 2^40")
     return int(text)
 
 
