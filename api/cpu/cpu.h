@@ -242,6 +242,7 @@ int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, c
 /* One sleep on this rank's own doorbell since `seen`; blames peer. 0: the group has failed. */
 typedef struct ep_patience {
   uint64_t deadlineNs, nextLookNs;
+  int peer; /* as the progress record has it */
 } ep_patience_t;
 uint32_t epBell(const ep_op_t *op);
 int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_patience_t *patience);

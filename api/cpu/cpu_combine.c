@@ -336,7 +336,7 @@ static int awaitReaders(const loop_t *l) {
 
 static void runLoop(loop_t *l) {
   const ep_op_t *op = l->op;
-  ep_patience_t patience = {0, 0};
+  ep_patience_t patience = {.peer = -1};
   for (int o = 0; o < l->R; o++) {
     op->g->peers[o].sendNext = op->g->peers[o].relayNext = 0;
     int relayed = nodeOf(l, o) != l->myNode && o % l->G == l->rail;

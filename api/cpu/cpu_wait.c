@@ -148,11 +148,12 @@ static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience
   uint64_t now = epMonotonicNs();
   int masks = op->g->group->limits.enableMask && !epIsHt(op->g->group);
   if (atomic_load(&op->g->failed)) return 0;
+  if (p->deadlineNs == 0 || p->peer != peer) epHangWait(op, peer, what);
+  p->peer = peer;
   if (!masks && hearOfFailure(op)) return 0;
   if (p->deadlineNs == 0) {
     p->deadlineNs = deadlineAfter(now, op->g->group->timeoutNs);
     p->nextLookNs = now + LOOK_NS;
-    epHangWait(op, peer, what);
   } else if (now >= p->nextLookNs) {
     p->nextLookNs = now + LOOK_NS;
     if (peer >= 0 && trefoilHostPeerAlive(op->g->group->comm, peer) == 0) {
@@ -188,7 +189,7 @@ int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, c
     if (epLoad(word) >= value) return 1;
     epSpinPause();
   }
-  ep_patience_t patience = {0, 0};
+  ep_patience_t patience = {.peer = peer};
   for (;;) {
     uint32_t seen = epBell(op);
     if (epLoad(word) >= value) break;
