@@ -92,7 +92,7 @@ static inline const char *epHangPhase(uint32_t phase) {
 
 /* Whether `received` of a wait says what lay there: low latency's waits for rows poll many packets and
  * leave it 0. */
-static inline int epHangTellsReceived(uint32_t kind, uint32_t phase) {
+static inline int epHangHasReceived(uint32_t kind, uint32_t phase) {
   return phase != EP_WAIT_ROWS || kind > EP_LL_COMBINE;
 }
 

@@ -243,7 +243,7 @@ static int checkMode(const cli_check_t *v, ep_real_options_t *o, ep_real_result_
   return -1;
 }
 
-static int tellAll(const cli_check_t *v, const ep_real_options_t *o, json_t *runs, int failed) {
+static int reportAll(const cli_check_t *v, const ep_real_options_t *o, json_t *runs, int failed) {
   int isStopped = *o->interrupted != 0;
   if (!v->json) {
     if (isStopped)
@@ -282,7 +282,7 @@ int cliCheckReal(const cli_check_t *v) {
     failed |= !r->ok;
   }
   free(r);
-  if (rc < 0) return tellAll(v, &o, runs, failed);
+  if (rc < 0) return reportAll(v, &o, runs, failed);
   json_decref(runs);
   return rc;
 }

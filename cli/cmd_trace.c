@@ -26,7 +26,8 @@ static int save(const char *verb, const trefoil_trace_t *trace, cli_file_t *file
 }
 
 /* Saves, says what was written, releases the trace. */
-static int saveAndSay(const char *verb, const trefoil_trace_t *trace, cli_file_t *file, int json) {
+static int saveAndReport(const char *verb, const trefoil_trace_t *trace, cli_file_t *file,
+                         int json) {
   int rc = save(verb, trace, file);
   const char *path = file->path;
   if (rc >= 0) {
@@ -144,7 +145,7 @@ static int generate(int argc, char **argv) {
   if (result == TREFOIL_INVALID_ARGUMENT)
     return cliUsage("trace generate", "%s", trefoilLastError());
   if (result) return cliFail("trace generate", "%s", trefoilLastError());
-  return saveAndSay("trace generate", trace, &file, json);
+  return saveAndReport("trace generate", trace, &file, json);
 }
 
 /* What a file of arrays alone does not say. */
@@ -200,7 +201,7 @@ static int import(int argc, char **argv) {
   if (rc >= 0) return rc;
   const trefoil_trace_t *trace;
   if (trefoilTraceLoad(&trace, operands[0], &h)) return refused("trace import");
-  return saveAndSay("trace import", trace, &file, json);
+  return saveAndReport("trace import", trace, &file, json);
 }
 
 /* ---- describe ---- */

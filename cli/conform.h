@@ -41,8 +41,8 @@ void conformMarkdown(const json_t *result);       /* a section of docs/conforman
 int conformPage(const json_t *result, const char *path);
 
 /* What an entry of "cells" says: "agrees 12, order open 4". Returns text. */
-enum { CONFORM_SAYS = 128 };
-const char *conformSays(const json_t *cell, char text[CONFORM_SAYS]);
+enum { CONFORM_TEXT = 128 };
+const char *conformCell(const json_t *cell, char text[CONFORM_TEXT]);
 /* Its class: the worst outcome there is. */
 const char *conformWorst(const json_t *cell);
 

@@ -52,7 +52,7 @@ static const json_t *cellOf(const json_t *cells, const char *feature, int mode, 
 }
 
 static void putCell(FILE *f, const json_t *cell) {
-  char text[CONFORM_SAYS], word[32];
+  char text[CONFORM_TEXT], word[32];
   if (!cell) {
     fputs("<td class=\"none\">&ndash;</td>", f);
     return;
@@ -60,7 +60,7 @@ static void putCell(FILE *f, const json_t *cell) {
   snprintf(word, sizeof word, "%s", conformWorst(cell));
   for (char *p = word; *p; p++)
     if (*p == ' ') *p = '-';
-  fprintf(f, "<td class=\"%s\">%s</td>", word, conformSays(cell, text));
+  fprintf(f, "<td class=\"%s\">%s</td>", word, conformCell(cell, text));
 }
 
 static void putTable(FILE *f, const json_t *cells, int inside, const char *title) {
@@ -137,14 +137,14 @@ static void putHead(FILE *f, const json_t *r) {
 }
 
 static void putSums(FILE *f, const json_t *r) {
-  char text[CONFORM_SAYS];
+  char text[CONFORM_TEXT];
   const json_t *totals = json_object_get(r, "totals");
   static const char *const halves[] = {"inside", "outside"};
   static const char *const words[] = {"Within the profile: ", "Outside of it: "};
   fputs("<p class=\"sum\">", f);
   for (int i = 0; i < 2; i++) {
     json_t *as = json_pack("{s:O}", "counts", json_object_get(totals, halves[i]));
-    conformSays(as, text);
+    conformCell(as, text);
     fprintf(f, "%s%s. ", words[i], *text ? text : "nothing was run");
     json_decref(as);
   }

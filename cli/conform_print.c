@@ -91,18 +91,18 @@ static json_int_t countOf(const json_t *counts, ep_case_outcome_t outcome) {
   return json_integer_value(json_object_get(counts, epOutcomeName(outcome)));
 }
 
-static const char *saysCounts(const json_t *counts, char text[CONFORM_SAYS]) {
+static const char *countsText(const json_t *counts, char text[CONFORM_TEXT]) {
   size_t n = 0;
   text[0] = 0;
-  for (int i = 0; i < NUM_ORDER && n < CONFORM_SAYS; i++)
+  for (int i = 0; i < NUM_ORDER && n < CONFORM_TEXT; i++)
     if (countOf(counts, order[i]))
-      n += (size_t)snprintf(text + n, CONFORM_SAYS - n, "%s%s %lld", n ? ", " : "",
+      n += (size_t)snprintf(text + n, CONFORM_TEXT - n, "%s%s %lld", n ? ", " : "",
                             epOutcomeName(order[i]), (long long)countOf(counts, order[i]));
   return text;
 }
 
-const char *conformSays(const json_t *cell, char text[CONFORM_SAYS]) {
-  return saysCounts(json_object_get(cell, "counts"), text);
+const char *conformCell(const json_t *cell, char text[CONFORM_TEXT]) {
+  return countsText(json_object_get(cell, "counts"), text);
 }
 
 const char *conformWorst(const json_t *cell) {
@@ -134,7 +134,7 @@ static void printWords(const form_t *form, const char *first, const char *const 
 /* A feature's cells: those of its four modes that exist; 0: none in this half. */
 static int printRow(const form_t *form, json_t *cells, const char *feature, int inside,
                     const char *text) {
-  char said[TREFOIL_NUM_MODES][CONFORM_SAYS];
+  char said[TREFOIL_NUM_MODES][CONFORM_TEXT];
   const char *words[TREFOIL_NUM_MODES] = {form->none, form->none, form->none, form->none};
   int numSaid = 0;
   json_t *cell;
@@ -144,7 +144,7 @@ static int printRow(const form_t *form, json_t *cells, const char *feature, int 
     if (json_is_true(json_object_get(cell, "inside")) != inside) continue;
     for (int m = 0; m < TREFOIL_NUM_MODES; m++)
       if (!strcmp(wordOf(cell, "mode"), trefoilModeName((trefoil_mode_t)m)))
-        words[m] = conformSays(cell, said[m]);
+        words[m] = conformCell(cell, said[m]);
     numSaid++;
   }
   if (numSaid) printWords(form, text, words);
@@ -190,7 +190,7 @@ const char *conformVerdict(const json_t *r) {
 }
 
 void conformText(const json_t *r) {
-  char text[CONFORM_SAYS];
+  char text[CONFORM_TEXT];
   json_t *cells = json_object_get(r, "cells");
   const json_t *totals = json_object_get(r, "totals");
   int version = (int)json_integer_value(json_object_get(r, "library_version"));
@@ -200,23 +200,23 @@ void conformText(const json_t *r) {
   printHalf(&textForm, cells, 1, "within the profile");
   printHalf(&textForm, cells, 0, "outside of it");
   printFindings(cells);
-  saysCounts(json_object_get(totals, "inside"), text);
+  countsText(json_object_get(totals, "inside"), text);
   printf("\nwithin the profile: %s\n", *text ? text : "nothing was run");
-  saysCounts(json_object_get(totals, "outside"), text);
+  countsText(json_object_get(totals, "outside"), text);
   printf("outside of it: %s\n", *text ? text : "nothing was run");
   printf("%s, %.0f s%s\n", conformVerdict(r), json_real_value(json_object_get(r, "seconds")),
          json_is_true(json_object_get(r, "interrupted")) ? ", interrupted" : "");
 }
 
 void conformMarkdown(const json_t *r) {
-  char inside[CONFORM_SAYS], outside[CONFORM_SAYS];
+  char inside[CONFORM_TEXT], outside[CONFORM_TEXT];
   json_t *cells = json_object_get(r, "cells"), *cell;
   const json_t *totals = json_object_get(r, "totals");
   size_t i;
   int version = (int)json_integer_value(json_object_get(r, "library_version")), hasOutside = 0;
   json_array_foreach(cells, i, cell) hasOutside |= !json_is_true(json_object_get(cell, "inside"));
-  saysCounts(json_object_get(totals, "inside"), inside);
-  saysCounts(json_object_get(totals, "outside"), outside);
+  countsText(json_object_get(totals, "inside"), inside);
+  countsText(json_object_get(totals, "outside"), outside);
   printf("`%s`, version %d.%d.%d, profile `%s`, seed %lld. Compared: %s.\n\n"
          "Within the profile: %s. Outside of it: %s.\n",
          wordOf(r, "library"), version / 10000, version / 100 % 100, version % 100,

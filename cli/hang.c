@@ -205,7 +205,7 @@ static void describeFlags(const verdict_t *v, char *text, size_t bytes) {
   *text = 0;
   if (!d->used || d->wait.state == 0 || epHangKindOf(d->wait.kind) != k) return;
   int n = snprintf(text, bytes, " (expected flag %u", d->wait.expected);
-  if (epHangTellsReceived(d->wait.kind, d->wait.phase) && n > 0 && (size_t)n < bytes)
+  if (epHangHasReceived(d->wait.kind, d->wait.phase) && n > 0 && (size_t)n < bytes)
     n += snprintf(text + n, bytes - (size_t)n, ", received %u", d->wait.received);
   if (d->wait.item >= 0 && n > 0 && (size_t)n < bytes)
     n += snprintf(text + n, bytes - (size_t)n, ", item %lld", (long long)d->wait.item);

@@ -27,14 +27,14 @@ static outcome_t failed(asking_t *a, ncclResult_t result) {
 }
 
 /* The time that is left, for the socket's calls. */
-static bool setPatience(const asking_t *a) {
+static bool setSocketTimeout(const asking_t *a) {
   uint64_t now = epMonotonicNs();
   if (now >= a->deadlineNs) return false;
   uint64_t us = (a->deadlineNs - now) / 1000 + 1;
   if (us > 1000000000000u) us = 1000000000000u;
-  struct timeval patience = {(time_t)(us / 1000000), (suseconds_t)(us % 1000000)};
-  return !setsockopt(a->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) &&
-         !setsockopt(a->socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  struct timeval timeout = {(time_t)(us / 1000000), (suseconds_t)(us % 1000000)};
+  return !setsockopt(a->socket, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) &&
+         !setsockopt(a->socket, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
 }
 
 static bool isLate(void) {
@@ -60,43 +60,43 @@ static ssize_t receiveAnswer(asking_t *a) {
   return got;
 }
 
-static outcome_t sayForeign(asking_t *a) {
+static outcome_t failForeign(asking_t *a) {
   return failed(a, epNcclFail(ncclRemoteError,
                               "process %d does not know the id's secret: the id is damaged, or of "
                               "another version, or the process has ended and another has its name",
                               a->owner->pid));
 }
 
-static outcome_t sayGone(asking_t *a) {
+static outcome_t failGone(asking_t *a) {
   return failed(a, epNcclFail(ncclRemoteError,
                               "process %d, which made the id or owns the memory, is gone or on "
                               "another machine",
                               a->owner->pid));
 }
 
-static outcome_t sayErrno(asking_t *a) {
+static outcome_t failErrno(asking_t *a) {
   return failed(a, epNcclFail(ncclSystemError, "process %d cannot be asked: %s", a->owner->pid,
                               strerror(errno)));
 }
 
-/* On a connected socket: greeting, request, answer. */
+/* On a connected socket: challenge, request, answer. */
 static outcome_t talk(asking_t *a) {
-  ep_greeting_t greeting;
+  ep_challenge_t challenge;
   unsigned char mac[EP_DIGEST_BYTES];
-  ssize_t got = recv(a->socket, &greeting, sizeof greeting, 0);
-  if (got != (ssize_t)sizeof greeting) /* 0: dropped for others that came later */
-    return got <= 0 ? AGAIN : sayForeign(a);
-  if (greeting.magic != EP_GREETING_MAGIC) return sayForeign(a);
-  epWireMac(a->owner->secret, &greeting, &a->request, NULL, a->request.mac);
+  ssize_t got = recv(a->socket, &challenge, sizeof challenge, 0);
+  if (got != (ssize_t)sizeof challenge) /* 0: dropped for others that came later */
+    return got <= 0 ? AGAIN : failForeign(a);
+  if (challenge.magic != EP_CHALLENGE_MAGIC) return failForeign(a);
+  epWireMac(a->owner->secret, &challenge, &a->request, NULL, a->request.mac);
   if (send(a->socket, &a->request, sizeof a->request, MSG_NOSIGNAL) != (ssize_t)sizeof a->request)
     return AGAIN;
   got = receiveAnswer(a);
-  if (got < 0 && errno == EMFILE) return sayErrno(a);
+  if (got < 0 && errno == EMFILE) return failErrno(a);
   if (got <= 0) return AGAIN;
-  epWireMac(a->owner->secret, &greeting, &a->request, &a->answer, mac);
+  epWireMac(a->owner->secret, &challenge, &a->request, &a->answer, mac);
   if (got != (ssize_t)sizeof a->answer || a->answer.refused ||
       !epSameBytes(mac, a->answer.mac, sizeof mac))
-    return sayForeign(a);
+    return failForeign(a);
   a->answer.sentence[sizeof a->answer.sentence - 1] = 0;
   return ANSWERED;
 }
@@ -107,10 +107,10 @@ static outcome_t connectOnce(asking_t *a) {
   struct ucred peer;
   socklen_t peerBytes = sizeof peer;
   a->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  if (a->socket < 0) return sayErrno(a);
-  if (!setPatience(a)) return AGAIN;
+  if (a->socket < 0) return failErrno(a);
+  if (!setSocketTimeout(a)) return AGAIN;
   if (connect(a->socket, (struct sockaddr *)&name, length))
-    return isLate() ? AGAIN : errno == ECONNREFUSED ? sayGone(a) : sayErrno(a);
+    return isLate() ? AGAIN : errno == ECONNREFUSED ? failGone(a) : failErrno(a);
   if (getsockopt(a->socket, SOL_SOCKET, SO_PEERCRED, &peer, &peerBytes) || peer.uid != geteuid())
     return failed(a, epNcclFail(ncclRemoteError,
                                 "process %d is gone: a process of another user has its name",
@@ -141,7 +141,7 @@ static outcome_t exchange(asking_t *a, bool keep) {
 }
 
 static void begin(asking_t *a, const ep_process_t *owner, ep_ask_t what, uint64_t id,
-                  uint64_t patienceNs) {
+                  uint64_t timeoutNs) {
   uint64_t now = epMonotonicNs();
   memset(a, 0, sizeof *a);
   a->owner = owner;
@@ -149,7 +149,7 @@ static void begin(asking_t *a, const ep_process_t *owner, ep_ask_t what, uint64_
   a->request.uid = owner->uid;
   a->request.id = id;
   a->given = a->socket = -1;
-  a->deadlineNs = patienceNs < UINT64_MAX - now ? now + patienceNs : UINT64_MAX;
+  a->deadlineNs = timeoutNs < UINT64_MAX - now ? now + timeoutNs : UINT64_MAX;
 }
 
 /* needed: bytes that the memory must have at least; 0: as many as the owner says. */
@@ -170,12 +170,12 @@ static ncclResult_t ask(asking_t *a, size_t needed, const char *func) {
                     func, a->owner->pid);
 }
 
-ncclResult_t epServerAskBoard(const ep_process_t *owner, uint64_t key, int numRanks, int *fd,
-                              const char *func) {
+ncclResult_t epServerAskShm(const ep_process_t *owner, uint64_t key, int numRanks, int *fd,
+                            const char *func) {
   asking_t a;
   begin(&a, owner, EP_ASK_BOARD, key, trefoilHostTimeoutNs());
   a.request.numRanks = numRanks;
-  EP_NCCL_TRY(ask(&a, epBoardBytes(numRanks), func));
+  EP_NCCL_TRY(ask(&a, epCommShmBytes(numRanks), func));
   *fd = a.given;
   return ncclSuccess;
 }
@@ -197,7 +197,7 @@ ncclResult_t epServerWatch(const ep_process_t *owner, int *fd) {
   begin(&a, owner, EP_ASK_WATCH, 0, 1000000000u);
   outcome_t outcome = exchange(&a, true);
   if (a.given >= 0) close(a.given);
-  epSay("%s", sentence);
+  epSetSentence("%s", sentence);
   if (outcome == FAILED) return a.failure;
   if (a.answer.result) close(a.socket);
   *fd = a.socket;

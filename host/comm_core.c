@@ -22,7 +22,7 @@ ncclResult_t epCommGet(ncclComm_t comm, const char *func) {
 }
 
 ep_rank_entry_t *epCommEntry(ncclComm_t comm, int rank) {
-  return &comm->board->ranks[rank];
+  return &comm->shm->ranks[rank];
 }
 
 bool epCommSameProcess(ncclComm_t comm, int rank) {
@@ -79,7 +79,7 @@ static bool processLives(ncclComm_t comm, int rank) {
 }
 
 /* A rank that gave up on a dead one may have ended, too: all whose processes are gone are named. */
-static void sayEnded(ncclComm_t comm, int rank) {
+static void setEndedSentence(ncclComm_t comm, int rank) {
   char others[160] = "";
   size_t n = 0;
   for (int r = 0; r < comm->numRanks && n < sizeof others - 16; r++) {
@@ -88,8 +88,8 @@ static void sayEnded(ncclComm_t comm, int rank) {
     n += (size_t)snprintf(others + n, sizeof others - n, "%s %d", n ? "," : "; so has that of rank",
                           r);
   }
-  epSay("rank %d is gone: its process %d has ended%s", rank, epCommEntry(comm, rank)->process.pid,
-        others);
+  epSetSentence("rank %d is gone: its process %d has ended%s", rank,
+                epCommEntry(comm, rank)->process.pid, others);
 }
 
 bool epCommPeerThere(ncclComm_t comm, int rank) {
@@ -100,16 +100,16 @@ bool epCommPeerThere(ncclComm_t comm, int rank) {
     if (processLives(comm, rank)) return true;
     if (atomic_load(&epCommEntry(comm, rank)->state) != EP_RANK_THERE)
       return epCommPeerThere(comm, rank); /* it said why before it ended */
-    sayEnded(comm, rank);
+    setEndedSentence(comm, rank);
     return false;
   case EP_RANK_DESTROYED:
-    epSay("rank %d is gone: it destroyed its communicator", rank);
+    epSetSentence("rank %d is gone: it destroyed its communicator", rank);
     break;
   case EP_RANK_ABORTED:
-    epSay("rank %d is gone: it aborted its communicator", rank);
+    epSetSentence("rank %d is gone: it aborted its communicator", rank);
     break;
   case EP_RANK_FAILED:
-    epSay("%s", epCommEntry(comm, rank)->why);
+    epSetSentence("%s", epCommEntry(comm, rank)->why);
     break;
   }
   return false;
@@ -220,7 +220,7 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
   comm->lsaSize = (int)epEnvInt("NCCL_LSA_TEAM_SIZE", 0);
   comm->self = self;
   comm->numExchanges = 0;
-  comm->meeting = (ep_meeting_t){0};
+  comm->round = (ep_round_t){0};
   comm->windows = NULL;
   comm->gins = NULL;
   comm->freeWindows = NULL;
@@ -232,10 +232,10 @@ ncclResult_t epCommNew(const ep_process_t *owner, uint64_t key, int numRanks, in
   atomic_store(&comm->aborting, false);
   atomic_store(&comm->refs, 1);
   comm->numShrinks = 0;
-  ncclResult_t result = epBoardJoin(owner, key, numRanks, &comm->board, func);
+  ncclResult_t result = epCommShmJoin(owner, key, numRanks, &comm->shm, func);
   if (result == ncclSuccess) {
     result = takeEntry(comm, func);
-    if (result != ncclSuccess) epBoardLeave(comm->board);
+    if (result != ncclSuccess) epCommShmLeave(comm->shm);
   }
   if (result != ncclSuccess) {
     giveObject(comm);
@@ -258,7 +258,7 @@ void epCommLeave(ncclComm_t comm) {
   if (comm->freeWindows) comm->freeWindows(comm);
   for (int r = 0; r < comm->numRanks; r++)
     if (comm->watches[r] >= 0) close(comm->watches[r]);
-  epBoardLeave(comm->board);
+  epCommShmLeave(comm->shm);
   giveObject(comm);
 }
 
@@ -280,7 +280,7 @@ void epCommsForked(void) {
 int trefoilHostPeerAlive(ncclComm_t comm, int rank) {
   if (epCommGet(comm, "trefoilHostPeerAlive") != ncclSuccess) return -1;
   if (rank < 0 || rank >= comm->numRanks) {
-    epSay("trefoilHostPeerAlive: rank %d is not in [0, %d)", rank, comm->numRanks);
+    epSetSentence("trefoilHostPeerAlive: rank %d is not in [0, %d)", rank, comm->numRanks);
     return -1;
   }
   return epCommPeerThere(comm, rank);
@@ -289,7 +289,7 @@ int trefoilHostPeerAlive(ncclComm_t comm, int rank) {
 int trefoilHostSameProcess(ncclComm_t comm, int rank) {
   if (epCommGet(comm, "trefoilHostSameProcess") != ncclSuccess) return -1;
   if (rank < 0 || rank >= comm->numRanks) {
-    epSay("trefoilHostSameProcess: rank %d is not in [0, %d)", rank, comm->numRanks);
+    epSetSentence("trefoilHostSameProcess: rank %d is not in [0, %d)", rank, comm->numRanks);
     return -1;
   }
   return epCommSameProcess(comm, rank);

@@ -7,7 +7,7 @@
 ncclResult_t epNcclFail(ncclResult_t code, const char *format, ...) {
   va_list args;
   va_start(args, format);
-  epSayV(format, args);
+  epSetSentenceV(format, args);
   va_end(args);
   return code;
 }

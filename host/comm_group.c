@@ -137,7 +137,7 @@ ncclResult_t ncclGroupEnd(void) {
       memcpy(job->sentence, groupSentence, sizeof job->sentence);
     }
     (void)epJobsRun(jobs);
-    epSay("%s", groupSentence);
+    epSetSentence("%s", groupSentence);
   }
   while (works) {
     group_work_t *entry = works;

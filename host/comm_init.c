@@ -5,7 +5,7 @@
 
 #include "comm_internal.h"
 
-/* What a unique id carries: where the board is handed out, and its key. */
+/* What a unique id carries: where the shared memory is handed out, and its key. */
 typedef struct {
   uint64_t magic, key;
   ep_process_t owner;
@@ -292,7 +292,7 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *prop
     p.ginSupport[NCCL_GIN_TYPE_PROXY] = true;
     p.ginMinStride = 1;
   }
-  p.commHash = comm->board->key;
+  p.commHash = comm->shm->key;
   memcpy(props, &p, bytes);
   return ncclSuccess;
 }

@@ -1,21 +1,22 @@
 /* Shared by the NCCL side of host/.
  *
- * A communicator is a board: one piece of shared memory (memfd) that every rank maps, with an entry per
+ * A communicator is one piece of shared memory (memfd) that every rank maps, with an entry per
  * rank and a ring of slots per ordered pair of ranks. The process that made the unique id hands the
- * board's descriptor to a process that presents the id (comm_server.c). On the board there are
+ * memory's descriptor to a process that presents the id (comm_server.c). In it there are
  *   - the control exchange (comm_control.c): host-side calls in which every rank shows one record and
  *     reads all others' (init, split, windows);
- *   - meetings (comm_meet.c, plan/meeting.h): the same for libraries above, and one that fails may be
+ *   - barrier rounds (comm_round.c, plan/barrier_round.h): the same for libraries above, and one that fails
+ * may be
  *     tried again;
  *   - the rings (comm_tasks.c): stream-ordered messages; every collective is made of sends and receives;
  *   - a doorbell per rank, rung whenever something changed that this rank may wait for.
- * Ranks of one process share one mapping of a board. */
+ * Ranks of one process share one mapping of it. */
 #ifndef TREFOIL_COMM_INTERNAL_H
 #define TREFOIL_COMM_INTERNAL_H
 
 #include "host_internal.h"
 #include "nccl_device.h"
-#include "plan/meeting.h"
+#include "plan/barrier_round.h"
 #include "trefoil_host.h"
 
 ncclResult_t epNcclFail(ncclResult_t code, const char *format, ...)
@@ -33,7 +34,7 @@ ncclResult_t epNcclFail(ncclResult_t code, const char *format, ...)
     if (epTryResult != ncclSuccess) return epTryResult;                                            \
   } while (0)
 
-/* ---- The board (comm_board.c) ---- */
+/* ---- Shared memory of a communicator (comm_shm.c) ---- */
 
 enum {
   EP_MAX_RANKS = 1024,
@@ -54,7 +55,7 @@ typedef enum {
 } ep_rank_state_t;
 
 /* How to find a process: its server's abstract socket name, and the secret that its server asks for.
- * Names are listed in /proc/net/unix; the secret is in unique ids and on boards alone. uid tells
+ * Names are listed in /proc/net/unix; the secret is in unique ids and in that memory alone. uid tells
  * processes apart. */
 typedef struct {
   uint64_t uid;
@@ -73,15 +74,15 @@ typedef struct {
   int32_t device, lsaSize;
   char why[200];                                 /* EP_RANK_FAILED: the sentence */
   _Alignas(16) char records[2][EP_RECORD_BYTES]; /* by parity of the exchange */
-  ep_meeting_seat_t seat;
+  ep_round_entry_t round;
 } ep_rank_entry_t;
 
 typedef struct {
   int32_t numRanks;
   uint64_t key;
-  ep_meeting_place_t meeting;
+  ep_round_shared_t round;
   ep_rank_entry_t ranks[];
-} ep_board_t;
+} ep_comm_shm_t;
 
 typedef struct {
   uint32_t bytes, kind; /* of this slot; which operation sent it */
@@ -95,21 +96,21 @@ typedef struct {
   _Alignas(64) ep_slot_t slots[EP_NUM_SLOTS];
 } ep_ring_t;
 
-size_t epBoardBytes(int numRanks);
-ep_ring_t *epBoardRing(ep_board_t *board, int src, int dst);
-/* Joins the board of a key at a process (this one or another): maps it, or shares the mapping. */
-ncclResult_t epBoardJoin(const ep_process_t *owner, uint64_t key, int numRanks, ep_board_t **out,
-                         const char *func);
-void epBoardLeave(ep_board_t *board);
-void epBoardForked(void);
+size_t epCommShmBytes(int numRanks);
+ep_ring_t *epCommShmRing(ep_comm_shm_t *shm, int src, int dst);
+/* Joins the shared memory of a key at a process (this one or another): maps it, or shares the mapping. */
+ncclResult_t epCommShmJoin(const ep_process_t *owner, uint64_t key, int numRanks,
+                           ep_comm_shm_t **out, const char *func);
+void epCommShmLeave(ep_comm_shm_t *shm);
+void epCommShmForked(void);
 
 /* ---- The server of this process (comm_server.c), and asking others' (comm_ask.c) ---- */
 
 /* This process's name; starts the server if it is not there. */
 ncclResult_t epServerSelf(ep_process_t *out, const char *func);
-/* A descriptor from a process's server: of the board of a key, or of a memory segment. */
-ncclResult_t epServerAskBoard(const ep_process_t *owner, uint64_t key, int numRanks, int *fd,
-                              const char *func);
+/* A descriptor from a process's server: of the shared memory of a key, or of a memory segment. */
+ncclResult_t epServerAskShm(const ep_process_t *owner, uint64_t key, int numRanks, int *fd,
+                            const char *func);
 ncclResult_t epServerAskSegment(const ep_process_t *owner, uint64_t segment, int *fd, size_t *bytes,
                                 const char *func);
 /* A descriptor that becomes readable when the process ends, for processes of another process-id namespace.
@@ -126,12 +127,12 @@ struct ncclComm {
   _Atomic uint32_t magic;
   uint64_t life; /* differs each time the object is used again */
   int rank, numRanks, device, lsaSize;
-  ep_board_t *board;
+  ep_comm_shm_t *shm;
   ep_process_t self;
   _Atomic int *watches;            /* [numRanks] of the ranks' processes, or a watch_t */
   uint32_t numExchanges;           /* control exchanges begun */
   uint32_t numShrinks;             /* ncclCommShrink called on it */
-  ep_meeting_t meeting;            /* comm_meet.c fills it in */
+  ep_round_t round;                /* comm_round.c fills it in */
   _Atomic uint64_t issued, served; /* stream-ordered works */
   _Atomic uint32_t turn;           /* futex: served, low bits */
   _Atomic int asyncError;          /* ncclResult_t */
@@ -207,7 +208,7 @@ struct ep_job {
     struct {
       ncclComm_t *out, made;
       int color, key, newRank, newRanks, leader;
-      uint64_t boardKey;
+      uint64_t shmKey;
     } split;
     struct {
       ncclWindow_t *out, made;

@@ -1,6 +1,6 @@
 /* The server of a process: one background thread behind an abstract unix socket that hands out file
- * descriptors to other processes of the same user and job (comm_wire.h): the board of a communicator that
- * this process made the id for, and memory segments that windows lie in. The thread starts with the
+ * descriptors to other processes of the same user and job (comm_wire.h): the shared memory of a communicator
+ * that this process made the id for, and memory segments that windows lie in. The thread starts with the
  * first unique id or window and ends with the process. Abstract names leave no files behind.
  *
  * It serves all its clients at once. One that says nothing has TALK_NS, and when MAX_TALKING do, a
@@ -34,7 +34,7 @@ typedef struct {
   int fd;
   bool watches; /* it has shown that it belongs here */
   uint64_t sinceNs;
-  ep_greeting_t greeting;
+  ep_challenge_t challenge;
 } client_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -42,7 +42,7 @@ static ep_process_t self; /* uid 0: not started */
 static int listenFd = -1;
 static pending_t *pendings;
 static uint64_t
-    patienceNs; /* of the ranks, when they asked last: the thread reads no environment */
+    rankTimeoutNs; /* of the ranks, when they asked last: the thread reads no environment */
 static client_t clients[MAX_CLIENTS]; /* the thread's */
 static int numClients, numTalking;
 static uint64_t pausedUntilNs;
@@ -56,8 +56,8 @@ static void dropPending(pending_t **at) {
   free(p);
 }
 
-/* Boards that some rank never asked for. With the lock held. */
-static void dropOldBoards(void) {
+/* Shared memory that some rank never asked for. With the lock held. */
+static void dropOldShm(void) {
   uint64_t now = epMonotonicNs();
   for (pending_t **at = &pendings; *at;) {
     if (now >= (*at)->endNs)
@@ -67,22 +67,22 @@ static void dropOldBoards(void) {
   }
 }
 
-static pending_t *newBoard(uint64_t key, int numRanks) {
+static pending_t *newShm(uint64_t key, int numRanks) {
   pending_t *p = calloc(1, sizeof *p);
   if (!p) return NULL;
   p->key = key;
   p->numRanks = numRanks;
-  p->fd = epMemfdNew("trefoil-board", epBoardBytes(numRanks));
+  p->fd = epMemfdNew("trefoil-comm", epCommShmBytes(numRanks));
   if (p->fd >= 0) return p;
   free(p);
   return NULL;
 }
 
-/* The board of a key for one more rank; the first rank makes it, the last takes it off the list. */
-static int takeBoard(uint64_t key, int numRanks, ep_answer_t *answer) {
+/* The shared memory of a key for one more rank; the first rank makes it, the last takes it off the list. */
+static int takeShm(uint64_t key, int numRanks, ep_answer_t *answer) {
   int fd = -1;
   pthread_mutex_lock(&lock);
-  dropOldBoards();
+  dropOldShm();
   pending_t **at = &pendings;
   while (*at && (*at)->key != key) at = &(*at)->next;
   pending_t *p = *at;
@@ -93,9 +93,9 @@ static int takeBoard(uint64_t key, int numRanks, ep_answer_t *answer) {
     pthread_mutex_unlock(&lock);
     return -1;
   }
-  if (!p) p = *at = newBoard(key, numRanks); /* at the end of the list */
+  if (!p) p = *at = newShm(key, numRanks); /* at the end of the list */
   if (p) {
-    p->endNs = patienceNs < INT64_MAX / 4 ? epMonotonicNs() + 2 * patienceNs : UINT64_MAX;
+    p->endNs = rankTimeoutNs < INT64_MAX / 4 ? epMonotonicNs() + 2 * rankTimeoutNs : UINT64_MAX;
     fd = fcntl(p->fd, F_DUPFD_CLOEXEC, 0);
     if (fd >= 0 && ++p->joined == numRanks) dropPending(at);
   }
@@ -103,7 +103,7 @@ static int takeBoard(uint64_t key, int numRanks, ep_answer_t *answer) {
   if (fd < 0) {
     answer->result = ncclSystemError;
     snprintf(answer->sentence, sizeof answer->sentence,
-             "no shared memory or descriptor for a board of %d ranks", numRanks);
+             "no shared memory or descriptor for a communicator of %d ranks", numRanks);
   }
   return fd;
 }
@@ -114,7 +114,7 @@ int epServerTake(const ep_request_t *request, ep_answer_t *answer) {
   memset(answer, 0, sizeof *answer);
   if (request->what == EP_ASK_WATCH) return -1;
   if (request->what == EP_ASK_BOARD && request->numRanks >= 1 && request->numRanks <= EP_MAX_RANKS)
-    return takeBoard(request->id, request->numRanks, answer);
+    return takeShm(request->id, request->numRanks, answer);
   if (request->what == EP_ASK_SEGMENT) fd = epSegmentFd(request->id, &bytes);
   answer->bytes = bytes;
   if (fd < 0) {
@@ -161,14 +161,14 @@ static bool serve(client_t *client) {
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (client->watches || got <= 0) return false;
   if (got == (ssize_t)sizeof request)
-    epWireMac(self.secret, &client->greeting, &request, NULL, mac);
+    epWireMac(self.secret, &client->challenge, &request, NULL, mac);
   if (got != (ssize_t)sizeof request || !epSameBytes(mac, request.mac, sizeof mac) ||
       request.uid != self.uid) {
     sendAnswer(client->fd, &answer, -1);
     return false;
   }
   int given = epServerTake(&request, &answer);
-  epWireMac(self.secret, &client->greeting, &request, &answer, answer.mac);
+  epWireMac(self.secret, &client->challenge, &request, &answer, answer.mac);
   bool sent = sendAnswer(client->fd, &answer, given);
   if (given >= 0) close(given);
   if (!sent || request.what != EP_ASK_WATCH) return false;
@@ -177,15 +177,15 @@ static bool serve(client_t *client) {
   return true;
 }
 
-static void greet(int socket, uint64_t now) {
+static void challengeClient(int socket, uint64_t now) {
   struct ucred peer;
   socklen_t length = sizeof peer;
-  client_t client = {.fd = socket, .sinceNs = now, .greeting.magic = EP_GREETING_MAGIC};
+  client_t client = {.fd = socket, .sinceNs = now, .challenge.magic = EP_CHALLENGE_MAGIC};
   bool ours = !getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) &&
               peer.uid == geteuid() && numClients < MAX_CLIENTS;
-  if (!ours || !epRandomBytes(client.greeting.nonce, sizeof client.greeting.nonce) ||
-      send(socket, &client.greeting, sizeof client.greeting, MSG_NOSIGNAL) !=
-          (ssize_t)sizeof client.greeting) {
+  if (!ours || !epRandomBytes(client.challenge.nonce, sizeof client.challenge.nonce) ||
+      send(socket, &client.challenge, sizeof client.challenge, MSG_NOSIGNAL) !=
+          (ssize_t)sizeof client.challenge) {
     close(socket);
     return;
   }
@@ -225,7 +225,7 @@ static bool acceptClients(int fd, uint64_t now) {
   while (numTalking < MAX_TALKING) {
     int client = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (client >= 0) {
-      greet(client, now);
+      challengeClient(client, now);
       continue;
     }
     if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK) return false;
@@ -311,8 +311,8 @@ static bool startServer(void) {
 
 ncclResult_t epServerSelf(ep_process_t *out, const char *func) {
   pthread_mutex_lock(&lock);
-  patienceNs = trefoilHostTimeoutNs();
-  dropOldBoards();
+  rankTimeoutNs = trefoilHostTimeoutNs();
+  dropOldShm();
   bool there = self.uid || startServer();
   if (there) *out = self;
   pthread_mutex_unlock(&lock);

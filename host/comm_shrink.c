@@ -1,7 +1,7 @@
 /* ncclCommShrink: a communicator of the ranks that are not excluded, in their old order. Only they call, and
- * the others may be gone, so nothing is exchanged on the old board: each works out the same key for the
- * new one, from the old key, who is excluded and how many shrinks came before, and asks the process of the
- * lowest rank that stays for it. */
+ * the others may be gone, so nothing is exchanged in the old shared memory: each works out the same key for
+ * the new one, from the old key, who is excluded and how many shrinks came before, and asks the process of
+ * the lowest rank that stays for it. */
 #include <stdlib.h>
 
 #include "comm_internal.h"
@@ -28,7 +28,7 @@ static ncclResult_t whoStays(ncclComm_t comm, const int *list, int count, const 
   }
   EP_NCCL_CHECK(!excluded[comm->rank], ncclInvalidArgument,
                 "%s: rank %d calls and is excluded; only ranks that stay call", func, comm->rank);
-  *out = (shrunk_t){0, 0, -1, mix(comm->board->key, ++comm->numShrinks)};
+  *out = (shrunk_t){0, 0, -1, mix(comm->shm->key, ++comm->numShrinks)};
   for (int r = 0; r < comm->numRanks; r++) {
     out->key = mix(out->key, excluded[r]);
     if (excluded[r]) continue;

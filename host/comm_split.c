@@ -1,6 +1,6 @@
 /* ncclCommSplit: ranks of one colour become a communicator, ordered by key, then by old rank. Round 0 shows
- * colour, key and a key for a board; every rank then knows its new communicator, whose board is the one
- * of its lowest old rank, and joins it. The new ranks then meet on the new board. */
+ * colour, key and a key for shared memory; every rank then knows its new communicator, whose memory is the
+ * one of its lowest old rank, and joins it. The new ranks then meet there. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,13 +8,13 @@
 
 typedef struct {
   int32_t color, key;
-  uint64_t boardKey;
+  uint64_t shmKey;
   ep_process_t process;
 } split_record_t;
 
 static ncclResult_t showSplit(ep_job_t *job, void *data) {
   if (job->round > 0) return epInitShow(job, data);
-  split_record_t record = {job->u.split.color, job->u.split.key, job->u.split.boardKey,
+  split_record_t record = {job->u.split.color, job->u.split.key, job->u.split.shmKey,
                            job->comm->self};
   memcpy(data, &record, sizeof record);
   return ncclSuccess;
@@ -59,12 +59,12 @@ static ncclResult_t takeSplit(ep_job_t *job, const void *const *all, bool *more)
   job->u.split.newRank = newRankOf(all, comm->numRanks, comm->rank);
   int current = epCurrentDevice();
   (void)cudaSetDevice(comm->device);
-  ncclResult_t result = epCommNew(&leader.process, leader.boardKey, job->u.split.newRanks,
+  ncclResult_t result = epCommNew(&leader.process, leader.shmKey, job->u.split.newRanks,
                                   job->u.split.newRank, job->func, &job->u.split.made);
   (void)cudaSetDevice(current);
   if (result != ncclSuccess && epCommPeerLeft(comm, leaderRank))
     return epNcclFail(ncclRemoteError, "%s: %s", job->func, epSentence());
-  if (result == ncclSuccess) job->comm = job->u.split.made; /* the second round is on its board */
+  if (result == ncclSuccess) job->comm = job->u.split.made; /* the second round is in its memory */
   *more = result == ncclSuccess;
   return result;
 }
@@ -96,7 +96,7 @@ static ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t *newco
   job->u.split.out = newcomm;
   job->u.split.color = color;
   job->u.split.key = key;
-  job->u.split.boardKey = epRandom();
+  job->u.split.shmKey = epRandom();
   return epJobSubmit(job);
 }
 

@@ -69,7 +69,7 @@ static size_t blockBytes(size_t bytes, size_t done) {
 
 static bool moveSend(run_t *run, int t) {
   ep_task_t *task = &run->work->tasks[t];
-  ep_ring_t *ring = epBoardRing(run->comm->board, run->comm->rank, task->peer);
+  ep_ring_t *ring = epCommShmRing(run->comm->shm, run->comm->rank, task->peer);
   uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed), first = head;
   if (run->sendSeen[task->peer] == run->sweep) return false;
   while (run->done[t] < task->bytes && head - atomic_load(&ring->tail) < EP_NUM_SLOTS) {
@@ -91,22 +91,22 @@ static bool moveSend(run_t *run, int t) {
 /* The next slot from a rank for a task, NULL if there is none yet; *wrong if it belongs elsewhere. */
 static ep_slot_t *nextSlot(run_t *run, int t, int src, bool *wrong) {
   ep_task_t *task = &run->work->tasks[t];
-  ep_ring_t *ring = epBoardRing(run->comm->board, src, run->comm->rank);
+  ep_ring_t *ring = epCommShmRing(run->comm->shm, src, run->comm->rank);
   uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
   if (atomic_load(&ring->head) == tail) return NULL;
   ep_slot_t *slot = &ring->slots[tail % EP_NUM_SLOTS];
   if (slot->kind == task->tag && slot->total == task->bytes && slot->at == run->done[t] &&
       slot->bytes == blockBytes(task->bytes, run->done[t]))
     return slot;
-  epSay("%s: rank %d sends %llu bytes by %s where rank %d expects %zu bytes by %s", run->work->func,
-        src, (unsigned long long)slot->total, epTagName(slot->kind), run->comm->rank, task->bytes,
-        epTagName(task->tag));
+  epSetSentence("%s: rank %d sends %llu bytes by %s where rank %d expects %zu bytes by %s",
+                run->work->func, src, (unsigned long long)slot->total, epTagName(slot->kind),
+                run->comm->rank, task->bytes, epTagName(task->tag));
   *wrong = true;
   return NULL;
 }
 
 static void passSlot(run_t *run, int src) {
-  ep_ring_t *ring = epBoardRing(run->comm->board, src, run->comm->rank);
+  ep_ring_t *ring = epCommShmRing(run->comm->shm, src, run->comm->rank);
   atomic_fetch_add(&ring->tail, 1);
   epCommRing(run->comm, src);
 }

@@ -11,13 +11,13 @@ socklen_t epSocketName(struct sockaddr_un *name, const char *address) {
   return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
 }
 
-void epWireMac(const unsigned char secret[EP_SECRET_BYTES], const ep_greeting_t *greeting,
+void epWireMac(const unsigned char secret[EP_SECRET_BYTES], const ep_challenge_t *challenge,
                const ep_request_t *request, const ep_answer_t *answer,
                unsigned char mac[EP_DIGEST_BYTES]) {
   ep_hmac_t h;
   epHmacBegin(&h, secret, EP_SECRET_BYTES);
   epHmacAdd(&h, answer ? "answer" : "asking", 6);
-  epHmacAdd(&h, greeting, sizeof *greeting);
+  epHmacAdd(&h, challenge, sizeof *challenge);
   epHmacAdd(&h, request, offsetof(ep_request_t, mac));
   if (answer) epHmacAdd(&h, answer, offsetof(ep_answer_t, mac));
   epHmacEnd(&h, mac);

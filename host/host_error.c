@@ -8,19 +8,19 @@
 
 static _Thread_local char sentence[512];
 static _Thread_local cudaError_t lastError;
-static _Thread_local cudaError_t toldCode; /* what the sentence is about */
+static _Thread_local cudaError_t sentenceCode; /* what the sentence is about */
 
-void epSayV(const char *format, va_list args) {
+void epSetSentenceV(const char *format, va_list args) {
   char text[sizeof sentence]; /* the arguments may quote the present sentence */
   vsnprintf(text, sizeof text, format, args);
   memcpy(sentence, text, sizeof text);
-  toldCode = cudaSuccess;
+  sentenceCode = cudaSuccess;
 }
 
-void epSay(const char *format, ...) {
+void epSetSentence(const char *format, ...) {
   va_list args;
   va_start(args, format);
-  epSayV(format, args);
+  epSetSentenceV(format, args);
   va_end(args);
 }
 
@@ -36,9 +36,9 @@ const char *trefoilHostLastError(void) {
 cudaError_t epCudaFail(cudaError_t code, const char *format, ...) {
   va_list args;
   va_start(args, format);
-  epSayV(format, args);
+  epSetSentenceV(format, args);
   va_end(args);
-  lastError = toldCode = code;
+  lastError = sentenceCode = code;
   return code;
 }
 
@@ -113,7 +113,7 @@ const char *cudaGetErrorString(cudaError_t error) {
   const char *plain = "unrecognized error code";
   for (size_t i = 0; i < sizeof errorNames / sizeof errorNames[0]; i++)
     if (errorNames[i].code == error) plain = errorNames[i].text;
-  if (error == cudaSuccess || error == cudaErrorNotReady || error != toldCode || !sentence[0])
+  if (error == cudaSuccess || error == cudaErrorNotReady || error != sentenceCode || !sentence[0])
     return plain;
   snprintf(text, sizeof text, "%s (%s)", plain, sentence);
   return text;

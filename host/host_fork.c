@@ -15,7 +15,7 @@ static void inChild(void) {
   epSymbolCopiesForked();
   epStreamsForked();
   epCaptureForked();
-  epBoardForked();
+  epCommShmForked();
   epWindowsForked();
   epCommsForked();
 }

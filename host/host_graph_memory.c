@@ -55,8 +55,8 @@ static void runAlloc(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   block->allocated = true;
   pthread_mutex_unlock(&lock);
   if (twice) {
-    epSay("cudaGraphLaunch: the graph's memory at %p was not freed since the launch before",
-          block->ptr);
+    epSetSentence("cudaGraphLaunch: the graph's memory at %p was not freed since the launch before",
+                  block->ptr);
     epStreamSetError(stream, cudaErrorInvalidValue, epSentence());
   }
 }
@@ -74,7 +74,7 @@ static void runFree(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)ticket;
   block_t *block = op->shared;
   if (giveBack(block)) return;
-  epSay("cudaGraphLaunch: the graph's memory at %p was freed before", block->ptr);
+  epSetSentence("cudaGraphLaunch: the graph's memory at %p was freed before", block->ptr);
   epStreamSetError(stream, cudaErrorInvalidValue, epSentence());
 }
 

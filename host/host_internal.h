@@ -25,8 +25,8 @@ cudaError_t epCudaFail(cudaError_t code, const char *format, ...)
 #define epCudaFail(code, ...) (epCudaFail((code), __VA_ARGS__), (code))
 #endif
 /* The sentence alone, for callers with their own codes. */
-void epSayV(const char *format, __builtin_va_list args);
-void epSay(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void epSetSentenceV(const char *format, __builtin_va_list args);
+void epSetSentence(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *epSentence(void);
 
 #define EP_CUDA_CHECK(cond, code, ...)                                                             \

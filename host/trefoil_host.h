@@ -54,13 +54,14 @@ typedef struct {
 void trefoilHostMemory(const void *ptr, trefoil_host_memory_t *out);
 
 /* All ranks meet: each shows `bytes` (at most 256) at `mine` and finds all ranks' in `all`, by rank.
- * ncclRemoteError if a rank is gone or does not come within timeoutNs; then the meeting has failed for all
- * that had come, nothing of it is left, and the next one begins anew: a meeting is held by all or by none. */
-ncclResult_t trefoilHostMeet(ncclComm_t comm, const void *mine, size_t bytes, void *all,
-                             uint64_t timeoutNs);
-/* Around a collective call that may meet: it begins; it has failed here, perhaps before it met anybody.
- * Ranks that meet in a call of the same number (since the last meeting held) wait for this rank no more than
- * a second, and then fail with its code and its sentence. */
+ * ncclRemoteError if a rank is gone or does not come within timeoutNs; then the barrier round has failed for
+ * all that had come, nothing of it is left, and the next one begins anew: a round is complete on all ranks or
+ * on none. */
+ncclResult_t trefoilHostBarrierRound(ncclComm_t comm, const void *mine, size_t bytes, void *all,
+                                     uint64_t timeoutNs);
+/* Around a collective call that may meet: it begins; it has failed here, perhaps before it met anybody. Ranks
+ * that meet in a call of the same number (since the last completed round) wait for this rank no more than a
+ * second, and then fail with its code and its sentence. */
 void trefoilHostCallBegin(ncclComm_t comm);
 void trefoilHostCallFail(ncclComm_t comm, ncclResult_t code, const char *why);
 

@@ -1,7 +1,7 @@
 /* Random cases where a launcher started the ranks, a process each. Every process makes all cases itself,
  * which the seed allows, and runs its own part; they meet before a batch, after cases with masks and at
- * the end. A rank that failed goes to the next meeting at once: there all learn of it and stop, so
- * every rank has been to the same meetings. */
+ * the end. A rank that failed goes to the next barrier round at once: there all learn of it and stop, so
+ * every rank has been to the same barrier rounds. */
 #include "validate/checker.h"
 
 #include "plan/error.h"
@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static void tellProgress(const ep_check_team_t *team, double start) {
+static void reportProgress(const ep_check_team_t *team, double start) {
   const ep_check_options_t *o = team->options;
   ep_check_status_t s = {team->leastOfAll, team->bytesOfAll, team->countedOfAll, epNow() - start};
   if (o->progress && o->launch->rank == 0) o->progress(o->context, &s);
@@ -70,12 +70,12 @@ static void runBatches(ep_check_team_t *team, double start) {
     for (int i = 0; i < EP_BATCH_CASES; i++) atomic_store(&job->passed[i], 0);
     atomic_store(&job->watch.places[rank].caseIdx, team->firstCase);
     if (rank == 0 && team->lib->ncclGetUniqueId(&job->id) != ncclSuccess) {
-      const ep_check_blame_t blame = {EP_CASE_ABORTS,  0, "ncclGetUniqueId", ncclSuccess,
-                                      team->firstCase, 1};
+      const ep_check_culprit_t blame = {EP_CASE_ABORTS,  0, "ncclGetUniqueId", ncclSuccess,
+                                        team->firstCase, 1};
       epTeamFail(team, &blame, "rank 0: ncclGetUniqueId failed");
     }
     epLaunchedMeet(team);
-    tellProgress(team, start);
+    reportProgress(team, start);
     if (atomic_load(&job->stop)) return;
     atomic_store(&job->idReady, 1);
     if (epTeamProcess(team, rank)) break;

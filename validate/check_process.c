@@ -27,7 +27,7 @@ static void meetAgain(ep_check_team_t *team, uint64_t numMeetings) {
 static int runCase(ep_worker_rank_t *worker, ep_slot_t *slot, uint64_t index) {
   ep_check_team_t *team = worker->team;
   char what[EP_CHECK_SENTENCE];
-  ep_check_blame_t blame = {EP_CASE_ABORTS, worker->rank.rank, "", ncclSuccess, index, 1};
+  ep_check_culprit_t blame = {EP_CASE_ABORTS, worker->rank.rank, "", ncclSuccess, index, 1};
   if (epSlotMake(slot, team, index) != TREFOIL_OK) {
     snprintf(what, sizeof what, "the case itself: %s", trefoilLastError());
     epTeamFail(team, &blame, what);
@@ -58,8 +58,8 @@ static int getId(ep_check_team_t *team, int rank, ncclUniqueId *id) {
   ep_check_job_t *job = team->job;
   struct timespec pause = {0, 100000};
   if (rank == 0 && !team->options->launch) {
-    const ep_check_blame_t blame = {EP_CASE_ABORTS,  0, "ncclGetUniqueId", ncclSuccess,
-                                    team->firstCase, 1};
+    const ep_check_culprit_t blame = {EP_CASE_ABORTS,  0, "ncclGetUniqueId", ncclSuccess,
+                                      team->firstCase, 1};
     if (team->lib->ncclGetUniqueId(&job->id) != ncclSuccess)
       epTeamFail(team, &blame, "rank 0: ncclGetUniqueId failed");
     atomic_store(&job->idReady, 1);

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-void epTeamFail(ep_check_team_t *team, const ep_check_blame_t *blame, const char *what) {
+void epTeamFail(ep_check_team_t *team, const ep_check_culprit_t *blame, const char *what) {
   ep_check_job_t *job = team->job;
   int no = 0;
   if (!atomic_compare_exchange_strong(&job->failing, &no, 1)) return;
@@ -128,18 +128,19 @@ void epWorkerRankPhase(ep_worker_rank_t *worker, ep_phase_t phase) {
 }
 
 /* A call failed. */
-static ep_check_blame_t blameCall(const ep_worker_rank_t *worker, uint64_t caseIdx, uint64_t many) {
+static ep_check_culprit_t setCulprit(const ep_worker_rank_t *worker, uint64_t caseIdx,
+                                     uint64_t many) {
   const ep_check_rank_t *rank = &worker->rank;
   int isRefusal = rank->failedBy == EP_FAILED_BY_EP &&
                   (rank->result == ncclInvalidArgument || rank->result == ncclInvalidUsage);
-  return (ep_check_blame_t){.outcome = isRefusal        ? EP_CASE_REFUSED
-                                       : rank->failedBy ? EP_CASE_ABORTS
-                                                        : EP_CASE_WRONG,
-                            .rank = rank->rank,
-                            .call = rank->failedBy ? rank->doing : "",
-                            .result = rank->result,
-                            .caseIdx = caseIdx,
-                            .numCases = many};
+  return (ep_check_culprit_t){.outcome = isRefusal        ? EP_CASE_REFUSED
+                                         : rank->failedBy ? EP_CASE_ABORTS
+                                                          : EP_CASE_WRONG,
+                              .rank = rank->rank,
+                              .call = rank->failedBy ? rank->doing : "",
+                              .result = rank->result,
+                              .caseIdx = caseIdx,
+                              .numCases = many};
 }
 
 void epWorkerRankFailed(ep_worker_rank_t *worker, ep_phase_t phase) {
@@ -149,7 +150,7 @@ void epWorkerRankFailed(ep_worker_rank_t *worker, ep_phase_t phase) {
   uint64_t at = atomic_load(&worker->rank.place->caseIdx);
   snprintf(what, sizeof what, "rank %d, %s the batch: %s", worker->rank.rank,
            isOpening ? "opening" : "closing", trefoilLastError());
-  const ep_check_blame_t blame = blameCall(worker, at, isOpening ? team->numCases : 0);
+  const ep_check_culprit_t blame = setCulprit(worker, at, isOpening ? team->numCases : 0);
   epTeamFail(team, &blame, what);
 }
 
@@ -195,7 +196,7 @@ static trefoil_result_t runCalls(ep_worker_rank_t *worker, ep_slot_t *slot) {
 static int callFailed(ep_worker_rank_t *worker, const ep_check_case_t *c) {
   char what[EP_CHECK_SENTENCE];
   snprintf(what, sizeof what, "rank %d: %s", worker->rank.rank, trefoilLastError());
-  const ep_check_blame_t blame = blameCall(worker, c->index, 1);
+  const ep_check_culprit_t blame = setCulprit(worker, c->index, 1);
   epTeamFail(worker->team, &blame, what);
   return 1;
 }

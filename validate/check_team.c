@@ -58,7 +58,7 @@ void epTeamFree(ep_check_team_t *team) {
 
 /* Fails without a rank or a call. */
 static int failSetUp(ep_check_team_t *team, uint64_t index, const char *what) {
-  const ep_check_blame_t blame = {EP_CASE_ABORTS, -1, "", ncclSuccess, index, 1};
+  const ep_check_culprit_t blame = {EP_CASE_ABORTS, -1, "", ncclSuccess, index, 1};
   epTeamFail(team, &blame, what);
   return 1;
 }
@@ -138,7 +138,7 @@ static void reportEarliest(ring_t *ring) {
     if (!all && pthread_cond_timedwait(&ring->left, &ring->mutex, &until) != 0) break;
   }
   const ep_check_case_t *c = &ring->slots[ring->differs % RING].c;
-  const ep_check_blame_t blame = {EP_CASE_WRONG, ring->differsRank, "", ncclSuccess, c->index, 1};
+  const ep_check_culprit_t blame = {EP_CASE_WRONG, ring->differsRank, "", ncclSuccess, c->index, 1};
   epTeamFail(team, &blame, ring->what);
 }
 

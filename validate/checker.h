@@ -96,10 +96,11 @@ typedef struct ep_check_job {
   _Atomic int started;                    /* it has a batch */
   _Atomic int finished, timeOver;         /* all that was asked of it, or the time is over */
   _Atomic int stop;
-  _Atomic int failing;         /* claimed by the first failure */
-  _Atomic int failed;          /* the finding is complete */
-  ep_check_finding_t finding;  /* text and replay are the parent's to write */
-  _Atomic uint64_t numArrived; /* processes at a meeting, over all meetings of a batch */
+  _Atomic int failing;        /* claimed by the first failure */
+  _Atomic int failed;         /* the finding is complete */
+  ep_check_finding_t finding; /* text and replay are the parent's to write */
+  _Atomic uint64_t
+      numArrived; /* processes at a barrier round, over all barrier rounds of a batch */
   _Atomic int idReady;
   ncclUniqueId id; /* processes: from rank 0 */
 } ep_check_job_t;
@@ -115,7 +116,7 @@ typedef struct ep_check_team {
   struct ep_check_buffers *buffers; /* of epTeamThreads, from batch to batch; NULL at first */
   struct ep_check_comms *comms; /* NULL, or communicators that serve all batches: making one on GPUs
                                        takes longer than a batch */
-  /* Launched, at the last meeting: */
+  /* Launched, at the last barrier round: */
   uint64_t bytesOfAll, countedOfAll, leastOfAll; /* cases of the slowest */
   int sharedDevices;                             /* as in the outcome */
 } ep_check_team_t;
@@ -125,13 +126,13 @@ typedef struct ep_check_comms {
 } ep_check_comms_t;
 
 /* What failed, for epTeamFail. */
-typedef struct ep_check_blame {
+typedef struct ep_check_culprit {
   ep_case_outcome_t outcome;
   int rank; /* -1: not known */
   const char *call;
   ncclResult_t result;
   uint64_t caseIdx, numCases; /* as in a finding */
-} ep_check_blame_t;
+} ep_check_culprit_t;
 
 /* ---- check_team.c, check_rank_process.c ---- */
 /* Runs a part of a batch with threads; nonzero after a failure, when the process should end. */
@@ -140,7 +141,7 @@ void epTeamFree(ep_check_team_t *team);
 /* Runs one rank of it in this process. */
 int epTeamProcess(ep_check_team_t *team, int rank);
 /* Records the first failure. */
-void epTeamFail(ep_check_team_t *team, const ep_check_blame_t *blame, const char *what);
+void epTeamFail(ep_check_team_t *team, const ep_check_culprit_t *blame, const char *what);
 /* A rank gave up waiting: is there one that still has not returned? Then the parent ends this process. */
 void epTeamAwaitHanging(ep_check_team_t *team);
 
@@ -173,7 +174,7 @@ void epCompareWithAsked(const ep_check_options_t *options, int isTimeOver,
 /* epCheckRun where options->launch is given. */
 trefoil_result_t epCheckLaunched(const ep_check_options_t *options, ep_check_outcome_t *outcome);
 
-/* ---- check_meeting.c ---- */
+/* ---- check_round.c ---- */
 /* All ranks of the launch meet: who failed first is known to all, and whether to stop. */
 void epLaunchedMeet(ep_check_team_t *team);
 

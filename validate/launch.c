@@ -50,7 +50,8 @@ static trefoil_result_t readSome(ep_launch_t *l, char *table, size_t bytes, size
     int isEnded = n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
     EP_CHECK(!isEnded, TREFOIL_REMOTE_ERROR, "the process of rank %d has ended", r);
     EP_CHECK(n > 0 || ms > 0, TREFOIL_REMOTE_ERROR,
-             "the process of rank %d lives, but did not come to a meeting of all ranks within %d s",
+             "the process of rank %d lives, but did not come to a barrier round of all ranks "
+             "within %d s",
              r, l->gatherSeconds);
     if (n > 0) got[r] += (size_t)n;
     *left -= got[r] == bytes;
@@ -66,7 +67,7 @@ trefoil_result_t epLaunchGather(ep_launch_t *l, const void *mine, void *all, siz
     int rc = epLaunchMove(l->sockets[0], table + (size_t)l->rank * bytes, bytes, 1, end);
     /* a little longer: rank 0 names the rank that is missing */
     if (rc > 0) rc = epLaunchMove(l->sockets[0], table, bytes * (size_t)l->numRanks, 0, end + 10);
-    EP_CHECK(rc >= 0, TREFOIL_REMOTE_ERROR, "rank 0 gave no answer in a meeting within %d s",
+    EP_CHECK(rc >= 0, TREFOIL_REMOTE_ERROR, "rank 0 gave no answer in a barrier round within %d s",
              l->gatherSeconds);
     EP_CHECK(rc > 0, TREFOIL_REMOTE_ERROR, "rank 0's process has ended, or a process it waits for");
     return TREFOIL_OK;

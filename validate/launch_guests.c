@@ -17,7 +17,7 @@ enum { MAX_GUESTS = 128 };
 typedef struct guest {
   int socket; /* -1: none */
   double end;
-  int isGreeted; /* hello has come, its proof is awaited */
+  int isChallenged; /* hello has come, its proof is awaited */
   size_t got;
   ep_launch_hello_t hello;
   uint64_t proof, cookie;
@@ -59,7 +59,7 @@ static void letIn(door_t *d) {
 
 /* The hello is complete: says which process rank 0 is. A rank of another size closes the connection itself:
  * it asks the kernel whose the other end is after it has read the answer. */
-static void greet(door_t *d, guest_t *g) {
+static void challengeClient(door_t *d, guest_t *g) {
   const ep_launch_t *l = d->launch;
   if (memcmp(g->hello.magic, EP_LAUNCH_MAGIC, sizeof g->hello.magic)) {
     sendAway(d, g, 1);
@@ -74,7 +74,7 @@ static void greet(door_t *d, guest_t *g) {
   ep_launch_answer_t a = {
       .magic = EP_LAUNCH_MAGIC, .verdict = verdict, .numRanks = (uint32_t)R, .cookie = g->cookie};
   a.proof = isOther ? 0 : epLaunchProof(l, &g->hello, g->cookie, verdict, 0);
-  g->isGreeted = 1;
+  g->isChallenged = 1;
   g->verdict = verdict;
   g->got = 0;
   if (epLaunchMove(g->socket, &a, sizeof a, 1, 0) <= 0 || isOther) sendAway(d, g, 1);
@@ -104,8 +104,8 @@ static void seat(door_t *d, guest_t *g) {
 }
 
 static void listenTo(door_t *d, guest_t *g) {
-  void *into = g->isGreeted ? (void *)&g->proof : (void *)&g->hello;
-  size_t bytes = g->isGreeted ? sizeof g->proof : sizeof g->hello;
+  void *into = g->isChallenged ? (void *)&g->proof : (void *)&g->hello;
+  size_t bytes = g->isChallenged ? sizeof g->proof : sizeof g->hello;
   ssize_t n = recv(g->socket, (char *)into + g->got, bytes - g->got, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   if (n <= 0) {
@@ -114,10 +114,10 @@ static void listenTo(door_t *d, guest_t *g) {
   }
   g->got += (size_t)n;
   if (g->got < bytes) return;
-  if (g->isGreeted)
+  if (g->isChallenged)
     seat(d, g);
   else
-    greet(d, g);
+    challengeClient(d, g);
 }
 
 /* Looks at listener and guests once, for `ms` at most. */
@@ -143,13 +143,14 @@ static int firstMissing(const ep_launch_t *l) {
 }
 
 /* The last word to all who sit, and to guests that wait for one. */
-static void tellAll(door_t *d, ep_launch_end_t *f) {
+static void reportAll(door_t *d, ep_launch_end_t *f) {
   double end = epNow() + 1;
   for (int r = 1; r < d->launch->numRanks; r++)
     if (d->launch->sockets[r] >= 0) epLaunchMove(d->launch->sockets[r], f, sizeof *f, 1, end);
   for (int i = 0; i < MAX_GUESTS; i++) {
     guest_t *g = &d->guests[i];
-    if (g->socket >= 0 && d->isTwice && g->isGreeted) epLaunchMove(g->socket, f, sizeof *f, 1, end);
+    if (g->socket >= 0 && d->isTwice && g->isChallenged)
+      epLaunchMove(g->socket, f, sizeof *f, 1, end);
     if (g->socket >= 0) sendAway(d, g, 0);
   }
 }
@@ -175,7 +176,7 @@ static trefoil_result_t receiveAll(door_t *d) {
   f.numForeign = (uint32_t)d->foreign.count;
   if (f.about) f.verdict = EP_LAUNCH_MISSING;
   if (d->isTwice) f.verdict = EP_LAUNCH_TWICE;
-  tellAll(d, &f);
+  reportAll(d, &f);
   if (d->isTwice) return epLaunchTwice(l, "a seat was asked for twice");
   EP_CHECK(!f.about, TREFOIL_REMOTE_ERROR, "rank %d did not come within %d s of the start%s",
            (int)f.about, l->meetSeconds, epLaunchForeignText(&d->foreign, foreign, sizeof foreign));

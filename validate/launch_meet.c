@@ -112,7 +112,7 @@ static trefoil_result_t waitForAll(ep_launch_t *l, int s) {
     return TREFOIL_OK;
   }
   close(s);
-  EP_CHECK(rc >= 0, TREFOIL_REMOTE_ERROR, "rank 0 gave no answer in a meeting within %d s",
+  EP_CHECK(rc >= 0, TREFOIL_REMOTE_ERROR, "rank 0 gave no answer in a barrier round within %d s",
            l->meetSeconds);
   EP_CHECK(rc > 0, TREFOIL_REMOTE_ERROR, "rank 0's process has ended, or a process it waits for");
   if (f.verdict == EP_LAUNCH_TWICE)

@@ -383,13 +383,13 @@ static int endChild(const ep_real_options_t *options, shared_t *shared, pid_t pi
 static int watchChild(const ep_real_options_t *options, int numRuns, shared_t *shared, pid_t pid) {
   uint64_t total = countSteps(options, numRuns);
   double grace = 0;
-  int status = 1, numTold = 0;
+  int status = 1, numReported = 0;
   for (;;) {
     pid_t ended = waitpid(pid, &status, WNOHANG);
     int at = atomic_load(&shared->numDone);
-    while (options->finished && numTold < at) {
-      options->finished(options->context, numTold, &shared->results[numTold]);
-      numTold++;
+    while (options->finished && numReported < at) {
+      options->finished(options->context, numReported, &shared->results[numReported]);
+      numReported++;
     }
     if (ended != 0) return status;
     if (options->interrupted && *options->interrupted) {

@@ -240,12 +240,12 @@ void epRingAll(ep_cpu_group_t *g, ep_kind_t kind);
  * masks the group has failed. `what` completes "waiting for <what>". */
 int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, const char *what);
 /* One sleep on this rank's own doorbell since `seen`; blames peer. 0: the group has failed. */
-typedef struct ep_patience {
+typedef struct ep_deadline {
   uint64_t deadlineNs, nextLookNs;
   int peer; /* as the progress record has it */
-} ep_patience_t;
+} ep_deadline_t;
 uint32_t epBell(const ep_op_t *op);
-int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_patience_t *patience);
+int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_deadline_t *deadline);
 /* A receive: was anything sent? If not (a captured send that never ran) it is reported. */
 int epWasSent(const ep_op_t *op);
 void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what);
@@ -260,7 +260,7 @@ void epWentOn(const ep_op_t *op, int peer);
 int epLeave(ep_cpu_group_t *g, uint64_t timeoutNs);
 int epCleanBarrier(ep_cpu_group_t *g);
 /* Rank r's rows are withdrawn: the group is lost, with a sentence about r. */
-void epHearWithdrawn(const ep_op_t *op, int r);
+void epPeerWithdrawn(const ep_op_t *op, int r);
 
 /* ---- cpu_direct.c ---- */
 /* Around every look at rows of ranks [first, first + n) that lie in the caller's memory. 0: they may
@@ -286,7 +286,7 @@ static inline void epTook(const ep_op_t *op, int r, uint64_t bytes) {
   op->g->peers[r].bytesNow[op->arenaIdx][op->kind == EP_KIND_COMBINE] += bytes;
 }
 void epForgetTaken(const ep_op_t *op);
-void epTellTaken(const ep_op_t *op);
+void epPublishTaken(const ep_op_t *op);
 
 /* ---- operations ---- */
 void epRunUpdate(ep_record_t *r);

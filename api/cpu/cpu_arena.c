@@ -2,7 +2,7 @@
  * first handle that needs it and made anew, larger, when a handle with a larger top-k comes. */
 #include <string.h>
 
-#include "api/cpu/cpu_meet.h"
+#include "api/cpu/cpu_round.h"
 #include "trefoil_host.h"
 
 static trefoil_result_t ncclFailed(const char *what, ncclResult_t result) {
@@ -100,7 +100,7 @@ trefoil_result_t epArenaEnsure(ep_cpu_group_t *g, int arenaIdx, const ep_sizing_
   if (atomic_load(&g->failed)) EP_TRY(epCheckDeferred(g->group));
   ep_notice_t notice = {EP_CALL_INIT_HANDLE, arenaIdx, topk, g->id, {{0}}};
   trefoil_result_t result = allocArena(g, &larger);
-  if (result == TREFOIL_OK) result = epMeet(g, &notice);
+  if (result == TREFOIL_OK) result = epCpuBarrierRound(g, &notice);
   if (result == TREFOIL_OK) result = openArena(g, arenaIdx, &larger);
   if (result != TREFOIL_OK) {
     freeArena(g, &larger);

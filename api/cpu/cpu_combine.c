@@ -152,7 +152,7 @@ static void receiveHalf(const ep_op_t *op, const ep_combine_call_t *c) {
     epForgetTaken(op);
     epReduceChunk(op, c, 0);
   } while (lostOne(op));
-  epTellTaken(op);
+  epPublishTaken(op);
   for (int s = 0; s < g->R; s++) epStore(epWordOf(op, g->me, EP_ARRAY_OWN_TAKEN, s), op->no);
   epRingAll(g, op->kind);
 }
@@ -242,7 +242,7 @@ static int tryRelay(loop_t *l, int node) {
   epRelayChunk(l->op, l->c, origin, p->relayNext,
                epMessageAt(l->op, l->me, relayRing(l, l->me, node), seq));
   epEndReading(l->op);
-  epTellTaken(l->op);
+  epPublishTaken(l->op);
   epStore(epWordOf(l->op, l->me, EP_ARRAY_RELAY_SENT, node), seq);
   epRing(l->op->g, origin, l->op->kind);
   for (int i = 0; i < l->G; i++) {
@@ -278,7 +278,7 @@ static int trySum(loop_t *l) {
   if (!epBeginReading(l->op, l->myNode * l->G, l->G)) return -1;
   epReduceChunk(l->op, l->c, l->reduceNext++);
   epEndReading(l->op);
-  epTellTaken(l->op);
+  epPublishTaken(l->op);
   for (int s = 0; s < l->R; s++) {
     if (l->op->g->peers[s].message) giveBack(l, EP_ARRAY_OWN_TAKEN, s, s, seq);
   }
@@ -336,7 +336,7 @@ static int awaitReaders(const loop_t *l) {
 
 static void runLoop(loop_t *l) {
   const ep_op_t *op = l->op;
-  ep_patience_t patience = {.peer = -1};
+  ep_deadline_t deadline = {.peer = -1};
   for (int o = 0; o < l->R; o++) {
     op->g->peers[o].sendNext = op->g->peers[o].relayNext = 0;
     int relayed = nodeOf(l, o) != l->myNode && o % l->G == l->rail;
@@ -349,13 +349,13 @@ static void runLoop(loop_t *l) {
     if (done < 0) return;
     l->left -= done;
     if (done > 0) {
-      if (patience.deadlineNs) epHangGo(op);
-      patience.deadlineNs = 0;
+      if (deadline.deadlineNs) epHangGo(op);
+      deadline.deadlineNs = 0;
       continue;
     }
     const char *what = "rows";
     int peer = blame(l, &what);
-    if (l->left > 0 && !epSleep(op, seen, peer, what, &patience)) return;
+    if (l->left > 0 && !epSleep(op, seen, peer, what, &deadline)) return;
   }
   if (!awaitReaders(l)) return;
   for (int o = 0; o < l->R; o++) {

@@ -17,22 +17,22 @@ trefoil_result_t epCpuCountBytes(ncclEpGroup_t group, int on) {
   return TREFOIL_OK;
 }
 
-static uint64_t *untold(const ep_op_t *op, int r) {
+static uint64_t *unpublished(const ep_op_t *op, int r) {
   return &op->g->peers[r].bytesNow[op->arenaIdx][op->kind == EP_KIND_COMBINE];
 }
 
 void epForgetTaken(const ep_op_t *op) {
-  for (int r = 0; r < op->g->R; r++) *untold(op, r) = 0;
+  for (int r = 0; r < op->g->R; r++) *unpublished(op, r) = 0;
 }
 
 /* An addition in one piece: operations of the two arenas may run side by side. */
-void epTellTaken(const ep_op_t *op) {
+void epPublishTaken(const ep_op_t *op) {
   ep_array_t array = EP_ARRAY_BYTES + (op->kind == EP_KIND_COMBINE);
   for (int r = 0; r < op->g->R; r++) {
-    uint64_t bytes = *untold(op, r);
+    uint64_t bytes = *unpublished(op, r);
     if (!bytes) continue;
     atomic_fetch_add_explicit(epWordOf(op, r, array, op->g->me), bytes, memory_order_release);
-    *untold(op, r) = 0;
+    *unpublished(op, r) = 0;
   }
 }
 

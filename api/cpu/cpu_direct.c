@@ -23,7 +23,7 @@ int epBeginReading(const ep_op_t *op, int first, int n) {
   for (int r = first; r < first + n; r++) {
     if (r == g->me || !atomic_load(&g->peers[r].control->withdrawn)) continue;
     epEndReading(op);
-    epHearWithdrawn(op, r);
+    epPeerWithdrawn(op, r);
     return 0;
   }
   return 1;

@@ -6,7 +6,7 @@
 
 #include "api/cpu/cpu_group.h"
 #include "api/cpu/cpu_hang.h"
-#include "api/cpu/cpu_meet.h"
+#include "api/cpu/cpu_round.h"
 #include "trefoil_host.h"
 
 static void prepareQuery(ncclCommProperties_t *p) {
@@ -106,7 +106,7 @@ static void closeControl(ep_cpu_group_t *g) {
 static trefoil_result_t joinGroup(ep_cpu_group_t *g) {
   ep_notice_t notice = {.call = EP_CALL_CREATE_GROUP, .groupId = epMonotonicNs()};
   epSettingsOf(g->group, &notice.settings);
-  EP_TRY(epMeet(g, &notice));
+  EP_TRY(epCpuBarrierRound(g, &notice));
   g->id = notice.groupId;
   return openControl(g);
 }

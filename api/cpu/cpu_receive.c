@@ -385,7 +385,7 @@ void epReceiveRows(const ep_op_t *op, const ep_dispatch_call_t *c) {
     }
     if (!putAll(&v, write)) return;
   } while (lostOne(&v));
-  epTellTaken(op);
+  epPublishTaken(op);
   acknowledge(&v);
   if (!ht) {
     writeLlCounters(&v);

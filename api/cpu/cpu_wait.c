@@ -98,7 +98,7 @@ void epWentOn(const ep_op_t *op, int peer) {
 }
 
 /* Another rank gave up: its culprit is ours. */
-static int hearOfFailure(const ep_op_t *op) {
+static int adoptFailure(const ep_op_t *op) {
   ep_cpu_group_t *g = op->g;
   for (int r = 0; r < g->R; r++) {
     uint64_t failure = r == g->me ? 0 : epLoad(&g->peers[r].control->failure);
@@ -121,8 +121,8 @@ static int hearOfFailure(const ep_op_t *op) {
   return 0;
 }
 
-void epHearWithdrawn(const ep_op_t *op, int r) {
-  if (hearOfFailure(op)) return;
+void epPeerWithdrawn(const ep_op_t *op, int r) {
+  if (adoptFailure(op)) return;
   epReport(op->g->group, EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
            "rank %d has given up: its group is lost, and with it this rank's (%d), in %s %llu; "
            "destroy it",
@@ -144,20 +144,20 @@ uint32_t epBell(const ep_op_t *op) {
 }
 
 /* 0: gone, dead or too late; then the peer has been given up. */
-static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience_t *p) {
+static int lookAround(const ep_op_t *op, int peer, const char *what, ep_deadline_t *p) {
   uint64_t now = epMonotonicNs();
   int masks = op->g->group->limits.enableMask && !epIsHt(op->g->group);
   if (atomic_load(&op->g->failed)) return 0;
   if (p->deadlineNs == 0 || p->peer != peer) epHangWait(op, peer, what);
   p->peer = peer;
-  if (!masks && hearOfFailure(op)) return 0;
+  if (!masks && adoptFailure(op)) return 0;
   if (p->deadlineNs == 0) {
     p->deadlineNs = deadlineAfter(now, op->g->group->timeoutNs);
     p->nextLookNs = now + LOOK_NS;
   } else if (now >= p->nextLookNs) {
     p->nextLookNs = now + LOOK_NS;
     if (peer >= 0 && trefoilHostPeerAlive(op->g->group->comm, peer) == 0) {
-      if (!masks && hearOfFailure(op)) return 0; /* it may have said why before it left */
+      if (!masks && adoptFailure(op)) return 0; /* it may have said why before it left */
       epGiveUp(op, peer, "is gone", what);
       return 0;
     }
@@ -171,17 +171,17 @@ static int lookAround(const ep_op_t *op, int peer, const char *what, ep_patience
 
 /* wanted: 1 + the rank whose ring ends the sleep, 0: any. With several sleepers any does. */
 static int sleepFor(const ep_op_t *op, uint32_t seen, int peer, const char *what,
-                    ep_patience_t *patience, uint32_t wanted) {
-  if (!lookAround(op, peer, what, patience)) return 0;
-  uint64_t left = patience->deadlineNs - epMonotonicNs(), slice = LOOK_NS;
+                    ep_deadline_t *deadline, uint32_t wanted) {
+  if (!lookAround(op, peer, what, deadline)) return 0;
+  uint64_t left = deadline->deadlineNs - epMonotonicNs(), slice = LOOK_NS;
   if ((int64_t)left <= 0) left = 1;
   epDoorbellSleep(doorbellOf(op->g, op->g->me, op->kind), seen, left < slice ? left : slice, wanted,
                   scopeOf(op->g));
   return 1;
 }
 
-int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_patience_t *patience) {
-  return sleepFor(op, seen, peer, what, patience, 0);
+int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_deadline_t *deadline) {
+  return sleepFor(op, seen, peer, what, deadline, 0);
 }
 
 int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, const char *what) {
@@ -189,11 +189,11 @@ int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, c
     if (epLoad(word) >= value) return 1;
     epSpinPause();
   }
-  ep_patience_t patience = {.peer = peer};
+  ep_deadline_t deadline = {.peer = peer};
   for (;;) {
     uint32_t seen = epBell(op);
     if (epLoad(word) >= value) break;
-    if (!sleepFor(op, seen, peer, what, &patience, (uint32_t)peer + 1)) return 0;
+    if (!sleepFor(op, seen, peer, what, &deadline, (uint32_t)peer + 1)) return 0;
   }
   epHangGo(op);
   return 1;

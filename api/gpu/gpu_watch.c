@@ -153,7 +153,7 @@ static int isComplete(const volatile ep_wait_record_t *r) {
 
 /* What lay where the flag was expected; waits for rows of low latency do not tell. */
 static void describeFlags(const volatile ep_wait_record_t *r, char *text, size_t bytes) {
-  if (epHangTellsReceived(r->kind, r->phase)) {
+  if (epHangHasReceived(r->kind, r->phase)) {
     snprintf(text, bytes, "flag expected %u, found %u", r->expected, r->received);
   } else {
     snprintf(text, bytes, "flag expected %u", r->expected);

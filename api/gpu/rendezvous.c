@@ -2,7 +2,7 @@
  *
  * NCCL's own collective calls (window registration among them) wait for ever for a rank that does not
  * come, and cannot say which. So ranks first meet here, with a time limit, and go on to NCCL only when
- * everybody has come with the same call. plan/meeting.h holds the meetings, at a site of
+ * everybody has come with the same call. plan/barrier_round.h holds the barrier rounds, at a site of
  * rendezvous_site.h; here are the rendezvous of this process, and the comparison of calls. */
 #include "api/gpu/rendezvous.h"
 
@@ -16,7 +16,7 @@
 /* For the other ranks, by one whose call has failed before the ranks had a place to meet. */
 #define FAIL_WAIT_NS 10000000000ull
 
-_Static_assert(sizeof(ep_rendezvous_word_t) <= EP_MEETING_BYTES, "a word fits into a record");
+_Static_assert(sizeof(ep_rendezvous_word_t) <= EP_ROUND_BYTES, "a word fits into a record");
 
 struct ep_rendezvous {
   struct ep_rendezvous *next;
@@ -145,7 +145,7 @@ static trefoil_result_t checkSameCall(const ep_rendezvous_word_t *all, int numRa
   return TREFOIL_OK;
 }
 
-static trefoil_result_t sayGone(const struct ep_rendezvous *b, int rank, const char *call) {
+static trefoil_result_t failGone(const struct ep_rendezvous *b, int rank, const char *call) {
   int pid = b->site->kind->processOf(b->site, rank);
   if (pid) return epFail(TREFOIL_REMOTE_ERROR, "%s: rank %d is gone (process %d)", call, rank, pid);
   return epFail(TREFOIL_REMOTE_ERROR,
@@ -153,26 +153,26 @@ static trefoil_result_t sayGone(const struct ep_rendezvous *b, int rank, const c
                 rank);
 }
 
-static trefoil_result_t say(const struct ep_rendezvous *b, const ep_meeting_outcome_t *o,
+static trefoil_result_t say(const struct ep_rendezvous *b, const ep_round_outcome_t *o,
                             const char *call, uint64_t timeoutNs) {
   const char *where = b->site->kind->where;
   switch (o->end) {
-  case EP_MEETING_HELD:
+  case EP_ROUND_COMPLETE:
     return TREFOIL_OK;
-  case EP_MEETING_GONE:
-    return sayGone(b, o->rank, call);
-  case EP_MEETING_FAILED:
+  case EP_ROUND_GONE:
+    return failGone(b, o->rank, call);
+  case EP_ROUND_FAILED:
     return epFail((trefoil_result_t)o->code, "%s: it failed on rank %d: %.300s", call, o->rank,
                   o->text);
-  case EP_MEETING_LATE:
+  case EP_ROUND_LATE:
     return epFail(TREFOIL_REMOTE_ERROR, "%s: rank %s did not come within %.1f s (ranks meet %s)",
                   call, o->text, (double)timeoutNs * 1e-9, where);
-  case EP_MEETING_LATE_ELSEWHERE:
+  case EP_ROUND_LATE_ELSEWHERE:
     return epFail(TREFOIL_REMOTE_ERROR,
                   "%s: rank %d did not come within another rank's timeout (ranks meet %s)", call,
                   o->rank, where);
-  case EP_MEETING_LEFT:
-  case EP_MEETING_ABORTED:
+  case EP_ROUND_LEFT:
+  case EP_ROUND_ABORTED:
     break;
   }
   return epFail(TREFOIL_REMOTE_ERROR, "%s: another rank has stopped waiting for all to come", call);
@@ -180,7 +180,7 @@ static trefoil_result_t say(const struct ep_rendezvous *b, const ep_meeting_outc
 
 trefoil_result_t epRendezvousWait(struct ep_rendezvous *b, const ep_rendezvous_word_t *mine,
                                   uint64_t timeoutNs, ep_rendezvous_word_t *all) {
-  ep_meeting_outcome_t outcome;
+  ep_round_outcome_t outcome;
   const ep_site_kind_t *kind = b->site->kind;
   if (mine->call == EP_RENDEZVOUS_DESTROY_GROUP || mine->call == EP_RENDEZVOUS_GRAD_DESTROY)
     kind->callBegin(b->site);

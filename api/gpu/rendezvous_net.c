@@ -1,7 +1,8 @@
-/* Meetings over TCP, for ranks of several NVLink domains: no memory is shared. Rank 0's process has the place
- * and the seats, and a thread for each other rank, which meets in that rank's name (plan/meeting.h) while the
- * rank waits for its answer. So a late rank is named whichever it is, rank 0 too: its process answers also
- * while rank 0 does not come. A connection that ends without a farewell says that its rank is gone.
+/* Barrier rounds over TCP, for ranks of several NVLink domains: no memory is shared. Rank 0's process has the
+ * shared state and the clients, and a thread for each other rank, which meets in that rank's name
+ * (plan/barrier_round.h) while the rank waits for its answer. So a late rank is named whichever it is, rank 0
+ * too: its process answers also while rank 0 does not come. A connection that ends without a farewell says
+ * that its rank is gone.
  *
  * Rank 0's address and a secret come to all by a broadcast of NCCL, which has no time limit. A thread waits
  * for it; calls wait for the thread, with theirs. A rank that could not connect tries again in its next call,
@@ -35,13 +36,13 @@ typedef struct request {
   char body[400];
 } request_t;
 
-/* Then, if the meeting was held, the records of all ranks. */
+/* Then, if the round is complete, the records of all ranks. */
 typedef struct answer {
   int32_t end, rank, code, pad;
-  char text[sizeof((ep_meeting_outcome_t *)0)->text];
+  char text[sizeof((ep_round_outcome_t *)0)->text];
 } answer_t;
 
-_Static_assert(EP_MEETING_BYTES <= sizeof((request_t *)0)->body, "a record fits");
+_Static_assert(EP_ROUND_BYTES <= sizeof((request_t *)0)->body, "a record fits");
 
 static int64_t deadlineOf(uint64_t timeoutNs, int64_t more) {
   int64_t most = 1000000 * SECOND;
@@ -50,58 +51,58 @@ static int64_t deadlineOf(uint64_t timeoutNs, int64_t more) {
 
 /* ---- Rank 0's process ---- */
 
-struct hub;
+struct server;
 
-typedef struct seat {
-  ep_meeting_seat_t shared;
-  struct hub *hub;
+typedef struct client {
+  ep_round_entry_t entry;
+  struct server *server;
   int rank, socket;
-  ep_meeting_t meeting;
+  ep_round_t round;
   pthread_t thread;
   _Atomic int state;
-} seat_t;
-typedef enum { SEAT_EMPTY, SEAT_TAKEN, SEAT_LEFT, SEAT_GONE } seat_state_t;
+} client_t;
+typedef enum { CLIENT_EMPTY, CLIENT_TAKEN, CLIENT_LEFT, CLIENT_GONE } client_state_t;
 
-typedef struct hub {
+typedef struct server {
   ep_net_listener_t *listener;
   pthread_t thread;
   int numRanks;
   _Atomic int isClosing;
-  ep_meeting_place_t place;
-  seat_t seats[EP_KERNEL_MAX_RANKS];
-} hub_t;
+  ep_round_shared_t shared;
+  client_t clients[EP_KERNEL_MAX_RANKS];
+} server_t;
 
 static int isGone(void *owner, int rank) {
-  const seat_t *mine = owner;
-  return atomic_load(&mine->hub->seats[rank].state) == SEAT_GONE;
+  const client_t *mine = owner;
+  return atomic_load(&mine->server->clients[rank].state) == CLIENT_GONE;
 }
 
-/* The rank in whose name this seat's thread waits has ended, which the others must find when they wake up; or
- * the place closes. */
+/* The rank in whose name this client's thread waits has ended, which the others must find when they wake up;
+ * or the place closes. */
 static int isAborted(void *owner) {
-  seat_t *mine = owner;
+  client_t *mine = owner;
   char byte;
   if (mine->socket < 0) return 0;
   ssize_t n = recv(mine->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   int hasEnded = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
-  if (hasEnded) atomic_store(&mine->state, SEAT_GONE);
-  return hasEnded || atomic_load(&mine->hub->isClosing);
+  if (hasEnded) atomic_store(&mine->state, CLIENT_GONE);
+  return hasEnded || atomic_load(&mine->server->isClosing);
 }
 
-static int answerJoin(seat_t *seat, const request_t *r) {
-  ep_meeting_outcome_t o = {0};
-  char why[EP_NET_WHY], *all = calloc((size_t)seat->hub->numRanks, EP_MEETING_BYTES);
-  if (!all || r->bytes > EP_MEETING_BYTES) {
+static int answerJoin(client_t *client, const request_t *r) {
+  ep_round_outcome_t o = {0};
+  char why[EP_NET_WHY], *all = calloc((size_t)client->server->numRanks, EP_ROUND_BYTES);
+  if (!all || r->bytes > EP_ROUND_BYTES) {
     free(all);
     return -1;
   }
-  epMeetingJoin(&seat->meeting, r->body, r->bytes, all, r->timeoutNs, &o);
+  epRoundJoin(&client->round, r->body, r->bytes, all, r->timeoutNs, &o);
   answer_t a = {.end = (int32_t)o.end, .rank = o.rank, .code = o.code};
   memcpy(a.text, o.text, sizeof a.text);
   int64_t deadline = epNetNow() + 5 * SECOND;
-  int failed = epNetSendRecord(seat->socket, &a, sizeof a, -1, deadline, why);
-  if (!failed && o.end == EP_MEETING_HELD) {
-    failed = epNetSendRecord(seat->socket, all, (size_t)seat->hub->numRanks * r->bytes, -1,
+  int failed = epNetSendRecord(client->socket, &a, sizeof a, -1, deadline, why);
+  if (!failed && o.end == EP_ROUND_COMPLETE) {
+    failed = epNetSendRecord(client->socket, all, (size_t)client->server->numRanks * r->bytes, -1,
                              deadline, why);
   }
   free(all);
@@ -109,123 +110,124 @@ static int answerJoin(seat_t *seat, const request_t *r) {
 }
 
 /* -1: the connection has ended. */
-static int takeRequest(const seat_t *seat, request_t *r) {
+static int takeRequest(const client_t *client, request_t *r) {
   char why[EP_NET_WHY];
   int none;
-  struct pollfd p = {seat->socket, POLLIN, 0};
+  struct pollfd p = {client->socket, POLLIN, 0};
   while (poll(&p, 1, LOOK_MS) == 0) {
-    if (atomic_load(&seat->hub->isClosing)) return -1;
+    if (atomic_load(&client->server->isClosing)) return -1;
   }
-  int failed = epNetReceiveRecord(seat->socket, r, sizeof *r, &none, epNetNow() + 5 * SECOND, why);
+  int failed =
+      epNetReceiveRecord(client->socket, r, sizeof *r, &none, epNetNow() + 5 * SECOND, why);
   if (none >= 0) close(none);
   return failed;
 }
 
-static void *serveSeat(void *argument) {
-  seat_t *seat = argument;
+static void *serveClient(void *argument) {
+  client_t *client = argument;
   request_t r;
-  int state = SEAT_GONE, failed = 0;
-  while (!failed && state == SEAT_GONE && !takeRequest(seat, &r)) {
+  int state = CLIENT_GONE, failed = 0;
+  while (!failed && state == CLIENT_GONE && !takeRequest(client, &r)) {
     r.body[sizeof r.body - 1] = 0;
     switch ((ask_t)r.what) {
     case ASK_BEGIN:
-      epMeetingCallBegin(&seat->meeting);
+      epRoundCallBegin(&client->round);
       break;
     case ASK_FAIL:
-      epMeetingCallFail(&seat->meeting, r.code, r.body);
+      epRoundCallFail(&client->round, r.code, r.body);
       break;
     case ASK_JOIN:
-      failed = answerJoin(seat, &r);
+      failed = answerJoin(client, &r);
       break;
     case ASK_LEAVE:
-      state = SEAT_LEFT;
+      state = CLIENT_LEFT;
       break;
     default:
       failed = 1;
     }
   }
-  atomic_store(&seat->state, state);
-  close(seat->socket);
+  atomic_store(&client->state, state);
+  close(client->socket);
   return NULL;
 }
 
-static void sitDown(seat_t *seat, hub_t *hub, int rank, int socket) {
-  seat->hub = hub;
-  seat->rank = rank;
-  seat->socket = socket;
-  seat->meeting = (ep_meeting_t){.place = &hub->place,
-                                 .seats = &hub->seats[0].shared,
-                                 .stride = sizeof(seat_t),
-                                 .rank = rank,
-                                 .numRanks = hub->numRanks,
-                                 .owner = seat,
-                                 .isGone = isGone,
-                                 .isAborted = isAborted};
+static void openClient(client_t *client, server_t *server, int rank, int socket) {
+  client->server = server;
+  client->rank = rank;
+  client->socket = socket;
+  client->round = (ep_round_t){.shared = &server->shared,
+                               .entries = &server->clients[0].entry,
+                               .stride = sizeof(client_t),
+                               .rank = rank,
+                               .numRanks = server->numRanks,
+                               .owner = client,
+                               .isGone = isGone,
+                               .isAborted = isAborted};
 }
 
 static void *acceptAll(void *argument) {
-  hub_t *hub = argument;
+  server_t *server = argument;
   char why[EP_NET_WHY];
-  for (int missing = hub->numRanks - 1; missing && !atomic_load(&hub->isClosing);) {
+  for (int missing = server->numRanks - 1; missing && !atomic_load(&server->isClosing);) {
     int rank, purpose, socket;
     int64_t deadline = epNetNow() + LOOK_MS * SECOND / 1000;
-    if (epNetAccept(hub->listener, deadline, &rank, &purpose, &socket, why) != 1) continue;
-    seat_t *seat = rank > 0 && rank < hub->numRanks ? &hub->seats[rank] : NULL;
-    if (!seat || atomic_load(&seat->state) != SEAT_EMPTY) {
+    if (epNetAccept(server->listener, deadline, &rank, &purpose, &socket, why) != 1) continue;
+    client_t *client = rank > 0 && rank < server->numRanks ? &server->clients[rank] : NULL;
+    if (!client || atomic_load(&client->state) != CLIENT_EMPTY) {
       close(socket);
       continue;
     }
-    sitDown(seat, hub, rank, socket);
-    atomic_store(&seat->state, SEAT_TAKEN);
+    openClient(client, server, rank, socket);
+    atomic_store(&client->state, CLIENT_TAKEN);
     missing--;
-    if (pthread_create(&seat->thread, NULL, serveSeat, seat) == 0) continue;
-    seat->thread = 0;
-    atomic_store(&seat->state, SEAT_GONE);
+    if (pthread_create(&client->thread, NULL, serveClient, client) == 0) continue;
+    client->thread = 0;
+    atomic_store(&client->state, CLIENT_GONE);
     close(socket);
   }
   return NULL;
 }
 
-static hub_t *openHub(int numRanks, void *handle, char *why) {
+static server_t *openHub(int numRanks, void *handle, char *why) {
   const char *address = getenv("TREFOIL_NET_ADDRESS");
   ep_net_settings_t settings = {.carrier = EP_NET_TCP};
   snprintf(settings.address, sizeof settings.address, "%s", address ? address : "");
-  hub_t *hub = calloc(1, sizeof *hub);
-  if (!hub) {
+  server_t *server = calloc(1, sizeof *server);
+  if (!server) {
     epNetFail(why, "out of memory");
     return NULL;
   }
-  hub->numRanks = numRanks;
-  sitDown(&hub->seats[0], hub, 0, -1);
-  if (!epNetListen(&settings, handle, &hub->listener, why)) {
-    if (pthread_create(&hub->thread, NULL, acceptAll, hub) == 0) return hub;
+  server->numRanks = numRanks;
+  openClient(&server->clients[0], server, 0, -1);
+  if (!epNetListen(&settings, handle, &server->listener, why)) {
+    if (pthread_create(&server->thread, NULL, acceptAll, server) == 0) return server;
     epNetFail(why, "a thread could not be started");
-    epNetListenClose(hub->listener);
+    epNetListenClose(server->listener);
   }
   memset(handle, 0, EP_NET_HANDLE_BYTES);
-  free(hub);
+  free(server);
   return NULL;
 }
 
-static int hasTalkers(const hub_t *hub) {
-  for (int r = 1; r < hub->numRanks; r++) {
-    if (atomic_load(&hub->seats[r].state) == SEAT_TAKEN) return 1;
+static int hasTalkers(const server_t *server) {
+  for (int r = 1; r < server->numRanks; r++) {
+    if (atomic_load(&server->clients[r].state) == CLIENT_TAKEN) return 1;
   }
   return 0;
 }
 
 /* The others' last answers are on their way: they say farewell once they have them. */
-static void closeHub(hub_t *hub) {
-  for (int ms = 0; ms < LINGER_MS && hasTalkers(hub); ms++) {
+static void closeHub(server_t *server) {
+  for (int ms = 0; ms < LINGER_MS && hasTalkers(server); ms++) {
     nanosleep(&(struct timespec){0, 1000000}, NULL);
   }
-  atomic_store(&hub->isClosing, 1);
-  pthread_join(hub->thread, NULL);
-  for (int r = 1; r < hub->numRanks; r++) {
-    if (hub->seats[r].thread) pthread_join(hub->seats[r].thread, NULL);
+  atomic_store(&server->isClosing, 1);
+  pthread_join(server->thread, NULL);
+  for (int r = 1; r < server->numRanks; r++) {
+    if (server->clients[r].thread) pthread_join(server->clients[r].thread, NULL);
   }
-  epNetListenClose(hub->listener);
-  free(hub);
+  epNetListenClose(server->listener);
+  free(server);
 }
 
 /* ---- A rank ---- */
@@ -237,7 +239,7 @@ typedef struct site {
   int hasHandle; /* of rank 0; it is not zeros */
   char handle[EP_NET_HANDLE_BYTES];
   int numBegun;           /* calls that are not counted yet */
-  hub_t *hub;             /* rank 0's, once open */
+  server_t *server;       /* rank 0's, once open */
   int socket;             /* of the others, once open; -1: it has ended */
   _Atomic int references; /* the rendezvous', and the thread's that opens it */
   pthread_mutex_t lock;
@@ -252,7 +254,7 @@ static site_t *siteOf(ep_site_t *base) {
 
 static void release(site_t *p) {
   if (atomic_fetch_sub(&p->references, 1) != 1) return;
-  if (p->hub) closeHub(p->hub);
+  if (p->server) closeHub(p->server);
   if (p->socket >= 0) close(p->socket);
   pthread_cond_destroy(&p->changed);
   pthread_mutex_destroy(&p->lock);
@@ -261,7 +263,7 @@ static void release(site_t *p) {
 
 /* Whether it worked; else why, or the reason that rank 0 has no address: then the handle is zeros. */
 static int shareHandle(site_t *p, char *why, char *reason) {
-  if (p->rank == 0 && !p->hub) p->hub = openHub(p->numRanks, p->handle, reason);
+  if (p->rank == 0 && !p->server) p->server = openHub(p->numRanks, p->handle, reason);
   if (epGpuBroadcast(p->comm, p->handle, sizeof p->handle) != TREFOIL_OK) {
     snprintf(why, sizeof p->why, "%s", trefoilLastError());
     return 0;
@@ -276,7 +278,7 @@ static int openBody(site_t *p, char *why) {
   char reason[EP_NET_WHY] = "";
   if (!p->hasHandle && !shareHandle(p, why, reason)) return 0;
   int failed = p->rank == 0
-                   ? !p->hub
+                   ? !p->server
                    : epNetDial(p->handle, 0, p->rank, epNetNow() + 30 * SECOND, &p->socket, reason);
   if (!failed) return 1;
   snprintf(why, sizeof p->why,
@@ -333,8 +335,8 @@ static int sendRequest(site_t *p, const request_t *r) {
 
 static void countCall(site_t *p) {
   request_t r = {.what = ASK_BEGIN};
-  if (p->hub)
-    epMeetingCallBegin(&p->hub->seats[0].meeting);
+  if (p->server)
+    epRoundCallBegin(&p->server->clients[0].round);
   else
     sendRequest(p, &r);
 }
@@ -373,8 +375,8 @@ static void callFail(ep_site_t *base, int code, const char *why) {
   site_t *p = siteOf(base);
   request_t r = {.what = ASK_FAIL, .code = code};
   snprintf(r.body, sizeof r.body, "%s", why);
-  if (p->hub)
-    epMeetingCallFail(&p->hub->seats[0].meeting, code, why);
+  if (p->server)
+    epRoundCallFail(&p->server->clients[0].round, code, why);
   else
     sendRequest(p, &r);
 }
@@ -387,32 +389,32 @@ static int receive(site_t *p, void *data, size_t bytes, int64_t deadline) {
 }
 
 /* Rank 0's process answers within the limit and a moment, or it is gone, or hangs. */
-static void joinRemotely(site_t *p, const request_t *r, void *all, ep_meeting_outcome_t *out) {
+static void joinRemotely(site_t *p, const request_t *r, void *all, ep_round_outcome_t *out) {
   answer_t a;
   int64_t deadline = deadlineOf(r->timeoutNs, 5 * SECOND);
-  *out = (ep_meeting_outcome_t){.end = EP_MEETING_GONE, .rank = 0};
+  *out = (ep_round_outcome_t){.end = EP_ROUND_GONE, .rank = 0};
   if (sendRequest(p, r)) return;
   int failed = receive(p, &a, sizeof a, deadline);
-  if (!failed && a.end == EP_MEETING_HELD)
+  if (!failed && a.end == EP_ROUND_COMPLETE)
     failed = receive(p, all, (size_t)p->numRanks * r->bytes, deadline);
   if (failed) {
     if (epNetNow() >= deadline) {
-      out->end = EP_MEETING_LATE;
+      out->end = EP_ROUND_LATE;
       snprintf(out->text, sizeof out->text, "0");
     }
     hangUp(p);
     return;
   }
-  *out = (ep_meeting_outcome_t){.end = (ep_meeting_end_t)a.end, .rank = a.rank, .code = a.code};
+  *out = (ep_round_outcome_t){.end = (ep_round_end_t)a.end, .rank = a.rank, .code = a.code};
   memcpy(out->text, a.text, sizeof out->text);
   out->text[sizeof out->text - 1] = 0;
 }
 
 static void join(ep_site_t *base, const void *mine, size_t bytes, void *all, uint64_t timeoutNs,
-                 ep_meeting_outcome_t *out) {
+                 ep_round_outcome_t *out) {
   site_t *p = siteOf(base);
-  if (p->hub) {
-    epMeetingJoin(&p->hub->seats[0].meeting, mine, bytes, all, timeoutNs, out);
+  if (p->server) {
+    epRoundJoin(&p->server->clients[0].round, mine, bytes, all, timeoutNs, out);
     return;
   }
   request_t r = {.what = ASK_JOIN, .timeoutNs = timeoutNs, .bytes = bytes};
@@ -432,7 +434,7 @@ static void allCame(ep_site_t *base) {
 static void closeSite(ep_site_t *base) {
   site_t *p = siteOf(base);
   request_t r = {.what = ASK_LEAVE};
-  if (stateOf(p) == OPEN && !p->hub) sendRequest(p, &r);
+  if (stateOf(p) == OPEN && !p->server) sendRequest(p, &r);
   release(p);
 }
 

@@ -1,5 +1,5 @@
-/* Meetings in shared memory: the ranks are processes or threads of one machine. One file a communicator in
- * /dev/shm, named after its hash and removed as soon as all have it mapped. A rank's process is watched by
+/* Barrier rounds in shared memory: the ranks are processes or threads of one machine. One file a communicator
+ * in /dev/shm, named after its hash and removed as soon as all have it mapped. A rank's process is watched by
  * its id, or, from another process-id namespace, by a lock on a byte of the file. */
 #include "api/gpu/rendezvous_site.h"
 
@@ -20,17 +20,17 @@
 
 #define SECOND 1000000000ull
 
-typedef struct seat {
-  ep_meeting_seat_t meeting;
+typedef struct entry {
+  ep_round_entry_t round;
   _Atomic int32_t pid;       /* 0: it has not come yet */
   _Atomic int32_t isLocked;  /* its byte of the file; the kernel unlocks it at the process's end */
   _Atomic uint64_t pidSpace; /* where that pid means something */
-} seat_t;
+} entry_t;
 
 /* The file: of zeros at first. */
 typedef struct shared_file {
-  ep_meeting_place_t place;
-  seat_t seats[EP_KERNEL_MAX_RANKS];
+  ep_round_shared_t state;
+  entry_t entries[EP_KERNEL_MAX_RANKS];
 } shared_file_t;
 
 /* A rank's process. */
@@ -42,10 +42,10 @@ typedef struct watch {
 typedef struct site {
   ep_site_t base;
   uint64_t hash;
-  int rank, numRanks, file; /* with the locks of the seats */
+  int rank, numRanks, file; /* with the locks of the entries */
   shared_file_t *shared;
   watch_t watches[EP_KERNEL_MAX_RANKS];
-  ep_meeting_t meeting;
+  ep_round_t round;
 } site_t;
 
 /* The files that this process may have left. */
@@ -61,28 +61,28 @@ static void stopWatching(watch_t *watch) {
 }
 
 /* A lock of the file's open description, so that ranks which are threads have one each. */
-static int lockSeat(const site_t *b, int rank, int command, short type) {
+static int lockEntry(const site_t *b, int rank, int command, short type) {
   struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
   return fcntl(b->file, command, &lock) == 0 ? lock.l_type : -1;
 }
 
 static void sitDown(site_t *b) {
-  seat_t *seat = &b->shared->seats[b->rank];
-  atomic_store(&seat->pidSpace, epPidSpace());
-  atomic_store(&seat->isLocked, lockSeat(b, b->rank, F_OFD_SETLK, F_WRLCK) >= 0);
-  atomic_store(&seat->pid, (int32_t)getpid());
+  entry_t *entry = &b->shared->entries[b->rank];
+  atomic_store(&entry->pidSpace, epPidSpace());
+  atomic_store(&entry->isLocked, lockEntry(b, b->rank, F_OFD_SETLK, F_WRLCK) >= 0);
+  atomic_store(&entry->pid, (int32_t)getpid());
 }
 
 /* Ids of another namespace mean nothing here: there the lock tells. */
 static int isGone(void *owner, int rank) {
   site_t *b = owner;
-  seat_t *seat = &b->shared->seats[rank];
+  entry_t *entry = &b->shared->entries[rank];
   watch_t *watch = &b->watches[rank];
-  int32_t pid = atomic_load(&seat->pid);
-  uint64_t space = atomic_load(&seat->pidSpace);
+  int32_t pid = atomic_load(&entry->pid);
+  uint64_t space = atomic_load(&entry->pidSpace);
   if (!pid) return 0;
   if (!space || space != epPidSpace())
-    return atomic_load(&seat->isLocked) && lockSeat(b, rank, F_OFD_GETLK, F_WRLCK) == F_UNLCK;
+    return atomic_load(&entry->isLocked) && lockEntry(b, rank, F_OFD_GETLK, F_WRLCK) == F_UNLCK;
   if (watch->pid != pid) {
     stopWatching(watch);
     *watch = (watch_t){pid, epProcessOpen(pid)};
@@ -168,23 +168,23 @@ static site_t *siteOf(ep_site_t *base) {
 }
 
 static void callBegin(ep_site_t *base) {
-  epMeetingCallBegin(&siteOf(base)->meeting);
+  epRoundCallBegin(&siteOf(base)->round);
 }
 
 static void callFail(ep_site_t *base, int code, const char *why) {
   sitDown(siteOf(base));
-  epMeetingCallFail(&siteOf(base)->meeting, code, why);
+  epRoundCallFail(&siteOf(base)->round, code, why);
 }
 
 static void join(ep_site_t *base, const void *mine, size_t bytes, void *all, uint64_t timeoutNs,
-                 ep_meeting_outcome_t *out) {
+                 ep_round_outcome_t *out) {
   sitDown(siteOf(base));
-  epMeetingJoin(&siteOf(base)->meeting, mine, bytes, all, timeoutNs, out);
+  epRoundJoin(&siteOf(base)->round, mine, bytes, all, timeoutNs, out);
 }
 
 static int processOf(const ep_site_t *base, int rank) {
   const site_t *b = (const site_t *)(const void *)base;
-  return atomic_load(&b->shared->seats[rank].pid);
+  return atomic_load(&b->shared->entries[rank].pid);
 }
 
 static trefoil_result_t await(ep_site_t *base, uint64_t timeoutNs) {
@@ -203,7 +203,7 @@ static void removeFile(ep_site_t *base) {
 
 static void closeSite(ep_site_t *base) {
   site_t *b = siteOf(base);
-  atomic_store(&b->shared->seats[b->rank].isLocked, 0);
+  atomic_store(&b->shared->entries[b->rank].isLocked, 0);
   munmap(b->shared, sizeof *b->shared);
   close(b->file);
   for (int r = 0; r < b->numRanks; r++) stopWatching(&b->watches[r]);
@@ -230,13 +230,13 @@ trefoil_result_t epSharedSiteOpen(uint64_t hash, int rank, int numRanks, ep_site
     free(b);
     return result;
   }
-  b->meeting = (ep_meeting_t){.place = &b->shared->place,
-                              .seats = &b->shared->seats[0].meeting,
-                              .stride = sizeof(seat_t),
-                              .rank = rank,
-                              .numRanks = numRanks,
-                              .owner = b,
-                              .isGone = isGone};
+  b->round = (ep_round_t){.shared = &b->shared->state,
+                          .entries = &b->shared->entries[0].round,
+                          .stride = sizeof(entry_t),
+                          .rank = rank,
+                          .numRanks = numRanks,
+                          .owner = b,
+                          .isGone = isGone};
   *out = &b->base;
   return TREFOIL_OK;
 }

@@ -1,20 +1,20 @@
-/* Where the ranks of a communicator meet (plan/meeting.h): in memory that they share, if they form one NVLink
- * domain and so are on one machine; else in rank 0's process, over TCP. */
+/* Where the ranks of a communicator meet (plan/barrier_round.h): in memory that they share, if they form one
+ * NVLink domain and so are on one machine; else in rank 0's process, over TCP. */
 #ifndef TREFOIL_API_GPU_RENDEZVOUS_SITE_H
 #define TREFOIL_API_GPU_RENDEZVOUS_SITE_H
 
 #include "api/object.h"
-#include "plan/meeting.h"
+#include "plan/barrier_round.h"
 
 typedef struct ep_site ep_site_t;
 
 typedef struct ep_site_kind {
   const char *where; /* "in ..." */
-  /* As plan/meeting.h has them, for this rank. */
+  /* As plan/barrier_round.h has them, for this rank. */
   void (*callBegin)(ep_site_t *site);
   void (*callFail)(ep_site_t *site, int code, const char *why);
   void (*join)(ep_site_t *site, const void *mine, size_t bytes, void *all, uint64_t timeoutNs,
-               ep_meeting_outcome_t *out);
+               ep_round_outcome_t *out);
   int (*processOf)(const ep_site_t *site, int rank);              /* 0: not known here */
   trefoil_result_t (*await)(ep_site_t *site, uint64_t timeoutNs); /* until it can be used */
   void (*allCame)(ep_site_t *site);                               /* nobody else will come */

@@ -278,7 +278,7 @@ TEST_PLACES(a_refused_rank_is_named_and_may_try_again) {
   }
 }
 
-/* Rank 2's part fails between the two meetings of a call; the next call is another one. */
+/* Rank 2's part fails between the two barrier rounds of a call; the next call is another one. */
 static void failHalfway(member_t *m, int rank) {
   meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m->result != TREFOIL_OK) return;

@@ -377,7 +377,7 @@ static void writeDeviceRecord(int rank, int numRanks, uint32_t kind, uint32_t ph
                                        .rank = peer,
                                        .operation = 5,
                                        .expected = 7,
-                                       .received = epHangTellsReceived(kind, phase) ? 6 : 0,
+                                       .received = epHangHasReceived(kind, phase) ? 6 : 0,
                                        .item = phase == EP_WAIT_ROWS ? 3 : -1,
                                        .sinceNs = ((uint64_t)time(NULL) - 5) * 1000000000u};
   }

@@ -112,11 +112,11 @@ static int askPlainly(const char *name, uint32_t what, uint64_t id) {
 static int askProperly(const char *name, uint32_t what, uint64_t id, int withMac) {
   static const unsigned char guess[EP_SECRET_BYTES] = {1, 2, 3};
   ep_request_t request = {.what = what, .numRanks = 2, .uid = uidOfName(name), .id = id};
-  ep_greeting_t greeting;
+  ep_challenge_t challenge;
   int fd = connectTo(name), got = 0;
   if (fd < 0) return 0;
-  if (recv(fd, &greeting, sizeof greeting, 0) == (ssize_t)sizeof greeting) {
-    if (withMac) epWireMac(guess, &greeting, &request, NULL, request.mac);
+  if (recv(fd, &challenge, sizeof challenge, 0) == (ssize_t)sizeof challenge) {
+    if (withMac) epWireMac(guess, &challenge, &request, NULL, request.mac);
     if (send(fd, &request, sizeof request, MSG_NOSIGNAL) > 0) got = getsDescriptor(fd);
   }
   close(fd);
@@ -175,7 +175,7 @@ TEST(another_user_is_refused) {
     char data[512];
     if (setgid(65534) || setuid(65534)) _exit(2);
     int fd = connectTo(name);
-    _exit(fd >= 0 && recv(fd, data, sizeof data, 0) <= 0 ? 0 : 1); /* not even a greeting */
+    _exit(fd >= 0 && recv(fd, data, sizeof data, 0) <= 0 ? 0 : 1); /* not even a challenge */
   }
   CHECK(ended(pid) == 0, "another user is greeted");
 }
@@ -260,7 +260,7 @@ static const ep_process_t *ownerOf(const ncclUniqueId *id) {
 static void impersonate(impostor_t *fake, int user) {
   struct sockaddr_un address;
   ep_answer_t answer = {.bytes = 1 << 20};
-  ep_greeting_t greeting = {.magic = EP_GREETING_MAGIC};
+  ep_challenge_t challenge = {.magic = EP_CHALLENGE_MAGIC};
   char data[512];
   socklen_t length = nameSocket(&address, ownerOf(&fake->id)->address);
   if (user && (setgid(65534) || setuid(65534))) _exit(2);
@@ -269,7 +269,7 @@ static void impersonate(impostor_t *fake, int user) {
   atomic_store(&fake->ready, 1);
   for (;;) {
     int client = accept(fd, NULL, NULL);
-    send(client, &greeting, sizeof greeting, MSG_NOSIGNAL);
+    send(client, &challenge, sizeof challenge, MSG_NOSIGNAL);
     ssize_t got = recv(client, data, sizeof data, 0);
     if (got > 0 && memmem(data, (size_t)got, ownerOf(&fake->id)->secret, EP_SECRET_BYTES))
       fake->heard = 1;

@@ -20,7 +20,8 @@
 
 namespace {
 
-constexpr uint64_t LIMIT_NS = 100000000, SLACK_NS = 4000000000;
+constexpr uint64_t LIMIT_NS = 100000000, SLACK_NS = 4000000000,
+                   LOST_NS = 20000000000; // a lost group's launches would wait so long
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -112,13 +113,13 @@ bool judge(const Ranks &w, const Records &records, int victim, int what) {
   return ok;
 }
 
-void setLimits(std::vector<StepRank> &step, const Records &records) {
+void setLimits(std::vector<StepRank> &step, const Records &records, uint64_t limitNs = LIMIT_NS) {
   for (size_t r = 0; r < step.size(); r++) {
     StepRank &k = step[r];
     for (ep_ht_group_t *g :
          {&k.update.group, &k.pass[0].dispatch.group, &k.pass[0].combine.group}) {
       g->record = records.device[r];
-      g->timeoutNs = LIMIT_NS;
+      g->timeoutNs = limitNs;
     }
   }
 }
@@ -145,12 +146,13 @@ bool absent(Ranks &w, bool expertMajor, bool windows, bool mixed, int victim, in
   if (records.host[victim]->failed) printf("  the victim gave up\n"), ok = false;
   if (ended - start > 1e-9 * (double)(LIMIT_NS + SLACK_NS))
     printf("  it took %.1f s\n", ended - start), ok = false;
+  setLimits(steps[0], records, LOST_NS);
   for (int r = 0; r < s.R; r++) { // a lost group returns at once
     CU(cudaSetDevice(w.ranks[r].device));
     if (r != victim) launch(steps[0][r], 2, w.ranks[r].stream);
   }
   w.sync();
-  if (now() - ended > 1e-9 * (double)(perDomain ? 3 * LIMIT_NS / 2 : LIMIT_NS)) // more blocks
+  if (now() - ended > 1e-9 * LOST_NS)
     printf("  a lost group waited for another %.2f s\n", now() - ended), ok = false;
   w.free();
   return ok;
@@ -224,11 +226,12 @@ bool blocked(Ranks &w, bool expertMajor, int victim, int blocks) {
   // The group is lost: a barrier that could be passed again does not bring it back.
   setBarrierCount(w.ranks[victim], 0);
   const ep_wait_record_t before = *records.host[victim];
+  setLimits(steps[0], records, LOST_NS);
   const double again = now();
   CU(cudaSetDevice(w.ranks[victim].device));
   launch(steps[0][victim], 2, w.ranks[victim].stream);
   w.sync();
-  if (now() - again > took / 2)
+  if (now() - again > 1e-9 * LOST_NS)
     printf("  a lost group waited for another %.2f s\n", now() - again), ok = false;
   const HtControl c = controlOf(w.ranks[victim]);
   if (c.barrierCount || c.numbers[2] || !c.wait.failed ||

@@ -88,13 +88,13 @@ def test_what_was_not_run_is_a_failure(tmp_path, capsys) -> None:
         SKIP.format("whole", "skipped: no clang\n1 tests, 0 failed, 1 skipped\n"),
         SKIP.format("silent", ""),
         RUN.format("part", "skipped: no MPI here\n3 tests, 0 failed, 1 skipped\n"),
-        RUN.format("untold", "skipped: no tmpfs here\n"),
+        RUN.format("unpublished", "skipped: no tmpfs here\n"),
         RUN.format("good", ""),
         failed="the asan preset does not build",
     )
     assert code == 1
     assert lines[-1] == "4 passed, 5 failed"
-    assert "FAILED ci/untold: not run: no tmpfs here" in lines
+    assert "FAILED ci/unpublished: not run: no tmpfs here" in lines
     assert "FAILED ci/whole: not run: no clang" in lines
     assert "FAILED ci/silent: not run: no reason given" in lines
     assert "FAILED ci/part: not run: no MPI here" in lines

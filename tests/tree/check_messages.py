@@ -34,7 +34,7 @@ CALLS = {
     "epCudaFail": 1,
     "epNcclFail": 1,
     "epNetFail": 1,
-    "epSay": 0,
+    "epSetSentence": 0,
     "epReport": 3,
     "epLog": 1,
     "epRealFail": 1,

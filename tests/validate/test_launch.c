@@ -511,16 +511,16 @@ TEST(two_launches_of_one_name) {
     snprintf(text, sizeof text, "RANK=%d WORLD_SIZE=2", i < 2 ? i : 3 - i);
     p[i] = startRank(text, (ways_t){.value = i < 2 ? 1 : 100, .meetSeconds = 3});
   }
-  int numTold = 0, numOwn = 0;
+  int numReported = 0, numOwn = 0;
   for (int i = 0; i < 4; i++) {
     report_t got = endRank(p[i]);
     /* own ranks may have met where the machine held the other launch back for so long */
     CHECK(got.rc != TREFOIL_OK || got.sum == (i < 2 ? 2 : 200), "process %d was paired: %d", i,
           got.sum);
     numOwn += got.rc == TREFOIL_OK;
-    numTold += strstr(got.text, "two launches that cannot be told apart") != NULL;
+    numReported += strstr(got.text, "two launches that cannot be told apart") != NULL;
   }
-  CHECK(numOwn > 0 || numTold >= 2, "%d were told", numTold);
+  CHECK(numOwn > 0 || numReported >= 2, "%d were told", numReported);
 }
 
 TEST(all_are_told_the_same_number) {
@@ -533,7 +533,7 @@ TEST(all_are_told_the_same_number) {
   CHECK(strstr(a.text, "rank 1 did not come"), "%s", a.text);
 }
 
-/* In a meeting: who ends is named at once, whoever else is late; who is late, within the limit. */
+/* In a barrier round: who ends is named at once, whoever else is late; who is late, within the limit. */
 TEST(meetings_have_limits) {
   rank_process_t p[3];
   for (int late = 0; late < 2; late++) {

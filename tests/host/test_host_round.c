@@ -1,4 +1,4 @@
-/* Meetings: held by all or by none, tried again after every kind of failure. */
+/* Barrier rounds: held by all or by none, tried again after every kind of failure. */
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,8 +17,8 @@ static uint64_t nowNs(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Ranks come at random times with random patience until 300 meetings were held: whoever was in the n-th finds
- * everybody in the n-th. */
+/* Ranks come at random times with random patience until 300 rounds were completed: whoever was in the n-th
+ * finds everybody in the n-th. */
 static void chaosBody(int rank, int numRanks, const ncclUniqueId *id, void *arg) {
   ncclComm_t comm;
   uint32_t random = 77u + (uint32_t)rank * 1000003u;
@@ -29,8 +29,8 @@ static void chaosBody(int rank, int numRanks, const ncclUniqueId *id, void *arg)
     int mine[3] = {held, rank, failed}, all[8][3];
     random = random * 1664525u + 1013904223u;
     if (random >> 28 == 0) usleep((random >> 8) % 2000);
-    ncclResult_t result = trefoilHostMeet(comm, mine, sizeof mine, all,
-                                          held < 290 ? (random >> 12) % (2 * MS) : ~0ull);
+    ncclResult_t result = trefoilHostBarrierRound(comm, mine, sizeof mine, all,
+                                                  held < 290 ? (random >> 12) % (2 * MS) : ~0ull);
     if (result != ncclSuccess) {
       CHECK(result == ncclRemoteError && strstr(trefoilHostLastError(), "rank"), "%s",
             trefoilHostLastError());
@@ -38,8 +38,8 @@ static void chaosBody(int rank, int numRanks, const ncclUniqueId *id, void *arg)
       continue;
     }
     for (int r = 0; r < numRanks; r++) {
-      REQUIRE(all[r][0] == held && all[r][1] == r, "meeting %d: rank %d shows %d, as rank %d", held,
-              r, all[r][0], all[r][1]);
+      REQUIRE(all[r][0] == held && all[r][1] == r, "barrier round %d: rank %d shows %d, as rank %d",
+              held, r, all[r][0], all[r][1]);
     }
     held++;
   }
@@ -71,18 +71,18 @@ static void lateBody(int rank, int numRanks, const ncclUniqueId *id, void *arg) 
   (void)arg;
   OK(ncclCommInitRank(&comm, numRanks, *id, rank));
   for (int i = 0; i < rank; i++) { /* each a different number of times */
-    ncclResult_t result = trefoilHostMeet(comm, &rank, sizeof rank, all, 20 * MS);
+    ncclResult_t result = trefoilHostBarrierRound(comm, &rank, sizeof rank, all, 20 * MS);
     CHECK(result == ncclRemoteError && strstr(trefoilHostLastError(), "rank 0") &&
               strstr(trefoilHostLastError(), "did not come within"),
           "%d, %s", (int)result, trefoilHostLastError());
   }
   pthread_barrier_wait(&barrier);
   for (int i = 0; i < 3; i++) {
-    OK(trefoilHostMeet(comm, &rank, sizeof rank, all, 20000 * MS));
+    OK(trefoilHostBarrierRound(comm, &rank, sizeof rank, all, 20000 * MS));
     CHECK(all[0] == 0 && all[1] == 1 && all[2] == 2, "%d %d %d", all[0], all[1], all[2]);
   }
   if (rank != 0) {
-    CHECK(trefoilHostMeet(comm, &rank, sizeof rank, all, 20000 * MS) == ncclRemoteError &&
+    CHECK(trefoilHostBarrierRound(comm, &rank, sizeof rank, all, 20000 * MS) == ncclRemoteError &&
               strstr(trefoilHostLastError(), "rank 0 is gone"),
           "%s", trefoilHostLastError());
     pthread_barrier_wait(&barrier);
@@ -109,7 +109,7 @@ static void excuseBody(int rank, int numRanks, const ncclUniqueId *id, void *arg
       trefoilHostCallFail(comm, ncclInvalidArgument, "the width is 3");
     } else {
       uint64_t start = nowNs();
-      ncclResult_t result = trefoilHostMeet(comm, &rank, sizeof rank, all, 60000 * MS);
+      ncclResult_t result = trefoilHostBarrierRound(comm, &rank, sizeof rank, all, 60000 * MS);
       CHECK(result == ncclInvalidArgument, "%d", (int)result);
       CHECK(strstr(trefoilHostLastError(), "rank 1 ") &&
                 strstr(trefoilHostLastError(), "the width is 3"),
@@ -121,7 +121,7 @@ static void excuseBody(int rank, int numRanks, const ncclUniqueId *id, void *arg
   /* that was another call: now a late rank is waited for */
   trefoilHostCallBegin(comm);
   if (rank == 1) usleep(1300000);
-  OK(trefoilHostMeet(comm, &rank, sizeof rank, all, 60000 * MS));
+  OK(trefoilHostBarrierRound(comm, &rank, sizeof rank, all, 60000 * MS));
   OK(ncclCommDestroy(comm));
 }
 

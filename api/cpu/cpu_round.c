@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "api/cpu/cpu_group.h"
-#include "api/cpu/cpu_meet.h"
+#include "api/cpu/cpu_round.h"
 #include "trefoil_host.h"
 
 static const char *const functions[] = {"ncclEpCreateGroup", "ncclEpInitHandle"};
@@ -43,11 +43,11 @@ static trefoil_result_t compare(const ep_notice_t *all, int numRanks) {
   return TREFOIL_OK;
 }
 
-trefoil_result_t epMeet(ep_cpu_group_t *g, ep_notice_t *notice) {
+trefoil_result_t epCpuBarrierRound(ep_cpu_group_t *g, ep_notice_t *notice) {
   ep_notice_t *all = malloc((size_t)g->R * sizeof *all);
   EP_CHECK(all, TREFOIL_SYSTEM_ERROR, "%s: out of memory", functions[notice->call]);
   ncclResult_t met =
-      trefoilHostMeet(g->group->comm, notice, sizeof *notice, all, g->group->timeoutNs);
+      trefoilHostBarrierRound(g->group->comm, notice, sizeof *notice, all, g->group->timeoutNs);
   trefoil_result_t result = met == ncclSuccess
                                 ? compare(all, g->R)
                                 : epFail((trefoil_result_t)met, "%s: %s", functions[notice->call],

@@ -1,6 +1,6 @@
 /* What ranks show each other before a collective call goes on. */
-#ifndef TREFOIL_API_CPU_CPU_MEET_H
-#define TREFOIL_API_CPU_CPU_MEET_H
+#ifndef TREFOIL_API_CPU_CPU_ROUND_H
+#define TREFOIL_API_CPU_CPU_ROUND_H
 
 #include "api/cpu/cpu.h"
 
@@ -13,10 +13,10 @@ typedef struct ep_notice {
   uint64_t groupId;       /* CreateGroup: rank 0's proposal */
   ep_settings_t settings; /* CreateGroup */
 } ep_notice_t;
-_Static_assert(sizeof(ep_notice_t) <= 256, "what a meeting of the host runtime carries");
+_Static_assert(sizeof(ep_notice_t) <= 256, "what a barrier round of the host runtime carries");
 
 /* Shows this rank's notice, waits for all with the group's timeout and compares. The same result and the
  * same sentence on every rank that came. *notice becomes rank 0's (of use only if TREFOIL_OK). */
-trefoil_result_t epMeet(ep_cpu_group_t *g, ep_notice_t *notice);
+trefoil_result_t epCpuBarrierRound(ep_cpu_group_t *g, ep_notice_t *notice);
 
 #endif

@@ -1,4 +1,5 @@
-/* The meeting of ranks that a launcher started: each shows how far it is, and all learn of a failure. */
+/* The barrier round of ranks that a launcher started: each shows how far it is, and all learn of a failure.
+ * */
 #include "validate/checker.h"
 
 #include "plan/error.h"
@@ -6,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank brings to a meeting. */
+/* What a rank brings to a barrier round. */
 typedef struct state {
   int failed, over;  /* over: rank 0 has seen enough time go by */
   int sharedDevices; /* of this rank's host, if there are not enough for its ranks */
@@ -49,13 +50,13 @@ void epLaunchedMeet(ep_check_team_t *team) {
   if (atomic_load(&job->numArrived) == UINT64_MAX) return; /* all know already */
   state_t mine = stateOf(team), *all = calloc((size_t)launch->numRanks, sizeof *all);
   if (!all || epLaunchGather(launch, &mine, all, sizeof mine) != TREFOIL_OK) {
-    const ep_check_blame_t blame = {EP_CASE_ABORTS,
-                                    -1,
-                                    "",
-                                    ncclSuccess,
-                                    atomic_load(&job->watch.places[launch->rank].caseIdx),
-                                    1};
-    epTeamFail(team, &blame, all ? trefoilLastError() : "out of memory for a meeting");
+    const ep_check_culprit_t blame = {EP_CASE_ABORTS,
+                                      -1,
+                                      "",
+                                      ncclSuccess,
+                                      atomic_load(&job->watch.places[launch->rank].caseIdx),
+                                      1};
+    epTeamFail(team, &blame, all ? trefoilLastError() : "out of memory for a barrier round");
     atomic_store(&job->numArrived, UINT64_MAX);
   } else {
     const state_t *first = firstFailure(all, launch->numRanks);
