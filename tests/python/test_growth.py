@@ -22,6 +22,7 @@ from trefoil.simulator import CostRecord, Costs
 needs_scipy = pytest.mark.skipif(find_spec("scipy") is None, reason="Python lacks scipy")
 NO_STEP = {"trefoil-ll-h200": "10 rows", "trefoil-ht-h200": "8 rows"}  # no part of ten rows
 MANY_ROWS = 40  # with fewer, one row is too much of a share for an upper bound
+POINTS = 4  # a cost that rows hardly determine ends elsewhere on another CPU's BLAS
 PAGE = Path(__file__).parents[2] / "docs" / "fit.md"
 
 
@@ -49,9 +50,8 @@ def test_nine_in_ten_lie_inside_beyond_the_fit(name: str) -> None:
         assert percent <= 95 or n < MANY_ROWS, step
     row = re.search(rf"\| {name} \| (\d+) % of (\d+) \| (\d+) % of (\d+) \|", PAGE.read_text())
     stated = [int(cell) for cell in row.groups()]
-    assert stated == pytest.approx(
-        [x for n, percent in found.values() for x in (percent, n)], abs=1
-    )
+    assert stated[1::2] == [n for n, _ in found.values()]
+    assert stated[::2] == pytest.approx([percent for _, percent in found.values()], abs=POINTS)
 
 
 @needs_scipy
