@@ -4,6 +4,7 @@ python3 run_pytest.py [--needs=numpy,...] PYTEST-ARGUMENTS
 """
 
 import importlib.util
+import os
 import sys
 
 
@@ -16,6 +17,7 @@ def main() -> int:
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         print(f"skipped: Python lacks {', '.join(missing)} (tools/test brings them)")
         return 77
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices: threads would wait
     import pytest
 
     return pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *arguments])
