@@ -20,6 +20,13 @@ static int parseMode(const char *text) {
   return -1;
 }
 
+static int parseVariant(const char *text) {
+  static const char *const names[] = {"ours", "per-expert", "rails"};
+  for (int v = 0; v < (int)(sizeof names / sizeof *names); v++)
+    if (!strcmp(text, names[v])) return v;
+  return -1;
+}
+
 /* 2 bytes an element, or 1 and a 4-byte scale for every 128. */
 static size_t rowBytes(const trefoil_moe_t *moe, int fp8) {
   size_t H = (size_t)moe->hidden;
@@ -40,8 +47,9 @@ int scenarioLoad(const char *verb, scenario_args_t *args, scenario_t *s) {
   if (!isOneOf(args->combine, "exact", "partial")) {
     return cliUsage(verb, "--combine %s is neither exact nor partial", args->combine);
   }
-  if (!isOneOf(args->variant, "ours", "per-expert")) {
-    return cliUsage(verb, "--variant %s is neither ours nor per-expert", args->variant);
+  int variant = parseVariant(args->variant);
+  if (variant < 0) {
+    return cliUsage(verb, "--variant %s is none of ours, per-expert and rails", args->variant);
   }
   if (trefoilClusterLoad(&s->cluster, args->cluster) || trefoilMoeLoad(&s->moe, args->moe)) {
     return cliUsage(verb, "%s", trefoilLastError());
@@ -62,13 +70,13 @@ int scenarioLoad(const char *verb, scenario_args_t *args, scenario_t *s) {
     return cliUsage(verb, "--tokens %lld: at most %lld", args->tokens,
                     (long long)TREFOIL_MAX_TOKENS);
   }
-  s->spec = (trefoil_predict_spec_t){
-      .cluster = &s->cluster,
-      .mode = (trefoil_mode_t)mode,
-      .variant = strcmp(args->variant, "ours") ? TREFOIL_VARIANT_PER_EXPERT : TREFOIL_VARIANT_OURS,
-      .combinePartial = !strcmp(args->combine, "partial"),
-      .dispatchRowBytes = rowBytes(&s->moe, !strcmp(args->dispatchDtype, "fp8")),
-      .combineRowBytes = rowBytes(&s->moe, 0)};
+  s->spec = (trefoil_predict_spec_t){.cluster = &s->cluster,
+                                     .mode = (trefoil_mode_t)mode,
+                                     .variant = (trefoil_variant_t)variant,
+                                     .combinePartial = !strcmp(args->combine, "partial"),
+                                     .dispatchRowBytes =
+                                         rowBytes(&s->moe, !strcmp(args->dispatchDtype, "fp8")),
+                                     .combineRowBytes = rowBytes(&s->moe, 0)};
   return -1;
 }
 

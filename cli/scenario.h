@@ -75,7 +75,8 @@ typedef struct scenario_args {
        POPT_ARG_STRING,                                                                            \
        &(a)->variant,                                                                              \
        0,                                                                                          \
-       "rows of dispatch: ours (default), one a (token, rank), or per-expert",                     \
+       "rows of dispatch: ours (default), one a (token, rank); per-expert; rails, in ll one a "    \
+       "(token, node) between nodes",                                                              \
        "V"},                                                                                       \
       {"trace", 0, POPT_ARG_STRING, &(a)->trace, 0, "routing of a file, on its ranks", "FILE"}, {  \
     "seed", 0, POPT_ARG_LONGLONG, &(a)->seed, CLI_NOT_NEGATIVE,                                    \

@@ -5,7 +5,7 @@
  *
  *   LL, any nodes            o <-> every target rank t                         DIRECT
  *   HT, targets in o's node  o <-> t                                           DIRECT
- *   HT, other nodes m, with p = m*G + rail(o):
+ *   HT, and LL dispatch by rails, other nodes m, with p = m*G + rail(o):
  *     dispatch               o -> p, one row a token   NET_OUT,  then p -> t   FORWARD
  *     combine                t -> p                    RETURN,   then p -> o   NET_BACK
  *
@@ -25,7 +25,7 @@ enum { DEFAULT_CHUNK_TOKENS = 64 };
 struct trefoil_plan {
   trefoil_routing_t routing;
   trefoil_plan_config_t config;
-  int ht;              /* hierarchical phases exist */
+  int byRails;         /* hierarchical phases exist */
   int64_t chunkTokens; /* of this mode: LL all */
   ep_chunk_t *chunk;   /* a pointer: rows are listed lazily behind a const plan */
   int firstOrigin, endOrigin;
@@ -47,9 +47,8 @@ static trefoil_result_t checkConfig(const trefoil_plan_config_t *c) {
            "mode %d is not one of the %d modes", (int)c->mode, TREFOIL_NUM_MODES);
   EP_CHECK(c->op == TREFOIL_OP_DISPATCH || c->op == TREFOIL_OP_COMBINE, TREFOIL_INVALID_ARGUMENT,
            "operation %d is neither dispatch (0) nor combine (1)", (int)c->op);
-  EP_CHECK(c->variant == TREFOIL_VARIANT_OURS || c->variant == TREFOIL_VARIANT_PER_EXPERT,
-           TREFOIL_INVALID_ARGUMENT, "variant %d is neither ours (0) nor per-expert (1)",
-           (int)c->variant);
+  EP_CHECK((unsigned)c->variant <= TREFOIL_VARIANT_RAILS, TREFOIL_INVALID_ARGUMENT,
+           "variant %d is none of ours (0), per-expert (1) and rails (2)", (int)c->variant);
   EP_CHECK(c->chunkTokens >= 0, TREFOIL_INVALID_ARGUMENT,
            "%d tokens of a chunk: must be positive, or 0 for %d", c->chunkTokens,
            DEFAULT_CHUNK_TOKENS);
@@ -78,6 +77,7 @@ trefoil_result_t trefoilPlanCreate(trefoil_plan_t **plan, const trefoil_routing_
   int ht = config->mode == TREFOIL_HT_FLAT || config->mode == TREFOIL_HT_EXPERT_MAJOR;
   int64_t chunkTokens = config->chunkTokens ? config->chunkTokens : DEFAULT_CHUNK_TOKENS;
   if (!ht) chunkTokens = routing->shape.maxTokens;
+  int isRails = config->variant == TREFOIL_VARIANT_RAILS && config->op == TREFOIL_OP_DISPATCH;
   int64_t longest = longestChunk(routing, chunkTokens);
   EP_CHECK(longestChunk(routing, INT64_MAX) / chunkTokens < INT32_MAX, TREFOIL_INVALID_ARGUMENT,
            "%lld tokens in chunks of %lld are too many chunks",
@@ -88,7 +88,7 @@ trefoil_result_t trefoilPlanCreate(trefoil_plan_t **plan, const trefoil_routing_
   EP_CHECK(p, TREFOIL_SYSTEM_ERROR, "out of memory: %zu bytes for a plan", bytes);
   p->routing = *routing;
   p->config = *config;
-  p->ht = ht;
+  p->byRails = ht || isRails;
   p->chunkTokens = chunkTokens;
   p->chunk = (ep_chunk_t *)(p + 1);
   epChunkInit(p->chunk, &p->routing, longest, (char *)p + head);
@@ -144,13 +144,13 @@ static void targetRange(const trefoil_plan_t *p, int phase, int *first, int *end
   int net = phase == TREFOIL_PHASE_NET_OUT || phase == TREFOIL_PHASE_NET_BACK;
   *first = net ? s->numRanks : 0;
   *end = net ? p->chunk->numTargets : s->numRanks;
-  if (phase == TREFOIL_PHASE_DIRECT && p->ht) {
+  if (phase == TREFOIL_PHASE_DIRECT && p->byRails) {
     *first = trefoilNodeOf(s, p->origin) * s->ranksPerNode;
     *end = *first + s->ranksPerNode;
   }
 }
 
-/* The next target of the phase: in HT the origin's own node belongs to DIRECT alone. */
+/* The next target of the phase: by rails the origin's own node belongs to DIRECT alone. */
 static int nextTarget(const trefoil_plan_t *p, int phase) {
   const trefoil_shape_t *s = &p->routing.shape;
   int first, end, ownNode = trefoilNodeOf(s, p->origin);
@@ -204,7 +204,7 @@ static void fill(const trefoil_plan_t *p, int phase, int target, trefoil_transfe
 
 int trefoilPlanNext(trefoil_plan_t *p, trefoil_transfer_t *transfer) {
   if (!p || !transfer) return 0;
-  int numPhases = p->ht ? 3 : 1;
+  int numPhases = p->byRails ? 3 : 1;
   while (p->loaded || loadNextChunk(p)) {
     for (; p->phaseStep < numPhases; p->phaseStep++, p->target = 0) {
       int phase = phasesOf[p->config.op][p->phaseStep];

@@ -72,6 +72,8 @@ trefoil_result_t trefoilCaseCheck(const trefoil_case_t *c) {
            "backward exists in HT modes only, mode is %s", trefoilModeName(c->mode));
   EP_CHECK((!c->active && !c->activeCombine) || !epIsHt(c), TREFOIL_INVALID_ARGUMENT,
            "masks exist in LL modes only, mode is %s", trefoilModeName(c->mode));
+  EP_CHECK(!c->rails || (!c->active && !c->activeCombine), TREFOIL_INVALID_ARGUMENT,
+           "rails with masks: a rank that is gone would cut its node off; set rails to 0");
   if (c->mode == TREFOIL_HT_EXPERT_MAJOR) {
     EP_CHECK((c->alignment & (c->alignment - 1)) == 0, TREFOIL_INVALID_ARGUMENT,
              "alignment is %zu, must be 0 or a power of two", c->alignment);

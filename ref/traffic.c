@@ -1,7 +1,8 @@
 /* Rows per (src, dst), counted in the routing alone; docs/spec.md, section P.
  *
- * Dispatch moves a token once to every rank that has an expert of it. HT across nodes moves it once
- * to every other node instead, to the rank p on the source's rail there, and p passes it on.
+ * Dispatch moves a token once to every rank that has an expert of it. HT across nodes, and LL by
+ * rails, moves it once to every other node instead, to the rank p on the source's rail there, and p
+ * passes it on.
  * Combine walks the same ways back, except that LL expert-major's exact sum brings back one row per
  * (token, k). */
 #include "ref/place.h"
@@ -33,11 +34,12 @@ static void countToken(const traffic_t *t, const trefoil_case_t *c, int origin,
   int L = trefoilExpertsPerRank(t->s), G = t->s->ranksPerNode;
   bool perEntry = t->combine && c->mode == TREFOIL_LL_EXPERT_MAJOR &&
                   (!c->combinePartial || c->quant == TREFOIL_QUANT_NVFP4);
+  bool byRails = epIsHt(c) || (c->rails && !t->combine);
   for (int k = 0; k < t->s->topk; k++) {
     if (row[k] < 0) continue;
     int d = row[k] / L, node = d / G;
     if (!perEntry && !isFirst(row, k, L)) continue;
-    if (!epIsHt(c) || node == origin / G) {
+    if (!byRails || node == origin / G) {
       count(t, origin, d);
       continue;
     }

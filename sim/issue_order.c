@@ -2,8 +2,8 @@
  *
  * LL goes through the tokens: of each token the peers, beginning with the next rank round the ring,
  * so that all ranks do not serve the same peer at the same time. A combine goes through the tokens of
- * its peers in the same way. HT goes through the chunks, in each the rows of other nodes first, for
- * they have the longer way. */
+ * its peers in the same way, and so do those that forward what came to them by rails. HT goes through
+ * the chunks, in each the rows of other nodes first, for they have the longer way. */
 #include <stdlib.h>
 
 #include "plan/error.h"
@@ -39,7 +39,7 @@ static void groupBySource(ep_replay_t *r, int numRanks) {
 }
 
 static int64_t longestList(const ep_replay_t *r, int numRanks) {
-  int64_t most = 1;
+  int64_t most = r->numPieces - r->firstOf[numRanks] + 1;
   for (int k = 0; k < numRanks; k++) {
     int64_t n = r->firstOf[k + 1] - r->firstOf[k];
     if (n > most) most = n;
@@ -55,9 +55,11 @@ trefoil_result_t epReplayOrder(ep_replay_t *r, const trefoil_shape_t *s, const i
   size_t most = (size_t)longestList(r, s->numRanks);
   ep_keyed_t *keyed = malloc(2 * most * sizeof *keyed);
   EP_CHECK(keyed, TREFOIL_SYSTEM_ERROR, "out of memory for %zu transfers of a rank", most);
-  for (int k = 0; k < s->numRanks; k++) {
+  for (int k = 0; k <= s->numRanks; k++) { /* past the last: LL's that are forwarded */
+    if (k == s->numRanks && r->ht) break;
     int32_t *list = r->issued + r->firstOf[k];
-    size_t n = (size_t)(r->firstOf[k + 1] - r->firstOf[k]);
+    int64_t end = k < s->numRanks ? r->firstOf[k + 1] : r->numPieces;
+    size_t n = (size_t)(end - r->firstOf[k]);
     for (size_t i = 0; i < n; i++) keyed[i] = (ep_keyed_t){keyOf(r, s, list[i], blocks), list[i]};
     epSortKeyed(keyed, keyed + most, n);
     for (size_t i = 0; i < n; i++) list[i] = keyed[i].id;

@@ -36,6 +36,7 @@ typedef struct queues {
   int32_t *ids;                /* [pieces] grouped by resource */
   ep_keyed_t *keyed, *scratch; /* of one resource */
   int64_t roomKeyed;
+  ep_fs_t *came; /* [moves] when the last row was there; where a piece is a move, its tail */
 } queues_t;
 
 static const trefoil_resource_t orders[2][TREFOIL_NUM_RESOURCES - 1] = {
@@ -182,10 +183,14 @@ static trefoil_result_t sweep(queues_t *q, trefoil_resource_t kind) {
 /* Dispatch: a chunk is forwarded when all its rows have come. */
 static void releaseForwards(queues_t *q) {
   const ep_replay_t *r = q->replay;
-  for (int64_t i = 0; i < r->numMoves; i++) {
-    if (r->moves[i].phase == TREFOIL_PHASE_FORWARD) {
-      q->head[i] = q->tail[i] = q->tail[r->partner[i]];
-    }
+  for (int64_t i = 0; i < r->numPieces && r->pieces; i++) {
+    ep_fs_t *came = &q->came[r->pieces[i].move];
+    *came = later(*came, q->tail[i]);
+  }
+  for (int64_t i = 0; i < r->numPieces; i++) {
+    const ep_move_t *m = epMoveOf(r, i);
+    if (m->phase != TREFOIL_PHASE_FORWARD) continue;
+    q->head[i] = q->tail[i] = q->came[r->partner[m - r->moves]];
   }
 }
 
@@ -263,12 +268,14 @@ trefoil_result_t epQueuesRun(const ep_replay_t *replay, const ep_fabric_t *fabri
   q.first = calloc(most + 1, sizeof *q.first);
   q.ids = malloc(n * sizeof *q.ids);
   q.crossing = malloc(n * sizeof *q.crossing);
+  q.came = replay->pieces ? calloc((size_t)replay->numMoves + 1, sizeof *q.came) : q.tail;
   trefoil_result_t result = TREFOIL_SYSTEM_ERROR;
-  if (q.head && q.first && q.ids && q.crossing) {
+  if (q.head && q.first && q.ids && q.crossing && q.came) {
     result = runAll(&q);
   } else {
     epFail(result, "out of memory for %zu transfers", n);
   }
+  if (replay->pieces) free(q.came);
   free(q.head);
   free(q.first);
   free(q.ids);

@@ -20,7 +20,7 @@ typedef struct ep_move {
 } ep_move_t;
 
 /* A piece of a transfer that goes through the queues as one: rows of the same few tokens. In HT a
- * piece is a transfer. */
+ * piece is a transfer. By rails LL's NET_OUT is one message: its rows are forwarded when all are there. */
 typedef struct ep_piece {
   int32_t move;
   int32_t rows;
@@ -30,12 +30,12 @@ typedef struct ep_replay {
   trefoil_op_t op;
   size_t rowBytes;
   int chunkTokens;
-  int ht, hasNetPhases; /* hierarchical; and it has more than one node */
+  int ht, hasNetPhases; /* the mode; rows go by rails, and there is more than one node */
   int64_t numMoves, maxMoves;
   ep_move_t *moves;
   int64_t numPieces, maxPieces;
   ep_piece_t *pieces; /* NULL: piece i is move i */
-  /* HT: the NET_OUT that a FORWARD waits for, or the NET_BACK that a RETURN is summed into; -1.
+  /* By rails: the NET_OUT that a FORWARD waits for, or the NET_BACK that a RETURN is summed into; -1.
    * NULL where no move waits. */
   int32_t *partner;
   /* Pieces that SEND issues, by source, in the order of their issue: issued[firstOf[r]] on; after

@@ -2,7 +2,7 @@
  *
  * One walk of the plan's iterator copies its transfers. LL transfers are then cut into pieces of a
  * token each (of a few, where that would be more than MAX_PIECES), because an LL sender goes through
- * its tokens, not through its peers. In HT the walk also finds what waits for what: of one (origin,
+ * its tokens, not through its peers. By rails the walk also finds what waits for what: of one (origin,
  * chunk) it yields NET_OUT before FORWARD, and RETURN, node by node, before NET_BACK. */
 #include <stdlib.h>
 #include <string.h>
@@ -182,7 +182,8 @@ trefoil_result_t epReplayBuild(ep_replay_t *replay, const trefoil_sim_workload_t
   config.rowBytes = op == TREFOIL_OP_DISPATCH ? w->dispatchRowBytes : w->combineRowBytes;
   ep_replay_t made = {.op = op, .rowBytes = config.rowBytes, .chunkTokens = chunkTokens};
   made.ht = w->mode == TREFOIL_HT_FLAT || w->mode == TREFOIL_HT_EXPERT_MAJOR;
-  made.hasNetPhases = made.ht && numNodes > 1;
+  int isRails = w->variant == TREFOIL_VARIANT_RAILS && op == TREFOIL_OP_DISPATCH;
+  made.hasNetPhases = (made.ht || isRails) && numNodes > 1;
   build_t b = {.replay = &made, .routing = w->routing};
   b.tokensOfPiece = tokensOfPiece(w->routing);
   int64_t *blocks = NULL;

@@ -28,18 +28,18 @@ static void add(const count_t *c, int op, int phase, int src, int dst, int rows)
   at[src * c->table->numRanks + dst] += (uint64_t)rows * rowBytes;
 }
 
-/* entries [R]: how many experts of the token each rank has. */
-static void addTokenLl(const count_t *c, int src, const int *entries) {
-  const trefoil_sim_workload_t *w = c->work;
-  int isExact = w->mode == TREFOIL_LL_EXPERT_MAJOR && !w->combinePartial;
-  for (int r = 0; r < c->table->numRanks; r++) {
-    if (!entries[r]) continue;
-    add(c, TREFOIL_OP_DISPATCH, TREFOIL_PHASE_DIRECT, src, r, 1);
-    add(c, TREFOIL_OP_COMBINE, TREFOIL_PHASE_DIRECT, r, src, isExact ? entries[r] : 1);
-  }
+/* A row towards the experts, or back. */
+static void addHop(const count_t *c, int op, int phase, int from, int to) {
+  if (op == TREFOIL_OP_DISPATCH)
+    add(c, op, phase, from, to, 1);
+  else
+    add(c, op, phase, to, from, 1);
 }
 
-static void addTokenHt(const count_t *c, int src, const int *entries) {
+/* entries [R]: how many experts of the token each rank has. */
+static void addByRails(const count_t *c, int op, int src, const int *entries) {
+  static const int phases[2][2] = {{TREFOIL_PHASE_NET_OUT, TREFOIL_PHASE_FORWARD},
+                                   {TREFOIL_PHASE_NET_BACK, TREFOIL_PHASE_RETURN}};
   const trefoil_shape_t *s = &c->work->routing->shape;
   int G = s->ranksPerNode;
   for (int node = 0; node < s->numRanks / G; node++) {
@@ -48,15 +48,26 @@ static void addTokenHt(const count_t *c, int src, const int *entries) {
     for (int r = node * G; r < (node + 1) * G; r++) {
       if (!entries[r]) continue;
       numTargets++;
-      add(c, TREFOIL_OP_DISPATCH, isHome ? TREFOIL_PHASE_DIRECT : TREFOIL_PHASE_FORWARD,
-          isHome ? src : p, r, 1);
-      add(c, TREFOIL_OP_COMBINE, isHome ? TREFOIL_PHASE_DIRECT : TREFOIL_PHASE_RETURN, r,
-          isHome ? src : p, 1);
+      addHop(c, op, isHome ? TREFOIL_PHASE_DIRECT : phases[op][1], isHome ? src : p, r);
     }
-    if (isHome || numTargets == 0) continue;
-    add(c, TREFOIL_OP_DISPATCH, TREFOIL_PHASE_NET_OUT, src, p, 1);
-    add(c, TREFOIL_OP_COMBINE, TREFOIL_PHASE_NET_BACK, p, src, 1);
+    if (!isHome && numTargets > 0) addHop(c, op, phases[op][0], src, p);
   }
+}
+
+static void addTokenLl(const count_t *c, int src, const int *entries) {
+  const trefoil_sim_workload_t *w = c->work;
+  int isExact = w->mode == TREFOIL_LL_EXPERT_MAJOR && !w->combinePartial;
+  int isRails = w->variant == TREFOIL_VARIANT_RAILS;
+  if (isRails) addByRails(c, TREFOIL_OP_DISPATCH, src, entries);
+  for (int r = 0; r < c->table->numRanks; r++) {
+    if (!entries[r]) continue;
+    if (!isRails) add(c, TREFOIL_OP_DISPATCH, TREFOIL_PHASE_DIRECT, src, r, 1);
+    add(c, TREFOIL_OP_COMBINE, TREFOIL_PHASE_DIRECT, r, src, isExact ? entries[r] : 1);
+  }
+}
+
+static void addTokenHt(const count_t *c, int src, const int *entries) {
+  for (int op = 0; op < 2; op++) addByRails(c, op, src, entries);
 }
 
 trefoil_result_t epLegRouting(const trefoil_sim_workload_t *work, ep_leg_table_t *table) {

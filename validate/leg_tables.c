@@ -15,6 +15,7 @@ trefoil_result_t epLegReference(const trefoil_sim_workload_t *work, ep_leg_table
   trefoil_case_t c = {
       .routing = *work->routing, .mode = work->mode, .width = 16, .dtype = TREFOIL_BF16};
   c.combinePartial = work->combinePartial && work->mode == TREFOIL_LL_EXPERT_MAJOR;
+  c.rails = work->variant == TREFOIL_VARIANT_RAILS;
   for (int op = 0; op < 2; op++) {
     EP_TRY(trefoilRefTraffic(&c, op == TREFOIL_OP_COMBINE, rows));
     size_t rowBytes = op == TREFOIL_OP_COMBINE ? work->combineRowBytes : work->dispatchRowBytes;

@@ -196,6 +196,8 @@ static trefoil_result_t runCase(legs_t *l, uint64_t index) {
       size_t row = rowBytesOf(&c->ops[i]);
       trefoil_sim_workload_t w = {.routing = &rc.routing,
                                   .mode = rc.mode,
+                                  .variant =
+                                      index & 1 ? TREFOIL_VARIANT_RAILS : TREFOIL_VARIANT_OURS,
                                   .combinePartial = rc.combinePartial,
                                   .chunkTokens = 1 + (int)(index % 8),
                                   .dispatchRowBytes = row,

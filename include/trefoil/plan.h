@@ -24,15 +24,18 @@ typedef enum trefoil_op { TREFOIL_OP_DISPATCH = 0, TREFOIL_OP_COMBINE = 1 } tref
 
 typedef enum trefoil_variant {
   TREFOIL_VARIANT_OURS = 0,
-  TREFOIL_VARIANT_PER_EXPERT = 1 /* one dispatch row per (token, expert), as some public libraries
-                                    send; across nodes in HT still one row a token and node. Combine
-                                    is as in OURS */
+  TREFOIL_VARIANT_PER_EXPERT = 1, /* one dispatch row per (token, expert), as some public libraries
+                                     send; across nodes in HT still one row a token and node. Combine
+                                     is as in OURS */
+  TREFOIL_VARIANT_RAILS = 2 /* LL dispatch across nodes goes as HT's: one row a token and node to p,
+                               which forwards. Combine, and HT, are as in OURS */
 } trefoil_variant_t;
 
 typedef enum trefoil_phase {
-  TREFOIL_PHASE_DIRECT = 0,  /* origin <-> expert rank straight: LL always, HT inside the node */
-  TREFOIL_PHASE_NET_OUT = 1, /* HT dispatch: origin -> p = m*G + rail(origin), one row a token */
-  TREFOIL_PHASE_FORWARD = 2, /* HT dispatch: p -> each target of node m */
+  TREFOIL_PHASE_DIRECT = 0,  /* origin <-> expert rank straight: LL, HT inside the node */
+  TREFOIL_PHASE_NET_OUT = 1, /* HT dispatch, LL's by rails: origin -> p = m*G + rail(origin), one
+                                row a token */
+  TREFOIL_PHASE_FORWARD = 2, /* the same: p -> each target of node m */
   TREFOIL_PHASE_RETURN = 3,  /* HT combine: target of node m -> p */
   TREFOIL_PHASE_NET_BACK = 4 /* HT combine: p -> origin, one rounded partial a token */
 } trefoil_phase_t;

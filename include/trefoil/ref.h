@@ -37,6 +37,8 @@ typedef struct trefoil_case {
                             copies of tokens past the first maxRecv */
   int combinePartial; /* LL expert-major: partial sums at the experts' rank. NVFP4 ignores it: a
                             row's scale belongs to the row, so rows travel one by one */
+  int rails; /* LL: dispatch across nodes by rails, as HT's; the same results, other traffic. Without
+                masks */
   const uint8_t *active; /* LL: [R, R], active[r*R + s] = r regards s as alive; NULL = all. Rows
                             travel between two ranks if each regards the other as alive */
   const uint8_t *activeCombine; /* LL: the masks of the combine, if they changed since dispatch;

@@ -191,17 +191,20 @@ def records() -> str:
 def across_nodes() -> str:
     tables = [read_predictions(path) for path in prediction_files()]
     rows = []
-    for mode, tokens in (("ll", 128), ("ht", 4096)):
-        for op in OPS:
-            cells = []
-            for gpus in (16, 32, 64):
-                case = Case(op, mode, gpus // 8, gpus, 7168, tokens, 8, 256, 0, 0.0)
-                found = find_prediction(tables, case, "trefoil", "bf16")
-                if found is None:
-                    raise KeyError((mode, op, gpus))
-                p = found[1]
-                cells.append(f"{p.us:.0f} ({p.low_us:.0f} to {p.high_us:.0f}; {p.bound_us:.0f})")
-            rows.append([f"{mode.upper()} {op}, {tokens} tokens", *cells])
+    ways = [(mode, op, False) for mode in ("ll", "ht") for op in OPS]
+    ways.insert(1, ("ll", "dispatch", True))
+    for mode, op, by_rails in ways:
+        tokens = 128 if mode == "ll" else 4096
+        cells = []
+        for gpus in (16, 32, 64):
+            case = Case(op, mode, gpus // 8, gpus, 7168, tokens, 8, 256, 0, 0.0)
+            found = find_prediction(tables, case, "trefoil", "bf16", by_rails)
+            if found is None:
+                raise KeyError((mode, op, gpus, by_rails))
+            p = found[1]
+            cells.append(f"{p.us:.0f} ({p.low_us:.0f} to {p.high_us:.0f}; {p.bound_us:.0f})")
+        way = " by rails" if by_rails else ""
+        rows.append([f"{mode.upper()} {op}{way}, {tokens} tokens", *cells])
     return table(["operation", "2 nodes", "4 nodes", "8 nodes"], rows)
 
 

@@ -42,7 +42,7 @@ from trefoil.structs import (
 
 MODES = {"ll": 0, "ll-rank-major": 1, "ht": 2, "ht-expert-major": 3}
 OPS = ("dispatch", "combine")
-VARIANTS = ("ours", "per-expert")
+VARIANTS = ("ours", "per-expert", "rails")
 ENGINES = ("auto", "simgrid", "queues", "fair")
 RESOURCES = (
     "send",

@@ -50,7 +50,7 @@ Case = _struct(
     size alignment;
     int global_ids;
     int64 max_recv;
-    int drop, zero_copy_on, combine_partial;
+    int drop, zero_copy_on, combine_partial, rails;
     pointer active, active_combine
     """,
 )

@@ -55,6 +55,7 @@ def check_answers(schema: dict[str, Any]) -> None:
         ("--engine", "closed-form", "--gpus", 1024),
         ("--engine", "queues", "--gpus", 32, "--ep", 16, "--dispatch-dtype", "fp8"),
         ("--gpus", 320, "--physical-experts", 320, "--variant", "per-expert"),
+        ("--gpus", 16, "--variant", "rails"),
         ("--cluster", "h100-single-rail", "--gpus", 16, "--slow-nic", "1:0.25"),
         ("--gpus", 8, "--beside", "0-1:100,2-3"),
     ]

@@ -31,7 +31,7 @@ TEST(all_records_load) {
 TEST(every_mode_has_a_record) {
   if (!hasJson()) SKIP("built without jansson");
   for (int mode = 0; mode < TREFOIL_NUM_MODES; mode++) {
-    for (int v = 0; v < 2; v++) {
+    for (int v = 0; v <= TREFOIL_VARIANT_RAILS; v++) {
       trefoil_cost_record_t r;
       const char *name = trefoilCostRecordDefault((trefoil_mode_t)mode, (trefoil_variant_t)v);
       REQUIRE(trefoilCostRecordLoad(&r, name) == TREFOIL_OK, "%s", trefoilLastError());

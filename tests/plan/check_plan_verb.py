@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 failures = 0
@@ -18,6 +20,20 @@ def check(ok: bool, what: str) -> None:
     if not ok:
         failures += 1
         print(f"failed: {what}")
+
+
+def check_floors(plan: Callable[..., dict[str, Any]]) -> None:
+    """Dispatch of 128 tokens a GPU on 2, 4, 8 nodes of 8: us of bytes at the cards' line rate."""
+    for variant, floors in (("ours", (120, 200, 247)), ("rails", (37, 99, 170))):
+        points = plan("--mode", "ll", "--gpus", "16,32,64", "--variant", variant)["points"]
+        for p, floor in zip(points, floors, strict=True):
+            dispatch = p["dispatch"]
+            us = 1e6 * dispatch["total_net_bytes"] / p["gpus"] / 50e9
+            check(abs(us - floor) < 0.01 * floor + 0.5, f"{variant}, {p['gpus']}: {us} us")
+            busiest = 1e6 * dispatch["nic_bytes"] / 50e9
+            check(us <= busiest < 1.1 * us, f"{variant}, {p['gpus']}: {busiest} us of a card")
+            if variant == "rails":
+                check(dispatch["total_nvlink_bytes"] > dispatch["total_net_bytes"], "forwarded")
 
 
 def main() -> int:
@@ -64,6 +80,7 @@ def main() -> int:
         == ll["points"][0]["combine"]["total_nvlink_bytes"],
         "a row an expert mirrors exact combine",
     )
+    check_floors(plan)
     ht = plan("--mode", "ht", "--tokens", 64, "--gpus", "16,64")
     check(ht["points"][1]["dispatch"]["limit"].startswith("nic"), "HT on 64 GPUs is net-bound")
     wide = plan("--mode", "ll", "--tokens", 8, "--gpus", 512, "--physical-experts", 512)
@@ -95,6 +112,7 @@ def main() -> int:
     for wrong in (
         ["plan", "--closed-form", "--mode", "fast"],
         ["plan", "--closed-form", "--cluster", "laptop"],
+        ["plan", "--closed-form", "--variant", "mesh"],
         ["plan", "--closed-form", "--gpus", "16..8"],
         ["plan", "--closed-form", "--gpus", "8,"],
         ["plan", "--closed-form", "--gpus", "8192"],

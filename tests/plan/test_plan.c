@@ -54,6 +54,7 @@ static void addToken(row_list_t *l, const trefoil_routing_t *r, const trefoil_pl
   const trefoil_shape_t *s = &r->shape;
   int G = s->ranksPerNode, L = (s->numExperts + s->numRanks - 1) / s->numRanks;
   int ht = c->mode == TREFOIL_HT_FLAT || c->mode == TREFOIL_HT_EXPERT_MAJOR;
+  int rails = ht || (c->variant == TREFOIL_VARIANT_RAILS && c->op == TREFOIL_OP_DISPATCH);
   int each = c->op == TREFOIL_OP_DISPATCH
                  ? c->variant == TREFOIL_VARIANT_PER_EXPERT
                  : c->mode == TREFOIL_LL_EXPERT_MAJOR && !c->combinePartial;
@@ -67,7 +68,7 @@ static void addToken(row_list_t *l, const trefoil_routing_t *r, const trefoil_pl
       rankSeen |= row[j] / L == rank;
       nodeSeen |= row[j] / L / G == node;
     }
-    int far = ht && node != origin / G, p = node * G + origin % G;
+    int far = rails && node != origin / G, p = node * G + origin % G;
     listed_row_t hop = {origin, chunk, TREFOIL_PHASE_NET_OUT, origin, p, token, -1};
     if (far && !nodeSeen) addHop(l, c, hop);
     hop.phase = far ? TREFOIL_PHASE_FORWARD : TREFOIL_PHASE_DIRECT;
@@ -177,11 +178,11 @@ TEST(rows_equal_brute_force) {
     uint64_t state = (uint64_t)i;
     random_case_t c;
     randomCase(&c, &state);
-    for (int m = 0; m < TREFOIL_NUM_MODES * 8; m++) {
-      trefoil_plan_config_t config = {.mode = (trefoil_mode_t)(m / 8),
+    for (int m = 0; m < TREFOIL_NUM_MODES * 12; m++) {
+      trefoil_plan_config_t config = {.mode = (trefoil_mode_t)(m / 12),
                                       .op = (trefoil_op_t)(m & 1),
-                                      .variant = (trefoil_variant_t)(m >> 1 & 1),
-                                      .combinePartial = m >> 2 & 1,
+                                      .variant = (trefoil_variant_t)(m / 4 % 3),
+                                      .combinePartial = m >> 1 & 1,
                                       .chunkTokens = chunks[randomBelow(&state, 5)],
                                       .rowBytes = 1 + (size_t)randomBelow(&state, 30000)};
       checkPlan(&c, &config, i);
@@ -192,7 +193,7 @@ TEST(rows_equal_brute_force) {
 
 /* 2 nodes of 2 ranks, 1 expert each. Rank 1's token goes to experts 3, 0, 2: in its own node rank 0
  * directly; node 1 once over the net to p = 1*2 + rail(1) = 3, which keeps a copy and forwards one
- * to rank 2. Combine turns every arrow. */
+ * to rank 2. Combine turns every arrow. LL's dispatch by rails is the same. */
 TEST(two_nodes_by_hand) {
   static const int32_t row[] = {3, 0, 2};
   const int32_t *const idx[] = {NULL, row, NULL, NULL};
@@ -207,19 +208,21 @@ TEST(two_nodes_by_hand) {
                                          {TREFOIL_PHASE_RETURN, 2, 3, TREFOIL_TIER_NVLINK},
                                          {TREFOIL_PHASE_RETURN, 3, 3, TREFOIL_TIER_SELF},
                                          {TREFOIL_PHASE_NET_BACK, 3, 1, TREFOIL_TIER_NET}}};
-  for (int op = 0; op < 2; op++) {
-    trefoil_plan_config_t config = {.mode = TREFOIL_HT_FLAT, .op = (trefoil_op_t)op, .rowBytes = 9};
+  for (int way = 0; way < 3; way++) { /* HT's operations, LL's dispatch by rails */
+    trefoil_plan_config_t config = {.mode = TREFOIL_HT_FLAT, .op = way == 1, .rowBytes = 9};
+    if (way == 2) config.mode = TREFOIL_LL_RANK_MAJOR, config.variant = TREFOIL_VARIANT_RAILS;
     trefoil_plan_t *plan = NULL;
     REQUIRE(trefoilPlanCreate(&plan, &r, &config) == TREFOIL_OK, "%s", trefoilLastError());
     trefoil_transfer_t x;
     for (int i = 0; i < 4; i++) {
-      REQUIRE(trefoilPlanNext(plan, &x), "op %d ends at transfer %d", op, i);
-      const int *e = expected[op][i];
+      REQUIRE(trefoilPlanNext(plan, &x), "way %d ends at transfer %d", way, i);
+      const int *e = expected[way == 1][i];
       CHECK(x.phase == e[0] && x.src == e[1] && x.dst == e[2] && x.tier == e[3],
-            "op %d transfer %d: phase %d, %d -> %d, tier %d", op, i, x.phase, x.src, x.dst, x.tier);
+            "way %d transfer %d: phase %d, %d -> %d, tier %d", way, i, x.phase, x.src, x.dst,
+            x.tier);
       CHECK(x.origin == 1 && x.rows == 1 && x.rowBytes == 9 && x.chunk == 0, "transfer %d", i);
     }
-    CHECK(!trefoilPlanNext(plan, &x), "op %d has a fifth transfer", op);
+    CHECK(!trefoilPlanNext(plan, &x), "way %d has a fifth transfer", way);
     trefoilPlanDestroy(plan);
   }
 }
@@ -338,6 +341,7 @@ TEST(bad_input) {
   trefoil_plan_config_t bad[] = {{.mode = (trefoil_mode_t)4},
                                  {.op = (trefoil_op_t)2},
                                  {.variant = (trefoil_variant_t)-1},
+                                 {.variant = (trefoil_variant_t)3},
                                  {.chunkTokens = -1}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     CHECK(trefoilPlanCreate(&plan, &r, &bad[i]) == TREFOIL_INVALID_ARGUMENT, "config %zu", i);

@@ -90,12 +90,15 @@ TEST(traffic_equals_reference) {
     size_t pairs = (size_t)r.routing.shape.numRanks * (size_t)r.routing.shape.numRanks;
     uint64_t *bytes = malloc(pairs * sizeof *bytes);
     int64_t *rows = malloc(pairs * sizeof *rows);
-    for (int m = 0; m < TREFOIL_NUM_MODES * 4; m++) {
-      trefoil_case_t c = {.routing = r.routing, .mode = (trefoil_mode_t)(m / 4), .width = 8};
+    for (int m = 0; m < TREFOIL_NUM_MODES * 8; m++) {
+      trefoil_case_t c = {.routing = r.routing, .mode = (trefoil_mode_t)(m / 8), .width = 8};
       c.dtype = TREFOIL_BF16;
       c.combinePartial = c.mode == TREFOIL_LL_EXPERT_MAJOR && (m >> 1 & 1);
+      c.rails = m >> 2 & 1;
       trefoil_plan_config_t config = {.mode = c.mode,
                                       .op = (trefoil_op_t)(m & 1),
+                                      .variant =
+                                          c.rails ? TREFOIL_VARIANT_RAILS : TREFOIL_VARIANT_OURS,
                                       .combinePartial = c.combinePartial,
                                       .rowBytes = 100};
       trefoil_plan_t *plan = NULL;

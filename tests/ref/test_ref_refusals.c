@@ -55,6 +55,11 @@ TEST(bad_cases) {
   exampleMake(&x, TREFOIL_HT_FLAT);
   x.c.active = masks;
   BAD(x, "masks");
+  x.c.mode = TREFOIL_LL_RANK_MAJOR;
+  x.c.rails = 1;
+  BAD(x, "rails with masks");
+  x.c.rails = 0;
+  x.c.mode = TREFOIL_HT_FLAT;
   x.c.active = NULL;
   x.c.maxRecv = -1;
   BAD(x, "maxRecv");

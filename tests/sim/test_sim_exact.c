@@ -18,6 +18,21 @@ TEST(one_transfer_over_the_network) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 5 + 10 * 0.2);
 }
 
+/* 2 nodes of 2 ranks: 10 tokens of rank 0 for rank 3 go to rank 2, which passes them on when all are there. */
+TEST(low_latency_by_rails) {
+  world_t w;
+  worldInit(&w, 4, 2, TREFOIL_LL_EXPERT_MAJOR);
+  w.workload.variant = TREFOIL_VARIANT_RAILS;
+  worldSend(&w, 0, 3, 10);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + (5 + 10 * 0.2) + (0.5 + 10 * 0.1));
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 5 + 10 * 0.2); /* straight */
+  /* rank 1's go over the other card, and from rank 3 to itself; 10 ns of the forwarders' SMs a row */
+  worldSend(&w, 1, 3, 10);
+  w.costs.op[0].sendRowNs = 10 * 0.5;
+  w.costs.numSms = 1;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + (5 + 10 * 0.2) + (0.5 + 10 * 0.1));
+}
+
 TEST(nothing_to_send) {
   world_t w;
   worldInit(&w, 4, 2, TREFOIL_LL_EXPERT_MAJOR);

@@ -51,7 +51,7 @@ static void draw(drawn_t *d, uint64_t seed) {
   randomCase(&d->c, &state);
   d->workload = (trefoil_sim_workload_t){.routing = &d->c.routing,
                                          .mode = (trefoil_mode_t)randomBelow(&state, 4),
-                                         .variant = (trefoil_variant_t)randomBelow(&state, 2),
+                                         .variant = (trefoil_variant_t)randomBelow(&state, 3),
                                          .combinePartial = (int)randomBelow(&state, 2),
                                          .chunkTokens = (int)randomBelow(&state, 9),
                                          .dispatchRowBytes = 1 + (size_t)randomBelow(&state, 16000),
@@ -111,6 +111,7 @@ static int sameAsReference(const drawn_t *d, const trefoil_sim_t *sim, trefoil_o
   trefoil_case_t c = {.routing = d->c.routing, .mode = d->workload.mode, .width = 8};
   c.dtype = TREFOIL_BF16;
   c.combinePartial = d->workload.combinePartial && c.mode == TREFOIL_LL_EXPERT_MAJOR;
+  c.rails = d->workload.variant == TREFOIL_VARIANT_RAILS;
   uint64_t *replayed = malloc(R * R * sizeof *replayed);
   int64_t *rows = malloc(R * R * sizeof *rows);
   int same = trefoilRefTraffic(&c, op == TREFOIL_OP_COMBINE, rows) == TREFOIL_OK &&

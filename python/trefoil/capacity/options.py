@@ -157,7 +157,7 @@ def parser() -> argparse.ArgumentParser:
     how = p.add_argument_group("how")
     how.add_argument("--dispatch-dtype", metavar="T", help="bf16 or fp8 (default: as the weights)")
     how.add_argument("--combine", metavar="HOW", help="ll: exact (default) or partial")
-    how.add_argument("--variant", metavar="V", help="ours (default) or per-expert")
+    how.add_argument("--variant", metavar="V", help="ours (default), per-expert or rails")
     how.add_argument("--physical-experts", type=_positive, metavar="E", help="redundant copies")
     how.add_argument(
         "--grouped",

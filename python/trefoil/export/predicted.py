@@ -79,6 +79,8 @@ class Set:
 
 SETS = (
     Set("trefoil-ll", "trefoil", "ll", "trefoil-ll-h200", "hgx-h200", (8, 16, 32, 64, 1024)),
+    # Between nodes, one copy a (token, node).
+    Set("trefoil-ll-rails", "trefoil", "ll", "trefoil-ll-h200", "hgx-h200", (16, 32, 64), "rails"),
     # Our high throughput was measured inside a node; across nodes speaks the record that was.
     Set("trefoil-ht-1node", "trefoil", "ht", "trefoil-ht-h200", "hgx-h200", (8,)),
     Set("trefoil-ht", "trefoil", "ht", "deepep-ht-h100", "hgx-h200", (16, 32, 64, 1024)),
@@ -200,7 +202,11 @@ def prediction_files() -> list[Path]:
 
 
 def find_prediction(
-    tables: Sequence[Predictions], case: Case, kernels: str, dispatch_dtype: str
+    tables: Sequence[Predictions],
+    case: Case,
+    kernels: str,
+    dispatch_dtype: str,
+    by_rails: bool = False,
 ) -> tuple[Predictions, Predicted] | None:
     """The first table's row that speaks for a case. sms 0: the table does not say.
 
@@ -220,6 +226,7 @@ def find_prediction(
                 case.topk,
             )
             same = same and row.gpus // row.gpus_per_node == case.nodes
+            same = same and (row.variant == "rails") == by_rails
             same = same and case.experts in (row.experts, row.physical_experts)
             same = same and case.sms in (0, row.sms) and row.dispatch_dtype == dispatch_dtype
             if same:

@@ -348,8 +348,9 @@ def scaling(tables: Sequence[Predictions], figures: Sequence[Figure], own: Own) 
         whose = "ours" if kernels == "trefoil" else kernels
         lines: list[plots.Line] = []
         for table in group:
-            record = table.rows[0].record
-            lines += _lines(table.rows, f" ({record})" if len(group) > 1 else "", figures)
+            way = ", rails" if table.rows[0].variant == "rails" else ""
+            more = f" ({table.rows[0].record}{way})" if len(group) > 1 else ""
+            lines += _lines(table.rows, more, figures)
         costs = "" if len(group) > 1 else f", costs {group[0].rows[0].record}"
         pictures.append(own(plots.scaling(f"{mode.upper()}, {whose}{costs}", lines)))
         rows += [
