@@ -11,10 +11,12 @@ claim that is no time of a GPU.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,13 @@ import jinja2
 from trefoil import ht_rows
 from trefoil.export.predicted import find_prediction, prediction_files, read_predictions
 from trefoil.fit.cases import OPS, Case
+from trefoil.fit.network import network_terms
 from trefoil.report.figures import Figure, committed_folder, load_figures
 from trefoil.report.goals import LL_GOALS, LL_TOKENS
 from trefoil.table import markdown
 
 PACKAGE_TIMES = ("dispatch_us", "combine_us", "graph_us")
+UPDATE_TOKENS = 4096
 BASE_US = 3.4  # what an operation of low latency takes beside its bytes
 FILES: dict[str, Any] = {
     "kernels_ll": "ll_kernels_h200x4b.json",
@@ -40,6 +44,7 @@ FILES: dict[str, Any] = {
     "against": "against_nccl_ep_h200x2.json",
     "package": "nccl_ep_package_h200x2.json",
     "domains": "domains_h100x2.json",
+    "domains_predicted": "domains_predicted_h100x2.csv",
     "gradients": "a2sgd_kernels_h100x2.json",
     "python": "python_h100x2.json",
 }
@@ -358,6 +363,47 @@ def network(name: str) -> str:
     return f"a = {data['latency_us']:.1f} us, r = {data['rate_GBps']:.0f} GB/s"
 
 
+def network_fit(name: str) -> str:
+    """One sentence: the network's terms, fitted to half of its rows."""
+    terms = network_terms(_read(name)["exchanges"])
+    return (
+        f"a = {terms.latency_us:.1f} us, c = {terms.put_us:.1f} us, "
+        f"r = {terms.rate_gb_per_s:.0f} GB/s (fitted {_errors(asdict(terms.inside))}; "
+        f"held out {_errors(asdict(terms.outside))})"
+    )
+
+
+def simulated_domains(name: str) -> str:
+    """Simulated times across domains beside the measured ones, us."""
+    lines = (committed_folder() / name).read_text(encoding="utf-8").splitlines()
+    rows = [
+        [
+            f"{row['mode'].upper()} {row['op']}",
+            row["tokens"],
+            row["part"],
+            f"{float(row['measured_us']):.0f}",
+            f"{float(row['predicted_us']):.0f}",
+            f"{float(row['predicted_us']) / float(row['measured_us']) - 1:+.0%}",
+        ]
+        for row in csv.DictReader(line for line in lines if not line.startswith("#"))
+    ]
+    return table(["operation", "tokens", "row", "measured", "simulated", "off by"], rows)
+
+
+def update_across(name: str) -> str:
+    """An Update's time across domains, which was not measured: the time in a domain, a, and the
+    message over r."""
+    terms = network_terms(_read(name)["exchanges"])
+    near = next(
+        row["kernel_us"]
+        for row in _read(FILES["kernels_ht"][1][0])["rows"]
+        if row["operation"] == "update flat" and row["tokens"] == UPDATE_TOKENS
+    )
+    message = 16 + 2 * 8 * UPDATE_TOKENS  # two words hold a token's eight ids of 16 bits
+    us = near + terms.latency_us + message / terms.rate_gb_per_s / 1000
+    return f"{us:.0f} us ({near:.0f} us in a domain)"
+
+
 def gradient_passes(name: str) -> str:
     """The passes of an A2SGD step: us, and the plain pass's time over it."""
     rows = []
@@ -411,7 +457,8 @@ def training(name: str) -> str:
 TABLES = (
     *(source, low_latency, host_time, high_throughput, skewed, has_products, products),
     *(two_libraries, two_packages, records, across_nodes, conformance, checks),
-    *(domains_ll, domains_ht, network, gradient_passes, exchange, python_calls, training),
+    *(domains_ll, domains_ht, network, network_fit, simulated_domains, update_across),
+    *(gradient_passes, exchange, python_calls, training),
 )
 
 

@@ -46,7 +46,7 @@ TEST(all_presets_load) {
     REQUIRE(trefoilMoeLoad(&m, name) == TREFOIL_OK, "%s", trefoilLastError());
     CHECK(!strcmp(m.name, name) && m.topk <= m.numExperts, "%s calls itself %s", name, m.name);
   }
-  CHECK(clusters == 12 && models == 10, "%d clusters, %d models", clusters, models);
+  CHECK(clusters == 13 && models == 10, "%d clusters, %d models", clusters, models);
   CHECK(!trefoilClusterName(-1) && !trefoilMoeName(1000), "names outside");
   trefoil_moe_t v3;
   REQUIRE(trefoilMoeLoad(&v3, "deepseek-v3") == TREFOIL_OK, "%s", trefoilLastError());

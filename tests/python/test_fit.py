@@ -1,5 +1,6 @@
 """trefoil fit: planted costs come back, what cannot be known is called so, records hold true."""
 
+import csv
 import json
 from dataclasses import replace
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from trefoil.fit import __main__ as fit_verb
 from trefoil.fit.cases import Case, TableError, read_table
 from trefoil.fit.job import Job, Outcome, make_job
 from trefoil.fit.model import ClosedForm, Plans, Replay, Setting
+from trefoil.fit.network import network_terms
 from trefoil.fit.search import Range, Score, _state, fit, scores
 from trefoil.fit.split import SplitError, load_split, split_files
 from trefoil.reference import TrefoilError
@@ -217,6 +219,55 @@ def test_a_record_and_its_split_agree(name: str) -> None:
         assert costs.get(key) == entry["value"], key
     for key, bounds in split.ranges.items():
         assert bounds.low <= costs.get(key) <= bounds.high, key
+
+
+DATA = Path(__file__).parents[2] / "validate" / "data"
+
+
+def test_tables_across_domains_are_the_faster_of_two_runs() -> None:
+    rows = json.loads((DATA / "domains_h100x2.json").read_text())["rows"]
+    modes = {"ll": "ll-expert-major", "ht": "ht-flat"}
+    for mode, layout in modes.items():
+        of = [row for row in rows if row["mode"] == layout and row["variant"] == "plain"]
+        measured = {(row["operation"], row["tokens"]): min(row["runs_us"]) for row in of}
+        cases = read_table(DATA / f"trefoil_{mode}_domains_h100x2.csv", gpus_per_node=1)
+        assert {(case.op, case.tokens): case.us for case in cases} == measured
+
+
+def test_simulated_times_across_domains_are_those_of_the_records() -> None:
+    lines = (DATA / "domains_predicted_h100x2.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    for mode in ("ll", "ht"):
+        name = f"trefoil-{mode}-domains-h100x2"
+        job = make_job(load_split(name))
+        for part, cases in (("fitted", job.inside), ("held out", job.outside)):
+            found = Replay(job.plans, cases).predict(Costs.record(name)) if cases else []
+            of = [row for row in rows if row["mode"] == mode and row["part"] == part]
+            said = {(row["op"], int(row["tokens"])): float(row["predicted_us"]) for row in of}
+            predicted = {(case.op, case.tokens): us for case, us in zip(cases, found, strict=True)}
+            assert said == pytest.approx(predicted, abs=0.06)
+
+
+def test_what_few_rows_cannot_tell_is_unidentified() -> None:
+    text = json.loads((DATA.parents[1] / "models/costs/trefoil-ht-domains-h100x2.json").read_text())
+    assert text["dispatch"]["net_start_us"]["state"] == "unidentified"
+    assert text["nic_gb_per_s"]["state"] == "fitted" and text["fit"]["outside"]["both"]["n"] == 0
+
+
+def test_the_terms_of_a_network() -> None:
+    shapes = [(puts, 16) for puts in (1, 2, 4, 8)] + [(1, 1 << n) for n in (13, 20, 24, 27)]
+    rows = [
+        {"puts": puts, "bytes": size, "runs_us": [900.0, 20 + 5 * (puts - 1) + puts * size / 2e5]}
+        for puts, size in shapes
+    ]
+    found = network_terms(rows)
+    terms = (found.latency_us, found.put_us, found.rate_gb_per_s)
+    assert terms == pytest.approx((20, 5, 200), rel=1e-6)
+    assert (found.inside.n, found.outside.n) == (4, 4) and found.outside.worst_percent < 1e-6
+    with pytest.raises(ValueError, match="too few"):
+        network_terms(rows[:7])
+    with pytest.raises(ValueError, match="do not tell"):
+        network_terms([rows[0]] * 8)
 
 
 def test_an_interval_says_that_it_extrapolates() -> None:

@@ -20,7 +20,12 @@ from trefoil.fit.split import load_split, split_files
 from trefoil.simulator import CostRecord, Costs
 
 needs_scipy = pytest.mark.skipif(find_spec("scipy") is None, reason="Python lacks scipy")
-NO_STEP = {"trefoil-ll-h200": "10 rows", "trefoil-ht-h200": "8 rows"}  # no part of ten rows
+NO_STEP = {  # no part of ten rows
+    "trefoil-ll-h200": "10 rows",
+    "trefoil-ht-h200": "8 rows",
+    "trefoil-ll-domains-h100x2": "10 rows",
+    "trefoil-ht-domains-h100x2": "2 rows",
+}
 MANY_ROWS = 40  # with fewer, one row is too much of a share for an upper bound
 POINTS = 4  # a cost that rows hardly determine ends elsewhere on another CPU's BLAS
 PAGE = Path(__file__).parents[2] / "docs" / "fit.md"

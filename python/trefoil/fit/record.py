@@ -30,7 +30,8 @@ def _number(job: Job, name: str, outcome: Outcome) -> dict[str, Any]:
         }
     if name in text["given"]:
         p = text["given"][name]
-        return {**{k: p[k] for k in ("value", "low", "high", "source")}, "state": "given"}
+        state = p.get("state", "given")
+        return {**{k: p[k] for k in ("value", "low", "high", "source")}, "state": state}
     return {"value": 0, "low": 0, "high": 0, "source": "not part of this model", "state": "given"}
 
 
