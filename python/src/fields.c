@@ -1,16 +1,8 @@
-/* The C API's structs from Python objects that have their fields as attributes (trefoil.ep's dataclasses). */
+/* The C API's structs from trefoil.ep's: bundles of tensors (bundles.c), and configurations, which have the
+ * fields as attributes. */
 #include "module.h"
 
 #define NAMES(X)                                                                                   \
-  X(tokens)                                                                                        \
-  X(topk_weights)                                                                                  \
-  X(scales)                                                                                        \
-  X(topk_idx)                                                                                      \
-  X(expert_counters)                                                                               \
-  X(src_rank_counters)                                                                             \
-  X(expert_offsets)                                                                                \
-  X(recv_total_counter)                                                                            \
-  X(recv_topk_idx_kind)                                                                            \
   X(send_only)                                                                                     \
   X(round_scales)                                                                                  \
   X(pass_direction)                                                                                \
@@ -74,51 +66,68 @@ int pyReadTensor(PyObject *object, int written, ncclEpTensor_t **out) {
   return 0;
 }
 
-static int readField(ep_held_t *held, PyObject *bundle, int name, int written,
-                     ncclEpTensor_t **out) {
-  PyObject *object = pyHold(held, PyObject_GetAttr(bundle, names[name]));
-  return object ? pyReadTensor(object, written, out) : -1;
+/* NULL: the field was deleted, which is none. Held, since the field may change while the call runs. */
+static int readField(ep_held_t *held, PyObject *object, int written, ncclEpTensor_t **out) {
+  *out = NULL;
+  if (!object || object == Py_None) return 0;
+  Py_INCREF(object);
+  return pyReadTensor(pyHold(held, object), written, out);
 }
-#define FIELD(bundle, name, written) (readField(held, bundle, NAME_##name, written, &out->name))
+#define FIELD(bundle, name, written) (readField(held, (bundle)->name, written, &out->name))
 
-/* An unsigned field, at most `most`. */
-static int readNumber(PyObject *bundle, int name, unsigned long long most,
-                      unsigned long long *out) {
-  PyObject *object = PyObject_GetAttr(bundle, names[name]);
-  if (!object) return -1;
+/* An unsigned number, at most `most`. */
+static int readIndex(PyObject *object, const char *name, unsigned long long most,
+                     unsigned long long *out) {
   PyObject *number = PyNumber_Index(object);
-  Py_DECREF(object);
   if (!number) return -1;
   *out = PyLong_AsUnsignedLongLong(number);
   Py_DECREF(number);
   if (PyErr_Occurred()) return -1;
   if (*out <= most) return 0;
-  PyErr_Format(PyExc_OverflowError, "%s: %llu, at most %llu", texts[name], *out, most);
+  PyErr_Format(PyExc_OverflowError, "%s: %llu, at most %llu", name, *out, most);
   return -1;
+}
+
+static int readNumber(PyObject *config, int name, unsigned long long most,
+                      unsigned long long *out) {
+  PyObject *object = PyObject_GetAttr(config, names[name]);
+  if (!object) return -1;
+  const int bad = readIndex(object, texts[name], most, out);
+  Py_DECREF(object);
+  return bad;
 }
 /* Into a field of four or eight bytes. */
 #define NUMBER(bundle, name, to)                                                                   \
   (readNumber(bundle, NAME_##name, sizeof(to) == 4 ? 0xffffffffull : ~0ull, &number) ||            \
    ((to) = (__typeof__(to))number, 0))
 
-int pyReadLayoutInfo(ep_held_t *held, PyObject *o, ncclEpLayoutInfo_t *out) {
-  unsigned long long number;
+static int readKind(PyObject *object, ncclEpLayoutInfo_t *out) {
+  unsigned long long number = 0;
+  if (object && readIndex(object, "recv_topk_idx_kind", 0xffffffffull, &number)) return -1;
+  out->recv_topk_idx_kind = (__typeof__(out->recv_topk_idx_kind))number;
+  return 0;
+}
+
+int pyReadLayoutInfo(ep_held_t *held, PyObject *object, ncclEpLayoutInfo_t *out) {
+  const ep_layout_info_t *o = pyBundle(object, EP_LAYOUT_INFO);
   *out = NCCL_EP_LAYOUT_INFO_INIT;
-  return FIELD(o, expert_counters, 1) || FIELD(o, src_rank_counters, 1) ||
+  return !o || FIELD(o, expert_counters, 1) || FIELD(o, src_rank_counters, 1) ||
                  FIELD(o, expert_offsets, 1) || FIELD(o, recv_total_counter, 1) ||
-                 NUMBER(o, recv_topk_idx_kind, out->recv_topk_idx_kind)
+                 readKind(o->recv_topk_idx_kind, out)
              ? -1
              : 0;
 }
 
-static int readDispatchInputs(ep_held_t *held, PyObject *o, ncclEpDispatchInputs_t *out) {
+static int readDispatchInputs(ep_held_t *held, PyObject *object, ncclEpDispatchInputs_t *out) {
+  const ep_dispatch_inputs_t *o = pyBundle(object, EP_DISPATCH_INPUTS);
   *out = NCCL_EP_DISPATCH_INPUTS_INIT;
-  return FIELD(o, tokens, 0) || FIELD(o, topk_weights, 0) || FIELD(o, scales, 0);
+  return !o || FIELD(o, tokens, 0) || FIELD(o, topk_weights, 0) || FIELD(o, scales, 0);
 }
 
-static int readDispatchOutputs(ep_held_t *held, PyObject *o, ncclEpDispatchOutputs_t *out) {
+static int readDispatchOutputs(ep_held_t *held, PyObject *object, ncclEpDispatchOutputs_t *out) {
+  const ep_dispatch_outputs_t *o = pyBundle(object, EP_DISPATCH_OUTPUTS);
   *out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
-  return FIELD(o, tokens, 1) || FIELD(o, topk_weights, 1) || FIELD(o, scales, 1) ||
+  return !o || FIELD(o, tokens, 1) || FIELD(o, topk_weights, 1) || FIELD(o, scales, 1) ||
          FIELD(o, topk_idx, 1);
 }
 
@@ -130,15 +139,17 @@ int pyReadDispatch(ep_held_t *held, PyObject *const *bundles, ncclEpDispatchInpu
              : 0;
 }
 
-static int readCombineInputs(ep_held_t *held, PyObject *o, ncclEpCombineInputs_t *out) {
+static int readCombineInputs(ep_held_t *held, PyObject *object, ncclEpCombineInputs_t *out) {
+  const ep_combine_inputs_t *o = pyBundle(object, EP_COMBINE_INPUTS);
   *out = NCCL_EP_COMBINE_INPUTS_INIT;
-  return FIELD(o, tokens, 0) || FIELD(o, topk_weights, 0) || FIELD(o, scales, 0);
+  return !o || FIELD(o, tokens, 0) || FIELD(o, topk_weights, 0) || FIELD(o, scales, 0);
 }
 
-static int readCombineOutputs(ep_held_t *held, PyObject *o, int backward,
+static int readCombineOutputs(ep_held_t *held, PyObject *object, int backward,
                               ncclEpCombineOutputs_t *out) {
+  const ep_combine_outputs_t *o = pyBundle(object, EP_COMBINE_OUTPUTS);
   *out = NCCL_EP_COMBINE_OUTPUTS_INIT;
-  return FIELD(o, tokens, 1) || FIELD(o, topk_weights, backward);
+  return !o || FIELD(o, tokens, 1) || FIELD(o, topk_weights, backward);
 }
 
 int pyReadCombine(ep_held_t *held, PyObject *const *bundles, int backward,

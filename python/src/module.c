@@ -129,8 +129,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         NULL};
 
 static int fill(PyObject *module) {
-  return pyErrorsInit(module) || pyObjectsInit(module) || pyStructsInit() ||
-         PyModule_AddFunctions(module, pyCallMethods) ||
+  return pyErrorsInit(module) || pyObjectsInit(module) || pyBundlesInit(module) ||
+         pyStructsInit() || PyModule_AddFunctions(module, pyCallMethods) ||
          PyModule_AddFunctions(module, pySetupMethods) ||
          PyModule_AddFunctions(module, pyRuntimeMethods);
 }

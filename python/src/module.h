@@ -36,6 +36,37 @@ typedef struct {
   int readOnly;
 } ep_tensor_object_t;
 
+/* What every call reads: trefoil.ep's dataclasses of these names have their fields here, where reading one is
+ * no look-up. A field is NULL when it was deleted. */
+typedef struct {
+  PyObject_HEAD PyObject *expert_counters, *src_rank_counters, *expert_offsets;
+  PyObject *recv_total_counter, *recv_topk_idx_kind;
+} ep_layout_info_t;
+typedef struct {
+  PyObject_HEAD PyObject *tokens, *topk_weights, *scales;
+} ep_dispatch_inputs_t;
+typedef struct {
+  PyObject_HEAD PyObject *tokens, *topk_weights, *scales, *topk_idx;
+} ep_dispatch_outputs_t;
+typedef struct {
+  PyObject_HEAD PyObject *tokens, *topk_weights, *scales;
+} ep_combine_inputs_t;
+typedef struct {
+  PyObject_HEAD PyObject *tokens, *topk_weights;
+} ep_combine_outputs_t;
+
+typedef enum {
+  EP_LAYOUT_INFO,
+  EP_DISPATCH_INPUTS,
+  EP_DISPATCH_OUTPUTS,
+  EP_COMBINE_INPUTS,
+  EP_COMBINE_OUTPUTS,
+  EP_NUM_BUNDLES
+} ep_bundle_t;
+int pyBundlesInit(PyObject *module);
+/* The object if it is such a bundle, else NULL with an exception. */
+const void *pyBundle(PyObject *object, ep_bundle_t bundle);
+
 /* References that a call needs until it has returned. */
 typedef struct {
   PyObject *objects[16];
@@ -45,7 +76,7 @@ void pyRelease(ep_held_t *held);
 PyObject *pyHold(ep_held_t *held, PyObject *object); /* takes the reference; NULL stays NULL */
 
 int pyStructsInit(void);
-/* Each fills a struct from an object with its fields as attributes; 0, or -1 with an exception. */
+/* Each fills a struct from its bundle, or an object with its fields as attributes; -1 with an exception. */
 int pyReadTensor(PyObject *object, int written, ncclEpTensor_t **out);
 int pyReadLayoutInfo(ep_held_t *held, PyObject *object, ncclEpLayoutInfo_t *out);
 int pyReadDispatch(ep_held_t *held, PyObject *const *bundles, ncclEpDispatchInputs_t *inputs,

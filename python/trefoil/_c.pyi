@@ -41,6 +41,33 @@ class Tensor:
     @property
     def sizes(self) -> tuple[int, ...]: ...
 
+class LayoutInfo:
+    expert_counters: Any
+    src_rank_counters: Any
+    expert_offsets: Any
+    recv_total_counter: Any
+    recv_topk_idx_kind: Any
+
+class DispatchInputs:
+    tokens: Any
+    topk_weights: Any
+    scales: Any
+
+class DispatchOutputs:
+    tokens: Any
+    topk_weights: Any
+    scales: Any
+    topk_idx: Any
+
+class CombineInputs:
+    tokens: Any
+    topk_weights: Any
+    scales: Any
+
+class CombineOutputs:
+    tokens: Any
+    topk_weights: Any
+
 def update(handle: Object, topk_idx: Any, layout_info: Any, stream: Any, /) -> None: ...
 def dispatch(
     handle: Object, inputs: Any, outputs: Any, layout_info: Any, config: Any, stream: Any, /

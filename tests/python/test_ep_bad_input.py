@@ -73,12 +73,20 @@ def freed(s: SimpleNamespace) -> None:
     run(s)
 
 
+def deleted_field(s: SimpleNamespace) -> None:
+    outputs = ep.DispatchOutputs(tokens=T(s.out.tokens))
+    del outputs.tokens
+    s.handle.update(s.idx)
+    s.handle.dispatch(ep.DispatchInputs(tokens=T(s.rows)), outputs)
+
+
 def destroyed(s: SimpleNamespace) -> None:
     s.handle.destroy()
     run(s)
 
 
 ROWS, REFUSED = CASE.rows(0), ep.InvalidArgumentError
+LOCAL_IDS = ep.LayoutInfo(recv_topk_idx_kind="local")  # type: ignore[arg-type]
 BACKWARD_TWICE = ep.DispatchConfig(pass_direction=9)  # type: ignore[arg-type]
 ONE = np.zeros(1, np.int32)
 TABLE: dict[str, tuple[Callable[[SimpleNamespace], None], type[Exception], str]] = {
@@ -113,6 +121,22 @@ TABLE: dict[str, tuple[Callable[[SimpleNamespace], None], type[Exception], str]]
     "negative": (spoil(config=ep.DispatchConfig(send_only=-1)), OverflowError, "negative"),
     "too large": (spoil(config=ep.DispatchConfig(send_only=1 << 32)), OverflowError, "send_only"),
     "config": (spoil(config=object()), AttributeError, "send_only"),
+    "no inputs": (
+        lambda s: s.handle.dispatch(None, ep.DispatchOutputs()),
+        TypeError,
+        "ep.DispatchInputs, not .*NoneType",
+    ),
+    "inputs for outputs": (
+        lambda s: s.handle.dispatch(ep.DispatchInputs(), ep.DispatchInputs()),
+        TypeError,
+        "ep.DispatchOutputs, not .*DispatchInputs",
+    ),
+    "deleted field": (deleted_field, REFUSED, "tokens"),
+    "kind of ids": (
+        lambda s: s.handle.update(s.idx, layout_info=LOCAL_IDS),
+        TypeError,
+        "str",
+    ),
     "stream": (spoil(stream="main"), AttributeError, "cuda_stream"),
     "destroyed handle": (destroyed, ep.InvalidUsageError, "destroyed"),
     "group for a handle": (

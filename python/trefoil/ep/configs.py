@@ -3,8 +3,10 @@ local experts, B tokens of this rank, N = max_dispatch_tokens_per_rank, K top-k,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
+from trefoil.ep._load import c
 from trefoil.ep.enums import (
     Algorithm,
     CombineQuantizationRecipe,
@@ -15,6 +17,17 @@ from trefoil.ep.enums import (
     ZeroCopyMode,
 )
 from trefoil.ep.tensor import Tensor
+
+_Bundle = TypeVar("_Bundle")
+
+
+def _in_c(bundle: type[_Bundle]) -> type[_Bundle]:
+    """The fields are the base class's, which a call reads without a look-up; their defaults, which
+    would hide them, are left to __init__."""
+    of: Any = bundle
+    for f in fields(of):
+        delattr(bundle, f.name)
+    return bundle
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,8 +71,9 @@ class HandleConfig:
     dispatch_output_per_expert_alignment: int = 0
 
 
-@dataclass(kw_only=True, slots=True)
-class LayoutInfo:
+@_in_c
+@dataclass(kw_only=True)
+class LayoutInfo(c.LayoutInfo):
     """1-D int32 or int64 tensors for counters, written in stream order.
 
     expert_counters [L]: LL expert-major at dispatch (int32, required), HT at update.
@@ -67,6 +81,7 @@ class LayoutInfo:
     update. recv_total_counter [1]: HT at update.
     """
 
+    __slots__ = ()
     expert_counters: Tensor | None = None
     src_rank_counters: Tensor | None = None
     expert_offsets: Tensor | None = None
@@ -74,42 +89,50 @@ class LayoutInfo:
     recv_topk_idx_kind: ExpertIdKind = ExpertIdKind.AUTO
 
 
-@dataclass(kw_only=True, slots=True)
-class DispatchInputs:
+@_in_c
+@dataclass(kw_only=True)
+class DispatchInputs(c.DispatchInputs):
     """tokens [B, H]; topk_weights [B, K] f32 (LL rank-major, HT forward); scales [B, S]."""
 
+    __slots__ = ()
     tokens: Tensor | None = None
     topk_weights: Tensor | None = None
     scales: Tensor | None = None
 
 
-@dataclass(kw_only=True, slots=True)
-class DispatchOutputs:
+@_in_c
+@dataclass(kw_only=True)
+class DispatchOutputs(c.DispatchOutputs):
     """tokens: LL expert-major [L, R*N, H], LL rank-major [R, N, H], HT [slots, H].
 
     topk_weights f32: LL rank-major [R, N, K], HT flat [slots, K], HT expert-major [slots].
     topk_idx: LL rank-major int32 [R, N, K], HT flat int64 [slots, K].
     """
 
+    __slots__ = ()
     tokens: Tensor | None = None
     topk_weights: Tensor | None = None
     scales: Tensor | None = None
     topk_idx: Tensor | None = None
 
 
-@dataclass(kw_only=True, slots=True)
-class CombineInputs:
+@_in_c
+@dataclass(kw_only=True)
+class CombineInputs(c.CombineInputs):
     """tokens: shape of the dispatch output. topk_weights: HT backward. scales: NVFP4."""
 
+    __slots__ = ()
     tokens: Tensor | None = None
     topk_weights: Tensor | None = None
     scales: Tensor | None = None
 
 
-@dataclass(kw_only=True, slots=True)
-class CombineOutputs:
+@_in_c
+@dataclass(kw_only=True)
+class CombineOutputs(c.CombineOutputs):
     """tokens [B, H]; topk_weights [B, K] f32: LL expert-major read, HT backward written."""
 
+    __slots__ = ()
     tokens: Tensor | None = None
     topk_weights: Tensor | None = None
 
