@@ -22,6 +22,7 @@ typedef struct cpu_grad {
   struct trefoil_grad_gpu head;
   trefoil_grad_config_t config; /* with sizes of its own */
   int64_t *sizes;
+  int device;
   size_t groups;
   char *exchange;
   ncclWindow_t window;
@@ -287,6 +288,8 @@ trefoil_result_t epCpuGradOpen(struct trefoil_grad_gpu *head, const trefoil_grad
   (void)o;
   EP_TRY(epCpuRanks(head->comm, "trefoilGradGpuCreate", &head->rank, &head->numRanks, &perNode));
   EP_TRY(epGradCheckRanks(c, head->numRanks, perNode));
+  ncclResult_t result = ncclCommCuDevice(head->comm, &g->device);
+  if (result != ncclSuccess) return epNcclFailed("trefoilGradGpuCreate: comm", result);
   EP_TRY(allocate(g, c));
   EP_TRY(allocateExchange(g));
   EP_TRY(epMeet(head->comm, head->numRanks, head->timeoutNs, &notice));
@@ -298,7 +301,11 @@ void epCpuGradClose(struct trefoil_grad_gpu *head) {
   cpu_grad_t *g = (cpu_grad_t *)head;
   ep_notice_t notice = {.call = EP_CALL_GRAD_DESTROY};
   uint64_t limitNs = head->timeoutNs;
+  int before = g->device;
+  cudaGetDevice(&before);
+  cudaSetDevice(g->device);
   cudaDeviceSynchronize();
+  cudaSetDevice(before);
   if (atomic_load(&g->isLost) && limitNs > 1000000000u) limitNs = 1000000000u;
   trefoilHostCallBegin(head->comm);
   if (epMeet(head->comm, head->numRanks, limitNs, &notice) == TREFOIL_OK) return;
