@@ -11,6 +11,7 @@
 #include "nccl_ep.h"
 
 #include "plan/sizing.h"
+#include "trefoil/a2sgd.h"
 #include "trefoil/device.h"
 
 /* A tensor as the backend needs it. */
@@ -120,6 +121,7 @@ typedef struct ep_combine_call {
   float *outWeights;         /* HT backward: [B, K] */
 } ep_combine_call_t;
 
+struct ep_grad_loss;
 typedef struct ep_backend {
   int kind; /* ep_backend_kind_t */
   const char *name;
@@ -160,6 +162,22 @@ typedef struct ep_backend {
   /* May be NULL. Looks for failures that no epReport has told yet; ErrorClear was called. */
   void (*poll)(ncclEpGroup_t group);
   void (*errorCleared)(ncclEpGroup_t group);
+  /* A2SGD (trefoil/a2sgd.h): objects of gradBytes, whose beginning (grad_object.h) is filled but for the
+   * ranks. Open is collective, with a hash of what must be equal; Close too, and keeps from Release what
+   * others may still use. Lost: without masks a step waited in vain. */
+  size_t (*gradBytes)(void);
+  trefoil_result_t (*gradSizes)(const trefoil_grad_config_t *c, int numSms, size_t *exchangeBytes,
+                                size_t *scratchBytes);
+  trefoil_result_t (*gradOpen)(struct trefoil_grad_gpu *g, const trefoil_grad_config_t *c,
+                               const trefoil_grad_gpu_options_t *o, uint64_t hash);
+  trefoil_result_t (*gradStep)(struct trefoil_grad_gpu *g, const void *grad, void *update,
+                               cudaStream_t stream);
+  int (*gradLost)(const struct trefoil_grad_gpu *g, struct ep_grad_loss *loss);
+  trefoil_result_t (*gradGetMask)(struct trefoil_grad_gpu *g, int *active, cudaStream_t stream);
+  trefoil_result_t (*gradSetMask)(struct trefoil_grad_gpu *g, const int *active,
+                                  cudaStream_t stream);
+  void (*gradClose)(struct trefoil_grad_gpu *g);
+  void (*gradRelease)(struct trefoil_grad_gpu *g);
   /* trefoil/device.h; NULL: not in this library. */
   trefoil_result_t (*countBytes)(ncclEpGroup_t group, int on);
   trefoil_result_t (*readBytes)(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,

@@ -8,18 +8,19 @@
 static const char *const modeNames[] = {"ll-expert-major", "ll-rank-major", "ht-flat",
                                         "ht-expert-major"};
 
-int cliModes(const char *text, unsigned *modes) {
+static unsigned modeBits(const char *word) {
+  for (int i = 0; i < 4; i++)
+    if (!strcmp(word, modeNames[i])) return 1u << i;
+  return !strcmp(word, "all") ? 15u : !strcmp(word, "ll") ? 3u : !strcmp(word, "ht") ? 12u : 0;
+}
+
+static int takeModes(const char *text, int withA2sgd, unsigned *modes) {
   unsigned set = 0;
   char *copy = strdup(text), *save = NULL;
   int ok = copy != NULL;
   for (char *word = ok ? strtok_r(copy, ",", &save) : NULL; word;
        word = strtok_r(NULL, ",", &save)) {
-    unsigned bits = !strcmp(word, "all")  ? 15u
-                    : !strcmp(word, "ll") ? 3u
-                    : !strcmp(word, "ht") ? 12u
-                                          : 0;
-    for (int i = 0; i < 4; i++)
-      if (!strcmp(word, modeNames[i])) bits = 1u << i;
+    unsigned bits = withA2sgd && !strcmp(word, "a2sgd") ? EP_MODE_A2SGD : modeBits(word);
     ok &= bits != 0;
     set |= bits;
   }
@@ -27,6 +28,14 @@ int cliModes(const char *text, unsigned *modes) {
   if (!ok || !set) return 0;
   *modes = set;
   return 1;
+}
+
+int cliModes(const char *text, unsigned *modes) {
+  return takeModes(text, 0, modes);
+}
+
+int cliCaseModes(const char *text, unsigned *modes) {
+  return takeModes(text, 1, modes);
 }
 
 int cliRange(const char *text, int *low, int *high) {

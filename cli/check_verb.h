@@ -49,6 +49,8 @@ int cliRealFits(const char *verb, const ep_real_options_t *o);
 
 /* "ll,ht-flat" into a bit per trefoil_mode_t; 0: not understood. */
 int cliModes(const char *text, unsigned *modes);
+/* Of random cases: "a2sgd" is EP_MODE_A2SGD. */
+int cliCaseModes(const char *text, unsigned *modes);
 /* "4" or "2-8"; 0: not understood. */
 int cliRange(const char *text, int *low, int *high);
 /* -1, or CLI_USAGE after the sentence: a launcher started this, and the ranks are threads here. */

@@ -80,6 +80,15 @@ static void keepTo(const cli_check_t *v, const ep_profile_t *p, ep_check_options
         (o->timeoutNs ? o->timeoutNs : 20000000000u) * 5 / 4 + 5000000000u + p->firstCallNs;
 }
 
+/* An option that means nothing to A2SGD. */
+static const char *notOfA2sgd(const cli_check_t *v) {
+  return v->level && !strcmp(v->level, "order-free") ? "level order-free"
+         : v->profile                                ? "profile"
+         : v->countBytes                             ? "count-bytes"
+         : v->ranksPerNode                           ? "ranks-per-node"
+                                                     : NULL;
+}
+
 int cliCheckRandom(const cli_check_t *v) {
   char paths[3][4096], replay[4096], ranks[16];
   cli_check_t said = *v;
@@ -95,11 +104,13 @@ int cliCheckRandom(const cli_check_t *v) {
                           .maxFindings = v->findings ? v->findings : -1,
                           .progress = showProgress};
   o.choice.seed = (uint64_t)v->seed;
-  if (v->modes && !cliModes(v->modes, &o.choice.modes))
+  if (v->modes && !cliCaseModes(v->modes, &o.choice.modes))
     return cliUsage("check",
                     "--modes %s: expected all, ll, ht, or some of ll-expert-major, "
-                    "ll-rank-major, ht-flat, ht-expert-major",
+                    "ll-rank-major, ht-flat, ht-expert-major, a2sgd",
                     v->modes);
+  const char *other = o.choice.modes & EP_MODE_A2SGD ? notOfA2sgd(v) : NULL;
+  if (other) return cliUsage("check", "--%s does not go with --modes a2sgd", other);
   if (v->ranks && !cliRange(v->ranks, &o.choice.minRanks, &o.choice.maxRanks))
     return cliUsage("check", "--ranks %s: expected N or LOW-HIGH", v->ranks);
   if (o.choice.maxRanks > EP_MAX_RANKS)
@@ -175,7 +186,10 @@ int cmdCheck(int argc, char **argv) {
        "this case alone, or with --cases the first of them", "I"},
       {"seconds", 0, POPT_ARG_DOUBLE, &v.seconds, CLI_POSITIVE, "stop after so long", "T"},
       {"modes", 0, POPT_ARG_STRING, &v.modes, 0,
-       "all, ll, ht, ll-expert-major, ll-rank-major, ht-flat, ht-expert-major", "LIST"},
+       "all, ll, ht, ll-expert-major, ll-rank-major, ht-flat, ht-expert-major; a2sgd: steps of "
+       "gradient "
+       "averaging",
+       "LIST"},
       {"mode", 0, POPT_ARG_STRING, &v.modes, 0, "the same", "LIST"},
       {"ranks", 'r', POPT_ARG_STRING, &v.ranks, 0, "ranks of a group: N or LOW-HIGH", "R"},
       {"processes", 0, POPT_ARG_NONE, &v.processes, 0, "a process a rank instead of a thread",

@@ -156,6 +156,7 @@ trefoil_result_t epCallOp(ep_check_rank_t *rank, const ep_check_case_t *c,
                           const ep_check_op_t *op) {
   tensors_t ts;
   if (rank->place) atomic_store(&rank->place->op, (int)(op - c->ops));
+  if (c->group->isGrad) return epGradCall(rank, c, op);
   makeTensors(rank, c, op, &ts);
   switch (op->kind) {
   case EP_OP_UPDATE:

@@ -18,6 +18,7 @@
 #include <nccl_ep.h>
 
 #include "trefoil/ref.h"
+#include "validate/grad_draw.h"
 #include "validate/order_free.h"
 #include "validate/profile.h"
 #include "validate/rng.h"
@@ -32,10 +33,13 @@ enum {
   EP_MAX_ROUNDS = 2
 };
 
+/* Beside the bits of trefoil_mode_t: steps of A2SGD (trefoil/a2sgd.h), which are drawn only if asked for. */
+#define EP_MODE_A2SGD (1u << TREFOIL_NUM_MODES)
+
 /* What the user asks the generator for. Zero means: everything. */
 typedef struct ep_check_choice {
   uint64_t seed;
-  unsigned modes; /* bit per trefoil_mode_t */
+  unsigned modes; /* bit per trefoil_mode_t, EP_MODE_A2SGD */
   int minRanks, maxRanks;
   unsigned orderFree; /* EP_OPEN_...: only what can be compared so; 0: strict */
   int gpuSubset; /* only what runs on GPUs: one NVLink domain unless ranksPerNode says more, tokens and
@@ -76,6 +80,8 @@ typedef struct ep_check_group {
   size_t imageBytes; /* capacity of a rank's image */
   int numHandles;
   ep_check_handle_t handles[EP_MAX_HANDLES];
+  int isGrad; /* an object of A2SGD in the place of a group: of shape the ranks count, and no handles */
+  ep_grad_model_t model;
 } ep_check_group_t;
 
 typedef enum ep_op_kind {
@@ -86,7 +92,8 @@ typedef enum ep_op_kind {
   EP_OP_MASK_UPDATE,
   EP_OP_MASK_QUERY,
   EP_OP_MASK_CLEAN,
-  EP_OP_SYNC /* wait for the stream */
+  EP_OP_SYNC, /* wait for the stream */
+  EP_OP_GRAD_STEP
 } ep_op_kind_t;
 
 typedef enum ep_tensor_id {
@@ -103,6 +110,8 @@ typedef enum ep_tensor_id {
   EP_T_TOTAL,
   EP_T_SOURCE_COUNTERS,
   EP_T_MASK,
+  EP_T_GRAD,
+  EP_T_UPDATE, /* in place: its content is the gradient */
   EP_NUM_TENSORS
 } ep_tensor_id_t;
 
@@ -126,7 +135,9 @@ typedef struct ep_check_op {
   int64_t scaleWidth;
   ep_payload_t payload;
   uint64_t payloadKey;
-  int from;                   /* combine: the dispatch whose output it reads in place, or -1 */
+  int from; /* combine: the dispatch whose output it reads in place; a step: the one before it; or -1 */
+  int inPlace;                /* a step of A2SGD */
+  ep_grad_values_t values;    /* likewise: its gradient's */
   int extraRows;              /* HT: rows of the output tensors beyond what is needed */
   int region[EP_NUM_TENSORS]; /* index, or -1: the tensor is not part of the call */
 } ep_check_op_t;
@@ -193,6 +204,13 @@ ep_check_op_t *epAddOp(ep_check_case_t *c, ep_op_kind_t kind, int handle, int ro
                        ep_rng_t *rng);
 /* Ranks in one class see one another: every mask of this kind leaves each class able to go on. */
 void epMakeMasks(ep_check_case_t *c, ep_rng_t *rng);
+/* ---- check_grad.c: batches and cases of A2SGD ---- */
+void epMakeGradGroup(ep_check_group_t *group, ep_rng_t *rng);
+trefoil_result_t epMakeGradCase(ep_check_case_t *c, ep_rng_t *rng);
+/* The updates of all ranks, where a mask is in force or not. */
+trefoil_result_t epExpectGradStep(const ep_check_case_t *c, const ep_check_op_t *op, int isMasked,
+                                  uint8_t *const *images);
+
 /* Which ranks a TRAP stops, and how many slots arrive (HT); after the script is made. */
 trefoil_result_t epCountSlots(ep_check_case_t *c);
 trefoil_result_t epMakeRouting(ep_check_case_t *c, int routing, ep_rng_t *rng);

@@ -125,6 +125,9 @@ trefoil_result_t epExpect(const ep_check_case_t *c, int round, uint8_t *const *i
     case EP_OP_COMBINE:
       result = expectCombine(&e, op, &rc);
       break;
+    case EP_OP_GRAD_STEP:
+      result = epExpectGradStep(c, op, e.masked, images);
+      break;
     case EP_OP_MASK_UPDATE:
       e.masked = 1;
       break;

@@ -279,6 +279,7 @@ trefoil_result_t epMakeCase(ep_check_case_t *c, const ep_check_group_t *g, uint6
   memset(c, 0, offsetof(ep_check_case_t, ops));
   c->group = g;
   c->index = index;
+  if (g->isGrad) return epMakeGradCase(c, &rng);
   int canCapture = !g->highThroughput || g->maxRecv > 0;
   c->numMasks = g->enableMask && epUses(g, &rng, EP_F_MASK, 2);
   c->captured = canCapture && !c->numMasks && epUses(g, &rng, EP_F_GRAPH, 6);

@@ -100,6 +100,10 @@ void epMakeGroup(ep_check_group_t *g, const ep_check_choice_t *choice, uint64_t 
               ? (int)epRange(&rng, minR, maxR)
               : (int)epRange(&rng, minR < 2 && maxR >= 2 ? 2 : minR, maxR < 4 ? maxR : 4);
   g->shape.numRanks = R;
+  if ((modes & EP_MODE_A2SGD) && (modes == EP_MODE_A2SGD || epOneIn(&rng, 2))) {
+    epMakeGradGroup(g, &rng);
+    return;
+  }
   g->shape.ranksPerNode = epOneIn(&rng, 2) ? R : divisorOf(&rng, R);
   g->highThroughput = (modes & 3u) == 0 || ((modes & 12u) != 0 && epOneIn(&rng, 2));
   g->shape.numExperts = epOneIn(&rng, 8)   ? (int)epRange(&rng, 1, 40)

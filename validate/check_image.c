@@ -190,6 +190,13 @@ static void fillRowScales(const ep_check_case_t *c, const ep_check_op_t *op, int
   }
 }
 
+static void fillGradient(const ep_check_case_t *c, const ep_check_op_t *op, int round, int rank,
+                         uint8_t *image) {
+  uint64_t key = epMix(op->payloadKey + (uint64_t)rank * 4 + (uint64_t)round);
+  uint8_t *out = tensorAt(c, op, op->inPlace ? EP_T_UPDATE : EP_T_GRAD, image);
+  epFillGradient(&c->group->model, op->values, key, out);
+}
+
 void epFillImage(const ep_check_case_t *c, int round, int rank, uint8_t *image) {
   fillNoise(image, c->usedBytes);
   for (int i = 0; i < c->numOps; i++) {
@@ -200,6 +207,7 @@ void epFillImage(const ep_check_case_t *c, int round, int rank, uint8_t *image) 
       if (op->region[EP_T_IN_WEIGHTS] >= 0) fillRows(c, op, EP_T_IN_WEIGHTS, round, rank, image);
       if (op->region[EP_T_IN_SCALES] >= 0) fillRows(c, op, EP_T_IN_SCALES, round, rank, image);
     }
+    if (op->kind == EP_OP_GRAD_STEP && op->from < 0) fillGradient(c, op, round, rank, image);
     if (op->kind != EP_OP_COMBINE) continue;
     if (op->from < 0) fillRows(c, op, EP_T_IN_TOKENS, round, rank, image);
     if (op->region[EP_T_IN_SCALES] >= 0) fillRowScales(c, op, rank, image);

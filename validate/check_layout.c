@@ -18,6 +18,8 @@ const char *epTensorName(ep_tensor_id_t tensor) {
       "layout_info->recv_total_counter",
       "layout_info->src_rank_counters",
       "mask",
+      "grad",
+      "update",
   };
   return names[tensor];
 }
@@ -164,6 +166,10 @@ void epTensorDims(const ep_check_case_t *c, const ep_check_op_t *op, ep_tensor_i
     d->sizes[d->ndim++] = (size_t)c->group->shape.numRanks;
     d->dtype = TREFOIL_INT32;
     break;
+  case EP_T_GRAD:
+  case EP_T_UPDATE:
+    appendRow(d, epGradModelElements(&c->group->model), op->dtype);
+    break;
   default:
     d->sizes[d->ndim++] = counterLength(c, op, tensor);
     d->dtype = op->kind == EP_OP_UPDATE && op->wideCounters ? TREFOIL_INT64 : TREFOIL_INT32;
@@ -208,6 +214,10 @@ static unsigned tensorsOf(const ep_check_case_t *c, const ep_check_op_t *op) {
   case EP_OP_MASK_QUERY:
     set = BIT(EP_T_MASK);
     break;
+  case EP_OP_GRAD_STEP:
+    set = BIT(EP_T_UPDATE);
+    if (!op->inPlace) set |= BIT(EP_T_GRAD);
+    break;
   default:
     break;
   }
@@ -247,6 +257,14 @@ static int placeOne(ep_check_case_t *c, int opIdx, ep_tensor_id_t tensor, ep_rng
   return 1;
 }
 
+/* Where an earlier operation's output is this one's tensor; -1: it is none. */
+static int givenRegion(const ep_check_case_t *c, const ep_check_op_t *op, ep_tensor_id_t tensor) {
+  if (op->from < 0) return -1;
+  const int *outputs = c->ops[op->from].region;
+  if (tensor == EP_T_IN_TOKENS) return outputs[EP_T_OUT_TOKENS];
+  return tensor == (op->inPlace ? EP_T_UPDATE : EP_T_GRAD) ? outputs[EP_T_UPDATE] : -1;
+}
+
 int epPlaceTensors(ep_check_case_t *c, ep_rng_t *rng) {
   ep_rng_t start = *rng;
   c->numRegions = 0;
@@ -257,8 +275,9 @@ int epPlaceTensors(ep_check_case_t *c, ep_rng_t *rng) {
     for (int t = 0; t < EP_NUM_TENSORS; t++) {
       op->region[t] = -1;
       if (!(set & (1u << t))) continue;
-      if (op->from >= 0 && t == EP_T_IN_TOKENS) {
-        op->region[t] = c->ops[op->from].region[EP_T_OUT_TOKENS];
+      int given = givenRegion(c, op, (ep_tensor_id_t)t);
+      if (given >= 0) {
+        op->region[t] = given;
         continue;
       }
       if (!placeOne(c, i, (ep_tensor_id_t)t, &start)) return 0;

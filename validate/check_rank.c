@@ -23,6 +23,7 @@ static cudaError_t countedFree(void *ptr, void *context) {
 
 static trefoil_result_t openGroup(ep_check_rank_t *rank) {
   const ep_check_group_t *g = rank->group;
+  if (g->isGrad) return epGradOpen(rank);
   ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
   config.algorithm = g->highThroughput ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY;
   config.num_experts = (unsigned)g->shape.numExperts;
@@ -103,6 +104,16 @@ trefoil_result_t epRankOpen(ep_check_rank_t *rank, const ncclUniqueId *id) {
   return TREFOIL_OK;
 }
 
+static trefoil_result_t closeGroup(ep_check_rank_t *rank) {
+  if (rank->group->isGrad) return epGradClose(rank);
+  rank->doing = "ncclEpGroupDestroy";
+  EP_TRY_EP(rank, rank->lib->ncclEpGroupDestroy(rank->epGroup));
+  EP_CHECK(rank->allocated == 0, TREFOIL_INTERNAL_ERROR,
+           "%lld blocks from the caller's allocator are still live after ncclEpGroupDestroy",
+           (long long)rank->allocated);
+  return TREFOIL_OK;
+}
+
 trefoil_result_t epRankClose(ep_check_rank_t *rank) {
   const ep_library_t *lib = rank->lib;
   for (int i = 0; i < rank->group->numHandles; i++) {
@@ -111,11 +122,7 @@ trefoil_result_t epRankClose(ep_check_rank_t *rank) {
     rank->doing = "cudaFree";
     if (rank->memory[i]) EP_TRY_CUDA(rank, lib->cudaFree(rank->memory[i]));
   }
-  rank->doing = "ncclEpGroupDestroy";
-  EP_TRY_EP(rank, lib->ncclEpGroupDestroy(rank->epGroup));
-  EP_CHECK(rank->allocated == 0, TREFOIL_INTERNAL_ERROR,
-           "%lld blocks from the caller's allocator are still live after ncclEpGroupDestroy",
-           (long long)rank->allocated);
+  EP_TRY(closeGroup(rank));
   if (rank->window) {
     rank->doing = "ncclCommWindowDeregister";
     EP_TRY_NCCL(rank, lib->ncclCommWindowDeregister(rank->comm, rank->window));
@@ -161,7 +168,7 @@ static trefoil_result_t checkAsync(ep_check_rank_t *rank, const ep_check_case_t 
 }
 
 trefoil_result_t epRankEnd(ep_check_rank_t *rank, const ep_check_case_t *c) {
-  EP_TRY(checkAsync(rank, c));
+  if (!c->group->isGrad) EP_TRY(checkAsync(rank, c));
   if (!rank->fresh) return TREFOIL_OK;
   rank->doing = "ncclEpHandleDestroy";
   ncclEpHandle_t fresh = rank->fresh;

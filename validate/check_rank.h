@@ -22,6 +22,7 @@ typedef struct ep_check_rank {
   ncclComm_t *kept; /* NULL, or where the communicator stays from batch to batch */
   ncclComm_t comm;
   ncclEpGroup_t epGroup;
+  trefoil_grad_gpu_t gradients; /* in its place, of a batch of A2SGD */
   ncclEpHandle_t handles[EP_MAX_HANDLES];
   ncclEpHandle_t fresh; /* the case's own, or NULL */
   void *memory[EP_MAX_HANDLES];
@@ -62,6 +63,12 @@ ncclEpLayout_t epLayoutOf(trefoil_mode_t mode);
 /* ---- check_call.c: one operation as a call of the API ---- */
 trefoil_result_t epCallOp(ep_check_rank_t *rank, const ep_check_case_t *c, const ep_check_op_t *op);
 
+/* ---- check_grad_call.c: the same of A2SGD ---- */
+trefoil_result_t epGradOpen(ep_check_rank_t *rank);
+trefoil_result_t epGradCall(ep_check_rank_t *rank, const ep_check_case_t *c,
+                            const ep_check_op_t *op);
+trefoil_result_t epGradClose(ep_check_rank_t *rank);
+
 /* ---- order_free.c ---- */
 /* The image for the bounds: magnitudes in place of values. */
 void epMakeMagnitudes(const ep_check_case_t *c, int rank, uint8_t *image);
@@ -70,6 +77,7 @@ void epMakeMagnitudes(const ep_check_case_t *c, int rank, uint8_t *image);
   EP_TRY_PLACED(rank, ncclResult_t, call, TREFOIL_REMOTE_ERROR,                                    \
                 ((rank)->failedBy = EP_FAILED_BY_EP, (rank)->result = epRc_),                      \
                 epLibraryError((rank)->lib, epRc_))
+#define EP_TRY_GRAD(rank, call) EP_TRY_EP(rank, (ncclResult_t)(call)) /* the codes are alike */
 #define EP_TRY_NCCL(rank, call)                                                                    \
   EP_TRY_PLACED(rank, ncclResult_t, call, TREFOIL_REMOTE_ERROR,                                    \
                 (rank)->failedBy = EP_FAILED_BY_ELSE,                                              \

@@ -83,7 +83,7 @@ typedef struct difference {
 static int isOutput(const ep_check_op_t *op, ep_tensor_id_t tensor, int highThroughput) {
   if (tensor == EP_T_OUT_WEIGHTS && op->kind == EP_OP_COMBINE)
     return highThroughput && op->backward;
-  return tensor >= EP_T_OUT_TOKENS;
+  return tensor >= EP_T_OUT_TOKENS && tensor != EP_T_GRAD;
 }
 
 /* A row of the dispatch's inputs with this content. */
@@ -180,6 +180,16 @@ static void describeNumber(writer_t *w, const difference_t *d) {
   putValue(w, d->dims.dtype, found);
 }
 
+/* A model's tensors lie one behind the other. */
+static void describeUpdate(writer_t *w, const difference_t *d) {
+  const ep_grad_model_t *m = &d->c->group->model;
+  int64_t first = 0;
+  int t = 0;
+  for (; (int64_t)d->column >= first + m->sizes[t]; t++) first += m->sizes[t];
+  put(w, "tensor %d at %lld, ", t, (long long)first);
+  describeNumber(w, d);
+}
+
 static int describeGuard(writer_t *w, const ep_check_case_t *c, const uint8_t *wanted,
                          const uint8_t *found, size_t at) {
   const ep_check_region_t *before = NULL, *after = NULL;
@@ -198,8 +208,9 @@ static int describeGuard(writer_t *w, const ep_check_case_t *c, const uint8_t *w
 }
 
 static const char *opName(ep_op_kind_t kind) {
-  static const char *const names[] = {"Update",     "Dispatch",  "Combine",   "Complete",
-                                      "MaskUpdate", "MaskQuery", "MaskClean", "wait"};
+  static const char *const names[] = {"Update",    "Dispatch",   "Combine",
+                                      "Complete",  "MaskUpdate", "MaskQuery",
+                                      "MaskClean", "wait",       "A2SGD step"};
   return names[kind];
 }
 
@@ -228,8 +239,9 @@ int epDescribeDifference(const ep_check_case_t *c, int round, int rank,
   if (!d.region) {
     return describeGuard(&w, c, wanted, found, at);
   }
-  put(&w, "operation %d (%s, handle %d), %s, ", d.region->op, opName(d.op->kind), d.op->handle,
-      epTensorName(d.region->tensor));
+  put(&w, "operation %d (%s", d.region->op, opName(d.op->kind));
+  if (d.op->handle >= 0) put(&w, ", handle %d", d.op->handle);
+  put(&w, "), %s, ", epTensorName(d.region->tensor));
   if (!isOutput(d.op, d.region->tensor, c->group->highThroughput))
     put(&w, "an input was overwritten: byte %zu, 0x%02x became 0x%02x", d.at, wanted[at],
         found[at]);
@@ -238,13 +250,29 @@ int epDescribeDifference(const ep_check_case_t *c, int round, int rank,
     describeDispatched(&w, &d);
   else if (d.region->tensor == EP_T_OUT_TOKENS)
     describeCombined(&w, &d);
+  else if (d.region->tensor == EP_T_UPDATE)
+    describeUpdate(&w, &d);
   else
     describeNumber(&w, &d);
   return 1 + (int)(d.region - c->regions);
 }
 
+static void describeGradGroup(writer_t *w, const ep_check_group_t *g) {
+  put(w, "A2SGD, %d ranks, %s, %s", g->shape.numRanks, trefoilDtypeName(g->model.dtype),
+      g->model.scope ? "whole model" : "per tensor");
+  if (g->enableMask) put(w, ", masks");
+  if (g->useWindow) put(w, ", windows");
+  if (g->maxSms) put(w, ", at most %u SMs", g->maxSms);
+  put(w, ", %d tensors:", g->model.numTensors);
+  for (int t = 0; t < g->model.numTensors; t++) put(w, " %lld", (long long)g->model.sizes[t]);
+}
+
 void epDescribeGroup(const ep_check_group_t *g, char *text, size_t textBytes) {
   writer_t w = {text, textBytes, 0};
+  if (g->isGrad) {
+    describeGradGroup(&w, g);
+    return;
+  }
   put(&w, "%s, %d ranks (%d per node), %d experts, top-%d, <= %lld tokens, rows <= %zu bytes",
       g->highThroughput ? "HT" : "LL", g->shape.numRanks, g->shape.ranksPerNode,
       g->shape.numExperts, g->shape.topk, (long long)g->shape.maxTokens, g->maxTokenBytes);
@@ -283,6 +311,10 @@ void epDescribeScript(const ep_check_case_t *c, char *text, size_t textBytes) {
     if (op->kind == EP_OP_DISPATCH || op->kind == EP_OP_COMBINE)
       put(&w, ", %lld x %s%s%s%s", (long long)op->width, trefoilDtypeName(op->dtype),
           quants[op->quant], op->backward ? ", backward" : "", op->sendOnly ? ", send_only" : "");
+    if (op->kind == EP_OP_GRAD_STEP) {
+      if (op->inPlace) put(&w, ", in place");
+      if (op->from < 0) put(&w, ", values %s", epGradValuesName(op->values));
+    }
     if (op->from >= 0) put(&w, ", reads the output of %d", op->from);
     put(&w, "\n");
   }

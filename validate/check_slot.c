@@ -80,7 +80,7 @@ trefoil_result_t epSlotMake(ep_slot_t *slot, const ep_check_team_t *team, uint64
   int R = g->shape.numRanks;
   epFreeCase(&slot->c);
   EP_TRY(epMakeCase(&slot->c, g, index));
-  if (team->options->countBytes) EP_TRY(epPlanCounts(&slot->c, &slot->counts));
+  if (team->options->countBytes && !g->isGrad) EP_TRY(epPlanCounts(&slot->c, &slot->counts));
   EP_TRY(growSlot(slot, R));
   for (int round = 0; round < slot->c.numRounds; round++) {
     for (int r = 0; r < R; r++) {
@@ -117,7 +117,7 @@ void epWorkerRankInit(ep_worker_rank_t *worker, ep_check_team_t *team, int rank,
                .place = place,
                .watch = o->launch ? NULL : &team->job->watch,
                .stop = &team->job->failing,
-               .counts = o->countBytes && epCanCount(team->lib),
+               .counts = o->countBytes && epCanCount(team->lib) && !team->group.isGrad,
                .kept = team->comms ? &team->comms->of[team->group.shape.numRanks][rank] : NULL}};
   epWatchThread(rank);
 }

@@ -244,9 +244,11 @@ trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_
   /* a device a rank: freeing memory waits for all work on its device, another rank's too */
   epLibraryHostDevices(EP_MAX_RANKS);
   if (o.launch) return epCheckLaunched(&o, outcome);
-  int devices = 0;
-  EP_TRY(epLibraryProbe(&o.paths, &devices));
-  if (!o.numDevices) o.numDevices = devices;
+  ep_library_facts_t facts;
+  EP_TRY(epLibraryAsk(&o.paths, &facts));
+  EP_CHECK(facts.hasGrad || !(o.choice.modes & EP_MODE_A2SGD), TREFOIL_INVALID_ARGUMENT,
+           "%s has no calls of A2SGD (trefoil/a2sgd.h)", o.paths.library);
+  if (!o.numDevices) o.numDevices = facts.numDevices;
   if (!o.choice.maxRanks) o.choice.maxRanks = o.numDevices < 8 ? o.numDevices : 8;
   if (o.choice.maxRanks > o.numDevices) shareDevices(&o, outcome);
   return runJobs(&o, outcome);

@@ -109,6 +109,7 @@ static int probeHere(const ep_library_paths_t *paths, probe_t *p) {
     if (lib.ncclEpGetVersion(&p->facts.version) != ncclSuccess) p->facts.version = 0;
     p->facts.isOurs = lib.ncclEpGetLastError != NULL;
     p->facts.isHost = lib.isHost;
+    p->facts.hasGrad = epLibraryHasGrad(&lib) == TREFOIL_OK;
     if (epLibraryDevices(&lib, &p->facts.numDevices) == TREFOIL_OK) return 0;
   }
   snprintf(p->sentence, sizeof p->sentence, "%s", trefoilLastError());
@@ -158,6 +159,13 @@ trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices
   ep_library_facts_t facts;
   EP_TRY(epLibraryAsk(paths, &facts));
   if (numDevices) *numDevices = facts.numDevices;
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epLibraryHasGrad(const ep_library_t *lib) {
+  EP_CHECK(lib->trefoilGradGpuCreate && lib->trefoilGradGpuStep && lib->trefoilGradGpuGetMask &&
+               lib->trefoilGradGpuSetMask && lib->trefoilGradGpuDestroy,
+           TREFOIL_INVALID_ARGUMENT, "the library has no calls of A2SGD (trefoil/a2sgd.h)");
   return TREFOIL_OK;
 }
 

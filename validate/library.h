@@ -7,6 +7,7 @@
 
 #include <nccl_ep.h>
 
+#include "trefoil/a2sgd.h"
 #include "trefoil/base.h"
 #include "trefoil/device.h"
 
@@ -79,7 +80,7 @@
   X(cudaLaunchHostFunc, cudaError_t, (cudaStream_t, cudaHostFn_t, void *))                         \
   X(cudaGetErrorString, const char *, (cudaError_t))
 
-/* Ours alone (trefoil/device.h and ncclEpGetLastError): NULL in other libraries. */
+/* Ours alone (trefoil/device.h, trefoil/a2sgd.h and ncclEpGetLastError): NULL in other libraries. */
 #define EP_LIBRARY_OURS(X)                                                                         \
   X(ncclEpGetLastError, const char *, (void))                                                      \
   X(ncclEpCountBytes, ncclResult_t, (ncclEpGroup_t, int))                                          \
@@ -90,7 +91,15 @@
   X(ncclEpMemoryInUse, ncclResult_t, (ncclEpGroup_t, ncclEpPreflight_t *))                         \
   X(ncclEpPreflight, ncclResult_t,                                                                 \
     (const ncclEpGroupConfig_t *, ncclEpLayout_t, const ncclEpHandleConfig_t *, int, int, int,     \
-     ncclEpPreflight_t *))
+     ncclEpPreflight_t *))                                                                         \
+  X(trefoilGradGpuCreate, trefoil_result_t,                                                        \
+    (const trefoil_grad_config_t *, const trefoil_grad_gpu_options_t *, ncclComm_t,                \
+     trefoil_grad_gpu_t *))                                                                        \
+  X(trefoilGradGpuStep, trefoil_result_t,                                                          \
+    (trefoil_grad_gpu_t, const void *, void *, cudaStream_t))                                      \
+  X(trefoilGradGpuGetMask, trefoil_result_t, (trefoil_grad_gpu_t, int *, cudaStream_t))            \
+  X(trefoilGradGpuSetMask, trefoil_result_t, (trefoil_grad_gpu_t, const int *, cudaStream_t))      \
+  X(trefoilGradGpuDestroy, trefoil_result_t, (trefoil_grad_gpu_t))
 
 typedef struct ep_library {
 #define EP_MEMBER(name, type, parameters) type(*name) parameters;
@@ -134,6 +143,7 @@ typedef struct ep_library_facts {
   int version;    /* ncclEpGetVersion; 0: it failed */
   int isOurs;     /* it has ncclEpGetLastError */
   int isHost;
+  int hasGrad; /* it has A2SGD's calls */
 } ep_library_facts_t;
 trefoil_result_t epLibraryAsk(const ep_library_paths_t *paths, ep_library_facts_t *facts);
 
@@ -146,6 +156,9 @@ trefoil_result_t epLibraryDevices(const ep_library_t *lib, int *numDevices);
 
 /* Asks the host runtime, if it is what will be loaded, for at least so many devices. Before loading. */
 void epLibraryHostDevices(int numDevices);
+
+/* A library without A2SGD's calls: TREFOIL_INVALID_ARGUMENT. */
+trefoil_result_t epLibraryHasGrad(const ep_library_t *lib);
 
 /* The sentence of the last failing call on this thread, or the result's name. */
 const char *epLibraryError(const ep_library_t *lib, ncclResult_t result);

@@ -340,6 +340,8 @@ trefoil_result_t epArenaEnsure(ep_cpu_group_t *g, int arenaIdx, const ep_sizing_
                                int topk);
 void epArenaFree(ep_cpu_group_t *g, int arenaIdx);
 /* Memory that all ranks see is made in two steps: alone, where much can fail; and together. */
+/* Of a call of NCCL, with the runtime's reason. */
+trefoil_result_t epNcclFailed(const char *what, ncclResult_t result);
 trefoil_result_t epAllocShared(ep_cpu_group_t *g, size_t bytes, size_t zeroBytes, char **memory);
 trefoil_result_t epOpenWindow(ep_cpu_group_t *g, char *memory, size_t bytes, ncclWindow_t *window);
 void epFreeShared(ep_cpu_group_t *g, char *memory, size_t bytes, ncclWindow_t window);

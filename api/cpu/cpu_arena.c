@@ -5,7 +5,7 @@
 #include "api/cpu/cpu_round.h"
 #include "trefoil_host.h"
 
-static trefoil_result_t ncclFailed(const char *what, ncclResult_t result) {
+trefoil_result_t epNcclFailed(const char *what, ncclResult_t result) {
   const char *why = trefoilHostLastError();
   trefoil_result_t code = result == ncclRemoteError || result == ncclInvalidUsage
                               ? (trefoil_result_t)result
@@ -17,7 +17,7 @@ static trefoil_result_t ncclFailed(const char *what, ncclResult_t result) {
 trefoil_result_t epAllocShared(ep_cpu_group_t *g, size_t bytes, size_t zeroBytes, char **memory) {
   void *p = NULL;
   ncclResult_t result = ncclMemAlloc(&p, bytes);
-  if (result != ncclSuccess) return ncclFailed("shared memory of the group", result);
+  if (result != ncclSuccess) return epNcclFailed("shared memory of the group", result);
   memset(p, 0, zeroBytes);
   *memory = p;
   g->group->allocated[0][EP_MEMORY_SHARED] += bytes;
@@ -27,7 +27,7 @@ trefoil_result_t epAllocShared(ep_cpu_group_t *g, size_t bytes, size_t zeroBytes
 trefoil_result_t epOpenWindow(ep_cpu_group_t *g, char *memory, size_t bytes, ncclWindow_t *window) {
   ncclWindow_t w = NULL;
   ncclResult_t result = ncclCommWindowRegister(g->group->comm, memory, bytes, &w, 0);
-  if (result != ncclSuccess) return ncclFailed("window of the group", result);
+  if (result != ncclSuccess) return epNcclFailed("window of the group", result);
   *window = w;
   return TREFOIL_OK;
 }
@@ -78,7 +78,7 @@ static trefoil_result_t openArena(ep_cpu_group_t *g, int arenaIdx, ep_arena_t *a
   for (int r = 0; r < g->R; r++) {
     void *p = NULL;
     ncclResult_t error = trefoilHostPeerPointer(a->window, 0, r, &p);
-    if (error != ncclSuccess || !p) return ncclFailed("a peer's window", error);
+    if (error != ncclSuccess || !p) return epNcclFailed("a peer's window", error);
     g->peers[r].arena[arenaIdx] = p;
   }
   a->ready = 1;
@@ -100,7 +100,8 @@ trefoil_result_t epArenaEnsure(ep_cpu_group_t *g, int arenaIdx, const ep_sizing_
   if (atomic_load(&g->failed)) EP_TRY(epCheckDeferred(g->group));
   ep_notice_t notice = {EP_CALL_INIT_HANDLE, arenaIdx, topk, g->id, {{0}}};
   trefoil_result_t result = allocArena(g, &larger);
-  if (result == TREFOIL_OK) result = epCpuBarrierRound(g, &notice);
+  if (result == TREFOIL_OK)
+    result = epCpuBarrierRound(g->group->comm, g->R, g->group->timeoutNs, &notice);
   if (result == TREFOIL_OK) result = openArena(g, arenaIdx, &larger);
   if (result != TREFOIL_OK) {
     freeArena(g, &larger);

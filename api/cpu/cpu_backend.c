@@ -51,4 +51,13 @@ const ep_backend_t epBackend = {
     .maskClean = epMaskClean,
     .countBytes = epCpuCountBytes,
     .readBytes = epCpuReadBytes,
+    .gradBytes = epCpuGradBytes,
+    .gradSizes = epCpuGradSizes,
+    .gradOpen = epCpuGradOpen,
+    .gradStep = epCpuGradStep,
+    .gradLost = epCpuGradLost,
+    .gradGetMask = epCpuGradGetMask,
+    .gradSetMask = epCpuGradSetMask,
+    .gradClose = epCpuGradClose,
+    .gradRelease = epCpuGradRelease,
 };

@@ -18,7 +18,7 @@ static void prepareQuery(ncclCommProperties_t *p) {
 
 /* What was loaded before, as a framework brings it, answers this library's calls instead of the host
  * runtime. */
-static trefoil_result_t checkAnswers(void) {
+static trefoil_result_t checkAnswers(const char *call) {
   Dl_info cuda, nccl, host;
   int known = dladdr((void *)(uintptr_t)&cudaLaunchHostFunc, &cuda) &&
               dladdr((void *)(uintptr_t)&ncclCommQueryProperties, &nccl) &&
@@ -30,31 +30,36 @@ static trefoil_result_t checkAnswers(void) {
   if (known && nccl.dli_fbase == program.dli_fbase) nccl = host;
   int isCuda = known && cuda.dli_fbase != host.dli_fbase;
   EP_CHECK(!known || (!isCuda && nccl.dli_fbase == host.dli_fbase), TREFOIL_SYSTEM_ERROR,
-           "ncclEpCreateGroup: %s is answered by %s, which was loaded before, and not by %s: load "
+           "%s: %s is answered by %s, which was loaded before, and not by %s: load "
            "the host runtime first (LD_PRELOAD=libtrefoil_host.so.0), or not the other",
-           isCuda ? "cudaLaunchHostFunc" : "ncclCommQueryProperties",
+           call, isCuda ? "cudaLaunchHostFunc" : "ncclCommQueryProperties",
            isCuda ? cuda.dli_fname : nccl.dli_fname, host.dli_fname);
   return TREFOIL_OK;
 }
 
-trefoil_result_t epCpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode) {
+trefoil_result_t epCpuRanks(ncclComm_t comm, const char *call, int *rank, int *numRanks,
+                            int *ranksPerNode) {
   ncclCommProperties_t p;
   prepareQuery(&p);
-  EP_TRY(checkAnswers());
+  EP_TRY(checkAnswers(call));
   int me = 0, R = 0;
   if (ncclCommUserRank(comm, &me) != ncclSuccess || ncclCommCount(comm, &R) != ncclSuccess ||
       ncclCommQueryProperties(comm, &p) != ncclSuccess) {
     const char *why = trefoilHostLastError();
-    return epFail(TREFOIL_INVALID_ARGUMENT, "ncclEpCreateGroup: comm is not usable: %s",
+    return epFail(TREFOIL_INVALID_ARGUMENT, "%s: comm is not usable: %s", call,
                   why && *why ? why : "NCCL gave no reason");
   }
   int nodes = p.nLsaTeams > 0 ? p.nLsaTeams : 1;
-  EP_CHECK(R % nodes == 0, TREFOIL_INVALID_ARGUMENT,
-           "ncclEpCreateGroup: %d ranks on %d nodes; must divide evenly", R, nodes);
+  EP_CHECK(R % nodes == 0, TREFOIL_INVALID_ARGUMENT, "%s: %d ranks on %d nodes; must divide evenly",
+           call, R, nodes);
   *rank = me;
   *numRanks = R;
   *ranksPerNode = R / nodes;
   return TREFOIL_OK;
+}
+
+trefoil_result_t epCpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode) {
+  return epCpuRanks(comm, "ncclEpCreateGroup", rank, numRanks, ranksPerNode);
 }
 
 /* 0: not a live communicator. */
@@ -106,7 +111,7 @@ static void closeControl(ep_cpu_group_t *g) {
 static trefoil_result_t joinGroup(ep_cpu_group_t *g) {
   ep_notice_t notice = {.call = EP_CALL_CREATE_GROUP, .groupId = epMonotonicNs()};
   epSettingsOf(g->group, &notice.settings);
-  EP_TRY(epCpuBarrierRound(g, &notice));
+  EP_TRY(epCpuBarrierRound(g->group->comm, g->R, g->group->timeoutNs, &notice));
   g->id = notice.groupId;
   return openControl(g);
 }

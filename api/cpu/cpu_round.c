@@ -6,9 +6,11 @@
 
 #include "api/cpu/cpu_group.h"
 #include "api/cpu/cpu_round.h"
+#include "api/grad_object.h"
 #include "trefoil_host.h"
 
-static const char *const functions[] = {"ncclEpCreateGroup", "ncclEpInitHandle"};
+static const char *const functions[] = {"ncclEpCreateGroup", "ncclEpInitHandle",
+                                        "trefoilGradGpuCreate", "trefoilGradGpuDestroy"};
 
 static trefoil_result_t compare(const ep_notice_t *all, int numRanks) {
   for (int r = 1; r < numRanks; r++) {
@@ -23,6 +25,10 @@ static trefoil_result_t compare(const ep_notice_t *all, int numRanks) {
     trefoil_result_t result = epSettingsCompare(settings, numRanks);
     free(settings);
     return result;
+  }
+  if (all[0].call == EP_CALL_GRAD_CREATE || all[0].call == EP_CALL_GRAD_DESTROY) {
+    for (int r = 1; r < numRanks; r++) EP_TRY(epGradCompare(r, all[r].groupId == all[0].groupId));
+    return TREFOIL_OK;
   }
   for (int r = 1; r < numRanks; r++) {
     EP_CHECK(
@@ -43,13 +49,13 @@ static trefoil_result_t compare(const ep_notice_t *all, int numRanks) {
   return TREFOIL_OK;
 }
 
-trefoil_result_t epCpuBarrierRound(ep_cpu_group_t *g, ep_notice_t *notice) {
-  ep_notice_t *all = malloc((size_t)g->R * sizeof *all);
+trefoil_result_t epCpuBarrierRound(ncclComm_t comm, int numRanks, uint64_t timeoutNs,
+                                   ep_notice_t *notice) {
+  ep_notice_t *all = malloc((size_t)numRanks * sizeof *all);
   EP_CHECK(all, TREFOIL_SYSTEM_ERROR, "%s: out of memory", functions[notice->call]);
-  ncclResult_t met =
-      trefoilHostBarrierRound(g->group->comm, notice, sizeof *notice, all, g->group->timeoutNs);
+  ncclResult_t met = trefoilHostBarrierRound(comm, notice, sizeof *notice, all, timeoutNs);
   trefoil_result_t result = met == ncclSuccess
-                                ? compare(all, g->R)
+                                ? compare(all, numRanks)
                                 : epFail((trefoil_result_t)met, "%s: %s", functions[notice->call],
                                          trefoilHostLastError());
   *notice = all[0];

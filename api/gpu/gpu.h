@@ -259,4 +259,19 @@ trefoil_result_t epGpuReadTimes(ncclEpGroup_t group, ncclEpKernelTime_t *times, 
 /* Where this launch's blocks leave their times; NULL: not kept. */
 uint64_t *epGpuStampsFor(ep_gpu_group_t *g, unsigned kind, unsigned parts);
 
+/* ---- gpu_grad.c ---- */
+size_t epGpuGradBytes(void);
+trefoil_result_t epGpuGradSizes(const trefoil_grad_config_t *c, int numSms, size_t *exchangeBytes,
+                                size_t *scratchBytes);
+trefoil_result_t epGpuGradOpen(struct trefoil_grad_gpu *g, const trefoil_grad_config_t *c,
+                               const trefoil_grad_gpu_options_t *o, uint64_t hash);
+trefoil_result_t epGpuGradStep(struct trefoil_grad_gpu *g, const void *grad, void *update,
+                               cudaStream_t stream);
+int epGpuGradLost(const struct trefoil_grad_gpu *g, struct ep_grad_loss *loss);
+trefoil_result_t epGpuGradGetMask(struct trefoil_grad_gpu *g, int *active, cudaStream_t stream);
+trefoil_result_t epGpuGradSetMask(struct trefoil_grad_gpu *g, const int *active,
+                                  cudaStream_t stream);
+void epGpuGradClose(struct trefoil_grad_gpu *g);
+void epGpuGradRelease(struct trefoil_grad_gpu *g);
+
 #endif

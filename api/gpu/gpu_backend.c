@@ -32,4 +32,13 @@ const ep_backend_t epBackend = {
     .readBytes = epGpuReadBytes,
     .keepTimes = epGpuKeepTimes,
     .readTimes = epGpuReadTimes,
+    .gradBytes = epGpuGradBytes,
+    .gradSizes = epGpuGradSizes,
+    .gradOpen = epGpuGradOpen,
+    .gradStep = epGpuGradStep,
+    .gradLost = epGpuGradLost,
+    .gradGetMask = epGpuGradGetMask,
+    .gradSetMask = epGpuGradSetMask,
+    .gradClose = epGpuGradClose,
+    .gradRelease = epGpuGradRelease,
 };

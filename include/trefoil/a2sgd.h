@@ -86,7 +86,7 @@ TREFOIL_API trefoil_result_t trefoilGradFromMeans(const trefoil_grad_config_t *c
                                                   const float *means, const void *grad,
                                                   void *update);
 
-/* ---- A2SGD on GPUs, in libnccl_ep.so.0 ----------------------------------------------------------
+/* ---- A2SGD on GPUs, in libnccl_ep.so.0; over the host runtime also in libnccl_ep_cpu.so.0 --------
  *
  * A rank a worker, on the ranks of an NCCL communicator in one NVLink domain. Results equal
  * trefoilGradStep's bit for bit. Sentences of failures: ncclEpGetLastError (nccl_ep.h). */
@@ -120,7 +120,9 @@ TREFOIL_GPU_API trefoil_result_t trefoilGradGpuCreate(const trefoil_grad_config_
 TREFOIL_GPU_API trefoil_result_t trefoilGradGpuStep(trefoil_grad_gpu_t g, const void *grad,
                                                     void *update, struct CUstream_st *stream);
 /* With enableMask: active[numWorkers], 0 = masked. Get waits for the stream; Set may be captured. The
- * means are over the ranks that a rank regards as active. */
+ * means are over the ranks that a rank regards as active. Ranks that masked one another are set active again
+ * when both have made as many steps, and these are through: one that is ahead would write over means that
+ * the other still reads. */
 TREFOIL_GPU_API trefoil_result_t trefoilGradGpuGetMask(trefoil_grad_gpu_t g, int *active,
                                                        struct CUstream_st *stream);
 TREFOIL_GPU_API trefoil_result_t trefoilGradGpuSetMask(trefoil_grad_gpu_t g, const int *active,

@@ -129,6 +129,10 @@ if(TREFOIL_CLI)
     set_tests_properties(check_${mode}_emulated PROPERTIES TIMEOUT 300 LABELS cpu
       PASS_REGULAR_EXPRESSION "12 cases agree.*counted by the library as sent" ENVIRONMENT TREFOIL_HOST_SMS=3)
   endforeach()
+  add_test(NAME check_a2sgd_emulated COMMAND trefoil_cli check --gpu-cases --modes a2sgd --ranks 1-3 --cases 24
+    --library $<TARGET_FILE:nccl_ep_emulated> --nccl $<TARGET_FILE:trefoil_host> --cuda $<TARGET_FILE:trefoil_host>)
+  set_tests_properties(check_a2sgd_emulated PROPERTIES TIMEOUT 300 LABELS cpu
+    PASS_REGULAR_EXPRESSION "24 cases agree" ENVIRONMENT TREFOIL_HOST_SMS=3)
   # Several NVLink domains, over a network with delays: in CI a few cases (seed 6: of at most 2 tokens), in the long
   # tier many. Sanitizers take the small ones only.
   function(trefoil_check_domains name mode ranks per cases seed label)

@@ -95,7 +95,7 @@ struct Stopwatch {
 };
 
 bool checkOnce(World &w, const Model &m, const ep_a2sgd_step_t &s, char *grad) {
-  const size_t bytes = m.elements() * m.elemBytes();
+  const size_t bytes = gradBytes(m);
   const Gradients before = {w.download(0, grad, bytes)};
   OK(epA2sgdStep(&s, w.ranks[0].stream));
   w.sync();
@@ -107,15 +107,15 @@ void printRates(BenchOptions &o, const char *name, const Model &m, double bytes,
   const double ratio = plain.p50 / ours.p50;
   printf("%-4s %5lld Mi  %-10s %9.2f us p99 %9.2f %7.0f GB/s   plain %9.2f us %7.0f GB/s   ratio "
          "%.3f\n",
-         trefoilDtypeName(m.dtype), (long long)(m.elements() >> 20), name, ours.p50, ours.p99,
-         bytes / ours.p50 * 1e-3, plain.p50, bytes / plain.p50 * 1e-3, ratio);
+         trefoilDtypeName(m.dtype), (long long)(epGradModelElements(&m) >> 20), name, ours.p50,
+         ours.p99, bytes / ours.p50 * 1e-3, plain.p50, bytes / plain.p50 * 1e-3, ratio);
   fflush(stdout);
   if (!o.json) return;
   fprintf(o.json,
           "%s\n    {\"operation\": \"%s\", \"dtype\": \"%s\", \"elements\": %lld, \"us\": %.3f, "
           "\"p99_us\": %.3f, \"plain_us\": %.3f, \"bytes\": %.0f, \"ratio\": %.4f}",
-          o.firstRow ? "" : ",", name, trefoilDtypeName(m.dtype), (long long)m.elements(), ours.p50,
-          ours.p99, plain.p50, bytes, ratio);
+          o.firstRow ? "" : ",", name, trefoilDtypeName(m.dtype),
+          (long long)epGradModelElements(&m), ours.p50, ours.p99, plain.p50, bytes, ratio);
   o.firstRow = false;
 }
 
@@ -130,8 +130,8 @@ Spread fastest(const std::vector<std::vector<double>> &times) {
 }
 
 bool rates(BenchOptions &o, trefoil_dtype_t dtype, int64_t mi) {
-  Model m = {dtype, TREFOIL_GRAD_WHOLE_MODEL, {mi << 20}};
-  const size_t bytes = m.elements() * m.elemBytes(), otherBytes = 256u << 20;
+  const Model m = {dtype, TREFOIL_GRAD_WHOLE_MODEL, 1, {mi << 20}};
+  const size_t bytes = gradBytes(m), otherBytes = 256u << 20;
   int sms = 0;
   CU(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
   World w;
@@ -180,7 +180,8 @@ bool rates(BenchOptions &o, trefoil_dtype_t dtype, int64_t mi) {
 // Steps in lockstep on all ranks: per iteration the shortest and the longest exchange of a rank.
 bool exchangeTimes(BenchOptions &o) {
   const int R = o.ranks, n = o.iterations;
-  Model m = {TREFOIL_F32, TREFOIL_GRAD_PER_TENSOR, std::vector<int64_t>(o.groups, 8)};
+  Model m = {TREFOIL_F32, TREFOIL_GRAD_PER_TENSOR, 0, {}};
+  setSizes(m, std::vector<int64_t>(o.groups, 8));
   Bench b; // its ranks and barriers
   b.open(R, !o.gpus, 64u << 20);
   Group group;
@@ -191,7 +192,7 @@ bool exchangeTimes(BenchOptions &o) {
   Rng rng = {11};
   for (int r = 0; r < R; r++) {
     CU(cudaSetDevice(b.w.ranks[r].device));
-    before.push_back(gradientOf(rng, m, MIXED));
+    before.push_back(gradientOf(rng, m, EP_GRAD_MIXED));
     grads[r] = b.w.upload(r, before[r]);
     stamps[r] = b.w.filled<uint64_t>(r, 2 * n, 0);
   }
@@ -261,7 +262,7 @@ bool parse(int argc, char **argv, BenchOptions &o) {
     else if (!strcmp(argv[i], "--ranks"))
       o.ranks = std::min(8, std::max(1, atoi(text())));
     else if (!strcmp(argv[i], "--groups"))
-      o.groups = std::max(1, atoi(text()));
+      o.groups = std::min(std::max(1, atoi(text())), (int)EP_GRAD_MAX_TENSORS);
     else if (!strcmp(argv[i], "--exchange"))
       o.exchange = true;
     else if (!strcmp(argv[i], "--gpus"))

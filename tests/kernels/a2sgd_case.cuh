@@ -7,79 +7,38 @@
 
 #include "kernels/a2sgd/a2sgd_step.h"
 #include "trefoil/a2sgd.h"
-#include "trefoil/numerics.h"
+#include "validate/grad_draw.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace {
 
 constexpr int GUARD = 64; // bytes before and after an array that must stay
 constexpr int UNWRITTEN = 0xA5;
 
-enum Values { MIXED, POSITIVE, ZEROS, NOT_FINITE, ANY_BITS, NEGATIVE, EXTREME, NUM_VALUES };
+using Model = ep_grad_model_t;
 
-struct Model {
-  trefoil_dtype_t dtype;
-  trefoil_grad_scope_t scope;
-  std::vector<int64_t> sizes;
-
-  size_t elemBytes() const { return trefoilDtypeBytes(dtype); }
-  int64_t elements() const {
-    int64_t n = 0;
-    for (int64_t s : sizes) n += s;
-    return n;
-  }
-  std::vector<int64_t> groups() const {
-    return scope == TREFOIL_GRAD_WHOLE_MODEL ? std::vector<int64_t>{elements()} : sizes;
-  }
-  trefoil_grad_config_t config(int numWorkers) const {
-    trefoil_grad_config_t c = {};
-    c.method = TREFOIL_GRAD_A2SGD;
-    c.dtype = dtype;
-    c.numWorkers = numWorkers;
-    c.numTensors = (int)sizes.size();
-    c.sizes = sizes.data();
-    c.scope = scope;
-    return c;
-  }
-};
-
-float value(Rng &rng, Values how) {
-  const float x = (float)((int)rng.next()) * 0x1p-31f;
-  switch (how) {
-  case POSITIVE:
-    return fabsf(x);
-  case NEGATIVE:
-    return -fabsf(x);
-  case ZEROS:
-    return rng.one(2) ? 0.0f : -0.0f;
-  case NOT_FINITE:
-    return rng.one(300) ? NAN : rng.one(300) ? INFINITY : rng.one(300) ? -INFINITY : x;
-  case EXTREME:
-    return ldexpf(x, rng.one(2) ? 127 : -135);
-  default:
-    return ldexpf(x, rng.below(20) - 14);
-  }
+size_t elemBytes(const Model &m) {
+  return trefoilDtypeBytes(m.dtype);
 }
 
-uint32_t bitsOf(Rng &rng, trefoil_dtype_t dtype, Values how) {
-  if (how == ANY_BITS) return rng.next();
-  const float x = value(rng, how);
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  return dtype == TREFOIL_F32   ? bits
-         : dtype == TREFOIL_F16 ? trefoilF32ToF16(x)
-                                : trefoilF32ToBf16(x);
+size_t gradBytes(const Model &m) {
+  return epGradModelElements(&m) * elemBytes(m);
 }
 
-std::vector<char> gradientOf(Rng &rng, const Model &m, Values how) {
-  const size_t each = m.elemBytes();
-  std::vector<char> bytes(m.elements() * each);
-  for (size_t i = 0; i < bytes.size(); i += each) {
-    const uint32_t bits = bitsOf(rng, m.dtype, how);
-    memcpy(&bytes[i], &bits, each);
-  }
+std::vector<int64_t> groupsOf(const Model &m) {
+  if (m.scope == TREFOIL_GRAD_WHOLE_MODEL) return {epGradModelElements(&m)};
+  return std::vector<int64_t>(m.sizes, m.sizes + m.numTensors);
+}
+
+void setSizes(Model &m, const std::vector<int64_t> &sizes) {
+  std::copy(sizes.begin(), sizes.end(), m.sizes);
+  m.numTensors = (int)sizes.size();
+}
+
+std::vector<char> gradientOf(Rng &rng, const Model &m, ep_grad_values_t values) {
+  std::vector<char> bytes(gradBytes(m));
+  epFillGradient(&m, values, (uint64_t)rng.next() << 32 | rng.next(), bytes.data());
   return bytes;
 }
 
@@ -95,7 +54,7 @@ Gradients referenceStep(const Model &m, const Gradients &grads, uint64_t active)
     in.push_back(grads[r].data());
     out.push_back(updates[r].data());
   }
-  const trefoil_grad_config_t c = m.config((int)in.size());
+  const trefoil_grad_config_t c = epGradModelConfig(&m, (int)in.size());
   const trefoil_grad_workers_t workers = {in.data(), nullptr, out.data()};
   OK(trefoilGradStep(&c, 0, &workers));
   return updates;
@@ -136,7 +95,7 @@ struct Group {
   std::vector<ep_a2sgd_step_t> steps; // of each rank, without arrays
 
   void open(World &w, const Model &m, int smsOfLayout, int sms, uint64_t timeoutNs) {
-    const std::vector<int64_t> groups = m.groups();
+    const std::vector<int64_t> groups = groupsOf(m);
     OK(epA2sgdLayout((int)groups.size(), groups.data(), w.size(), smsOfLayout, &at));
     std::vector<char> image(at.imageBytes);
     epA2sgdImage(&at, groups.data(), image.data());

@@ -24,55 +24,39 @@ struct Case {
   bool inPlace, isReplayed, delays;
   size_t pastGrad, pastUpdate; // bytes past a multiple of 16
   uint64_t active;
-  Values values;
+  ep_grad_values_t values;
 };
 
-int64_t randomSize(Rng &rng, const Options &o) {
-  static const int edges[] = {8, 256, 1024, 8192, 16384};
-  const int edge = edges[rng.below(5)];
-  switch (rng.below(4)) {
-  case 0:
-    return rng.below(20);
-  case 1:
-    return std::min<int64_t>(std::max(0, edge * (1 + rng.below(3)) + rng.below(5) - 2), o.most);
-  default:
-    return rng.next() % (uint64_t)(o.most + 1);
-  }
-}
-
 Case randomCase(Rng &rng, int R, const Options &o) {
-  static const trefoil_dtype_t dtypes[] = {TREFOIL_F32, TREFOIL_F16, TREFOIL_BF16};
   Case c = {};
+  ep_grad_run_t run;
   c.R = R;
-  c.model.dtype = dtypes[rng.below(3)];
-  c.model.scope = rng.one(3) ? TREFOIL_GRAD_WHOLE_MODEL : TREFOIL_GRAD_PER_TENSOR;
-  const int numTensors = rng.one(8) ? 30 + rng.below(50) : rng.below(5);
-  for (int t = 0; t < numTensors; t++)
-    c.model.sizes.push_back(numTensors > 10 ? rng.below(60) : randomSize(rng, o));
-  if (o.isLarge) c.model.sizes = {40000000 + rng.below(1000), 5, 20000000};
+  epDrawGradModel(rng.next(), o.most, &c.model);
+  epDrawGradRun(rng.next(), &run);
+  if (o.isLarge) setSizes(c.model, {40000000 + rng.below(1000), 5, 20000000});
   c.sms = 1 + rng.below(o.maxSms);
   c.layoutSms = o.isLarge ? 400 : rng.one(2) ? 1 : c.sms;
-  c.steps = 1 + rng.below(4);
-  c.inPlace = rng.one(2);
-  c.isReplayed = rng.one(3);
+  c.steps = run.numSteps;
+  c.inPlace = run.inPlace;
+  c.isReplayed = run.isReplayed;
   c.delays = rng.one(2);
-  const size_t each = c.model.elemBytes();
+  const size_t each = elemBytes(c.model);
   c.pastGrad = rng.one(2) ? 0 : rng.below((int)(16 / each)) * each;
   c.pastUpdate = rng.one(2) ? c.pastGrad : rng.below((int)(16 / each)) * each;
   c.active = (1ull << R) - 1;
   if (R > 1 && rng.one(4)) c.active &= ~(1ull << rng.below(R));
-  c.values = (Values)rng.below(NUM_VALUES);
+  c.values = run.values;
   return c;
 }
 
 void printCase(const Case &c) {
-  printf("  %s %s, %d SMs, layout of %d, %d steps%s%s%s, past %zu and %zu, active %llx, values %d, "
+  printf("  %s %s, %d SMs, layout of %d, %d steps%s%s%s, past %zu and %zu, active %llx, values %s, "
          "sizes",
          trefoilDtypeName(c.model.dtype), c.model.scope ? "whole model" : "per tensor", c.sms,
          c.layoutSms, c.steps, c.inPlace ? ", in place" : "", c.isReplayed ? ", replayed" : "",
          c.delays ? ", delays" : "", c.pastGrad, c.pastUpdate, (unsigned long long)c.active,
-         c.values);
-  for (size_t t = 0; t < c.model.sizes.size() && t < 12; t++)
+         epGradValuesName(c.values));
+  for (int t = 0; t < c.model.numTensors && t < 12; t++)
     printf(" %lld", (long long)c.model.sizes[t]);
   printf("\n");
 }
@@ -90,7 +74,7 @@ struct Run {
   void open(World &w, const Case &c, Rng &rng, uint64_t timeoutNs) {
     group.open(w, c.model, c.layoutSms, c.sms, timeoutNs);
     if (c.active != (1ull << c.R) - 1) group.mask(w, c.active);
-    const size_t bytes = c.model.elements() * c.model.elemBytes();
+    const size_t bytes = gradBytes(c.model);
     for (int i = 0; i < arrays(c); i++) {
       before.emplace_back();
       grads.emplace_back(c.R);
@@ -193,7 +177,7 @@ bool runFault(World &w, uint64_t seed, const Options &o) {
   Case c = randomCase(rng, w.size(), o);
   c.active = (1ull << c.R) - 1;
   c.isReplayed = c.delays = false;
-  if (!c.model.elements()) c.model.sizes = {5};
+  if (!gradBytes(c.model)) setSizes(c.model, {5});
   const int dead = rng.below(c.R);
   const bool masks = rng.one(2);
   Run run;
@@ -224,7 +208,7 @@ bool runFault(World &w, uint64_t seed, const Options &o) {
 bool runLeftBehind(World &w, uint64_t seed, const Options &o) {
   Rng rng = {seed};
   Case c = randomCase(rng, w.size(), o);
-  c.model.sizes = {100};
+  setSizes(c.model, {100});
   c.model.scope = TREFOIL_GRAD_PER_TENSOR;
   c.steps = 3;
   c.isReplayed = c.delays = false;

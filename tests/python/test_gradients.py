@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from trefoil.a2sgd import Averaging
-from trefoil.gradients import Method, StepSetting, averaging, methods_of, simulate_steps
+from trefoil.capacity import compute_fit
+from trefoil.gradients import Method, StepSetting, averaging, costs, methods_of, simulate_steps
 from trefoil.gradients.__main__ import main
 from trefoil.gradients.collectives import NETWORK, NVLINK, NVLINK_LATENCY_US, Links, Stage, sums
-from trefoil.gradients.methods import Averaged, measured
+from trefoil.gradients.methods import Averaged, measured, origins
 from trefoil.gradients.training_step import (
     Bucket,
     Group,
@@ -108,8 +109,10 @@ def test_more_takes_longer() -> None:
 def test_passes() -> None:
     cluster = Cluster(DGX)
     found = averaging(cluster, 8, [10**8], Method("a2sgd"))
-    rate = 0.9052 * cluster.fields.gpu_hbm_gb_per_s * 1e9  # of elementwise kernels, measured
-    assert found.pass_seconds == pytest.approx(3 * 4e8 / rate + 2 * 1.811e-6, rel=1e-3)
+    rate = cluster.fields.gpu_hbm_gb_per_s * 1e9
+    means = 20.78e-6 + 4e8 / (0.8892 * rate)  # of our kernels, measured
+    move = 7.564e-6 + 8e8 / (0.8336 * rate)
+    assert found.pass_seconds == pytest.approx(means + move, rel=1e-6)
     radix, sort = (
         averaging(cluster, 8, [10**8], Method("topk", selection=s)).pass_seconds
         for s in ("radix", "sort")
@@ -120,6 +123,72 @@ def test_passes() -> None:
     assert made[0] == pytest.approx(123e-6)
     assert made[1] != made[0]
     assert averaging(cluster, 8, [10**8], Method("dense")).pass_seconds == 0
+
+
+# ---- Costs of A2SGD's kernels --------------------------------------------------------------------
+
+
+def test_the_record_holds_what_was_measured() -> None:
+    measured_rows = json.loads((ROOT / "validate/data/a2sgd_kernels_h100x2.json").read_text())
+    record = json.loads(costs.RECORD.read_text())
+    sizes = {"f32": 4, "f16": 2, "bf16": 2}
+    want = [
+        (
+            f"a2sgd-{row['pass']}",
+            row["mebi_elements"] * 2**20 * sizes[row["dtype"]] * (1 + (row["pass"] == "move")),
+            row["p50_us"],
+        )
+        for row in measured_rows["rows"]
+    ]
+    assert [(r["kind"], r["bytes"], r["us"]) for r in record["rows"]] == want
+    exchange = next(e for e in measured_rows["exchange"] if e["gpus"] == 2)
+    assert costs.kinds()["a2sgd-exchange"].launch_us == exchange["last_us"]
+
+
+def test_the_record_is_its_fit() -> None:
+    record = json.loads(costs.RECORD.read_text())
+    again = {k["kind"]: k for k in compute_fit.fit(record)["kinds"]}
+    for old in record["kinds"]:
+        new = again[old["kind"]]
+        for cost in ("launch_us", "memory_share"):
+            assert new[cost]["value"] == pytest.approx(old[cost]["value"], rel=1e-2)
+        if old["fitted"]:
+            assert old["math_share"]["state"] == "unidentified"
+            assert new["held_out"] == pytest.approx(old["held_out"], abs=2e-4)
+            assert old["held_out"]["n"] == 2 and old["held_out"]["mean"] < 0.02
+
+
+def test_times_below_what_was_measured() -> None:
+    rate = 3350e9
+    least = 2.0 * 64 * 2**20
+    launch = costs.kinds()["elementwise"].launch_us * 1e-6
+    below, at = (costs.seconds("a2sgd-means", b, rate) for b in (least * (1 - 1e-9), least))
+    assert below == pytest.approx(at, rel=1e-6)
+    assert costs.seconds("a2sgd-means", 0, rate) == launch
+    assert costs.seconds("a2sgd-means", least / 2, rate) == pytest.approx((launch + at) / 2)
+
+
+def test_inside_a_node_the_kernels_exchange() -> None:
+    inside = averaging(Cluster(DGX), 8, [10**8], Method("a2sgd"))
+    assert inside.link_seconds == pytest.approx(1.47e-6, rel=1e-3)
+    across = averaging(Cluster(DGX), 16, [10**8], Method("a2sgd"))
+    assert across.link_seconds > Cluster(DGX).fields.ll_fixed_us * 1e-6
+
+
+def test_costs_say_where_they_are_from(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--elements", "1000000", "--gpus", "8,16"]
+    assert main([*small, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["costs"]
+    assert list(found) == [m.label for m in methods_of()]
+    assert "a2sgd-move: a2sgd-h100, fitted to 4 measured rows" in found["a2sgd"]["passes"]
+    assert found["a2sgd"]["links"].startswith("a2sgd-exchange: a2sgd-h100, given: a2sgd_bench")
+    assert "several nodes: cluster" in found["a2sgd"]["links"]
+    assert found["qsgd 4 bit"]["passes"].startswith("elementwise: pytorch-h100, fitted to")
+    assert main([*small, "--measured", "topk=5", "--selection", "sort"]) == 0
+    out = capsys.readouterr().out
+    assert "passes of topk 1 %: given: 5 us (--measured)" in out
+    sort = origins(Method("topk", selection="sort"), True, False)["passes"]
+    assert "sort: a2sgd-h100, given: Onesweep (arXiv 2206.01784)" in sort
 
 
 # ---- Steps ---------------------------------------------------------------------------------------
@@ -224,7 +293,8 @@ def test_the_verb(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = ["--moe", "qwen3-30b-a3b", "--tokens", "64", "--costs", "ideal", "--gpus", "8..16"]
     assert main([*options, "-o", str(picture)]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert len(told) == 11
+    assert told.index("") == 11
+    assert [line.split()[0] for line in told[12:]] == ["passes"] * 3 + ["links"] * 2
     assert told[0].split()[:3] == ["method", "gpus", "algorithm"]
     assert "a2sgd, sync 100" in picture.read_text()
 

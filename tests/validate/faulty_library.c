@@ -6,6 +6,7 @@
 #include "real_library.h"
 
 #include <nccl_ep.h>
+#include <trefoil/a2sgd.h>
 #include <trefoil/device.h>
 
 #include <fcntl.h>
@@ -267,6 +268,37 @@ ncclResult_t ncclEpReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int
   bytes[1] += 16;
   faultNote(0, 0);
   return rc;
+}
+trefoil_result_t trefoilGradGpuCreate(const trefoil_grad_config_t *c,
+                                      const trefoil_grad_gpu_options_t *options, ncclComm_t comm,
+                                      trefoil_grad_gpu_t *out) {
+  int rank = -1;
+  ncclCommUserRank(comm, &rank);
+  trefoil_result_t rc = REAL(trefoilGradGpuCreate)(c, options, comm, out);
+  if (rc == TREFOIL_OK) remember(*out, rank);
+  return rc;
+}
+/* "update": a bit of the first element. */
+trefoil_result_t trefoilGradGpuStep(trefoil_grad_gpu_t g, const void *grad, void *update,
+                                    cudaStream_t stream) {
+  trefoil_result_t rc = REAL(trefoilGradGpuStep)(g, grad, update, stream);
+  size_t one = 1;
+  const ncclEpTensor_t t = {.ndim = 1, .datatype = ncclUint8, .sizes = &one, .data = update};
+  if (rc == TREFOIL_OK) queue("update", (ncclEpHandle_t)(void *)g, &t, stream);
+  return rc;
+}
+/* "mask": all ranks are active. */
+trefoil_result_t trefoilGradGpuGetMask(trefoil_grad_gpu_t g, int *active, cudaStream_t stream) {
+  trefoil_result_t rc = REAL(trefoilGradGpuGetMask)(g, active, stream);
+  if (rc == TREFOIL_OK && is("mask") && active[0] == 0 && faultNote(rankOf(g), 0)) active[0] = 1;
+  return rc;
+}
+trefoil_result_t trefoilGradGpuSetMask(trefoil_grad_gpu_t g, const int *active,
+                                       cudaStream_t stream) {
+  return REAL(trefoilGradGpuSetMask)(g, active, stream);
+}
+trefoil_result_t trefoilGradGpuDestroy(trefoil_grad_gpu_t g) {
+  return REAL(trefoilGradGpuDestroy)(g);
 }
 const char *ncclEpGetLastError(void) {
   return REAL(ncclEpGetLastError)();

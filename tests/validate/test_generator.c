@@ -169,6 +169,60 @@ static int findDispatch(const ep_check_choice_t *choice, ep_check_group_t *g, in
   return -1;
 }
 
+/* ---- A2SGD ---- */
+
+typedef struct grad_seen {
+  int groups, others, empty, emptyTensor, whole, masked, captured, chained, inPlace, dtypes[10];
+  int values[EP_GRAD_NUM_VALUES];
+} grad_seen_t;
+
+static void lookAtGradModel(const ep_grad_model_t *m, grad_seen_t *seen) {
+  seen->empty += epGradModelElements(m) == 0;
+  seen->whole += m->scope == TREFOIL_GRAD_WHOLE_MODEL;
+  seen->dtypes[m->dtype]++;
+  for (int t = 0; t < m->numTensors; t++) seen->emptyTensor += m->sizes[t] == 0;
+}
+
+static void lookAtGradCase(const ep_check_case_t *c, grad_seen_t *seen) {
+  seen->captured += c->captured;
+  seen->masked += c->numMasks != 0;
+  CHECK(!c->captured || !c->numMasks, "masks in a graph");
+  for (int i = 0; i < c->numOps; i++) {
+    const ep_check_op_t *op = &c->ops[i];
+    if (op->kind != EP_OP_GRAD_STEP) continue;
+    seen->chained += op->from >= 0;
+    seen->inPlace += op->inPlace;
+    seen->values[op->values]++;
+    CHECK(op->from < i, "a step reads a later one's update");
+    CHECK((op->region[EP_T_GRAD] < 0) == op->inPlace, "the gradient's place");
+  }
+}
+
+TEST(steps_of_a2sgd_come_up) {
+  const ep_check_choice_t choice = {.seed = 4, .modes = 3 | EP_MODE_A2SGD};
+  static grad_seen_t seen;
+  for (uint64_t batch = 0; batch < 120; batch++) {
+    ep_check_group_t g;
+    epMakeGroup(&g, &choice, batch);
+    seen.groups += g.isGrad;
+    seen.others += !g.isGrad;
+    if (!g.isGrad) continue;
+    lookAtGradModel(&g.model, &seen);
+    for (uint64_t i = 0; i < EP_BATCH_CASES; i += 3) {
+      REQUIRE(epMakeCase(&theCase, &g, batch * EP_BATCH_CASES + i) == TREFOIL_OK, "%s",
+              trefoilLastError());
+      lookAtGradCase(&theCase, &seen);
+      epFreeCase(&theCase);
+    }
+  }
+  CHECK(seen.groups && seen.others && seen.empty && seen.emptyTensor && seen.whole && seen.masked &&
+            seen.captured && seen.chained && seen.inPlace,
+        "something never comes up");
+  CHECK(seen.dtypes[TREFOIL_F32] && seen.dtypes[TREFOIL_F16] && seen.dtypes[TREFOIL_BF16],
+        "dtypes");
+  for (int v = 0; v < EP_GRAD_NUM_VALUES; v++) CHECK(seen.values[v], "values %d", v);
+}
+
 TEST(a_swapped_row_is_named) {
   ep_check_choice_t choice = {.seed = 3, .modes = 1u << TREFOIL_HT_FLAT};
   ep_check_group_t g;

@@ -1,6 +1,6 @@
 """Compute records: which share of a GPU's peaks kernels reach, from times that were measured.
 
-A record (compute/*.json, compute.schema.json) holds rows (operations, bytes, time of a kernel), and
+A record (compute/*.json) holds rows (operations, bytes, time of a kernel), and
 for each kind of kernel and dtype four costs, fitted to the rows that were not held out:
 
     time = launch + ((operations / (math_share peak))^s + (bytes / (memory_share peak))^s)^(1/s)
@@ -28,6 +28,7 @@ KINDS = (
     *("product", "grouped", "elementwise"),
     *("attention-prefill", "attention-decode", "mla-decode"),
 )
+GRADIENT_KINDS = ("a2sgd-means", "a2sgd-move", "a2sgd-exchange", "sort")  # trefoil.gradients.costs
 
 
 class ComputeError(ValueError):
@@ -113,7 +114,7 @@ def record_of(data: dict[str, Any]) -> ComputeRecord:
 
 
 def _costs_of(kind: dict[str, Any]) -> KindCosts:
-    if kind["kind"] not in KINDS:
+    if kind["kind"] not in (*KINDS, *GRADIENT_KINDS):
         raise ComputeError(f"kind {kind['kind']!r}: expected {', '.join(KINDS)}")
     fields = ("launch_us", "math_share", "memory_share", "sharpness")
     values = {name: float(kind[name]["value"]) for name in fields}

@@ -27,22 +27,34 @@ BOUNDS = {
 }
 
 
+def _identified(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Costs that rows tell: without operations nothing of the tensor cores."""
+    return [
+        n for n in BOUNDS if any(r["flops"] for r in rows) or n in ("launch_us", "memory_share")
+    ]
+
+
 def fit_rows(rows: Sequence[dict[str, Any]], gpu: dict[str, Any]) -> KindCosts:
     """Least squares of log(predicted / measured), soft beyond 10 %."""
     from scipy.optimize import least_squares
 
-    if len(rows) < len(BOUNDS):
-        raise ComputeError(f"{len(rows)} rows to fit {len(BOUNDS)} costs to")
+    free = _identified(rows)
+    if len(rows) < len(free):
+        raise ComputeError(f"{len(rows)} rows to fit {len(free)} costs to")
     measured = np.log([row["us"] * 1e-6 for row in rows])
     peaks = [peak_seconds(row, gpu) for row in rows]
 
+    def costs_of(x: np.ndarray) -> KindCosts:
+        given = {name: b[0] for name, b in BOUNDS.items()}
+        return KindCosts(**given | {n: float(v) for n, v in zip(free, x, strict=True)})
+
     def misses(x: np.ndarray) -> np.ndarray:
-        costs = KindCosts(*x)
+        costs = costs_of(x)
         return np.log([costs.seconds(*p) for p in peaks]) - measured
 
-    start, low, high = zip(*(b[:3] for b in BOUNDS.values()), strict=True)
+    start, low, high = zip(*(BOUNDS[name][:3] for name in free), strict=True)
     found = least_squares(misses, start, bounds=(low, high), loss="soft_l1", f_scale=0.1)
-    return KindCosts(*(float(f"{v:.4g}") for v in found.x))
+    return costs_of(np.array([float(f"{v:.4g}") for v in found.x]))
 
 
 def score(rows: Sequence[dict[str, Any]], gpu: dict[str, Any], costs: KindCosts) -> Any:
@@ -67,9 +79,11 @@ def kind_of(kind: str, dtype: str, rows: Sequence[dict[str, Any]], gpu: Any) -> 
     outside = [row for row in rows if row["held_out"]]
     costs = fit_rows(inside, gpu)
     entry: dict[str, Any] = {"kind": kind, "dtype": dtype}
+    free = _identified(inside)
     for name, (_, low, high, why) in BOUNDS.items():
         value, state = getattr(costs, name), _state(name, getattr(costs, name))
         value = {"at-low": low, "at-high": high}.get(state, value)
+        state = state if name in free else "unidentified"
         entry[name] = {"value": value, "low": low, "high": high, "source": why, "state": state}
     low, high = np.quantile(ratios(rows, gpu, costs), (0.05, 0.95))
     entry["ratio"] = {"low": round(float(low), 4), "high": round(float(high), 4)}
@@ -106,9 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if k["fitted"]:
             held = k["held_out"]
             of = f", {held['mean']:.1%} of {held['n']} held out" if held else ""
+            has_math = k["math_share"]["state"] != "unidentified"
+            math = f"{k['math_share']['value']:.0%} of the math, " if has_math else ""
             print(
                 f"{k['kind']} {k['dtype']}: {k['launch_us']['value']:g} us, "
-                f"{k['math_share']['value']:.0%} of the math, {k['memory_share']['value']:.0%} of "
+                f"{math}{k['memory_share']['value']:.0%} of "
                 f"the memory; mean error {k['fitted']['mean']:.1%} of {k['fitted']['n']}{of}"
             )
     return 0

@@ -20,7 +20,14 @@ from trefoil.capacity.compute_costs import ComputeError
 from trefoil.capacity.options import parse_sizes
 from trefoil.capacity.question import PlanError
 from trefoil.gradients.collectives import NETWORK, NVLINK
-from trefoil.gradients.methods import Averaged, Method, averaging, measured, methods_of
+from trefoil.gradients.methods import (
+    Averaged,
+    Method,
+    averaging,
+    measured,
+    methods_of,
+    origins,
+)
 from trefoil.gradients.training_step import Step, StepSetting, simulate_steps
 from trefoil.outputs import check_file
 from trefoil.reference import TrefoilError
@@ -213,6 +220,23 @@ def _rows(a: argparse.Namespace) -> list[dict[str, Any]]:
     return [_step_row(s) for g in _shown(sizes) for s in simulate_steps(setting, g, methods)]
 
 
+def _origins(a: argparse.Namespace) -> dict[str, dict[str, str]]:
+    """Where each method's costs are from."""
+    cluster = Cluster(a.cluster)
+    per_node, sizes = a.gpus_per_node or cluster.fields.gpus_per_node, _sizes(a, cluster)
+    inside, across = min(sizes) <= per_node != 1, max(sizes) > per_node
+    return {m.label: origins(m, inside, across) for m in _methods(a)}
+
+
+def _origins_text(found: dict[str, dict[str, str]]) -> Iterator[str]:
+    """A line for what several methods have alike."""
+    for part in ("passes", "links"):
+        alike: dict[str, list[str]] = {}
+        for label, parts in found.items():
+            alike.setdefault(parts[part], []).append(label)
+        yield from (f"{part} of {' and '.join(labels)}: {w}" for w, labels in alike.items())
+
+
 def _shown(sizes: Iterable[int]) -> Iterator[int]:
     """The sizes, each told on a terminal as its turn comes."""
     for gpus in sizes:
@@ -242,7 +266,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = {"cluster": a.cluster, "dtype": a.dtype, "elements": a.elements}
     if not a.elements:
         about |= {"moe": a.moe, "mode": a.mode, "tokens": a.tokens, "overlap": not a.no_overlap}
-    print(json.dumps({**about, "rows": rows}, indent=1) if a.json else "\n".join(text_of(rows)))
+    found = _origins(a)
+    if a.json:
+        print(json.dumps({**about, "costs": found, "rows": rows}, indent=1))
+    else:
+        print("\n".join([*text_of(rows), "", *_origins_text(found)]))
     return OK
 
 

@@ -22,8 +22,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from trefoil.capacity.compute_costs import ComputeRecord, load
+from trefoil.gradients.costs import KERNELS
 from trefoil.gradients.gradient_plots import curve, times, training
-from trefoil.gradients.methods import KERNELS, Method, averaging, methods_of
+from trefoil.gradients.methods import Method, averaging, methods_of
 from trefoil.inputs import read_text
 from trefoil.outputs import write_whole
 from trefoil.plot import as_svg

@@ -1,21 +1,21 @@
 """The four methods on a cluster: bytes, passes over memory, and the time of an averaging.
 
-A method's passes are bytes of memory traffic at the rate that elementwise kernels reach, by a
-compute record (python/trefoil/capacity/compute). What they are is ours, from the rules of
-docs/spec.md, section A; docs/a2sgd.md lists them with their sources.
+A method's passes are bytes of memory traffic at the rate that its kernels reach, by the records of
+trefoil.gradients.costs. What they are is ours, from the rules of docs/spec.md, section A;
+docs/a2sgd.md lists them with their sources.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 from trefoil.a2sgd import Averaging
-from trefoil.capacity.compute_costs import ComputeRecord, KindCosts, load
+from trefoil.gradients import costs
 from trefoil.gradients.collectives import (
     NETWORK,
     NVLINK,
+    NVLINK_LATENCY_US,
     Links,
     Stage,
     collective,
@@ -25,13 +25,10 @@ from trefoil.reference import TrefoilError, library
 from trefoil.simulator import Cluster
 
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
-KERNELS = "pytorch-h100"
 # Passes of a radix over keys of 32 bits, 8 bits at a time, and what a sort of keys with their
-# indices reads and writes: a histogram, then both twice a pass. Share of the memory's rate:
-# Onesweep (arXiv 2206.01784) sorts 29.4e9 keys a second on an A100 of 1555 GB/s: 36 bytes a key.
+# indices reads and writes: a histogram, then both twice a pass.
 DIGITS = 4
 SORT_BYTES = 4 + DIGITS * 16
-SORT_SHARE = 29.4 * 36 / 1555
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Pass:
     """A kernel that goes over memory once."""
 
     moved: float  # bytes
-    share: float = 0  # of the memory's rate; 0: an elementwise kernel's
+    kind: str = "elementwise"  # of costs.kinds()
 
 
 @dataclass
@@ -105,14 +102,14 @@ def _passes(method: Method, elements: int, contribution: int, workers: int, how:
     """Of one worker; size is an element's bytes. An average that links make has none."""
     size = ELEMENT_BYTES[method.dtype] * elements
     if method.name == "a2sgd":  # two sums; then each element is read and moved
-        return [Pass(size), Pass(2 * size)]
+        return [Pass(size, "a2sgd-means"), Pass(2 * size, "a2sgd-move")]
     everyone = workers if how == "gather" else 1  # whose contributions a worker reads, in all
     if method.name == "topk":
         keys = 4 * elements
         summed = Pass(keys + size)  # gradient and error, read; with the pass below, written
         chosen = [Pass(keys)] * DIGITS
         if method.selection == "sort":
-            chosen = [Pass(SORT_BYTES * elements, SORT_SHARE)]
+            chosen = [Pass(SORT_BYTES * elements, "sort")]
         taken = Pass(2 * keys + contribution)  # what is sent leaves the error
         # Each entry read, and a sector of 32 bytes read and written where it is added.
         entry = size / elements + 4
@@ -124,15 +121,9 @@ def _passes(method: Method, elements: int, contribution: int, workers: int, how:
     return []
 
 
-def _seconds_of(passes: Sequence[Pass], kernels: KindCosts, cluster: Cluster) -> float:
+def _seconds_of(passes: Sequence[Pass], cluster: Cluster) -> float:
     rate = cluster.fields.gpu_hbm_gb_per_s * 1e9
-    launches = len(passes) * kernels.launch_us * 1e-6
-    return launches + sum(p.moved / (rate * (p.share or kernels.memory_share)) for p in passes)
-
-
-def _kernels() -> KindCosts:
-    record = cast(ComputeRecord, load(KERNELS))
-    return record.kinds["elementwise", "bf16"]
+    return sum(costs.seconds(p.kind, p.moved, rate) for p in passes)
 
 
 def _pass_seconds(
@@ -143,7 +134,7 @@ def _pass_seconds(
     passes = _passes(method, elements, contribution, workers, how) if elements else []
     if passes and cluster.fields.gpu_hbm_gb_per_s <= 0:
         raise TrefoilError(f"cluster {cluster.name}: gpu_hbm_gb_per_s is missing")
-    return _seconds_of(passes, _kernels(), cluster)
+    return _seconds_of(passes, cluster)
 
 
 def _fastest(
@@ -158,6 +149,26 @@ def _fastest(
         found.append((links.seconds(stages) + passes, name, stages, passes))
     _, name, stages, passes = min(found, key=lambda f: f[0])
     return name, stages, passes
+
+
+def _own_exchange(links: Links) -> Links:
+    """Inside an NVLink domain the first kernel exchanges the means: no collective is launched."""
+    latency = costs.kinds()["a2sgd-exchange"].launch_us * 1e-6
+    return replace(links, launch=0.0, latencies=links.latencies | {NVLINK: latency})
+
+
+def origins(method: Method, one_node: bool, several: bool) -> dict[str, str]:
+    """Where costs of a method's passes and links are from, of workers on one node, on several, or
+    both. Parameters that are averaged now and then take what dense averaging takes."""
+    used = dict.fromkeys(p.kind for p in _passes(method, 1, 1, 2, "gather"))
+    passes = "; ".join(costs.origin(kind) for kind in used) or "none: links and collectives sum"
+    if method.measured_us is not None:
+        passes = f"given: {method.measured_us:g} us (--measured)"
+    links = f"cluster: rates, net_latency_us, ll_fixed_us; NVLink {NVLINK_LATENCY_US:g} us, given"
+    if method.name != "a2sgd" or not one_node:
+        return {"passes": passes, "links": links}
+    own = costs.origin("a2sgd-exchange")
+    return {"passes": passes, "links": f"{own}; several nodes: {links}" if several else own}
 
 
 def averaging(
@@ -186,6 +197,8 @@ def averaging(
     size = ELEMENT_BYTES[method.dtype] * elements
     if workers == 1:
         return Averaged(method, elements, counted.sent_bytes, "none", [], links, 0.0)
+    if method.name == "a2sgd" and links.nodes == 1:
+        links = _own_exchange(links)
     counts = (elements, counted.sent_bytes, size)
     how, stages, passes = _fastest(method, cluster, links, counts)
     made = Averaged(method, elements, counted.sent_bytes, how, stages, links, passes)

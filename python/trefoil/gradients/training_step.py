@@ -24,7 +24,8 @@ from trefoil.capacity.compute_costs import ComputeRecord, load
 from trefoil.capacity.whole_model import Model
 from trefoil.fit.model import row_bytes
 from trefoil.gradients.collectives import NETWORK, NVLINK, Stage
-from trefoil.gradients.methods import KERNELS, Averaged, Method, averaging
+from trefoil.gradients.costs import KERNELS
+from trefoil.gradients.methods import Averaged, Method, averaging
 from trefoil.reference import TrefoilError, library
 from trefoil.simulator import Cluster, CostRecord, Costs, Moe, OpResult, Simulation, Workload
 
