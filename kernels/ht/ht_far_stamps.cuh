@@ -1,6 +1,6 @@
-// Clock stamps of the poster (ht_far_poster.cuh): when units of a ring were filled, put, had left, had landed,
-// were read. Only in a build for that purpose, with -DTREFOIL_HT_FAR_STAMPS for the compilers; without it
-// nothing here is compiled, and kernels are what they are.
+// Clock stamps of the poster (ht_far_poster.cuh): when units of a ring were filled, put, had left, had
+// landed, were read. Only in a build for that purpose, with -DTREFOIL_HT_FAR_STAMPS for the compilers;
+// without it nothing here is compiled, and kernels are what they are.
 //
 // Such a build writes to the file $TREFOIL_HT_FAR_STAMPS.RANK, if the variable is set, as the kernels run: a
 // mapping of it that the GPU sees. trefoil.ht_stamps reads it. A stamp is a store to the host's memory: the
