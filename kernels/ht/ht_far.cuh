@@ -58,6 +58,9 @@ template <class Network> struct HtFarKernels {
     for (int kind = 0; kind < 2; kind++) {
       while (1 << f.unitBits[kind] < far.at.ringUnits[kind]) f.unitBits[kind]++;
     }
+#ifdef TREFOIL_HT_FAR_STAMPS
+    f.stamps = htStampsOf(far.port.rank);
+#endif
     return f;
   }
   static trefoil_result_t start(const void *kernel, HtLaunch l, void *args, HtFarArgs &f,
@@ -85,13 +88,15 @@ template <class Network> struct HtFarKernels {
   static double share(int of, int topk) { // that one of so many gets a token
     return 1 - pow(1 - 1.0 / of, topk);
   }
-  static Load loadOf(const ep_ht_far_layout_t &at, int topk, bool combine) {
+  static Load loadOf(const ep_ht_far_layout_t &at, int topk, bool combine, bool expertMajor) {
     const double near = at.ranksPerDomain * share(at.numRanks, topk),
                  far = at.numFar * share(at.numFar + 1, topk);
     const double passed =
         near * at.numFar; // rows that this rank forwards or adds up for other nodes
-    const Load l = combine ? Load{near + passed, passed + far, near + far + 1}
-                           : Load{1 + near + far, passed + far, 2 * (near + passed)};
+    // Expert-major, a rank has a row for each expert: combine's senders add them, receivers store them.
+    const double rows = near + passed, slots = expertMajor ? topk : rows;
+    const Load l = combine ? Load{rows + (expertMajor ? slots : 0), passed + far, near + far + 1}
+                           : Load{1 + near + far, passed + far, rows + slots};
     return l;
   }
 
@@ -119,7 +124,7 @@ template <class Network> struct HtFarKernels {
     EP_TRY(check(op.group, far, op.numSms));
     EP_CHECK(!op.window.is, TREFOIL_INVALID_ARGUMENT, "no windows across NVLink domains");
     EP_TRY(epHtPrepareDispatch(op, &a, &l));
-    split(f, loadOf(far.at, op.handle.numTopk, false), l.blocks);
+    split(f, loadOf(far.at, op.handle.numTopk, false, op.handle.expertMajor), l.blocks);
     f.middle = a.sender;
     return start(dispatch(op.handle.expertMajor), l, &a, f, stream);
   }
@@ -130,7 +135,7 @@ template <class Network> struct HtFarKernels {
     EP_TRY(check(op.group, far, op.numSms));
     EP_CHECK(!op.input.is, TREFOIL_INVALID_ARGUMENT, "no windows across NVLink domains");
     EP_TRY(epHtPrepareCombine(op, &a, &l));
-    split(f, loadOf(far.at, op.handle.numTopk, true), l.blocks);
+    split(f, loadOf(far.at, op.handle.numTopk, true, op.handle.expertMajor), l.blocks);
     f.middle = a.receiver;
     return start(combine(op.dtype, op.handle.expertMajor), l, &a, f, stream);
   }

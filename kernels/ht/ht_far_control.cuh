@@ -3,6 +3,7 @@
 #define TREFOIL_KERNELS_HT_FAR_CONTROL_CUH
 
 #include "kernels/ht/ht_far_control.h"
+#include "kernels/ht/ht_far_stamps.cuh"
 #include "kernels/ht/ht_producer.cuh"
 
 struct HtFarArgs {
@@ -10,6 +11,9 @@ struct HtFarArgs {
   HtShape middle;       // of forwarders, reducers
   int split, endMiddle; // blocks below send first, blocks below that forward or reduce first
   int unitBits[2];      // log2 of ringUnits
+#ifdef TREFOIL_HT_FAR_STAMPS
+  HtStampFile *stamps; // NULL: none
+#endif
 };
 
 // The words of a ring's units, all in this rank's memory: {epoch << 1 | it stands for nothing}.

@@ -25,6 +25,10 @@ struct HtPosted {
   unsigned long long ready, done; // filled, posted | -, landed | consumed, returned | -, refilled
   Spin spin;                      // of a put that was refused
   bool isOver;
+#ifdef TREFOIL_HT_FAR_STAMPS
+  uint32_t stamps;
+  unsigned long long left;
+#endif
 };
 constexpr int HT_POSTER_BYTES = HT_DUTIES * EP_HT_FAR_NODES * sizeof(HtPosted);
 
@@ -50,7 +54,13 @@ public:
       for (int i = warp; i < items; i += warps) {
         begin(i, t, numChunks);
         if (s.isOver) continue;
+#ifdef TREFOIL_HT_FAR_STAMPS
+        const HtPosted was = s;
         work((HtDuty)(i % HT_DUTIES), &numOpen);
+        stamp((HtDuty)(i % HT_DUTIES), was);
+#else
+        work((HtDuty)(i % HT_DUTIES), &numOpen);
+#endif
         save(i);
         goesOn = goesOn || !s.isOver;
       }
@@ -99,8 +109,12 @@ private:
     return lane == 0 && loadVolatile(&htControl(far.g).wait.failed) != 0;
   }
 
-  EP_DEV int peer() const { return far.railRank(ring); }
-  EP_DEV int units() const { return far.f.far.at.ringUnits[kind]; }
+  EP_DEV int peer() const {
+    return far.railRank(ring);
+  }
+  EP_DEV int units() const {
+    return far.f.far.at.ringUnits[kind];
+  }
   EP_DEV int signalOf(bool credits, int node) const {
     return (2 * (int)credits + kind) * (far.num + 1) + node;
   }
@@ -223,6 +237,34 @@ private:
     }
     if (s.done > all) s.done = all;
   }
+
+#ifdef TREFOIL_HT_FAR_STAMPS
+  // What a duty has done since `was`.
+  EP_DEV void stamp(HtDuty duty, const HtPosted &was) {
+    if (!far.f.stamps || ring >= HT_STAMPED_RINGS || lane) return;
+    const unsigned long long number = loadVolatile(&htControl(far.g).numbers[kind]);
+    HtStampedDuty &to = far.f.stamps->duties[kind][number % HT_STAMPED_LAUNCHES][ring][duty];
+    const auto add = [&](HtStampOf of, unsigned long long count) {
+      if (s.stamps == HT_STAMPS) return;
+      if (!s.stamps) to.number = number + 1;
+      to.at[s.stamps++] = HtStamp{clockNs(), of, (uint32_t)count};
+      to.stamps = s.stamps;
+    };
+    const unsigned long long all = duty == HT_POST ? out : in;
+    const bool isReady = s.ready / 32 != was.ready / 32 || (s.ready == all && was.ready != all);
+    if (duty == HT_POST) {
+      s.left = net.completed(peer());
+      if (s.left != was.left || !s.stamps) add(HT_STAMP_LEFT, s.left);
+      if (isReady) add(HT_STAMP_FILLED, s.ready);
+      if (s.done != was.done) add(HT_STAMP_PUT, s.done);
+    } else if (duty == HT_RETURN) {
+      if (isReady) add(HT_STAMP_READ, s.ready);
+      if (s.done != was.done) add(HT_STAMP_RETURNED, s.done);
+    } else if (s.done != was.done) {
+      add(duty == HT_LAND ? HT_STAMP_LANDED : HT_STAMP_REFILLED, s.done);
+    }
+  }
+#endif
 
   static constexpr int BATCH = 8; // units a lane looks at, loads in flight
 

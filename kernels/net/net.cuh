@@ -54,6 +54,8 @@ public:
     const uint64_t consumed = wire.consumed(peer);
     return consumed >= *(volatile uint64_t *)(port.posted + peer);
   }
+  // Puts to the peer so far whose sources may be reused.
+  EP_DEV uint64_t completed(int peer) const { return wire.consumed(peer); }
 
 private:
   // One thread: counts a put to the peer unless there are too many. A number of consumed puts that is newer

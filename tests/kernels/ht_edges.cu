@@ -1,14 +1,15 @@
 // High throughput where something just fits or just does not, against the reference, bit for bit.
 //
-//   ht_edges [--ranks R] [--gpus] [--only TEXT] [--most N] [--list]
+//   ht_edges [--ranks R] [--gpus] [--only TEXT] [--most N] [--list] [--domains n]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Each edge is a case of two or three
 // steps (ht_case.cuh): Update, dispatch, combine and the gradients' way back, both layouts, through FIFOs
 // and into windows. Edges: numbers of tokens around tiles of 256; chunks around the end of a FIFO; rows
 // around chunks of 14,336 bytes, with scales across their border; top-k from 1 to 64; fewer experts than
 // ranks; nobody, or one rank, has tokens; everything goes to one rank or expert; slots just within
-// maxRecv. "held": all calls return while the stream stands still. A failure prints the command that
-// repeats it.
+// maxRecv. "held": all calls return while the stream stands still. --domains: NVLink domains of n ranks, and
+// instead of all these the edges of the rings between them (Edges::rings). A failure prints the command
+// that repeats it.
 #include "ht_case.cuh"
 
 #include <set>
@@ -47,12 +48,14 @@ struct Edges {
   }
   // Through FIFOs, and with outputs in windows. FIFO 0: chosen from N. `more`: bytes past the longest row
   // that the group allows.
-  void add(const std::string &name, Shape s, int ring, const Fill &fill, int more = 0) {
+  void add(const std::string &name, Shape s, int ring, const Fill &fill, int more = 0,
+           bool windows = true) {
     s.L = (s.E + R - 1) / R;
     const int row = std::max(s.tokenBytes() + s.scaleBytes, s.combineBytes());
     s.config = ep_ht_config_t{R, s.E, s.K, s.N, (size_t)(row + more), ring};
     const std::string whole = name + (s.expertMajor ? " expert-major" : " flat");
     all.push_back(Edge{whole, s, fill});
+    if (!windows) return;
     s.windows = 1;
     all.push_back(Edge{whole + ", windows", s, fill});
   }
@@ -62,6 +65,7 @@ struct Edges {
   void experts(bool em);
   void nobody(bool em);
   void crowds(bool em);
+  void rings(int perDomain);
 };
 
 Fill random(const Shape &s, std::function<int64_t(int step, int rank)> tokens) {
@@ -238,6 +242,64 @@ void Edges::crowds(bool em) {
   }
 }
 
+// Every rank sends its tokens by a pattern: 'f' to the rank with its number in the next domain, 'n' to the
+// next rank of its own, '.' to none.
+Fill byPattern(int ranks, int perDomain, const std::string &pattern) {
+  return [=](int, int rank, StepRank &k) {
+    const int first = rank / perDomain * perDomain;
+    k.B = (int64_t)pattern.size();
+    for (const char c : pattern) {
+      const int next = first + (rank - first + 1) % perDomain;
+      k.topk.push_back(c == '.' ? -1 : c == 'f' ? (rank + perDomain) % ranks : next);
+    }
+  };
+}
+
+// Rings between NVLink domains of two ranks or more. As small as they can be: they run in the emulator.
+void Edges::rings(int perDomain) {
+  Shape s = small(false);
+  s.perDomain = perDomain;
+  s.numSms = EP_HT_FAR_LEAST_SMS;
+  s.steps = 1;
+  const auto patterned = [&](const std::string &name, int sms, int units,
+                             const std::string &pattern) {
+    Shape of = s;
+    of.E = R;
+    of.K = 1;
+    of.N = (int)pattern.size();
+    of.numSms = sms;
+    of.ringUnits = units;
+    add(name, of, 1, byPattern(R, perDomain, pattern), 0, false);
+  };
+  // The second unit of a chunk comes after near rows that wait for FIFOs, whose receivers wait for the first.
+  patterned("a chunk that cannot fill", s.numSms, 8, "fnnnf");
+  // Two blocks send, eight tokens at a time. One has the first unit, behind near rows that wait for each
+  // other, and has taken three times eight tokens beside; the other one fills a unit that follows.
+  std::string apart = "nnnnf...";
+  for (int i = 0; i < 5; i++) apart += "f.......";
+  patterned("a gap before a unit that is filled", s.numSms + 1, 16, apart);
+  // Each unit needs the credit of the one before: all roles must run beside one another.
+  patterned("one unit", s.numSms, 1, "ffnf");
+  // One rank has room for the tokens of the first rank alone: the other domain gets sums of nothing.
+  Shape full = s;
+  full.K = 1;
+  full.N = 5;
+  full.maxRecv = full.N;
+  full.drop = true;
+  full.ringUnits = 4;
+  const auto five = [](int, int) { return 5; };
+  add("rows that are dropped far away", full, 4, straight(1, five, [](int, int) { return 0; }), 0,
+      false);
+  // Rows of all ranks: each domain's are summed and rounded before they meet others. Two Updates.
+  Shape wide = s;
+  wide.K = wide.E = R;
+  wide.N = 3;
+  wide.width = wide.combineWidth = 64;
+  wide.ringUnits = wide.steps = 2;
+  const auto three = [](int, int) { return 3; };
+  add("sums of each domain", wide, 2, straight(R, three, [](int, int) { return 0; }), 0, false);
+}
+
 // ---- Calls that return while the stream stands still
 
 // One thread: until the host says so, or a limit.
@@ -283,7 +345,7 @@ bool held(Ranks &w) {
 
 int main(int argc, char **argv) {
   beforeCuda();
-  int R = 4, most = INT32_MAX;
+  int R = 4, most = INT32_MAX, perDomain = 0;
   bool gpus = false, list = false;
   std::string only;
   for (int i = 1; i < argc; i++) {
@@ -292,11 +354,14 @@ int main(int argc, char **argv) {
     if (o == "--ranks") R = atoi(next());
     if (o == "--only") only = next();
     if (o == "--most") most = atoi(next());
+    if (o == "--domains") perDomain = atoi(next());
     if (o == "--gpus") gpus = true;
     if (o == "--list") list = true;
   }
   Edges e = {R, {}};
+  if (perDomain) e.rings(perDomain);
   for (const bool em : {false, true}) {
+    if (perDomain) break;
     e.tiles(em);
     e.fifos(em);
     e.chunks(em);
@@ -322,7 +387,8 @@ int main(int argc, char **argv) {
     ran++;
     if (ok) return;
     failed++;
-    printf("FAILED: ht_edges --ranks %d%s --only '%s'\n", R, gpus ? " --gpus" : "", name.c_str());
+    printf("FAILED: ht_edges --ranks %d --domains %d%s --only '%s'\n", R, perDomain,
+           gpus ? " --gpus" : "", name.c_str());
     fflush(stdout);
   };
   for (const Edge &edge : e.all) {
@@ -330,7 +396,7 @@ int main(int argc, char **argv) {
     Rng rng = {1};
     count(edge.name, runCase(w, rng, edge.s, edge.fill));
   }
-  if (std::string("held").find(only) != std::string::npos) count("held", held(w));
+  if (!perDomain && std::string("held").find(only) != std::string::npos) count("held", held(w));
   printf("%d ranks on %s: %d edges, %d failed\n", R, gpus ? "GPUs" : "one GPU", ran, failed);
   return failed || !ran ? 1 : 0;
 }

@@ -15,11 +15,13 @@ struct Exchange {
   uint64_t bytes;
 };
 
-// The latency of one put, the cost of more puts, and the rate at growing sizes.
+// The latency of one put, the cost of more puts, the rate at growing sizes, and that of several large puts
+// under way at once, as high throughput has them.
 static const Exchange EXCHANGES[] = {
-    {1, 16},       {2, 16},       {4, 16},       {8, 16},        {1, 1 << 13}, {1, 1 << 15},
-    {1, 1 << 17},  {1, 1 << 19},  {1, 1 << 20},  {1, 2 << 20},   {1, 4 << 20}, {1, 8 << 20},
-    {1, 16 << 20}, {1, 32 << 20}, {1, 64 << 20}, {1, 128 << 20},
+    {1, 16},        {2, 16},      {4, 16},       {8, 16},       {1, 1 << 13},
+    {1, 1 << 15},   {1, 1 << 17}, {1, 1 << 19},  {1, 1 << 20},  {1, 2 << 20},
+    {1, 4 << 20},   {1, 8 << 20}, {1, 16 << 20}, {1, 32 << 20}, {1, 64 << 20},
+    {1, 128 << 20}, {4, 2 << 20}, {16, 2 << 20}, {28, 2 << 20}, {7, 8 << 20},
 };
 constexpr int NUM_EXCHANGES = (int)(sizeof EXCHANGES / sizeof EXCHANGES[0]);
 constexpr uint64_t TIME_MOST_BYTES = 128 << 20;
