@@ -74,15 +74,20 @@ void *pyValue(PyObject *object, ep_kind_t kind) {
   return NULL;
 }
 
-/* An object with a pointer: cuda.core's protocol, or torch's attribute. */
+/* The pointer that an object of cuda.core's protocol answers. */
+static PyObject *askStream(PyObject *object) {
+  PyObject *pair = PyObject_CallMethodObjArgs(object, cudaStreamName, NULL);
+  PyObject *number = pair ? PySequence_GetItem(pair, 1) : NULL;
+  Py_XDECREF(pair);
+  return number;
+}
+
+/* An object with a pointer: torch's attribute, which is read without a call of Python's, or the protocol. */
 static int readForeignStream(PyObject *object, cudaStream_t *out) {
-  PyObject *number = NULL, *pair = PyObject_CallMethodObjArgs(object, cudaStreamName, NULL);
-  if (pair) {
-    number = PySequence_GetItem(pair, 1);
-    Py_DECREF(pair);
-  } else if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
+  PyObject *number = PyObject_GetAttr(object, torchStreamName);
+  if (!number && PyErr_ExceptionMatches(PyExc_AttributeError)) {
     PyErr_Clear();
-    number = PyObject_GetAttr(object, torchStreamName);
+    number = askStream(object);
   }
   if (!number) return -1;
   *out = (cudaStream_t)PyLong_AsVoidPtr(number);

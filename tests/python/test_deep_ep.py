@@ -110,6 +110,8 @@ def received_ids(rank: int, ranks: int, pairs: list[tuple[int, int]]) -> torch.T
 
 def normal(rank: int, ranks: int, buffer: Buffer) -> None:
     """dispatch, a cached dispatch, combine; with weights, bias, alignment and spare rows."""
+    current = torch.cuda.current_stream if ON_GPU else torch.cpu.current_stream
+    assert buffer.get_comm_stream() == current()
     routing = layout(rank, buffer)
     pairs = arrivals(rank, ranks)
     x, topk = rows_of(rank), {"topk_idx": ids_of(rank), "topk_weights": weights_of(rank)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -108,3 +109,25 @@ def test_meeting_by_file(tmp_path: Path) -> None:
         ep.Communicator.from_file(path, 2, 0)
     with pytest.raises(TimeoutError, match="rank 0 did not make"):
         ep.Communicator.from_file(tmp_path / "none", 2, 1, timeout=0.05)
+
+
+class OfCudaCore:
+    """A stream of others: cuda.core's protocol."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.ptr
+
+
+def test_streams_of_others() -> None:
+    """Torch's attribute and cuda.core's protocol are read; what is no stream is refused."""
+    with ep.Stream() as stream:
+        ep.synchronize(SimpleNamespace(cuda_stream=stream.ptr))
+        ep.synchronize(OfCudaCore(stream.ptr))
+        for wrong in (SimpleNamespace(cuda_stream=stream.ptr + 8), OfCudaCore(stream.ptr + 8)):
+            with pytest.raises(ep.Error):
+                ep.synchronize(wrong)
+        with pytest.raises(TypeError):
+            ep.synchronize(SimpleNamespace(cuda_stream="main"))

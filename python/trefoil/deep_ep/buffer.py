@@ -130,6 +130,11 @@ class Buffer:
         """An event of now."""
         return event_of(True)
 
+    def get_comm_stream(self) -> Any:
+        """The stream that calls are queued on: torch's current one."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.current_stream(self.device) if on_gpu else torch.cpu.current_stream()
+
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
         return Config(Buffer.num_sms)
