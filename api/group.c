@@ -33,11 +33,14 @@ static int readTimeout(const char *text, uint64_t *ns) {
 /* A misspelt NCCL_EP_LL_COMBINE would change the bits of sums without a word: it is refused. */
 static trefoil_result_t readEnvironment(ncclEpGroup_t g) {
   const char *timeout = getenv("NCCL_EP_TIMEOUT_MS"), *partial = getenv("NCCL_EP_LL_COMBINE");
-  const char *debug = getenv("NCCL_EP_DEBUG");
+  const char *debug = getenv("NCCL_EP_DEBUG"), *way = getenv("NCCL_EP_LL_DISPATCH");
   g->llPartial = partial && !strcmp(partial, "partial");
   EP_CHECK(
       g->llPartial || !partial || !*partial || !strcmp(partial, "exact"), TREFOIL_INVALID_ARGUMENT,
       "ncclEpCreateGroup: NCCL_EP_LL_COMBINE is '%.40s'; must be exact, partial or unset", partial);
+  g->llRails = way && !strcmp(way, "rails") && !g->limits.enableMask;
+  EP_CHECK(!way || !*way || !strcmp(way, "rails") || !strcmp(way, "mesh"), TREFOIL_INVALID_ARGUMENT,
+           "ncclEpCreateGroup: NCCL_EP_LL_DISPATCH is '%.40s'; must be mesh, rails or unset", way);
   g->debug = debug && *debug && strcmp(debug, "0") != 0;
   const char *check = getenv("NCCL_EP_CHECK_TENSORS");
   g->checkTensors =

@@ -24,6 +24,7 @@ struct ncclEpGroup {
   ep_group_limits_t limits;
   uint64_t timeoutNs;
   int llPartial; /* NCCL_EP_LL_COMBINE=partial */
+  int llRails;   /* NCCL_EP_LL_DISPATCH=rails, and no masks */
   int debug;
   int checkTensors; /* of every call: where its tensors lie */
   int device;       /* with checkTensors: the communicator's */

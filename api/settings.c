@@ -16,6 +16,7 @@ enum {
   TOPK,
   PER_NODE,
   LL_COMBINE,
+  LL_DISPATCH,
   NUM_FIELDS
 };
 
@@ -31,6 +32,7 @@ static const char *const names[NUM_FIELDS] = {
     [TOPK] = "num_topk",
     [PER_NODE] = "ranks per node (NCCL_LSA_TEAM_SIZE)",
     [LL_COMBINE] = "NCCL_EP_LL_COMBINE (0 exact, 1 partial)",
+    [LL_DISPATCH] = "NCCL_EP_LL_DISPATCH (0 mesh, 1 rails)",
 };
 
 void epSettingsOf(const struct ncclEpGroup *g, ep_settings_t *out) {
@@ -50,6 +52,7 @@ void epSettingsOf(const struct ncclEpGroup *g, ep_settings_t *out) {
   } else {
     v[MASK] = g->limits.enableMask;
     v[LL_COMBINE] = (uint64_t)g->llPartial;
+    v[LL_DISPATCH] = (uint64_t)g->llRails;
   }
 }
 

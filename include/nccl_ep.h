@@ -135,8 +135,9 @@ typedef struct {
 } ncclEpAllocConfig_t;
 
 /* What decides meaning or buffers must be equal on all ranks: algorithm, num_experts, the limits,
- * enable_mask, zero_copy, overflow_policy, num_topk (and NCCL_EP_LL_COMBINE); a difference is
- * ncclInvalidArgument naming the field and both values. Hints, alloc and timeout_ns may differ. */
+ * enable_mask, zero_copy, overflow_policy, num_topk (and NCCL_EP_LL_COMBINE, NCCL_EP_LL_DISPATCH); a
+ * difference is ncclInvalidArgument naming the field and both values. Hints, alloc and timeout_ns may
+ * differ. */
 typedef struct {
   unsigned size, magic;
   unsigned version;                      /* NCCL_EP_API_VERSION; others than 1 and 2 only warn */

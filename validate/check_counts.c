@@ -8,6 +8,7 @@
 #include "plan/error.h"
 #include "trefoil/plan.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const char *const kindNames[] = {"dispatch", "combine"};
@@ -28,6 +29,13 @@ static size_t rowBytesOf(const ep_check_op_t *op) {
   return row;
 }
 
+/* The way of low latency's dispatch between domains, which the user may choose for GPUs. */
+static trefoil_variant_t variantOf(const ep_check_group_t *g) {
+  const char *way = getenv("NCCL_EP_LL_DISPATCH");
+  int isRails = way && !strcmp(way, "rails") && g->gpuSubset && !g->enableMask;
+  return isRails ? TREFOIL_VARIANT_RAILS : TREFOIL_VARIANT_OURS;
+}
+
 static trefoil_result_t addPlan(const ep_check_case_t *c, const ep_check_op_t *op, int round,
                                 ep_check_counts_t *counts) {
   trefoil_case_t rc;
@@ -35,6 +43,7 @@ static trefoil_result_t addPlan(const ep_check_case_t *c, const ep_check_op_t *o
   epReferenceCase(c, op, round, &rc);
   trefoil_plan_config_t config = {.mode = rc.mode,
                                   .op = isCombine ? TREFOIL_OP_COMBINE : TREFOIL_OP_DISPATCH,
+                                  .variant = variantOf(c->group),
                                   .rowBytes = rowBytesOf(op),
                                   .combinePartial = rc.combinePartial};
   trefoil_plan_t *plan = NULL;

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What a group reads from the environment; the worker's own, never the user's. */
+/* What a group reads from the environment; the worker's own, not the user's. */
 void epBatchEnvironment(const ep_check_group_t *g) {
   char number[16];
   snprintf(number, sizeof number, "%d", g->shape.ranksPerNode);
@@ -22,7 +22,8 @@ void epBatchEnvironment(const ep_check_group_t *g) {
     setenv("NCCL_EP_LL_COMBINE", "partial", 1);
   else
     unsetenv("NCCL_EP_LL_COMBINE");
-  unsetenv("NCCL_EP_TIMEOUT_MS"); /* the group configuration says how long */
+  if (!g->gpuSubset) unsetenv("NCCL_EP_LL_DISPATCH"); /* on GPUs the user's: check_counts.c */
+  unsetenv("NCCL_EP_TIMEOUT_MS");                     /* the group configuration says how long */
 }
 
 /* The part of a batch that was asked for; 0: none of it. */

@@ -137,7 +137,8 @@ void epGpuFarUse(ep_gpu_group_t *g, const ep_gpu_arena_t *a) {
   }
   ep_ll_relay_t *relay = &g->far->relay;
   ep_ll_config_t config = epGpuConfig(&a->config);
-  epLlRelayLayout(&config, g->group->ranksPerNode, &relay->at); /* it was checked by the sizing */
+  /* it was checked by the sizing */
+  epLlRelayLayout(&config, g->group->ranksPerNode, g->group->llRails, &relay->at);
   relay->port.window = a->window;
   relay->port.scratch = a->exchange.bytes;
   relay->window = a->memory;

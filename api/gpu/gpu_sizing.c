@@ -49,7 +49,8 @@ static trefoil_result_t sizeFar(const ep_sizing_config_t *config, size_t exchang
   const trefoil_shape_t *s = &config->shape;
   ep_ll_config_t ll = epGpuConfig(config);
   ep_ll_relay_layout_t at;
-  EP_TRY(epLlRelayLayout(&ll, s->ranksPerNode, &at));
+  EP_TRY(epLlRelayLayout(&ll, s->ranksPerNode, 1, &at)); /* rails need no more than the mesh */
+  EP_TRY(epLlRelayLayout(&ll, s->ranksPerNode, 0, &at));
   size_t far = (size_t)(s->numRanks - s->ranksPerNode);
   epSizingAdd(t, EP_BUFFER_MESSAGES,
               (ep_buffer_t){"messages",

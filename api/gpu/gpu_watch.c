@@ -160,6 +160,17 @@ static void describeFlags(const volatile ep_wait_record_t *r, char *text, size_t
   }
 }
 
+/* By rails what another domain's rank dispatches comes through the rank here that is on its rail. */
+static void describeWay(ncclEpGroup_t group, const volatile ep_wait_record_t *r, char *text,
+                        size_t bytes) {
+  int perNode = group->ranksPerNode, here = group->rank / perNode,
+      via = here * perNode + r->rank % perNode;
+  text[0] = 0;
+  if (epIsHt(group) || !group->llRails || r->kind != EP_LL_DISPATCH) return;
+  if (r->rank / perNode != here && via != group->rank)
+    snprintf(text, bytes, " through rank %d", via);
+}
+
 void epGpuPoll(ncclEpGroup_t group) {
   ep_gpu_group_t *g = epGpu(group);
   const volatile ep_wait_record_t *r = g->record;
@@ -174,12 +185,13 @@ void epGpuPoll(ncclEpGroup_t group) {
              masks ? " and is masked now; ncclEpMaskQuery tells which" : "");
     return;
   }
-  char flags[64];
+  char flags[64], way[32];
   describeFlags(r, flags, sizeof flags);
+  describeWay(group, r, way, sizeof way);
   epReport(group, masks ? EP_DEFERRED_FLAG : EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
-           "rank %d did not answer within %.3g s: rank %d waited in %s %llu for its %s (%s)%s",
+           "rank %d did not answer within %.3g s: rank %d waited in %s %llu for its %s%s (%s)%s",
            r->rank, (double)(r->nowNs - r->sinceNs) * 1e-9, group->rank, kindName(r->kind),
-           (unsigned long long)r->operation, epHangPhase(r->phase), flags,
+           (unsigned long long)r->operation, epHangPhase(r->phase), way, flags,
            masks     ? "; it is masked now"
            : g->isHt ? "; destroy the group"
                      : "; destroy the group (with enable_mask the others would go on without it)");

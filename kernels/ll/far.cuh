@@ -89,8 +89,8 @@ template <class Network> struct FarKernels {
   }
 
   template <class Args>
-  static RelayedOp relayedOp(const Args &a, ep_ll_kind_t kind, unsigned parts) {
-    return RelayedOp{a.op.group, a.op.handle, kind, parts, a.op.numTokens};
+  static RelayedOp relayedOp(const Args &a, ep_ll_kind_t kind, unsigned parts, int rowBytes) {
+    return RelayedOp{a.op.group, a.op.handle, kind, parts, a.op.numTokens, rowBytes};
   }
   static trefoil_result_t launch(const ep_ll_ready_t &ready, ep_ll_kind_t kind,
                                  const ep_ll_relay_t &relay, cudaStream_t stream) {
@@ -99,8 +99,9 @@ template <class Network> struct FarKernels {
     int more;
     RelayArgs args =
         kind == EP_LL_DISPATCH
-            ? relayArgs(relayedOp(d, kind, d.parts), relay, d.wire, ready.warps, &more)
-            : relayArgs(relayedOp(c, kind, c.roles.parts), relay, c.wire, ready.warps, &more);
+            ? relayArgs(relayedOp(d, kind, d.parts, d.tokenBytes + d.scaleBytes), relay, d.wire,
+                        ready.warps, &more)
+            : relayArgs(relayedOp(c, kind, c.roles.parts, 0), relay, c.wire, ready.warps, &more);
     void *params[] = {(void *)ready.args, &args};
     const cudaError_t e =
         cudaLaunchKernel(ready.kernel, dim3((unsigned)(ready.blocks + more)),

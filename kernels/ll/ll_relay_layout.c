@@ -16,7 +16,7 @@ static size_t records(size_t count, size_t bytes) {
   return 128 + count * roundUp(bytes, 128);
 }
 
-trefoil_result_t epLlRelayLayout(const ep_ll_config_t *c, int ranksPerDomain,
+trefoil_result_t epLlRelayLayout(const ep_ll_config_t *c, int ranksPerDomain, int rails,
                                  ep_ll_relay_layout_t *out) {
   ep_ll_layout_t near;
   EP_TRY(epLlLayout(c, &near));
@@ -26,7 +26,12 @@ trefoil_result_t epLlRelayLayout(const ep_ll_config_t *c, int ranksPerDomain,
            ranksPerDomain);
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens, K = (size_t)c->maxTopk;
   size_t words = (near.weights - near.routing) / 2 / R; /* of a source, rounded up */
+  int far = c->numRanks - ranksPerDomain;
   ep_ll_relay_layout_t at = {.numRanks = c->numRanks, .ranksPerDomain = ranksPerDomain};
+  at.rails = rails != 0;
+  at.numPeers[EP_LL_MESSAGE_DISPATCH] = rails ? far / ranksPerDomain : far;
+  at.numPeers[EP_LL_MESSAGE_COMBINE] = at.numPeers[EP_LL_MESSAGE_WEIGHTS] = far;
+  if (rails) words *= (size_t)ranksPerDomain;
   at.message[EP_LL_MESSAGE_DISPATCH] =
       roundUp(words + 128, 128) + records(N, 128 + near.rowStride[0]);
   at.message[EP_LL_MESSAGE_COMBINE] = records(N * K, 128 + near.rowStride[1]); /* ids may repeat */
@@ -37,7 +42,7 @@ trefoil_result_t epLlRelayLayout(const ep_ll_config_t *c, int ranksPerDomain,
     EP_CHECK(at.message[m] < EP_NET_MOST_BYTES, TREFOIL_INVALID_ARGUMENT,
              "a message of %zu bytes to a far rank: at most %d", at.message[m], EP_NET_MOST_BYTES);
     at.at[m] = next;
-    next += 4 * (R - (size_t)ranksPerDomain) * at.message[m];
+    next += 4 * (size_t)at.numPeers[m] * at.message[m];
   }
   at.bytes = next;
   *out = at;

@@ -6,10 +6,13 @@
 //     head, 128 bytes | dispatch: routing words of B tokens | records of 128 bytes and a row each
 //
 // A record says in its first word which row it is: the token; in combine the entry as in the return list.
+// A message is to one rank, or by rails (relay.h) to all ranks of its domain: then it has the routing words
+// of one rank behind those of another, and a record of a row says for which of them it is.
 // Records are in the order in which warps found their rows, which no result depends on.
 //
 //   SEND   waits for the launch's packets in the mirror of the far rank; the last warp of a message puts it
-//   LAND   waits for the far rank's signal, then stores words and packets into the own exchange memory
+//   LAND   waits for the far rank's signal, then stores words and packets into the own exchange memory; by
+//          rails into that of all ranks of the domain, in the far rank's name
 //
 // A wait ends when the launch beside it gave up or is through without what is waited for: it has the limit.
 #ifndef TREFOIL_KERNELS_LL_RELAY_CUH
@@ -36,13 +39,15 @@ struct RelayedOp {
   ep_ll_kind_t kind;
   unsigned parts;
   int numTokens; // B
+  int rowBytes;  // dispatch: of a row as it is counted
 };
 
 struct RelayArgs {
   RelayedOp op;
   ep_ll_relay_t relay;
   int roles, numRoles, slices;                // of a launch; warps for each role and far rank
-  int far, idVectors, weightVectors, packets; // far ranks; of a token's words, of a row
+  int far, idVectors, weightVectors, packets; // other ends; of a token's words, of a row
+  int rails;
 };
 
 template <class Network> class Relay {
@@ -50,8 +55,9 @@ public:
   EP_DEV Relay(const RelayArgs &args, unsigned long long n, int farAt, int sliceAt)
       : a(args), g(args.op.group), c(*(ep_ll_relay_control_t *)args.relay.control),
         net(args.relay.port), number(n), flag(flagOf(n)), buf((int)(n & 1)), slice(sliceAt),
-        peer(epLlFarRank(args.relay.at.ranksPerDomain, args.op.group.rank, farAt)),
-        lane((int)threadIdx.x % 32), began(clockNs()) {}
+        peer(peerOf(args, farAt)), lane((int)threadIdx.x % 32), began(clockNs()),
+        numHere(args.rails ? args.relay.at.ranksPerDomain : 1),
+        here(args.op.group.rank / numHere * numHere), there(peer / numHere * numHere) {}
 
   EP_DEV void run(RelayRole role) {
     goesOn = __shfl_sync(FULL_WARP, isActive(), 0); // the mask may change under way
@@ -79,15 +85,21 @@ public:
   }
 
 private:
+  EP_DEV static int peerOf(const RelayArgs &a, int i) {
+    const int perDomain = a.relay.at.ranksPerDomain, rank = a.op.group.rank;
+    return a.rails ? epLlRailRank(perDomain, rank, i) : epLlFarRank(perDomain, rank, i);
+  }
+
   // Where things lie.
   EP_DEV char *mirror() const { return g.peers[peer]; }
   EP_DEV char *mine() const { return g.peers[g.rank]; }
   EP_DEV size_t bufferOf(int message, bool in, int parity, int rank, int other) const {
     const ep_ll_relay_layout_t &at = a.relay.at;
-    const size_t far = at.numRanks - at.ranksPerDomain;
-    const int i = epLlFarIndex(at.ranksPerDomain, rank, other);
+    const size_t n = at.numPeers[message];
+    const int i = a.rails ? epLlRailIndex(at.ranksPerDomain, rank, other)
+                          : epLlFarIndex(at.ranksPerDomain, rank, other);
     return a.relay.port.scratch + 128 + at.at[message] +
-           ((in * 2 + parity) * far + i) * at.message[message];
+           ((in * 2 + parity) * n + i) * at.message[message];
   }
   EP_DEV size_t buffer(int message, bool in, int rank, int other) const {
     return bufferOf(message, in, buf, rank, other);
@@ -119,7 +131,8 @@ private:
                                             : (size_t)(1 + a.packets) * 128;
   }
   EP_DEV size_t recordAt(int count, int message, int i) const {
-    return 128 + ((size_t)count * a.idVectors * 16 + 127) / 128 * 128 + i * recordBytes(message);
+    return 128 + ((size_t)count * numHere * a.idVectors * 16 + 127) / 128 * 128 +
+           i * recordBytes(message);
   }
   EP_DEV int signalId(int what, int parity, int rank) const {
     return (what * 2 + parity) * g.numRanks + rank;
@@ -145,8 +158,9 @@ private:
     return true;
   }
 
-  // All lanes of a warp: `packets` packets as they come; to another place. STEPS steps are in flight.
-  EP_DEV void movePackets(const char *from, char *to, bool isFlagged) {
+  // All lanes of a warp: `packets` packets as they come. STEPS steps are in flight; all lanes call
+  // store(is there, offset, part) for their parts of each together, as a packet is stored in one piece.
+  template <class F> EP_DEV void movePackets(const char *from, bool isFlagged, F store) {
     constexpr int STEPS = 10;
 #pragma unroll 1
     for (int s = lane >> 3; __any_sync(FULL_WARP, s < a.packets) && goesOn; s += STEPS * 4) {
@@ -170,9 +184,15 @@ private:
       } while (pending && lookAgain(polls, isLast, true));
 #pragma unroll
       for (int j = 0; j < STEPS; j++) {
-        if (goesOn && s + j * 4 < a.packets) storeSys(to + at + j * 512, v[j]);
+        store(goesOn && s + j * 4 < a.packets, at + j * 512, v[j]);
       }
     }
+  }
+
+  EP_DEV static auto storeAt(char *to) {
+    return [to](bool is, size_t off, uint4 v) {
+      if (is) storeSys(to + off, v);
+    };
   }
 
   // All lanes of a warp: n words, one a lane, whose last part is the flag. The lane's word.
@@ -212,7 +232,7 @@ private:
     for (;;) {
       const unsigned long long received = __shfl_sync(FULL_WARP, lane ? 0 : readReceived(), 0);
       if (received + 2 >= number) {
-        if (lane == 0) storeSys(mine() + freeWord(peer, buf), freeOf(received));
+        if (lane == 0) storeFree(buf, received);
         return;
       }
       if (loadUniform(first).w == flag) return; // the launch did not wait
@@ -239,13 +259,21 @@ private:
     return make_uint4((unsigned)n, (unsigned)(n >> 32), flagOf(n), 0);
   }
 
-  // Room for a record, with its word.
-  EP_DEV char *takeRecord(int message, int count, unsigned word) {
+  // One thread: that the peer has received this operation. By rails all ranks here hear so of it, though
+  // they may not wait for it: who has it from the peer's message alone may not have landed that yet.
+  EP_DEV void storeFree(int parity, unsigned long long received) const {
+    for (int d = here; d < here + numHere; d++) {
+      storeSys(g.peers[d] + freeWord(peer, parity), freeOf(received));
+    }
+  }
+
+  // Room for a record, with its word and, as bits, the ranks of the peer's domain that it is for.
+  EP_DEV char *takeRecord(int message, int count, unsigned word, unsigned long long to) {
     int i = 0;
     if (lane == 0) i = (int)atomicAdd(&counter(message).records, 1u);
     i = __shfl_sync(FULL_WARP, i, 0);
     char *at = a.relay.window + buffer(message, false, g.rank, peer) + recordAt(count, message, i);
-    if (lane == 0) storeSys(at, make_uint4(word, 0, 0, 0));
+    if (lane == 0) storeSys(at, make_uint4(word, (unsigned)to, (unsigned)(to >> 32), 0));
     return at;
   }
   EP_DEV ep_ll_relay_count_t &counter(int message) const {
@@ -260,13 +288,29 @@ private:
   EP_DEV void packTokens(int count, int numTokens) {
     char *out = a.relay.window + buffer(EP_LL_MESSAGE_DISPATCH, false, g.rank, peer);
     eachOwn(count, [&](int t) {
-      const uint4 w = readWords(mirror() + routing(g.rank, t), a.idVectors);
-      if (lane < a.idVectors) storeSys(out + 128 + ((size_t)t * a.idVectors + lane) * 16, w);
-      const bool has = lane < a.idVectors && ((lane && w.x != ~0u) || w.y != ~0u || w.z != ~0u);
-      if (t >= numTokens || !__any_sync(FULL_WARP, has) || !goesOn) return;
-      char *to = takeRecord(EP_LL_MESSAGE_DISPATCH, count, (unsigned)t);
-      movePackets(mirror() + tokenRow(g.rank, t), to + 128, true);
+      unsigned long long to = 0;
+#pragma unroll 1
+      for (int d = 0; d < numHere && goesOn; d++) {
+        const uint4 w = readWords(g.peers[there + d] + routing(g.rank, t), a.idVectors);
+        const size_t at = 128 + (((size_t)d * count + t) * a.idVectors + lane) * 16;
+        if (lane < a.idVectors) storeSys(out + at, w);
+        const bool has = lane < a.idVectors && ((lane && w.x != ~0u) || w.y != ~0u || w.z != ~0u);
+        if (__any_sync(FULL_WARP, has)) to |= 1ull << d;
+      }
+      if (t >= numTokens || !to || !goesOn) return;
+      char *at = takeRecord(EP_LL_MESSAGE_DISPATCH, count, (unsigned)t, to);
+      const char *from = g.peers[there + __ffsll((long long)to) - 1] + tokenRow(g.rank, t);
+      movePackets(from, true, storeAt(at + 128));
+      if (a.rails && lane == 0) moveCounts(to);
     });
+  }
+
+  // One thread: the launch has counted a row to each of the ranks; the peer gets one.
+  EP_DEV void moveCounts(unsigned long long to) const {
+    for (; to; to &= to - 1) {
+      countBytes(g, EP_LL_DISPATCH, there + __ffsll((long long)to) - 1, -a.op.rowBytes);
+    }
+    countBytes(g, EP_LL_DISPATCH, peer, a.op.rowBytes);
   }
 
   EP_DEV void packReturns() {
@@ -274,8 +318,8 @@ private:
     eachOwn(n, [&](int i) {
       const unsigned from = returnsOf(a.op.handle)[i].from;
       if (ReturnEntry{0, from}.source() != peer) return;
-      char *to = takeRecord(EP_LL_MESSAGE_COMBINE, 0, from);
-      movePackets(mirror() + returnRow(from), to + 128, true);
+      char *to = takeRecord(EP_LL_MESSAGE_COMBINE, 0, from, 1);
+      movePackets(mirror() + returnRow(from), true, storeAt(to + 128));
     });
   }
 
@@ -290,7 +334,7 @@ private:
       }
       if (!__any_sync(FULL_WARP, is)) return;
       const uint4 v = readWords(mirror() + weights(g.rank, t), a.weightVectors);
-      char *to = takeRecord(EP_LL_MESSAGE_WEIGHTS, 0, (unsigned)t);
+      char *to = takeRecord(EP_LL_MESSAGE_WEIGHTS, 0, (unsigned)t, 1);
       if (lane < a.weightVectors) storeSys(to + 16 + lane * 16, v);
     });
   }
@@ -354,8 +398,10 @@ private:
   // Seldom: as the launch clears what it receives into, so that no flag lasts for ever.
   EP_DEV void clearMirror() const {
     const auto clear = [&](size_t at, size_t bytes) {
-      for (size_t i = lane * 16; i < bytes; i += 32 * 16) {
-        storeSys(mirror() + at + i, make_uint4(0, 0, 0, 0));
+      for (int d = there; d < there + numHere; d++) {
+        for (size_t i = lane * 16; i < bytes; i += 32 * 16) {
+          storeSys(g.peers[d] + at + i, make_uint4(0, 0, 0, 0));
+        }
       }
     };
     if (a.op.kind == EP_LL_DISPATCH) {
@@ -392,7 +438,7 @@ private:
     const unsigned ackDistance = head.x;
     const int count = (int)head.y, records = (int)head.z;
     if (message != EP_LL_MESSAGE_WEIGHTS && slice == 0 && lane == 0 && ackDistance == 1) {
-      storeSys(mine() + freeWord(peer, buf ^ 1), freeOf(number - 1));
+      storeFree(buf ^ 1, number - 1);
     }
     if (message == EP_LL_MESSAGE_COMBINE && slice == 0 && lane == 0) {
       storeSys(mine() + announcement(peer), make_uint4(ackDistance, 0, 0, flag));
@@ -400,24 +446,42 @@ private:
     if (message == EP_LL_MESSAGE_DISPATCH) landWords(in, count);
     eachOwn(records, [&](int i) {
       const char *at = in + recordAt(count, message, i);
-      const unsigned word = __shfl_sync(FULL_WARP, loadSys(at).x, 0);
+      const uint4 record = loadUniform(at);
+      const unsigned word = record.x;
       if (message == EP_LL_MESSAGE_WEIGHTS) {
         if (lane < a.weightVectors) {
           storeSys(mine() + weights(peer, (int)word) + lane * 16, loadSys(at + 16 + lane * 16));
         }
+      } else if (message == EP_LL_MESSAGE_DISPATCH) {
+        landRow(at + 128, (int)word, record.y | (unsigned long long)record.z << 32);
       } else {
-        movePackets(at + 128,
-                    mine() + (message == EP_LL_MESSAGE_DISPATCH ? tokenRow(peer, (int)word)
-                                                                : returnRow(word)),
-                    false);
+        movePackets(at + 128, false, storeAt(mine() + returnRow(word)));
       }
     });
   }
 
+  // All lanes: to the ranks here whose bits are set.
+  EP_DEV void landRow(const char *from, int token, unsigned long long to) {
+    const size_t row = tokenRow(peer, token);
+    movePackets(from, false, [&](bool is, size_t off, uint4 v) {
+#pragma unroll 1
+      for (unsigned long long rest = to; rest; rest &= rest - 1) {
+        char *at = g.peers[here + __ffsll((long long)rest) - 1] + row + off;
+        __syncwarp();
+        if (is) storeSys(at, v);
+      }
+    });
+    for (unsigned long long rest = to; rest && a.rails && lane == 0; rest &= rest - 1) {
+      countBytes(g, EP_LL_DISPATCH, here + __ffsll((long long)rest) - 1, a.op.rowBytes);
+    }
+  }
+
   EP_DEV void landWords(const char *in, int count) const {
     const int n = count * a.idVectors;
-    for (int i = slice * 32 + lane; i < n; i += a.slices * 32) {
-      storeSys(mine() + routing(peer, 0) + (size_t)i * 16, loadSys(in + 128 + (size_t)i * 16));
+    for (int i = slice * 32 + lane; i < n * numHere; i += a.slices * 32) {
+      const int d = i / n;
+      storeSys(g.peers[here + d] + routing(peer, 0) + (size_t)(i - d * n) * 16,
+               loadSys(in + 128 + (size_t)i * 16));
     }
   }
 
@@ -460,6 +524,8 @@ private:
   const unsigned flag;
   const int buf, slice, peer, lane;
   const uint64_t began;
+  // Of a message: ranks that it is to, and the first of them of this rank's domain, of the peer's.
+  const int numHere, here, there;
   bool goesOn = true;
 };
 
@@ -504,7 +570,9 @@ static inline RelayArgs relayArgs(const RelayedOp &op, const ep_ll_relay_t &rela
   a.relay = relay;
   for (int i = 0; i < n; i++) a.roles |= (int)roles[i] << i * 4;
   a.numRoles = n;
-  a.far = relay.at.numRanks - relay.at.ranksPerDomain;
+  a.far =
+      relay.at.numPeers[op.kind == EP_LL_DISPATCH ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE];
+  a.rails = op.kind == EP_LL_DISPATCH && relay.at.rails;
   const int units = n * a.far, least = (units + warps - 1) / warps;
   *numBlocks = relay.blocks > least ? relay.blocks : least;
   a.slices = *numBlocks * warps / units;

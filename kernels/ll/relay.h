@@ -6,7 +6,11 @@
  * one message a far rank and puts it there with a signal; of messages that have come it stores words and
  * packets into its own rank's exchange memory, as if the source had done it. So the code of one domain does
  * not change, and packets that carry flags never cross the network unguarded. docs/kernels.md has the
- * argument why no buffer is overwritten too early. Peers of far ranks in ep_ll_group_t are mirrors. */
+ * argument why no buffer is overwritten too early. Peers of far ranks in ep_ll_group_t are mirrors.
+ *
+ * By rails a dispatch has one message a far domain, to the rank p that is there what the source is in its
+ * own. It holds the words for all ranks of that domain and each row once; p's relay stores them into the
+ * exchange memory of all of them. */
 #ifndef TREFOIL_KERNELS_LL_RELAY_H
 #define TREFOIL_KERNELS_LL_RELAY_H
 
@@ -34,9 +38,17 @@ EP_LL_EITHER_SIDE int epLlFarIndex(int perDomain, int rank, int other) {
   return other < rank / perDomain * perDomain ? other : other - perDomain;
 }
 
+/* The same among the ranks that have this one's place in their domains: by rails it sends to no others. */
+EP_LL_EITHER_SIDE int epLlRailRank(int perDomain, int rank, int i) {
+  return (i < rank / perDomain ? i : i + 1) * perDomain + rank % perDomain;
+}
+EP_LL_EITHER_SIDE int epLlRailIndex(int perDomain, int rank, int other) {
+  return other / perDomain - (other > rank);
+}
+
 /* Messages: between a pair of ranks at most one of each per operation. */
 typedef enum ep_ll_message {
-  EP_LL_MESSAGE_DISPATCH = 0, /* routing words and rows */
+  EP_LL_MESSAGE_DISPATCH = 0, /* routing words and rows; by rails to a far domain */
   EP_LL_MESSAGE_COMBINE = 1,  /* the announcement and rows */
   EP_LL_MESSAGE_WEIGHTS = 2,  /* partial sums: weights of tokens */
   EP_LL_MESSAGES = 3
@@ -45,18 +57,20 @@ typedef enum ep_ll_message {
 /* Signals of the context, a rank each: of messages, and of receive-only launches, by parity. */
 #define EP_LL_RELAY_SIGNALS(numRanks) (10 * (numRanks))
 
-/* The part of the network's window that the relay uses: for each message, parity and far rank a buffer
- * to send from and one to receive into. Equal on all ranks. */
+/* The part of the network's window that the relay uses: for each message, parity and rank at its other end a
+ * buffer to send from and one to receive into. Equal on all ranks. */
 typedef struct ep_ll_relay_layout {
   int numRanks, ranksPerDomain;
+  int rails;                      /* dispatch goes by rails; not of groups with masks */
+  int numPeers[EP_LL_MESSAGES];   /* ranks at the other ends */
   size_t message[EP_LL_MESSAGES]; /* bytes of a buffer */
-  size_t at[EP_LL_MESSAGES];      /* of [out, in][parity][far rank] */
+  size_t at[EP_LL_MESSAGES];      /* of [out, in][parity][numPeers] */
   size_t bytes;
 } ep_ll_relay_layout_t;
 
 /* TREFOIL_INVALID_ARGUMENT with a sentence: epLlLayout's, domains that do not divide the ranks, or a message
  * of EP_NET_MOST_BYTES or more. */
-trefoil_result_t epLlRelayLayout(const ep_ll_config_t *config, int ranksPerDomain,
+trefoil_result_t epLlRelayLayout(const ep_ll_config_t *config, int ranksPerDomain, int rails,
                                  ep_ll_relay_layout_t *out);
 /* Host bytes to copy into control memory; as epLlControlInit. */
 void epLlRelayControlInit(void *bytes, uint64_t firstOperation);

@@ -19,28 +19,32 @@ static ncclResult_t createGroup(team_rank_t *r) {
   return result;
 }
 
-static void combineWords(team_rank_t *r) {
+static void legalWords(team_rank_t *r) {
   const struct {
-    const char *value;
+    const char *name, *value;
     int legal;
-  } words[] = {{"exact", 1}, {"partial", 1}, {"", 1},        {"Partial", 0},
-               {"1", 0},     {"bogus", 0},   {"partial ", 0}};
+  } words[] = {{"NCCL_EP_LL_COMBINE", "exact", 1},   {"NCCL_EP_LL_COMBINE", "partial", 1},
+               {"NCCL_EP_LL_COMBINE", "Partial", 0}, {"NCCL_EP_LL_COMBINE", "1", 0},
+               {"NCCL_EP_LL_COMBINE", "bogus", 0},   {"NCCL_EP_LL_COMBINE", "partial ", 0},
+               {"NCCL_EP_LL_COMBINE", "", 1},        {"NCCL_EP_LL_DISPATCH", "mesh", 1},
+               {"NCCL_EP_LL_DISPATCH", "rails", 1},  {"NCCL_EP_LL_DISPATCH", "rail", 0},
+               {"NCCL_EP_LL_DISPATCH", "1", 0},      {"NCCL_EP_LL_DISPATCH", "", 1}};
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-    const char *value = words[i].value;
-    setenv("NCCL_EP_LL_COMBINE", value, 1);
+    const char *name = words[i].name, *value = words[i].value;
+    setenv(name, value, 1);
     ncclResult_t got = createGroup(r);
     teamCheck(r, got == (words[i].legal ? ncclSuccess : ncclInvalidArgument), "'%s' gave %d: %s",
               value, (int)got, ncclEpGetLastError());
     if (words[i].legal) continue;
     const char *sentence = ncclEpGetLastError();
-    teamCheck(r, strstr(sentence, "NCCL_EP_LL_COMBINE") && strstr(sentence, value), "'%s': %s",
-              value, sentence);
+    teamCheck(r, strstr(sentence, name) && strstr(sentence, value), "'%s': %s", value, sentence);
   }
 }
 
-TEST(combine_words) {
-  const char *error = teamThreads(1, combineWords, NULL);
+TEST(legal_words) {
+  const char *error = teamThreads(1, legalWords, NULL);
   unsetenv("NCCL_EP_LL_COMBINE");
+  unsetenv("NCCL_EP_LL_DISPATCH");
   CHECK(!*error, "%s", error);
 }
 

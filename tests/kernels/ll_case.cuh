@@ -292,7 +292,7 @@ std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s,
   ep_ll_config_t config = s.config;
   w.reset(config, s.first);
   Rng side = {rng.s ^ 0xD0A1};
-  domains.reset(w, config, s.first, side);
+  domains.reset(w, config, s.first, enableMask != 0, side);
   std::vector<ep_ll_group_t> groups;
   std::vector<void *> handles[2];
   for (int r = 0; r < s.R; r++) {
@@ -300,6 +300,7 @@ std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s,
     groups.push_back(w.group(r, config, s.blocks, timeoutNs));
     domains.setPeers(groups[r]);
     groups[r].enableMask = enableMask;
+    if (domains.perDomain) groups[r].bytes = w.filled<uint64_t>(r, 2 * s.R, 0);
     for (auto &h : handles) h.push_back(w.filled<char>(r, epLlHandleBytes(&s.config, s.K), 0));
   }
   std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));

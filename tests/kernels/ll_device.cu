@@ -1,7 +1,7 @@
 // The low-latency kernels against the reference, bit for bit, on random shapes.
 //
 //   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s]
-//             [--faults | --masks] [--generic 1 | 2] [--long] [--domains n]
+//             [--faults | --masks] [--generic 1 | 2] [--long] [--domains n [--rails]]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a
 // mode and a number of steps; each step has new routing and new data, all steps are launched back
@@ -12,11 +12,32 @@
 // for all steps, which its owner's stream still reads when peers go on. --long: few experts and
 // thousands of tokens.
 // --faults: every other case, a rank that never launches or ends in the midst of a combine. --masks: ranks
-// that take others for lost (ll_masks.cuh). --domains: domains of n ranks, with relays over plain copies.
+// that take others for lost (ll_masks.cuh). --domains: domains of n ranks, with relays over plain copies;
+// --rails: dispatch by rails. The bytes that ranks count are then the reference's.
 // A failure prints the command that repeats it.
 #include "ll_masks.cuh"
 
 namespace {
+
+// What rank r has counted, of both kinds, against the reference's rows.
+bool checkBytes(World &w, const Shape &s, const std::vector<std::vector<StepRank>> &steps, int r) {
+  std::vector<uint64_t> want(2 * s.R, 0);
+  std::vector<int64_t> tokens, rows(s.R * s.R);
+  std::vector<const int32_t *> topk;
+  const uint64_t times = s.style == GRAPH ? 2 : 1;
+  for (int i = 0; i < s.steps; i++) {
+    for (int kind = 0; kind < (isAlone(s, i) ? 1 : 2); kind++) {
+      trefoil_case_t c = caseOf(s, steps[i], tokens, topk, kind != 0);
+      c.routing.shape.ranksPerNode = domains.perDomain;
+      c.rails = domains.at.rails;
+      OK(trefoilRefTraffic(&c, kind, rows.data()));
+      const size_t bytes = kind ? s.combineBytes() : s.tokenBytes() + s.scaleBytesOut;
+      for (int q = 0; q < s.R; q++) want[kind * s.R + q] += times * rows[r * s.R + q] * bytes;
+    }
+  }
+  const auto got = w.download(r, steps[0][r].dispatch.group.bytes, want.size());
+  return equal("bytes", r, 0, got.data(), want.data(), want.size() * 8, 8);
+}
 
 bool runCase(World &w, uint64_t seed, const Options &o) {
   Rng rng = {seed};
@@ -43,6 +64,7 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
       if (!isAlone(s, i)) ok &= checkCombine(w, s, steps[i], i, r, nullptr);
     }
   }
+  for (int r = 0; ok && domains.perDomain && r < s.R; r++) ok &= checkBytes(w, s, steps, r);
   if (!ok) printShape(s);
   return ok;
 }
@@ -150,6 +172,8 @@ int main(int argc, char **argv) {
       o.isLong = true;
     else if (!strcmp(argv[i], "--domains"))
       perDomain = (int)value();
+    else if (!strcmp(argv[i], "--rails"))
+      domains.rails = true;
     else if (!strcmp(argv[i], "--verbose"))
       o.verbose = true;
     else {
@@ -180,10 +204,11 @@ int main(int argc, char **argv) {
     ran++;
     if (ok) continue;
     failed++;
-    printf("FAILED: ll_device --ranks %d --domains %d%s%s%s%s --blocks %d --seed %llu --case %d "
+    printf("FAILED: ll_device --ranks %d --domains %d%s%s%s%s%s --blocks %d --seed %llu --case %d "
            "--verbose\n",
-           R, perDomain, gpus ? " --gpus" : "", faults ? " --faults" : "", masks ? " --masks" : "",
-           o.isLong ? " --long" : "", o.maxBlocks, (unsigned long long)seed, i);
+           R, perDomain, domains.rails ? " --rails" : "", gpus ? " --gpus" : "",
+           faults ? " --faults" : "", masks ? " --masks" : "", o.isLong ? " --long" : "",
+           o.maxBlocks, (unsigned long long)seed, i);
     fflush(stdout);
     if (failed == 5) break;
   }

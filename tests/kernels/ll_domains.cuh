@@ -18,6 +18,7 @@ struct DomainRank {
 // Domains of `perDomain` ranks; 0: all ranks are in one, and nothing here is used.
 struct Domains {
   int perDomain, blocks;
+  bool rails; // dispatch goes by rails, unless there are masks
   std::vector<DomainRank> ranks;
   ep_ll_relay_layout_t at;
   size_t mirrorBytes;
@@ -41,10 +42,10 @@ struct Domains {
   }
 
   // A fresh group, all zero but for what messages lie in: that is full of ones.
-  void reset(World &w, const ep_ll_config_t &config, uint64_t first, Rng &rng) {
+  void reset(World &w, const ep_ll_config_t &config, uint64_t first, bool masks, Rng &rng) {
     if (!perDomain) return;
     blocks = 1 + rng.below(3);
-    OK(epLlRelayLayout(&config, perDomain, &at));
+    OK(epLlRelayLayout(&config, perDomain, rails && !masks, &at));
     mirrorBytes = w.at.bytes;
     const size_t R = ranks.size(), far = R - perDomain;
     char control[EP_LL_RELAY_CONTROL_BYTES];

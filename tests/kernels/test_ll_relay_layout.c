@@ -27,39 +27,55 @@ static size_t packets(size_t bytes) {
 static size_t up(size_t n, size_t to) {
   return (n + to - 1) / to * to;
 }
-static void leastBytes(const ep_ll_config_t *c, size_t *least) {
+/* numTo: ranks that a dispatch's message is to. */
+static void leastBytes(const ep_ll_config_t *c, int numTo, size_t *least) {
   size_t K = (size_t)c->maxTopk, N = (size_t)c->maxTokens;
   size_t words = (4 + K + 11) / 12 * 16; /* of a token: 4 bytes and an id of one byte each */
   size_t returns = N * K;                /* a token may name an expert more than once */
-  least[EP_LL_MESSAGE_DISPATCH] =
-      128 + up(N * words, 128) + N * (128 + packets(c->maxTokenBytes + up(4 * K, 16)));
+  least[EP_LL_MESSAGE_DISPATCH] = 128 + up((size_t)numTo * N * words, 128) +
+                                  N * (128 + packets(c->maxTokenBytes + up(4 * K, 16)));
   least[EP_LL_MESSAGE_COMBINE] = 128 + returns * (128 + up(packets(c->maxTokenBytes), 512));
   least[EP_LL_MESSAGE_WEIGHTS] =
       c->partial ? 128 + N * up(16 + (K + 2) / 3 * 16, 128) : 0; /* 3 weights a word */
 }
 
-static void checkShape(const ep_ll_config_t *c, int perDomain) {
+/* The preflight knows no way: what it states for the mesh is enough. */
+static void railsFit(const ep_ll_config_t *c, int perDomain) {
+  ep_ll_relay_layout_t mesh, rails;
+  REQUIRE(epLlRelayLayout(c, perDomain, 0, &mesh) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(epLlRelayLayout(c, perDomain, 1, &rails) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(rails.bytes <= mesh.bytes, "%d ranks in domains of %d: %zu bytes by rails, %zu by mesh",
+        c->numRanks, perDomain, rails.bytes, mesh.bytes);
+}
+
+static void checkShape(const ep_ll_config_t *c, int perDomain, int rails) {
   char shape[160];
-  snprintf(shape, sizeof shape, "%d ranks in domains of %d, top-%d, %lld tokens of %zu bytes%s",
+  snprintf(shape, sizeof shape, "%d ranks in domains of %d, top-%d, %lld tokens of %zu bytes%s%s",
            c->numRanks, perDomain, c->maxTopk, (long long)c->maxTokens, c->maxTokenBytes,
-           c->partial ? ", partial sums" : "");
+           c->partial ? ", partial sums" : "", rails ? ", rails" : "");
   ep_ll_relay_layout_t at;
   memset(&at, 0xA5, sizeof at);
-  REQUIRE(epLlRelayLayout(c, perDomain, &at) == TREFOIL_OK, "%s: %s", shape, trefoilLastError());
-  CHECK(at.numRanks == c->numRanks && at.ranksPerDomain == perDomain, "%s: of %d ranks in %d",
-        shape, at.numRanks, at.ranksPerDomain);
-  size_t least[EP_LL_MESSAGES], far = (size_t)(c->numRanks - perDomain), used = 0;
-  leastBytes(c, least);
+  REQUIRE(epLlRelayLayout(c, perDomain, rails, &at) == TREFOIL_OK, "%s: %s", shape,
+          trefoilLastError());
+  CHECK(at.numRanks == c->numRanks && at.ranksPerDomain == perDomain && at.rails == rails,
+        "%s: of %d ranks in %d", shape, at.numRanks, at.ranksPerDomain);
+  size_t least[EP_LL_MESSAGES], used = 0, bytesOf[EP_LL_MESSAGES];
+  leastBytes(c, rails ? perDomain : 1, least);
   for (int m = 0; m < EP_LL_MESSAGES; m++) {
-    CHECK(at.message[m] >= least[m] && at.message[m] <= up(least[m] + 256, 512),
+    int isRails = rails && m == EP_LL_MESSAGE_DISPATCH, far = c->numRanks - perDomain;
+    CHECK(at.numPeers[m] == (isRails ? c->numRanks / perDomain - 1 : far),
+          "%s: %d at the other ends", shape, at.numPeers[m]);
+    size_t spare = 256 * (size_t)(isRails ? perDomain : 1); /* words are rounded up for each rank */
+    CHECK(at.message[m] >= least[m] && at.message[m] <= up(least[m] + spare, 512),
           "%s: message %d has %zu bytes, its content %zu", shape, m, at.message[m], least[m]);
     CHECK(at.message[m] % 512 == 0 && at.at[m] % 512 == 0, "%s: message %d: %zu bytes at %zu",
           shape, m, at.message[m], at.at[m]);
-    size_t bytes = 4 * far * at.message[m]; /* out and in, two parities, each far rank */
+    /* out and in, two parities, each other end */
+    size_t bytes = bytesOf[m] = 4 * (size_t)at.numPeers[m] * at.message[m];
     CHECK(at.at[m] <= at.bytes && bytes <= at.bytes - at.at[m], "%s: message %d ends past %zu",
           shape, m, at.bytes);
     for (int o = 0; o < m && bytes; o++) {
-      size_t end = at.at[o] + 4 * far * at.message[o];
+      size_t end = at.at[o] + bytesOf[o];
       CHECK(end <= at.at[m] || at.at[m] + bytes <= at.at[o], "%s: messages %d and %d overlap",
             shape, o, m);
     }
@@ -78,7 +94,8 @@ TEST(buffers_hold_their_messages_and_do_not_overlap) {
     int g = i / 24, b = i / 8 % 3, k = i / 4 % 2, n = i / 2 % 2;
     ep_ll_config_t c =
         config(groups[g].domains * groups[g].perDomain, topks[k], tokens[n], bytes[b], i % 2);
-    checkShape(&c, groups[g].perDomain);
+    for (int rails = 0; rails < 2; rails++) checkShape(&c, groups[g].perDomain, rails);
+    railsFit(&c, groups[g].perDomain);
   }
 }
 
@@ -86,7 +103,7 @@ TEST(buffers_hold_their_messages_and_do_not_overlap) {
 TEST(the_smallest_group_has_these_sizes) {
   ep_ll_config_t c = config(2, 1, 1, 2 * HIDDEN, 1);
   ep_ll_relay_layout_t at;
-  REQUIRE(epLlRelayLayout(&c, 1, &at) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(epLlRelayLayout(&c, 1, 0, &at) == TREFOIL_OK, "%s", trefoilLastError());
   /* A row of either is 116 packets, 14848 bytes. Dispatch: a head of 128, routing words of 256 (half of
    * the 512 that two sources have), a record of 128 and the row, 128 to spare. All rounded up to 512. */
   const size_t sizes[EP_LL_MESSAGES] = {15872, 15360, 512};
@@ -103,7 +120,8 @@ static void isRefused(const ep_ll_config_t *c, int perDomain, const char *senten
   ep_ll_relay_layout_t at, before;
   memset(&at, 0xA5, sizeof at);
   before = at;
-  CHECK(epLlRelayLayout(c, perDomain, &at) == TREFOIL_INVALID_ARGUMENT, "taken, not: %s", sentence);
+  CHECK(epLlRelayLayout(c, perDomain, 0, &at) == TREFOIL_INVALID_ARGUMENT, "taken, not: %s",
+        sentence);
   CHECK(strstr(trefoilLastError(), sentence), "\"%s\", not \"%s\"", trefoilLastError(), sentence);
   CHECK(!memcmp(&at, &before, sizeof at), "refused, but written: %s", sentence);
 }
@@ -116,7 +134,7 @@ TEST(domains_that_are_none_are_refused) {
   isRefused(&four, 3, "4 ranks do not form several domains of 3");
   isRefused(&four, 0, "4 ranks do not form several domains of 0");
   isRefused(&four, -2, "4 ranks do not form several domains of -2");
-  CHECK(epLlRelayLayout(&four, 2, NULL) == TREFOIL_INVALID_ARGUMENT, "out NULL is taken");
+  CHECK(epLlRelayLayout(&four, 2, 0, NULL) == TREFOIL_INVALID_ARGUMENT, "out NULL is taken");
 }
 
 TEST(what_no_layout_takes_is_refused_first) {
@@ -134,22 +152,33 @@ TEST(messages_that_are_too_large_are_refused) {
   while (least - most > 1) {
     int64_t n = (most + least) / 2;
     ep_ll_config_t c = config(4, 8, n, 2 * HIDDEN, 0);
-    *(epLlRelayLayout(&c, 2, &at) == TREFOIL_OK ? &most : &least) = n;
+    *(epLlRelayLayout(&c, 2, 0, &at) == TREFOIL_OK ? &most : &least) = n;
   }
   ep_ll_config_t c = config(4, 8, most, 2 * HIDDEN, 0);
-  REQUIRE(most > 0 && epLlRelayLayout(&c, 2, &at) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(most > 0 && epLlRelayLayout(&c, 2, 0, &at) == TREFOIL_OK, "%s", trefoilLastError());
   CHECK(at.message[EP_LL_MESSAGE_COMBINE] < EP_NET_MOST_BYTES &&
             at.message[EP_LL_MESSAGE_COMBINE] + 65536 > EP_NET_MOST_BYTES,
         "%lld tokens: %zu bytes", (long long)most, at.message[EP_LL_MESSAGE_COMBINE]);
   c.maxTokens = least;
   char sentence[120];
   size_t bytes[EP_LL_MESSAGES];
-  leastBytes(&c, bytes);
+  leastBytes(&c, 1, bytes);
   snprintf(sentence, sizeof sentence, "a message of %zu bytes to a far rank: at most 1073741824",
            up(bytes[EP_LL_MESSAGE_COMBINE], 512));
   isRefused(&c, 2, sentence);
   c = config(4, 1, 1024, ((size_t)1 << 26) - 16, 0); /* 64 GiB: sizes do not wrap */
   isRefused(&c, 2, "to a far rank: at most 1073741824");
+}
+
+/* 3 domains of 2: who is at the other ends of rank 3's messages, and back. */
+TEST(peers_are_numbered) {
+  static const int far[] = {0, 1, 4, 5}, rails[] = {1, 5};
+  for (int i = 0; i < 4; i++) {
+    CHECK(epLlFarRank(2, 3, i) == far[i] && epLlFarIndex(2, 3, far[i]) == i, "far rank %d", i);
+  }
+  for (int i = 0; i < 2; i++) {
+    CHECK(epLlRailRank(2, 3, i) == rails[i] && epLlRailIndex(2, 3, rails[i]) == i, "rail %d", i);
+  }
 }
 
 TEST(control_memory_counts_from_the_first_operation) {

@@ -18,7 +18,8 @@ TEST(one_transfer_over_the_network) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 5 + 10 * 0.2);
 }
 
-/* 2 nodes of 2 ranks: 10 tokens of rank 0 for rank 3 go to rank 2, which passes them on when all are there. */
+/* 2 nodes of 2 ranks: 10 tokens of rank 0 for rank 3 go to rank 2, which passes them on when all are
+ * there. */
 TEST(low_latency_by_rails) {
   world_t w;
   worldInit(&w, 4, 2, TREFOIL_LL_EXPERT_MAJOR);
