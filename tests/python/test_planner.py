@@ -343,6 +343,15 @@ def test_terms_that_make_no_sense(options: tuple[str, ...], said: str) -> None:
     assert done.returncode == 2 and said in done.stderr
 
 
+def test_a_trace_of_another_model_is_named_on_the_first_screen(tmp_path: Path) -> None:
+    trace = tmp_path / "other.npz"
+    shape = ("--ranks", "16", "--experts", "64", "--topk", "4", "--tokens", "4", "--steps", "1")
+    assert run("trace", "generate", *shape, str(trace)).returncode == 0
+    options = ("--ep", "16", "--gpus", "16", "--mode", "ll", *CLOSED, *FITS)
+    done = run("plan", *options, "--trace", str(trace))
+    assert done.returncode == 0 and "a what-if that does not apply: EP 16: " in done.stdout
+
+
 def test_costs_are_of_one_library() -> None:
     for gpus, library in (("8", "trefoil"), ("16", "deepep")):
         options = ("--gpus", gpus, "--tokens", "4", "--no-crossover", *FITS)

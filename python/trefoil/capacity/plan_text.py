@@ -191,7 +191,8 @@ def what_if_rows(plan: CapacityPlan) -> list[list[str]]:
 def step_notes(plan: CapacityPlan) -> list[str]:
     """What a reader must know to trust a step's time and memory."""
     q, of = plan.question, plan.configurations
-    notes = []
+    refusals = dict.fromkeys(w.refusal for c in of for w in c.what_if if w.refusal)
+    notes = [f"a what-if that does not apply: {text}" for text in refusals]
     notes += compute_notes(plan)
     if any(c.timings for c in of):
         notes.append(
@@ -281,8 +282,6 @@ def notes_of(plan: CapacityPlan) -> list[str]:
         notes.append(f"no step and no tokens/s: {why}")
     if any(c.memory.library == "cpu" for c in configurations):
         notes.append("c: buffers of the CPU library; the GPU library does not take that shape")
-    refusals = dict.fromkeys(w.refusal for c in configurations for w in c.what_if if w.refusal)
-    notes += [f"a what-if that does not apply: {text}" for text in refusals]
     return [*notes, *step_notes(plan)]
 
 
