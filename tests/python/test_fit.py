@@ -356,6 +356,8 @@ def test_a_table_that_is_not_text_or_not_there(tmp_path: Path) -> None:
         ({"fit": {"tokens": [1]}}, "too few"),
         ({"table": "nowhere.csv"}, "cannot be read"),
         ({"cluster": "moon"}, "no cluster is called moon"),
+        ({"leave_out": [{"tokens": [1]}]}, "leave_out does not say why"),
+        ({"leave_out": [{"colour": [1], "why": "x"}]}, "leave_out names colour"),
     ],
 )
 def test_bad_splits_get_one_sentence(
@@ -369,6 +371,13 @@ def test_bad_splits_get_one_sentence(
     assert fit_verb.main([str(path)]) in (1, 2)
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
+
+
+def test_rows_left_out_are_neither_fitted_nor_scored() -> None:
+    split = load_split("deepep-ht-h100")
+    job = make_job(split)
+    assert not [c for c in job.inside + job.outside if (c.nodes, c.sms) == (2, 12)]
+    assert [c for c in job.outside if c.sms == 12], "of four nodes"
 
 
 def test_a_split_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,7 +176,7 @@ def test_the_largest_batch_fits_and_one_more_percent_does_not() -> None:
 
 
 def test_a_step_is_its_parts() -> None:
-    more = ("--overlap", "none", *CLOSED)
+    more = ("--overlap", "none", "--imbalance", "1", *CLOSED)
     for load in ("decode", "prefill"):
         for c in plan("--gpus", "96", "--ep", "96", "--load", load, *more)["configurations"]:
             compute = sum(p["seconds"] for p in c["compute"])
@@ -269,7 +269,7 @@ def test_the_first_answer_is_a_screen() -> None:
 
 
 def test_overlap_is_replayed_and_the_fastest_counts() -> None:
-    options = ("--gpus", "96", "--ep", "96", *CLOSED)
+    options = ("--gpus", "96", "--ep", "96", "--imbalance", "1", *CLOSED)
     for c in plan(*options)["configurations"]:
         timings = {t["overlap"]: t for t in c["timings"]}
         assert set(timings) == {"none", "shared", "two-batch"}
@@ -292,6 +292,66 @@ def test_overlap_is_replayed_and_the_fastest_counts() -> None:
     assert done.returncode == 2 and "--overlap three-batch: expected none" in done.stderr
 
 
+def only(*options: str) -> dict[str, Any]:
+    (c,) = plan("--ep", "16", "--gpus", "16", "--mode", "ll", *CLOSED, *FITS, *options)[
+        "configurations"
+    ]
+    return c
+
+
+def test_terms_lengthen_a_step_by_what_they_say() -> None:
+    balanced = ("--tokens", "16", "--overlap", "none", "--imbalance", "1")
+    c = only(*balanced)
+    assert only(*balanced, "--host-ms", "3")["step_seconds"] == pytest.approx(
+        c["step_seconds"] + 3e-3
+    )
+    parts = {p["name"]: p["seconds"] for p in c["compute"]}
+    double = {p["name"]: p["seconds"] for p in only(*balanced, "--batch-imbalance", "2")["compute"]}
+    assert double.pop("attention") == pytest.approx(2 * parts.pop("attention"))
+    assert double == parts
+    busy = only(*balanced[:-1], "1.5")
+    assert busy["step_seconds"] > c["step_seconds"]
+    assert busy["layer_seconds"] == c["layer_seconds"]
+
+
+def test_draft_tokens_are_rows_of_a_step() -> None:
+    options = ("--tokens", "16", "--overlap", "none", "--acceptance", "0.5")
+    one, two = only(*options), only(*options, "--drafts", "2")
+    assert two["tokens_per_second"] * two["step_seconds"] == pytest.approx(16 * 1.75)
+    assert one["tokens_per_second"] * one["step_seconds"] == pytest.approx(16)
+    assert two["memory"]["kv_cache"] == one["memory"]["kv_cache"], "of sequences"
+    assert two["step_seconds"] > one["step_seconds"]
+
+
+def test_single_batch_overlap_hides_more_than_shared() -> None:
+    how = {o: only("--tokens", "64", "--overlap", o) for o in ("shared", "single-batch")}
+    assert how["single-batch"]["step_seconds"] < how["shared"]["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--drafts", "1", "--load", "prefill"), "--drafts 1: of decode alone, this is prefill"),
+        (("--acceptance", "1.5"), "--acceptance 1.5: a share, 0 to 1"),
+        (("--imbalance", "0.5"), "--imbalance 0.5: busiest over mean, 1 or more"),
+        (("--batch-imbalance", "0"), "--batch-imbalance 0: busiest over mean, 1 or more"),
+        (("--fp4-rate", "0"), "--fp4-rate 0: more than 0"),
+    ],
+)
+def test_terms_that_make_no_sense(options: tuple[str, ...], said: str) -> None:
+    done = run("plan", *options)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_a_trace_of_another_model_is_named_on_the_first_screen(tmp_path: Path) -> None:
+    trace = tmp_path / "other.npz"
+    shape = ("--ranks", "16", "--experts", "64", "--topk", "4", "--tokens", "4", "--steps", "1")
+    assert run("trace", "generate", *shape, str(trace)).returncode == 0
+    options = ("--ep", "16", "--gpus", "16", "--mode", "ll", *CLOSED, *FITS)
+    done = run("plan", *options, "--trace", str(trace))
+    assert done.returncode == 0 and "a what-if that does not apply: EP 16: " in done.stdout
+
+
 def test_costs_are_of_one_library() -> None:
     for gpus, library in (("8", "trefoil"), ("16", "deepep")):
         options = ("--gpus", gpus, "--tokens", "4", "--no-crossover", *FITS)
@@ -303,7 +363,7 @@ def test_published_deployments_are_predicted_as_the_page_says() -> None:
     data = deployments.load_rows()
     assert {row["account"] for row in data["rows"]} == set(data["accounts"])
     assert len(data["accounts"]) >= 6
-    found = [deployments.predict(row, PROGRAM) for row in data["rows"]]
+    found = deployments.predict_all(data["rows"], PROGRAM)
     page = (ROOT / "docs/deployments.md").read_text()
     assert page == deployments.page_of(data, found)
 

@@ -46,6 +46,7 @@ class KindCosts:
     low: float = 1.0  # about 90 % of measured / predicted lie between
     high: float = 1.0
     is_fitted: bool = True  # False: published peaks, taken over
+    edge_keys: float = 0.0  # attention in prefill: keys that a query costs beyond those it sees
 
     @property
     def origin(self) -> str:
@@ -123,7 +124,10 @@ def _costs_of(kind: dict[str, Any]) -> KindCosts:
     if values["sharpness"] < 1:
         raise ComputeError(f"{kind['kind']}: sharpness {values['sharpness']:g} is below 1")
     ratio = kind.get("ratio") or {"low": 1.0, "high": 1.0}
-    return KindCosts(**values, **ratio, is_fitted=bool(kind["fitted"]))
+    edge = float(kind.get("edge_keys", {"value": 0.0})["value"])
+    if edge < 0:
+        raise ComputeError(f"{kind['kind']}: edge_keys must not be negative")
+    return KindCosts(**values, **ratio, is_fitted=bool(kind["fitted"]), edge_keys=edge)
 
 
 def peak_seconds(row: dict[str, Any], gpu: dict[str, Any]) -> tuple[float, float]:

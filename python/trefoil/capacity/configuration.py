@@ -164,20 +164,22 @@ class Configuration:
         return low, high
 
     def latency(self, q: Question) -> float | None:
-        """Per output token, or to the first one: at the upper end of the interval."""
+        """Per output token of a sequence, or to the first one: at the upper end of the interval."""
         interval, step = self.step_interval(q), self.step(q)
         high = interval[1] if interval else step
-        return None if high is None else high * q.steps_to_first_token
+        if high is None:
+            return None
+        return high * q.steps_to_first_token * q.tokens / q.tokens_out
 
     def tokens_per_second(self, q: Question) -> float | None:
         """Of one GPU that works."""
         step = self.step(q)
-        return None if not step else q.tokens / step
+        return None if not step else q.tokens_out / step
 
     def gpu_seconds_per_token(self, q: Question) -> float | None:
         """Idle GPUs included."""
         step = self.step(q)
-        return None if step is None else step * q.gpus / max(1, self.used(q)) / q.tokens
+        return None if step is None else step * q.gpus / max(1, self.used(q)) / q.tokens_out
 
     def usd_per_million(self, q: Question) -> float | None:
         """Tokens, at the caller's price."""
@@ -213,6 +215,12 @@ def libraries_of(costs: Iterable[str]) -> list[str]:
 
 
 # ---- From answers ----
+
+
+def sms_share(operation: dict[str, Any]) -> float:
+    """Of an operation's time, that in which the busiest rank's SMs send or receive."""
+    links = operation.get("links", {})
+    return sum(links.get(name, {}).get("busiest_share", 0.0) for name in ("send", "receive"))
 
 
 def operation_of(answer: dict[str, Any]) -> Operation:
@@ -264,7 +272,7 @@ def _rest_of(m: Model, q: Question, tokens: int) -> dict[str, int]:
     if q.load != "training":
         w = work_of(q, tokens=tokens)
         rest["kv_cache"] = w.sequences * m.kv_bytes(q.context, q.kv_dtype)
-        rest["activations"] = m.activation_bytes(tokens, w.sequences)
+        rest["activations"] = m.activation_bytes(tokens, w.sequences * q.rows)
     return rest
 
 
@@ -286,6 +294,7 @@ def work_of(
         kv_dtype=q.kv_dtype,
         busiest=busiest,
         is_flat=is_flat,
+        terms=q.terms,
     )
 
 
@@ -325,7 +334,8 @@ def _compute_of(answer: dict[str, Any], q: Question) -> list[Part]:
     sizes = answer["tokens"], answer["ep"], answer["physical_experts"]
     is_flat = answer["layout"] in ("ht-flat", "ll-rank-major")
     machine = Machine(q.gpu, load_record(q.compute_costs))
-    return parts_of(q.model, machine, work_of(q, *sizes, busiest_of(answer), is_flat))
+    busiest = max(busiest_of(answer), q.terms.imbalance)
+    return parts_of(q.model, machine, work_of(q, *sizes, busiest, is_flat))
 
 
 def _timing_of(
@@ -337,17 +347,23 @@ def _timing_of(
     of = half if half is not None and how == "two-batch" else answer
     parts = c.compute if of is answer else _compute_of(of, q)
     ops = operation_of(of["dispatch"]), operation_of(of["combine"])
+    # Rows that the busiest rank has beyond those of the replayed routing, at line rate.
+    waits = max(0.0, q.terms.imbalance / busiest_of(of) - 1)
+    n, layers, left = (2 if how == "two-batch" else 1), q.model.num_layers, left_of(c, of)
 
     def step(end: str) -> float:
         """The step where everything takes its most likely time, or its low or high end."""
         ends = [p if end == "seconds" else replace(p, seconds=getattr(p, end)) for p in parts]
-        d, r = (getattr(o, end) for o in ops)
+        d, r = (getattr(o, end) + waits * o.bound for o in ops)
         batch = batch_of(ends, q.model.num_layers, q.model.moe_layers, d, r)
-        batches = [batch] * (2 if how == "two-batch" else 1)
-        return step_seconds(batches, q.model.num_layers, q.model.moe_layers, how, left_of(c))
+        batches = [batch] * n
+        seconds = step_seconds(batches, layers, q.model.moe_layers, how, left)
+        # A draft token's model is a layer and a head.
+        drafts = q.rows - 1
+        seconds += drafts * ((seconds - n * batch.head) / layers + n * batch.head)
+        return seconds + q.terms.host_ms * 1e-3
 
     is_known = all(o.low is not None for o in ops) and all(p.low is not None for p in parts)
-    n = 2 if how == "two-batch" else 1
     return Timing(
         overlap=how,
         seconds=step("seconds"),
@@ -358,9 +374,14 @@ def _timing_of(
     )
 
 
-def left_of(c: Configuration) -> float:
-    """The share of the SMs that an operation leaves. DeepEP's low-latency kernels give all of them
-    back between sending and receiving (its README: receiving hook)."""
-    if c.sms is None or (c.mode == "ll" and libraries_of([c.costs]) == ["deepep"]):
+def left_of(c: Configuration, answer: dict[str, Any]) -> float:
+    """The share of the SMs that the operations leave. DeepEP's low-latency kernels give all of them
+    back between sending and receiving (its README: receiving hook): what they take is the time in
+    which the busiest rank's SMs send or receive."""
+    if c.sms is None:
         return 1.0
+    if c.mode == "ll" and libraries_of([c.costs]) == ["deepep"]:
+        ops = [answer[name] for name in OPS]
+        busy = sum(o["seconds"] * sms_share(o) for o in ops)
+        return max(0.05, 1 - busy / sum(o["seconds"] for o in ops))
     return max(0.05, 1 - c.sms / SMS)

@@ -2,8 +2,8 @@
 
 python -m trefoil.capacity.deployments [--write docs/deployments.md]
 
-Predicted with presets, uniform routing, DeepEP's costs and the default compute record; nothing is
-fitted to these rows.
+Predicted with presets, uniform routing, DeepEP's costs, the default compute record and the terms
+of terms.json; nothing is fitted to these rows. A row may state terms of its own account.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from typing import Any
 from trefoil.capacity.configuration import Configuration
 from trefoil.capacity.options import parser
 from trefoil.capacity.planner import Planner
+from trefoil.capacity.question import Question
+from trefoil.capacity.schedule import OVERLAPS
+from trefoil.capacity.terms import presets
 from trefoil.inputs import read_text
 from trefoil.places import measurements
 from trefoil.sentence_parser import SentenceParser
@@ -29,9 +33,23 @@ MODES = {"decode": "ll", "prefill": "ht"}
 WORST = 0.25  # errors beyond it have their reasons named
 
 
+# Terms in the order in which they are added to the kernels: what the page calls them, and the
+# fields of a row or options that they are, with their value in kernels alone.
+TERMS: dict[str, dict[str, Any]] = {
+    "draft tokens": {"drafts": 0, "acceptance": None},
+    "schedule": {"overlap": ",".join(OVERLAPS)},
+    "attention in fp8": {"attention_dtype": "bf16"},
+    "products in fp4": {"fp4_rate": 1},
+    "experts' imbalance": {"imbalance": 1},
+    "lengths' imbalance": {"batch_imbalance": 1},
+}
+
+
 @dataclass(frozen=True)
 class Predicted:
     row: dict[str, Any]
+    kernels: float  # tokens a second without terms
+    effects: dict[str, float]  # of each term on top of those before it: factor of the rate less 1
     configuration: Configuration
     tokens_per_second: float
     low: float  # of the step's interval
@@ -46,29 +64,55 @@ def load_rows() -> dict[str, Any]:
     return json.loads(read_text(measurements()[0] / "deployments.json"))
 
 
-def arguments_of(row: dict[str, Any]) -> list[str]:
-    """The row as options of trefoil plan."""
+def arguments_of(row: dict[str, Any], terms: Sequence[str] = tuple(TERMS)) -> list[str]:
+    """The row with these terms as options of trefoil plan."""
     fields = ("moe", "cluster", "load", "ep", "tokens", "context", "weight_dtype", "kv_dtype")
     words = [f"--{name.replace('_', '-')}={row[name]}" for name in fields]
     words += [f"--gpus={row['ep']}", f"--mode={MODES[row['load']]}", "--no-crossover"]
     words += [f"--physical-experts={row['physical_experts']}", "--dispatch-dtype=fp8"]
+    for name, fields in TERMS.items():
+        for field, without in fields.items():
+            value = row.get(field) if name in terms else without
+            words += [] if value is None else [f"--{field.replace('_', '-')}={value}"]
     costs = {"ll": ["--costs-ll=deepep-ll-h100", "--variant=per-expert"]}
     return words + costs.get(MODES[row["load"]], ["--costs-ht=deepep-ht-h100"])
 
 
-def predict(row: dict[str, Any], program: str) -> Predicted:
-    planner = Planner(parser().parse_args(arguments_of(row)), program)
-    q = planner.question
-    (c,) = planner.configurations(q)
-    rate, interval = c.tokens_per_second(q), c.step_interval(q)
-    if rate is None:
+def configured(
+    row: dict[str, Any], program: str, resume: Path, terms: Sequence[str]
+) -> tuple[Question, Configuration]:
+    words = [*arguments_of(row, terms), f"--resume={resume}"]
+    planner = Planner(parser().parse_args(words), program)
+    return planner.question, planner.configurations(planner.question)[0]
+
+
+def predict(row: dict[str, Any], program: str, resume: Path) -> Predicted:
+    """resume: a file that keeps the points of all rows."""
+    names = list(TERMS)
+    steps = [configured(row, program, resume, names[:n]) for n in range(len(names) + 1)]
+    rates = [c.tokens_per_second(q) for q, c in steps]
+    if None in rates:
         raise ValueError(f"{row['account']}: no step is known")
-    low, high = (row["tokens"] / t for t in reversed(interval)) if interval else (rate, rate)
-    return Predicted(row, c, rate, low, high)
+    effects = {name: rates[n + 1] / rates[n] - 1 for n, name in enumerate(names)}
+    q, c = steps[-1]
+    interval = c.step_interval(q)
+    low, high = rates[-1], rates[-1]
+    if interval:
+        low, high = (q.tokens_out / t for t in reversed(interval))
+    return Predicted(row, rates[0], effects, c, rates[-1], low, high)
+
+
+def predict_all(rows: Sequence[dict[str, Any]], program: str) -> list[Predicted]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [predict(row, program, Path(folder) / "points.jsonl") for row in rows]
 
 
 def mean_error(found: Sequence[Predicted]) -> float:
     return sum(abs(p.error) for p in found) / len(found)
+
+
+def mean_error_of_kernels(found: Sequence[Predicted]) -> float:
+    return sum(abs(p.kernels / p.row["tokens_per_second"] - 1) for p in found) / len(found)
 
 
 def cells_of(p: Predicted) -> list[str]:
@@ -87,10 +131,31 @@ def cells_of(p: Predicted) -> list[str]:
     ]
 
 
+EFFECT_HEADINGS = (
+    *("account", "model", "load", "machine", "tokens a GPU", "context"),
+    *("kernels alone", *TERMS),
+)
 HEADINGS = (
     *("account", "model", "load", "machine", "tokens a GPU", "context"),
     *("published tokens/s a GPU", "predicted", "error"),
 )
+
+
+def effects_of(p: Predicted) -> list[str]:
+    """Cells of the table of terms."""
+    r = p.row
+    effects = [f"{e:+.0%}" if abs(e) >= 0.0005 else "" for e in p.effects.values()]
+    error = p.kernels / r["tokens_per_second"] - 1
+    return [*cells_of(p)[:6], f"{p.kernels:,.0f} ({error:+.0%})", *effects]
+
+
+def term_lines() -> list[str]:
+    """Each preset with its source."""
+    lines = []
+    for name, of in presets().items():
+        option = "--" + name.replace("_", "-")
+        lines.append(f"- `{option}` {of['value']}: {of['source']} ({of['date']})")
+    return lines
 
 
 def reasons_of(p: Predicted) -> str:
@@ -108,11 +173,25 @@ def page_of(data: dict[str, Any], found: Sequence[Predicted]) -> str:
         "Generated from `validate/data/deployments.json` by "
         "`python -m trefoil.capacity.deployments`; a test compares.",
         "Nothing in the planner is fitted to these rows: presets, uniform routing, DeepEP's costs, "
-        "the compute record `deepgemm-h800`.",
+        "the compute record `deepgemm-h800`, published terms.",
         "",
         f"Mean error {mean_error(found):.0%} of {len(found)} rows; goal: 15 %.",
         "",
         *markdown([HEADINGS, *(cells_of(p) for p in found)]),
+        "",
+        "## Terms",
+        "",
+        "From the kernels alone (balanced, the fastest schedule, a token a step) to the "
+        f"prediction: mean error {mean_error_of_kernels(found):.0%}, then what each term does to "
+        "the rate.",
+        "",
+        *markdown([EFFECT_HEADINGS, *(effects_of(p) for p in found)]),
+        "",
+        "Defaults (`python/trefoil/capacity/terms.json`); a row's account may state its own:",
+        "",
+        *term_lines(),
+        "",
+        "## Reasons",
         "",
         "In brackets: 90 % of rows that costs were fitted to. Not modelled in rows that are off "
         f"by more than {WORST:.0%}:",
@@ -142,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = p.parse_args(arguments).write
     data = load_rows()
     program = find_program()
-    page = page_of(data, [predict(row, program) for row in data["rows"]])
+    page = page_of(data, predict_all(data["rows"], program))
     if path is None:
         print(page, end="")
     else:

@@ -127,6 +127,7 @@ def options_of(o: argparse.Namespace, traffic: Traffic, load: str) -> argparse.N
         "context": str(traffic.computed_tokens if prefill else traffic.decode_context),
         "max_step_ms": None if prefill else traffic.max_step_ms,
         "mode": throughput_modes(o.mode) if prefill else o.mode,
+        "drafts": None if prefill else o.drafts,
         "requests_per_s": None,
     }
     return argparse.Namespace(**{**vars(o), **changes})

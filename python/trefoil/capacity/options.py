@@ -7,8 +7,9 @@ from pathlib import Path
 
 from trefoil.capacity.compute_costs import DEFAULT, ROOFLINE
 from trefoil.capacity.question import LOADS, PlanError
-from trefoil.capacity.schedule import OVERLAPS
+from trefoil.capacity.schedule import OVERLAPS, SCHEDULES
 from trefoil.capacity.serving import ENGINES
+from trefoil.capacity.terms import ATTENTION_DTYPES, preset
 from trefoil.capacity.whole_model import KV_BYTES, WEIGHT_BYTES
 from trefoil.sentence_parser import SentenceParser
 
@@ -98,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
         "--overlap",
         default=",".join(OVERLAPS),
         metavar="LIST",
-        help=f"schedules of a step to replay, the fastest counts: {', '.join(OVERLAPS)} "
-        "(default: all)",
+        help=f"schedules of a step to replay, the fastest counts: {', '.join(SCHEDULES)} "
+        f"(default: {', '.join(OVERLAPS)})",
     )
     need.add_argument(
         "--gpu-hour",
@@ -120,6 +121,50 @@ def parser() -> argparse.ArgumentParser:
     )
     need.add_argument(
         "--kv-dtype", choices=KV_BYTES, default="bf16", help="of the KV cache (default bf16)"
+    )
+    need.add_argument(
+        "--drafts",
+        type=_whole,
+        metavar="N",
+        help="tokens that multi-token prediction drafts for a sequence in a step (default "
+        f"{preset('drafts')})",
+    )
+    need.add_argument(
+        "--acceptance",
+        type=_number,
+        metavar="X",
+        help=f"share of draft tokens that are taken (default {preset('acceptance'):g})",
+    )
+    need.add_argument(
+        "--attention-dtype",
+        choices=ATTENTION_DTYPES,
+        help=f"of attention's products in decode (default {preset('attention_dtype')})",
+    )
+    need.add_argument(
+        "--fp4-rate",
+        type=_number,
+        metavar="X",
+        help=f"rate of products with fp4 weights over fp8's (default {preset('fp4_rate'):g}; 2 on "
+        "Blackwell)",
+    )
+    need.add_argument(
+        "--imbalance",
+        type=_number,
+        metavar="X",
+        help="rows of the busiest GPU's experts over the mean (default "
+        f"{preset('imbalance'):g}, with EPLB; 1: balanced)",
+    )
+    need.add_argument(
+        "--batch-imbalance",
+        type=_number,
+        metavar="X",
+        help=f"attention of the busiest GPU over the mean (default {preset('batch_imbalance'):g})",
+    )
+    need.add_argument(
+        "--host-ms",
+        type=_number,
+        metavar="MS",
+        help=f"of a step in which GPUs wait for the engine (default {preset('host_ms'):g})",
     )
     need.add_argument(
         "--reserve-gb",

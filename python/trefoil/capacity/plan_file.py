@@ -13,6 +13,7 @@ from trefoil.capacity.plan import CapacityPlan, Smallest
 from trefoil.capacity.question import LOADS, PlanError, Question
 from trefoil.capacity.schedule import Timing
 from trefoil.capacity.step import Gpu, Part
+from trefoil.capacity.terms import Terms
 from trefoil.capacity.whole_model import KV_BYTES, WEIGHT_BYTES, Model
 from trefoil.inputs import read_text
 
@@ -77,9 +78,9 @@ def _configuration(data: dict[str, Any]) -> Configuration:
 
 def _question(data: dict[str, Any]) -> Question:
     model, gpu = data.get("model"), data.get("gpu")
-    return Question(
-        **{**data, "model": Model(**model) if model else None, "gpu": Gpu(**gpu) if gpu else None}
-    )
+    made = {"model": Model(**model) if model else None, "gpu": Gpu(**gpu) if gpu else None}
+    terms = Terms(**data.get("terms", {}))  # a plan of before: none
+    return Question(**{**data, **made, "terms": terms})
 
 
 def from_json(data: Any, where: str = "the plan") -> CapacityPlan:

@@ -76,6 +76,20 @@ def title_of(q: Question) -> str:
     return f"{of}, {q.gpus:,} GPUs of {q.cluster}"
 
 
+def terms_of(q: Question) -> list[str]:
+    """What is added to the kernels, one sentence; [] where nothing is."""
+    t, said = q.terms, []
+    if q.rows > 1:
+        said.append(f"{q.tokens_out / q.tokens:.2f} tokens of {q.rows} in a step (--drafts)")
+    if t.imbalance > 1:
+        said.append(f"the busiest GPU's experts have {t.imbalance:g} of the mean (--imbalance)")
+    if t.batch_imbalance > 1:
+        said.append(f"its attention {t.batch_imbalance:g} of the mean (--batch-imbalance)")
+    if t.host_ms > 0:
+        said.append(f"GPUs wait {t.host_ms:g} ms a step for the engine (--host-ms)")
+    return ["; ".join(said)] if said else []
+
+
 def explanation_of(q: Question) -> str:
     passes = "once" if q.passes == 1 else "forward and backward"
     text = (
@@ -177,13 +191,15 @@ def what_if_rows(plan: CapacityPlan) -> list[list[str]]:
 def step_notes(plan: CapacityPlan) -> list[str]:
     """What a reader must know to trust a step's time and memory."""
     q, of = plan.question, plan.configurations
-    notes = []
+    refusals = dict.fromkeys(w.refusal for c in of for w in c.what_if if w.refusal)
+    notes = [f"a what-if that does not apply: {text}" for text in refusals]
     notes += compute_notes(plan)
     if any(c.timings for c in of):
         notes.append(
             f"schedule: the fastest of {', '.join(q.overlaps)} (--overlap); in brackets what of a "
             "step waits for communication; attention, experts and other are of one whole batch"
         )
+        notes += terms_of(q)
     elif q.is_whole:
         notes.append("nothing overlaps: a step is its compute, then its communication")
     outside = list(dict.fromkeys(c.mode.upper() for c in of if c.outside))
@@ -266,8 +282,6 @@ def notes_of(plan: CapacityPlan) -> list[str]:
         notes.append(f"no step and no tokens/s: {why}")
     if any(c.memory.library == "cpu" for c in configurations):
         notes.append("c: buffers of the CPU library; the GPU library does not take that shape")
-    refusals = dict.fromkeys(w.refusal for c in configurations for w in c.what_if if w.refusal)
-    notes += [f"a what-if that does not apply: {text}" for text in refusals]
     return [*notes, *step_notes(plan)]
 
 

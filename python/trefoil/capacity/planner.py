@@ -23,8 +23,9 @@ from trefoil.capacity.question import (
     Question,
     why_no_step,
 )
-from trefoil.capacity.schedule import OVERLAPS
+from trefoil.capacity.schedule import SCHEDULES
 from trefoil.capacity.step import Gpu
+from trefoil.capacity.terms import Terms, preset
 from trefoil.capacity.verdict import fits, judge
 from trefoil.capacity.whole_model import DTYPE_OF_BITS, model_of
 from trefoil.sweeping import Outcome, Point, link_loads, run_point, sweep
@@ -74,6 +75,7 @@ class Planner:
         self.batches = self._sizes(options.tokens or str(LOADS[self.load][0]), "--tokens")
         self.contexts = self._sizes(options.context or str(DEFAULT_CONTEXT), "--context")
         self.costs = {"ll": options.costs_ll, "ht": options.costs_ht}
+        self.terms = self._terms()
         self.question = self._question()
 
     @staticmethod
@@ -82,6 +84,35 @@ class Planner:
         if max(sizes) > MOST_SIZE:
             raise PlanError(f"{option} {max(sizes)}: at most {MOST_SIZE:,}")
         return sizes
+
+    def _terms(self) -> Terms:
+        """As said, else the presets."""
+        o = self.options
+
+        def said(name: str) -> Any:
+            value = getattr(o, name)
+            return preset(name) if value is None else value
+
+        terms = Terms(
+            drafts=said("drafts"),
+            acceptance=said("acceptance"),
+            attention_dtype=said("attention_dtype"),
+            fp4_rate=said("fp4_rate"),
+            imbalance=said("imbalance"),
+            batch_imbalance=said("batch_imbalance"),
+            host_ms=said("host_ms"),
+        )
+        if terms.drafts and self.load != "decode":
+            raise PlanError(f"--drafts {terms.drafts}: of decode alone, this is {self.load}")
+        if terms.acceptance > 1:
+            raise PlanError(f"--acceptance {terms.acceptance:g}: a share, 0 to 1")
+        if terms.fp4_rate <= 0:
+            raise PlanError("--fp4-rate 0: more than 0")
+        for name in ("imbalance", "batch_imbalance"):
+            if getattr(terms, name) < 1:
+                option = "--" + name.replace("_", "-")
+                raise PlanError(f"{option} {getattr(terms, name):g}: busiest over mean, 1 or more")
+        return terms
 
     @property
     def is_search(self) -> bool:
@@ -157,6 +188,7 @@ class Planner:
             compute_costs=o.compute_costs,
             compute_gpu=self._compute_gpu(),
             overlaps=self._overlaps(),
+            terms=self.terms,
         )
         of_a_step = {"--max-step-ms": o.max_step_ms, "--gpu-hour": o.gpu_hour}
         for option, value in {**of_a_step, "--gpu-watts": o.gpu_watts}.items():
@@ -174,8 +206,8 @@ class Planner:
     def _overlaps(self) -> list[str]:
         said = self.options.overlap.split(",")
         for how in said:
-            if how not in OVERLAPS:
-                raise PlanError(f"--overlap {how}: expected {', '.join(OVERLAPS)}")
+            if how not in SCHEDULES:
+                raise PlanError(f"--overlap {how}: expected {', '.join(SCHEDULES)}")
         return list(dict.fromkeys(said))
 
     @staticmethod
@@ -217,7 +249,8 @@ class Planner:
 
     def point(self, mode: str, ep: int, tokens: int, **more: Any) -> Point:
         kind = "ht" if mode.startswith("ht") else "ll"
-        point = {**self.base, "mode": mode, "gpus": ep, "ep": ep, "tokens": tokens, **more}
+        rows = tokens * self.terms.rows
+        point = {**self.base, "mode": mode, "gpus": ep, "ep": ep, "tokens": rows, **more}
         if self.costs[kind]:
             point["costs"] = self.costs[kind]
         elif self._is_of_one_library():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from trefoil.capacity.compute_costs import ROOFLINE
 from trefoil.capacity.step import Gpu
+from trefoil.capacity.terms import NEUTRAL, Terms
 from trefoil.capacity.whole_model import Model
 
 DEFAULT_CONTEXT = 4096  # tokens
@@ -24,7 +25,7 @@ class Question:
     cluster: str
     moe: str
     load: str  # a key of LOADS
-    tokens: int  # of a GPU
+    tokens: int  # of a GPU: sequences in decode
     gpus: int
     modes: list[str]
     ep_sizes: list[int]
@@ -50,6 +51,7 @@ class Question:
     compute_costs: str = ROOFLINE  # a compute record's name or file
     compute_gpu: str = ""  # that the record was measured on
     overlaps: list[str] = field(default_factory=list)  # schedules to replay; []: nothing overlaps
+    terms: Terms = NEUTRAL
 
     @property
     def is_whole(self) -> bool:
@@ -60,6 +62,16 @@ class Question:
     def steps_to_first_token(self) -> int:
         """Prefill: a prompt longer than a step's tokens takes several."""
         return -(-self.context // self.tokens) if self.load == "prefill" else 1
+
+    @property
+    def rows(self) -> int:
+        """That a token of `tokens` is in a step: with draft tokens several."""
+        return self.terms.rows if self.load == "decode" else 1
+
+    @property
+    def tokens_out(self) -> float:
+        """Of a GPU and step, on average."""
+        return self.tokens * (self.terms.tokens_out if self.load == "decode" else 1.0)
 
     @property
     def passes(self) -> int:

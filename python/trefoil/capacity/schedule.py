@@ -7,9 +7,10 @@ A MoE layer of a (micro-)batch is attention and what belongs to it (A), dispatch
                network     D   C                                 network   D   C
     two-batch  compute A1 S1 A2 S2 E1 E2 | A1' ...    with half the tokens in each of 1 and 2
                network    D1    D2    C1 | C2  ...
+    single-batch  as shared, with C beside the down product: rows leave as they are ready
 
-D waits for A, E for D, C for E, the next A for S and C. While the network works, compute has the
-SMs that it leaves.
+D waits for A, E for D, C for E (single-batch: for the gate and up products, two thirds of E), the
+next A for S, E and C. While the network works, compute has the SMs that it leaves.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from functools import cache
 
 from trefoil.capacity.step import LAYER_PARTS, Part
 
-OVERLAPS = ("none", "shared", "two-batch")
+OVERLAPS = ("none", "shared", "two-batch")  # that are tried where none is asked for
+SCHEDULES = (*OVERLAPS, "single-batch")
+DOWN = 1 / 3  # of the routed experts' products
 COMPUTE, NETWORK = 0, 1
 TINY = 1e-15  # seconds: what rounding leaves of a task
 
@@ -121,13 +124,15 @@ def _replay(order: Order, seconds: Sequence[float], left: float) -> float:
 
 # Tasks of a layer by batch, in compute's order; the network's may stand anywhere behind what they
 # wait for. What a task waits for within its batch's layer; "A" waits for the layer before.
-AFTER = {"D": "A", "S": "A", "E": "D", "C": "E"}
+AFTER = {"D": "A", "S": "A", "E": "D", "W": "E", "C": "E"}  # W: down product, in single-batch
 
 
 def _layer(n: int, how: str) -> list[tuple[str, int]]:
     if how == "none":
         return [(kind, i) for i in range(n) for kind in "ADECS"]
     first = [(kind, i) for i in range(n) for kind in "ADS"]
+    if how == "single-batch":
+        return first + [(kind, i) for i in range(n) for kind in "EWC"]
     return first + [(kind, i) for i in range(n) for kind in "EC"]
 
 
@@ -145,7 +150,8 @@ def shape_of(n: int, moe_layers: int, how: str) -> tuple[Order, tuple[tuple[str,
             after = ends[i] if before is None else (place[before, i],)
             tasks.append(Task(NETWORK if kind in "DC" else COMPUTE, 0.0, after))
         kinds += layer
-        ends = [(place["S", i], place["C", i]) for i in range(n)]
+        last = "SWC" if how == "single-batch" else "SC"
+        ends = [tuple(place[kind, i] for kind in last) for i in range(n)]
     tasks += [Task(COMPUTE, 0.0, end) for end in ends]
     kinds += [("head", i) for i in range(n)]
     return order_of(tasks), tuple(kinds)
@@ -156,13 +162,15 @@ def whole_step(
 ) -> float:
     """All layers of a step, those without experts first, replayed one by one."""
     order, kinds = shape_of(len(batches), moe_layers, how)
+    down = DOWN if how == "single-batch" else 0.0
     times = [
         {
             "first": b.before * (layers - moe_layers) + b.dense,
             "A": b.before,
             "D": b.dispatch,
             "S": b.shared,
-            "E": b.routed,
+            "E": b.routed * (1 - down),
+            "W": b.routed * down,
             "C": b.combine,
             "head": b.head,
         }

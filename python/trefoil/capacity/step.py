@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trefoil.capacity.compute_costs import ComputeRecord
+from trefoil.capacity.terms import NEUTRAL, Terms
 from trefoil.capacity.whole_model import BF16, KV_BYTES, WEIGHT_BYTES, Model, other_dtype
 
 LAYER_PARTS = ("attention", "shared experts", "routed experts", "router, norms, activations")
@@ -33,7 +34,7 @@ class Gpu:
 class Work:
     """What one step does on a GPU."""
 
-    tokens: int  # of a GPU: sequences in decode, prompt tokens in prefill
+    tokens: int  # of a GPU: in decode sequences times rows, prompt tokens in prefill
     context: int  # tokens that each of them sees; in prefill a prompt's length
     is_prefill: bool
     ep: int
@@ -42,10 +43,12 @@ class Work:
     kv_dtype: str
     busiest: float = 1.0  # rows of the busiest GPU's experts over the mean
     is_flat: bool = False  # dispatch leaves rows by source, not by expert: HT flat, LL rank-major
+    terms: Terms = NEUTRAL
 
     @property
     def sequences(self) -> int:
-        return -(-self.tokens // self.context) if self.is_prefill else self.tokens
+        each = self.context if self.is_prefill else self.terms.rows
+        return -(-self.tokens // each)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,11 @@ class Machine:
     def row_tile(self) -> int:
         return self.record.row_tile if self.record else 1
 
+    def edge(self, kind: str) -> float:
+        """Keys that a query of such a kernel costs beyond those that it sees."""
+        known = self.record.of(kind, "bf16") if self.record else None
+        return known.edge_keys if known else 0.0
+
     def seconds(self, cost: Cost) -> tuple[float, float, float, str]:
         """Of a kernel, the interval's ends, and where the costs come from."""
         math, memory = cost.peaks(self.gpu)
@@ -120,11 +128,14 @@ def activation(rows: float, width: int, dtype: str) -> Cost:
     return Cost(0.0, rows * width * (2 * BF16 + input_bytes(dtype)), kind="elementwise")
 
 
-def part_of(name: str, machine: Machine, costs: Iterable[tuple[float, Cost]]) -> Part:
-    """Costs one after the other, each so many times."""
+def part_of(
+    name: str, machine: Machine, costs: Iterable[tuple[float, Cost]], factor: float = 1.0
+) -> Part:
+    """Costs one after the other, each so many times; factor: of the busiest GPU over the mean."""
     math = memory = total = low = high = 0.0
     origins = {}
-    for times, cost in costs:
+    for one, cost in costs:
+        times = factor * one
         m, b = cost.peaks(machine.gpu)
         t, least, most, origin = machine.seconds(cost)
         math, memory, total = math + times * m, memory + times * b, total + times * t
@@ -134,9 +145,9 @@ def part_of(name: str, machine: Machine, costs: Iterable[tuple[float, Cost]]) ->
     return Part(name, total, "math" if math > memory else "memory", longest, low, high)
 
 
-def attention_costs(m: Model, w: Work, dtype: str) -> list[tuple[float, Cost]]:
+def attention_costs(m: Model, w: Work, dtype: str, edge: float = 0.0) -> list[tuple[float, Cost]]:
     """Products of all layers, and attention itself. In decode MLA works on the compressed keys and
-    values: kv_b is applied to queries and results, a head at a time."""
+    values: kv_b is applied to queries and results, a head at a time. edge: Machine.edge."""
     costs = [
         (float(m.num_layers), product(w.tokens, a, b, dtype))
         for name, a, b in m.attention_products()
@@ -149,11 +160,11 @@ def attention_costs(m: Model, w: Work, dtype: str) -> list[tuple[float, Cost]]:
         absorbed = Cost(2.0 * w.tokens * latent, BF16 * (latent + w.tokens * rows), kind="grouped")
         costs.append((float(m.num_layers), absorbed))
     for layers, seen in m.windows(w.context):
-        costs.append((float(layers), attention_core(m, w, seen)))
+        costs.append((float(layers), attention_core(m, w, seen, edge)))
     return costs
 
 
-def attention_core(m: Model, w: Work, seen: int) -> Cost:
+def attention_core(m: Model, w: Work, seen: int, edge: float = 0.0) -> Cost:
     """Scores and weighted sums of one layer where a token sees up to `seen` others."""
     if m.is_mla and not w.is_prefill:
         per_pair = m.num_heads * (2 * m.kv_lora + m.rope)
@@ -163,15 +174,16 @@ def attention_core(m: Model, w: Work, seen: int) -> Cost:
         per_pair = 2 * m.num_heads * m.head
     # A prompt's token t of c sees t + 1, and at most a window: the mean over the prompt.
     c = w.context
-    pairs = w.tokens * (seen * (seen + 1) / 2 + (c - seen) * seen) / c
+    pairs = w.tokens * ((seen * (seen + 1) / 2 + (c - seen) * seen) / c + edge)
     cache = w.sequences * seen * m.kv_elements * KV_BYTES[w.kv_dtype]
     kind = "mla-decode" if m.is_mla else "attention-decode"
     if w.is_prefill:
         kind = "attention-prefill"
     if not w.is_prefill:
         pairs = float(w.tokens * seen)
-    # fp8 keys and values are multiplied in bf16 after they are read, as most kernels do.
-    return Cost(2.0 * pairs * per_pair, cache, kind=kind)
+    # fp8 keys and values are multiplied in bf16 after they are read, unless the terms say fp8.
+    dtype = "bf16" if w.is_prefill else w.terms.attention_dtype
+    return Cost(2.0 * pairs * per_pair, cache, dtype, kind)
 
 
 def hit_experts(m: Model, w: Work) -> float:
@@ -186,7 +198,7 @@ def experts_costs(m: Model, w: Work, row_tile: int) -> list[tuple[float, Cost]]:
     an expert's rows in whole tiles: on average half a tile more than there are, at least one."""
     rows, hit, dtype = w.tokens * m.topk * w.busiest, hit_experts(m, w), w.weight_dtype
     tiles = max(1.0, rows / hit / row_tile + 0.5) if row_tile > 1 else rows / hit
-    padded = hit * tiles * row_tile
+    padded = hit * tiles * row_tile / (w.terms.fp4_rate if dtype == "fp4" else 1.0)
     costs = []
     for inner, outer in ((m.hidden, 2 * m.expert_hidden), (m.expert_hidden, m.hidden)):
         weights = hit * inner * outer * WEIGHT_BYTES[dtype]
@@ -247,7 +259,12 @@ def parts_of(m: Model, machine: Machine, w: Work) -> list[Part]:
     last = w.sequences if w.is_prefill else w.tokens  # rows that become a token
     head = [(1.0, product(last, m.hidden, m.vocabulary, "bf16"))]
     parts = [
-        part_of(LAYER_PARTS[0], machine, attention_costs(m, w, dtype)),
+        part_of(
+            LAYER_PARTS[0],
+            machine,
+            attention_costs(m, w, dtype, machine.edge("attention-prefill")),
+            w.terms.batch_imbalance,
+        ),
         part_of(LAYER_PARTS[1], machine, shared),
         part_of(LAYER_PARTS[2], machine, experts_costs(m, w, machine.row_tile)),
         part_of(LAYER_PARTS[3], machine, [router, *elementwise_costs(m, w, dtype)]),

@@ -58,8 +58,13 @@ class Split:
     def given(self) -> Costs:
         return Costs({name: p["value"] for name, p in self.text["given"].items()})
 
+    def is_left_out(self, case: Case) -> bool:
+        """Neither fitted nor scored: the split says why."""
+        return any(_is_in(rows, case) for rows in self.text.get("leave_out", ()))
+
     def choose(self, part: str, cases: Sequence[Case]) -> list[Case]:
         rows = self.text[part]
+        cases = [case for case in cases if not self.is_left_out(case)]
         if part == "score" and (rows == "rest" or rows.get("rest")):
             cases = [case for case in cases if not _is_in(self.text["fit"], case)]
         return [case for case in cases if rows == "rest" or _is_in(rows, case)]
@@ -106,13 +111,17 @@ def _check_split(path: Path, text: Any) -> None:
         raise SplitError(f'{path}: mode must be "ll" or "ht"')
     if text["variant"] not in ("ours", "per-expert"):
         raise SplitError(f'{path}: variant must be "ours" or "per-expert"')
-    for part in ("fit", "score"):
-        if part == "score" and text[part] == "rest":
+    chosen = [(part, text[part]) for part in ("fit", "score")]
+    chosen += [("leave_out", rows) for rows in text.get("leave_out", ())]
+    for part, rows in chosen:
+        if part == "score" and rows == "rest":
             continue
-        known = {*ROW_COLUMNS, "tokens_from_to", *(("rest",) if part == "score" else ())}
-        unknown = set(text[part]) - known
+        more = {"score": {"rest"}, "leave_out": {"why"}}.get(part, set())
+        unknown = set(rows) - {*ROW_COLUMNS, "tokens_from_to", *more}
         if unknown:
             raise SplitError(f"{path}: {part} names {sorted(unknown)[0]}, which is no column")
+        if part == "leave_out" and not rows.get("why"):
+            raise SplitError(f"{path}: leave_out does not say why")
     for part, key in (("given", "value"), ("fitted", "start")):
         for name, entry in text[part].items():
             if name not in Costs.names():
