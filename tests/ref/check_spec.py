@@ -25,7 +25,8 @@ def tests_of(text: str) -> set[str]:
 
 def ctest_names(root: Path) -> set[str]:
     """Words of the lists of tests: a name that a loop puts together is not among them."""
-    lists = (root / "tests").rglob("CMakeLists.txt")
+    tests = root / "tests"
+    lists = [*tests.rglob("CMakeLists.txt"), *tests.rglob("*.cmake")]
     return {word for path in lists for word in re.findall(r"\w+", path.read_text())}
 
 
