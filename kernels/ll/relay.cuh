@@ -50,25 +50,26 @@ struct RelayArgs {
   int rails;
 };
 
-template <class Network> class Relay {
+template <class Network, ep_ll_kind_t KIND> class Relay {
+  static constexpr bool IS_DISPATCH = KIND == EP_LL_DISPATCH;
+
 public:
   EP_DEV Relay(const RelayArgs &args, unsigned long long n, int farAt, int sliceAt)
       : a(args), g(args.op.group), c(*(ep_ll_relay_control_t *)args.relay.control),
         net(args.relay.port), number(n), flag(flagOf(n)), buf((int)(n & 1)), slice(sliceAt),
         peer(peerOf(args, farAt)), lane((int)threadIdx.x % 32), began(clockNs()),
-        numHere(args.rails ? args.relay.at.ranksPerDomain : 1),
+        numHere(IS_DISPATCH && args.rails ? args.relay.at.ranksPerDomain : 1),
         here(args.op.group.rank / numHere * numHere), there(peer / numHere * numHere) {}
 
   EP_DEV void run(RelayRole role) {
     goesOn = __shfl_sync(FULL_WARP, isActive(), 0); // the mask may change under way
-    const bool isDispatch = a.op.kind == EP_LL_DISPATCH;
-    const int rows = isDispatch ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE;
+    constexpr int rows = IS_DISPATCH ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE;
     if (role == RelayRole::SEND || role == RelayRole::SEND_WEIGHTS) {
-      const int message = role == RelayRole::SEND ? rows : EP_LL_MESSAGE_WEIGHTS;
+      const int message = IS_DISPATCH || role == RelayRole::SEND ? rows : EP_LL_MESSAGE_WEIGHTS;
       RelayHead head = {};
       int numTokens = 0;
       if (goesOn && readFirst(head, numTokens)) {
-        if (isDispatch) {
+        if (IS_DISPATCH) {
           packTokens(head.count, numTokens);
         } else if (message == EP_LL_MESSAGE_COMBINE) {
           packReturns();
@@ -78,7 +79,7 @@ public:
       }
       post(message, head);
     } else {
-      const int message = role == RelayRole::LAND ? rows : EP_LL_MESSAGE_WEIGHTS;
+      const int message = IS_DISPATCH || role == RelayRole::LAND ? rows : EP_LL_MESSAGE_WEIGHTS;
       if (goesOn && awaitMessage(message)) land(message);
       if (role == RelayRole::LAND && a.op.parts == EP_LL_RECV && isLastLanded(message)) passFree();
     }
@@ -87,7 +88,8 @@ public:
 private:
   EP_DEV static int peerOf(const RelayArgs &a, int i) {
     const int perDomain = a.relay.at.ranksPerDomain, rank = a.op.group.rank;
-    return a.rails ? epLlRailRank(perDomain, rank, i) : epLlFarRank(perDomain, rank, i);
+    return IS_DISPATCH && a.rails ? epLlRailRank(perDomain, rank, i)
+                                  : epLlFarRank(perDomain, rank, i);
   }
 
   // Where things lie.
@@ -96,8 +98,8 @@ private:
   EP_DEV size_t bufferOf(int message, bool in, int parity, int rank, int other) const {
     const ep_ll_relay_layout_t &at = a.relay.at;
     const size_t n = at.numPeers[message];
-    const int i = a.rails ? epLlRailIndex(at.ranksPerDomain, rank, other)
-                          : epLlFarIndex(at.ranksPerDomain, rank, other);
+    const int i = IS_DISPATCH && a.rails ? epLlRailIndex(at.ranksPerDomain, rank, other)
+                                         : epLlFarIndex(at.ranksPerDomain, rank, other);
     return a.relay.port.scratch + 128 + at.at[message] +
            ((in * 2 + parity) * n + i) * at.message[message];
   }
@@ -124,7 +126,7 @@ private:
     return g.at.announce + (size_t)(buf * g.numRanks + from) * 16;
   }
   EP_DEV size_t freeWord(int from, int parity) const {
-    return g.at.free[a.op.kind] + (size_t)(parity * g.numRanks + from) * 16;
+    return g.at.free[KIND] + (size_t)(parity * g.numRanks + from) * 16;
   }
   EP_DEV size_t recordBytes(int message) const {
     return message == EP_LL_MESSAGE_WEIGHTS ? (size_t)(16 + a.weightVectors * 16 + 127) / 128 * 128
@@ -141,7 +143,7 @@ private:
   // Waits.
   EP_DEV bool isActive() const { return !g.enableMask || loadVolatile(g.mask + peer) != 0; }
   EP_DEV bool isSent() const {
-    return epLlNumSent(loadVolatile(&controlOf(g).kind[a.op.kind].clock)) >= number;
+    return epLlNumSent(loadVolatile(&controlOf(g).kind[KIND].clock)) >= number;
   }
   // One thread: whether the wait has lost its purpose. What a launch has sent was there before its clock
   // moved, so `sending` is read before the last look at it.
@@ -158,9 +160,8 @@ private:
     return true;
   }
 
-  // All lanes of a warp: `packets` packets as they come. STEPS steps are in flight; all lanes call
-  // store(is there, offset, part) for their parts of each together, as a packet is stored in one piece.
-  template <class F> EP_DEV void movePackets(const char *from, bool isFlagged, F store) {
+  // All lanes of a warp: `packets` packets as they come; to another place. STEPS steps are in flight.
+  EP_DEV void movePackets(const char *from, char *to, bool isFlagged) {
     constexpr int STEPS = 10;
 #pragma unroll 1
     for (int s = lane >> 3; __any_sync(FULL_WARP, s < a.packets) && goesOn; s += STEPS * 4) {
@@ -184,15 +185,9 @@ private:
       } while (pending && lookAgain(polls, isLast, true));
 #pragma unroll
       for (int j = 0; j < STEPS; j++) {
-        store(goesOn && s + j * 4 < a.packets, at + j * 512, v[j]);
+        if (goesOn && s + j * 4 < a.packets) storeSys(to + at + j * 512, v[j]);
       }
     }
-  }
-
-  EP_DEV static auto storeAt(char *to) {
-    return [to](bool is, size_t off, uint4 v) {
-      if (is) storeSys(to + off, v);
-    };
   }
 
   // All lanes of a warp: n words, one a lane, whose last part is the flag. The lane's word.
@@ -211,13 +206,12 @@ private:
   // far rank's buffers. A peer's word that it has received all may be what the launch waits for.
   EP_DEV bool readFirst(RelayHead &head, int &numTokens) {
     landFree();
-    const size_t at = a.op.kind == EP_LL_DISPATCH ? routing(g.rank, 0) : announcement(g.rank);
+    const size_t at = IS_DISPATCH ? routing(g.rank, 0) : announcement(g.rank);
     const uint4 v = readWords(mirror() + at, 1);
     const unsigned x = __shfl_sync(FULL_WARP, v.x, 0);
-    const bool isDispatch = a.op.kind == EP_LL_DISPATCH;
-    head.ackDistance = isDispatch ? x >> EP_LL_ACK_DISTANCE_SHIFT : x;
-    numTokens = isDispatch ? (int)(x & EP_LL_COUNT_MASK) : 0;
-    head.count = isDispatch ? max(1, numTokens) : 0;
+    head.ackDistance = IS_DISPATCH ? x >> EP_LL_ACK_DISTANCE_SHIFT : x;
+    numTokens = IS_DISPATCH ? (int)(x & EP_LL_COUNT_MASK) : 0;
+    head.count = IS_DISPATCH ? max(1, numTokens) : 0;
     return goesOn;
   }
 
@@ -225,8 +219,7 @@ private:
   // receive-only launches signal that; the head of its next message says so, too, and may not have landed.
   EP_DEV void landFree() {
     if (slice || number < 3) return;
-    const bool isDispatch = a.op.kind == EP_LL_DISPATCH;
-    const char *first = mirror() + (isDispatch ? routing(g.rank, 0) : announcement(g.rank));
+    const char *first = mirror() + (IS_DISPATCH ? routing(g.rank, 0) : announcement(g.rank));
     unsigned polls = 0;
     bool isLast = false;
     for (;;) {
@@ -241,13 +234,12 @@ private:
   }
   // One thread.
   EP_DEV unsigned long long readReceived() const {
-    const int message =
-        a.op.kind == EP_LL_DISPATCH ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE;
+    const int message = IS_DISPATCH ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE;
     if (net.readSignal(signalId(message, buf ^ 1, peer)) >= number - 1) {
       const uint4 head = loadSys(a.relay.window + bufferOf(message, true, buf ^ 1, g.rank, peer));
       if (head.x == 1) return number - 2;
     }
-    return net.readSignal(signalId(EP_LL_RELAY_FREE + a.op.kind, buf, peer));
+    return net.readSignal(signalId(EP_LL_RELAY_FREE + KIND, buf, peer));
   }
   // All lanes: the same word, which may change.
   EP_DEV uint4 loadUniform(const char *at) const {
@@ -300,7 +292,7 @@ private:
       if (t >= numTokens || !to || !goesOn) return;
       char *at = takeRecord(EP_LL_MESSAGE_DISPATCH, count, (unsigned)t, to);
       const char *from = g.peers[there + __ffsll((long long)to) - 1] + tokenRow(g.rank, t);
-      movePackets(from, true, storeAt(at + 128));
+      movePackets(from, at + 128, true);
       if (a.rails && lane == 0) moveCounts(to);
     });
   }
@@ -319,7 +311,7 @@ private:
       const unsigned from = returnsOf(a.op.handle)[i].from;
       if (ReturnEntry{0, from}.source() != peer) return;
       char *to = takeRecord(EP_LL_MESSAGE_COMBINE, 0, from, 1);
-      movePackets(mirror() + returnRow(from), true, storeAt(to + 128));
+      movePackets(mirror() + returnRow(from), to + 128, true);
     });
   }
 
@@ -374,7 +366,7 @@ private:
     unsigned long long &sum = c.signalled[what][parity][peer];
     const unsigned long long add = number - sum;
     const Op op = {number, flag, buf, true, 0};
-    const Awaited w = {(unsigned)a.op.kind, EP_WAIT_POST, peer, 0u, -1};
+    const Awaited w = {(unsigned)KIND, EP_WAIT_POST, peer, 0u, -1};
     Spin spin;
     __syncwarp();
     while (!put(add, signalId(what, parity, g.rank))) {
@@ -386,7 +378,7 @@ private:
   // Nothing of the operation is read in the mirror any more. The last message is not posted yet, and
   // the far rank cannot receive the operation without it.
   EP_DEV bool isAllPacked(int message) const {
-    if (message == EP_LL_MESSAGE_DISPATCH || a.op.handle.sum != EP_LL_SUM_PARTIAL) return true;
+    if (IS_DISPATCH || a.op.handle.sum != EP_LL_SUM_PARTIAL) return true;
     ep_ll_relay_count_t &rows = counter(EP_LL_MESSAGE_COMBINE);
     unsigned before = 0;
     if (lane == 0) before = atomicAdd(&rows.packed, 1u);
@@ -404,7 +396,7 @@ private:
         }
       }
     };
-    if (a.op.kind == EP_LL_DISPATCH) {
+    if (IS_DISPATCH) {
       clear(routing(g.rank, 0), (size_t)g.maxTokens * a.idVectors * 16);
       clear(tokenRow(g.rank, 0), (size_t)g.maxTokens * g.at.rowStride[0]);
     } else {
@@ -443,7 +435,7 @@ private:
     if (message == EP_LL_MESSAGE_COMBINE && slice == 0 && lane == 0) {
       storeSys(mine() + announcement(peer), make_uint4(ackDistance, 0, 0, flag));
     }
-    if (message == EP_LL_MESSAGE_DISPATCH) landWords(in, count);
+    if (IS_DISPATCH) landWords(in, count);
     eachOwn(records, [&](int i) {
       const char *at = in + recordAt(count, message, i);
       const uint4 record = loadUniform(at);
@@ -452,27 +444,21 @@ private:
         if (lane < a.weightVectors) {
           storeSys(mine() + weights(peer, (int)word) + lane * 16, loadSys(at + 16 + lane * 16));
         }
-      } else if (message == EP_LL_MESSAGE_DISPATCH) {
+      } else if (IS_DISPATCH) {
         landRow(at + 128, (int)word, record.y | (unsigned long long)record.z << 32);
       } else {
-        movePackets(at + 128, false, storeAt(mine() + returnRow(word)));
+        movePackets(at + 128, mine() + returnRow(word), false);
       }
     });
   }
 
-  // All lanes: to the ranks here whose bits are set.
+  // All lanes: to the ranks here whose bits are set. The row is read anew for each: it is near, they are not.
   EP_DEV void landRow(const char *from, int token, unsigned long long to) {
-    const size_t row = tokenRow(peer, token);
-    movePackets(from, false, [&](bool is, size_t off, uint4 v) {
 #pragma unroll 1
-      for (unsigned long long rest = to; rest; rest &= rest - 1) {
-        char *at = g.peers[here + __ffsll((long long)rest) - 1] + row + off;
-        __syncwarp();
-        if (is) storeSys(at, v);
-      }
-    });
-    for (unsigned long long rest = to; rest && a.rails && lane == 0; rest &= rest - 1) {
-      countBytes(g, EP_LL_DISPATCH, here + __ffsll((long long)rest) - 1, a.op.rowBytes);
+    for (; to && goesOn; to &= to - 1) {
+      const int rank = here + __ffsll((long long)to) - 1;
+      movePackets(from, g.peers[rank] + tokenRow(peer, token), false);
+      if (a.rails && lane == 0) countBytes(g, EP_LL_DISPATCH, rank, a.op.rowBytes);
     }
   }
 
@@ -512,7 +498,7 @@ private:
       if (numberOf(loadUniform(at)) == number) break;
       if (!lookAgain(polls, isLast, false)) return;
     }
-    send(EP_LL_RELAY_FREE + a.op.kind, buf,
+    send(EP_LL_RELAY_FREE + KIND, buf,
          [&](uint64_t add, int id) { return net.template signal<NetSignal::WEAK>(peer, id, add); });
   }
 
@@ -541,23 +527,25 @@ static inline int relayRoles(const RelayedOp &op, RelayRole *roles) {
 }
 
 // All threads of a block that relays, one of numBlocks.
-template <class Network> EP_DEV void runRelay(const RelayArgs &a, int block, int numBlocks) {
+template <class Network, ep_ll_kind_t KIND>
+EP_DEV void runRelay(const RelayArgs &a, int block, int numBlocks) {
   ep_ll_relay_control_t &c = *(ep_ll_relay_control_t *)a.relay.control;
   const bool sends = a.op.parts & EP_LL_SEND;
   const unsigned long long number =
-      sends ? loadVolatile(&c.numbers[a.op.kind]) + 1 : headOf(a.op.handle).sent[a.op.kind];
+      sends ? loadVolatile(&c.numbers[KIND]) + 1 : headOf(a.op.handle).sent[KIND];
   // A message's warps lie in different blocks, as far as there are blocks.
   const int unit = (int)(threadIdx.x / 32) * numBlocks + block, slice = unit / a.numRoles / a.far,
             i = unit - slice * a.numRoles * a.far, role = i / a.far;
   if (slice < a.slices) {
-    Relay<Network>(a, number, i - role * a.far, slice).run((RelayRole)(a.roles >> role * 4 & 15));
+    Relay<Network, KIND>(a, number, i - role * a.far, slice)
+        .run((RelayRole)(a.roles >> role * 4 & 15));
   }
   __syncthreads();
   if (threadIdx.x != 0 || !sends) return;
   __threadfence();
-  if ((int)atomicAdd(&c.blocks[a.op.kind], 1u) != numBlocks - 1) return;
-  c.blocks[a.op.kind] = 0;
-  c.numbers[a.op.kind] = number;
+  if ((int)atomicAdd(&c.blocks[KIND], 1u) != numBlocks - 1) return;
+  c.blocks[KIND] = 0;
+  c.numbers[KIND] = number;
 }
 
 // What the host works out for a relay in a launch of `warps` warps a block, of which it adds numBlocks. Host.
