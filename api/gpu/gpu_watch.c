@@ -166,7 +166,7 @@ static void describeWay(ncclEpGroup_t group, const volatile ep_wait_record_t *r,
   int perNode = group->ranksPerNode, here = group->rank / perNode,
       via = here * perNode + r->rank % perNode;
   text[0] = 0;
-  if (epIsHt(group) || !group->llRails || r->kind != EP_LL_DISPATCH) return;
+  if (epIsHt(group) || !group->llRails || r->kind != EP_LL_DISPATCH || r->rank < 0) return;
   if (r->rank / perNode != here && via != group->rank)
     snprintf(text, bytes, " through rank %d", via);
 }

@@ -49,7 +49,8 @@ inline HtStampFile *htStampsOf(int rank) {
   static HtStampFile *known[64] = {};
   const char *name = getenv("TREFOIL_HT_FAR_STAMPS");
   const std::lock_guard<std::mutex> guard(lock);
-  if (!name || rank < 0 || rank >= 64 || known[rank]) return name ? known[rank & 63] : nullptr;
+  if (!name || rank < 0 || rank >= 64) return nullptr;
+  if (known[rank]) return known[rank];
   char path[1024];
   snprintf(path, sizeof path, "%s.%d", name, rank);
   const int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

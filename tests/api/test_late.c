@@ -1,11 +1,14 @@
 /* Ranks that are late, masked or dead: the others name them, leave them out or take them back, and nobody
  * reads what a rank has freed. */
+#include <dirent.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "api/hang_record.h"
 #include "step.h"
 #include "test.h"
 
@@ -372,6 +375,60 @@ TEST(killed_rank_is_named) {
     const char *error = teamProcesses(3, runKilled, &c, 1u << 2);
     CHECK(!*error, "mode %d: %s", mode, error);
   }
+}
+
+/* The rank that rank 1's combine waits for by its progress record; -1: it waits for none. */
+static int peerInRecord(const char *folder) {
+  enum { COMBINE = 2 };
+  int peer = -1;
+  DIR *dir = opendir(folder);
+  for (struct dirent *e; dir && (e = readdir(dir));) {
+    ep_hang_record_t record;
+    int fd = openat(dirfd(dir), e->d_name, O_RDONLY | O_CLOEXEC);
+    if (pread(fd, &record, sizeof record, 0) == (ssize_t)sizeof record && record.rank == 1 &&
+        record.kinds[COMBINE].state == EP_HANG_WAITING)
+      peer = record.kinds[COMBINE].peer;
+    if (fd >= 0) close(fd);
+  }
+  if (dir) closedir(dir);
+  return peer;
+}
+
+/* Rank 0 combines when rank 1's record names it, rank 2 when it names rank 2. */
+static void runInTurn(team_rank_t *r) {
+  step_case_t c = smallCase(TREFOIL_HT_FLAT, 660);
+  step_data_t *d = stepMake(&c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(&c, r->numRanks);
+  config.timeout_ns = 20000000000u;
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(&c), NULL, 3, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream) && stepDispatch(d, h, r->stream), "dispatch");
+  cudaStreamSynchronize(r->stream);
+  teamBarrier(r);
+  int named = -1;
+  for (int ms = 0; ms < 5000 && r->rank != 1 && named != r->rank; ms++) {
+    nanosleep(&(struct timespec){0, 1000000}, NULL);
+    named = peerInRecord(r->user);
+  }
+  teamCheck(r, stepCombine(d, h, r->stream), "combine");
+  cudaStreamSynchronize(r->stream);
+  teamBarrier(r);
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+  teamCheck(r, r->rank == 1 || named == r->rank, "rank 1's record names %d", named);
+}
+
+TEST(the_record_names_the_peer_of_the_present_wait) {
+  char folder[] = "/tmp/trefoil-late-XXXXXX";
+  REQUIRE(mkdtemp(folder), "no folder");
+  setenv("NCCL_EP_HANG_DIR", folder, 1);
+  const char *error = teamThreads(3, runInTurn, folder);
+  unsetenv("NCCL_EP_HANG_DIR");
+  CHECK(!*error, "%s", error);
+  CHECK(!rmdir(folder), "records are left in %s", folder);
 }
 
 TEST_MAIN()
