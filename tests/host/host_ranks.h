@@ -2,8 +2,10 @@
 #ifndef TREFOIL_TESTS_HOST_RANKS_H
 #define TREFOIL_TESTS_HOST_RANKS_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,22 +42,32 @@ __attribute__((unused)) static void runThreads(int numRanks, rank_body_t body, v
   for (int r = 0; r < numRanks; r++) pthread_join(threads[r], NULL);
 }
 
-/* Forks the ranks; each exits with 0 if no CHECK failed in it. The parent makes the id. */
+/* Forks the ranks; each exits with 0 if no CHECK failed in it. The parent makes the id, and so serves it on
+ * a thread: the ranks start when all have been forked, so that this thread is idle at each fork. (A child
+ * forked while it allocates would find AddressSanitizer's allocator locked for good.) */
 __attribute__((unused)) static void startProcesses(int numRanks, rank_body_t body, void *arg,
                                                    pid_t *pids) {
   ncclUniqueId id;
+  int start[2];
+  REQUIRE(pipe(start) == 0, "pipe: %s", strerror(errno));
   REQUIRE(ncclGetUniqueId(&id) == ncclSuccess, "%s", ncclGetLastError(NULL));
   fflush(NULL);
   for (int r = 0; r < numRanks; r++) {
     pids[r] = fork();
     if (pids[r] == 0) {
+      char none;
       testFailures = 0;
+      close(start[1]);
+      if (read(start[0], &none, 1) != 0) _exit(2); /* until the parent has closed it */
+      close(start[0]);
       cudaSetDevice(r % 8);
       body(r, numRanks, &id, arg);
       fflush(NULL);
       _exit(testFailures ? 1 : 0);
     }
   }
+  close(start[0]);
+  close(start[1]);
 }
 
 __attribute__((unused)) static void runProcesses(int numRanks, rank_body_t body, void *arg) {
