@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -388,6 +390,24 @@ def test_masks(tmp_path: Path) -> None:
     on_ranks(masks, min(4, torch.cuda.device_count()) if ON_GPU else 4, tmp_path, shrink=True)
 
 
+def test_over_mpi() -> None:
+    """comm: an mpi4py communicator, without torch.distributed."""
+    pytest.importorskip("mpi4py")
+    start = [shutil.which("mpirun") or pytest.skip("needs mpirun"), "-n", "2", "--oversubscribe"]
+    root = Path(__file__).resolve().parents[2]
+    paths = [str(root / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [*start, sys.executable, str(Path(__file__).with_name("deep_ep_mpi.py"))],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {r} of 2 agrees" for r in range(2)]
+
+
 def test_static_methods() -> None:
     assert Buffer.num_sms == 20 and Buffer.is_sm90_compiled()
     Buffer.set_num_sms(24)
@@ -399,7 +419,7 @@ def test_static_methods() -> None:
     assert Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256) > 0
     with Buffer.capture() as event:
         event.current_stream_wait()
-    with pytest.raises(ep.InvalidArgumentError, match="group is None"):
+    with pytest.raises(ep.InvalidArgumentError, match="group and comm are None"):
         Buffer(None)
 
 

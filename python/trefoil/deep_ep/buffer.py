@@ -22,6 +22,7 @@ from trefoil.deep_ep.low_latency import (
     Sizes,
     packed_exponents,
 )
+from trefoil.deep_ep.ranks import ranks_of
 from trefoil.deep_ep.utils import EventOverlap, after, event_of
 from trefoil.on_device import device_of_library, enter_device, settle, stream_of
 
@@ -65,11 +66,11 @@ class Handle(NamedTuple):
 
 
 class Buffer:
-    """Dispatch and combine over the ranks of a torch.distributed group.
+    """Dispatch and combine over the ranks of a torch.distributed group or an mpi4py communicator.
 
-    group: its backend gathers host tensors (gloo), or those of a GPU (nccl). enable_shrink: low
-    latency goes on without ranks that are masked or late. Sizes in bytes and the other options are
-    accepted and not needed.
+    group: its backend gathers host tensors (gloo), or those of a GPU (nccl); comm counts where it
+    is None. enable_shrink: low latency goes on without ranks that are masked or late. Sizes in
+    bytes and the other options are accepted and not needed.
 
     sources: whether a low-latency handle begins with the source tokens and ranges, which take a
     dispatch of their own; None: on the CPU only. Set it before the first dispatch, on all ranks.
@@ -87,20 +88,20 @@ class Buffer:
         num_qps_per_rank: int = 24,
         allow_nvlink_for_low_latency_mode: bool = True,
         allow_mnnvl: bool = False,
+        use_fabric: bool = False,
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
+        comm: Any = None,
     ) -> None:
-        if group is None:
-            raise ep.InvalidArgumentError("group is None; a torch.distributed group is needed")
-        self.group = group
-        self.rank, self.group_size = dist.get_rank(group), dist.get_world_size(group)
+        ranks = ranks_of(group, comm)
+        self.group, self.rank, self.group_size = group, ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
         self.explicitly_destroy = explicitly_destroy
         enter_device()
         self.device = device_of_library()
-        self.comm = ep.Communicator.from_torch(group)
-        self._exchange = Exchange(self.comm, group)
+        self.comm = ranks.communicator()
+        self._exchange = Exchange(self.comm, ranks)
         self._low_latency: dict[Sizes, LowLatencyGroup] = {}
 
     def destroy(self) -> None:
@@ -254,7 +255,7 @@ class Buffer:
             fields += [topk_idx.long(), weights.float()]
         payload = _plain(pack(fields))
         counts = num_tokens_per_rank.tolist() + num_tokens_per_expert.tolist()
-        all_counts = self._exchange.gather([*counts, tokens, 2 * payload.shape[1]])
+        all_counts = self._exchange.ranks.gather([*counts, tokens, 2 * payload.shape[1]])
         per_rank = torch.tensor([c[: self.group_size] for c in all_counts])
         prefix = per_rank.cumsum(0).int()
         most = max(c[-2] for c in all_counts), max(c[-1] for c in all_counts)

@@ -6,10 +6,10 @@ import weakref
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from trefoil import ep
-from trefoil.on_device import device_of_library, settle, stream_of
+from trefoil.deep_ep.ranks import Ranks
+from trefoil.on_device import settle, stream_of
 
 Tensor = torch.Tensor
 T = ep.Tensor
@@ -72,22 +72,12 @@ class Route:
 class Exchange:
     """Routes over a communicator. Its groups grow with what all ranks ask for."""
 
-    def __init__(self, comm: ep.Communicator, group: dist.ProcessGroup) -> None:
-        self.comm, self.group = comm, group
-        self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self, comm: ep.Communicator, ranks: Ranks) -> None:
+        self.comm, self.ranks, self.num_ranks = comm, ranks, ranks.size
         self.device = ep.get_device()
-        on_host = "cpu:" in dist.get_backend_config(group)
-        self.gathers = torch.device("cpu") if on_host else device_of_library()
         self.tokens = self.bytes = 0
         self.groups: list[ep.Group] = []
         self.routes: weakref.WeakSet[Route] = weakref.WeakSet()
-
-    def gather(self, mine: list[int]) -> list[list[int]]:
-        """mine of every rank."""
-        own = torch.tensor(mine, dtype=torch.int64, device=self.gathers)
-        box = own.new_empty(self.num_ranks, len(mine))
-        dist.all_gather(list(box), own, group=self.group)
-        return box.tolist()
 
     def _grow(self, tokens: int, width: int) -> ep.Group:
         """A group for so many tokens and bytes, the greatest of all ranks. Older ones stay, for the
