@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from trefoil import ep
 from trefoil.deep_ep.exchange import Exchange, Route, pack, padded, unpack
+from trefoil.deep_ep.host_group import ranks_of
 from trefoil.deep_ep.low_latency import (
     BLOCK,
     LowLatencyGroup,
@@ -22,7 +23,6 @@ from trefoil.deep_ep.low_latency import (
     Sizes,
     packed_exponents,
 )
-from trefoil.deep_ep.ranks import ranks_of
 from trefoil.deep_ep.utils import EventOverlap, after, event_of
 from trefoil.on_device import device_of_library, enter_device, settle, stream_of
 

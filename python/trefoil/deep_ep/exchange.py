@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from trefoil import ep
-from trefoil.deep_ep.ranks import Ranks
+from trefoil.deep_ep.host_group import Ranks
 from trefoil.on_device import settle, stream_of
 
 Tensor = torch.Tensor
