@@ -17,7 +17,7 @@ from trefoil.simulator import Costs
 
 ROW_COLUMNS = (
     *("nodes", "ranks", "hidden", "experts", "topk", "sms", "tokens"),
-    *("routing", "ragged", "empty_ranks", "seed", "late_us", "beside"),
+    *("routing", "ragged", "empty_ranks", "seed", "late_us", "background"),
 )
 
 
