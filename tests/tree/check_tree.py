@@ -223,7 +223,7 @@ PRIVATE = {
     r"\bfeeders?\b|\bfollowers?\b": "sender, receiver, forwarder",
     r"\bscouts?\b": "scheduler",
     r"\bclerks?\b|\bflaggers?\b": "completion warp, signal warp",
-    r"\bpieces?_|_piece|\w+Piece|\bpiece[A-Z]|\w?[rR]ingUnit|\bunit(?:Of|At|Bits|Bytes)\b": (
+    r"\bpieces?_|_piece|\w+Piece|\bpiece[A-Z]|\w?[rR]ingUnit|\bunit(?:Of|At|Bits)\b": (
         "chunk, segment, slot"
     ),
     r"\bhear_?us\b|\bhearUs\b|\w+Heard\b": "announce",
@@ -236,16 +236,20 @@ HISTORY = {"LICENSE", "CHANGELOG.md", "check_tree.py"}  # may have any word
 
 def private_names(root: Path) -> list[str]:
     """Names, options, keys and words that PRIVATE lists, in text written by hand."""
-    gone = re.compile("|".join(f"({pattern})" for pattern in PRIVATE))
-    words = list(PRIVATE.values())
+    gone = []
+    for pattern, word in PRIVATE.items():  # most files have none of a pattern's letters
+        stems = set(re.findall("[a-z]{4,}", re.sub(r"\\.|\w\?", " ", pattern).lower()))
+        gone.append((re.compile(pattern), stems, word))
     findings = []
     for path in tracked(root):
         if path.suffix not in TEXT - {".svg", ".html", ""} or path.name in HISTORY:
             continue
-        for found in gone.finditer((root / path).read_bytes().decode("utf-8", errors="replace")):
-            number = found.string.count("\n", 0, found.start()) + 1
-            word = words[(found.lastindex or 1) - 1]
-            findings.append(f"{path}:{number}: {found.group()}: the field says {word}")
+        text = (root / path).read_bytes().decode("utf-8", errors="replace")
+        lower = text.lower()
+        for pattern, stems, word in gone:
+            for found in pattern.finditer(text) if any(s in lower for s in stems) else ():
+                number = text.count("\n", 0, found.start()) + 1
+                findings.append(f"{path}:{number}: {found.group()}: the field says {word}")
     return findings
 
 
