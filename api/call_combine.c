@@ -186,7 +186,7 @@ static trefoil_result_t combine(combine_args_t *a) {
   call.out = a->outTokens.data;
   EP_CHECK(epIsHt(a->g) || a->h->isDispatched, TREFOIL_INVALID_USAGE,
            "ncclEpCombine: no ncclEpDispatch on this handle since its ncclEpUpdateHandle; low "
-           "latency learns there which rows are owed to whom");
+           "latency learns there which rows go back to whom");
   EP_TRY(epBackend.combine(a->h, &call, a->stream));
   if (call.sendOnly) {
     a->h->pending = EP_PENDING_COMBINE;

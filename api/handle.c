@@ -239,8 +239,8 @@ static trefoil_result_t updateChecked(ncclEpHandle_t h, const ncclEpTensor_t *to
            "first");
   EP_TRY(epCheckDeferred(h->group));
   EP_TRY(epBackend.update(h, &call, stream));
-  h->noted = call.topkIdx;
-  h->notedBytes = (size_t)call.numTokens * (size_t)call.topk * (call.is64 ? 8 : 4);
+  h->routing = call.topkIdx;
+  h->routingBytes = (size_t)call.numTokens * (size_t)call.topk * (call.is64 ? 8 : 4);
   h->isDispatched = 0;
   /* handles on the same memory see this routing too */
   for (struct ncclEpHandle *other = h->group->handles; other; other = other->next) {

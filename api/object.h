@@ -57,8 +57,8 @@ struct ncclEpHandle {
   ep_routed_t routed;        /* by the last Update on its memory, whichever handle's */
   struct ncclEpHandle *next; /* of the group */
   ep_pending_t pending;
-  const void *noted; /* LL: topk_idx of the last Update, which operations read */
-  size_t notedBytes;
+  const void *routing; /* LL: topk_idx of the last Update, which operations read */
+  size_t routingBytes;
   int isDispatched; /* since the last Update */
 };
 

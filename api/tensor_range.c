@@ -74,5 +74,5 @@ trefoil_result_t epRangeCheckMemory(ep_ranges_t *r, ncclEpHandle_t h) {
 trefoil_result_t epRangeCheckHandle(ep_ranges_t *r, ncclEpHandle_t h) {
   EP_TRY(epRangeCheckMemory(r, h));
   if (epIsHt(h->group)) return TREFOIL_OK;
-  return epRangeCheck(r, "topk_idx of the last ncclEpUpdateHandle", h->noted, h->notedBytes, 0);
+  return epRangeCheck(r, "topk_idx of the last ncclEpUpdateHandle", h->routing, h->routingBytes, 0);
 }

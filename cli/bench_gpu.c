@@ -118,7 +118,7 @@ static json_t *figuresJson(const ep_gpu_times_t *t, ep_gpu_what_t what) {
 static const char *const whatNames[EP_GPU_NUM_WHAT] = {"empty", "dispatch", "combine", "both"};
 
 static const char *const routingNames[] = {"uniform", "zipf", "hot-expert", "hot-rank"};
-static const char *const besideNames[] = {"nothing", "copies", "copies-from-0", "gemm"};
+static const char *const backgroundNames[] = {"nothing", "copies", "copies-from-0", "gemm"};
 
 static int indexOf(const char *word, const char *const *names, int n) {
   for (int i = 0; i < n; i++)
@@ -128,8 +128,8 @@ static int indexOf(const char *word, const char *const *names, int n) {
 int cliRoutingOf(const char *word) {
   return indexOf(word, routingNames, 4);
 }
-int cliBesideOf(const char *word) {
-  return indexOf(word, besideNames, EP_REAL_NUM_BESIDE);
+int cliBackgroundOf(const char *word) {
+  return indexOf(word, backgroundNames, EP_REAL_NUM_BACKGROUND);
 }
 
 /* How the point differs from uniform, full, alone and in step. */
@@ -137,13 +137,13 @@ static void addCircumstances(json_t *j, const ep_real_options_t *o, const ep_rea
   json_t *more =
       json_pack("{s:s, s:f, s:f, s:i, s:i, s:f, s:s, s:b}", "routing", routingNames[o->popularity],
                 "skew", o->skew, "ragged", o->ragged, "empty_ranks", o->numEmptyRanks, "sms",
-                (int)o->maxSms, "start_skew_s", 1e-9 * (double)o->startSkewNs, "beside",
-                besideNames[o->beside], "window", o->window);
+                (int)o->maxSms, "start_skew_s", 1e-9 * (double)o->startSkewNs, "background",
+                backgroundNames[o->background], "window", o->window);
   json_object_update(j, more);
   json_decref(more);
-  if (!o->beside || !r->gpu.measured) return;
-  json_object_set_new(j, "beside_alone_per_second", json_real(r->gpu.besideAlone));
-  json_object_set_new(j, "beside_per_second", json_real(r->gpu.beside));
+  if (!o->background || !r->gpu.measured) return;
+  json_object_set_new(j, "background_alone_per_second", json_real(r->gpu.backgroundAlone));
+  json_object_set_new(j, "background_per_second", json_real(r->gpu.background));
 }
 
 json_t *cliGpuRunJson(const ep_real_options_t *o, const ep_real_result_t *r) {

@@ -20,9 +20,9 @@ typedef struct points {
 
 /* The names; whole numbers have their bounds in takePoint. */
 static const char *const known[] = {
-    "mode",          "variant", "tokens",     "hidden", "experts",     "topk",
-    "seed",          "routing", "skew",       "ragged", "empty_ranks", "sms",
-    "start_skew_us", "beside",  "iterations", "window", "id",          NULL};
+    "mode",          "variant",    "tokens",     "hidden", "experts",     "topk",
+    "seed",          "routing",    "skew",       "ragged", "empty_ranks", "sms",
+    "start_skew_us", "background", "iterations", "window", "id",          NULL};
 
 static const char *unknownName(const json_t *j) {
   void *at = json_object_iter((json_t *)j);
@@ -40,7 +40,7 @@ static int between(double value, double low, double high) {
 
 /* NULL, or what is wrong. */
 static const char *takePoint(json_t *j, ep_real_options_t *o) {
-  const char *mode = NULL, *variant = "plain", *routing = "uniform", *beside = "nothing";
+  const char *mode = NULL, *variant = "plain", *routing = "uniform", *background = "nothing";
   json_int_t tokens = 0, hidden = 7168, seed = 1;
   int experts = 256, topk = 8, empty = 0, sms = 0, iterations = 0, window = 0;
   double skew = 0, ragged = 0, startSkew = 0;
@@ -51,13 +51,14 @@ static const char *takePoint(json_t *j, ep_real_options_t *o) {
           "{s:s, s:I, s?s, s?I, s?i, s?i, s?I, s?s, s?F, s?F, s?i, s?i, s?F, s?s, s?i, s?b}",
           "mode", &mode, "tokens", &tokens, "variant", &variant, "hidden", &hidden, "experts",
           &experts, "topk", &topk, "seed", &seed, "routing", &routing, "skew", &skew, "ragged",
-          &ragged, "empty_ranks", &empty, "sms", &sms, "start_skew_us", &startSkew, "beside",
-          &beside, "iterations", &iterations, "window", &window))
+          &ragged, "empty_ranks", &empty, "sms", &sms, "start_skew_us", &startSkew, "background",
+          &background, "iterations", &iterations, "window", &window))
     return "a point needs a mode and a number of tokens, and each value has its type";
   if (!cliModes(mode, &modes) || (modes & (modes - 1))) return "mode names no single mode";
   if (!cliTakeVariant(variant, o)) return "variant is not known";
   if (cliRoutingOf(routing) < 0) return "routing is none of uniform, zipf, hot-expert, hot-rank";
-  if (cliBesideOf(beside) < 0) return "beside is none of nothing, copies, copies-from-0, gemm";
+  if (cliBackgroundOf(background) < 0)
+    return "background is none of nothing, copies, copies-from-0, gemm";
   if (!between((double)tokens, 1, 1 << 20) || !between((double)hidden, 1, 1 << 20))
     return "tokens and hidden are 1 to 1048576";
   if (experts < 1 || topk < 1 || topk > experts) return "experts and topk: 1 <= topk <= experts";
@@ -77,7 +78,7 @@ static const char *takePoint(json_t *j, ep_real_options_t *o) {
   o->numEmptyRanks = empty;
   o->maxSms = (unsigned)sms;
   o->startSkewNs = (uint64_t)(1000 * startSkew + 0.5);
-  o->beside = (ep_real_beside_t)cliBesideOf(beside);
+  o->background = (ep_real_background_t)cliBackgroundOf(background);
   o->iterations = iterations;
   o->window = window;
   return NULL;

@@ -54,11 +54,11 @@ int cliRange(const char *text, int *low, int *high) {
 }
 
 /* What was said, else what a GPU has, else what lies beside the program. */
-static void choosePath(char path[4096], const char *said, const char *onGpu, const char *beside) {
+static void choosePath(char path[4096], const char *said, const char *onGpu, const char *bundled) {
   if (said || onGpu)
     snprintf(path, 4096, "%s", said ? said : onGpu);
   else
-    cliFindLibrary(beside, path, 4096);
+    cliFindLibrary(bundled, path, 4096);
 }
 
 int cliLibraries(const char *verb, const cli_library_t *l, char paths[3][4096],

@@ -83,10 +83,10 @@ int cliDraw(const char *module, const char *path, const json_t *all);
 /* One measured shape, and the GPUs, as JSON. */
 json_t *cliGpuRunJson(const ep_real_options_t *o, const ep_real_result_t *r);
 json_t *cliGpuFactsJson(const ep_gpu_times_t *t, int ranks);
-/* "plain", "e4m3", ...; 0: not understood. Kinds of routing, and what runs beside; -1: no such. */
+/* "plain", "e4m3", ...; 0: not understood. Kinds of routing, background work; -1: no such. */
 int cliTakeVariant(const char *word, ep_real_options_t *o);
 int cliRoutingOf(const char *word);
-int cliBesideOf(const char *word);
+int cliBackgroundOf(const char *word);
 
 /* trefoil bench --points (bench_points.c): points of a file, a line of JSON as each is done. base has the
  * ranks, libraries, time limit of the operations and repeats. */

@@ -87,8 +87,8 @@ const char *cliBytes(char text[CLI_NUMBER_BYTES], double bytes);
 const char *cliSeconds(char text[CLI_NUMBER_BYTES], double seconds);
 
 /* Progress on stderr: one line, rewritten at most ten times a second, only on a terminal.
- * total 0: unknown. note may be NULL. */
-void cliProgress(const char *label, uint64_t done, uint64_t total, const char *note);
+ * total 0: unknown. detail may be NULL. */
+void cliProgress(const char *label, uint64_t done, uint64_t total, const char *detail);
 /* Wipes the line. */
 void cliProgressEnd(void);
 
@@ -101,7 +101,7 @@ enum { CLI_PATH_BYTES = 4096 };
 typedef struct cli_file {
   const char *verb;
   char path[CLI_PATH_BYTES], writing[CLI_PATH_BYTES + 16];
-  int isBeside;
+  int isTemporary;
 } cli_file_t;
 
 /* Before anything is computed: f->writing can be written. -1, or an exit code. */

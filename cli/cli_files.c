@@ -58,7 +58,7 @@ static int failToWrite(const char *verb, const char *path, const char *why) {
 }
 
 /* A name beside the file that it will be, in f->writing, and the file itself, empty. */
-static int createBeside(cli_file_t *f, const struct stat *there) {
+static int createTemporary(cli_file_t *f, const struct stat *there) {
   char *slash = strrchr(f->path, '/');
   int folderLength = slash ? (int)(slash - f->path) + 1 : 0;
   int n = snprintf(f->writing, sizeof f->writing, "%.*s.%s.XXXXXX", folderLength, f->path,
@@ -94,10 +94,10 @@ int cliFileBegin(cli_file_t *f, const char *verb, const char *path) {
   while (slot < maxFiles && unfinished[slot]) slot++;
   if (slot == maxFiles) return failToWrite(verb, path, "too many files at once");
   if (!owner) cliCatchSignals(verb);
-  if (!createBeside(f, exists ? &there : NULL)) return failToWrite(verb, path, strerror(errno));
+  if (!createTemporary(f, exists ? &there : NULL)) return failToWrite(verb, path, strerror(errno));
   static int registered;
   if (!registered) registered = atexit(dropAll) == 0;
-  f->isBeside = 1;
+  f->isTemporary = 1;
   unfinished[slot] = f;
   return -1;
 }
@@ -108,19 +108,19 @@ static void forget(const cli_file_t *f) {
 }
 
 void cliFileDrop(cli_file_t *f) {
-  if (f->isBeside) (void)unlink(f->writing);
+  if (f->isTemporary) (void)unlink(f->writing);
   forget(f);
-  f->isBeside = 0;
+  f->isTemporary = 0;
 }
 
 int cliFileKeep(cli_file_t *f) {
-  if (f->isBeside && rename(f->writing, f->path)) {
+  if (f->isTemporary && rename(f->writing, f->path)) {
     int why = errno;
     cliFileDrop(f);
     return failToWrite(f->verb, f->path, strerror(why));
   }
   forget(f);
-  f->isBeside = 0;
+  f->isTemporary = 0;
   return -1;
 }
 

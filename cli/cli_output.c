@@ -80,7 +80,7 @@ const char *cliSeconds(char text[CLI_NUMBER_BYTES], double seconds) {
 
 static int progressShown;
 
-void cliProgress(const char *label, uint64_t done, uint64_t total, const char *note) {
+void cliProgress(const char *label, uint64_t done, uint64_t total, const char *detail) {
   static double last;
   static int isTerminal = -1;
   if (isTerminal < 0) isTerminal = isatty(STDERR_FILENO);
@@ -94,9 +94,9 @@ void cliProgress(const char *label, uint64_t done, uint64_t total, const char *n
   bar[24] = 0;
   if (total)
     fprintf(stderr, "\r%s [%s] %3.0f%%  %s\033[K", label, bar, 100.0 * (double)done / (double)total,
-            note ? note : "");
+            detail ? detail : "");
   else
-    fprintf(stderr, "\r%s %llu  %s\033[K", label, (unsigned long long)done, note ? note : "");
+    fprintf(stderr, "\r%s %llu  %s\033[K", label, (unsigned long long)done, detail ? detail : "");
   fflush(stderr);
   progressShown = 1;
 }

@@ -40,7 +40,7 @@ static int isOurs(const char *path) {
 }
 
 /* path = the folder of the running program + suffix; whether that exists. */
-static int besideProgram(const char *suffix, char path[maxPath]) {
+static int nextToProgram(const char *suffix, char path[maxPath]) {
   char self[maxPath];
   ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
   if (n <= 0) return 0;
@@ -54,10 +54,10 @@ static int besideProgram(const char *suffix, char path[maxPath]) {
 /* The environment in the source tree; a program installed elsewhere may have a stranger's at that place. */
 static int ownEnvironment(char path[maxPath]) {
   char folder[maxPath];
-  return besideProgram("/../../../.venv/", folder) && isOurs(folder) &&
-         besideProgram("/../../../.venv/bin/", folder) && isOurs(folder) &&
-         besideProgram("/../../../.venv/pyvenv.cfg", folder) && isOurs(folder) &&
-         besideProgram("/../../../.venv/bin/python3", path);
+  return nextToProgram("/../../../.venv/", folder) && isOurs(folder) &&
+         nextToProgram("/../../../.venv/bin/", folder) && isOurs(folder) &&
+         nextToProgram("/../../../.venv/pyvenv.cfg", folder) && isOurs(folder) &&
+         nextToProgram("/../../../.venv/bin/python3", path);
 }
 
 /* python3 in a folder of $PATH, relative and empty ones left out: they are the current directory. */
@@ -108,8 +108,8 @@ static int prependPythonPath(const char *folder) {
 
 /* The package: of an installation, else of the source tree. */
 static int findPackage(char path[maxPath]) {
-  return (besideProgram("/../share/trefoil/python", path) && isOurs(path)) ||
-         (besideProgram("/../../../python", path) && isOurs(path));
+  return (nextToProgram("/../share/trefoil/python", path) && isOurs(path)) ||
+         (nextToProgram("/../../../python", path) && isOurs(path));
 }
 
 static int setEnvironment(void) {

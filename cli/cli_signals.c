@@ -7,13 +7,13 @@
 
 static volatile sig_atomic_t came;
 
-static void note(int number) {
+static void onSignal(int number) {
   came = number;
 }
 
 const volatile sig_atomic_t *cliInterrupts(void) {
   /* the second one ends it at once */
-  struct sigaction action = {.sa_handler = note, .sa_flags = (int)SA_RESETHAND};
+  struct sigaction action = {.sa_handler = onSignal, .sa_flags = (int)SA_RESETHAND};
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);

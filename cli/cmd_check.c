@@ -15,13 +15,13 @@ typedef struct progress_t {
 
 static void showProgress(void *context, const ep_check_status_t *s) {
   const progress_t *p = context;
-  char note[96];
-  snprintf(note, sizeof note, "%llu cases, %.0f a second", (unsigned long long)s->cases,
+  char detail[96];
+  snprintf(detail, sizeof detail, "%llu cases, %.0f a second", (unsigned long long)s->cases,
            s->seconds > 0 ? (double)s->cases / s->seconds : 0.0);
   if (p->numCases)
-    cliProgress("checking", s->cases, p->numCases, note);
+    cliProgress("checking", s->cases, p->numCases, detail);
   else
-    cliProgress("checking", (uint64_t)(s->seconds * 10), (uint64_t)(p->seconds * 10), note);
+    cliProgress("checking", (uint64_t)(s->seconds * 10), (uint64_t)(p->seconds * 10), detail);
 }
 
 /* The command that does the same again, but for the number of the case. */

@@ -49,8 +49,8 @@ static int checkRequest(const request_t *q, simulated_t *s) {
   s->closedForm = engine == -1;
   s->run.engine = engine < 0 ? TREFOIL_ENGINE_AUTO : (trefoil_engine_t)engine;
   if (s->closedForm && whatIfNeedsEngine(&s->whatIf)) {
-    return cliUsage(verb, "the closed form knows neither failures, stragglers, switches nor work "
-                          "beside: leave out --engine closed-form");
+    return cliUsage(verb, "the closed form knows neither failures, stragglers, switches nor "
+                          "background work: leave out --engine closed-form");
   }
   if (s->closedForm && (q->timeline || q->links || q->platform)) {
     return cliUsage(verb, "the closed form has no %s: leave out --engine closed-form",

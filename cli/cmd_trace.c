@@ -15,7 +15,7 @@ static const char *const popularities[] = {"uniform", "zipf", "hot-expert", "hot
 static int save(const char *verb, const trefoil_trace_t *trace, cli_file_t *file) {
   cliHoldSignals(1);
   int rc = -1;
-  if (!file->isBeside) {
+  if (!file->isTemporary) {
     rc = cliFail(verb, "%s: cannot be written: it is not a regular file", file->path);
   } else if (trefoilTraceSave(trace, file->writing)) {
     cliFileDrop(file);
@@ -281,8 +281,8 @@ static int describeJson(const trefoil_trace_t *t, int step, size_t rowBytes,
   json_object_set_new(root, "row_bytes", json_integer((json_int_t)rowBytes));
   json_object_set_new(root, "dispatch_bytes_ll", linksJson(&links[0]));
   json_object_set_new(root, "dispatch_bytes_ht", linksJson(&links[1]));
-  json_t *note = json_loads(t->note, 0, NULL);
-  json_object_set_new(root, "provenance", note ? note : json_object());
+  json_t *provenance = json_loads(t->provenance, 0, NULL);
+  json_object_set_new(root, "provenance", provenance ? provenance : json_object());
   return cliPrintJson(root);
 }
 
@@ -322,7 +322,7 @@ static int describe(const trefoil_trace_t *t, int step, size_t rowBytes, int jso
   printf("  distinct per token   %.3f ranks, %.3f nodes\n", d.ranksPerToken, d.nodesPerToken);
   printf("  with rows of %zu bytes (--row-bytes):\n", rowBytes);
   for (int i = 0; i < 2; i++) printLinks(&links[i]);
-  printf("  provenance           %s\n", t->note);
+  printf("  provenance           %s\n", t->provenance);
   return CLI_OK;
 }
 

@@ -91,30 +91,30 @@ static int parseFlow(const char *verb, const char **text, trefoil_flow_t *flow) 
     at += used;
   }
   if (used <= 0 || (*at && *at != ',')) {
-    return cliUsage(verb, "--beside %s: expected I-J[:GBS[:START[:END]]], products, or a list",
+    return cliUsage(verb, "--background %s: expected I-J[:GBS[:START[:END]]], products, or a list",
                     *text);
   }
   *text = at + (*at == ',');
   return -1;
 }
 
-static int parseBeside(const char *verb, what_if_t *w, int numRanks) {
+static int parseBackground(const char *verb, what_if_t *w, int numRanks) {
   static const char products[] = "products";
   const size_t n = sizeof products - 1;
-  const char *text = w->beside;
+  const char *text = w->background;
   do {
     if (!strncmp(text, products, n) && (!text[n] || text[n] == ',')) {
       w->hasProducts = 1;
       text += n + (text[n] == ',');
       continue;
     }
-    if (w->numFlows == maxFlows) return cliUsage(verb, "more than %d flows beside", maxFlows);
+    if (w->numFlows == maxFlows) return cliUsage(verb, "more than %d background flows", maxFlows);
     trefoil_flow_t *flow = &w->flows[w->numFlows++];
     *flow = (trefoil_flow_t){0, 0, 0, 0, 0};
     int rc = parseFlow(verb, &text, flow);
     if (rc >= 0) return rc;
     if (flow->from < 0 || flow->from >= numRanks || flow->to < 0 || flow->to >= numRanks) {
-      return cliUsage(verb, "--beside %d-%d: the EP group has %d ranks, 0 to %d", flow->from,
+      return cliUsage(verb, "--background %d-%d: the EP group has %d ranks, 0 to %d", flow->from,
                       flow->to, numRanks, numRanks - 1);
     }
   } while (*text);
@@ -131,13 +131,13 @@ int whatIfParse(const char *verb, what_if_t *w, const trefoil_cluster_t *cluster
     int rc = parseKind(verb, w, kind, limit, name);
     if (rc >= 0) return rc;
   }
-  return w->beside ? parseBeside(verb, w, shape->numRanks) : -1;
+  return w->background ? parseBackground(verb, w, shape->numRanks) : -1;
 }
 
 int whatIfNeedsEngine(const what_if_t *w) {
   for (int kind = 0; kind < WHAT_IF_KINDS; kind++)
     if (w->given[kind]) return 1;
-  return w->beside || w->oversubscription > 0 || w->skewUs > 0;
+  return w->background || w->oversubscription > 0 || w->skewUs > 0;
 }
 
 json_t *whatIfJson(const what_if_t *w) {
@@ -147,7 +147,7 @@ json_t *whatIfJson(const what_if_t *w) {
   if (w->oversubscription > 0)
     json_object_set_new(j, "oversubscribe", json_real(w->oversubscription));
   if (w->skewUs > 0) json_object_set_new(j, "skew_us", json_real(w->skewUs));
-  if (w->beside) json_object_set_new(j, "beside", json_string(w->beside));
+  if (w->background) json_object_set_new(j, "background", json_string(w->background));
   if (w->zipf > 0) json_object_set_new(j, "zipf", json_real(w->zipf));
   return j;
 }

@@ -14,7 +14,7 @@ typedef struct what_if {
   double oversubscription, skewUs, zipf;
   trefoil_change_t changes[maxChanges];
   int numChanges;
-  char *beside; /* the option's text, of which the next three are made */
+  char *background; /* the option's text, of which the next three are made */
   trefoil_flow_t flows[maxFlows];
   int numFlows, hasProducts;
 } what_if_t;
@@ -83,10 +83,10 @@ typedef struct what_if {
        CLI_POSITIVE,                                                                               \
        "leaf switches have X times less to the spines than to the nodes",                          \
        "X"},                                                                                       \
-      {"beside",                                                                                   \
+      {"background",                                                                               \
        0,                                                                                          \
        POPT_ARG_STRING,                                                                            \
-       &(w)->beside,                                                                               \
+       &(w)->background,                                                                           \
        0,                                                                                          \
        "others copy from rank I to J, GBS GB/s (default and 0: what they get) from START to END "  \
        "us; products: matrix products on the SMs left",                                            \

@@ -64,7 +64,7 @@ static ncclResult_t waitForAll(ep_job_t *job) {
   ncclComm_t comm = job->comm;
   uint64_t start = epMonotonicNs(), timeout = trefoilHostTimeoutNs(), slice = 1000000;
   for (;;) {
-    uint32_t noted = epCommNote(comm);
+    uint32_t seen = epCommDoorbell(comm);
     int missing = firstMissing(comm);
     if (missing < 0) return ncclSuccess;
     EP_NCCL_CHECK(!atomic_load(&comm->aborting), ncclInvalidUsage,
@@ -86,7 +86,7 @@ static ncclResult_t waitForAll(ep_job_t *job) {
                       ? "arrive"
                       : "make the same call",
                   (double)timeout * 1e-9);
-    epCommSleep(comm, noted, slice);
+    epCommSleep(comm, seen, slice);
     if (slice < 16000000) slice *= 2;
   }
 }

@@ -39,13 +39,13 @@ void epCommRingAll(ncclComm_t comm) {
   for (int r = 0; r < comm->numRanks; r++) epCommRing(comm, r);
 }
 
-uint32_t epCommNote(ncclComm_t comm) {
-  return epDoorbellNote(&epCommEntry(comm, comm->rank)->doorbell);
+uint32_t epCommDoorbell(ncclComm_t comm) {
+  return epDoorbellRead(&epCommEntry(comm, comm->rank)->doorbell);
 }
 
-void epCommSleep(ncclComm_t comm, uint32_t noted, uint64_t maxNs) {
+void epCommSleep(ncclComm_t comm, uint32_t seen, uint64_t maxNs) {
   ep_doorbell_t *mine = &epCommEntry(comm, comm->rank)->doorbell;
-  if (!epSpin(&mine->rings, noted)) epDoorbellSleep(mine, noted, maxNs, 0, EP_FUTEX_SHARED);
+  if (!epSpin(&mine->rings, seen)) epDoorbellSleep(mine, seen, maxNs, 0, EP_FUTEX_SHARED);
 }
 
 /* ---- Which ranks are there ---- */

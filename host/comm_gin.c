@@ -9,9 +9,9 @@
 #include "comm_internal.h"
 #include "net/net_engine.h"
 
-enum { MAX_CONTEXTS = 8, MAX_IDS = 1 << 20, PIECES = 5 };
+enum { MAX_CONTEXTS = 8, MAX_IDS = 1 << 20, PARTS = 5 };
 
-/* A request under way; its number is ep_net_op_t.local. Its data are copied in pieces, out of order, some of
+/* A request under way; its number is ep_net_op_t.local. Its data are copied in parts, out of order, some of
  * them as late as may be. */
 typedef struct {
   ep_net_request_t *request; /* NULL: free */
@@ -42,13 +42,13 @@ bool epGinEnabled(void) {
 
 /* ---- What the engine asks for. Offsets of its operations are addresses in this process. ---- */
 
-static void copyPieces(const ep_net_op_t *op, int first) {
-  uint64_t piece = (op->bytes + PIECES - 1) / PIECES;
-  for (int i = PIECES - 1 - first; i >= 0; i -= 2) {
-    uint64_t at = (uint64_t)i * piece;
+static void copyParts(const ep_net_op_t *op, int first) {
+  uint64_t part = (op->bytes + PARTS - 1) / PARTS;
+  for (int i = PARTS - 1 - first; i >= 0; i -= 2) {
+    uint64_t at = (uint64_t)i * part;
     if (at >= op->bytes) continue;
     memcpy((char *)(uintptr_t)op->remoteOffset + at, (const char *)(uintptr_t)op->localOffset + at,
-           op->bytes - at < piece ? op->bytes - at : piece);
+           op->bytes - at < part ? op->bytes - at : part);
   }
 }
 
@@ -62,7 +62,7 @@ static int moveData(void *self, const ep_net_op_t *op, uint64_t *ticket, char *w
   (void)why;
   *ticket = 0;
   if (!hasMemory(self, op->peer)) return 0;
-  copyPieces(op, 1);
+  copyParts(op, 1);
   return 1;
 }
 
@@ -71,7 +71,7 @@ static ep_net_reach_t reachOf(void *self, const ep_net_op_t *op, uint64_t ticket
   transfer_t *t = &g->transfers[op->local];
   (void)ticket;
   if (!t->whole && !hasMemory(g, op->peer)) return EP_NET_MOVING;
-  if (!t->whole) copyPieces(op, 0);
+  if (!t->whole) copyParts(op, 0);
   t->whole = true;
   return EP_NET_PLACED;
 }

@@ -176,8 +176,8 @@ void epCommSetAsync(ncclComm_t comm, ncclResult_t result, const char *sentence);
 /* The remembered error as a failure of func. */
 ncclResult_t epCommUsable(ncclComm_t comm, const char *func);
 /* Sleeps until this rank's doorbell is rung after it was noted, at most maxNs. */
-uint32_t epCommNote(ncclComm_t comm);
-void epCommSleep(ncclComm_t comm, uint32_t noted, uint64_t maxNs);
+uint32_t epCommDoorbell(ncclComm_t comm);
+void epCommSleep(ncclComm_t comm, uint32_t seen, uint64_t maxNs);
 void epCommsForked(void);
 void epWindowsForked(void);
 

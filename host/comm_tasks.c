@@ -225,7 +225,7 @@ static ncclResult_t loop(run_t *run) {
   bool sawGone = false;
   for (;;) {
     int left;
-    uint32_t noted = epCommNote(comm);
+    uint32_t seen = epCommDoorbell(comm);
     int moved = sweepOnce(run, &left);
     if (moved < 0) return ncclInvalidUsage;
     if (left == 0) return ncclSuccess;
@@ -249,7 +249,7 @@ static ncclResult_t loop(run_t *run) {
     EP_NCCL_CHECK(epMonotonicNs() - last < timeout, ncclRemoteError,
                   "%s: rank %d did not take part within %.1f s", func, findPeer(run, false),
                   (double)timeout * 1e-9);
-    epCommSleep(comm, noted, slice);
+    epCommSleep(comm, seen, slice);
     if (slice < 16000000) slice *= 2;
   }
 }

@@ -70,7 +70,7 @@ static ncclResult_t mapSegment(const window_record_t *record, int device, ep_pee
   map = findMap(record->process.uid, record->segment); /* another thread may have been faster */
   if (map) {
     munmap(base, bytes);
-  } else if ((map = calloc(1, sizeof *map)) && epMemNote(&mem) == cudaSuccess) {
+  } else if ((map = calloc(1, sizeof *map)) && epMemAdd(&mem) == cudaSuccess) {
     *map = (ep_peer_map_t){peerMaps, record->process.uid, record->segment, base, bytes, 1};
     peerMaps = map;
   } else {

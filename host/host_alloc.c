@@ -78,7 +78,7 @@ cudaError_t cudaHostRegister(void *ptr, size_t size, unsigned int flags) {
                   .kind = EP_MEM_REGISTERED,
                   .device = epCurrentDevice(),
                   .flags = flags};
-  return epMemNote(&mem);
+  return epMemAdd(&mem);
 }
 
 cudaError_t cudaHostUnregister(void *ptr) {

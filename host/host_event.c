@@ -1,12 +1,12 @@
-/* Events. Recording puts a mark on the stream: a piece of work that notes the time. The event keeps its
- * last mark; a wait keeps a reference, so that recording again or destroying the event does not
+/* Events. Recording puts a record on the stream: a piece of work that notes the time. The event keeps its
+ * last record; a wait keeps a reference, so that recording again or destroying the event does not
  * move what they wait for. Records in a capturing stream are kept as graph nodes instead. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "host_internal.h"
 
-struct ep_mark {
+struct ep_event_record {
   _Atomic int refs;
   _Atomic uint64_t timeNs; /* 0 until it is passed */
   cudaStream_t stream;
@@ -16,23 +16,23 @@ struct ep_mark {
 static pthread_mutex_t freeLock = PTHREAD_MUTEX_INITIALIZER;
 static cudaEvent_t freeEvents;
 
-static void holdMark(void *mark) {
-  atomic_fetch_add(&((ep_mark_t *)mark)->refs, 1);
+static void holdRecord(void *record) {
+  atomic_fetch_add(&((ep_event_record_t *)record)->refs, 1);
 }
 
-static void dropMark(void *mark) {
-  if (mark && atomic_fetch_sub(&((ep_mark_t *)mark)->refs, 1) == 1) free(mark);
+static void dropRecord(void *record) {
+  if (record && atomic_fetch_sub(&((ep_event_record_t *)record)->refs, 1) == 1) free(record);
 }
 
-static void runMark(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
+static void runRecord(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)stream, (void)ticket;
-  atomic_store(&((ep_mark_t *)op->shared)->timeNs, epMonotonicNs());
+  atomic_store(&((ep_event_record_t *)op->shared)->timeNs, epMonotonicNs());
 }
 
 static void runWait(ep_stream_op_t *op, cudaStream_t stream, uint64_t ticket) {
   (void)stream, (void)ticket;
-  ep_mark_t *mark = op->shared;
-  epStreamWaitSeq(mark->stream, mark->seq, false);
+  ep_event_record_t *record = op->shared;
+  epStreamWaitSeq(record->stream, record->seq, false);
 }
 
 cudaError_t epEventGet(cudaEvent_t event, const char *func) {
@@ -71,8 +71,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   EP_CUDA_TRY(epEventGet(event, "cudaEventDestroy"));
   pthread_mutex_lock(&event->lock);
   atomic_store(&event->magic, EP_DEAD_MAGIC);
-  dropMark(event->mark);
-  event->mark = NULL;
+  dropRecord(event->record);
+  event->record = NULL;
   free(event->nodes);
   event->nodes = NULL;
   pthread_mutex_unlock(&event->lock);
@@ -95,27 +95,27 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
                   "cudaEventRecordExternal in a capture is not implemented");
     return epCaptureRecord(s, event);
   }
-  ep_mark_t *mark = calloc(1, sizeof *mark);
-  ep_stream_op_t *op = mark ? epOpNew(cudaGraphNodeTypeEventRecord, runMark) : NULL;
-  if (!op) free(mark);
+  ep_event_record_t *record = calloc(1, sizeof *record);
+  ep_stream_op_t *op = record ? epOpNew(cudaGraphNodeTypeEventRecord, runRecord) : NULL;
+  if (!op) free(record);
   EP_CUDA_CHECK(op, cudaErrorMemoryAllocation, "cudaEventRecord: out of memory");
-  mark->stream = s;
-  atomic_store(&mark->refs, 2); /* the work's and the event's */
-  op->shared = mark;
-  op->retain = holdMark;
-  op->release = dropMark;
+  record->stream = s;
+  atomic_store(&record->refs, 2); /* the work's and the event's */
+  op->shared = record;
+  op->retain = holdRecord;
+  op->release = dropRecord;
   cudaError_t error = epEnqueue(s, op, "cudaEventRecord");
   if (error != cudaSuccess) {
-    dropMark(mark);
+    dropRecord(record);
     return error;
   }
-  mark->seq = atomic_load(&s->submitted);
+  record->seq = atomic_load(&s->submitted);
   pthread_mutex_lock(&event->lock);
-  ep_mark_t *old = event->mark;
-  event->mark = mark;
+  ep_event_record_t *old = event->record;
+  event->record = record;
   event->captureId = 0;
   pthread_mutex_unlock(&event->lock);
-  dropMark(old);
+  dropRecord(old);
   return cudaSuccess;
 }
 
@@ -123,14 +123,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaEventRecordWithFlags(event, stream, 0);
 }
 
-/* The event's last mark with a reference, or NULL; *captured: the last record was in a capture. */
-static ep_mark_t *currentMark(cudaEvent_t event, bool *captured) {
+/* The event's last record with a reference, or NULL; *captured: the last record was in a capture. */
+static ep_event_record_t *currentRecord(cudaEvent_t event, bool *captured) {
   pthread_mutex_lock(&event->lock);
   *captured = event->captureId != 0;
-  ep_mark_t *mark = event->mark;
-  if (mark) holdMark(mark);
+  ep_event_record_t *record = event->record;
+  if (record) holdRecord(record);
   pthread_mutex_unlock(&event->lock);
-  return mark;
+  return record;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
@@ -139,26 +139,26 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   EP_CUDA_TRY(epEventGet(event, "cudaStreamWaitEvent"));
   EP_CUDA_CHECK(!(flags & ~1u), cudaErrorInvalidValue, "cudaStreamWaitEvent: flags 0x%x", flags);
   bool captured;
-  ep_mark_t *mark = currentMark(event, &captured);
+  ep_event_record_t *record = currentRecord(event, &captured);
   if (captured || epCapturing(s)) {
-    bool recorded = mark || captured;
-    dropMark(mark);
+    bool recorded = record || captured;
+    dropRecord(record);
     if (captured) return epCaptureJoin(s, event, "cudaStreamWaitEvent");
     if (!recorded) return cudaSuccess;
     return epCaptureBreak(s, cudaErrorStreamCaptureIsolation, "cudaStreamWaitEvent");
   }
-  if (!mark) return cudaSuccess;
+  if (!record) return cudaSuccess;
   ep_stream_op_t *op = epOpNew(cudaGraphNodeTypeWaitEvent, runWait);
-  if (!op) dropMark(mark);
+  if (!op) dropRecord(record);
   EP_CUDA_CHECK(op, cudaErrorMemoryAllocation, "cudaStreamWaitEvent: out of memory");
-  op->shared = mark;
-  op->retain = holdMark;
-  op->release = dropMark;
+  op->shared = record;
+  op->retain = holdRecord;
+  op->release = dropRecord;
   return epEnqueue(s, op, "cudaStreamWaitEvent");
 }
 
-static bool passed(ep_mark_t *mark) {
-  return atomic_load(&mark->stream->completed) >= mark->seq;
+static bool passed(ep_event_record_t *record) {
+  return atomic_load(&record->stream->completed) >= record->seq;
 }
 
 static cudaError_t eventCaptured(cudaEvent_t event, const char *func) {
@@ -171,9 +171,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   EP_CUDA_TRY(epEventGet(event, "cudaEventQuery"));
   EP_CUDA_TRY(epCaptureForbids("cudaEventQuery"));
   bool captured;
-  ep_mark_t *mark = currentMark(event, &captured);
-  bool ready = !mark || passed(mark);
-  dropMark(mark);
+  ep_event_record_t *record = currentRecord(event, &captured);
+  bool ready = !record || passed(record);
+  dropRecord(record);
   if (captured) return eventCaptured(event, "cudaEventQuery");
   return ready ? cudaSuccess : cudaErrorNotReady;
 }
@@ -183,15 +183,15 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   EP_CUDA_CHECK(!epInHostFunc(), cudaErrorNotPermitted,
                 "cudaEventSynchronize was called from a host function");
   bool captured;
-  ep_mark_t *mark = currentMark(event, &captured);
+  ep_event_record_t *record = currentRecord(event, &captured);
   cudaError_t error = cudaSuccess;
   if (captured) {
     error = eventCaptured(event, "cudaEventSynchronize");
-  } else if (mark) {
-    epStreamWaitSeq(mark->stream, mark->seq, true);
-    error = epStreamTakeError(mark->stream);
+  } else if (record) {
+    epStreamWaitSeq(record->stream, record->seq, true);
+    error = epStreamTakeError(record->stream);
   }
-  dropMark(mark);
+  dropRecord(record);
   return error;
 }
 
@@ -203,7 +203,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
                 cudaErrorInvalidResourceHandle,
                 "cudaEventElapsedTime: an event was made with cudaEventDisableTiming");
   bool captured[2];
-  ep_mark_t *a = currentMark(start, &captured[0]), *b = currentMark(end, &captured[1]);
+  ep_event_record_t *a = currentRecord(start, &captured[0]), *b = currentRecord(end, &captured[1]);
   cudaError_t error = cudaSuccess;
   if (!a || !b || captured[0] || captured[1])
     error = epCudaFail(cudaErrorInvalidResourceHandle,
@@ -212,7 +212,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
     error = cudaErrorNotReady;
   else
     *ms = (float)((double)((int64_t)(atomic_load(&b->timeNs) - atomic_load(&a->timeNs))) * 1e-6);
-  dropMark(a);
-  dropMark(b);
+  dropRecord(a);
+  dropRecord(b);
   return error;
 }

@@ -96,9 +96,9 @@ cudaError_t epGraphMalloc(void **ptr, size_t bytes, cudaStream_t stream) {
   void *made = block->ptr;
   block->refs = 1;
   pthread_mutex_lock(&lock);
-  bool noted = tsearch(block, &tree, compareBlocks) != NULL;
+  bool isKept = tsearch(block, &tree, compareBlocks) != NULL;
   pthread_mutex_unlock(&lock);
-  if (!noted) {
+  if (!isKept) {
     (void)epMemFree(made, false, "cudaMallocAsync");
     free(op);
     free(block);

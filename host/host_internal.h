@@ -72,7 +72,7 @@ cudaError_t epMemAlloc(void **ptr, size_t bytes, size_t align, ep_mem_kind_t kin
 /* Frees a range that starts at ptr; `func` is for the sentence. Wrong kind: an error. */
 cudaError_t epMemFree(void *ptr, bool hostSide, const char *func);
 /* Notes a range that the allocator did not make (EP_MEM_REGISTERED, EP_MEM_PEER). */
-cudaError_t epMemNote(const ep_mem_t *mem);
+cudaError_t epMemAdd(const ep_mem_t *mem);
 bool epMemForget(void *base);
 /* The allocation that contains ptr. */
 bool epMemFind(const void *ptr, ep_mem_t *out);
@@ -101,7 +101,7 @@ int epCurrentDevice(void);
 /* ---- Streams (host_stream.c) ---- */
 
 typedef struct ep_stream_op ep_stream_op_t;
-typedef struct ep_mark ep_mark_t;
+typedef struct ep_event_record ep_event_record_t;
 typedef struct ep_capture ep_capture_t;
 
 /* Depth slices of height rows of width bytes each. */
@@ -228,7 +228,7 @@ struct CUevent_st {
   unsigned flags;
   int device;
   pthread_mutex_t lock;
-  ep_mark_t *mark;               /* last record; NULL before the first */
+  ep_event_record_t *record;     /* last record; NULL before the first */
   uint64_t captureId;            /* last record was in this capture, or 0 */
   struct CUgraphNode_st **nodes; /* what that record comes after */
   size_t numNodes;

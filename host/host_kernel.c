@@ -7,25 +7,25 @@
 
 #include "host_kernel.h"
 
-typedef struct noted {
+typedef struct symbol_record {
   ep_symbol_t symbol;
   void **managed; /* the program's pointer to a managed variable; NULL: not one */
-  struct noted *next;
-} noted_t;
+  struct symbol_record *next;
+} symbol_record_t;
 
 typedef struct module {
   void *fatCubin; /* first: what the program's handle points to */
-  noted_t *entries;
+  symbol_record_t *entries;
   struct module *next;
 } module_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static module_t *modules;
-static void *tree; /* of noted_t, by symbol.host */
+static void *tree; /* of symbol_record_t, by symbol.host */
 
-static int compareNoted(const void *a, const void *b) {
-  uintptr_t x = (uintptr_t)((const noted_t *)a)->symbol.host;
-  uintptr_t y = (uintptr_t)((const noted_t *)b)->symbol.host;
+static int compareRecords(const void *a, const void *b) {
+  uintptr_t x = (uintptr_t)((const symbol_record_t *)a)->symbol.host;
+  uintptr_t y = (uintptr_t)((const symbol_record_t *)b)->symbol.host;
   return (x > y) - (x < y);
 }
 
@@ -57,9 +57,9 @@ void __cudaUnregisterFatBinary(void **module) {
   if (m) {
     while (*at != m) at = &(*at)->next;
     *at = m->next;
-    for (noted_t *e = m->entries, *next; e; e = next) {
+    for (symbol_record_t *e = m->entries, *next; e; e = next) {
       next = e->next;
-      tdelete(e, &tree, compareNoted);
+      tdelete(e, &tree, compareRecords);
       free(e);
     }
     free(m);
@@ -67,13 +67,13 @@ void __cudaUnregisterFatBinary(void **module) {
   pthread_mutex_unlock(&lock);
 }
 
-static void note(void **module, const noted_t *like) {
-  noted_t *e = malloc(sizeof *e);
+static void addRecord(void **module, const symbol_record_t *like) {
+  symbol_record_t *e = malloc(sizeof *e);
   if (!e) return;
   *e = *like;
   pthread_mutex_lock(&lock);
   module_t *m = moduleOf(module);
-  noted_t **node = m ? tsearch(e, &tree, compareNoted) : NULL;
+  symbol_record_t **node = m ? tsearch(e, &tree, compareRecords) : NULL;
   bool fresh = node && *node == e;
   if (fresh) {
     e->next = m->entries;
@@ -87,15 +87,15 @@ void __cudaRegisterFunction(void **module, const char *hostFun, char *deviceFun,
                             const char *deviceName, int threadLimit, struct uint3 *tid,
                             struct uint3 *bid, dim3 *bDim, dim3 *gDim, int *wSize) {
   (void)deviceFun, (void)threadLimit, (void)tid, (void)bid, (void)bDim, (void)gDim, (void)wSize;
-  const noted_t e = {.symbol = {.name = deviceName, .host = hostFun}};
-  note(module, &e);
+  const symbol_record_t e = {.symbol = {.name = deviceName, .host = hostFun}};
+  addRecord(module, &e);
 }
 
 void __cudaRegisterVar(void **module, char *hostVar, char *deviceAddress, const char *deviceName,
                        int ext, size_t size, int constant, int global) {
   (void)deviceAddress, (void)ext, (void)constant, (void)global;
-  const noted_t e = {.symbol = {.name = deviceName, .host = hostVar, .bytes = size}};
-  note(module, &e);
+  const symbol_record_t e = {.symbol = {.name = deviceName, .host = hostVar, .bytes = size}};
+  addRecord(module, &e);
 }
 
 /* Zeroed: the value that the program's text gives it lies in device code, which is not read here. */
@@ -108,10 +108,10 @@ void __cudaRegisterManagedVar(void **module, void **hostVarPtr, char *deviceAddr
                               const char *deviceName, int ext, size_t size, int constant,
                               int global) {
   (void)deviceAddress, (void)ext, (void)constant, (void)global;
-  const noted_t e = {.symbol = {.name = deviceName, .host = hostVarPtr, .bytes = size},
-                     .managed = hostVarPtr};
+  const symbol_record_t e = {.symbol = {.name = deviceName, .host = hostVarPtr, .bytes = size},
+                             .managed = hostVarPtr};
   allocManaged(hostVarPtr, size);
-  note(module, &e);
+  addRecord(module, &e);
 }
 
 char __cudaInitModule(void **module) {
@@ -120,9 +120,9 @@ char __cudaInitModule(void **module) {
 }
 
 bool epSymbolFind(const void *host, ep_symbol_t *out) {
-  const noted_t key = {.symbol = {.host = host}};
+  const symbol_record_t key = {.symbol = {.host = host}};
   pthread_mutex_lock(&lock);
-  noted_t **node = tfind(&key, &tree, compareNoted);
+  symbol_record_t **node = tfind(&key, &tree, compareRecords);
   if (node) *out = (*node)->symbol;
   pthread_mutex_unlock(&lock);
   return node != NULL;
@@ -132,7 +132,7 @@ bool epSymbolFind(const void *host, ep_symbol_t *out) {
 void epSymbolsForked(void) {
   pthread_mutex_init(&lock, NULL);
   for (module_t *m = modules; m; m = m->next) {
-    for (noted_t *e = m->entries; e; e = e->next) {
+    for (symbol_record_t *e = m->entries; e; e = e->next) {
       if (!e->managed || !*e->managed) continue;
       void *before = *e->managed;
       allocManaged(e->managed, e->symbol.bytes);

@@ -262,7 +262,7 @@ cudaError_t epMemFree(void *ptr, bool hostSide, const char *func) {
   return cudaSuccess;
 }
 
-cudaError_t epMemNote(const ep_mem_t *mem) {
+cudaError_t epMemAdd(const ep_mem_t *mem) {
   range_t *range = calloc(1, sizeof *range);
   EP_CUDA_CHECK(range, cudaErrorMemoryAllocation, "out of memory");
   range->mem = *mem;

@@ -36,7 +36,7 @@ static used_t *entryOf(const ep_symbol_t *symbol) {
     return NULL;
   }
   ep_mem_t known;
-  if (!epMemFind(mem.base, &known)) (void)epMemNote(&mem);
+  if (!epMemFind(mem.base, &known)) (void)epMemAdd(&mem);
   return entry;
 }
 

@@ -85,7 +85,7 @@ static const cost_field_t opFields[] = {
     OPTIONAL_COST("most_send_sms", mostSendSms),
     OPTIONAL_COST("slot_ns", slotNs),
     OPTIONAL_COST("slot_gb_per_s_per_sm", slotGbPerSPerSm),
-    OPTIONAL_COST("hear_us", hearUs),
+    OPTIONAL_COST("announce_us", announceUs),
     OPTIONAL_COST("rest_gb_per_s_per_sm", restGbPerSPerSm),
     OPTIONAL_COST("missing_us", missingUs),
     OPTIONAL_COST("flow_share", flowShare),

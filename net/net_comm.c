@@ -115,10 +115,11 @@ static ep_net_comm_t *newComm(const ep_net_settings_t *settings, int numRanks, i
   return NULL;
 }
 
-static int meet(ep_net_comm_t *c, ep_net_listener_t *listener, void *const *handles, char *why) {
+static int rendezvous(ep_net_comm_t *c, ep_net_listener_t *listener, void *const *handles,
+                      char *why) {
   const ep_net_link_t link = {c, move, reach, raiseSignal};
   if (epNetEngineCreate(&c->settings, link, c->rank, c->numRanks, &c->engine, why)) return -1;
-  if (epNetMeet(listener, handles, c->numRanks, c->rank, c->settings.limitNs, c->ends, why))
+  if (epNetRendezvous(listener, handles, c->numRanks, c->rank, c->settings.limitNs, c->ends, why))
     return -1;
   for (int p = 0; p < c->numRanks; p++) c->peers[p].socket = c->ends[p].data;
   return 0;
@@ -130,7 +131,7 @@ int epNetConnect(const ep_net_settings_t *settings, ep_net_listener_t *listener,
     return epNetFail(why, "rank %d is not in [0, %d)", rank, numRanks);
   ep_net_comm_t *c = newComm(settings, numRanks, rank);
   if (!c) return epNetFail(why, "no memory for a communicator of the network");
-  if (meet(c, listener, handles, why)) {
+  if (rendezvous(c, listener, handles, why)) {
     freeComm(c);
     return -1;
   }
@@ -173,7 +174,7 @@ bool epNetFailed(ep_net_comm_t *c) {
 /* ---- Closing ---- */
 
 /* Whether all that was queued is sent, and the end of it said; *quiet: and all peers have said theirs. */
-static bool sayEnd(ep_net_comm_t *c, bool *quiet) {
+static bool sendEnd(ep_net_comm_t *c, bool *quiet) {
   bool sent = !c->signals.count;
   *quiet = true;
   for (int p = 0; p < c->numRanks; p++) {
@@ -196,7 +197,7 @@ static void drain(ep_net_comm_t *c) {
   bool shut = false, quiet = false;
   while (!c->failed && !(shut && quiet) && epNetNow() < end) {
     if (progress(c, ignored)) return;
-    bool sent = sayEnd(c, &quiet);
+    bool sent = sendEnd(c, &quiet);
     if (sent && !shut) shutAll(c);
     shut = shut || sent;
     nanosleep(&(struct timespec){0, 20000}, NULL);

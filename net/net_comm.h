@@ -5,7 +5,7 @@
 #define TREFOIL_NET_COMM_H
 
 #include "net_engine.h"
-#include "net_meet.h"
+#include "net_rendezvous.h"
 
 typedef struct ep_net_comm ep_net_comm_t;
 typedef struct ep_net_region ep_net_region_t;

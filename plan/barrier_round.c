@@ -167,7 +167,7 @@ static void publishClosed(const waiter_t *w, int missed) {
 static void waitForAll(const waiter_t *w) {
   ep_round_shared_t *shared = w->m->shared;
   for (uint64_t slice = 1000000;; slice *= slice < 16000000 ? 2 : 1) {
-    uint32_t rings = epDoorbellNote(&shared->doorbell);
+    uint32_t rings = epDoorbellRead(&shared->doorbell);
     uint64_t seen = atomic_load(&shared->word), waited = epMonotonicNs() - w->startNs;
     state_t s = unpack(seen);
     if (s.completed != w->completed) {

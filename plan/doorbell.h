@@ -1,8 +1,8 @@
 /* Waiting in memory that several threads or processes share, without burning a core.
  *
- * Doorbells: a thread that waits notes the doorbell, looks at what it waits for, and sleeps on the doorbell
+ * Doorbells: a thread that reads the doorbell, looks at what it waits for, and sleeps on the doorbell
  * if that is not there yet. A thread that changes something rings afterwards. If the doorbell was rung
- * since it was noted the sleep returns at once, so no ring is lost. A ring costs a system call only if a
+ * since it was read the sleep returns at once, so no ring is lost. A ring costs a system call only if a
  * thread sleeps. */
 #ifndef TREFOIL_PLAN_DOORBELL_H
 #define TREFOIL_PLAN_DOORBELL_H
@@ -68,7 +68,7 @@ typedef struct ep_doorbell {
       wanted; /* 1 + the rank whose ring ends the only sleeper's sleep; 0: any rank's */
 } ep_doorbell_t;
 
-static inline uint32_t epDoorbellNote(ep_doorbell_t *d) {
+static inline uint32_t epDoorbellRead(ep_doorbell_t *d) {
   return atomic_load(&d->rings);
 }
 

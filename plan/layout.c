@@ -32,7 +32,7 @@ typedef struct work {
   int64_t *slots;
 } work_t;
 
-/* Hands out the block piece by piece; with base NULL it only adds up. */
+/* Hands out the block part by part; with base NULL it only adds up. */
 typedef struct carver {
   char *base;
   size_t used;

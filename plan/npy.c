@@ -5,7 +5,7 @@
  *   { 'descr': '<i4', 'fortran_order': False, 'shape': (3, 4), }
  *
  * Nothing is read past the given bytes, no product of sizes is formed before it is known to fit, and the
- * data of a stream is read in pieces, after all that its header says is known to be possible. */
+ * data of a stream is read in chunks, after all that its header says is known to be possible. */
 #include "plan/npy.h"
 
 #include <float.h>
@@ -221,12 +221,12 @@ trefoil_result_t epNpyOpen(const char *name, ep_stream_t stream, uint64_t size, 
   return TREFOIL_OK;
 }
 
-/* ---- The data, in pieces ---- */
+/* ---- The data, in chunks ---- */
 
-typedef struct piece {
+typedef struct chunk {
   const uint8_t *data;
   int64_t first, numItems;
-} piece_t;
+} chunk_t;
 
 typedef struct reader {
   const char *name;
@@ -234,8 +234,8 @@ typedef struct reader {
   uint8_t bytes[1 << 16];
 } reader_t;
 
-/* The next piece after p; numItems 0 when there is none. */
-static trefoil_result_t nextPiece(reader_t *r, piece_t *p) {
+/* The next chunk after p; numItems 0 when there is none. */
+static trefoil_result_t nextChunk(reader_t *r, chunk_t *p) {
   const ep_npy_t *npy = r->npy;
   p->first += p->numItems;
   int64_t left = npy->numItems - p->first, most = (int64_t)sizeof r->bytes / npy->itemBytes;
@@ -252,27 +252,27 @@ static trefoil_result_t nextPiece(reader_t *r, piece_t *p) {
   return TREFOIL_OK;
 }
 
-/* Calls take for every piece. */
+/* Calls take for every chunk. */
 static trefoil_result_t
-eachPiece(const char *name, const ep_npy_t *npy,
-          trefoil_result_t (*take)(const reader_t *, const piece_t *, void *), void *out) {
+eachChunk(const char *name, const ep_npy_t *npy,
+          trefoil_result_t (*take)(const reader_t *, const chunk_t *, void *), void *out) {
   reader_t *r = malloc(sizeof *r);
   EP_CHECK(r, TREFOIL_SYSTEM_ERROR, "%s: out of memory", name);
   r->name = name;
   r->npy = npy;
-  piece_t piece = {0};
+  chunk_t chunk = {0};
   trefoil_result_t result;
   do {
-    result = nextPiece(r, &piece);
-    if (result == TREFOIL_OK && piece.numItems > 0) result = take(r, &piece, out);
-  } while (result == TREFOIL_OK && piece.numItems > 0);
+    result = nextChunk(r, &chunk);
+    if (result == TREFOIL_OK && chunk.numItems > 0) result = take(r, &chunk, out);
+  } while (result == TREFOIL_OK && chunk.numItems > 0);
   free(r);
   return result;
 }
 
-/* Item i of a piece as its bits, sign-extended for 'i'. */
-static int64_t itemAt(const ep_npy_t *npy, const piece_t *piece, int64_t i) {
-  const uint8_t *p = piece->data + i * npy->itemBytes;
+/* Item i of a chunk as its bits, sign-extended for 'i'. */
+static int64_t itemAt(const ep_npy_t *npy, const chunk_t *chunk, int64_t i) {
+  const uint8_t *p = chunk->data + i * npy->itemBytes;
   uint64_t bits = 0;
   for (int b = 0; b < npy->itemBytes; b++) bits |= (uint64_t)p[b] << 8 * b;
   int unused = 64 - 8 * npy->itemBytes;
@@ -286,7 +286,7 @@ static trefoil_result_t checkInts(const char *name, const ep_npy_t *npy) {
   return TREFOIL_OK;
 }
 
-static trefoil_result_t takeInts(const reader_t *r, const piece_t *p, void *to) {
+static trefoil_result_t takeInts(const reader_t *r, const chunk_t *p, void *to) {
   int64_t *out = (int64_t *)to + p->first;
   for (int64_t i = 0; i < p->numItems; i++) {
     out[i] = itemAt(r->npy, p, i);
@@ -298,10 +298,10 @@ static trefoil_result_t takeInts(const reader_t *r, const piece_t *p, void *to) 
 
 trefoil_result_t epNpyInts(const char *name, const ep_npy_t *npy, int64_t *out) {
   EP_TRY(checkInts(name, npy));
-  return eachPiece(name, npy, takeInts, out);
+  return eachChunk(name, npy, takeInts, out);
 }
 
-static trefoil_result_t takeInts32(const reader_t *r, const piece_t *p, void *to) {
+static trefoil_result_t takeInts32(const reader_t *r, const chunk_t *p, void *to) {
   int32_t *out = (int32_t *)to + p->first;
   for (int64_t i = 0; i < p->numItems; i++) {
     int64_t value = itemAt(r->npy, p, i);
@@ -314,13 +314,13 @@ static trefoil_result_t takeInts32(const reader_t *r, const piece_t *p, void *to
 
 trefoil_result_t epNpyInts32(const char *name, const ep_npy_t *npy, int32_t *out) {
   EP_TRY(checkInts(name, npy));
-  return eachPiece(name, npy, takeInts32, out);
+  return eachChunk(name, npy, takeInts32, out);
 }
 
-static trefoil_result_t takeFloats(const reader_t *r, const piece_t *piece, void *to) {
-  float *out = (float *)to + piece->first;
-  for (int64_t i = 0; i < piece->numItems; i++) {
-    const uint8_t *p = piece->data + i * r->npy->itemBytes;
+static trefoil_result_t takeFloats(const reader_t *r, const chunk_t *chunk, void *to) {
+  float *out = (float *)to + chunk->first;
+  for (int64_t i = 0; i < chunk->numItems; i++) {
+    const uint8_t *p = chunk->data + i * r->npy->itemBytes;
     double wide;
     if (r->npy->itemBytes == 4) {
       memcpy(&out[i], p, sizeof out[i]);
@@ -330,7 +330,7 @@ static trefoil_result_t takeFloats(const reader_t *r, const piece_t *piece, void
     }
     EP_CHECK(isfinite(out[i]), TREFOIL_INVALID_ARGUMENT,
              "%s: item %lld is NaN, infinite or too large for float32", r->name,
-             (long long)(piece->first + i));
+             (long long)(chunk->first + i));
   }
   return TREFOIL_OK;
 }
@@ -338,7 +338,7 @@ static trefoil_result_t takeFloats(const reader_t *r, const piece_t *piece, void
 trefoil_result_t epNpyFloats(const char *name, const ep_npy_t *npy, float *out) {
   EP_CHECK(npy->kind == 'f' && npy->itemBytes >= 4, TREFOIL_INVALID_ARGUMENT,
            "%s: float32 or float64 is wanted here", name);
-  return eachPiece(name, npy, takeFloats, out);
+  return eachChunk(name, npy, takeFloats, out);
 }
 
 void epNpyHeader(char *header, const char *dtype, int64_t rows, int64_t cols) {

@@ -28,7 +28,7 @@ trefoil_result_t epNpyParse(const char *name, const uint8_t *bytes, size_t numBy
 /* Takes the header alone from a stream that says it has size bytes; nothing of the data is read. */
 trefoil_result_t epNpyOpen(const char *name, ep_stream_t stream, uint64_t size, ep_npy_t *npy);
 
-/* The data, read piece by piece; a streamed array once. A stream that ends early, or goes on, is
+/* The data, read chunk by chunk; a streamed array once. A stream that ends early, or goes on, is
  * refused.
  * out[i] = (int64_t)item i; 'u' values past INT64_MAX are refused, 'f' kinds too. */
 trefoil_result_t epNpyInts(const char *name, const ep_npy_t *npy, int64_t *out);

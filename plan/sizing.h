@@ -49,7 +49,7 @@ typedef enum ep_memory {
 
 typedef enum ep_buffer_id {
   /* group, shared: one window, in this order */
-  EP_BUFFER_CONTROL = 0,      /* counters, doorbells, failure note */
+  EP_BUFFER_CONTROL = 0,      /* counters, doorbells, failure notice */
   EP_BUFFER_ROUTING,          /* topk_idx as published */
   EP_BUFFER_DISPATCH_HEAD,    /* tokens and mask of a dispatch */
   EP_BUFFER_DISPATCH_ROWS,    /* rows as exposed to receivers */

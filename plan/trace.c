@@ -35,11 +35,11 @@ trefoil_result_t epTraceNew(trefoil_trace_t **trace, const trefoil_shape_t *shap
   return TREFOIL_OK;
 }
 
-trefoil_result_t epTraceSetNote(trefoil_trace_t *trace, const char *note) {
-  char *copy = strdup(note ? note : "{}");
-  EP_CHECK(copy, TREFOIL_SYSTEM_ERROR, "out of memory for a trace's note");
-  free((void *)trace->note);
-  trace->note = copy;
+trefoil_result_t epTraceSetProvenance(trefoil_trace_t *trace, const char *provenance) {
+  char *copy = strdup(provenance ? provenance : "{}");
+  EP_CHECK(copy, TREFOIL_SYSTEM_ERROR, "out of memory for a trace's provenance");
+  free((void *)trace->provenance);
+  trace->provenance = copy;
   return TREFOIL_OK;
 }
 
@@ -49,7 +49,7 @@ void trefoilTraceDestroy(const trefoil_trace_t *trace) {
   free((void *)o->shown.offsets);
   free((void *)o->shown.topkIdx);
   free((void *)o->shown.topkWeights);
-  free((void *)o->shown.note);
+  free((void *)o->shown.provenance);
   free(o->counts);
   free(o->rows);
   free(o);
@@ -113,7 +113,7 @@ static trefoil_result_t copyContents(trefoil_trace_t *t, const trefoil_trace_t *
   if (entries && from->topkWeights) {
     memcpy((void *)t->topkWeights, from->topkWeights, entries * sizeof *from->topkWeights);
   }
-  EP_TRY(epTraceSetNote(t, from->note));
+  EP_TRY(epTraceSetProvenance(t, from->provenance));
   return epTraceFinish(t);
 }
 

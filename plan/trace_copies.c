@@ -32,7 +32,7 @@ static trefoil_result_t fill(trefoil_trace_t *t, const trefoil_trace_t *from, ui
     memcpy((void *)t->topkWeights, from->topkWeights,
            (size_t)(t->numTokens * t->shape.topk) * sizeof *t->topkWeights);
   }
-  EP_TRY(epTraceSetNote(t, from->note));
+  EP_TRY(epTraceSetProvenance(t, from->provenance));
   return epTraceFinish(t);
 }
 

@@ -1,5 +1,5 @@
-/* Reading .npz traces and .npy arrays. The headers of all arrays and the note come first; when they fit
- * together the data is read in pieces as it decompresses (plan/npy.h), straight into the trace that
+/* Reading .npz traces and .npy arrays. The headers of all arrays and the metadata come first; when they fit
+ * together the data is read in chunks as it decompresses (plan/npy.h), straight into the trace that
  * plan/trace_import.c makes. */
 #include "plan/trace_import.h"
 
@@ -71,8 +71,8 @@ static trefoil_result_t openMember(zip_t *zip, member_t *m) {
   return TREFOIL_OK;
 }
 
-/* A positive integer of the note, or 0 where it is not stated. */
-static trefoil_result_t noteInt(const json_t *root, const char *file, const char *key,
+/* A positive integer of the metadata, or 0 where it is not stated. */
+static trefoil_result_t readInt(const json_t *root, const char *file, const char *key,
                                 int64_t *value) {
   const json_t *v = json_object_get(root, key);
   if (!v) return TREFOIL_OK;
@@ -100,7 +100,7 @@ static trefoil_result_t checkKeys(const json_t *root, const char *file) {
   return TREFOIL_OK;
 }
 
-static trefoil_result_t readNote(const json_t *root, ep_trace_parts_t *p, char **note) {
+static trefoil_result_t readMetadata(const json_t *root, ep_trace_parts_t *p, char **out) {
   EP_CHECK(json_is_object(root), TREFOIL_INVALID_ARGUMENT, "%s: trefoil.json is not an object",
            p->name);
   const char *format = json_string_value(json_object_get(root, "format"));
@@ -109,21 +109,21 @@ static trefoil_result_t readNote(const json_t *root, ep_trace_parts_t *p, char *
   EP_CHECK(json_integer_value(json_object_get(root, "version")) == 1, TREFOIL_INVALID_ARGUMENT,
            "%s: trefoil.json is not of version 1", p->name);
   EP_TRY(checkKeys(root, p->name));
-  EP_TRY(noteInt(root, p->name, "num_ranks", &p->numRanks));
-  EP_TRY(noteInt(root, p->name, "ranks_per_node", &p->ranksPerNode));
-  EP_TRY(noteInt(root, p->name, "num_experts", &p->numExperts));
-  EP_TRY(noteInt(root, p->name, "topk", &p->topk));
-  EP_TRY(noteInt(root, p->name, "max_tokens", &p->maxTokens));
-  EP_TRY(noteInt(root, p->name, "steps", &p->numSteps));
+  EP_TRY(readInt(root, p->name, "num_ranks", &p->numRanks));
+  EP_TRY(readInt(root, p->name, "ranks_per_node", &p->ranksPerNode));
+  EP_TRY(readInt(root, p->name, "num_experts", &p->numExperts));
+  EP_TRY(readInt(root, p->name, "topk", &p->topk));
+  EP_TRY(readInt(root, p->name, "max_tokens", &p->maxTokens));
+  EP_TRY(readInt(root, p->name, "steps", &p->numSteps));
   const json_t *provenance = json_object_get(root, "provenance");
   EP_CHECK(!provenance || json_is_object(provenance), TREFOIL_INVALID_ARGUMENT,
            "%s: trefoil.json: provenance is not an object", p->name);
-  *note = provenance ? json_dumps(provenance, JSON_SORT_KEYS) : NULL;
-  p->note = *note;
+  *out = provenance ? json_dumps(provenance, JSON_SORT_KEYS) : NULL;
+  p->provenance = *out;
   return TREFOIL_OK;
 }
 
-static trefoil_result_t parseNote(member_t *m, ep_trace_parts_t *p, char **note) {
+static trefoil_result_t parseMetadata(member_t *m, ep_trace_parts_t *p, char **out) {
   enum { MAX_BYTES = 1 << 20 };
   EP_CHECK(m->size <= MAX_BYTES, TREFOIL_INVALID_ARGUMENT,
            "%s: trefoil.json has %llu bytes: must be at most 1 MiB", p->name,
@@ -146,7 +146,7 @@ static trefoil_result_t parseNote(member_t *m, ep_trace_parts_t *p, char **note)
   EP_TRY(result);
   EP_CHECK(root, TREFOIL_INVALID_ARGUMENT, "%s: trefoil.json, line %d: %s", p->name, error.line,
            error.text);
-  result = readNote(root, p, note);
+  result = readMetadata(root, p, out);
   json_decref(root);
   return result;
 }
@@ -154,7 +154,7 @@ static trefoil_result_t parseNote(member_t *m, ep_trace_parts_t *p, char **note)
 typedef struct members {
   member_t idx, offsets, weights, json;
   char idxName[128];
-  char *note;
+  char *provenance;
 } members_t;
 
 /* "has no array X; its arrays are A, B" */
@@ -185,7 +185,7 @@ static trefoil_result_t openMembers(zip_t *zip, const char *file, const char *ar
   return openMember(zip, &m->json);
 }
 
-/* Headers and the note first: no data is read before they fit together. */
+/* Headers and the metadata first: no data is read before they fit together. */
 static trefoil_result_t openArray(const char *name, member_t *m, ep_npy_t *npy,
                                   const ep_npy_t **part) {
   if (!m->stream) return TREFOIL_OK;
@@ -205,7 +205,7 @@ static trefoil_result_t importMembers(const trefoil_trace_t **trace, members_t *
     snprintf(why, sizeof why, "%s", trefoilLastError());
     return strncmp(why, p->name, strlen(p->name)) ? epFail(result, "%s: %s", p->name, why) : result;
   }
-  if (m->json.stream) EP_TRY(parseNote(&m->json, p, &m->note));
+  if (m->json.stream) EP_TRY(parseMetadata(&m->json, p, &m->provenance));
   return epTraceImport(trace, p, hints);
 }
 
@@ -216,7 +216,7 @@ static void closeMember(member_t *m) {
 static trefoil_result_t loadZip(const trefoil_trace_t **trace, zip_t *zip, const char *file,
                                 const trefoil_trace_hints_t *hints) {
   const char *array = hints && hints->array ? hints->array : "topk_idx";
-  members_t m = {.note = NULL};
+  members_t m = {.provenance = NULL};
   ep_trace_parts_t parts = {.name = file};
   trefoil_result_t result = openMembers(zip, file, array, &m);
   if (result == TREFOIL_OK) result = importMembers(trace, &m, &parts, hints);
@@ -224,7 +224,7 @@ static trefoil_result_t loadZip(const trefoil_trace_t **trace, zip_t *zip, const
   closeMember(&m.offsets);
   closeMember(&m.weights);
   closeMember(&m.json);
-  free(m.note);
+  free(m.provenance);
   return result;
 }
 

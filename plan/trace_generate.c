@@ -264,18 +264,18 @@ static trefoil_result_t fillTrace(const generator_t *g, trefoil_trace_t *t) {
 
 static trefoil_result_t describeSpec(const trefoil_trace_spec_t *s, trefoil_trace_t *t) {
   static const char *const names[] = {"uniform", "zipf", "hot-expert", "hot-rank"};
-  char note[512], groups[64] = "";
+  char provenance[512], groups[64] = "";
   if (s->numGroups > 0)
     snprintf(groups, sizeof groups, ", \"groups\": %d, \"topk_groups\": %d", s->numGroups,
              s->topkGroups);
   snprintf(
-      note, sizeof note,
+      provenance, sizeof provenance,
       "{\"generator\": \"%s\", \"seed\": %llu, \"skew\": %.17g, \"hot\": %d, \"ragged\": %.17g, "
       "\"empty_ranks\": %d, \"burst_period\": %d, \"burst_low\": %.17g, "
       "\"unused_fraction\": %.17g%s}",
       names[s->popularity], (unsigned long long)s->seed, s->skew, s->hot, s->ragged,
       s->numEmptyRanks, s->burstPeriod, s->burstLow, s->unusedFraction, groups);
-  return epTraceSetNote(t, note);
+  return epTraceSetProvenance(t, provenance);
 }
 
 static trefoil_result_t generate(generator_t *g, int64_t *offsets, trefoil_trace_t **trace) {

@@ -34,8 +34,8 @@ static trefoil_result_t merge(const import_t *m, const char *what, const int64_t
 /* Agrees with the file's own statement, if it makes one. */
 static trefoil_result_t agree(const import_t *m, const char *what, int64_t stated, int64_t found) {
   EP_CHECK(!stated || stated == found, TREFOIL_INVALID_ARGUMENT,
-           "%s: its note states %lld %s, its arrays have %lld", m->parts->name, (long long)stated,
-           what, (long long)found);
+           "%s: its metadata states %lld %s, its arrays have %lld", m->parts->name,
+           (long long)stated, what, (long long)found);
   return TREFOIL_OK;
 }
 
@@ -156,7 +156,7 @@ static trefoil_result_t fill(const import_t *m, trefoil_trace_t *t) {
   EP_TRY(epNpyInts32("topk_idx", m->parts->idx, (int32_t *)t->topkIdx));
   if (t->topkWeights)
     EP_TRY(epNpyFloats("topk_weights", m->parts->weights, (float *)t->topkWeights));
-  EP_TRY(epTraceSetNote(t, m->parts->note));
+  EP_TRY(epTraceSetProvenance(t, m->parts->provenance));
   return epTraceFinish(t);
 }
 

@@ -10,7 +10,7 @@ typedef struct ep_trace_parts {
   const ep_npy_t *idx, *offsets, *weights; /* the last two may be NULL */
   /* stated by trefoil.json, or 0 */
   int64_t numRanks, ranksPerNode, numExperts, topk, maxTokens, numSteps;
-  const char *note; /* JSON object in text, or NULL */
+  const char *provenance; /* JSON object in text, or NULL */
 } ep_trace_parts_t;
 
 /* hints may be NULL. */

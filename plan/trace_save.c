@@ -62,14 +62,14 @@ static trefoil_result_t addIds(zip_t *zip, const trefoil_trace_t *t) {
   return result;
 }
 
-static trefoil_result_t addNote(zip_t *zip, const trefoil_trace_t *t) {
+static trefoil_result_t addMetadata(zip_t *zip, const trefoil_trace_t *t) {
   json_error_t error;
-  json_t *provenance = json_loads(t->note, JSON_REJECT_DUPLICATES, &error);
-  EP_CHECK(provenance, TREFOIL_INVALID_ARGUMENT, "the trace's note is no JSON object: %s",
+  json_t *provenance = json_loads(t->provenance, JSON_REJECT_DUPLICATES, &error);
+  EP_CHECK(provenance, TREFOIL_INVALID_ARGUMENT, "the trace's provenance is no JSON object: %s",
            error.text);
   if (!json_is_object(provenance)) {
     json_decref(provenance);
-    return epFail(TREFOIL_INVALID_ARGUMENT, "the trace's note is no JSON object");
+    return epFail(TREFOIL_INVALID_ARGUMENT, "the trace's provenance is no JSON object");
   }
   json_t *root = json_pack(
       "{s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:i, s:o}", "format", "trefoil-trace", "version", 1,
@@ -93,7 +93,7 @@ static trefoil_result_t addAll(zip_t *zip, const trefoil_trace_t *t) {
     a.data = (const uint8_t *)t->topkWeights;
     EP_TRY(addArray(zip, "topk_weights.npy", &a));
   }
-  return addNote(zip, t);
+  return addMetadata(zip, t);
 }
 
 trefoil_result_t trefoilTraceSave(const trefoil_trace_t *trace, const char *path) {

@@ -153,18 +153,18 @@ typedef struct sm_work {
 static double sendNs(const work_t *w, const sm_work_t *c, int r) {
   int64_t rows = epRowsToSend(w->f, w->replay, r);
   int isDispatch = w->replay->op == TREFOIL_OP_DISPATCH;
-  double beside =
+  double sideNs =
       isDispatch ? (double)w->sim->numTokens[r] * c->token : (double)w->replay->slots[r] * c->slot;
-  return rows > 0 ? c->send + beside / (double)rows : c->send;
+  return rows > 0 ? c->send + sideNs / (double)rows : c->send;
 }
 
 /* A row that it takes, with its part of the places (dispatch) or tokens (combine). */
 static double takeNs(const work_t *w, const sm_work_t *c, int r) {
   int64_t rows = w->replay->takenRows[r];
   int isDispatch = w->replay->op == TREFOIL_OP_DISPATCH;
-  double beside =
+  double sideNs =
       isDispatch ? (double)w->replay->slots[r] * c->slot : (double)w->sim->numTokens[r] * c->token;
-  return rows > 0 ? c->take + beside / (double)rows : c->take;
+  return rows > 0 ? c->take + sideNs / (double)rows : c->take;
 }
 
 /* How many of some SMs send while the others receive. Without a share it is the work that the busiest
@@ -261,16 +261,16 @@ static void setStarts(const work_t *w) {
 }
 
 /* The word of each rank leaves a while after its start and takes the latency of its way. */
-static void setHeard(const work_t *w) {
+static void setAnnounced(const work_t *w) {
   const ep_fabric_t *f = w->f;
-  ep_fs_t hear = toFs(w->op->hearUs * 1e3);
+  ep_fs_t announceFs = toFs(w->op->announceUs * 1e3);
   for (int r = 0; r < f->numRanks; r++) {
-    f->heard[r] = f->start[r] + hear;
-    for (int s = 0; s < f->numRanks && hear > 0; s++) {
+    f->announced[r] = f->start[r] + announceFs;
+    for (int s = 0; s < f->numRanks && announceFs > 0; s++) {
       int isNear = trefoilNodeOf(w->shape, r) == trefoilNodeOf(w->shape, s);
       ep_fs_t word =
-          f->start[s] + hear + f->latency[isNear ? TREFOIL_TIER_NVLINK : TREFOIL_TIER_NET];
-      if (s != r && word > f->heard[r]) f->heard[r] = word;
+          f->start[s] + announceFs + f->latency[isNear ? TREFOIL_TIER_NVLINK : TREFOIL_TIER_NET];
+      if (s != r && word > f->announced[r]) f->announced[r] = word;
     }
   }
 }
@@ -299,7 +299,7 @@ static trefoil_result_t checkRun(const trefoil_sim_run_t *run, const trefoil_cos
            "%d changes%s", run->numChanges,
            run->numChanges < 0 ? ": must not be negative" : ", but the list is NULL");
   EP_CHECK(!run->hasProducts || costs->productShare > 0, TREFOIL_INVALID_ARGUMENT,
-           "the costs %s do not know what matrix products beside take: productShare is 0",
+           "the costs %s do not know what background matrix products take: productShare is 0",
            costs->name);
   return TREFOIL_OK;
 }
@@ -309,7 +309,7 @@ static trefoil_result_t allocate(work_t *w) {
   ep_fabric_t *f = w->f;
   size_t R = (size_t)f->numRanks, P = (size_t)f->numPorts;
   size_t times =
-      8 * R + 4 * P; /* 5 kinds of a rank, start, rest, heard; 2 of a port, 2 of a leaf */
+      8 * R + 4 * P; /* 5 kinds of a rank, start, rest, announced; 2 of a port, 2 of a leaf */
   size_t doubles = 5 * R + 5 * P; /* 3 of a rank, 1 of a port that differ; rates of ports, leaves */
   size_t bytes = times * sizeof(ep_fs_t) + doubles * sizeof(double) + (R + P) * sizeof(int32_t) + P;
   f->memory = calloc(1, bytes);
@@ -323,7 +323,7 @@ static trefoil_result_t allocate(work_t *w) {
   }
   f->start = next;
   f->rest = next + R;
-  f->heard = f->rest + R;
+  f->announced = f->rest + R;
   w->portFactor = (double *)(next + 3 * R);
   w->nvlinkFactor = w->portFactor + P;
   w->smFactor = w->nvlinkFactor + R;
@@ -352,7 +352,7 @@ static trefoil_result_t fill(work_t *w) {
   double net = w->costs->netLatencyNs;
   w->f->latency[TREFOIL_TIER_NVLINK] = toFs(w->costs->nvlinkLatencyNs);
   w->f->latency[TREFOIL_TIER_NET] = toFs(net < 0 ? cl->netLatencyUs * 1e3 : net);
-  setHeard(w);
+  setAnnounced(w);
   return epFlowsApply(w->f, w->shape, w->run, w->op->flowShare);
 }
 

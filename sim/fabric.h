@@ -8,10 +8,11 @@ typedef struct ep_fabric {
   int numRanks, numPorts, numLeaves;   /* numLeaves 0: no leaf blocks */
   int count[TREFOIL_NUM_RESOURCES];    /* of each kind */
   ep_fs_t *row[TREFOIL_NUM_RESOURCES]; /* [count] time of a row on it; 0 = it does not limit */
-  ep_fs_t *start;  /* [R] when a rank's first row may leave: late start, fixed */
-  ep_fs_t fixed;   /* the part of start that no row takes */
-  ep_fs_t *rest;   /* [R] what a rank does after its last row has come */
-  ep_fs_t *heard;  /* [R] when a rank has heard of all, and takes rows; its start without hearUs */
+  ep_fs_t *start; /* [R] when a rank's first row may leave: late start, fixed */
+  ep_fs_t fixed;  /* the part of start that no row takes */
+  ep_fs_t *rest;  /* [R] what a rank does after its last row has come */
+  ep_fs_t *
+      announced; /* [R] when a rank has heard of all, and takes rows; its start without announceUs */
   int ownRowsStay; /* rows of a rank to itself do not cross SEND */
   int32_t *portOf; /* [R] network port of a rank, after failures */
   int32_t *leafOf; /* [ports] */

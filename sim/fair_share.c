@@ -146,7 +146,7 @@ static void leave(ep_share_t *s, int bundle) {
   s->fixedBy[bundle] = -1;
 }
 
-static void noteStale(ep_share_t *s, int kind, int from) {
+static void markStale(ep_share_t *s, int kind, int from) {
   if (s->isStale == 0 || from < s->firstStale) s->firstStale = from;
   if (kind > s->isStale) s->isStale = kind;
 }
@@ -159,7 +159,7 @@ void epShareSetWeight(ep_share_t *s, int bundle, int weight) {
   for (int k = 0; k < EP_SHARE_USES && uses[k] >= 0; k++) {
     s->total[uses[k]] += more;
     s->weights[s->place[(size_t)bundle * EP_SHARE_USES + (size_t)k]] = weight;
-    noteStale(s, more > 0 ? 2 : 1, s->position[uses[k]]);
+    markStale(s, more > 0 ? 2 : 1, s->position[uses[k]]);
   }
   if (weight == 0) leave(s, bundle);
   s->weight[bundle] = weight;
@@ -339,7 +339,7 @@ static double highestOf(const ep_share_t *s, int p) {
   return highest;
 }
 
-static void noteMoved(ep_share_t *s, int p) {
+static void markMoved(ep_share_t *s, int p) {
   s->heap[s->numMoved++] = p; /* the heap is not in use */
 }
 
@@ -350,7 +350,7 @@ static void insertAt(ep_share_t *s, int p, int at) {
   s->order[at] = p;
   s->numOrder++;
   if (at < s->firstNew) s->firstNew = at;
-  noteMoved(s, p);
+  markMoved(s, p);
 }
 
 static void removeAt(ep_share_t *s, int at) {
@@ -359,7 +359,7 @@ static void removeAt(ep_share_t *s, int at) {
   s->numOrder--;
   s->position[p] = NOWHERE;
   setLevel(s, p, HUGE_VAL);
-  noteMoved(s, p);
+  markMoved(s, p);
 }
 
 /* The first place of a level above this one, before a place. */

@@ -38,7 +38,8 @@ trefoil_result_t epFinishFlags(const ep_replay_t *replay, const ep_fabric_t *f,
   for (int r = 0; r < s->numRanks; r++) {
     ep_fs_t done = f->start[r] + epRowsToSend(f, replay, r) * f->row[TREFOIL_RESOURCE_SEND][r];
     raiseTo(&finish[r], done);
-    raiseTo(&finish[r], f->heard[r] + replay->takenRows[r] * f->row[TREFOIL_RESOURCE_RECEIVE][r]);
+    raiseTo(&finish[r],
+            f->announced[r] + replay->takenRows[r] * f->row[TREFOIL_RESOURCE_RECEIVE][r]);
     finish[r] += f->rest[r];
     offer(&nodes[trefoilNodeOf(s, r)], done, r);
   }

@@ -56,7 +56,7 @@ static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
       {"nodeRoundUs", c->nodeRoundUs},
       {"mostSendSms", c->mostSendSms},
       {"slotNs", c->slotNs},
-      {"hearUs", c->hearUs},
+      {"announceUs", c->announceUs},
       {"slotGbPerSPerSm", c->slotGbPerSPerSm},
       {"restGbPerSPerSm", c->restGbPerSPerSm},
       {"missingUs", c->missingUs},

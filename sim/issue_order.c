@@ -12,25 +12,25 @@
 
 enum { LONG_WAY_BIT = 20 }; /* below it the distance round the ring: TREFOIL_MAX_RANKS fits */
 
-static uint64_t keyOf(const ep_replay_t *r, const trefoil_shape_t *s, int64_t piece,
+static uint64_t keyOf(const ep_replay_t *r, const trefoil_shape_t *s, int64_t segment,
                       const int64_t *blocks) {
-  const ep_move_t *m = epMoveOf(r, piece);
+  const ep_move_t *m = epMoveOf(r, segment);
   int peer = r->op == TREFOIL_OP_DISPATCH ? m->dst : m->origin;
   uint64_t distance = (uint64_t)(((int64_t)peer - m->src + s->numRanks) % s->numRanks);
-  if (!r->ht) return (uint64_t)blocks[piece] << LONG_WAY_BIT | distance;
+  if (!r->ht) return (uint64_t)blocks[segment] << LONG_WAY_BIT | distance;
   uint64_t isNear = m->phase == TREFOIL_PHASE_DIRECT;
   return (uint64_t)m->chunk << (LONG_WAY_BIT + 1) | isNear << LONG_WAY_BIT | distance;
 }
 
-/* Counting sort of the pieces that SEND issues, by source; the others follow as they are. */
+/* Counting sort of the segments that SEND issues, by source; the others follow as they are. */
 static void groupBySource(ep_replay_t *r, int numRanks) {
-  for (int64_t i = 0; i < r->numPieces; i++) {
+  for (int64_t i = 0; i < r->numSegments; i++) {
     const ep_move_t *m = epMoveOf(r, i);
     if (epCrossesSend(m)) r->firstOf[m->src + 1]++;
   }
   for (int k = 0; k < numRanks; k++) r->firstOf[k + 1] += r->firstOf[k];
   int64_t others = r->firstOf[numRanks];
-  for (int64_t i = 0; i < r->numPieces; i++) {
+  for (int64_t i = 0; i < r->numSegments; i++) {
     const ep_move_t *m = epMoveOf(r, i);
     r->issued[epCrossesSend(m) ? r->firstOf[m->src]++ : others++] = (int32_t)i;
   }
@@ -39,7 +39,7 @@ static void groupBySource(ep_replay_t *r, int numRanks) {
 }
 
 static int64_t longestList(const ep_replay_t *r, int numRanks) {
-  int64_t most = r->numPieces - r->firstOf[numRanks] + 1;
+  int64_t most = r->numSegments - r->firstOf[numRanks] + 1;
   for (int k = 0; k < numRanks; k++) {
     int64_t n = r->firstOf[k + 1] - r->firstOf[k];
     if (n > most) most = n;
@@ -48,9 +48,9 @@ static int64_t longestList(const ep_replay_t *r, int numRanks) {
 }
 
 trefoil_result_t epReplayOrder(ep_replay_t *r, const trefoil_shape_t *s, const int64_t *blocks) {
-  r->issued = malloc((size_t)(r->numPieces + 1) * sizeof *r->issued);
+  r->issued = malloc((size_t)(r->numSegments + 1) * sizeof *r->issued);
   EP_CHECK(r->issued, TREFOIL_SYSTEM_ERROR, "out of memory for %lld transfers",
-           (long long)r->numPieces);
+           (long long)r->numSegments);
   groupBySource(r, s->numRanks);
   size_t most = (size_t)longestList(r, s->numRanks);
   ep_keyed_t *keyed = malloc(2 * most * sizeof *keyed);
@@ -58,7 +58,7 @@ trefoil_result_t epReplayOrder(ep_replay_t *r, const trefoil_shape_t *s, const i
   for (int k = 0; k <= s->numRanks; k++) { /* past the last: LL's that are forwarded */
     if (k == s->numRanks && r->ht) break;
     int32_t *list = r->issued + r->firstOf[k];
-    int64_t end = k < s->numRanks ? r->firstOf[k + 1] : r->numPieces;
+    int64_t end = k < s->numRanks ? r->firstOf[k + 1] : r->numSegments;
     size_t n = (size_t)(end - r->firstOf[k]);
     for (size_t i = 0; i < n; i++) keyed[i] = (ep_keyed_t){keyOf(r, s, list[i], blocks), list[i]};
     epSortKeyed(keyed, keyed + most, n);

@@ -115,23 +115,25 @@ static void forTaken(const xml_t *x, void (*each)(const xml_t *, int kind, int a
   }
 }
 
-static void writeBesideHosts(const xml_t *x, int kind, int at, int part) {
-  put(x, "    <host id=\"" EP_BESIDE_NAME("o") "\" speed=\"1f\"/>\n", kind, at, part);
-  put(x, "    <host id=\"" EP_BESIDE_NAME("q") "\" speed=\"1f\"/>\n", kind, at, part);
+static void writeBackgroundHosts(const xml_t *x, int kind, int at, int part) {
+  put(x, "    <host id=\"" EP_BACKGROUND_NAME("o") "\" speed=\"1f\"/>\n", kind, at, part);
+  put(x, "    <host id=\"" EP_BACKGROUND_NAME("q") "\" speed=\"1f\"/>\n", kind, at, part);
 }
 
-static void writeBesideLink(const xml_t *x, int kind, int at, int part) {
+static void writeBackgroundLink(const xml_t *x, int kind, int at, int part) {
   double taken = 1 - epLeftOf(x->f, (trefoil_resource_t)kind, at, part);
   double rate = (double)x->rowBytes * 1e15 / (double)x->f->row[kind][at] * taken;
-  put(x, "    <link id=\"" EP_BESIDE_NAME("beside") "\" bandwidth=\"%.17gBps\" latency=\"0s\"/>\n",
+  put(x,
+      "    <link id=\"" EP_BACKGROUND_NAME(
+          "background") "\" bandwidth=\"%.17gBps\" latency=\"0s\"/>\n",
       kind, at, part, rate);
 }
 
-static void writeBesideRoute(const xml_t *x, int kind, int at, int part) {
+static void writeBackgroundRoute(const xml_t *x, int kind, int at, int part) {
   put(x,
-      "    <route src=\"" EP_BESIDE_NAME("o") "\" dst=\"" EP_BESIDE_NAME(
+      "    <route src=\"" EP_BACKGROUND_NAME("o") "\" dst=\"" EP_BACKGROUND_NAME(
           "q") "\" "
-               "symmetrical=\"NO\"><link_ctn id=\"" EP_BESIDE_NAME("beside") "\"/>",
+               "symmetrical=\"NO\"><link_ctn id=\"" EP_BACKGROUND_NAME("background") "\"/>",
       kind, at, part, kind, at, part, kind, at, part);
   put(x, "<link_ctn id=\"%s-%d\"/></route>\n", linkNames[kind], at);
 }
@@ -164,10 +166,10 @@ int epPlatformWrite(FILE *file, const ep_fabric_t *f, const ep_replay_t *replay,
         "<platform version=\"4.1\">\n  <zone id=\"cluster\" routing=\"DijkstraCache\">\n",
         file);
   writeHosts(x);
-  forTaken(x, writeBesideHosts);
+  forTaken(x, writeBackgroundHosts);
   writeLinks(x);
-  forTaken(x, writeBesideLink);
-  forTaken(x, writeBesideRoute);
+  forTaken(x, writeBackgroundLink);
+  forTaken(x, writeBackgroundRoute);
   for (int r = 0; r < f->numRanks; r++) writeNvlinkEdges(x, r);
   for (int r = 0; r < f->numRanks && x->hasNet; r++) writeNetEdges(x, r);
   for (int l = 0; l < f->numLeaves; l++) {

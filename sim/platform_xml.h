@@ -8,7 +8,7 @@
 
 /* Between these hosts runs what flows of others take of a port in a part of the time, over a link of that
  * rate and the port: kind, index, part. */
-#define EP_BESIDE_NAME(letter) letter "%d-%d-%d"
+#define EP_BACKGROUND_NAME(letter) letter "%d-%d-%d"
 
 /* Hosts of rank R, each with the links that one role of the rank crosses:
  *   gR  NVLink, as an origin or a target        nR  network, the same

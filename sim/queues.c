@@ -1,8 +1,8 @@
 /* The engine of port queues.
  *
  * Every resource serves what comes to it first come, first served; equal times in an order that is
- * the same from every rank's point of view. A piece's head goes on as soon as its service begins and
- * its tail follows, so a piece occupies several resources at the same time (cut-through):
+ * the same from every rank's point of view. A segment's head goes on as soon as its service begins and
+ * its tail follows, so a segment occupies several resources at the same time (cut-through):
  *
  *   begin = max(head + latency, when the resource is free)      free = begin + rows * time of a row
  *   head' = begin                                               tail' = max(free, tail + latency)
@@ -23,20 +23,20 @@
 #include "sim/key_sort.h"
 
 typedef struct crossing {
-  int32_t id, at; /* piece, resource */
+  int32_t id, at; /* segment, resource */
 } crossing_t;
 
 typedef struct queues {
   const ep_replay_t *replay;
   const ep_fabric_t *fabric;
   ep_timing_t *timing;
-  ep_fs_t *head, *tail;        /* [pieces] */
+  ep_fs_t *head, *tail;        /* [segments] */
   int64_t *first;              /* [most of a kind + 1] */
-  crossing_t *crossing;        /* [pieces] */
-  int32_t *ids;                /* [pieces] grouped by resource */
+  crossing_t *crossing;        /* [segments] */
+  int32_t *ids;                /* [segments] grouped by resource */
   ep_keyed_t *keyed, *scratch; /* of one resource */
   int64_t roomKeyed;
-  ep_fs_t *came; /* [moves] when the last row was there; where a piece is a move, its tail */
+  ep_fs_t *came; /* [moves] when the last row was there; where a segment is a move, its tail */
 } queues_t;
 
 static const trefoil_resource_t orders[2][TREFOIL_NUM_RESOURCES - 1] = {
@@ -72,13 +72,13 @@ static void issue(queues_t *q) {
 
 /* ---- The others: gather, sort, serve ------------------------------------------------------------ */
 
-/* Groups the pieces that cross a kind, each group in the order of r->issued. */
+/* Groups the segments that cross a kind, each group in the order of r->issued. */
 static void gather(queues_t *q, trefoil_resource_t kind) {
   const ep_replay_t *r = q->replay;
   int n = q->fabric->count[kind];
   int64_t numCrossing = 0;
   for (int i = 0; i <= n; i++) q->first[i] = 0;
-  for (int64_t i = 0; i < r->numPieces; i++) {
+  for (int64_t i = 0; i < r->numSegments; i++) {
     int32_t id = r->issued[i];
     int at = epResourceOf(q->fabric, epMoveOf(r, id), kind);
     if (at < 0) continue;
@@ -150,7 +150,7 @@ static void pass(queues_t *q, trefoil_resource_t kind) {
   const ep_replay_t *r = q->replay;
   int isSm = kind == TREFOIL_RESOURCE_FORWARD || kind == TREFOIL_RESOURCE_RECEIVE;
   ep_fs_t latency = latencyOf(q->fabric, kind);
-  for (int64_t i = 0; i < r->numPieces; i++) {
+  for (int64_t i = 0; i < r->numSegments; i++) {
     int at = epResourceOf(q->fabric, epMoveOf(r, i), kind);
     if (at < 0) continue;
     q->head[i] = later(q->head[i] + latency, isSm ? q->fabric->start[at] : 0);
@@ -183,11 +183,11 @@ static trefoil_result_t sweep(queues_t *q, trefoil_resource_t kind) {
 /* Dispatch: a chunk is forwarded when all its rows have come. */
 static void releaseForwards(queues_t *q) {
   const ep_replay_t *r = q->replay;
-  for (int64_t i = 0; i < r->numPieces && r->pieces; i++) {
-    ep_fs_t *came = &q->came[r->pieces[i].move];
+  for (int64_t i = 0; i < r->numSegments && r->segments; i++) {
+    ep_fs_t *came = &q->came[r->segments[i].move];
     *came = later(*came, q->tail[i]);
   }
-  for (int64_t i = 0; i < r->numPieces; i++) {
+  for (int64_t i = 0; i < r->numSegments; i++) {
     const ep_move_t *m = epMoveOf(r, i);
     if (m->phase != TREFOIL_PHASE_FORWARD) continue;
     q->head[i] = q->tail[i] = q->came[r->partner[m - r->moves]];
@@ -206,14 +206,14 @@ static void releaseReturns(queues_t *q) {
 
 /* ---- Timeline ----------------------------------------------------------------------------------- */
 
-static ep_move_times_t *timesOf(const queues_t *q, int64_t piece) {
-  int64_t at = epMoveOf(q->replay, piece) - q->replay->moves;
+static ep_move_times_t *timesOf(const queues_t *q, int64_t segment) {
+  int64_t at = epMoveOf(q->replay, segment) - q->replay->moves;
   return q->timing->moves && at < q->timing->numTimes ? &q->timing->moves[at] : NULL;
 }
 
 /* Issued: by the SMs that send, or (the waiting ones) by those that forward. */
 static void markIssued(queues_t *q, int waiting) {
-  for (int64_t i = 0; i < q->replay->numPieces && q->timing->moves; i++) {
+  for (int64_t i = 0; i < q->replay->numSegments && q->timing->moves; i++) {
     ep_move_times_t *t = timesOf(q, i);
     if (!t || epCrossesSend(epMoveOf(q->replay, i)) == waiting) continue;
     if (q->head[i] < t->start) t->start = q->head[i];
@@ -222,7 +222,7 @@ static void markIssued(queues_t *q, int waiting) {
 }
 
 static void markSent(queues_t *q, trefoil_resource_t port) {
-  for (int64_t i = 0; i < q->replay->numPieces && q->timing->moves; i++) {
+  for (int64_t i = 0; i < q->replay->numSegments && q->timing->moves; i++) {
     ep_move_times_t *t = timesOf(q, i);
     if (!t || epResourceOf(q->fabric, epMoveOf(q->replay, i), port) < 0) continue;
     t->sent = later(t->sent, q->tail[i]);
@@ -230,7 +230,7 @@ static void markSent(queues_t *q, trefoil_resource_t port) {
 }
 
 static void markEnd(queues_t *q) {
-  for (int64_t i = 0; i < q->replay->numPieces && q->timing->moves; i++) {
+  for (int64_t i = 0; i < q->replay->numSegments && q->timing->moves; i++) {
     ep_move_times_t *t = timesOf(q, i);
     if (t) t->end = later(t->end, q->tail[i]);
   }
@@ -258,7 +258,7 @@ static trefoil_result_t runAll(queues_t *q) {
 
 trefoil_result_t epQueuesRun(const ep_replay_t *replay, const ep_fabric_t *fabric,
                              ep_timing_t *timing) {
-  size_t n = (size_t)replay->numPieces + 1, most = 1;
+  size_t n = (size_t)replay->numSegments + 1, most = 1;
   for (int k = 0; k < TREFOIL_NUM_RESOURCES; k++) {
     if ((size_t)fabric->count[k] > most) most = (size_t)fabric->count[k];
   }
@@ -268,14 +268,14 @@ trefoil_result_t epQueuesRun(const ep_replay_t *replay, const ep_fabric_t *fabri
   q.first = calloc(most + 1, sizeof *q.first);
   q.ids = malloc(n * sizeof *q.ids);
   q.crossing = malloc(n * sizeof *q.crossing);
-  q.came = replay->pieces ? calloc((size_t)replay->numMoves + 1, sizeof *q.came) : q.tail;
+  q.came = replay->segments ? calloc((size_t)replay->numMoves + 1, sizeof *q.came) : q.tail;
   trefoil_result_t result = TREFOIL_SYSTEM_ERROR;
   if (q.head && q.first && q.ids && q.crossing && q.came) {
     result = runAll(&q);
   } else {
     epFail(result, "out of memory for %zu transfers", n);
   }
-  if (replay->pieces) free(q.came);
+  if (replay->segments) free(q.came);
   free(q.head);
   free(q.first);
   free(q.ids);

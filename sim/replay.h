@@ -19,12 +19,12 @@ typedef struct ep_move {
   uint8_t phase, tier;
 } ep_move_t;
 
-/* A piece of a transfer that goes through the queues as one: rows of the same few tokens. In HT a
- * piece is a transfer. By rails LL's NET_OUT is one message: its rows are forwarded when all are there. */
-typedef struct ep_piece {
+/* A segment of a transfer that goes through the queues as one: rows of the same few tokens. In HT a
+ * segment is a transfer. By rails LL's NET_OUT is one message: its rows are forwarded when all are there. */
+typedef struct ep_segment {
   int32_t move;
   int32_t rows;
-} ep_piece_t;
+} ep_segment_t;
 
 typedef struct ep_replay {
   trefoil_op_t op;
@@ -33,12 +33,12 @@ typedef struct ep_replay {
   int ht, hasNetPhases; /* the mode; rows go by rails, and there is more than one node */
   int64_t numMoves, maxMoves;
   ep_move_t *moves;
-  int64_t numPieces, maxPieces;
-  ep_piece_t *pieces; /* NULL: piece i is move i */
+  int64_t numSegments, maxSegments;
+  ep_segment_t *segments; /* NULL: segment i is move i */
   /* By rails: the NET_OUT that a FORWARD waits for, or the NET_BACK that a RETURN is summed into; -1.
    * NULL where no move waits. */
   int32_t *partner;
-  /* Pieces that SEND issues, by source, in the order of their issue: issued[firstOf[r]] on; after
+  /* Segments that SEND issues, by source, in the order of their issue: issued[firstOf[r]] on; after
    * firstOf[R] all others. */
   int32_t *issued;
   int64_t *firstOf;   /* [R + 1] */
@@ -58,12 +58,12 @@ struct trefoil_sim {
   trefoil_sim_result_t last; /* owns the arrays of the last run */
 };
 
-/* A piece as it goes from queue to queue. */
-static inline const ep_move_t *epMoveOf(const ep_replay_t *r, int64_t piece) {
-  return &r->moves[r->pieces ? r->pieces[piece].move : piece];
+/* A segment as it goes from queue to queue. */
+static inline const ep_move_t *epMoveOf(const ep_replay_t *r, int64_t segment) {
+  return &r->moves[r->segments ? r->segments[segment].move : segment];
 }
-static inline int64_t epRowsOf(const ep_replay_t *r, int64_t piece) {
-  return r->pieces ? r->pieces[piece].rows : r->moves[piece].rows;
+static inline int64_t epRowsOf(const ep_replay_t *r, int64_t segment) {
+  return r->segments ? r->segments[segment].rows : r->moves[segment].rows;
 }
 
 /* Frees the arrays of an operation's result. */
@@ -73,7 +73,7 @@ void epSimForget(trefoil_sim_op_t *op);
 trefoil_result_t epReplayBuild(ep_replay_t *replay, const trefoil_sim_workload_t *workload,
                                trefoil_op_t op, int chunkTokens);
 void epReplayFree(ep_replay_t *replay);
-/* Fills issued and firstOf (zeroed). blocks: LL, the number of each piece's tokens. */
+/* Fills issued and firstOf (zeroed). blocks: LL, the number of each segment's tokens. */
 trefoil_result_t epReplayOrder(ep_replay_t *replay, const trefoil_shape_t *shape,
                                const int64_t *blocks);
 

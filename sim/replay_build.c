@@ -1,7 +1,7 @@
 /* From a plan to transfers.
  *
- * One walk of the plan's iterator copies its transfers. LL transfers are then cut into pieces of a
- * token each (of a few, where that would be more than MAX_PIECES), because an LL sender goes through
+ * One walk of the plan's iterator copies its transfers. LL transfers are then cut into segments of a
+ * token each (of a few, where that would be more than MAX_SEGMENTS), because an LL sender goes through
  * its tokens, not through its peers. By rails the walk also finds what waits for what: of one (origin,
  * chunk) it yields NET_OUT before FORWARD, and RETURN, node by node, before NET_BACK. */
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "sim/replay.h"
 
 enum { FIRST_ROOM = 1 << 12 };
-#define MAX_PIECES ((int64_t)1 << 24)
+#define MAX_SEGMENTS ((int64_t)1 << 24)
 
 typedef struct build {
   ep_replay_t *replay;
@@ -20,7 +20,7 @@ typedef struct build {
   int32_t *slotOfNode; /* the NET_OUT to a node, or its first RETURN */
   trefoil_row_t *rows; /* LL: of one transfer */
   int64_t roomRows;
-  int64_t tokensOfPiece;
+  int64_t tokensOfSegment;
 } build_t;
 
 /* Grows an array of numUsed entries, so that one more fits. */
@@ -59,8 +59,8 @@ static trefoil_result_t addMove(ep_replay_t *r, const trefoil_transfer_t *x) {
 }
 
 /* Cuts the transfer that was added last; rows ascend by token. */
-static trefoil_result_t addPieces(build_t *b, int64_t numRows, int64_t **blocks,
-                                  int64_t *maxBlocks) {
+static trefoil_result_t addSegments(build_t *b, int64_t numRows, int64_t **blocks,
+                                    int64_t *maxBlocks) {
   ep_replay_t *r = b->replay;
   if (numRows > b->roomRows) {
     trefoil_row_t *grown = realloc(b->rows, (size_t)numRows * sizeof *grown);
@@ -71,16 +71,16 @@ static trefoil_result_t addPieces(build_t *b, int64_t numRows, int64_t **blocks,
   trefoilPlanRows(b->plan, b->rows);
   int64_t block = -1;
   for (int64_t i = 0; i < numRows; i++) {
-    int64_t next = b->rows[i].token / b->tokensOfPiece;
+    int64_t next = b->rows[i].token / b->tokensOfSegment;
     if (next == block) {
-      r->pieces[r->numPieces - 1].rows++;
+      r->segments[r->numSegments - 1].rows++;
       continue;
     }
     block = next;
-    EP_TRY(makeRoom((void **)&r->pieces, r->numPieces, &r->maxPieces, sizeof *r->pieces));
-    EP_TRY(makeRoom((void **)blocks, r->numPieces, maxBlocks, sizeof **blocks));
-    (*blocks)[r->numPieces] = block; // NOLINT(clang-analyzer-core.NullDereference): makeRoom
-    r->pieces[r->numPieces++] = (ep_piece_t){(int32_t)(r->numMoves - 1), 1};
+    EP_TRY(makeRoom((void **)&r->segments, r->numSegments, &r->maxSegments, sizeof *r->segments));
+    EP_TRY(makeRoom((void **)blocks, r->numSegments, maxBlocks, sizeof **blocks));
+    (*blocks)[r->numSegments] = block; // NOLINT(clang-analyzer-core.NullDereference): makeRoom
+    r->segments[r->numSegments++] = (ep_segment_t){(int32_t)(r->numMoves - 1), 1};
   }
   return TREFOIL_OK;
 }
@@ -155,19 +155,19 @@ static trefoil_result_t walk(build_t *b, int64_t **blocks) {
   while (trefoilPlanNext(b->plan, &x)) {
     EP_TRY(addMove(r, &x));
     if (r->hasNetPhases) addPartner(b);
-    if (!r->ht) EP_TRY(addPieces(b, x.rows, blocks, &maxBlocks));
+    if (!r->ht) EP_TRY(addSegments(b, x.rows, blocks, &maxBlocks));
   }
-  if (r->ht) r->numPieces = r->numMoves;
+  if (r->ht) r->numSegments = r->numMoves;
   EP_TRY(countRows(r, b->routing->shape.numRanks));
   return epReplayOrder(r, &b->routing->shape, *blocks);
 }
 
-static int64_t tokensOfPiece(const trefoil_routing_t *routing) {
+static int64_t tokensOfSegment(const trefoil_routing_t *routing) {
   int64_t entries = 0;
   for (int i = 0; i < routing->shape.numRanks; i++) {
     entries += routing->numTokens[i] * routing->shape.topk;
   }
-  return 1 + entries / MAX_PIECES;
+  return 1 + entries / MAX_SEGMENTS;
 }
 
 trefoil_result_t epReplayBuild(ep_replay_t *replay, const trefoil_sim_workload_t *w,
@@ -185,7 +185,7 @@ trefoil_result_t epReplayBuild(ep_replay_t *replay, const trefoil_sim_workload_t
   int isRails = w->variant == TREFOIL_VARIANT_RAILS && op == TREFOIL_OP_DISPATCH;
   made.hasNetPhases = (made.ht || isRails) && numNodes > 1;
   build_t b = {.replay = &made, .routing = w->routing};
-  b.tokensOfPiece = tokensOfPiece(w->routing);
+  b.tokensOfSegment = tokensOfSegment(w->routing);
   int64_t *blocks = NULL;
   EP_TRY(trefoilPlanCreate(&b.plan, w->routing, &config));
   b.slotOfNode = calloc((size_t)numNodes, sizeof *b.slotOfNode);
@@ -210,7 +210,7 @@ trefoil_result_t epReplayBuild(ep_replay_t *replay, const trefoil_sim_workload_t
 
 void epReplayFree(ep_replay_t *r) {
   free(r->moves);
-  free(r->pieces);
+  free(r->segments);
   free(r->partner);
   free(r->issued);
   free(r->firstOf);

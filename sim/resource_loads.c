@@ -61,7 +61,7 @@ ep_floor_t epFloor(const ep_loads_t *loads, const ep_fabric_t *f, const trefoil_
     for (int i = 0; i < f->count[k]; i++) {
       if (loads->rows[k][i] == 0 || f->row[k][i] == 0) continue;
       ep_fs_t begin = ofRank ? f->start[i] : earliest, busy;
-      if (k == TREFOIL_RESOURCE_RECEIVE) begin = f->heard[i];
+      if (k == TREFOIL_RESOURCE_RECEIVE) begin = f->announced[i];
       if (__builtin_mul_overflow(loads->rows[k][i], f->row[k][i], &busy) || busy > EP_LONGEST_FS) {
         busy = (ep_fs_t)EP_LONGEST_FS;
       }

@@ -158,7 +158,7 @@ static trefoil_result_t runOp(one_t *o) {
   EP_TRY(prepareTiming(o));
   o->out->engine = chooseEngine(o);
   o->out->chunkTokens = o->replay->chunkTokens;
-  o->out->numTransfers = o->replay->numPieces;
+  o->out->numTransfers = o->replay->numSegments;
   EP_TRY(runEngine(o));
   EP_TRY(fillLinks(o));
   return fillSpans(o);

@@ -146,14 +146,14 @@ static int createActors(replay_run_t *run) {
 
 /* What flows take of a port in a part of the time (flows.c) are real flows, over a link of that rate and the
  * port. They are so many that no fair share of the port is less than their part of it. */
-typedef struct beside {
+typedef struct background {
   double begin, bytes; /* seconds */
   sg_host_t from, to;
-} beside_t;
+} background_t;
 
-static void besideMain(int argc, char **argv) {
+static void backgroundMain(int argc, char **argv) {
   (void)argc, (void)argv;
-  const beside_t *b = sg_actor_self_get_data();
+  const background_t *b = sg_actor_self_get_data();
   if (b->begin > 0) sg_actor_sleep_until(b->begin);
   sg_host_sendto(b->from, b->to, b->bytes);
 }
@@ -180,43 +180,43 @@ static double secondsOf(const ep_fabric_t *f, trefoil_resource_t kind, int part)
 }
 
 /* Of one port in one part of the time. */
-static void createBeside(const replay_run_t *run, trefoil_resource_t kind, int at, int part,
-                         int numStreams, beside_t *b) {
+static void createBackground(const replay_run_t *run, trefoil_resource_t kind, int at, int part,
+                             int numStreams, background_t *b) {
   const ep_fabric_t *f = run->of->fabric;
   double left = epLeftOf(f, kind, at, part);
   int n = 1 + (int)ceil(numStreams * (1 - left) / left), isLast = part + 1 == f->numParts;
   char name[64];
-  snprintf(name, sizeof name, EP_BESIDE_NAME("o"), (int)kind, at, part);
+  snprintf(name, sizeof name, EP_BACKGROUND_NAME("o"), (int)kind, at, part);
   b->from = sg_host_by_name(name);
-  snprintf(name, sizeof name, EP_BESIDE_NAME("q"), (int)kind, at, part);
+  snprintf(name, sizeof name, EP_BACKGROUND_NAME("q"), (int)kind, at, part);
   b->to = sg_host_by_name(name);
   double rate = (double)run->of->replay->rowBytes / ((double)f->row[kind][at] * S_PER_FS);
   b->begin = secondsOf(f, kind, part - 1);
   double seconds = isLast ? 1e6 : secondsOf(f, kind, part) - b->begin;
   b->bytes = rate * (1 - left) * seconds / n;
   for (int i = 0; i < n; i++) {
-    sg_actor_t actor = sg_actor_init("beside", b->from);
+    sg_actor_t actor = sg_actor_init("background", b->from);
     sg_actor_set_data(actor, b);
-    sg_actor_start(actor, besideMain, 0, NULL);
+    sg_actor_start(actor, backgroundMain, 0, NULL);
     sg_actor_daemonize(actor);
   }
 }
 
 /* NULL: out of memory. */
-static beside_t *createAllBeside(const replay_run_t *run) {
+static background_t *createAllBackground(const replay_run_t *run) {
   const ep_fabric_t *f = run->of->fabric;
   size_t n = 1;
   for (int k = 0; k < TREFOIL_NUM_RESOURCES; k++) {
     if (epIsPort((trefoil_resource_t)k)) n += (size_t)f->count[k] * (size_t)f->numParts;
   }
-  beside_t *all = calloc(n, sizeof *all), *next = all;
+  background_t *all = calloc(n, sizeof *all), *next = all;
   char *seen = malloc((size_t)run->streams.numStreams + 1);
   for (int k = 0; all && seen && k < TREFOIL_NUM_RESOURCES && f->numParts > 0; k++) {
     trefoil_resource_t kind = (trefoil_resource_t)k;
     for (int i = 0; i < f->count[k] && epIsPort(kind); i++) {
       int numStreams = countStreams(run, kind, i, seen);
       for (int p = 0; p < f->numParts && numStreams > 0; p++) {
-        if (epLeftOf(f, kind, i, p) < 1) createBeside(run, kind, i, p, numStreams, next++);
+        if (epLeftOf(f, kind, i, p) < 1) createBackground(run, kind, i, p, numStreams, next++);
       }
     }
   }
@@ -246,7 +246,7 @@ int epSimGridReplay(const ep_flows_t *flows) {
   int count = (int)(sizeof arguments / sizeof *arguments) - 1;
   simgrid_init(&count, arguments);
   simgrid_load_platform(flows->platform);
-  if (!createAllBeside(&run)) return 0;
+  if (!createAllBackground(&run)) return 0;
   if (!createActors(&run)) return 0; // NOLINT(clang-analyzer-unix.Malloc): the process ends
   simgrid_run();
   return 1;

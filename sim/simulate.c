@@ -125,7 +125,7 @@ trefoil_result_t trefoilSimTraffic(const trefoil_sim_t *sim, trefoil_op_t op, in
   const ep_replay_t *r = &sim->replay[op];
   size_t R = (size_t)sim->shape.numRanks;
   memset(bytes, 0, R * R * sizeof *bytes);
-  for (int64_t i = 0; i < r->numPieces; i++) {
+  for (int64_t i = 0; i < r->numSegments; i++) {
     const ep_move_t *m = epMoveOf(r, i);
     if ((phase >= 0 && m->phase != phase) || (tier >= 0 && m->tier != tier)) continue;
     bytes[(size_t)m->src * R + (size_t)m->dst] += (uint64_t)epRowsOf(r, i) * r->rowBytes;

@@ -43,12 +43,12 @@ static void placeStreams(ep_streams_t *w) {
 /* Moves of a stream in the order of their issue; a stream that waits fills its part as it goes. */
 static void groupMoves(ep_streams_t *w) {
   const ep_replay_t *r = w->replay;
-  for (int64_t i = 0; i < r->numPieces; i++) {
-    int32_t piece = r->issued[i];
-    int32_t move = r->pieces ? r->pieces[piece].move : piece;
+  for (int64_t i = 0; i < r->numSegments; i++) {
+    int32_t segment = r->issued[i];
+    int32_t move = r->segments ? r->segments[segment].move : segment;
     ep_stream_t *s = &w->streams[w->streamOf[move]];
     if (s->waits || w->readyAt[move] < 0) continue;
-    w->readyAt[move] = -1; /* an LL move has many pieces */
+    w->readyAt[move] = -1; /* an LL move has many segments */
     w->moves[s->first + s->numReady++] = move;
   }
 }
@@ -125,7 +125,7 @@ static void makeReady(const ep_streams_t *w, int32_t move, double at) {
   w->onReady(w->context, w->streamOf[move]);
 }
 
-static void noteTimes(const ep_streams_t *w, int32_t move, ep_fs_t began, ep_fs_t now) {
+static void recordTimes(const ep_streams_t *w, int32_t move, ep_fs_t began, ep_fs_t now) {
   const ep_move_t *m = &w->replay->moves[move];
   if (w->timing->moves && move < w->timing->numTimes) {
     ep_fs_t sent = now - w->fabric->latency[m->tier];
@@ -139,7 +139,7 @@ void epStreamsComplete(const ep_streams_t *w, int32_t move, ep_fs_t began, ep_fs
                        double readyAt) {
   const ep_replay_t *r = w->replay;
   int phase = r->moves[move].phase;
-  noteTimes(w, move, began, now);
+  recordTimes(w, move, began, now);
   if (phase == TREFOIL_PHASE_NET_OUT) {
     for (int32_t c = w->firstChild[move]; c < w->firstChild[move + 1]; c++) {
       makeReady(w, w->children[c], readyAt);

@@ -213,7 +213,7 @@ def run_packed(
         names = {" ".join(good_command(c)): good_command(c) for m in entries for c in m["commands"]}
         limits = run_good(runner, list(names.values()), together, factor)
 
-        def note(entry: dict) -> dict:
+        def record(entry: dict) -> dict:
             found = judge(runner, entry, limits)
             with runner.lock:
                 kept[entry["id"]] = found
@@ -226,9 +226,9 @@ def run_packed(
         shared = [m for m in entries if not any(ALONE & set(c) for c in m["commands"])]
         again = [names[w] for w in limits if not ALONE & set(names[w])]
         with ThreadPoolExecutor(together) as pool:
-            first = [pool.submit(note, m) for m in shared[: len(shared) // 2]]
+            first = [pool.submit(record, m) for m in shared[: len(shared) // 2]]
             among = [pool.submit(runner.run, c, 2 * limits[" ".join(c)]) for c in again]
-            rest = [pool.submit(note, m) for m in shared[len(shared) // 2 :]]
+            rest = [pool.submit(record, m) for m in shared[len(shared) // 2 :]]
             for future in [*first, *rest]:
                 future.result()
             for command, future in zip(again, among, strict=True):
@@ -237,10 +237,10 @@ def run_packed(
                 if found["state"] == "killed":
                     drop_judged_by(kept, " ".join(command).removeprefix("good/"))
         with ThreadPoolExecutor(max(1, gpus)) as pool:  # nobody else made these slow
-            list(pool.map(note, [m for m in shared if SLOW in kept[m["id"]]["said"]]))
+            list(pool.map(record, [m for m in shared if SLOW in kept[m["id"]]["said"]]))
         for m in entries:
             if m not in shared:
-                note(m)
+                record(m)
         document = {"commit": about["commit"], "gpus": gpus, "results": kept}
         results.write_text(json.dumps(document, indent=1) + "\n")
     states = [r["state"] for r in kept.values()]

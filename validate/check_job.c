@@ -49,8 +49,8 @@ uint64_t epCutBits(const ep_check_team_t *team) {
 static int loadLibrary(ep_check_team_t *team, ep_library_t *lib) {
   const ep_check_options_t *o = team->options;
   if (epLibraryLoad(lib, &o->paths) != TREFOIL_OK) {
-    const ep_check_culprit_t blame = {EP_CASE_ABORTS, -1, "", 0, team->firstCase, 1};
-    epTeamFail(team, &blame, trefoilLastError());
+    const ep_check_culprit_t culprit = {EP_CASE_ABORTS, -1, "", 0, team->firstCase, 1};
+    epTeamFail(team, &culprit, trefoilLastError());
     return 1;
   }
   team->lib = lib;
@@ -106,13 +106,13 @@ static void takeMute(rank_processes_t *p) {
   char what[EP_WATCH_TEXT];
   ep_place_t *place = &job->watch.places[p->mute];
   epWatchEnd(&job->watch, p->muteStatus, p->mute, what);
-  const ep_check_culprit_t blame = {.outcome = EP_CASE_ABORTS,
-                                    .rank = p->mute,
-                                    .call = atomic_load(&place->call),
-                                    .caseIdx = atomic_load(&place->caseIdx),
-                                    .numCases = casesOf(p->team, place)};
+  const ep_check_culprit_t culprit = {.outcome = EP_CASE_ABORTS,
+                                      .rank = p->mute,
+                                      .call = atomic_load(&place->call),
+                                      .caseIdx = atomic_load(&place->caseIdx),
+                                      .numCases = casesOf(p->team, place)};
   atomic_store(&job->failing, 0);
-  epTeamFail(p->team, &blame, what);
+  epTeamFail(p->team, &culprit, what);
 }
 
 /* The first that ends badly ends them all: they would wait for it. */

@@ -70,17 +70,17 @@ static void runBatches(ep_check_team_t *team, double start) {
     for (int i = 0; i < EP_BATCH_CASES; i++) atomic_store(&job->passed[i], 0);
     atomic_store(&job->watch.places[rank].caseIdx, team->firstCase);
     if (rank == 0 && team->lib->ncclGetUniqueId(&job->id) != ncclSuccess) {
-      const ep_check_culprit_t blame = {EP_CASE_ABORTS,  0, "ncclGetUniqueId", ncclSuccess,
-                                        team->firstCase, 1};
-      epTeamFail(team, &blame, "rank 0: ncclGetUniqueId failed");
+      const ep_check_culprit_t culprit = {EP_CASE_ABORTS,  0, "ncclGetUniqueId", ncclSuccess,
+                                          team->firstCase, 1};
+      epTeamFail(team, &culprit, "rank 0: ncclGetUniqueId failed");
     }
-    epLaunchedMeet(team);
+    epLaunchedBarrier(team);
     reportProgress(team, start);
     if (atomic_load(&job->stop)) return;
     atomic_store(&job->idReady, 1);
     if (epTeamProcess(team, rank)) break;
   }
-  epLaunchedMeet(team); /* of the failure, or that there was none */
+  epLaunchedBarrier(team); /* of the failure, or that there was none */
 }
 
 /* What all ranks found, in words; green is only what was run. */

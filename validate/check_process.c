@@ -10,15 +10,15 @@
 
 /* All processes come this far before any goes on: ranks that masked one another come together again when
  * all are through MaskClean. */
-static void meetAgain(ep_check_team_t *team, uint64_t numMeetings) {
+static void barrierAgain(ep_check_team_t *team, uint64_t numBarriers) {
   ep_check_job_t *job = team->job;
   struct timespec pause = {0, 50000};
   if (team->options->launch) {
-    epLaunchedMeet(team);
+    epLaunchedBarrier(team);
     return;
   }
   atomic_fetch_add(&job->numArrived, 1);
-  while (atomic_load(&job->numArrived) < numMeetings * (uint64_t)team->group.shape.numRanks &&
+  while (atomic_load(&job->numArrived) < numBarriers * (uint64_t)team->group.shape.numRanks &&
          !atomic_load(&job->stop))
     nanosleep(&pause, NULL);
 }
@@ -27,28 +27,28 @@ static void meetAgain(ep_check_team_t *team, uint64_t numMeetings) {
 static int runCase(ep_worker_rank_t *worker, ep_slot_t *slot, uint64_t index) {
   ep_check_team_t *team = worker->team;
   char what[EP_CHECK_SENTENCE];
-  ep_check_culprit_t blame = {EP_CASE_ABORTS, worker->rank.rank, "", ncclSuccess, index, 1};
+  ep_check_culprit_t culprit = {EP_CASE_ABORTS, worker->rank.rank, "", ncclSuccess, index, 1};
   if (epSlotMake(slot, team, index) != TREFOIL_OK) {
     snprintf(what, sizeof what, "the case itself: %s", trefoilLastError());
-    epTeamFail(team, &blame, what);
+    epTeamFail(team, &culprit, what);
     return 1;
   }
   int region, bad = epSlotRun(worker, slot, &region, what);
-  blame.outcome = EP_CASE_WRONG;
-  if (region) epTeamFail(team, &blame, what);
+  culprit.outcome = EP_CASE_WRONG;
+  if (region) epTeamFail(team, &culprit, what);
   return bad;
 }
 
 static int runCases(ep_worker_rank_t *worker, ep_slot_t *slot) {
   ep_check_team_t *team = worker->team;
-  uint64_t numMeetings = 0, settled = atomic_load(&team->job->settled);
+  uint64_t numBarriers = 0, settled = atomic_load(&team->job->settled);
   int bad = 0;
   if (team->options->launch) settled = 0;
   for (uint64_t i = 0; i < team->numCases && !bad && !atomic_load(&team->job->stop); i++) {
     uint64_t index = team->firstCase + i;
     if (settled >> index % EP_BATCH_CASES & 1) continue;
     bad = runCase(worker, slot, index);
-    if (!bad && slot->c.numMasks) meetAgain(team, ++numMeetings);
+    if (!bad && slot->c.numMasks) barrierAgain(team, ++numBarriers);
   }
   return bad;
 }
@@ -58,10 +58,10 @@ static int getId(ep_check_team_t *team, int rank, ncclUniqueId *id) {
   ep_check_job_t *job = team->job;
   struct timespec pause = {0, 100000};
   if (rank == 0 && !team->options->launch) {
-    const ep_check_culprit_t blame = {EP_CASE_ABORTS,  0, "ncclGetUniqueId", ncclSuccess,
-                                      team->firstCase, 1};
+    const ep_check_culprit_t culprit = {EP_CASE_ABORTS,  0, "ncclGetUniqueId", ncclSuccess,
+                                        team->firstCase, 1};
     if (team->lib->ncclGetUniqueId(&job->id) != ncclSuccess)
-      epTeamFail(team, &blame, "rank 0: ncclGetUniqueId failed");
+      epTeamFail(team, &culprit, "rank 0: ncclGetUniqueId failed");
     atomic_store(&job->idReady, 1);
   }
   while (!atomic_load(&job->idReady) && !atomic_load(&job->stop)) nanosleep(&pause, NULL);

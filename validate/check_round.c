@@ -44,19 +44,19 @@ static const state_t *firstFailure(const state_t *all, int R) {
   return first;
 }
 
-void epLaunchedMeet(ep_check_team_t *team) {
+void epLaunchedBarrier(ep_check_team_t *team) {
   ep_launch_t *launch = team->options->launch;
   ep_check_job_t *job = team->job;
   if (atomic_load(&job->numArrived) == UINT64_MAX) return; /* all know already */
   state_t mine = stateOf(team), *all = calloc((size_t)launch->numRanks, sizeof *all);
   if (!all || epLaunchGather(launch, &mine, all, sizeof mine) != TREFOIL_OK) {
-    const ep_check_culprit_t blame = {EP_CASE_ABORTS,
-                                      -1,
-                                      "",
-                                      ncclSuccess,
-                                      atomic_load(&job->watch.places[launch->rank].caseIdx),
-                                      1};
-    epTeamFail(team, &blame, all ? trefoilLastError() : "out of memory for a barrier round");
+    const ep_check_culprit_t culprit = {EP_CASE_ABORTS,
+                                        -1,
+                                        "",
+                                        ncclSuccess,
+                                        atomic_load(&job->watch.places[launch->rank].caseIdx),
+                                        1};
+    epTeamFail(team, &culprit, all ? trefoilLastError() : "out of memory for a barrier round");
     atomic_store(&job->numArrived, UINT64_MAX);
   } else {
     const state_t *first = firstFailure(all, launch->numRanks);

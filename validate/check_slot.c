@@ -8,16 +8,16 @@
 #include <string.h>
 #include <time.h>
 
-void epTeamFail(ep_check_team_t *team, const ep_check_culprit_t *blame, const char *what) {
+void epTeamFail(ep_check_team_t *team, const ep_check_culprit_t *culprit, const char *what) {
   ep_check_job_t *job = team->job;
   int no = 0;
   if (!atomic_compare_exchange_strong(&job->failing, &no, 1)) return;
-  job->finding = (ep_check_finding_t){.outcome = blame->outcome,
-                                      .caseIdx = blame->caseIdx,
-                                      .numCases = blame->numCases,
-                                      .rank = blame->rank,
-                                      .result = blame->result};
-  snprintf(job->finding.call, sizeof job->finding.call, "%s", blame->call ? blame->call : "");
+  job->finding = (ep_check_finding_t){.outcome = culprit->outcome,
+                                      .caseIdx = culprit->caseIdx,
+                                      .numCases = culprit->numCases,
+                                      .rank = culprit->rank,
+                                      .result = culprit->result};
+  snprintf(job->finding.call, sizeof job->finding.call, "%s", culprit->call ? culprit->call : "");
   snprintf(job->finding.what, sizeof job->finding.what, "%s", what);
   atomic_store(&job->failed, 1);
   atomic_store(&job->stop, 1);
@@ -150,8 +150,8 @@ void epWorkerRankFailed(ep_worker_rank_t *worker, ep_phase_t phase) {
   uint64_t at = atomic_load(&worker->rank.place->caseIdx);
   snprintf(what, sizeof what, "rank %d, %s the batch: %s", worker->rank.rank,
            isOpening ? "opening" : "closing", trefoilLastError());
-  const ep_check_culprit_t blame = setCulprit(worker, at, isOpening ? team->numCases : 0);
-  epTeamFail(team, &blame, what);
+  const ep_check_culprit_t culprit = setCulprit(worker, at, isOpening ? team->numCases : 0);
+  epTeamFail(team, &culprit, what);
 }
 
 /* What this rank sent, as the library counts it. */
@@ -196,8 +196,8 @@ static trefoil_result_t runCalls(ep_worker_rank_t *worker, ep_slot_t *slot) {
 static int callFailed(ep_worker_rank_t *worker, const ep_check_case_t *c) {
   char what[EP_CHECK_SENTENCE];
   snprintf(what, sizeof what, "rank %d: %s", worker->rank.rank, trefoilLastError());
-  const ep_check_culprit_t blame = setCulprit(worker, c->index, 1);
-  epTeamFail(worker->team, &blame, what);
+  const ep_check_culprit_t culprit = setCulprit(worker, c->index, 1);
+  epTeamFail(worker->team, &culprit, what);
   return 1;
 }
 

@@ -58,8 +58,8 @@ void epTeamFree(ep_check_team_t *team) {
 
 /* Fails without a rank or a call. */
 static int failSetUp(ep_check_team_t *team, uint64_t index, const char *what) {
-  const ep_check_culprit_t blame = {EP_CASE_ABORTS, -1, "", ncclSuccess, index, 1};
-  epTeamFail(team, &blame, what);
+  const ep_check_culprit_t culprit = {EP_CASE_ABORTS, -1, "", ncclSuccess, index, 1};
+  epTeamFail(team, &culprit, what);
   return 1;
 }
 
@@ -138,8 +138,9 @@ static void reportEarliest(ring_t *ring) {
     if (!all && pthread_cond_timedwait(&ring->left, &ring->mutex, &until) != 0) break;
   }
   const ep_check_case_t *c = &ring->slots[ring->differs % RING].c;
-  const ep_check_culprit_t blame = {EP_CASE_WRONG, ring->differsRank, "", ncclSuccess, c->index, 1};
-  epTeamFail(team, &blame, ring->what);
+  const ep_check_culprit_t culprit = {EP_CASE_WRONG, ring->differsRank, "",
+                                      ncclSuccess,   c->index,          1};
+  epTeamFail(team, &culprit, ring->what);
 }
 
 /* Puts case after case into the ring. */

@@ -141,7 +141,7 @@ void epTeamFree(ep_check_team_t *team);
 /* Runs one rank of it in this process. */
 int epTeamProcess(ep_check_team_t *team, int rank);
 /* Records the first failure. */
-void epTeamFail(ep_check_team_t *team, const ep_check_culprit_t *blame, const char *what);
+void epTeamFail(ep_check_team_t *team, const ep_check_culprit_t *culprit, const char *what);
 /* A rank gave up waiting: is there one that still has not returned? Then the parent ends this process. */
 void epTeamAwaitHanging(ep_check_team_t *team);
 
@@ -176,6 +176,6 @@ trefoil_result_t epCheckLaunched(const ep_check_options_t *options, ep_check_out
 
 /* ---- check_round.c ---- */
 /* All ranks of the launch meet: who failed first is known to all, and whether to stop. */
-void epLaunchedMeet(ep_check_team_t *team);
+void epLaunchedBarrier(ep_check_team_t *team);
 
 #endif

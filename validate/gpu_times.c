@@ -4,7 +4,7 @@
  * GPU is there: a host that comes late would be measured as the operation's time.
  *
  * With a start skew the last rank leaves the lockstep later than the others, whose kernels wait for it: the
- * slowest rank's kernel time is then from their start. What runs beside is started before a replayed
+ * slowest rank's kernel time is then from their start. Background work is started before a replayed
  * measurement and stopped after it. */
 #include "validate/gpu_times.h"
 
@@ -35,8 +35,8 @@ typedef struct ep_gpu_rank {
   cudaEvent_t before[N], after[N];
   series_t series[2]; /* called, replayed */
   double backToBack, copy[2];
-  ep_gpu_worker_t *worker; /* runs beside, now */
-  double besideAlone, beside;
+  ep_gpu_worker_t *worker; /* background work, running now */
+  double backgroundAlone, background;
 } gpu_rank_t;
 
 /* What is measured now: the same on all ranks. */
@@ -205,47 +205,49 @@ static trefoil_result_t measureCopies(real_rank_t *rank) {
 }
 
 /* SMs for products of matrices: those that the operation does not take. */
-static int smsBeside(const real_t *run) {
+static int smsBackground(const real_t *run) {
   int taken = run->options->maxSms > 0                ? (int)run->options->maxSms
               : run->options->mode >= TREFOIL_HT_FLAT ? HT_SMS
                                                       : run->peers[0].numSms / 2;
   return taken < run->peers[0].numSms ? run->peers[0].numSms - taken : 1;
 }
 
-static trefoil_result_t startBeside(real_rank_t *rank) {
+static trefoil_result_t startBackground(real_rank_t *rank) {
   const real_t *run = rank->run;
-  if (run->options->beside == EP_REAL_BESIDE_NOTHING) return TREFOIL_OK;
-  if (run->options->beside == EP_REAL_BESIDE_COPIES_FROM_0 && rank->rank > 0) return TREFOIL_OK;
-  rank->doing = "work beside";
-  return epGpuBesideStart(&run->peers[rank->rank],
-                          run->options->beside == EP_REAL_BESIDE_GEMM ? EP_GPU_GEMM : EP_GPU_COPIES,
-                          smsBeside(run), &mine(rank)->worker);
+  if (run->options->background == EP_REAL_BACKGROUND_NOTHING) return TREFOIL_OK;
+  if (run->options->background == EP_REAL_BACKGROUND_COPIES_FROM_0 && rank->rank > 0)
+    return TREFOIL_OK;
+  rank->doing = "background work";
+  return epGpuBackgroundStart(&run->peers[rank->rank],
+                              run->options->background == EP_REAL_BACKGROUND_GEMM ? EP_GPU_GEMM
+                                                                                  : EP_GPU_COPIES,
+                              smsBackground(run), &mine(rank)->worker);
 }
 
-static trefoil_result_t stopBeside(real_rank_t *rank, double *perSecond) {
+static trefoil_result_t stopBackground(real_rank_t *rank, double *perSecond) {
   gpu_rank_t *g = mine(rank);
   if (!g->worker) return TREFOIL_OK;
   ep_gpu_worker_t *worker = g->worker;
   g->worker = NULL;
-  return epGpuBesideStop(worker, perSecond);
+  return epGpuBackgroundStop(worker, perSecond);
 }
 
 /* How fast it is alone, on all ranks at once. */
-static trefoil_result_t measureBeside(real_rank_t *rank) {
+static trefoil_result_t measureBackground(real_rank_t *rank) {
   struct timespec pause = {0, 30000000};
-  EP_TRY(startBeside(rank));
+  EP_TRY(startBackground(rank));
   nanosleep(&pause, NULL);
-  return stopBeside(rank, &mine(rank)->besideAlone);
+  return stopBackground(rank, &mine(rank)->backgroundAlone);
 }
 
 /* After a replayed measurement, also one that failed: its thread must end. */
-static void endBeside(real_rank_t *rank) {
+static void endBackground(real_rank_t *rank) {
   gpu_rank_t *g = mine(rank);
   double rate = 0;
   if (!g->worker) return;
-  if (stopBeside(rank, &rate) != TREFOIL_OK)
+  if (stopBackground(rank, &rate) != TREFOIL_OK)
     epRealFail(rank->run, "rank %d: %s", rank->rank, trefoilLastError());
-  if (g->beside == 0 || rate < g->beside) g->beside = rate;
+  if (g->background == 0 || rate < g->background) g->background = rate;
 }
 
 static trefoil_result_t measureSeries(real_rank_t *rank) {
@@ -367,13 +369,13 @@ static void sumUp(const real_t *run, ep_gpu_what_t what) {
   f->ratio = (hasKernel ? f->kernel[1].p50 : f->event[1].p50) / floor;
 }
 
-static void sumUpBeside(real_t *run) {
+static void sumUpBackground(real_t *run) {
   ep_gpu_times_t *t = &run->result->gpu;
   for (int r = 0; r < run->options->shape.numRanks; r++) {
     const gpu_rank_t *g = &run->gpuRanks[r];
-    if (r > 0 && run->options->beside == EP_REAL_BESIDE_COPIES_FROM_0) break;
-    if (r == 0 || g->besideAlone < t->besideAlone) t->besideAlone = g->besideAlone;
-    if (r == 0 || g->beside < t->beside) t->beside = g->beside;
+    if (r > 0 && run->options->background == EP_REAL_BACKGROUND_COPIES_FROM_0) break;
+    if (r == 0 || g->backgroundAlone < t->backgroundAlone) t->backgroundAlone = g->backgroundAlone;
+    if (r == 0 || g->background < t->background) t->background = g->background;
   }
 }
 
@@ -407,12 +409,12 @@ static void measureWhat(real_rank_t *rank, ep_gpu_what_t what) {
   static const char *const names[] = {"timing an empty kernel", "timing dispatch", "timing combine",
                                       "timing both"};
   for (int replayed = 0; replayed < 2; replayed++) {
-    int isBeside = replayed && what != EP_GPU_EMPTY && rank->run->options->beside;
+    int isBackground = replayed && what != EP_GPU_EMPTY && rank->run->options->background;
     job = (job_t){what, replayed};
     /* a phase of its own: memory must not be allocated while a peer's kernel waits for this rank */
-    if (isBeside) epRealPhase(rank, startBeside, names[what]);
+    if (isBackground) epRealPhase(rank, startBackground, names[what]);
     epRealPhase(rank, measureSeries, names[what]);
-    if (isBeside) endBeside(rank);
+    if (isBackground) endBackground(rank);
   }
   epRealPhase(rank, measureBurst, names[what]);
   if (rank->rank == 0 && !atomic_load(&rank->run->failed)) sumUp(rank->run, what);
@@ -425,8 +427,8 @@ void epGpuMeasure(real_rank_t *rank) {
   epRealPhase(rank, prepare, "measuring");
   if (isMore) epRealPhase(rank, measureCopies, "copying");
   if (rank->rank == 0 && isMore) run->result->gpu.copyRate = copyRate(run);
-  if (run->options->beside != EP_REAL_BESIDE_NOTHING)
-    epRealPhase(rank, measureBeside, "measuring what runs beside");
+  if (run->options->background != EP_REAL_BACKGROUND_NOTHING)
+    epRealPhase(rank, measureBackground, "measuring the background work");
   measureWhat(rank, EP_GPU_EMPTY);
   measureWhat(rank, EP_GPU_DISPATCH);
   if (epRealHasCombine(run->options)) {
@@ -435,7 +437,7 @@ void epGpuMeasure(real_rank_t *rank) {
   }
   epRealPhase(rank, putAway, "measuring");
   if (rank->rank > 0) return;
-  sumUpBeside(run);
+  sumUpBackground(run);
   run->result->gpu.measured = !atomic_load(&run->failed);
   free(run->gpuRanks);
   run->gpuRanks = NULL;

@@ -41,8 +41,8 @@ typedef struct ep_gpu_times {
   int measured;
   int hasKernelTimes; /* 0: the library does not tell them */
   int iterations;     /* of each measurement */
-  double besideAlone,
-      beside; /* what ran beside, a second: bytes or floating-point operations of the
+  double backgroundAlone,
+      background; /* the background work, a second: bytes or floating-point operations of the
                                  slowest rank; alone, and while replayed operations were timed */
   ep_gpu_facts_t facts;
   int ncclVersion;

@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t PAGE_WORDS = EP_GPU_PAGE_BYTES / 4;
 constexpr int LOST_WORD = 512;
-constexpr unsigned long long PATIENCE_NS = 2000000000ull;
+constexpr unsigned long long DEADLINE_NS = 2000000000ull;
 
 __device__ inline unsigned long long now() {
   unsigned long long t;
@@ -40,7 +40,7 @@ __global__ void lockstepKernel(const __grid_constant__ ep_gpu_peers_t p, unsigne
   if (threadIdx.x < (unsigned)p.numRanks && !*lost) {
     *(volatile unsigned *)(p.words[threadIdx.x] + p.rank) = e;
     while ((int)(*(volatile unsigned *)(p.words[p.rank] + threadIdx.x) - e) < 0) {
-      if (now() - t0 > PATIENCE_NS) {
+      if (now() - t0 > DEADLINE_NS) {
         *lost = 1;
         break;
       }

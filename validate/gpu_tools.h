@@ -47,18 +47,18 @@ trefoil_result_t epGpuEmpty(void *stream);
  * on every GPU: its module must not be loaded then. */
 trefoil_result_t epGpuDelay(uint64_t ns, void *stream);
 
-/* Work beside what is measured, on a stream and by a thread of its own, until it is stopped; the GPU is
+/* Background work of a measurement, on a stream and by a thread of its own, until it is stopped; the GPU is
  * p->rank's. COPIES: copy engines store to the next rank's memory (one rank: to its own), 24 MB at a
  * time. GEMM: products of bf16 matrices on tensor cores, one block on each of numSms SMs. */
-typedef enum ep_gpu_beside { EP_GPU_COPIES, EP_GPU_GEMM } ep_gpu_beside_t;
+typedef enum ep_gpu_background { EP_GPU_COPIES, EP_GPU_GEMM } ep_gpu_background_t;
 typedef struct ep_gpu_worker ep_gpu_worker_t;
-trefoil_result_t epGpuBesideStart(const ep_gpu_peers_t *p, ep_gpu_beside_t kind, int numSms,
-                                  ep_gpu_worker_t **out);
+trefoil_result_t epGpuBackgroundStart(const ep_gpu_peers_t *p, ep_gpu_background_t kind, int numSms,
+                                      ep_gpu_worker_t **out);
 /* One such product, in stream order, in memory of epGpuProductBytes() on the current device. */
 size_t epGpuProductBytes(void);
 trefoil_result_t epGpuProduct(void *memory, int numSms, void *stream);
 /* *perSecond: bytes, or floating-point operations. */
-trefoil_result_t epGpuBesideStop(ep_gpu_worker_t *worker, double *perSecond);
+trefoil_result_t epGpuBackgroundStop(ep_gpu_worker_t *worker, double *perSecond);
 
 #ifdef __cplusplus
 }

@@ -38,8 +38,8 @@ trefoil_result_t epGpuDelay(uint64_t ns, void *stream) {
   (void)ns, (void)stream;
   REFUSE();
 }
-trefoil_result_t epGpuBesideStart(const ep_gpu_peers_t *p, ep_gpu_beside_t kind, int numSms,
-                                  ep_gpu_worker_t **out) {
+trefoil_result_t epGpuBackgroundStart(const ep_gpu_peers_t *p, ep_gpu_background_t kind, int numSms,
+                                      ep_gpu_worker_t **out) {
   (void)p, (void)kind, (void)numSms, (void)out;
   REFUSE();
 }
@@ -50,7 +50,7 @@ trefoil_result_t epGpuProduct(void *memory, int numSms, void *stream) {
   (void)memory, (void)numSms, (void)stream;
   REFUSE();
 }
-trefoil_result_t epGpuBesideStop(ep_gpu_worker_t *worker, double *perSecond) {
+trefoil_result_t epGpuBackgroundStop(ep_gpu_worker_t *worker, double *perSecond) {
   (void)worker, (void)perSecond;
   REFUSE();
 }

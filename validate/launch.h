@@ -5,7 +5,7 @@
  *   all ranks on this host            a socket named after the launch; nothing to configure
  *   several hosts                     MASTER_ADDR, port MASTER_PORT + 1 (torchrun's store has MASTER_PORT)
  *
- * Both sides prove that they know the launch before a rank has a seat; within one host both also ask the
+ * Both sides prove that they know the launch before a rank is admitted; within one host both also ask the
  * kernel whose process the other is, over TCP, too. Between hosts only TREFOIL_LAUNCH_SECRET keeps out who
  * knows the launch's name. What is foreign is dropped and counted. Every wait has a limit.
  *
@@ -27,7 +27,7 @@ typedef struct ep_launch {
   int hasSecret;           /* TREFOIL_LAUNCH_SECRET is set */
   int numElsewhere;        /* rank 0: ranks on other machines; else whether rank 0 is on one */
   char job[256];           /* what the processes of this launch share, and no other launch has */
-  int meetSeconds;         /* limit of epLaunchOpen; epLaunchFind sets 60 */
+  int rendezvousSeconds;   /* limit of epLaunchOpen; epLaunchFind sets 60 */
   int gatherSeconds;       /* limit of epLaunchGather; epLaunchFind sets 600 */
   int sockets[EP_LAUNCH_MAX_RANKS]; /* rank 0: of each other rank; else [0]: of rank 0 */
   int isOpen;
@@ -43,7 +43,7 @@ trefoil_result_t epLaunchOpen(ep_launch_t *launch);
 trefoil_result_t epLaunchGather(ep_launch_t *launch, const void *mine, void *all, size_t bytes);
 void epLaunchClose(ep_launch_t *launch);
 
-/* ---- between launch.c and launch_meet.c ---- */
+/* ---- between launch.c and launch_rendezvous.c ---- */
 /* All bytes out or in before `end` (epNow); 0: the other side is gone; -1: too late. */
 int epLaunchMove(int socket, void *data, size_t bytes, int out, double end);
 

@@ -168,7 +168,7 @@ static void nameJob(const launcher_t *by, ep_launch_t *l) {
 }
 
 trefoil_result_t epLaunchFind(ep_launch_t *launch) {
-  ep_launch_t l = {.numRanks = 1, .numLocal = 1, .meetSeconds = 60, .gatherSeconds = 600};
+  ep_launch_t l = {.numRanks = 1, .numLocal = 1, .rendezvousSeconds = 60, .gatherSeconds = 600};
   const launcher_t *by;
   EP_TRY(findLauncher(&by));
   if (by) {

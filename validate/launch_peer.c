@@ -1,6 +1,6 @@
 /* Whose process is at the other end of a connection: the kernel's word. A local socket carries it
  * (SO_PEERCRED); of a TCP connection within this machine /proc/net/tcp names the user of each end. */
-#include "validate/launch_meet.h"
+#include "validate/launch_rendezvous.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>

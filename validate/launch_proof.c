@@ -1,6 +1,6 @@
 /* Who is of a launch and who is not: proofs, and the count of those who are foreign. The keyed hash is
  * SipHash-2-4 (Aumasson and Bernstein, 2012). */
-#include "validate/launch_meet.h"
+#include "validate/launch_rendezvous.h"
 
 #include "plan/error.h"
 
@@ -48,7 +48,7 @@ uint64_t epLaunchJobHash(const ep_launch_t *l) {
   return jobHash(l, 0);
 }
 
-uint64_t epLaunchProof(const ep_launch_t *l, const ep_launch_hello_t *h, uint64_t cookie,
+uint64_t epLaunchProof(const ep_launch_t *l, const ep_launch_handshake_t *h, uint64_t cookie,
                        uint32_t verdict, int by) {
   const uint64_t key[2] = {jobHash(l, 1), jobHash(l, 2)};
   const uint64_t words[5] = {h->cookie, cookie, (uint64_t)h->rank << 32 | h->numRanks, verdict,
@@ -63,8 +63,8 @@ uint64_t epLaunchCookie(void) {
   return cookie;
 }
 
-int epLaunchHelloSeconds(const ep_launch_t *l) {
-  return l->meetSeconds < 5 ? l->meetSeconds : 5;
+int epLaunchHandshakeSeconds(const ep_launch_t *l) {
+  return l->rendezvousSeconds < 5 ? l->rendezvousSeconds : 5;
 }
 
 void epLaunchCountForeign(ep_launch_foreign_t *f, const ep_launch_foreign_t *whose) {

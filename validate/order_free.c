@@ -258,7 +258,7 @@ trefoil_result_t epRankRunFree(ep_check_rank_t *rank, const ep_check_case_t *c,
   for (int number = 0; number < c->numRounds; number++) {
     round_t r = {rank, c, number, images->expected[number], images->result[number]};
     EP_TRY(moveImage(rank, c, rank->image, images->initial[number], cudaMemcpyHostToDevice));
-    if (rank->watch) epWatchMeet(rank->watch, rank->rank, c->group->shape.numRanks, rank->stop);
+    if (rank->watch) epWatchBarrier(rank->watch, rank->rank, c->group->shape.numRanks, rank->stop);
     EP_TRY(runSegments(&r, graphs));
     EP_TRY(moveImage(rank, c, r.result, rank->image, cudaMemcpyDeviceToHost));
     for (int i = 0; i < c->numOps; i++)

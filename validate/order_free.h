@@ -3,7 +3,7 @@
  * Rows: in each zone (a local expert; LL rank-major: a source rank; HT flat: all rows) the library may
  * put the rows into the zone's used slots in any order. Rows are told apart by content, so that what is
  * compared is the set of rows per (expert, source rank): a row too many, a missing one, one twice and one
- * in another zone have no partner. What lies beside a row (scales, weights, ids) must have moved with it.
+ * in another zone have no partner. Side data of a row (scales, weights, ids) must have moved with it.
  *
  * Sums: every way of adding the same terms in fp32 with roundings to the wire type on the way stays
  * within |found - expected| <= S * (R + 2) * u, S the sum of the terms' magnitudes, u the type's spacing

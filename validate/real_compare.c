@@ -1,4 +1,4 @@
-/* Comparing a real shape's dispatch. Two ranks at a time hold a reference; device memory is read in pieces:
+/* Comparing a real shape's dispatch. Two ranks at a time hold a reference; device memory is read in chunks:
  * the whole of the received tensors, unused rows and guards included. On the way each row is changed by
  * its key (expert-major: its expert, else its rank) and written back: bits low enough to leave a finite
  * value finite. */
@@ -10,14 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE = 8 << 20 };
+enum { CHUNK = 8 << 20 };
 
 /* Rows that a combine will read are changed on the way; quantised ones are not. */
 static int isCombined(const real_t *run) {
   return epRealHasCombine(run->options);
 }
 
-/* The first differing row of a piece in words. */
+/* The first differing row of a chunk in words. */
 static void reportRow(real_rank_t *rank, const char *what, int64_t row, const uint8_t *found,
                       const trefoil_slot_t *slot) {
   real_t *run = rank->run;
@@ -45,71 +45,71 @@ typedef struct expected_t {
 } expected_t;
 
 /* Rows that a combine will read get their keys and go back to the device. */
-static trefoil_result_t giveKeys(real_rank_t *rank, const expected_t *e, uint8_t *piece,
+static trefoil_result_t giveKeys(real_rank_t *rank, const expected_t *e, uint8_t *chunk,
                                  int64_t first, int64_t n) {
   const real_tensor_t *t = &rank->received;
   int used = 0;
   for (int64_t i = 0; i < n && first + i < e->numSlots; i++) {
     const trefoil_slot_t *slot = &e->slots[first + i];
     if (slot->src < 0 || !isCombined(rank->run)) continue;
-    epRealChangeRow(piece + (size_t)i * t->rowBytes, t->rowBytes,
+    epRealChangeRow(chunk + (size_t)i * t->rowBytes, t->rowBytes,
                     epRealKey(rank->run, rank->rank, slot));
     used = 1;
   }
   if (!used) return TREFOIL_OK;
-  return epRealCopy(rank, (uint8_t *)t->data + (size_t)first * t->rowBytes, piece,
+  return epRealCopy(rank, (uint8_t *)t->data + (size_t)first * t->rowBytes, chunk,
                     (size_t)n * t->rowBytes, cudaMemcpyHostToDevice);
 }
 
 /* Rows [first, first + n) of the received tensor: read, compare, change, write back. */
-static trefoil_result_t comparePiece(real_rank_t *rank, const expected_t *e, uint8_t *piece,
+static trefoil_result_t compareChunk(real_rank_t *rank, const expected_t *e, uint8_t *chunk,
                                      int64_t first, int64_t n) {
   const real_tensor_t *t = &rank->received;
   size_t bytes = (size_t)n * t->rowBytes;
   const uint8_t *wanted = e->tokens + (size_t)first * t->rowBytes;
-  EP_TRY(epRealCopy(rank, piece, (uint8_t *)t->data + (size_t)first * t->rowBytes, bytes,
+  EP_TRY(epRealCopy(rank, chunk, (uint8_t *)t->data + (size_t)first * t->rowBytes, bytes,
                     cudaMemcpyDeviceToHost));
   atomic_fetch_add(&rank->run->compared, bytes);
-  if (memcmp(piece, wanted, bytes) != 0)
+  if (memcmp(chunk, wanted, bytes) != 0)
     for (int64_t i = 0; i < n; i++) {
       size_t at = (size_t)i * t->rowBytes;
-      if (!memcmp(piece + at, wanted + at, t->rowBytes)) continue;
+      if (!memcmp(chunk + at, wanted + at, t->rowBytes)) continue;
       if (first + i >= e->numSlots && epPastIsOpen(rank->run->options->open, rank->run->rc.mode))
         break;
-      reportRow(rank, "Dispatch", first + i, piece + at,
+      reportRow(rank, "Dispatch", first + i, chunk + at,
                 first + i < e->numSlots ? &e->slots[first + i] : NULL);
       break;
     }
-  return giveKeys(rank, e, piece, first, n);
+  return giveKeys(rank, e, chunk, first, n);
 }
 
 /* Order-free, one zone: finds where its rows lie; then all is compared in the library's order. */
-static trefoil_result_t matchPiece(real_rank_t *rank, const expected_t *e, uint8_t *piece,
+static trefoil_result_t matchChunk(real_rank_t *rank, const expected_t *e, uint8_t *chunk,
                                    ep_zone_t *zone, int64_t end) {
   const real_tensor_t *t = &rank->received;
   int64_t first = zone->first, other;
   int moved = 0;
-  EP_TRY(epRealCopy(rank, piece, (uint8_t *)t->data + (size_t)first * t->rowBytes,
+  EP_TRY(epRealCopy(rank, chunk, (uint8_t *)t->data + (size_t)first * t->rowBytes,
                     (size_t)(end - first) * t->rowBytes, cudaMemcpyDeviceToHost));
   zone->expected = e->tokens + (size_t)first * t->rowBytes;
-  zone->found = piece;
+  zone->found = chunk;
   zone->rowBytes = t->rowBytes;
   int64_t missing = epMatchZone(zone, e->to, &moved, &other);
   EP_CHECK(missing != -2, TREFOIL_SYSTEM_ERROR, "out of memory for a zone");
   if (moved) atomic_store(&rank->run->rowsMoved, 1);
   if (missing < 0) return TREFOIL_OK;
   reportRow(rank, "Dispatch, rows of a zone as a set", other,
-            piece + (size_t)(other - first) * t->rowBytes, &e->slots[missing]);
+            chunk + (size_t)(other - first) * t->rowBytes, &e->slots[missing]);
   return TREFOIL_OK;
 }
 
-static trefoil_result_t matchRows(real_rank_t *rank, const expected_t *e, uint8_t *piece,
+static trefoil_result_t matchRows(real_rank_t *rank, const expected_t *e, uint8_t *chunk,
                                   int64_t *used) {
   ep_zone_t zone = {.used = used};
   for (int64_t first = 0, end; first < e->numSlots; first = end) {
     end = epZoneEnd(&rank->run->rc, e->slots, e->numSlots, first, used, &zone.numUsed);
     zone.first = first;
-    EP_TRY(matchPiece(rank, e, piece, &zone, end));
+    EP_TRY(matchChunk(rank, e, chunk, &zone, end));
   }
   EP_CHECK(epPermuteRows(e->tokens, rank->received.rowBytes, e->numSlots, e->to),
            TREFOIL_SYSTEM_ERROR, "out of memory for the received rows");
@@ -118,14 +118,15 @@ static trefoil_result_t matchRows(real_rank_t *rank, const expected_t *e, uint8_
 
 /* The slots, too, as the library has them. */
 static trefoil_result_t permuteSlots(real_rank_t *rank, const expected_t *e) {
-  const real_tensor_t *const beside[] = {&rank->receivedScales, &rank->receivedWeights,
-                                         &rank->receivedIds};
+  const real_tensor_t *const sideData[] = {&rank->receivedScales, &rank->receivedWeights,
+                                           &rank->receivedIds};
   void *const rows[] = {e->scales, e->weights, e->ids};
   int enough = epPermuteRows((uint8_t *)e->slots, sizeof *e->slots, e->numSlots, e->to);
   for (int i = 0; i < 3; i++)
     if (rows[i])
-      enough &= epPermuteRows(rows[i], beside[i]->t.ndim > 1 ? beside[i]->rowBytes : sizeof(float),
-                              e->numSlots, e->to);
+      enough &=
+          epPermuteRows(rows[i], sideData[i]->t.ndim > 1 ? sideData[i]->rowBytes : sizeof(float),
+                        e->numSlots, e->to);
   EP_CHECK(enough, TREFOIL_SYSTEM_ERROR, "out of memory for the received rows");
   return TREFOIL_OK;
 }
@@ -133,24 +134,24 @@ static trefoil_result_t permuteSlots(real_rank_t *rank, const expected_t *e) {
 /* The received rows: compare, change, write back. */
 static trefoil_result_t compareRows(real_rank_t *rank, expected_t *e) {
   const real_tensor_t *t = &rank->received;
-  int64_t rows = (int64_t)(t->bytes / t->rowBytes), perPiece = PIECE / (int64_t)t->rowBytes;
-  if (perPiece < 1) perPiece = 1;
-  uint8_t *piece = e->to ? epRealSparse(t->bytes) : malloc((size_t)perPiece * t->rowBytes);
+  int64_t rows = (int64_t)(t->bytes / t->rowBytes), perChunk = CHUNK / (int64_t)t->rowBytes;
+  if (perChunk < 1) perChunk = 1;
+  uint8_t *chunk = e->to ? epRealSparse(t->bytes) : malloc((size_t)perChunk * t->rowBytes);
   int64_t *used = malloc(sizeof *used * (size_t)(e->numSlots + 1));
-  trefoil_result_t rc = piece && used
+  trefoil_result_t rc = chunk && used
                             ? TREFOIL_OK
-                            : epFail(TREFOIL_SYSTEM_ERROR, "out of memory for a piece of rows");
+                            : epFail(TREFOIL_SYSTEM_ERROR, "out of memory for a chunk of rows");
   if (rc == TREFOIL_OK && e->to) {
     for (int64_t i = 0; i < e->numSlots; i++) e->to[i] = i;
-    rc = matchRows(rank, e, piece, used);
+    rc = matchRows(rank, e, chunk, used);
     if (rc == TREFOIL_OK) rc = permuteSlots(rank, e);
   }
-  for (int64_t first = 0; rc == TREFOIL_OK && first < rows; first += perPiece)
-    rc = comparePiece(rank, e, piece, first, rows - first < perPiece ? rows - first : perPiece);
+  for (int64_t first = 0; rc == TREFOIL_OK && first < rows; first += perChunk)
+    rc = compareChunk(rank, e, chunk, first, rows - first < perChunk ? rows - first : perChunk);
   if (e->to)
-    epRealFreeSparse(piece, t->bytes);
+    epRealFreeSparse(chunk, t->bytes);
   else
-    free(piece);
+    free(chunk);
   free(used);
   return rc;
 }

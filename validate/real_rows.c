@@ -77,7 +77,7 @@ void epRealSlotWeights(const real_t *run, int rank, const trefoil_slot_t *slots,
           slots[i].src < 0 ? 0 : slotWeight(&slots[i], rank, K > 1 ? k : slots[i].k);
 }
 
-/* Compares a device tensor and its guard with host memory, piece by piece. */
+/* Compares a device tensor and its guard with host memory, chunk by chunk. */
 trefoil_result_t epRealCompareTensor(real_rank_t *rank, const real_tensor_t *t,
                                      const uint8_t *expected, const char *what) {
   uint8_t *found = malloc(t->bytes + 256);

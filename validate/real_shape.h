@@ -21,13 +21,13 @@ enum { EP_REAL_MAX_RANKS = 64, EP_REAL_MAX_REPEATS = 1000 };
 typedef struct ep_real_result ep_real_result_t;
 
 /* What runs on another stream of every GPU while an operation is timed. */
-typedef enum ep_real_beside {
-  EP_REAL_BESIDE_NOTHING,
-  EP_REAL_BESIDE_COPIES,        /* copy engines store to the next rank's memory */
-  EP_REAL_BESIDE_COPIES_FROM_0, /* rank 0's alone */
-  EP_REAL_BESIDE_GEMM,          /* matrix products on the SMs that the operation leaves */
-  EP_REAL_NUM_BESIDE
-} ep_real_beside_t;
+typedef enum ep_real_background {
+  EP_REAL_BACKGROUND_NOTHING,
+  EP_REAL_BACKGROUND_COPIES,        /* copy engines store to the next rank's memory */
+  EP_REAL_BACKGROUND_COPIES_FROM_0, /* rank 0's alone */
+  EP_REAL_BACKGROUND_GEMM,          /* matrix products on the SMs that the operation leaves */
+  EP_REAL_NUM_BACKGROUND
+} ep_real_background_t;
 
 typedef struct ep_real_options {
   ep_library_paths_t paths;
@@ -49,9 +49,9 @@ typedef struct ep_real_options {
   unsigned maxSms; /* max_num_sms; 0: the library's choice */
   unsigned open;   /* EP_OPEN_...: what the comparison leaves open (order_free.h); 0: nothing */
   uint64_t seed, timeoutNs;
-  int iterations;          /* GPUs: of each measurement, at most EP_GPU_ITERATIONS; 0: that many */
-  uint64_t startSkewNs;    /* GPUs: the last rank starts each operation so much later */
-  ep_real_beside_t beside; /* GPUs */
+  int iterations;       /* GPUs: of each measurement, at most EP_GPU_ITERATIONS; 0: that many */
+  uint64_t startSkewNs; /* GPUs: the last rank starts each operation so much later */
+  ep_real_background_t background; /* GPUs */
   int repeats;      /* timed dispatches and combines after the check; 0: only the check's own */
   double seconds;   /* options[0]'s: no run starts later than that; 0: no limit */
   uint64_t limitNs; /* a call that takes longer hangs; 0: as in checker.h */

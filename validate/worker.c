@@ -49,7 +49,7 @@ void epWatchReset(ep_watch_t *watch, int numRanks, uint64_t limitNs) {
   atomic_store(&watch->numRanks, numRanks);
 }
 
-void epWatchMeet(ep_watch_t *watch, int rank, int numRanks, const _Atomic int *stop) {
+void epWatchBarrier(ep_watch_t *watch, int rank, int numRanks, const _Atomic int *stop) {
   struct timespec pause = {0, 20000};
   uint64_t mine = atomic_fetch_add(&watch->places[rank].rounds, 1) + 1;
   uint64_t end = epMonotonicNs() + watch->places[rank].limitNs;
@@ -175,7 +175,7 @@ static void putOthers(writer_t *w, const ep_watch_t *watch, uint64_t except, uin
 
 int epWatchHang(const ep_watch_t *watch, char text[EP_WATCH_TEXT]) {
   writer_t who = {.used = 0}, call = {.used = 0}, others = {.used = 0};
-  uint64_t now = epMonotonicNs(), blamed = 0;
+  uint64_t now = epMonotonicNs(), named = 0;
   int R = atomic_load(&((ep_watch_t *)watch)->numRanks), first = -1, isOver = 0;
   for (int r = 0; r < R; r++) {
     ep_place_t *p = (ep_place_t *)&watch->places[r];
@@ -190,10 +190,10 @@ int epWatchHang(const ep_watch_t *watch, char text[EP_WATCH_TEXT]) {
     const ep_place_t *p = &watch->places[r];
     if (timeInCall(p, now) <= p->limitNs / 2 || compareFar(p, &watch->places[first])) continue;
     put(&who, r == first ? "rank %d" : ", rank %d", r);
-    blamed |= 1ull << r;
+    named |= 1ull << r;
   }
   putCall(&call, &watch->places[first]);
-  putOthers(&others, watch, blamed, now);
+  putOthers(&others, watch, named, now);
   snprintf(text, EP_WATCH_TEXT, "%s: %s hangs: it has not returned for %.1f s%s", who.text,
            call.text, 1e-9 * (double)timeInCall(&watch->places[first], now), others.text);
   return first;

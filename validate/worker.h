@@ -28,7 +28,7 @@ typedef struct ep_place {
   _Atomic uint64_t caseIdx;
   _Atomic int phase, op;   /* op: of the script; as many as it has: the wait at its end */
   uint64_t limitNs;        /* of a call, by the rank itself */
-  _Atomic uint64_t rounds; /* begun, see epWatchMeet */
+  _Atomic uint64_t rounds; /* begun, see epWatchBarrier */
 } ep_place_t;
 
 typedef struct ep_watch {
@@ -41,14 +41,14 @@ typedef struct ep_watch {
 /* Before and after a call; place may be NULL. */
 void epPlaceEnter(ep_place_t *place, const char *call);
 void epPlaceLeave(ep_place_t *place);
-/* A call between both. Where it fails with epRc_: `note`, and `code` with the sentence `why`. */
-#define EP_TRY_PLACED(rank, type, call, code, note, why)                                           \
+/* A call between both. Where it fails with epRc_: `record`, and `code` with the sentence `why`. */
+#define EP_TRY_PLACED(rank, type, call, code, record, why)                                         \
   do {                                                                                             \
     epPlaceEnter((rank)->place, (rank)->doing);                                                    \
     type epRc_ = (call);                                                                           \
     epPlaceLeave((rank)->place);                                                                   \
     if (epRc_) {                                                                                   \
-      note;                                                                                        \
+      record;                                                                                      \
       return epFail((code), "%s: %s", (rank)->doing, (why));                                       \
     }                                                                                              \
   } while (0)
@@ -64,7 +64,7 @@ void epWatchThread(int rank);
 
 /* A barrier of all ranks before each round, so that one rank's writes into another's windows find the round's
  * contents there. Ends early once *stop is set, and after the rank's limit for a call. */
-void epWatchMeet(ep_watch_t *watch, int rank, int numRanks, const _Atomic int *stop);
+void epWatchBarrier(ep_watch_t *watch, int rank, int numRanks, const _Atomic int *stop);
 
 /* One that has been in a call for longer than ns; -1: none. */
 int epWatchLongest(const ep_watch_t *watch, uint64_t ns);

@@ -153,9 +153,9 @@ typedef struct ep_cpu_handle {
   void *hostBlock;      /* rows and the layout's memory */
   trefoil_layout_t layout;
   uint64_t layoutVersion;
-  /* LL: what Update noted, and what the layout was made from */
-  ep_update_call_t noted;
-  uint64_t notedNo, layoutNo;
+  /* LL: what Update recorded, and what the layout was made from */
+  ep_update_call_t recorded;
+  uint64_t recordedNo, layoutNo;
   uint64_t flightOps[EP_NUM_KINDS]; /* of an operation between its halves; 0: nothing was sent */
   struct ep_record *pendingRecord, *captured;
   uint64_t pendingNo;       /* order of send_only calls in the group */
@@ -181,7 +181,7 @@ typedef struct ep_record {
   int captured; /* lives until the handle goes */
   ep_stage_t stage;
   int counts;               /* ncclEpCountBytes was on when it was called */
-  ep_update_call_t routing; /* LL: the routing noted when the operation was called */
+  ep_update_call_t routing; /* LL: the routing recorded when the operation was called */
   uint64_t routingNo;
   union {
     ep_update_call_t update;
@@ -239,7 +239,7 @@ void epRingAll(ep_cpu_group_t *g, ep_kind_t kind);
 /* Waits until *word (rank peer's) >= value: 1; 0 if the peer is lost: then it is masked, or without
  * masks the group has failed. `what` completes "waiting for <what>". */
 int epWait(const ep_op_t *op, int peer, const ep_word_t *word, uint64_t value, const char *what);
-/* One sleep on this rank's own doorbell since `seen`; blames peer. 0: the group has failed. */
+/* One sleep on this rank's own doorbell since `seen`; names peer. 0: the group has failed. */
 typedef struct ep_deadline {
   uint64_t deadlineNs, nextLookNs;
   int peer; /* as the progress record has it */
@@ -251,7 +251,7 @@ int epWasSent(const ep_op_t *op);
 void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what);
 /* With masks: notes whom this operation leaves out; and for a peer that has gone on: it left this
  * rank out already then (nothing of its is missing), or it is given up. */
-void epNoteMasked(const ep_op_t *op);
+void epRecordMasked(const ep_op_t *op);
 /* Does a slot that operation `no` filled have to wait for rank r's reading? Not if r was given up, or
  * left out of that operation; a rank that the caller masked only since then is still read to. */
 int epOwesReading(const ep_op_t *op, int r, uint64_t no);

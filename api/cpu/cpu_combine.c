@@ -72,7 +72,7 @@ static int sendTo(const ep_op_t *op, const ep_combine_call_t *c, int origin) {
 static int sendHalf(const ep_op_t *op, ep_record_t *r) {
   const ep_combine_call_t *c = &r->call.combine;
   if (!freshenRouting(op, r)) return 0;
-  epNoteMasked(op);
+  epRecordMasked(op);
   if (epPartial(op, c) && !publishWeights(op, c)) return 0;
   for (int i = 1; i <= op->g->R; i++) {
     if (!sendTo(op, c, (op->g->me + i) % op->g->R)) return 0;
@@ -286,7 +286,7 @@ static int trySum(loop_t *l) {
 }
 
 /* Whom this rank waits for when nothing can be done. */
-static int blame(const loop_t *l, const char **what) {
+static int nameCulprit(const loop_t *l, const char **what) {
   if (l->reduceNext < epNumChunks(l->op, l->me)) {
     *what = "rows";
     return missingForSum(l, seqOf(l, l->me, l->reduceNext));
@@ -354,7 +354,7 @@ static void runLoop(loop_t *l) {
       continue;
     }
     const char *what = "rows";
-    int peer = blame(l, &what);
+    int peer = nameCulprit(l, &what);
     if (l->left > 0 && !epSleep(op, seen, peer, what, &deadline)) return;
   }
   if (!awaitReaders(l)) return;

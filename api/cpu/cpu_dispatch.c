@@ -61,7 +61,7 @@ static int sendHalf(const ep_op_t *op, const ep_record_t *r) {
   int ht = epIsHt(g->group);
   if (ht && !epRefreshLayout(op, c->numTokens, c->topk)) return 0;
   if (!waitForSlot(op)) return 0;
-  if (!ht) epNoteMasked(op);
+  if (!ht) epRecordMasked(op);
   ep_dispatch_head_t *head = epDispatchHead(op, g->me);
   head->numTokens = c->numTokens;
   head->topk = routedTopk(op, r);

@@ -77,8 +77,8 @@ trefoil_result_t epCpuUpdate(ncclEpHandle_t handle, const ep_update_call_t *call
                              cudaStream_t stream) {
   ep_cpu_handle_t *h = handle->state;
   if (!epIsHt(handle->group)) {
-    h->noted = *call;
-    h->notedNo++;
+    h->recorded = *call;
+    h->recordedNo++;
     return TREFOIL_OK;
   }
   ep_record_t *r;
@@ -136,8 +136,8 @@ static trefoil_result_t queueWhole(ep_cpu_handle_t *h, ep_record_t *r, cudaStrea
 /* Queues the whole operation, or its first half and keeps the second for Complete. */
 static trefoil_result_t queueHalves(ep_cpu_handle_t *h, ep_record_t *r, int sendOnly,
                                     cudaStream_t stream) {
-  r->routing = h->noted;
-  r->routingNo = h->notedNo;
+  r->routing = h->recorded;
+  r->routingNo = h->recordedNo;
   if (!sendOnly) return queueWhole(h, r, stream);
   ep_record_t *second;
   int capturing = 0;

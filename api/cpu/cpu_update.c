@@ -130,7 +130,7 @@ int epExchangeRouting(const ep_op_t *op, const ep_update_call_t *call) {
     ep_word_t *taken = epWordOf(op, r, EP_ARRAY_UPDATE_TAKEN, me);
     if (!epWait(op, r, taken, op->no - 1, "reading of the last routing") && !masks) return 0;
   }
-  if (masks) epNoteMasked(op);
+  if (masks) epRecordMasked(op);
   ep_arena_head_t *head = epHeadOf(op, me);
   epCopyRouting(op, call, (int32_t *)exchangeSlot(op, me));
   head->updateTokens = call->numTokens;

@@ -3,7 +3,7 @@
  * A rank waits on its own doorbells (plan/doorbell.h), one a kind of operation; whoever changes a word
  * that it waits for rings. Who waits for one rank is woken by that one (or by a failure). Sleeps are cut
  * into slices, in which it looks whether the peer lives, whether another rank has given up (and on whom:
- * that one is blamed here too), and at the time.
+ * that one is named here too), and at the time.
  *
  * The way out and MaskClean push: rank r writes word [r] of every rank's own array, and each waits
  * on its own memory. A rank to which all have said that they leave is read by nobody any more and
@@ -69,7 +69,7 @@ void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what) {
   failGroup(op, peer);
 }
 
-void epNoteMasked(const ep_op_t *op) {
+void epRecordMasked(const ep_op_t *op) {
   ep_cpu_group_t *g = op->g;
   for (int r = 0; r < g->R; r++) {
     if (epActive(g, r)) continue;
@@ -140,7 +140,7 @@ int epWasSent(const ep_op_t *op) {
 }
 
 uint32_t epBell(const ep_op_t *op) {
-  return epDoorbellNote(doorbellOf(op->g, op->g->me, op->kind));
+  return epDoorbellRead(doorbellOf(op->g, op->g->me, op->kind));
 }
 
 /* 0: gone, dead or too late; then the peer has been given up. */

@@ -49,14 +49,14 @@ typedef struct ep_gpu_arena {
 } ep_gpu_arena_t;
 #define EP_GPU_MAX_ARENAS 4
 
-typedef struct ep_gpu_launch_note {
+typedef struct ep_gpu_launch_record {
   int kind, parts;
-} ep_gpu_launch_note_t;
+} ep_gpu_launch_record_t;
 
 /* Kernel times that are kept (gpu_count.c). */
 typedef struct ep_gpu_times {
   uint64_t *stamps; /* on the device: [maxLaunches][numSms][2] */
-  ep_gpu_launch_note_t *notes;
+  ep_gpu_launch_record_t *launches;
   unsigned maxLaunches;
   uint64_t numLaunches, numRead;
 } ep_gpu_times_t;

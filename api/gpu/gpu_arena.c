@@ -61,7 +61,7 @@ static trefoil_result_t compare(const ep_rendezvous_word_t *all, int numRanks) {
   return TREFOIL_OK;
 }
 
-static trefoil_result_t meet(ep_gpu_group_t *g, ep_rendezvous_call_t call, int topk) {
+static trefoil_result_t barrierRound(ep_gpu_group_t *g, ep_rendezvous_call_t call, int topk) {
   ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = call, .topk = (uint32_t)topk};
   mine.groupId = g->id;
   EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
@@ -77,7 +77,8 @@ static trefoil_result_t openTogether(ep_gpu_group_t *g, ep_gpu_arena_t *a) {
            "ncclEpInitHandle: NCCL gave no window: its memory is not peer-accessible "
            "(NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE)");
   /* NCCL has no limit: a rank without a window must not leave the others in its next call. */
-  if (g->far && !g->numArenas) EP_TRY(meet(g, EP_RENDEZVOUS_WINDOW_READY, a->config.shape.topk));
+  if (g->far && !g->numArenas)
+    EP_TRY(barrierRound(g, EP_RENDEZVOUS_WINDOW_READY, a->config.shape.topk));
   EP_TRY(epGpuFarJoin(g));
   return epGpuPeers(g->group, a, g->ll.peers);
 }
@@ -140,13 +141,13 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
   EP_TRY(epGpuFarDrain(g, g->group->timeoutNs, "ncclEpInitHandle"));
   trefoil_result_t result = allocAlone(g, &a);
   if (result == TREFOIL_OK) {
-    result = meet(g, EP_RENDEZVOUS_INIT_HANDLE, sizing->config.shape.topk);
+    result = barrierRound(g, EP_RENDEZVOUS_INIT_HANDLE, sizing->config.shape.topk);
   }
   char *before[EP_KERNEL_MAX_RANKS];
   for (int r = 0; r < g->R; r++) before[r] = g->ll.peers[r];
   if (result == TREFOIL_OK) result = openTogether(g, &a);
   if (result == TREFOIL_OK) {
-    result = meet(g, EP_RENDEZVOUS_HANDLE_READY, sizing->config.shape.topk);
+    result = barrierRound(g, EP_RENDEZVOUS_HANDLE_READY, sizing->config.shape.topk);
   }
   /* This rank's own memory alone, and only once the new window is certain. */
   if (result == TREFOIL_OK && g->numArenas) result = epGpuSettle(g->control, g->isHt);

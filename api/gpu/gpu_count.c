@@ -54,7 +54,7 @@ static size_t stampsOf(const ep_gpu_group_t *g) {
 
 static void forget(ep_gpu_times_t *t) {
   if (t->stamps) cudaFree(t->stamps);
-  free(t->notes);
+  free(t->launches);
   *t = (ep_gpu_times_t){0};
 }
 
@@ -66,8 +66,8 @@ static trefoil_result_t keep(ep_gpu_group_t *g, unsigned maxLaunches) {
     void *p = NULL;
     EP_CUDA(cudaMalloc(&p, bytes));
     t.stamps = p;
-    t.notes = calloc(maxLaunches, sizeof *t.notes);
-    if (!t.notes || cudaMemset(p, 0, bytes) != cudaSuccess) {
+    t.launches = calloc(maxLaunches, sizeof *t.launches);
+    if (!t.launches || cudaMemset(p, 0, bytes) != cudaSuccess) {
       forget(&t);
       return epFail(TREFOIL_SYSTEM_ERROR, "ncclEpKeepTimes: out of memory");
     }
@@ -97,12 +97,12 @@ uint64_t *epGpuStampsFor(ep_gpu_group_t *g, unsigned kind, unsigned parts) {
   ep_gpu_times_t *t = &g->times;
   if (!t->stamps) return NULL;
   uint64_t idx = t->numLaunches++ % t->maxLaunches;
-  t->notes[idx] = (ep_gpu_launch_note_t){publicKind(kind), (int)parts};
+  t->launches[idx] = (ep_gpu_launch_record_t){publicKind(kind), (int)parts};
   return t->stamps + idx * stampsOf(g);
 }
 
 static ncclEpKernelTime_t timeOf(const ep_gpu_group_t *g, const uint64_t *stamps,
-                                 ep_gpu_launch_note_t status) {
+                                 ep_gpu_launch_record_t status) {
   ncclEpKernelTime_t t = {.kind = status.kind, .parts = status.parts, .numBlocks = g->ll.numSms};
   uint64_t first = stamps[0];
   if (!first) return t; /* it has not run */
@@ -131,7 +131,7 @@ static trefoil_result_t readTimes(ep_gpu_group_t *g, ncclEpKernelTime_t *times, 
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   for (uint64_t i = first; error == cudaSuccess && i < last; i++) {
     uint64_t idx = i % t->maxLaunches;
-    times[i - first] = timeOf(g, copy + idx * perLaunch, t->notes[idx]);
+    times[i - first] = timeOf(g, copy + idx * perLaunch, t->launches[idx]);
   }
   free(copy);
   EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "ncclEpReadTimes: %s",

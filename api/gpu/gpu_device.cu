@@ -43,7 +43,7 @@ __global__ void restartRings(HtControl *c) {
   }
 }
 
-__global__ void noteFinishedHt(const HtControl *c, volatile uint64_t *finished) {
+__global__ void recordFinishedHt(const HtControl *c, volatile uint64_t *finished) {
   finished[threadIdx.x] = c->numbers[threadIdx.x];
 }
 
@@ -66,7 +66,7 @@ __global__ void readClock(volatile unsigned long long *out) {
   *out = clockNs();
 }
 
-__global__ void noteFinished(const HandleHead *head, int kind, volatile uint64_t *finished) {
+__global__ void recordFinished(const HandleHead *head, int kind, volatile uint64_t *finished) {
   const uint64_t number = head->sent[kind];
   if (number > *finished) *finished = number;
 }
@@ -97,9 +97,9 @@ extern "C" trefoil_result_t epGpuSetMask(int *mask, uint64_t active, int numRank
   return launch(setMask, 64, stream, mask, active, numRanks);
 }
 
-extern "C" trefoil_result_t epGpuNoteFinishedHt(const void *control, uint64_t *finished,
-                                                void *stream) {
-  return launch(noteFinishedHt, 3, stream, (const HtControl *)control, finished);
+extern "C" trefoil_result_t epGpuRecordFinishedHt(const void *control, uint64_t *finished,
+                                                  void *stream) {
+  return launch(recordFinishedHt, 3, stream, (const HtControl *)control, finished);
 }
 
 extern "C" trefoil_result_t epGpuHtGuard(void *head, int64_t rows, void *stream) {
@@ -121,9 +121,9 @@ extern "C" trefoil_result_t epGpuSettle(void *control, int ht) {
   return TREFOIL_OK;
 }
 
-extern "C" trefoil_result_t epGpuNoteFinished(const void *handleMem, int kind, uint64_t *finished,
-                                              void *stream) {
-  return launch(noteFinished, 1, stream, (const HandleHead *)handleMem, kind, finished);
+extern "C" trefoil_result_t epGpuRecordFinished(const void *handleMem, int kind, uint64_t *finished,
+                                                void *stream) {
+  return launch(recordFinished, 1, stream, (const HandleHead *)handleMem, kind, finished);
 }
 
 extern "C" trefoil_result_t epGpuClockOffset(int64_t *offsetNs) {
@@ -143,10 +143,10 @@ extern "C" trefoil_result_t epGpuClockOffset(int64_t *offsetNs) {
 }
 
 extern "C" trefoil_result_t epGpuLoadSmall(void) {
-  const void *kernels[] = {(const void *)setMask,      (const void *)readClock,
-                           (const void *)noteFinished, (const void *)settleControl,
-                           (const void *)restartRings, (const void *)noteFinishedHt,
-                           (const void *)guard,        (const void *)after};
+  const void *kernels[] = {(const void *)setMask,        (const void *)readClock,
+                           (const void *)recordFinished, (const void *)settleControl,
+                           (const void *)restartRings,   (const void *)recordFinishedHt,
+                           (const void *)guard,          (const void *)after};
   cudaFuncAttributes a;
   for (const void *kernel : kernels) TRY_CUDA(cudaFuncGetAttributes(&a, kernel));
   return TREFOIL_OK;

@@ -17,7 +17,7 @@ trefoil_result_t epGpuSetMask(int *mask, uint64_t active, int numRanks, void *st
  * in new exchange memory does. Waits. */
 trefoil_result_t epGpuSettle(void *control, int ht);
 /* All kinds of a high-throughput group: finished [3]. */
-trefoil_result_t epGpuNoteFinishedHt(const void *control, uint64_t *finished, void *stream);
+trefoil_result_t epGpuRecordFinishedHt(const void *control, uint64_t *finished, void *stream);
 
 /* ---- high throughput -------------------------------------------------------------------------- */
 
@@ -37,8 +37,8 @@ trefoil_result_t epGpuHtAfter(void *head, int64_t rows, ep_ht_status_t *status, 
 trefoil_result_t epGpuClockOffset(int64_t *offsetNs);
 /* *finished = the number of the operation of that kind that the handle sent last, if that is more: queued
  * after a launch that received it. `finished` is a device address. */
-trefoil_result_t epGpuNoteFinished(const void *handleMem, int kind, uint64_t *finished,
-                                   void *stream);
+trefoil_result_t epGpuRecordFinished(const void *handleMem, int kind, uint64_t *finished,
+                                     void *stream);
 /* Loads these kernels, so that no later call does. */
 trefoil_result_t epGpuLoadSmall(void);
 

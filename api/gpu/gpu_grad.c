@@ -80,7 +80,7 @@ static trefoil_result_t allocate(gpu_grad_t *g) {
   return epA2sgdLoad();
 }
 
-static trefoil_result_t meet(gpu_grad_t *g, ep_rendezvous_call_t call, uint64_t hash) {
+static trefoil_result_t barrierRound(gpu_grad_t *g, ep_rendezvous_call_t call, uint64_t hash) {
   ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = call, .groupId = hash};
   EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->step.timeoutNs, all));
   for (int r = 1; r < g->step.at.numRanks; r++)
@@ -91,7 +91,7 @@ static trefoil_result_t meet(gpu_grad_t *g, ep_rendezvous_call_t call, uint64_t 
 /* What failed alone fails the others before NCCL's collective, which has no time limit. */
 static trefoil_result_t join(gpu_grad_t *g, uint64_t hash) {
   size_t bytes = g->step.at.exchangeBytes ? g->step.at.exchangeBytes : 16;
-  EP_TRY(meet(g, EP_RENDEZVOUS_GRAD_CREATE, hash));
+  EP_TRY(barrierRound(g, EP_RENDEZVOUS_GRAD_CREATE, hash));
   EP_TRY(epGpuNccl(g->head.comm,
                    ncclCommWindowRegister(g->head.comm, g->exchange, bytes, &g->window, 0),
                    "trefoilGradGpuCreate: ncclCommWindowRegister"));
@@ -100,7 +100,7 @@ static trefoil_result_t join(gpu_grad_t *g, uint64_t hash) {
            "trefoilGradGpuCreate: some rank's memory cannot be reached from rank %d "
            "(NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE)",
            g->step.rank);
-  EP_TRY(meet(g, EP_RENDEZVOUS_GRAD_READY, hash));
+  EP_TRY(barrierRound(g, EP_RENDEZVOUS_GRAD_READY, hash));
   epRendezvousAllCame(g->rendezvous);
   return TREFOIL_OK;
 }
@@ -196,7 +196,7 @@ void epGpuGradClose(struct trefoil_grad_gpu *head) {
   cudaSetDevice(g->device);
   cudaError_t error = cudaDeviceSynchronize();
   if (g->record->failed && g->step.timeoutNs > 1000000000u) g->step.timeoutNs = 1000000000u;
-  if (meet(g, EP_RENDEZVOUS_GRAD_DESTROY, 0) != TREFOIL_OK) {
+  if (barrierRound(g, EP_RENDEZVOUS_GRAD_DESTROY, 0) != TREFOIL_OK) {
     g->window = NULL;
     g->exchange = NULL;
   }

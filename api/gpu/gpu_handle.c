@@ -1,7 +1,7 @@
 /* Handles: calls become the kernels' parameter structs.
  *
  * An Update only notes the routing's address. Dispatch leaves in the handle's memory what combine needs
- * (which rows are owed to whom), so a Combine wants a Dispatch since the last Update. */
+ * (which rows go back to whom), so a Combine wants a Dispatch since the last Update. */
 #include <stddef.h>
 #include <string.h>
 

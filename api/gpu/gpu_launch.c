@@ -117,12 +117,12 @@ static trefoil_result_t launchLl(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned pa
 }
 
 /* With a progress file: the operation is finished. */
-static trefoil_result_t noteFinished(ep_gpu_handle_t *h, unsigned kind, unsigned parts,
-                                     cudaStream_t stream) {
+static trefoil_result_t recordFinished(ep_gpu_handle_t *h, unsigned kind, unsigned parts,
+                                       cudaStream_t stream) {
   ep_gpu_group_t *g = h->g;
   if (!g->finished || !(parts & EP_LL_RECV)) return TREFOIL_OK;
-  if (g->isHt) return epGpuNoteFinishedHt(g->control, g->finished, stream);
-  return epGpuNoteFinished(h->ll.memory, (int)kind, g->finished + kind, stream);
+  if (g->isHt) return epGpuRecordFinishedHt(g->control, g->finished, stream);
+  return epGpuRecordFinished(h->ll.memory, (int)kind, g->finished + kind, stream);
 }
 
 static trefoil_result_t launch(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned parts,
@@ -133,7 +133,7 @@ static trefoil_result_t launch(ep_gpu_handle_t *h, ep_gpu_op_t op, unsigned part
   EP_TRY(waitForLast(g, stream, capture));
   setStamps(op, epGpuStampsFor(g, op.kind, parts));
   EP_TRY(g->isHt ? launchHt(g, op, stream) : launchLl(h, op, parts, stream));
-  EP_TRY(noteFinished(h, op.kind, parts, stream));
+  EP_TRY(recordFinished(h, op.kind, parts, stream));
   g->hasLast = !g->fitsTwice && g->group->numHandles > 1;
   if (g->hasLast) EP_CUDA(cudaEventRecord(g->tail[capture != 0], stream));
   g->lastStream = stream;

@@ -88,10 +88,10 @@ static trefoil_result_t sizeRings(const ep_sizing_config_t *config, ep_sizing_t 
   ep_ht_far_layout_t at;
   EP_TRY(epHtFarLayout(&ht, s->ranksPerNode, 0, &at));
   epSizingAdd(t, EP_BUFFER_MESSAGES,
-              (ep_buffer_t){"rings", "4 * other nodes * units, 2 * nodes * N ids", EP_MEMORY_SHARED,
+              (ep_buffer_t){"rings", "4 * other nodes * slots, 2 * nodes * N ids", EP_MEMORY_SHARED,
                             0, 128 + at.bytes, 0});
   epSizingAdd(t, EP_BUFFER_MIRRORS,
-              (ep_buffer_t){"words of rings", "32 * other nodes * units", EP_MEMORY_DEVICE, 0,
+              (ep_buffer_t){"words of rings", "32 * other nodes * slots", EP_MEMORY_DEVICE, 0,
                             at.wordBytes, 0});
   epSizingAdd(t, EP_BUFFER_RELAY,
               (ep_buffer_t){"poster", "fixed", EP_MEMORY_DEVICE, 0, EP_GPU_RELAY_BYTES, 0});

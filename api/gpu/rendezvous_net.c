@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "api/gpu/gpu.h"
-#include "net/net_meet.h"
+#include "net/net_rendezvous.h"
 #include "plan/clock.h"
 
 #define SECOND 1000000000ll

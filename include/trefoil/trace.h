@@ -25,10 +25,10 @@ typedef struct trefoil_trace {
   const int64_t *offsets;   /* [steps, R + 1] */
   const int32_t *topkIdx;   /* [T, K] */
   const float *topkWeights; /* [T, K], finite, or NULL */
-  const char *note;         /* a JSON object in text: where the trace comes from */
+  const char *provenance;   /* a JSON object in text: where the trace comes from */
 } trefoil_trace_t;
 
-/* Copies and checks contents (numTokens is taken from offsets; note NULL = "{}"). Sentences name
+/* Copies and checks contents (numTokens is taken from offsets; provenance NULL = "{}"). Sentences name
  * step, rank, token and k. */
 TREFOIL_API trefoil_result_t trefoilTraceCreate(const trefoil_trace_t **trace,
                                                 const trefoil_trace_t *contents);

@@ -3,7 +3,7 @@
 // (ll/wait.cuh) and htCheckLimit (ht/ht_control.cuh).
 //
 // The record is written by threads of many blocks: one at a time, and what was written of a wait that was
-// given up stays. Otherwise a thread that had just decided to note that it still waits could write over
+// given up stays. Otherwise a thread that had just decided to record that it still waits could write over
 // the rank given up.
 #ifndef TREFOIL_KERNELS_COMMON_WAIT_RECORD_CUH
 #define TREFOIL_KERNELS_COMMON_WAIT_RECORD_CUH
@@ -59,7 +59,7 @@ EP_DEV void writeRecord(ep_wait_record_t *r, const Awaited &w, unsigned long lon
   r->state = gaveUp ? 2 : 1;
 }
 
-// Calls write() if it is time for another note of a wait that goes on. One thread.
+// Calls write() if it is time for another record of a wait that goes on. One thread.
 template <typename F>
 EP_DEV void recordWait(WaitControl &c, unsigned long long waited, unsigned long long now, F write) {
   const unsigned long long last = loadVolatile(&c.recorded);

@@ -56,7 +56,7 @@ template <class Network> struct HtFarKernels {
     HtFarArgs f = {};
     f.far = far;
     for (int kind = 0; kind < 2; kind++) {
-      while (1 << f.unitBits[kind] < far.at.ringUnits[kind]) f.unitBits[kind]++;
+      while (1 << f.slotBits[kind] < far.at.ringSlots[kind]) f.slotBits[kind]++;
     }
 #ifdef TREFOIL_HT_FAR_STAMPS
     f.stamps = htStampsOf(far.port.rank);

@@ -1,7 +1,7 @@
 /* High throughput across NVLink domains: what launches it. C and C++.
  *
  * Of each domain ("node") the ranks are numbered alike, and ranks with the same number form a rail. A rank
- * talks over the network to its rail alone. To each other node it has rings: units of a chunk and a token's
+ * talks over the network to its rail alone. To each other node it has rings: slots of a chunk and a token's
  * weights, one ring to send from and one to land in, for each kind of operation. A block of every dispatch
  * and combine is the poster: it puts what the others have filled, and tells them what has landed and what
  * may be filled again. docs/kernels_ht.md has the protocol.
@@ -24,29 +24,29 @@ extern "C" {
 #define EP_HT_FAR_LEAST_SMS                                                                        \
   4 /* of a launch: one that sends, forwards or reduces, receives, posts */
 
-/* Signals of the context: of each kind units and credits, of Updates by parity; a node each. */
+/* Signals of the context: of each kind slots and credits, of Updates by parity; a node each. */
 #define EP_HT_FAR_SIGNALS(numNodes) (6 * (numNodes))
 
 /* Where things lie; equal on all ranks. Far nodes are numbered without the own one. */
 typedef struct ep_ht_far_layout {
   int numRanks, ranksPerDomain, numFar; /* numFar: other nodes */
-  int ringUnits[2];                     /* by kind, a power of two */
-  int chunkUnits[2];                    /* with puts under way, so many are waited for */
-  size_t unitBytes; /* chunk, weights, a word that says whether it stands for nothing */
+  int ringSlots[2];                     /* by kind, a power of two */
+  int batchSlots[2];                    /* with puts under way, so many are waited for */
+  size_t slotBytes; /* chunk, weights, a word that says whether it stands for nothing */
   size_t voidAt;    /* of that word */
   /* in the window, after 128 bytes: */
-  size_t rings[2][2]; /* [kind][out, in]: [far node][ringUnits] */
+  size_t rings[2][2]; /* [kind][out, in]: [far node][ringSlots] */
   size_t ids[2];      /* [out, in]: messages of an Update, [parity] and [parity][far node] */
   size_t idsBytes;    /* of a message */
   size_t bytes;
-  /* words of the rings, in this rank's memory: [kind] [what][far node][ringUnits] u32 */
+  /* words of the rings, in this rank's memory: [kind] [what][far node][ringSlots] u32 */
   size_t words[2];
   size_t wordBytes;
 } ep_ht_far_layout_t;
 
-/* ringUnits: of each ring, a power of two; 0 = chosen. TREFOIL_INVALID_ARGUMENT with a sentence:
+/* ringSlots: of each ring, a power of two; 0 = chosen. TREFOIL_INVALID_ARGUMENT with a sentence:
  * epHtLayout's, domains that do not divide the ranks, or a message of EP_NET_MOST_BYTES or more. */
-trefoil_result_t epHtFarLayout(const ep_ht_config_t *config, int ranksPerDomain, int ringUnits,
+trefoil_result_t epHtFarLayout(const ep_ht_config_t *config, int ranksPerDomain, int ringSlots,
                                ep_ht_far_layout_t *out);
 size_t epHtFarHandleBytes(const ep_ht_config_t *config, int ranksPerDomain, int numTopk);
 size_t epHtFarScratchBytes(const ep_ht_config_t *config, int ranksPerDomain);

@@ -1,5 +1,5 @@
 // What forwarders and reducers work at: the chunks of tokens of the ranks on this rank's rail in other nodes,
-// in the order (token, chunk, node). An item's entry 0 is none: it waits for the item's ring unit, which a
+// in the order (token, chunk, node). An item's entry 0 is none: it waits for the item's ring slot, which a
 // forwarder reads and a reducer fills. The others are the token's hops in this node.
 #ifndef TREFOIL_KERNELS_HT_FAR_CANDIDATES_CUH
 #define TREFOIL_KERNELS_HT_FAR_CANDIDATES_CUH
@@ -48,7 +48,7 @@ template <int OF, class Args> struct HtFarCandidates {
     which(c, item);
     const auto &ring = far.c.rings[OF][item.source];
     const unsigned long long first = OF ? ring.sent : ring.received;
-    const HtLocation u = far.unitOf(
+    const HtLocation u = far.ringSlotOf(
         OF, item.source, first + (unsigned long long)index * a.row.numChunks + item.chunk);
     item.index = index;
     item.code = u.code;
@@ -56,7 +56,7 @@ template <int OF, class Args> struct HtFarCandidates {
     return 1 + ft.width;
   }
   EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
-  EP_DEV HtEntry unit(const HtItem &item) const {
+  EP_DEV HtEntry slot(const HtItem &item) const {
     HtEntry e = {};
     e.location = HtLocation{item.code, item.epoch};
     e.watch = OF ? far.refillOf(OF, e.location) : far.landingOf(OF, e.location);

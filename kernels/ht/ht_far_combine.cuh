@@ -3,12 +3,12 @@
 //
 //   senders    a row, or expert-major the sum of a token's rows here -> the FIFO of the rank that the token
 //              came by
-//   reducers   the rows of a token of the rail's rank in another node -> their sum, a ring unit
-//   receivers  own token: rows of the own node's ranks, units of other nodes -> the sum, nodes ascending
+//   reducers   the rows of a token of the rail's rank in another node -> their sum, a ring slot
+//   receivers  own token: rows of the own node's ranks, slots of other nodes -> the sum, nodes ascending
 //   poster     ht_far_poster.cuh
 //
 // What a rank has dropped or was trapped with travels as a flag, and so does a sum of nothing, as a word of
-// its unit. As in dispatch all take work in the order (token, chunk, rank or node).
+// its slot. As in dispatch all take work in the order (token, chunk, rank or node).
 #ifndef TREFOIL_KERNELS_HT_FAR_COMBINE_CUH
 #define TREFOIL_KERNELS_HT_FAR_COMBINE_CUH
 
@@ -119,7 +119,7 @@ template <bool EXPERT_MAJOR> struct Reducer : HtFarCandidates<1, HtCombineArgs> 
   EP_DEV int missing() const { return missingNearInput<EXPERT_MAJOR>(far); }
   // Rows of near ranks; the rank of a FIFO slot's code is the stream.
   EP_DEV HtEntry entry(const HtItem &item, int i, int2 hop) const {
-    if (i == 0) return unit(item);
+    if (i == 0) return slot(item);
     HtEntry e = {};
     if (hop.x < 0) return e;
     if (!EXPERT_MAJOR && hop.x == far.g.rank) {
@@ -144,7 +144,7 @@ template <bool EXPERT_MAJOR> struct Reducer : HtFarCandidates<1, HtCombineArgs> 
   }
   EP_DEV void isVoid(const HtLocation &u) const { free(u.code, u.epoch); }
   EP_DEV void isEmpty(const HtItem &item) const {
-    far.note(1, HT_FILLED, HtLocation{item.code, item.epoch}, true);
+    far.setWord(1, HT_FILLED, HtLocation{item.code, item.epoch}, true);
   }
   using HtFarCandidates::load;
   EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
@@ -154,7 +154,7 @@ template <bool EXPERT_MAJOR> struct Reducer : HtFarCandidates<1, HtCombineArgs> 
               item.chunk, to, full);
   }
   EP_DEV void store(const HtItem &item, uint32_t from) const {
-    bulkStore(far.unitAt(1, false, item.code), from, chunkBytes(a.row, item.chunk));
+    bulkStore(far.ringSlotAt(1, false, item.code), from, chunkBytes(a.row, item.chunk));
   }
 
   // Backward: the gradient of each of the token's weights that is known in this node, at its k.
@@ -185,7 +185,7 @@ template <bool EXPERT_MAJOR> struct Reducer : HtFarCandidates<1, HtCombineArgs> 
     return n;
   }
   EP_DEV void give(const HtItem &item, const int2 *, int k, const Metadata &n) const {
-    fifoWeights(far.g, far.unitAt(1, false, item.code))[k] = n.weight;
+    fifoWeights(far.g, far.ringSlotAt(1, false, item.code))[k] = n.weight;
   }
   EP_DEV void countBytes(int rank, int bytes) const {
     if (!far.g.bytes) return;
@@ -200,7 +200,7 @@ template <bool EXPERT_MAJOR> struct Reducer : HtFarCandidates<1, HtCombineArgs> 
         free(entries[i].x, entries[i].y);
     }
     if (l || item.n <= 0) return;
-    far.note(1, HT_FILLED, HtLocation{item.code, item.epoch}, false);
+    far.setWord(1, HT_FILLED, HtLocation{item.code, item.epoch}, false);
     countBytes(far.railRank(item.source), bytes);
   }
 };
@@ -232,30 +232,30 @@ template <bool EXPERT_MAJOR> struct FarCombineReceiver : CombineReceiver<EXPERT_
     HtEntry e = {};
     const int ring = d.x - HT_RING_PEER;
     e.is = true;
-    e.location = far.unitOf(1, ring,
-                            far.c.rings[1][ring].received +
-                                (unsigned long long)d.y * this->a.row.numChunks + item.chunk);
+    e.location = far.ringSlotOf(1, ring,
+                                far.c.rings[1][ring].received +
+                                    (unsigned long long)d.y * this->a.row.numChunks + item.chunk);
     e.watch = far.landingOf(1, e.location);
     return e;
   }
   EP_DEV void isVoid(const HtLocation &u) const {
-    if (isRingUnit(u.code))
-      far.note(1, HT_CONSUMED, u, false);
+    if (isRingSlot(u.code))
+      far.setWord(1, HT_CONSUMED, u, false);
     else
       Base::isVoid(u);
   }
   using Base::load;
   EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
-    if (isRingUnit(e.x))
-      loadChunk(this->a, far.unitAt(1, true, e.x), item.chunk, to, full);
+    if (isRingSlot(e.x))
+      loadChunk(this->a, far.ringSlotAt(1, true, e.x), item.chunk, to, full);
     else
       Base::load(item, e, to, full);
   }
   EP_DEV void release(const HtItem &item, const int2 *entries) const {
     Base::release(item, entries);
     for (int i = 0; i < item.n; i++) {
-      if (!isRingUnit(entries[i].x)) continue;
-      far.note(1, HT_CONSUMED, HtLocation{entries[i].x, entries[i].y}, false);
+      if (!isRingSlot(entries[i].x)) continue;
+      far.setWord(1, HT_CONSUMED, HtLocation{entries[i].x, entries[i].y}, false);
     }
   }
   EP_DEV typename Base::Metadata take(const HtItem &item, const int2 *entries, int k) const {
@@ -267,8 +267,8 @@ template <bool EXPERT_MAJOR> struct FarCombineReceiver : CombineReceiver<EXPERT_
     if (far.isNear(rank)) return n;
     for (int i = 0; i < item.n; i++) {
       const int code = entries[i].x;
-      if (!isRingUnit(code) || far.nodeOf(ringOf(code)) != rank / far.per) continue;
-      n.weight = __ldcv(fifoWeights(far.g, far.unitAt(1, true, code)) + k);
+      if (!isRingSlot(code) || far.nodeOf(ringOf(code)) != rank / far.per) continue;
+      n.weight = __ldcv(fifoWeights(far.g, far.ringSlotAt(1, true, code)) + k);
     }
     return n;
   }
@@ -299,8 +299,8 @@ template <Elem T, class P> EP_DEV void nodeReducer(const HtBlock &b, const P &p,
       }
       __syncwarp();
       if (n > 1) {
-        const bool isOwn = !isRingUnit(entries[i].x);
-        const bool ends = isOwn && (i + 1 == n || isRingUnit(entries[i + 1].x));
+        const bool isOwn = !isRingSlot(entries[i].x);
+        const bool ends = isOwn && (i + 1 == n || isRingSlot(entries[i + 1].x));
         const char *part = b.stageAt(c) + at;
 #pragma unroll
         for (int j = 0; j < V; j++) {
@@ -385,7 +385,7 @@ EP_DEV void runFarCombine(const HtCombineArgs &a, const HtFarArgs &f, char *shar
   leave<true>(
       g, t, a.row.numChunks, began,
       [&](int r) { return EXPERT_MAJOR || far.railOf(r) != far.rail; },
-      [&] { far.countUnits(1, ft, a.row.numChunks); });
+      [&] { far.countRingSlots(1, ft, a.row.numChunks); });
 }
 
 #endif

@@ -10,13 +10,13 @@ struct HtFarArgs {
   ep_ht_far_t far;
   HtShape middle;       // of forwarders, reducers
   int split, endMiddle; // blocks below send first, blocks below that forward or reduce first
-  int unitBits[2];      // log2 of ringUnits
+  int slotBits[2];      // log2 of ringSlots
 #ifdef TREFOIL_HT_FAR_STAMPS
   HtStampFile *stamps; // NULL: none
 #endif
 };
 
-// The words of a ring's units, all in this rank's memory: {epoch << 1 | it stands for nothing}.
+// The words of a ring's slots, all in this rank's memory: {epoch << 1 | it stands for nothing}.
 enum HtRingWord {
   HT_FILLED,   // out: may be put
   HT_REFILL,   // out: may be filled again
@@ -24,9 +24,9 @@ enum HtRingWord {
   HT_CONSUMED, // in: has been read
 };
 
-// Locations (ht_fifo.cuh) of ring units: peers past those of FIFOs, by far node.
+// Locations (ht_fifo.cuh) of ring slot: peers past those of FIFOs, by far node.
 constexpr int HT_RING_PEER = 65;
-EP_DEV bool isRingUnit(int code) {
+EP_DEV bool isRingSlot(int code) {
   return code >= HT_RING_PEER << 24;
 }
 EP_DEV int ringOf(int code) {
@@ -90,26 +90,26 @@ struct HtFar {
   EP_DEV char *window(size_t offset) const {
     return f.far.window + f.far.port.scratch + 128 + offset;
   }
-  EP_DEV HtLocation unitOf(int kind, int i, unsigned long long q) const {
-    return fifoSlotOf(HT_RING_PEER + i, q, f.unitBits[kind]);
+  EP_DEV HtLocation ringSlotOf(int kind, int i, unsigned long long q) const {
+    return fifoSlotOf(HT_RING_PEER + i, q, f.slotBits[kind]);
   }
-  EP_DEV size_t unitOffset(int kind, bool in, int code) const {
+  EP_DEV size_t ringSlotOffset(int kind, bool in, int code) const {
     const ep_ht_far_layout_t &l = f.far.at;
     return l.rings[kind][in] +
-           ((size_t)ringOf(code) * l.ringUnits[kind] + (code & 0xffffff)) * l.unitBytes;
+           ((size_t)ringOf(code) * l.ringSlots[kind] + (code & 0xffffff)) * l.slotBytes;
   }
-  EP_DEV char *unitAt(int kind, bool in, int code) const {
-    return window(unitOffset(kind, in, code));
+  EP_DEV char *ringSlotAt(int kind, bool in, int code) const {
+    return window(ringSlotOffset(kind, in, code));
   }
   EP_DEV uint32_t *wordAt(int kind, HtRingWord what, int code) const {
     const ep_ht_far_layout_t &l = f.far.at;
     return (uint32_t *)((char *)f.far.words + l.words[kind]) +
-           ((size_t)what * num + ringOf(code)) * l.ringUnits[kind] + (code & 0xffffff);
+           ((size_t)what * num + ringOf(code)) * l.ringSlots[kind] + (code & 0xffffff);
   }
-  EP_DEV void note(int kind, HtRingWord what, const HtLocation &u, bool isVoid) const {
+  EP_DEV void setWord(int kind, HtRingWord what, const HtLocation &u, bool isVoid) const {
     storeRelaxed(wordAt(kind, what, u.code), (uint32_t)u.epoch << 1 | (uint32_t)isVoid);
   }
-  // A unit to be filled waits for this, one to be read for that.
+  // A slot to be filled waits for this, one to be read for that.
   EP_DEV HtWatch refillOf(int kind, const HtLocation &u) const {
     return HtWatch{wordAt(kind, HT_REFILL, u.code), (u.epoch - 1) & 0x7fffffff,
                    railRank(ringOf(u.code))};
@@ -139,7 +139,7 @@ struct HtFar {
   }
 
   // One block at the end of an operation.
-  EP_DEV void countUnits(int kind, const HtFarTables &t, int numChunks) const {
+  EP_DEV void countRingSlots(int kind, const HtFarTables &t, int numChunks) const {
     for (int i = threadIdx.x; i < num; i += blockDim.x) {
       const bool back = kind == 1; // rows go where they came from
       c.rings[kind][i].sent += (unsigned long long)t.counts[back][i] * numChunks;

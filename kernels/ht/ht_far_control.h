@@ -9,9 +9,9 @@
 /* Both rings of a kind and far node. Units count from the start of the rings, signals from that of the
  * communicator. */
 typedef struct ep_ht_ring_count {
-  unsigned long long sent, received; /* units of earlier operations */
-  unsigned long long credited;       /* units that may be filled again, as the words say */
-  unsigned long long sentBefore, receivedBefore; /* signals: units of earlier rings */
+  unsigned long long sent, received; /* slots of earlier operations */
+  unsigned long long credited;       /* slots that may be filled again, as the words say */
+  unsigned long long sentBefore, receivedBefore; /* signals: slots of earlier rings */
 } ep_ht_ring_count_t;
 
 typedef struct ep_ht_far_control {

@@ -1,8 +1,8 @@
 // High-throughput dispatch across NVLink domains: a token crosses the network once for each other node that
 // needs it, to the rank on its source's rail, which passes it on inside its node in the source's name.
 //
-//   senders     own token -> the FIFOs of the own node's ranks, and a ring unit for each other node; weights
-//   forwarders  unit that has landed -> the FIFOs of the own node's ranks, this rank's included, as a stream
+//   senders     own token -> the FIFOs of the own node's ranks, and a ring slot for each other node; weights
+//   forwarders  slot that has landed -> the FIFOs of the own node's ranks, this rank's included, as a stream
 //               of the source
 //   receivers   as in one domain; a credit goes to the rank that the row came by
 //   poster      ht_far_poster.cuh
@@ -39,14 +39,14 @@ template <bool EXPERT_MAJOR> struct FarSender : Sender<EXPERT_MAJOR, false> {
     HtEntry e = {};
     const int ring = d.x - HT_RING_PEER;
     e.is = true;
-    e.location = far.unitOf(0, ring,
-                            far.c.rings[0][ring].sent +
-                                (unsigned long long)d.y * this->a.row.numChunks + item.chunk);
+    e.location = far.ringSlotOf(0, ring,
+                                far.c.rings[0][ring].sent +
+                                    (unsigned long long)d.y * this->a.row.numChunks + item.chunk);
     e.watch = far.refillOf(0, e.location);
     return e;
   }
   EP_DEV char *slotAt(int code) const {
-    return isRingUnit(code) ? far.unitAt(0, false, code)
+    return isRingSlot(code) ? far.ringSlotAt(0, false, code)
                             : fifoSlotAt(far.g, 0, fifoRank(code), far.g.rank, code);
   }
   EP_DEV void store(const HtItem &item, int2 e, uint32_t stage) const {
@@ -59,10 +59,10 @@ template <bool EXPERT_MAJOR> struct FarSender : Sender<EXPERT_MAJOR, false> {
   EP_DEV void raise(const HtItem &item, const int2 *entries, int l) const {
     for (int i = l; i < item.n; i += 8) {
       const int2 e = entries[i];
-      const bool isFar = isRingUnit(e.x);
+      const bool isFar = isRingSlot(e.x);
       const int r = isFar ? far.railRank(ringOf(e.x)) : fifoRank(e.x);
       if (isFar)
-        far.note(0, HT_FILLED, HtLocation{e.x, e.y}, false);
+        far.setWord(0, HT_FILLED, HtLocation{e.x, e.y}, false);
       else
         storeRelaxed(flagAt(far.g, 0, r, far.g.rank, e.x), (uint32_t)e.y << 1);
       if (far.g.bytes) {
@@ -82,7 +82,7 @@ struct Forwarder : HtFarCandidates<0, HtDispatchArgs> {
   EP_DEV int missing() const { return missingNear(far); }
   // FIFO slots of near ranks.
   EP_DEV HtEntry entry(const HtItem &item, int i, int2 hop) const {
-    if (i == 0) return unit(item);
+    if (i == 0) return slot(item);
     HtEntry e = {};
     if (hop.x < 0) return e;
     const int stream = streamTo(item, hop.x);
@@ -98,7 +98,9 @@ struct Forwarder : HtFarCandidates<0, HtDispatchArgs> {
   EP_DEV void isVoid(const HtLocation &) const {}
   EP_DEV void isEmpty(const HtItem &) const {}
 
-  EP_DEV const char *unitAt(const HtItem &item) const { return far.unitAt(0, true, item.code); }
+  EP_DEV const char *ringSlotAt(const HtItem &item) const {
+    return far.ringSlotAt(0, true, item.code);
+  }
   EP_DEV char *slotAt(const HtItem &item, int code) const {
     return fifoSlotAt(far.g, 0, fifoRank(code), far.railRank(item.source), code);
   }
@@ -106,7 +108,7 @@ struct Forwarder : HtFarCandidates<0, HtDispatchArgs> {
   EP_DEV void load(const HtItem &item, uint32_t stage, uint64_t *full) const {
     const int bytes = chunkBytes(a.row, item.chunk);
     barrierExpect(full, bytes);
-    bulkLoad(stage, unitAt(item), bytes, full);
+    bulkLoad(stage, ringSlotAt(item), bytes, full);
   }
   EP_DEV void store(const HtItem &item, int2 e, uint32_t stage) const {
     bulkStore(slotAt(item, e.x), stage, chunkBytes(a.row, item.chunk));
@@ -120,7 +122,7 @@ struct Forwarder : HtFarCandidates<0, HtDispatchArgs> {
   EP_DEV int numMetadata() const { return a.op.weights ? a.op.handle.numTopk : 0; }
   EP_DEV Metadata take(const HtItem &item, const int2 *, int k) const {
     Metadata n = {0.0f, !item.chunk && item.n > 0};
-    if (n.is) n.weight = __ldcv(fifoWeights(far.g, (char *)unitAt(item)) + k);
+    if (n.is) n.weight = __ldcv(fifoWeights(far.g, (char *)ringSlotAt(item)) + k);
     return n;
   }
   EP_DEV void give(const HtItem &item, const int2 *entries, int k, const Metadata &n) const {
@@ -136,11 +138,11 @@ struct Forwarder : HtFarCandidates<0, HtDispatchArgs> {
                   (unsigned long long)chunkBytes(a.row, item.chunk));
       }
     }
-    if (l == 0) far.note(0, HT_CONSUMED, HtLocation{item.code, item.epoch}, false);
+    if (l == 0) far.setWord(0, HT_CONSUMED, HtLocation{item.code, item.epoch}, false);
   }
 };
 
-// In the producer: of a wait for the unit, or for room in a FIFO.
+// In the producer: of a wait for the slot, or for room in a FIFO.
 EP_DEV void nameCulprit(const Forwarder &p, Awaited &w, unsigned &expected) {
   p.far.nameCulprit(p.missing(), EP_WAIT_ROWS, w, expected);
 }
@@ -185,7 +187,7 @@ template <bool EXPERT_MAJOR> struct FarReceiver : Receiver<EXPERT_MAJOR, false> 
   }
 };
 
-// In the producer, of a row that this rank's own forwarders pass on: they wait for its unit, or for another
+// In the producer, of a row that this rank's own forwarders pass on: they wait for its slot, or for another
 // one before it, and name whose within the limit. So here the limit counts from then on.
 template <bool EXPERT_MAJOR>
 EP_DEV bool keepWaiting(const FarReceiver<EXPERT_MAJOR> &p, const Awaited &w, unsigned expected,
@@ -253,7 +255,7 @@ EP_DEV void runFarDispatch(const HtDispatchArgs &a, const HtFarArgs &f, char *sh
       g, t, a.row.numChunks, began, [&](int r) { return r != g.rank; },
       [&] {
         waitAnnounces(far, number);
-        far.countUnits(0, ft, a.row.numChunks);
+        far.countRingSlots(0, ft, a.row.numChunks);
         __syncthreads(); // the operation's number stays until no thread waits any more
       });
 }

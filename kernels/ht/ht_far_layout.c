@@ -7,34 +7,34 @@
 
 _Static_assert(sizeof(ep_ht_far_control_t) <= EP_HT_FAR_CONTROL_BYTES, "control memory");
 
-/* All rings of a rank together take at most RINGS_BYTES, unless a ring has LEAST_UNITS; with puts under way
+/* All rings of a rank together take at most RINGS_BYTES, unless a ring has LEAST_SLOTS; with puts under way
  * CHUNK_BYTES are waited for (docs/kernels_ht.md). */
 #define RINGS_BYTES ((size_t)256 << 20)
-#define LEAST_UNITS 64
+#define LEAST_SLOTS 64
 #define CHUNK_BYTES ((size_t)2 << 20)
 
 static size_t roundUp(size_t n, size_t to) {
   return (n + to - 1) / to * to;
 }
 
-static int ringUnitsOf(const ep_ht_config_t *c, const ep_ht_layout_t *near, size_t unitOfAll) {
-  int64_t units = LEAST_UNITS, most = c->maxTokens * near->rowChunks;
-  while (units < (1 << 20) && units < most && unitOfAll * (size_t)units * 2 <= RINGS_BYTES) {
-    units *= 2;
+static int ringSlotsOf(const ep_ht_config_t *c, const ep_ht_layout_t *near, size_t slotOfAll) {
+  int64_t slots = LEAST_SLOTS, most = c->maxTokens * near->rowChunks;
+  while (slots < (1 << 20) && slots < most && slotOfAll * (size_t)slots * 2 <= RINGS_BYTES) {
+    slots *= 2;
   }
-  return (int)units;
+  return (int)slots;
 }
 
 static void layOutWords(ep_ht_far_layout_t *at) {
   size_t next = 0;
   for (int kind = 0; kind < 2; kind++) {
     at->words[kind] = next;
-    next += roundUp(4 * (size_t)at->numFar * (size_t)at->ringUnits[kind] * 4, 512);
+    next += roundUp(4 * (size_t)at->numFar * (size_t)at->ringSlots[kind] * 4, 512);
   }
   at->wordBytes = next;
 }
 
-trefoil_result_t epHtFarLayout(const ep_ht_config_t *c, int ranksPerDomain, int ringUnits,
+trefoil_result_t epHtFarLayout(const ep_ht_config_t *c, int ranksPerDomain, int ringSlots,
                                ep_ht_far_layout_t *out) {
   ep_ht_layout_t near;
   EP_TRY(epHtLayout(c, &near));
@@ -42,22 +42,22 @@ trefoil_result_t epHtFarLayout(const ep_ht_config_t *c, int ranksPerDomain, int 
                c->numRanks % ranksPerDomain == 0,
            TREFOIL_INVALID_ARGUMENT, "%d ranks do not form several domains of %d", c->numRanks,
            ranksPerDomain);
-  EP_CHECK(ringUnits >= 0 && (ringUnits & (ringUnits - 1)) == 0 && ringUnits <= (1 << 20),
-           TREFOIL_INVALID_ARGUMENT, "rings of %d units: must be a power of two", ringUnits);
+  EP_CHECK(ringSlots >= 0 && (ringSlots & (ringSlots - 1)) == 0 && ringSlots <= (1 << 20),
+           TREFOIL_INVALID_ARGUMENT, "rings of %d slots: must be a power of two", ringSlots);
   ep_ht_far_layout_t at = {.numRanks = c->numRanks,
                            .ranksPerDomain = ranksPerDomain,
                            .numFar = c->numRanks / ranksPerDomain - 1};
   size_t far = (size_t)at.numFar;
   at.voidAt = roundUp(near.fifoSlotBytes, 16) + 4 * (size_t)c->maxTopk;
-  at.unitBytes = roundUp(at.voidAt + 4, 128);
+  at.slotBytes = roundUp(at.voidAt + 4, 128);
   size_t next = 0;
   for (int kind = 0; kind < 2; kind++) {
-    at.ringUnits[kind] = ringUnits ? ringUnits : ringUnitsOf(c, &near, 4 * far * at.unitBytes);
-    int chunk = (int)(CHUNK_BYTES / at.unitBytes), most = at.ringUnits[kind] / 4;
-    at.chunkUnits[kind] = chunk < most ? chunk : most > 1 ? most : 1;
+    at.ringSlots[kind] = ringSlots ? ringSlots : ringSlotsOf(c, &near, 4 * far * at.slotBytes);
+    int chunk = (int)(CHUNK_BYTES / at.slotBytes), most = at.ringSlots[kind] / 4;
+    at.batchSlots[kind] = chunk < most ? chunk : most > 1 ? most : 1;
     for (int in = 0; in < 2; in++) {
       at.rings[kind][in] = next;
-      next += roundUp(far * (size_t)at.ringUnits[kind] * at.unitBytes, 512);
+      next += roundUp(far * (size_t)at.ringSlots[kind] * at.slotBytes, 512);
     }
   }
   at.idsBytes = roundUp(16 + 8 * (size_t)c->maxTokens * (size_t)near.idVectors, 512);

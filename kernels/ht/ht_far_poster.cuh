@@ -1,15 +1,15 @@
 // The block of a dispatch or combine that talks to the network (ht_far.h). Each ring has four duties, and a
 // warp goes round some of them, of one ring or several; none of them waits:
 //
-//   post      units that have been filled, without a gap, are put, with a strong signal: how many
-//   land      of units that have come, the words that forwarders and receivers wait for
-//   return    units that have been read, without a gap, are signalled back
-//   refill    of units that have been read at the other end, the words that senders and reducers wait for
+//   post      slots that have been filled, without a gap, are put, with a strong signal: how many
+//   land      of slots that have come, the words that forwarders and receivers wait for
+//   return    slots that have been read, without a gap, are signalled back
+//   refill    of slots that have been read at the other end, the words that senders and reducers wait for
 //
-// Both ends know from the tables how many units an operation adds. The block stays until all of those are
+// Both ends know from the tables how many slots an operation adds. The block stays until all of those are
 // put, have landed and are signalled back; what comes back later the next launch takes.
 //
-// With nothing under way to the node all that is complete goes, else a chunk of units is waited for. To
+// With nothing under way to the node all that is complete goes, else a batch of slots is waited for. To
 // wait for full chunks would stop both ends where rings are small: the rest of a chunk may need the
 // credits that it keeps back.
 #ifndef TREFOIL_KERNELS_HT_FAR_POSTER_CUH
@@ -20,7 +20,7 @@
 
 enum HtDuty { HT_POST, HT_LAND, HT_RETURN, HT_REFILLS, HT_DUTIES };
 
-// A duty of a ring, in units of this launch; of refills: since the rings began. In shared memory.
+// A duty of a ring, in slots of this launch; of refills: since the rings began. In shared memory.
 struct HtPosted {
   unsigned long long ready, done; // filled, posted | -, landed | consumed, returned | -, refilled
   Spin spin;                      // of a put that was refused
@@ -112,8 +112,8 @@ private:
   EP_DEV int peer() const {
     return far.railRank(ring);
   }
-  EP_DEV int units() const {
-    return far.f.far.at.ringUnits[kind];
+  EP_DEV int slots() const {
+    return far.f.far.at.ringSlots[kind];
   }
   EP_DEV int signalOf(bool credits, int node) const {
     return (2 * (int)credits + kind) * (far.num + 1) + node;
@@ -130,7 +130,7 @@ private:
     return __shfl_sync(FULL_WARP, (int)(lane == 0 && net.isIdle(peer())), 0);
   }
 
-  // Moves on `at` up to `end`, over units that have their word, to the first that has not.
+  // Moves on `at` up to `end`, over slots that have their word, to the first that has not.
   // visit(u, isVoid): of those.
   template <class F>
   EP_DEV void extend(unsigned long long &at, unsigned long long end, HtRingWord what,
@@ -140,13 +140,13 @@ private:
 #pragma unroll
       for (int j = 0; j < BATCH; j++) {
         const unsigned long long q = at + j * 32 + lane;
-        if (q < end) words[j] = loadVolatile(far.wordAt(kind, what, unitOf(first + q).code));
+        if (q < end) words[j] = loadVolatile(far.wordAt(kind, what, ringSlotOf(first + q).code));
       }
       __threadfence_system(); // what was written before these words
 #pragma unroll
       for (int j = 0; j < BATCH; j++) {
         const unsigned long long q = at + lane; // `at` has moved on by j * 32
-        const HtLocation u = unitOf(first + q);
+        const HtLocation u = ringSlotOf(first + q);
         const bool is = q < end && (int)(words[j] >> 1) == u.epoch;
         const unsigned missing = ~__ballot_sync(FULL_WARP, is);
         const int there = missing ? __ffs(missing) - 1 : 32;
@@ -156,12 +156,12 @@ private:
       }
     }
   }
-  EP_DEV HtLocation unitOf(unsigned long long q) const {
-    return far.unitOf(kind, ring, q);
+  EP_DEV HtLocation ringSlotOf(unsigned long long q) const {
+    return far.ringSlotOf(kind, ring, q);
   }
 
   EP_DEV uint32_t *voidOf(bool isIn, const HtLocation &u) const {
-    return (uint32_t *)(far.unitAt(kind, isIn, u.code) + far.f.far.at.voidAt);
+    return (uint32_t *)(far.ringSlotAt(kind, isIn, u.code) + far.f.far.at.voidAt);
   }
 
   // All lanes: a post that may have been refused.
@@ -179,18 +179,18 @@ private:
            [&](const HtLocation &u, bool isVoid) { *voidOf(false, u) = isVoid; });
     while (s.done < s.ready) {
       const unsigned long long waiting = s.ready - s.done;
-      const int chunk = far.f.far.at.chunkUnits[kind];
+      const int chunk = far.f.far.at.batchSlots[kind];
       if (waiting < (unsigned)chunk && s.ready != out && !isIdle()) break;
-      const HtLocation u = unitOf(before.sent + s.done);
-      const int untilEnd = units() - (u.code & 0xffffff), most = min(chunk, untilEnd);
+      const HtLocation u = ringSlotOf(before.sent + s.done);
+      const int untilEnd = slots() - (u.code & 0xffffff), most = min(chunk, untilEnd);
       const int n = waiting < (unsigned)most ? (int)waiting : most;
-      const uint64_t unit = far.f.far.at.unitBytes, base = far.f.far.port.scratch + 128;
+      const uint64_t slot = far.f.far.at.slotBytes, base = far.f.far.port.scratch + 128;
       // At the other end this node has a number among the far ones of that.
       const int there = far.own < far.nodeOf(ring) ? far.own : far.own - 1;
       const int landing = (HT_RING_PEER + there) << 24 | (u.code & 0xffffff);
       if (!took(net.template putSignal<NetSignal::STRONG>(
-              peer(), base + far.unitOffset(kind, true, landing),
-              base + far.unitOffset(kind, false, u.code), n * unit, signalOf(false, far.own),
+              peer(), base + far.ringSlotOffset(kind, true, landing),
+              base + far.ringSlotOffset(kind, false, u.code), n * slot, signalOf(false, far.own),
               (uint64_t)n))) {
         break;
       }
@@ -206,13 +206,13 @@ private:
 #pragma unroll
       for (int j = 0; j < BATCH; j++) {
         const unsigned long long q = s.done + j * 32 + lane;
-        if (q < there) isVoid[j] = loadVolatile(voidOf(true, unitOf(before.received + q))) != 0;
+        if (q < there) isVoid[j] = loadVolatile(voidOf(true, ringSlotOf(before.received + q))) != 0;
       }
       __threadfence_system();
 #pragma unroll
       for (int j = 0; j < BATCH; j++) {
         const unsigned long long q = s.done + j * 32 + lane;
-        if (q < there) far.note(kind, HT_LANDED, unitOf(before.received + q), isVoid[j]);
+        if (q < there) far.setWord(kind, HT_LANDED, ringSlotOf(before.received + q), isVoid[j]);
       }
       s.done += BATCH * 32;
     }
@@ -222,7 +222,7 @@ private:
   EP_DEV void giveBack() {
     extend(s.ready, in, HT_CONSUMED, before.received, [](const HtLocation &, bool) {});
     const unsigned long long waiting = s.ready - s.done;
-    const bool isEnough = waiting * 4 >= (unsigned)units() || s.ready == in;
+    const bool isEnough = waiting * 4 >= (unsigned)slots() || s.ready == in;
     if (waiting && (isEnough || isIdle()) &&
         took(net.template signal<NetSignal::WEAK>(peer(), signalOf(true, far.own), waiting))) {
       s.done = s.ready;
@@ -233,7 +233,7 @@ private:
     const unsigned long long all = told(true, before.sentBefore);
     if (s.done < all) __threadfence_system();
     for (; s.done < all; s.done += 32) {
-      if (s.done + lane < all) far.note(kind, HT_REFILL, unitOf(s.done + lane), false);
+      if (s.done + lane < all) far.setWord(kind, HT_REFILL, ringSlotOf(s.done + lane), false);
     }
     if (s.done > all) s.done = all;
   }
@@ -266,7 +266,7 @@ private:
   }
 #endif
 
-  static constexpr int BATCH = 8; // units a lane looks at, loads in flight
+  static constexpr int BATCH = 8; // slots a lane looks at, loads in flight
 
   const HtFar &far;
   const int kind;

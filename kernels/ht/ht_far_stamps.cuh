@@ -1,4 +1,4 @@
-// Clock stamps of the poster (ht_far_poster.cuh): when units of a ring were filled, put, had left, had
+// Clock stamps of the poster (ht_far_poster.cuh): when slots of a ring were filled, put, had left, had
 // landed, were read. Only in a build for that purpose, with -DTREFOIL_HT_FAR_STAMPS for the compilers;
 // without it nothing here is compiled, and kernels are what they are.
 //
@@ -20,14 +20,14 @@
 
 constexpr int HT_STAMPED_LAUNCHES = 128, HT_STAMPED_RINGS = 7, HT_STAMPS = 255;
 
-enum HtStampOf : uint32_t { // units of this launch without a gap, but for HT_STAMP_LEFT and _REFILLED
+enum HtStampOf : uint32_t { // slots of this launch without a gap, but for HT_STAMP_LEFT and _REFILLED
   HT_STAMP_FILLED,
   HT_STAMP_PUT,
   HT_STAMP_LEFT, // puts to the ring's peer, of the communicator: their sources may be used again
   HT_STAMP_LANDED,
   HT_STAMP_READ,
   HT_STAMP_RETURNED,
-  HT_STAMP_REFILLED, // units since the rings began
+  HT_STAMP_REFILLED, // slots since the rings began
 };
 struct HtStamp {
   uint64_t ns;

@@ -53,17 +53,17 @@ EP_DEV void storeRow(const HtRow &r, long long row, int chunk, void *tokens, voi
 }
 // Eight lanes, l is the lane's number: few scales as ordinary stores, which cost a warp less than to issue
 // one more bulk store (115 ns).
-// rowOf(j): where the scales of copy j of the row begin, or NULL.
-template <class RowOf>
+// scalesOf(j): where the scales of copy j of the row begin, or NULL.
+template <class ScalesOf>
 EP_DEV void storeScales(const HtRow &r, int chunk, const char *stage, int copies, int l,
-                        RowOf rowOf) {
+                        ScalesOf scalesOf) {
   if (!r.scaleBytes || r.scaleBytes > HT_FEW_BYTES) return;
   const int from = max(chunk * r.chunkBytes, r.tokenBytes);
   const int to = min(r.rowBytes, (chunk + 1) * r.chunkBytes);
   for (int at = from + l * 16; at < to; at += 8 * 16) {
     const uint4 v = *(const uint4 *)(stage + (at - chunk * r.chunkBytes));
     for (int j = 0; j < copies; j++) {
-      char *row = rowOf(j);
+      char *row = scalesOf(j);
       if (row) *(uint4 *)(row + (at - r.tokenBytes)) = v;
     }
   }

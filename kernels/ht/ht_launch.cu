@@ -27,7 +27,7 @@ int log2Of(int n) {
   return b;
 }
 
-HtRow rowOf(int tokenBytes, int scaleBytes, const ep_ht_layout_t &at) {
+HtRow rowShape(int tokenBytes, int scaleBytes, const ep_ht_layout_t &at) {
   HtRow r = {tokenBytes, scaleBytes, tokenBytes + scaleBytes, 0, 0};
   r.numChunks = (r.rowBytes + (int)at.fifoSlotBytes - 1) / (int)at.fifoSlotBytes;
   r.chunkBytes = roundUp((r.rowBytes + r.numChunks - 1) / r.numChunks, 16);
@@ -169,7 +169,7 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   HtDispatchArgs &a = *args;
   a = HtDispatchArgs{};
   a.op = op;
-  a.row = rowOf(op.tokenBytes, op.scaleBytes, g.at);
+  a.row = rowShape(op.tokenBytes, op.scaleBytes, g.at);
   EP_TRY(checkRow(a.row, g));
   EP_CHECK(aligned(op.tokens) && aligned(op.outTokens) && aligned(op.scales) &&
                aligned(op.outScales),
@@ -215,7 +215,7 @@ trefoil_result_t epHtPrepareCombine(const ep_ht_combine_t &op, HtCombineArgs *ar
   HtCombineArgs &a = *args;
   a = HtCombineArgs{};
   a.op = op;
-  a.row = rowOf(op.rowBytes, 0, g.at);
+  a.row = rowShape(op.rowBytes, 0, g.at);
   EP_TRY(checkRow(a.row, g));
   EP_CHECK(aligned(op.tokens) && aligned(op.out) && (op.input.tokens & 15) == 0,
            TREFOIL_INVALID_ARGUMENT, "tokens must be 16-byte aligned");

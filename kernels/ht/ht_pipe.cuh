@@ -29,7 +29,7 @@
 //              FENCE      chunks may have come over the link ZERO_ROW  a sum of nothing is a row of zeros
 //              KIND, PHASE   of the record, should a wait for a peer be given up
 //   group(), row()        the operation's; row(): gather only
-//   missing()             a rank that is not in the operation yet, which is to blame for any wait; or -1
+//   missing()             a rank that is not in the operation yet, which any wait is for; or -1
 //   scheduler  candidates(), index(c)     how many there are; whether c is an item (its index, or -1)
 //              ahead(c, l), load(item, i) what lane l, entry i needs of the tables, loaded a batch ahead
 //              begin(c, index, item)      fills an item in; returns how many entries it may have

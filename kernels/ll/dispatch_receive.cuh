@@ -155,14 +155,15 @@ template <class T> struct Receiver {
   }
 
   // All lanes: the active sources of which a word has come.
-  EP_DEV typename T::RankSet sourcesHeard() const {
-    typename T::RankSet heard = __ballot_sync(FULL_WARP, lane < a.numRanks && counts[lane] >= 0);
+  EP_DEV typename T::RankSet sourcesAnnounced() const {
+    typename T::RankSet announced =
+        __ballot_sync(FULL_WARP, lane < a.numRanks && counts[lane] >= 0);
     if constexpr (T::GENERIC) {
       const unsigned past =
           __ballot_sync(FULL_WARP, lane + 32 < a.numRanks && counts[lane + 32] >= 0);
-      heard |= (typename T::RankSet)past << 32;
+      announced |= (typename T::RankSet)past << 32;
     }
-    return active & heard;
+    return active & announced;
   }
 
   // Slots of the lane's (source, k), a block of eight k each; -1 = none.
@@ -431,7 +432,7 @@ template <class T> struct Receiver {
       if (blockIdx.x > 0 && (int)blockIdx.x >= most * perToken) return -1;
       if (from > 0 || most <= to) break;
       // A source that was given up may come after all: nobody would wait for all of its tokens.
-      active = sourcesHeard();
+      active = sourcesAnnounced();
       from = to;
       to = most;
       log = 32 - __clz(most - from);

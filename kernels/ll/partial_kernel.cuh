@@ -106,7 +106,7 @@ template <Elem T> struct PartialSender {
   }
 
   // One warp: lists the rows of pair i, ascending k.
-  EP_DEV void noteRows(int i, ReturnEntry e, Rows r) {
+  EP_DEV void recordRows(int i, ReturnEntry e, Rows r) {
     const int l = lane.lane;
     const unsigned m0 = __ballot_sync(FULL_WARP, r.low >= 0),
                    m1 = __ballot_sync(FULL_WARP, r.high >= 0), before = (1u << l) - 1;
@@ -258,11 +258,11 @@ template <Elem T> struct PartialSender {
     const Rows rows = loadRows(e, has);
     if (!flag) start();
     sync(); // the last batch is done
-    if (has) noteRows(warp, e, rows);
+    if (has) recordRows(warp, e, rows);
 #pragma unroll 1
     for (int i = warp + numWarps; i < work.rows; i += numWarps) {
       const ReturnEntry more = returnsOf(a.op.handle)[work.first + i];
-      noteRows(i, more, loadRows(more, true));
+      recordRows(i, more, loadRows(more, true));
     }
     sync();
     const Passes p = passesOf(work);

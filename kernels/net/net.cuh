@@ -60,7 +60,7 @@ public:
 private:
   // One thread: counts a put to the peer unless there are too many. A number of consumed puts that is newer
   // than that of posted ones gives a huge difference, and a refusal.
-  EP_DEV bool takePlace(int peer) const {
+  EP_DEV bool reservePut(int peer) const {
     unsigned long long *posted = (unsigned long long *)port.posted + peer;
     const unsigned long long consumed = wire.consumed(peer);
     unsigned long long seen = *(volatile unsigned long long *)posted;
@@ -75,7 +75,7 @@ private:
   template <NetSignal KIND> EP_DEV bool post(const NetPut &p) const {
     int taken = 0;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) taken = takePlace(p.peer);
+    if (threadIdx.x % 32 == 0) taken = reservePut(p.peer);
     if (!__shfl_sync(FULL_WARP, taken, 0)) return false;
     wire.template post<KIND>(p);
     return true;

@@ -180,19 +180,19 @@ def _skewed(rows: Sequence[Row]) -> Iterator[Answer]:
         yield Answer(asked.format("skewed routing"), "not measured", None)
 
 
-def _beside(rows: Sequence[Row]) -> Iterator[Answer]:
+def _background(rows: Sequence[Row]) -> Iterator[Answer]:
     asked = "{} products ({}): neither slower than by its share of SMs"
-    beside = [r for r in rows if r["operation"].endswith(" beside")]
-    for row in beside:
+    loaded = [r for r in rows if r["operation"].endswith(" background")]
+    for row in loaded:
         share = row["product_share"]
         figure = (
-            f"operation x {row['slower']:.3f} ({row['beside_us']:.0f} us [{row['sms']}]), product "
-            f"x {row['product_slower']:.3f} of x {share:.3f}"
+            f"operation x {row['slower']:.3f} ({row['background_us']:.0f} us [{row['sms']}]), "
+            f"product x {row['product_slower']:.3f} of x {share:.3f}"
         )
         reached = row["slower"] <= SLOWER and row["product_slower"] <= SLOWER * share
         yield Answer(asked.format(row["operation"], row["load"]), figure, reached)
-    if not beside:
-        yield Answer(asked.format("beside", "any"), "not measured", None)
+    if not loaded:
+        yield Answer(asked.format("background", "any"), "not measured", None)
 
 
 def _called(runs: Sequence[Row]) -> Iterator[Answer]:
@@ -223,8 +223,8 @@ def answers(bench: Mapping[str, Any], api: Mapping[str, Any] | None = None) -> l
     """Every goal with its figure, in the order of the goals' table."""
     rows = [r for r in bench["rows"] if r.get("check", "ok") == "ok"]
     try:
-        plain = [r for r in rows if not r["operation"].endswith(" beside")]
-        found = [*_timed(plain), *_fp8(plain), *_twice(plain), *_skewed(plain), *_beside(rows)]
+        plain = [r for r in rows if not r["operation"].endswith(" background")]
+        found = [*_timed(plain), *_fp8(plain), *_twice(plain), *_skewed(plain), *_background(rows)]
         return found + (list(_called(api["gpu_benchmarks"])) if api else [])
     except (KeyError, TypeError) as error:
         raise RowsError(f"the benchmark's rows lack {error}") from None

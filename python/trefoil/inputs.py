@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 MOST = 256 << 20
 
@@ -23,3 +25,13 @@ def read_text(path: Path, most: int = MOST) -> str:
             return file.read().decode("utf-8")
     finally:
         os.close(descriptor)
+
+
+def read_json(path: Path, refusal: type[Exception]) -> Any:
+    """What the file holds. `refusal`, with a sentence: it cannot be read, or is no JSON."""
+    try:
+        return json.loads(read_text(path))
+    except OSError as error:
+        raise refusal(f"{path}: {error.strerror}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise refusal(f"{path}: not JSON: {error}") from error

@@ -105,7 +105,9 @@ def bars_up(axes: Axes, x: Sequence[float], us: Sequence[float], high: Sequence[
     axes.errorbar(x, us, yerr=[[0] * len(us), above], **{"elinewidth": 0.8, "capsize": 2, **how})
 
 
-def note(axes: Axes, text: str, at: tuple[Any, Any], off: tuple[float, float], **how: Any) -> None:
+def annotate(
+    axes: Axes, text: str, at: tuple[Any, Any], off: tuple[float, float], **how: Any
+) -> None:
     """Text `off` points from a place; of: whose coordinates x and y are, else the data's."""
     of = {"xycoords": how.pop("of")} if "of" in how else {}
     axes.annotate(text, at, xytext=off, textcoords="offset points", **of, **how)

@@ -116,14 +116,14 @@ def _products(data: Mapping[str, Any]) -> dict[str, dict[str, ht_rows.Row]]:
     """Rows beside matrix products: operation -> load -> row."""
     found: dict[str, dict[str, ht_rows.Row]] = {}
     for row in data["rows"]:
-        if row["operation"].endswith(" beside"):
-            found.setdefault(row["operation"].removesuffix(" beside"), {})[row["load"]] = row
+        if row["operation"].endswith(" background"):
+            found.setdefault(row["operation"].removesuffix(" background"), {})[row["load"]] = row
     return found
 
 
 def high_throughput(name: str) -> str:
     data = _read(name)
-    plain = [r for r in data["rows"] if not r.get("skew") and " beside" not in r["operation"]]
+    plain = [r for r in data["rows"] if not r.get("skew") and " background" not in r["operation"]]
     found = ht_rows.answers({**data, "rows": plain})
     return ht_rows.as_markdown([a for a in found if a.figure != "not measured"]) + "\n"
 
@@ -187,7 +187,7 @@ def records() -> str:
     for path in sorted((committed_folder().parents[1] / "models/costs").glob("*.json")):
         fit = json.loads(path.read_text(encoding="utf-8")).get("fit")
         if fit:
-            closed = fit.get("beside", {}).get("closed-form", {}).get("outside")
+            closed = fit.get("forms", {}).get("closed-form", {}).get("outside")
             scores = (fit["inside"]["both"], fit.get("outside", {}).get("both"), closed)
             rows.append([f"`{fit['command']}`", *map(_errors, scores)])
     return table(["record", "fitted", "held out", "closed form, held out"], rows)

@@ -342,7 +342,7 @@ class Simulation:
         what of (GB/s, start, end) is not 0, see trefoil_flow_t."""
         listed = [Change(_index(CHANGES, k, "change"), i, f) for k, i, f in changes or []]
         array = (Change * len(listed))(*listed)
-        beside = (Flow * len(flows))(*(Flow(int(a), int(b), *more) for a, b, *more in flows))
+        background = (Flow * len(flows))(*(Flow(int(a), int(b), *more) for a, b, *more in flows))
         run = SimRun(
             ct.pointer(cluster.fields),
             ct.pointer(costs.fields) if costs else None,
@@ -353,7 +353,7 @@ class Simulation:
             seed,
             array,
             len(listed),
-            beside,
+            background,
             len(flows),
             int(products),
         )

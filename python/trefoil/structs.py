@@ -88,7 +88,7 @@ OpCosts = _struct(
     """
     double launch_us, token_ns, send_row_ns, send_gb_per_s_per_sm, receive_row_ns,
     receive_gb_per_s_per_sm, forward_share, signal_ns, net_signal_ns, net_start_us,
-    node_round_us, send_share, most_send_sms, slot_ns, slot_gb_per_s_per_sm, hear_us,
+    node_round_us, send_share, most_send_sms, slot_ns, slot_gb_per_s_per_sm, announce_us,
     rest_gb_per_s_per_sm, missing_us, flow_share
     """,
 )

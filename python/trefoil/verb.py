@@ -27,6 +27,12 @@ class Interrupted(BaseException):
         self.number = number
 
 
+def show_progress(text: str = "") -> None:
+    """On a terminal, in the place of what was shown before; an empty text clears the line."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def when_interrupted(action: Callable[[], None]) -> None:
     """Also done when a signal ends the verb, first of all."""
     _at_end.append(action)

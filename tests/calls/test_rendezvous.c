@@ -109,7 +109,7 @@ typedef struct member {
   uint64_t tookNs;
 } member_t;
 
-static void meet(member_t *m, uint32_t call, uint32_t topk, uint64_t timeoutNs) {
+static void barrierRound(member_t *m, uint32_t call, uint32_t topk, uint64_t timeoutNs) {
   ep_rendezvous_word_t all[R], mine = {.call = call, .topk = topk};
   uint64_t from = nowNs();
   m->result = epRendezvousWait(m->rendezvous, &mine, timeoutNs, all);
@@ -190,7 +190,7 @@ static void play(void (*act)(member_t *m, int rank)) {
 static void comeOften(member_t *m, int rank) {
   for (uint32_t i = 0; i < 2000; i++) {
     if (i % 97 == (uint32_t)rank) usleep(300);
-    meet(m, EP_RENDEZVOUS_INIT_HANDLE, i * 16 + (uint32_t)rank, 20 * SECOND);
+    barrierRound(m, EP_RENDEZVOUS_INIT_HANDLE, i * 16 + (uint32_t)rank, 20 * SECOND);
     if (m->result != TREFOIL_OK) return;
   }
 }
@@ -203,8 +203,8 @@ TEST_PLACES(everybody_hears_everybody) {
 }
 
 static void callDifferently(member_t *m, int rank) {
-  meet(m, rank == 2 ? EP_RENDEZVOUS_DESTROY_GROUP : EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank,
-       20 * SECOND);
+  barrierRound(m, rank == 2 ? EP_RENDEZVOUS_DESTROY_GROUP : EP_RENDEZVOUS_INIT_HANDLE,
+               (uint32_t)rank, 20 * SECOND);
 }
 
 TEST_PLACES(another_call_is_told) {
@@ -224,7 +224,7 @@ static void stayAway(member_t *m, int rank) {
     snprintf(m->why, sizeof m->why, "rank 1 did not come within 1.0 s");
   } else {
     if (rank == 3) usleep(100000);
-    meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, SECOND);
+    barrierRound(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, SECOND);
     if (m->tookNs > 5 * SECOND) m->result = TREFOIL_INTERNAL_ERROR;
   }
 }
@@ -235,7 +235,7 @@ static void stayAwayThenCome(member_t *m, int rank) {
     return;
   }
   pthread_barrier_wait(&scene.barrier);
-  meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  barrierRound(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
 }
 
 TEST_PLACES(who_stays_away_is_named_and_may_come_later) {
@@ -253,7 +253,7 @@ static void beRefused(member_t *m, int rank) {
     snprintf(m->why, sizeof m->why, "rank 2: num_experts is 0");
     return;
   }
-  meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  barrierRound(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m->tookNs > 5 * SECOND) m->result = TREFOIL_INTERNAL_ERROR;
 }
 
@@ -266,7 +266,7 @@ static void beRefusedThenStayAway(member_t *m, int rank) {
   pthread_barrier_wait(&scene.barrier);
   epRendezvousCallBegin(&m->comm);
   if (rank == 2) usleep(1500000); /* longer than a rank waits for one whose call has failed */
-  meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  barrierRound(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (!told) m->result = TREFOIL_INTERNAL_ERROR;
 }
 
@@ -280,18 +280,18 @@ TEST_PLACES(a_refused_rank_is_named_and_may_try_again) {
 
 /* Rank 2's part fails between the two barrier rounds of a call; the next call is another one. */
 static void failHalfway(member_t *m, int rank) {
-  meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  barrierRound(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m->result != TREFOIL_OK) return;
   beRefused(m, rank);
   int told = m->result == TREFOIL_INVALID_ARGUMENT && strstr(m->why, "num_experts is 0");
   if (rank != 2) fail(m, m->why);
   pthread_barrier_wait(&scene.barrier);
   if (rank == 2) usleep(1500000);
-  meet(m, EP_RENDEZVOUS_DESTROY_GROUP, (uint32_t)rank, 20 * SECOND);
+  barrierRound(m, EP_RENDEZVOUS_DESTROY_GROUP, (uint32_t)rank, 20 * SECOND);
   if (!told) m->result = TREFOIL_INTERNAL_ERROR;
 }
 
-TEST_PLACES(a_rank_that_fails_between_two_meetings_is_named) {
+TEST_PLACES(a_rank_that_fails_between_two_rounds_is_named) {
   play(failHalfway);
   for (int r = 0; r < R; r++) {
     const member_t *m = &scene.members[r];
@@ -320,12 +320,13 @@ static int statusOf(void (*body)(void)) {
 static void childOfNobody(uint64_t hash, int rank, uint64_t *tookNs) {
   member_t m;
   openOne(&m, hash, rank);
-  if (m.result == TREFOIL_OK) meet(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  if (m.result == TREFOIL_OK)
+    barrierRound(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m.result != TREFOIL_OK) _exit(1);
   epRendezvousAllCame(m.rendezvous);
   if (rank == 1 && getpid() == 1) _exit(1); /* init of a namespace cannot kill itself */
   if (rank == 1) raise(SIGKILL);
-  meet(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 15 * SECOND);
+  barrierRound(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 15 * SECOND);
   int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 1 is gone") != NULL;
   __atomic_store_n(&tookNs[rank], named ? m.tookNs : 60 * SECOND, __ATOMIC_SEQ_CST);
   for (int ms = 0; ms < 30000 && !__atomic_load_n(&tookNs[R], __ATOMIC_SEQ_CST); ms++) usleep(1000);
@@ -387,11 +388,11 @@ static void childMain(uint64_t hash, int rank, _Atomic int *good) {
   member_t m;
   openOne(&m, hash, rank);
   if (m.result != TREFOIL_OK) _exit(1);
-  meet(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  barrierRound(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m.result != TREFOIL_OK) _exit(2);
   epRendezvousAllCame(m.rendezvous);
   if (rank == 1) raise(SIGKILL);
-  meet(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 60 * SECOND);
+  barrierRound(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 60 * SECOND);
   int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 1 is gone") != NULL;
   atomic_fetch_add(good, named && m.tookNs < 20 * SECOND);
   /* Nobody else ends before all have looked: who comes late would name that rank, and be right. */
@@ -435,7 +436,7 @@ TEST(no_file_is_left) {
 
 /* Rank 0's process answers in its place. */
 static void rank0StaysAway(member_t *m, int rank) {
-  if (rank) meet(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, SECOND);
+  if (rank) barrierRound(m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, SECOND);
   pthread_barrier_wait(&scene.barrier);
 }
 
@@ -454,13 +455,13 @@ TEST(rank_0_is_named_as_any_other) {
 static void rank0Dies(uint64_t hash, int rank, _Atomic int *good) {
   member_t m;
   openOne(&m, hash, rank);
-  meet(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
+  barrierRound(&m, EP_RENDEZVOUS_CREATE_GROUP, (uint32_t)rank, 20 * SECOND);
   if (m.result != TREFOIL_OK) _exit(1);
   if (rank == 0) {
     usleep(300000); /* the others wait by then */
     raise(SIGKILL);
   }
-  meet(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 30 * SECOND);
+  barrierRound(&m, EP_RENDEZVOUS_INIT_HANDLE, (uint32_t)rank, 30 * SECOND);
   int named = m.result == TREFOIL_REMOTE_ERROR && strstr(m.why, "rank 0 is gone") != NULL;
   atomic_fetch_add(good, named && m.tookNs < 5 * SECOND);
   _exit(0);

@@ -15,7 +15,7 @@ trefoil_objects(emulated_api_gpu SOURCES ${gpu_sources} ${CMAKE_SOURCE_DIR}/ref/
 target_include_directories(emulated_api_gpu PRIVATE ${CMAKE_SOURCE_DIR}/host/include)
 
 add_library(nccl_ep_emulated SHARED $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_round>
-  $<TARGET_OBJECTS:ep_net_meet> $<TARGET_OBJECTS:ep_net_engine> $<TARGET_OBJECTS:ep_api>
+  $<TARGET_OBJECTS:ep_net_rendezvous> $<TARGET_OBJECTS:ep_net_engine> $<TARGET_OBJECTS:ep_api>
   $<TARGET_OBJECTS:emulated_api_gpu> $<TARGET_OBJECTS:emulated_gpu_device>
   $<TARGET_OBJECTS:emulated_kernels>)
 target_link_options(nccl_ep_emulated PRIVATE

@@ -73,9 +73,9 @@ bool isComplete(const Warp &w, const Meet &m) {
 }
 
 void complete(Warp &w, Meet &m) {
-  m.came[m.generation & 1] = m.arrived;
+  m.came[m.phase & 1] = m.arrived;
   m.arrived = 0;
-  m.generation++;
+  m.phase++;
   for (Thread &t : w.threads) {
     if (t.state == State::MEETING && t.meet == &m) t.state = State::READY;
   }
@@ -86,7 +86,7 @@ void release(Block &b, int id) {
   k.arrived = 0;
   k.sumBefore = k.sum;
   k.sum = 0;
-  k.generation++;
+  k.phase++;
   for (Warp &w : b.warps) {
     for (Thread &t : w.threads) {
       if (t.state == State::BARRIER && t.barrier == id) t.state = State::READY;
@@ -314,8 +314,8 @@ Met meet(unsigned mask, Meeting kind, uint64_t value) {
     fail("lanes of block %u, warp %u meet in different operations (%d, %d)", t.place.block,
          t.place.thread / 32, (int)m->kind, (int)kind);
   }
-  const unsigned generation = m->generation & 1;
-  m->values[generation][t.lane] = value;
+  const unsigned phase = m->phase & 1;
+  m->values[phase][t.lane] = value;
   m->arrived |= 1u << t.lane;
   if (isComplete(w, *m)) {
     complete(w, *m);
@@ -323,7 +323,7 @@ Met meet(unsigned mask, Meeting kind, uint64_t value) {
     t.meet = m;
     leave(State::MEETING);
   }
-  return Met{m->values[generation], m->came[generation]};
+  return Met{m->values[phase], m->came[phase]};
 }
 
 namespace {

@@ -19,7 +19,7 @@ struct Launch;
 enum class State { READY, POLLING, ACCESS, MEETING, BARRIER, ENDED };
 
 struct Meet {
-  unsigned mask = 0, arrived = 0, came[2] = {}, generation = 0;
+  unsigned mask = 0, arrived = 0, came[2] = {}, phase = 0;
   Meeting kind = Meeting::SYNC;
   uint64_t values[2][32];
 };
@@ -57,7 +57,7 @@ struct Warp {
 
 struct Barrier {
   int arrived = 0, needed = 0, sum = 0, sumBefore = 0;
-  unsigned generation = 0;
+  unsigned phase = 0;
 };
 
 struct Block {

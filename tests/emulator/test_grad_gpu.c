@@ -38,7 +38,7 @@ static trefoil_grad_config_t configOf(void) {
                                  .sizes = sizes};
 }
 
-static void note(rank_t *k) {
+static void recordLater(rank_t *k) {
   if (!k->sentence[0]) snprintf(k->sentence, sizeof k->sentence, "%s", ncclEpGetLastError());
 }
 
@@ -59,14 +59,14 @@ static void *runRank(void *arg) {
   cudaSetDevice(k->me);
   k->created = trefoilGradGpuCreate(&k->config, &k->options, k->comm, &g);
   if (k->created != TREFOIL_OK) {
-    note(k);
+    recordLater(k);
     return NULL;
   }
   cudaStreamCreate(&stream);
   cudaMalloc((void **)&memory, sizeof k->grad[0]);
   if (!k->stays) makeSteps(k, g, stream, memory);
   k->later = k->stays ? TREFOIL_OK : trefoilGradGpuStep(g, memory, memory, stream);
-  if (k->later != TREFOIL_OK) note(k);
+  if (k->later != TREFOIL_OK) recordLater(k);
   cudaStreamSynchronize(stream);
   if (k->options.enableMask) trefoilGradGpuGetMask(g, k->mask, stream);
   k->destroyed = trefoilGradGpuDestroy(g);

@@ -75,10 +75,10 @@ class Step:
         counts = torch.zeros(local, device="cuda", dtype=torch.int32)
         self.info = None if high else ep.LayoutInfo(expert_counters=ep.Tensor(counts))
         if high:
-            beside = (slots, self.topk) if mode == "ht-flat" else (slots,)
-            outputs["topk_weights"] = ep.Tensor(torch.zeros(beside, device="cuda"))
+            shape = (slots, self.topk) if mode == "ht-flat" else (slots,)
+            outputs["topk_weights"] = ep.Tensor(torch.zeros(shape, device="cuda"))
         if mode == "ht-flat":
-            outputs["topk_idx"] = ep.Tensor(torch.zeros(beside, device="cuda", dtype=torch.int64))
+            outputs["topk_idx"] = ep.Tensor(torch.zeros(shape, device="cuda", dtype=torch.int64))
         weights = {"topk_weights": ep.Tensor(self.weights)}
         self.dispatch_in = ep.DispatchInputs(tokens=ep.Tensor(self.x), **(weights if high else {}))
         self.dispatch_out = ep.DispatchOutputs(**outputs)

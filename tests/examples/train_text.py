@@ -123,10 +123,10 @@ class Run:
     def perplexity(self, rows: np.ndarray, held: np.ndarray) -> float:
         """Mean over replicas of the perplexity on the words held out."""
         sums = np.zeros(len(rows))
-        pieces = np.array_split(held, max(1, len(held) // 16))
-        for piece in pieces:
-            sums += self.model.losses(rows, *self.shared, np.tile(piece, (len(rows), 1, 1)))
-        return float(np.exp(sums / len(pieces)).mean())
+        chunks = np.array_split(held, max(1, len(held) // 16))
+        for chunk in chunks:
+            sums += self.model.losses(rows, *self.shared, np.tile(chunk, (len(rows), 1, 1)))
+        return float(np.exp(sums / len(chunks)).mean())
 
     def measured(self, held: np.ndarray) -> dict[str, float]:
         mean = self.rows.mean(0, keepdims=True)
@@ -140,12 +140,12 @@ class Run:
 
 
 def windows(words: np.ndarray, count: int, length: int) -> np.ndarray:
-    """[count, length + 1] pieces that follow each other."""
+    """[count, length + 1] chunks that follow each other."""
     return words[: count * (length + 1)].reshape(count, length + 1)
 
 
 def batches(words: np.ndarray, seed: int, batch: int, length: int) -> Iterator[np.ndarray]:
-    """Random pieces of each worker's own words, the same for all methods."""
+    """Random chunks of each worker's own words, the same for all methods."""
     rng = np.random.default_rng([seed, 1])
     while True:
         starts = rng.integers(0, words.shape[1] - length - 1, (WORKERS, batch))
@@ -235,7 +235,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     p.add_argument("--steps", type=int, default=400)
     p.add_argument("--every", type=int, default=40, help="steps between measurements")
-    p.add_argument("--held", type=int, default=96, help="pieces of the text held out")
+    p.add_argument("--held", type=int, default=96, help="chunks of the text held out")
     p.add_argument("--width", type=int, default=WIDTH)
     p.add_argument("--rate", type=float, help="of SGD (default: the model's)")
     p.add_argument("-o", "--output", type=Path, help="JSON; rewritten after every run")

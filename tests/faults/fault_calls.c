@@ -34,7 +34,7 @@ static struct range {
 } ranges[MAX_RANGES];
 static int numRanges;
 
-static int noteObject(struct dl_phdr_info *info, size_t bytes, void *arg) {
+static int recordObject(struct dl_phdr_info *info, size_t bytes, void *arg) {
   static const char *const names[] = {"libtrefoil_host", "libnccl_ep_cpu"};
   (void)bytes, (void)arg;
   for (int n = 0; n < 2; n++) {
@@ -59,19 +59,19 @@ static const struct range *rangeOf(const void *address) {
 __attribute__((constructor)) static void prepare(void) {
   void *frames[2];
   backtrace(frames, 2); /* loads its library now */
-  dl_iterate_phdr(noteObject, NULL);
+  dl_iterate_phdr(recordObject, NULL);
 }
 
 /* ---- Places ---- */
 
-static fault_places_t *noted;
+static fault_places_t *recorded;
 static uint64_t target;
 static _Atomic int active, hit;
-static _Atomic int noteLock;
+static _Atomic int recordLock;
 static _Thread_local int busy;
 
 void faultStart(fault_places_t *places, uint64_t hash) {
-  noted = places;
+  recorded = places;
   target = hash;
   hit = 0;
   active = 1;
@@ -102,22 +102,22 @@ static uint64_t hashOfCallers(const char *what) {
   return hash ? hash : 1;
 }
 
-static void note(uint64_t hash, const char *what, const void *caller) {
+static void record(uint64_t hash, const char *what, const void *caller) {
   const struct range *r = rangeOf(caller);
-  while (atomic_exchange(&noteLock, 1)) continue;
-  int n = noted->count, i = 0;
-  while (i < n && noted->places[i].hash != hash) i++;
+  while (atomic_exchange(&recordLock, 1)) continue;
+  int n = recorded->count, i = 0;
+  while (i < n && recorded->places[i].hash != hash) i++;
   if (i == n && n < FAULT_MAX_PLACES) {
-    fault_place_t *p = &noted->places[n];
+    fault_place_t *p = &recorded->places[n];
     p->hash = hash;
     snprintf(p->what, sizeof p->what, "%s", what);
     snprintf(p->from, sizeof p->from, "%s+0x%lx", r->name,
              (unsigned long)((uintptr_t)caller - r->base));
-    noted->count = n + 1;
+    recorded->count = n + 1;
   } else if (i == n) {
-    noted->lost++;
+    recorded->lost++;
   }
-  atomic_store(&noteLock, 0);
+  atomic_store(&recordLock, 0);
 }
 
 /* Whether this call is the one that fails. */
@@ -126,7 +126,7 @@ static int fails(const char *what, const void *caller) {
   busy = 1;
   int saved = errno;
   uint64_t hash = hashOfCallers(what);
-  if (noted) note(hash, what, caller);
+  if (recorded) record(hash, what, caller);
   int now = hash == target && !atomic_exchange(&hit, 1);
   errno = saved;
   busy = 0;

@@ -20,12 +20,12 @@ typedef struct {
   fault_place_t places[FAULT_MAX_PLACES];
 } fault_places_t;
 
-/* From now on, calls are noted in `places` (may be NULL), and the first one of the place `hash` fails;
+/* From now on, calls are recorded in `places` (may be NULL), and the first one of the place `hash` fails;
  * 0: none. */
 void faultStart(fault_places_t *places, uint64_t hash);
-/* Whether it has failed; nothing is noted and nothing fails any more. */
+/* Whether it has failed; nothing is recorded and nothing fails any more. */
 int faultStop(void);
-/* Calls of this thread neither fail nor are noted while it is paused: for the program's own use of a
+/* Calls of this thread neither fail nor are recorded while it is paused: for the program's own use of a
  * library. */
 void faultPause(int paused);
 /* Blocks that the libraries have allocated and nobody has freed. */

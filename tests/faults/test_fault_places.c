@@ -26,7 +26,7 @@
 enum { LIMIT_S = 90, SHORT_MS = 600, LONG_MS = 30000, MAX_JOBS = 16 };
 
 typedef struct {
-  int rank;      /* whose call fails; -1: none, the places are noted */
+  int rank;      /* whose call fails; -1: none, the places are recorded */
   uint64_t hash; /* which */
   char folder[64];
   shared_t *shared;
@@ -80,7 +80,8 @@ static void playRank(const job_t *job, int rank) {
     if (p.run == 0) p.out->hit = faultStop();
     barrier(&p, p.run);
   }
-  /* Servers may still be answering; a board that some rank never asked for stays for twice the timeout. */
+  /* Servers may still be answering;
+   * a rendezvous that some rank never asked for stays for twice the timeout. */
   for (double since = seconds(); seconds() - since < 4; usleep(50000)) {
     ncclUniqueId id;
     (void)ncclGetUniqueId(&id);

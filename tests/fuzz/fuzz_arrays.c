@@ -7,14 +7,14 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-typedef struct piece {
+typedef struct bytes {
   const uint8_t *data;
   size_t size;
-} piece_t;
+} bytes_t;
 
-static piece_t takePiece(piece_t *rest, size_t n) {
+static bytes_t takeBytes(bytes_t *rest, size_t n) {
   if (n > rest->size) n = rest->size;
-  piece_t p = {rest->data, n};
+  bytes_t p = {rest->data, n};
   rest->data += n;
   rest->size -= n;
   return p;
@@ -40,9 +40,9 @@ static void tryImport(uint8_t choice, const ep_npy_t *idx, const ep_npy_t *offse
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size < 5) return 0;
-  piece_t rest = {data + 5, size - 5};
-  piece_t i = takePiece(&rest, (size_t)data[1] | (size_t)data[2] << 8);
-  piece_t o = takePiece(&rest, (size_t)data[3] | (size_t)data[4] << 8);
+  bytes_t rest = {data + 5, size - 5};
+  bytes_t i = takeBytes(&rest, (size_t)data[1] | (size_t)data[2] << 8);
+  bytes_t o = takeBytes(&rest, (size_t)data[3] | (size_t)data[4] << 8);
   ep_npy_t idx, offsets, weights;
   if (epNpyParse("ids", i.data, i.size, &idx)) return 0;
   if (o.size && epNpyParse("offsets", o.data, o.size, &offsets)) return 0;

@@ -7,7 +7,7 @@
 #include "plan/error.h"
 #include "validate/checker.h"
 
-enum { PATIENCE_MS = 5000 };
+enum { DEADLINE_MS = 5000 };
 
 /* ---- A rank that never enters ---- */
 
@@ -29,7 +29,7 @@ static trefoil_result_t waitForNobody(gpu_rank_t *rank) {
            f->victim);
   EP_CHECK(strstr(trefoilLastError(), name), TREFOIL_INTERNAL_ERROR, "'%.400s' does not name %s",
            trefoilLastError(), name);
-  EP_CHECK(ms < (double)rank->run->timeoutNs * 1e-6 + PATIENCE_MS, TREFOIL_INTERNAL_ERROR,
+  EP_CHECK(ms < (double)rank->run->timeoutNs * 1e-6 + DEADLINE_MS, TREFOIL_INTERNAL_ERROR,
            "it took %.0f ms", ms);
   return TREFOIL_OK;
 }

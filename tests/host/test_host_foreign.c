@@ -68,8 +68,8 @@ static int connectTo(const char *name) {
   struct sockaddr_un address;
   socklen_t length = nameSocket(&address, name);
   int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  struct timeval patience = {3, 0};
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  struct timeval timeout = {3, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   if (connect(fd, (struct sockaddr *)&address, length) == 0) return fd;
   close(fd);
   return -1;
@@ -177,7 +177,7 @@ TEST(another_user_is_refused) {
     int fd = connectTo(name);
     _exit(fd >= 0 && recv(fd, data, sizeof data, 0) <= 0 ? 0 : 1); /* not even a challenge */
   }
-  CHECK(ended(pid) == 0, "another user is greeted");
+  CHECK(ended(pid) == 0, "another user is answered");
 }
 
 /* ---- Nobody is starved ---- */
@@ -256,7 +256,7 @@ static const ep_process_t *ownerOf(const ncclUniqueId *id) {
   return (const ep_process_t *)(const void *)(id->internal + 16);
 }
 
-/* Binds the name, greets, and hands out memory that is shorter than it should be. */
+/* Binds the name, answers, and hands out memory that is shorter than it should be. */
 static void impersonate(impostor_t *fake, int user) {
   struct sockaddr_un address;
   ep_answer_t answer = {.bytes = 1 << 20};

@@ -17,12 +17,12 @@ static const char *hex(const unsigned char digest[EP_DIGEST_BYTES]) {
   return text;
 }
 
-static const char *sha256(const char *text, size_t bytes, size_t piece) {
+static const char *sha256(const char *text, size_t bytes, size_t part) {
   unsigned char digest[EP_DIGEST_BYTES];
   ep_sha256_t h;
   epSha256Begin(&h);
-  for (size_t at = 0; at < bytes; at += piece)
-    epSha256Add(&h, text + at, bytes - at < piece ? bytes - at : piece);
+  for (size_t at = 0; at < bytes; at += part)
+    epSha256Add(&h, text + at, bytes - at < part ? bytes - at : part);
   epSha256End(&h, digest);
   return hex(digest);
 }
@@ -32,13 +32,13 @@ TEST(sha256_of_the_standard) {
   static const char *const two = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
   static char million[1000000];
   memset(million, 'a', sizeof million);
-  for (size_t piece = 1; piece < 200; piece += 7) {
-    CHECK(!strcmp(sha256("abc", 3, piece),
+  for (size_t part = 1; part < 200; part += 7) {
+    CHECK(!strcmp(sha256("abc", 3, part),
                   "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
-          "abc in pieces of %zu", piece);
-    CHECK(!strcmp(sha256(two, strlen(two), piece),
+          "abc in parts of %zu", part);
+    CHECK(!strcmp(sha256(two, strlen(two), part),
                   "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"),
-          "two blocks in pieces of %zu", piece);
+          "two blocks in parts of %zu", part);
   }
   CHECK(
       !strcmp(sha256("", 0, 1), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),

@@ -17,7 +17,7 @@ static uint64_t nowNs(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Ranks come at random times with random patience until 300 rounds were completed: whoever was in the n-th
+/* Ranks come at random times with random timeouts until 300 rounds were completed: whoever was in the n-th
  * finds everybody in the n-th. */
 static void chaosBody(int rank, int numRanks, const ncclUniqueId *id, void *arg) {
   ncclComm_t comm;
@@ -98,7 +98,7 @@ TEST(a_late_rank_costs_nothing_later) {
 }
 
 /* Rank 1's call fails before it meets: the others need not wait for it, and hear why. */
-static void excuseBody(int rank, int numRanks, const ncclUniqueId *id, void *arg) {
+static void failedCallBody(int rank, int numRanks, const ncclUniqueId *id, void *arg) {
   ncclComm_t comm;
   int all[3];
   (void)arg;
@@ -127,7 +127,7 @@ static void excuseBody(int rank, int numRanks, const ncclUniqueId *id, void *arg
 
 TEST(a_failed_call_is_heard_of) {
   pthread_barrier_init(&barrier, NULL, 3);
-  runThreads(3, excuseBody, NULL);
+  runThreads(3, failedCallBody, NULL);
   pthread_barrier_destroy(&barrier);
 }
 

@@ -27,7 +27,7 @@ static void passGate(void *arg) {
   atomic_fetch_add(&gate->passed, 1);
 }
 
-static void notePassed(void *arg) {
+static void recordPassed(void *arg) {
   atomic_fetch_add(&((gate_t *)arg)->passed, 1);
 }
 
@@ -102,13 +102,13 @@ TEST(streams_are_independent_until_an_event_joins_them) {
   OK(cudaStreamCreate(&b));
   OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   OK(cudaLaunchHostFunc(a, passGate, &gate));
-  OK(cudaLaunchHostFunc(b, notePassed, &after));
+  OK(cudaLaunchHostFunc(b, recordPassed, &after));
   OK(cudaStreamSynchronize(b));
   CHECK(atomic_load(&after.passed) == 1, "b waited for a");
   OK(cudaEventRecord(event, a));
   OK(cudaStreamWaitEvent(b, event, 0));
   OK(cudaEventRecord(event, b)); /* recorded again: the wait keeps the first record */
-  OK(cudaLaunchHostFunc(b, notePassed, &after));
+  OK(cudaLaunchHostFunc(b, recordPassed, &after));
   pauseMs(20);
   CHECK(atomic_load(&after.passed) == 1, "b did not wait for the event");
   CHECK(cudaEventQuery(event) == cudaErrorNotReady, "the event says it is passed");
@@ -127,9 +127,9 @@ TEST(the_null_stream_waits_for_blocking_streams_and_they_for_it) {
   OK(cudaStreamCreate(&other));
   OK(cudaStreamCreateWithFlags(&loose, cudaStreamNonBlocking));
   OK(cudaLaunchHostFunc(blocking, passGate, &gate));
-  OK(cudaLaunchHostFunc(NULL, notePassed, &null));
-  OK(cudaLaunchHostFunc(other, notePassed, &later));
-  OK(cudaLaunchHostFunc(loose, notePassed, &free));
+  OK(cudaLaunchHostFunc(NULL, recordPassed, &null));
+  OK(cudaLaunchHostFunc(other, recordPassed, &later));
+  OK(cudaLaunchHostFunc(loose, recordPassed, &free));
   OK(cudaStreamSynchronize(loose));
   CHECK(atomic_load(&free.passed) == 1, "a non-blocking stream waited");
   pauseMs(20);
@@ -150,7 +150,7 @@ TEST(the_null_stream_does_not_wait_for_another_device) {
   OK(cudaStreamCreate(&far));
   OK(cudaLaunchHostFunc(far, passGate, &gate));
   OK(cudaSetDevice(0));
-  OK(cudaLaunchHostFunc(NULL, notePassed, &near));
+  OK(cudaLaunchHostFunc(NULL, recordPassed, &near));
   OK(cudaDeviceSynchronize());
   CHECK(atomic_load(&near.passed) == 1, "passed %d", atomic_load(&near.passed));
   atomic_store(&gate.open, 1);
@@ -162,7 +162,7 @@ TEST(the_per_thread_stream_is_the_threads_own) {
   gate_t gate = {0};
   int device = -1;
   unsigned long long a, b;
-  OK(cudaLaunchHostFunc(cudaStreamPerThread, notePassed, &gate));
+  OK(cudaLaunchHostFunc(cudaStreamPerThread, recordPassed, &gate));
   OK(cudaStreamSynchronize(cudaStreamPerThread));
   CHECK(atomic_load(&gate.passed) == 1, "did not run");
   OK(cudaStreamGetId(cudaStreamPerThread, &a));
@@ -208,7 +208,7 @@ TEST(a_destroyed_stream_finishes_its_work) {
   gate_t gate = {0};
   OK(cudaStreamCreate(&s));
   OK(cudaLaunchHostFunc(s, passGate, &gate));
-  OK(cudaLaunchHostFunc(s, notePassed, &gate));
+  OK(cudaLaunchHostFunc(s, recordPassed, &gate));
   OK(cudaStreamDestroy(s));
   CHECK(cudaStreamSynchronize(s) == cudaErrorInvalidResourceHandle, "a dead stream was taken");
   CHECK(cudaStreamDestroy(s) == cudaErrorInvalidResourceHandle, "destroyed twice");
@@ -282,7 +282,7 @@ static void *hammer(void *arg) {
   cudaStream_t s = arg;
   gate_t gate = {0};
   for (int i = 0; i < 300; i++) {
-    cudaLaunchHostFunc(s, notePassed, &gate);
+    cudaLaunchHostFunc(s, recordPassed, &gate);
     if (i % 3 == 0) cudaStreamSynchronize(s);
   }
   cudaStreamSynchronize(s);

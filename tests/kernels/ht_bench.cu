@@ -13,10 +13,10 @@
 //   backward the same of gradients, with those of the weights
 //   twice    twice the tokens
 //   skewed   Zipf, a hot expert, a hot rank, against the bound from exact port loads
-//   beside   beside products of matrices (ht_beside.cuh)
+//   background  beside products of matrices (ht_background.cuh)
 // How times are taken and what the plain copy is: ht_time.cuh. What fails its check against the reference is
 // not timed; a launch that gives up is no row, and the exit code is 1.
-#include "ht_beside.cuh"
+#include "ht_background.cuh"
 
 namespace {
 
@@ -89,14 +89,14 @@ void senders(Rows &rows, const Work &work) {
   }
 }
 
-void layout(Rows &rows, Beside &beside, Ranks &w, const Options &o, bool expertMajor) {
+void layout(Rows &rows, Background &background, Ranks &w, const Options &o, bool expertMajor) {
   Work work;
   if (ready(rows, work, w, shapeOf(o, expertMajor, false), UNIFORM, 2)) {
     if (o.has("goals")) goals(rows, work);
     if (o.has("sweep")) sweep(rows, work);
     if (o.has("senders")) senders(rows, work);
-    for (int combine = 0; o.has("beside") && combine < 2; combine++)
-      beside.measure(work, combine, GOALS[expertMajor][combine]);
+    for (int combine = 0; o.has("background") && combine < 2; combine++)
+      background.measure(work, combine, GOALS[expertMajor][combine]);
   }
   w.free();
 }
@@ -228,18 +228,18 @@ int main(int argc, char **argv) {
   rows.open(o.out.c_str(), w,
             measureCopies(rows.clock, o.hidden * 2,
                           (double)o.tokens * std::min(o.R - 1, o.topk) * 0.9 * o.hidden * 2));
-  Beside beside;
-  if (o.has("beside")) beside.open(rows);
+  Background background;
+  if (o.has("background")) background.open(rows);
   for (const bool expertMajor : {false, true}) {
     if (!o.wants(expertMajor)) continue;
-    if (o.has("goals") || o.has("sweep") || o.has("senders") || o.has("beside"))
-      layout(rows, beside, w, o, expertMajor);
+    if (o.has("goals") || o.has("sweep") || o.has("senders") || o.has("background"))
+      layout(rows, background, w, o, expertMajor);
     if (o.has("window")) window(rows, w, o, expertMajor);
     if (o.has("backward")) backward(rows, w, o, expertMajor);
     otherShapes(rows, w, o, expertMajor);
     if (o.has("skewed")) skewed(rows, w, o, expertMajor);
   }
-  beside.close();
+  background.close();
   rows.close();
   rows.clock.close();
   return rows.failed;

@@ -72,7 +72,7 @@ void printShape(const Shape &s) {
          s.R, s.E, s.K, s.N, s.expertMajor ? "expert-major" : "flat", (long)s.alignment,
          (long)s.maxRecv, s.drop, s.zeroCopyOn, s.width, s.tokenBytes(), s.scaleBytes,
          s.combineBytes(), s.config.fifoSlots, s.numSms, s.steps, s.windows, s.crowd, s.combines,
-         s.perDomain, s.ringUnits);
+         s.perDomain, s.ringSlots);
   fflush(stdout);
 }
 
@@ -104,7 +104,7 @@ bool runCase(Ranks &w, Rng &rng, const Shape &s, const Fill &fill, const Around 
   }
   bool ok = !around.after || around.after();
   w.sync();
-  ok &= checkBytes(w, s, steps) & checkNotes(w, s, steps);
+  ok &= checkBytes(w, s, steps) & checkRecords(w, s, steps);
   for (int i = 0; i < s.steps; i++) {
     for (int r = 0; r < s.R; r++) ok &= checkRank(s, steps[i], i, r);
   }

@@ -28,7 +28,7 @@ struct Shape {
   int combines;  // how often each combine is made; 0 as 1
   int spare;     // rows of the outputs past maxRecv
   int perDomain; // ranks of an NVLink domain; 0: all
-  int ringUnits; // of rings between domains; 0: chosen
+  int ringSlots; // of rings between domains; 0: chosen
   int crowd;     // tokens go to the first experts only, so many; 0: to all
   bool sowsBad;  // unused entries are now and then ids that no expert has
   int tokenBytes() const { return width * (int)trefoilDtypeBytes(dtype); }
@@ -363,7 +363,7 @@ bool overflows(const Shape &s, const std::vector<StepRank> &step, int r) {
 }
 
 // What was reported to the ranks: ids that no expert has, and dispatches that trapped them.
-bool checkNotes(const Ranks &w, const Shape &s, const std::vector<std::vector<StepRank>> &steps) {
+bool checkRecords(const Ranks &w, const Shape &s, const std::vector<std::vector<StepRank>> &steps) {
   bool ok = true;
   for (int r = 0; r < s.R; r++) {
     ep_ht_status_t got;

@@ -90,7 +90,7 @@ Shape randomShape(Rng &rng, int R, bool big, int maxTokens, int perDomain) {
                             big ? 0 : 1 << rng.below(8)};
   if (perDomain) {
     s.perDomain = perDomain;
-    s.ringUnits = big ? 0 : 1 << rng.below(7);
+    s.ringSlots = big ? 0 : 1 << rng.below(7);
     s.numSms = std::max(s.numSms, EP_HT_FAR_LEAST_SMS + rng.below(3));
     s.windows = 0;
   }

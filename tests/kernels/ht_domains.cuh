@@ -18,7 +18,7 @@ struct HtDomains {
     if (!s.perDomain) return;
     OK(HtFarKernels<CopyWire>::load());
     ep_ht_far_layout_t at;
-    OK(epHtFarLayout(&s.config, s.perDomain, s.ringUnits, &at));
+    OK(epHtFarLayout(&s.config, s.perDomain, s.ringSlots, &at));
     const size_t R = s.R, signals = EP_HT_FAR_SIGNALS(R / s.perDomain);
     std::vector<NetCopies *> copies(R);
     NetCopies all = {};

@@ -78,8 +78,8 @@ Fill random(const Shape &s, std::function<int64_t(int step, int rank)> tokens) {
 }
 
 // Token t of rank r to the experts first(step, r), + 1, + 2, ...
-Fill straight(int K, std::function<int64_t(int step, int rank)> tokens,
-              std::function<int(int step, int rank)> first) {
+Fill consecutive(int K, std::function<int64_t(int step, int rank)> tokens,
+                 std::function<int(int step, int rank)> first) {
   return [=](int step, int rank, StepRank &k) {
     k.B = tokens(step, rank);
     for (int64_t i = 0; i < k.B * K; i++) k.topk.push_back(first(step, rank) + (int)(i % K));
@@ -113,11 +113,11 @@ void Edges::fifos(bool em) {
       const auto tokens = [n](int, int) { return n; };
       const auto next = [ranks](int step, int rank) { return (rank + 1 + step) % ranks; };
       add(std::to_string(n) + " chunks, FIFO " + std::to_string(slots), s, slots == 512 ? 0 : slots,
-          straight(1, tokens, next));
+          consecutive(1, tokens, next));
       if (slots > 8) continue;
       s.width = s.combineWidth = (2 * EP_HT_CHUNK_BYTES + 16) / 2; // three chunks
       add(std::to_string(n) + " rows of three chunks, FIFO " + std::to_string(slots), s, slots,
-          straight(1, tokens, next));
+          consecutive(1, tokens, next));
     }
   }
 }
@@ -183,7 +183,7 @@ void Edges::experts(bool em) {
     s.alignment = 128;
     const int ranks = R; // each expert gets exactly n
     add("zones of " + std::to_string(n) + " aligned to 128", s, 0,
-        straight(
+        consecutive(
             1, [n](int, int) { return n; },
             [ranks](int step, int rank) { return (rank + step) % ranks; }));
   }
@@ -217,12 +217,12 @@ void Edges::crowds(bool em) {
   s.N = n;
   for (const int hot : {0, last}) {
     add("all to rank " + std::to_string(hot), s, 16,
-        straight(4, full, [hot](int, int) { return 4 * hot; }));
+        consecutive(4, full, [hot](int, int) { return 4 * hot; }));
   }
   add("all to one rank, another each step", s, 16,
-      straight(4, full, [last](int step, int) { return 4 * (step % (last + 1)); }));
+      consecutive(4, full, [last](int step, int) { return 4 * (step % (last + 1)); }));
   s.K = 1;
-  add("all to one expert", s, 16, straight(1, full, [](int, int) { return 1; }));
+  add("all to one expert", s, 16, consecutive(1, full, [](int, int) { return 1; }));
   // Slots of rank 0: R n flat; expert-major four zones of R n, R n a multiple of the alignment.
   s.K = 4;
   s.alignment = em ? 4 : 1;
@@ -237,7 +237,7 @@ void Edges::crowds(bool em) {
               (drop == 2   ? ", drop, zero copy"
                : drop == 1 ? ", drop"
                            : ", trap"),
-          s, 16, straight(4, full, [](int, int) { return 0; }));
+          s, 16, consecutive(4, full, [](int, int) { return 0; }));
     }
   }
 }
@@ -261,43 +261,43 @@ void Edges::rings(int perDomain) {
   s.perDomain = perDomain;
   s.numSms = EP_HT_FAR_LEAST_SMS;
   s.steps = 1;
-  const auto patterned = [&](const std::string &name, int sms, int units,
+  const auto patterned = [&](const std::string &name, int sms, int slots,
                              const std::string &pattern) {
     Shape of = s;
     of.E = R;
     of.K = 1;
     of.N = (int)pattern.size();
     of.numSms = sms;
-    of.ringUnits = units;
+    of.ringSlots = slots;
     add(name, of, 1, byPattern(R, perDomain, pattern), 0, false);
   };
-  // The second unit of a chunk comes after near rows that wait for FIFOs, whose receivers wait for the first.
+  // The second slot of a chunk comes after near rows that wait for FIFOs, whose receivers wait for the first.
   patterned("a chunk that cannot fill", s.numSms, 8, "fnnnf");
-  // Two blocks send, eight tokens at a time. One has the first unit, behind near rows that wait for each
-  // other, and has taken three times eight tokens beside; the other one fills a unit that follows.
+  // Two blocks send, eight tokens at a time. One has the first slot, behind near rows that wait for each
+  // other, and has taken three times eight tokens beside; the other one fills a slot that follows.
   std::string apart = "nnnnf...";
   for (int i = 0; i < 5; i++) apart += "f.......";
-  patterned("a gap before a unit that is filled", s.numSms + 1, 16, apart);
-  // Each unit needs the credit of the one before: all roles must run beside one another.
-  patterned("one unit", s.numSms, 1, "ffnf");
+  patterned("a gap before a slot that is filled", s.numSms + 1, 16, apart);
+  // Each slot needs the credit of the one before: all roles must run beside one another.
+  patterned("one slot", s.numSms, 1, "ffnf");
   // One rank has room for the tokens of the first rank alone: the other domain gets sums of nothing.
   Shape full = s;
   full.K = 1;
   full.N = 5;
   full.maxRecv = full.N;
   full.drop = true;
-  full.ringUnits = 4;
+  full.ringSlots = 4;
   const auto five = [](int, int) { return 5; };
-  add("rows that are dropped far away", full, 4, straight(1, five, [](int, int) { return 0; }), 0,
-      false);
+  add("rows that are dropped far away", full, 4, consecutive(1, five, [](int, int) { return 0; }),
+      0, false);
   // Rows of all ranks: each domain's are summed and rounded before they meet others. Two Updates.
   Shape wide = s;
   wide.K = wide.E = R;
   wide.N = 3;
   wide.width = wide.combineWidth = 64;
-  wide.ringUnits = wide.steps = 2;
+  wide.ringSlots = wide.steps = 2;
   const auto three = [](int, int) { return 3; };
-  add("sums of each domain", wide, 2, straight(R, three, [](int, int) { return 0; }), 0, false);
+  add("sums of each domain", wide, 2, consecutive(R, three, [](int, int) { return 0; }), 0, false);
 }
 
 // ---- Calls that return while the stream stands still

@@ -40,7 +40,7 @@ Shape shapeOf(int R, bool expertMajor, bool windows) {
   s.passes = 1;
   s.numSms = perDomain ? EP_HT_FAR_LEAST_SMS : 3;
   s.perDomain = perDomain;
-  s.ringUnits = perDomain ? 64 : 0;
+  s.ringSlots = perDomain ? 64 : 0;
   s.expertMajor = expertMajor;
   s.alignment = 1;
   s.dtype = s.combineDtype = TREFOIL_BF16;

@@ -117,13 +117,13 @@ TEST(costs_that_may_be_missing) {
   trefoil_cost_record_t r;
   char *text =
       changed(getenv("TREFOIL_RECORD"), "\"combine\": {\n",
-              "\"combine\": {\n    \"hear_us\": {\"value\": 0.75, \"low\": 0, \"high\": 5, "
+              "\"combine\": {\n    \"announce_us\": {\"value\": 0.75, \"low\": 0, \"high\": 5, "
               "\"source\": \"s\", \"state\": \"given\"},\n");
   REQUIRE(text, "the record has no combine");
   REQUIRE(trefoilCostRecordParse(&r, "f.json", text, strlen(text)) == TREFOIL_OK, "%s",
           trefoilLastError());
-  CHECK(r.costs.op[1].hearUs == 0.75 && r.costs.op[0].hearUs == 0, "%g, %g", r.costs.op[1].hearUs,
-        r.costs.op[0].hearUs);
+  CHECK(r.costs.op[1].announceUs == 0.75 && r.costs.op[0].announceUs == 0, "%g, %g",
+        r.costs.op[1].announceUs, r.costs.op[0].announceUs);
   CHECK(r.costs.nvlinkBackShare == 0 && r.costs.ownRowsStay == 0 && r.costs.op[1].slotNs == 0,
         "what is missing is not 0");
   expectRefused("\"combine\": {\n",

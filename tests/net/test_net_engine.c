@@ -41,7 +41,7 @@ static bool placed(const item_t *item) {
   return item->bytesMoved == item->op.bytes;
 }
 
-static void movePiece(item_t *item, uint64_t bytes) {
+static void movePart(item_t *item, uint64_t bytes) {
   for (; bytes && !placed(item); bytes--, item->bytesMoved++)
     item->target[item->bytesMoved] = item->source[item->bytesMoved];
 }
@@ -103,11 +103,11 @@ static void carry(world_t *w) {
     if (next < 0)
       arrive(w, &w->items[~next]);
     else
-      movePiece(&w->items[next], BYTES);
+      movePart(&w->items[next], BYTES);
     memmove(w->queue, w->queue + 1, (size_t)--w->numQueued * sizeof *w->queue);
   } else if (!w->stream) {
     item_t *item = &w->items[roll(w, OPS)];
-    if (item->moving) movePiece(item, 1 + roll(w, BYTES));
+    if (item->moving) movePart(item, 1 + roll(w, BYTES));
   }
 }
 
@@ -248,7 +248,7 @@ static ep_net_reach_t always(void *self, const ep_net_op_t *op, uint64_t ticket)
   return EP_NET_PLACED;
 }
 
-static int note(void *self, const ep_net_op_t *op, char *why) {
+static int recordOp(void *self, const ep_net_op_t *op, char *why) {
   (void)why;
   log_t *log = self;
   log->raisedAt[op->signalOffset] = log->now;
@@ -268,7 +268,7 @@ static int timed(const ep_net_settings_t *s, int count, int64_t until, bool stro
   ep_net_request_t *request;
   int first, failed = 0;
   *log = (log_t){.now = 0};
-  if (epNetEngineCreate(s, (ep_net_link_t){log, moveAtOnce, always, note}, 0, 1, &e, why))
+  if (epNetEngineCreate(s, (ep_net_link_t){log, moveAtOnce, always, recordOp}, 0, 1, &e, why))
     return -1;
   failed = epNetEngineContexts(e, 1, &first, why);
   for (int i = 0; i < count && !failed; i++) {
@@ -357,8 +357,9 @@ TEST(a_peer_that_is_gone_fails_what_goes_to_it) {
     ep_net_op_t op = {.peer = 1, .bytes = 8};
     int first = -1;
     s.onDead = drop;
-    REQUIRE(!epNetEngineCreate(&s, (ep_net_link_t){&log, moveAtOnce, always, note}, 0, 2, &e, why),
-            "%s", why);
+    REQUIRE(
+        !epNetEngineCreate(&s, (ep_net_link_t){&log, moveAtOnce, always, recordOp}, 0, 2, &e, why),
+        "%s", why);
     REQUIRE(!epNetEngineContexts(e, 1, &first, why), "%s", why);
     epNetEngineGone(e, 1);
     CHECK(!epNetEngineProgress(e, 0, why), "nothing was posted: %s", why);
@@ -378,8 +379,9 @@ TEST(a_full_queue_is_an_error_and_free_slots_are_used_again) {
   ep_net_request_t *requests[EP_NET_DEPTH], *more;
   ep_net_op_t op = {.bytes = 8};
   int first = -1;
-  REQUIRE(!epNetEngineCreate(&s, (ep_net_link_t){&log, moveAtOnce, always, note}, 0, 1, &e, why),
-          "%s", why);
+  REQUIRE(
+      !epNetEngineCreate(&s, (ep_net_link_t){&log, moveAtOnce, always, recordOp}, 0, 1, &e, why),
+      "%s", why);
   REQUIRE(!epNetEngineContexts(e, 1, &first, why), "%s", why);
   for (int i = 0; i < EP_NET_DEPTH; i++)
     REQUIRE(!epNetEnginePost(e, first, &op, 0, &requests[i], why), "%d: %s", i, why);

@@ -32,7 +32,7 @@ hear(int level, unsigned long flags, const char *file, int line, const char *for
 static struct {
   char handles[RANKS][HANDLE];
   _Atomic int arrived[4];
-} * meeting;
+} * shared;
 
 #define MUST(cond)                                                                                 \
   do {                                                                                             \
@@ -46,8 +46,8 @@ static void doze(void) {
 }
 
 static void everybody(int place) {
-  meeting->arrived[place]++;
-  while (meeting->arrived[place] < RANKS) doze();
+  shared->arrived[place]++;
+  while (shared->arrived[place] < RANKS) doze();
 }
 
 static _Atomic bool stop;
@@ -67,7 +67,7 @@ static void allocate(int rank, size_t bytes, int shareable, void **device, void 
   int (*fakeAlloc)(size_t, int, void **, void **), (*setCurrent)(void *);
   *(void **)&fakeAlloc = dlsym(driver, "fakeAlloc");
   *(void **)&setCurrent = dlsym(driver, "cuCtxSetCurrent");
-  MUST(!setCurrent(meeting) && !fakeAlloc(bytes, shareable, device, host));
+  MUST(!setCurrent(shared) && !fakeAlloc(bytes, shareable, device, host));
 }
 
 /* Puts with every kind of signal into the other rank's window, and gets them back. */
@@ -113,9 +113,9 @@ static void run(int rank) {
   memset(foreign, 0xA5, sizeof foreign);
   word = 40 + (uint64_t)rank;
   MUST(!plugin->init(&context, 7, hear));
-  MUST(!plugin->listen(context, 0, meeting->handles[rank], &listener));
+  MUST(!plugin->listen(context, 0, shared->handles[rank], &listener));
   everybody(0);
-  for (int r = 0; r < RANKS; r++) handles[r] = meeting->handles[r];
+  for (int r = 0; r < RANKS; r++) handles[r] = shared->handles[r];
   MUST(!plugin->connect(foreign, handles, RANKS, rank, listener, &comm));
   MUST(!plugin->closeListen(listener));
   allocate(rank, 4 * BYTES, 1, &at, &data);
@@ -142,7 +142,7 @@ static int launch(const char *carrier) {
   pid_t children[RANKS];
   setenv("TREFOIL_NET_CARRIER", carrier, 1);
   setenv("TREFOIL_NET_ADDRESS", "127.0.0.1", 1);
-  meeting = mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   for (int r = 0; r < RANKS; r++) {
     if ((children[r] = fork())) continue;
     alarm(60);
@@ -151,7 +151,7 @@ static int launch(const char *carrier) {
   }
   for (int r = 0; r < RANKS; r++)
     failed += waitpid(children[r], &status, 0) != children[r] || status != 0;
-  munmap(meeting, sizeof *meeting);
+  munmap(shared, sizeof *shared);
   return failed;
 }
 

@@ -16,8 +16,8 @@ enum { RANKS = 3, THREADS = 2, ROUNDS = 24, MOST = 1300000, SLOTS = 2 * RANKS };
 typedef struct {
   char handles[RANKS][EP_NET_HANDLE_BYTES];
   _Atomic int arrived[8];
-} meeting_t;
-static meeting_t *meeting;
+} shared_t;
+static shared_t *shared;
 
 /* A rank: what its process has. */
 typedef struct {
@@ -46,8 +46,8 @@ static void doze(int64_t ns) {
 }
 
 static void everybody(const rank_t *k, int place) {
-  meeting->arrived[place]++;
-  while (meeting->arrived[place] < k->ranks) doze(50000);
+  shared->arrived[place]++;
+  while (shared->arrived[place] < k->ranks) doze(50000);
 }
 
 static char *unset(const char *name) {
@@ -75,7 +75,7 @@ static void allocate(rank_t *k, size_t bytes, bool shareable, void **at, void **
   *(void **)&fakeAlloc = dlsym(driver, "fakeAlloc");
   int (*setCurrent)(void *);
   *(void **)&setCurrent = dlsym(driver, "cuCtxSetCurrent");
-  MUST(fakeAlloc && setCurrent && !setCurrent(meeting) && !fakeAlloc(bytes, shareable, at, host));
+  MUST(fakeAlloc && setCurrent && !setCurrent(shared) && !fakeAlloc(bytes, shareable, at, host));
 }
 
 static void *makeProgress(void *argument) {
@@ -91,9 +91,9 @@ static void *makeProgress(void *argument) {
 static void start(rank_t *k) {
   void *handles[RANKS], *at, *host;
   ep_net_listener_t *listener;
-  MUST(!epNetListen(&k->settings, meeting->handles[k->rank], &listener, k->why));
+  MUST(!epNetListen(&k->settings, shared->handles[k->rank], &listener, k->why));
   everybody(k, 0);
-  for (int r = 0; r < k->ranks; r++) handles[r] = meeting->handles[r];
+  for (int r = 0; r < k->ranks; r++) handles[r] = shared->handles[r];
   MUST(!epNetConnect(&k->settings, listener, handles, k->ranks, k->rank, &k->comm, k->why));
   epNetListenClose(listener);
   MUST(!epNetContexts(k->comm, 2, &k->context, k->why));
@@ -220,7 +220,7 @@ static int launch(int ranks, ep_net_settings_t settings, bool device, bool share
                   void (*body)(rank_t *)) {
   int failed = 0, status;
   pid_t children[RANKS];
-  meeting = mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   for (int r = 0; r < ranks; r++) {
     children[r] = fork();
     if (children[r]) continue;
@@ -236,7 +236,7 @@ static int launch(int ranks, ep_net_settings_t settings, bool device, bool share
   }
   for (int r = 0; r < ranks; r++)
     failed += waitpid(children[r], &status, 0) != children[r] || status != 0;
-  munmap(meeting, sizeof *meeting);
+  munmap(shared, sizeof *shared);
   return failed;
 }
 
@@ -296,7 +296,7 @@ static void oneDies(rank_t *k) {
   bool done = false;
   start(k);
   everybody(k, 1);
-  if (k->rank == RANKS - 1) meeting->arrived[2]++; /* the survivors meet again without it */
+  if (k->rank == RANKS - 1) shared->arrived[2]++; /* the survivors meet again without it */
   if (k->rank == RANKS - 1) _exit(0);
   ep_net_request_t *lost = sendTo(k, RANKS - 1, 64, k->rank, 1, true);
   if (k->settings.onDead == EP_NET_DEAD_DROP) {

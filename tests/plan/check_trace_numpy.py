@@ -52,12 +52,12 @@ def main() -> int:
         check(done.returncode == 0, f"generate: {done.stderr}")
         with np.load(ours) as z:
             idx, offsets, weights = z["topk_idx"], z["offsets"], z["topk_weights"]
-            note = json.loads(z["trefoil.json"])
+            metadata = json.loads(z["trefoil.json"])
         check(idx.dtype == np.int16 and offsets.dtype == np.int64, "dtypes of our arrays")
         check(weights.dtype == np.float32 and weights.shape == idx.shape, "weights")
         check(offsets.shape == (5, 5) and offsets[-1, -1] == len(idx), "offsets")
         check(np.allclose(weights.sum(axis=1), 1, atol=1e-6), "weights of a row sum to 1")
-        check(note["num_experts"] == 10 and note["provenance"]["seed"] == 9, "the note")
+        check(metadata["num_experts"] == 10 and metadata["provenance"]["seed"] == 9, "the metadata")
         found = describe(ours)
         load = np.bincount(idx[idx >= 0], minlength=10)
         gini = np.abs(load[:, None] - load[None, :]).sum() / (2 * 10 * load.sum())

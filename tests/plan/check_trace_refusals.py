@@ -50,7 +50,7 @@ WRONG = (
     ("import --ranks 8 --experts 8 twice.npz", "has member topk_idx.npy twice"),
     ("import --ranks 8 --experts 8 --tokens-per-rank 7 ids.npy", "8 ranks with 7 tokens"),
     ("import key.npz", "the key rank is not known; known are format, version, num_ranks"),
-    ("import steps.npz", "its note states 3 steps, its arrays have 1"),
+    ("import steps.npz", "its metadata states 3 steps, its arrays have 1"),
     ("import duplicate.npz", "duplicate object key"),
     ("import version.npz", "not of version 1"),
     ("import list.npz", "is not an object"),
@@ -100,7 +100,7 @@ def make_files(np, folder: Path) -> None:  # type: ignore[no-untyped-def]
     np.savez(folder / "whole.npz", topk_idx=ids, topk_weights=ids)
     np.savez(folder / "more.npz", topk_idx=ids, more=rows)
     idx = array(np, ids)
-    notes = {
+    metadata = {
         "key": json.dumps({**NOTE, "rank": 8}),
         "steps": json.dumps({**NOTE, "steps": 3}),
         "duplicate": '{"format": "trefoil-trace", "format": "trefoil-trace", "version": 1}',
@@ -110,8 +110,8 @@ def make_files(np, folder: Path) -> None:  # type: ignore[no-untyped-def]
         "json": json.dumps(NOTE) + " " * (1 << 27),  # 128 kB of file, 128 MiB of text
         "good": json.dumps(NOTE),
     }
-    for name, note in notes.items():
-        write(folder / f"{name}.npz", topk_idx_dot_npy=idx, trefoil_dot_json=note)
+    for name, text in metadata.items():
+        write(folder / f"{name}.npz", topk_idx_dot_npy=idx, trefoil_dot_json=text)
     with zipfile.ZipFile(folder / "twice.npz", "w") as file:
         file.writestr("topk_idx.npy", idx)
         file.writestr("topk_idx.npz", idx)

@@ -224,7 +224,7 @@ TEST(specifications_that_make_no_trace) {
   s.shape.numExperts = 4; /* top-6 */
   CHECK(trefoilTraceGenerate(&t, &s) == TREFOIL_INVALID_ARGUMENT, "top-6 of 4");
   s = baseSpec();
-  s.seed = UINT64_MAX; /* its note could not be written as JSON */
+  s.seed = UINT64_MAX; /* its provenance could not be written as JSON */
   CHECK(trefoilTraceGenerate(&t, &s) == TREFOIL_INVALID_ARGUMENT, "a seed of 64 bits");
   s = baseSpec();
   s.withWeights = 1;
@@ -334,7 +334,7 @@ static char *tempPath(void) {
 
 static int sameTraces(const trefoil_trace_t *a, const trefoil_trace_t *b) {
   if (memcmp(&a->shape, &b->shape, sizeof a->shape) || a->numSteps != b->numSteps) return 0;
-  if (a->numTokens != b->numTokens || strcmp(a->note, b->note)) return 0;
+  if (a->numTokens != b->numTokens || strcmp(a->provenance, b->provenance)) return 0;
   if (!a->topkWeights != !b->topkWeights) return 0;
   size_t entries = (size_t)a->numTokens * (size_t)a->shape.topk;
   size_t offsets = (size_t)a->numSteps * ((size_t)a->shape.numRanks + 1);
@@ -373,11 +373,11 @@ TEST(files_come_back) {
     size_t size = 0, sizeAgain = 0;
     char *first = slurp(path, &size);
     REQUIRE(trefoilTraceLoad(&back, path, NULL) == TREFOIL_OK, "%s", trefoilLastError());
-    const char *note = strstr(back->note, "\"seed\": 42");
-    CHECK(note, "%s", back->note);
-    trefoil_trace_t noted = *back; /* the note comes back with its keys sorted */
-    noted.note = t->note;
-    CHECK(sameTraces(t, &noted), "variant %d", variant);
+    const char *seed = strstr(back->provenance, "\"seed\": 42");
+    CHECK(seed, "%s", back->provenance);
+    trefoil_trace_t sorted = *back; /* the provenance comes back with its keys sorted */
+    sorted.provenance = t->provenance;
+    CHECK(sameTraces(t, &sorted), "variant %d", variant);
     REQUIRE(trefoilTraceSave(t, path) == TREFOIL_OK, "%s", trefoilLastError());
     char *again = slurp(path, &sizeAgain);
     CHECK(size == sizeAgain && !memcmp(first, again, size), "equal traces, other files");
@@ -398,10 +398,11 @@ TEST(empty_traces_and_failing_writes) {
   const trefoil_trace_t *empty = NULL, *back = NULL;
   REQUIRE(trefoilTraceCreate(&empty, &c) == TREFOIL_OK, "%s", trefoilLastError());
   REQUIRE(trefoilTraceSave(empty, path) == TREFOIL_OK, "%s", trefoilLastError());
-  c.note = "[]";
-  const trefoil_trace_t *badNote = NULL;
-  REQUIRE(trefoilTraceCreate(&badNote, &c) == TREFOIL_OK, "%s", trefoilLastError());
-  CHECK(trefoilTraceSave(badNote, path) == TREFOIL_INVALID_ARGUMENT, "a note that is an array");
+  c.provenance = "[]";
+  const trefoil_trace_t *badProvenance = NULL;
+  REQUIRE(trefoilTraceCreate(&badProvenance, &c) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(trefoilTraceSave(badProvenance, path) == TREFOIL_INVALID_ARGUMENT,
+        "a provenance that is an array");
   REQUIRE(trefoilTraceLoad(&back, path, NULL) == TREFOIL_OK, "%s", trefoilLastError());
   CHECK(sameTraces(empty, back), "the empty trace comes back");
   trefoil_trace_stats_t d;
@@ -409,7 +410,7 @@ TEST(empty_traces_and_failing_writes) {
         (long long)d.emptyRanks);
   CHECK(d.giniExperts == 0 && d.ranksPerToken == 0, "no loads");
   trefoilTraceDestroy(empty);
-  trefoilTraceDestroy(badNote);
+  trefoilTraceDestroy(badProvenance);
   trefoilTraceDestroy(back);
   unlink(path);
 }
@@ -618,10 +619,10 @@ TEST(bad_input) {
   REQUIRE(trefoilTraceCreate(&t, &c) == TREFOIL_OK, "%s", trefoilLastError());
   CHECK(trefoilTraceSave(t, "/nonexistent/x.npz") == TREFOIL_SYSTEM_ERROR, "no folder");
   trefoilTraceDestroy(t);
-  c.note = "not json";
+  c.provenance = "not json";
   REQUIRE(trefoilTraceCreate(&t, &c) == TREFOIL_OK, "%s", trefoilLastError());
   char *path = tempPath();
-  CHECK(trefoilTraceSave(t, path) == TREFOIL_INVALID_ARGUMENT, "a note that is no JSON");
+  CHECK(trefoilTraceSave(t, path) == TREFOIL_INVALID_ARGUMENT, "a provenance that is no JSON");
   unlink(path);
   trefoilTraceDestroy(t);
 }

@@ -83,7 +83,7 @@ typedef enum step {
   STEP_GET_WORDS,
   STEP_GET_ROWS,
   STEP_GET_ANNOUNCE,
-  STEP_NOTE,
+  STEP_RECORD,
   /* of a block, after both roles */
   STEP_ARRIVE,
   STEP_FENCE,

@@ -5,7 +5,7 @@
  * ahead of time, and goes through them in order; a sender without further work becomes a receiver. An item
  * runs at once when all that it waits for is there: a sender's, when the FIFO slots it will fill have been
  * given back; a receiver's, when its chunks have been flagged. Flags follow the stores at any later time.
- * Operations come one after the other without a meeting of ranks, and streams count on. */
+ * Operations come one after the other without a barrier of ranks, and streams count on. */
 #ifndef TREFOIL_TESTS_PROTOCOL_FIFOS_H
 #define TREFOIL_TESTS_PROTOCOL_FIFOS_H
 

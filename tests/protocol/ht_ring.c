@@ -4,7 +4,7 @@
 
 #include "ht_ring_state.h"
 
-/* Whether words say that all of `total` units or chunks went through `size` places. */
+/* Whether words say that all of `total` ring slots or chunks went through `size` slots. */
 static bool isThrough(const uint8_t *words, int total, int size) {
   for (int i = 0; i < size; i++) {
     if (words[i] != (total - i + size - 1) / size) return false;
@@ -14,7 +14,7 @@ static bool isThrough(const uint8_t *words, int total, int size) {
 
 static const char *ringCounts(const plan_t *m, const ring_state_t *s, int kind, int r) {
   const ring_t *g = &s->ring[kind][r];
-  const int all = m->base[kind][m->numOperations][r], n = m->p->units;
+  const int all = m->base[kind][m->numOperations][r], n = m->p->ringSlots;
   if (g->posted != all || g->landings != all || g->returned != all || g->signal != all ||
       g->credit != all || g->numPuts || g->numCredits)
     return "the counts of a ring do not agree";
@@ -26,7 +26,7 @@ static const char *ringCounts(const plan_t *m, const ring_state_t *s, int kind, 
 
 static const char *fifoCounts(const plan_t *m, const ring_state_t *s, int kind, int o, int h) {
   const fifo_t *f = &s->fifo[kind][o][h];
-  const int last = m->numOperations - 1, n = m->p->slots;
+  const int last = m->numOperations - 1, n = m->p->fifoSlots;
   int all = ringNumber(m, kind, last, o, 0, 1u << h);
   if (kindOf(m, last) == kind) all = ringNumber(m, kind, last, o, m->p->numTokens, 1u << h);
   if (ringIsInPlace(m, kind, o, h)) all = 0;
@@ -61,9 +61,9 @@ static void ringDescribe(const void *model, const void *state, move_t v, char *t
   (void)model;
   if (v.kind >= ARRIVES) {
     const ring_t *g = &s->ring[v.role][v.rank];
-    snprintf(text, size, "ring of rank %d, kind %d, put %d of %d units from %d on: %s (%d)", v.rank,
-             v.role, v.block, g->put[v.block].n, g->put[v.block].first, NETWORK[v.kind - ARRIVES],
-             v.item);
+    snprintf(text, size, "ring of rank %d, kind %d, put %d of %d ring slots from %d on: %s (%d)",
+             v.rank, v.role, v.block, g->put[v.block].n, g->put[v.block].first,
+             NETWORK[v.kind - ARRIVES], v.item);
   } else if (v.kind <= ENDS) {
     const worker_t *b = &k->block[v.block];
     snprintf(text, size, "rank %d, operation %d: a block %s to %s candidate %d", v.rank,

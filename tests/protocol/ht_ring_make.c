@@ -44,20 +44,20 @@ void ringStartLaunch(const plan_t *m, ring_state_t *s, int r) {
 
 static const char *checkRead(const ring_state_t *s, int kind, const item_t *item, bool ends) {
   for (int i = 0; i < item->numIn; i++) {
-    const place_t *u = &item->in[i];
-    const uint8_t *from = u->isUnit ? s->ring[kind][u->a].in : s->fifo[kind][u->a][u->b].slot;
+    const location_t *u = &item->in[i];
+    const uint8_t *from = u->isRing ? s->ring[kind][u->a].in : s->fifo[kind][u->a][u->b].slot;
     if (from[u->slot] == item->id) continue;
     if (ends) return "what is being read was overwritten";
-    return u->isUnit ? "a unit of another token is read" : "a slot of another token is read";
+    return u->isRing ? "a ring slot of another token is read" : "a slot of another token is read";
   }
   return NULL;
 }
 
-static void consume(ring_state_t *s, int kind, const item_t *item, bool units, bool slots) {
+static void consume(ring_state_t *s, int kind, const item_t *item, bool ringSlots, bool fifoSlots) {
   for (int i = 0; i < item->numIn; i++) {
-    const place_t *u = &item->in[i];
-    if (u->isUnit && units) s->ring[kind][u->a].consumed[u->slot] = u->epoch;
-    if (!u->isUnit && slots) s->fifo[kind][u->a][u->b].credit[u->slot] = u->epoch;
+    const location_t *u = &item->in[i];
+    if (u->isRing && ringSlots) s->ring[kind][u->a].consumed[u->slot] = u->epoch;
+    if (!u->isRing && fifoSlots) s->fifo[kind][u->a][u->b].credit[u->slot] = u->epoch;
   }
 }
 
@@ -66,8 +66,8 @@ static const char *startItem(const plan_t *m, ring_state_t *s, int r, worker_t *
   const item_t *item = itemOf(m, s, r, b);
   const char *wrong = checkRead(s, kind, item, false);
   for (int i = 0; i < item->numOut; i++) {
-    const place_t *u = &item->out[i];
-    uint8_t *to = u->isUnit ? s->ring[kind][u->a].out : s->fifo[kind][u->a][u->b].slot;
+    const location_t *u = &item->out[i];
+    uint8_t *to = u->isRing ? s->ring[kind][u->a].out : s->fifo[kind][u->a][u->b].slot;
     to[u->slot] = item->id;
   }
   if (m->p->fault == RING_FAULT_CREDIT_EARLY) consume(s, kind, item, true, false);
@@ -88,8 +88,8 @@ static const char *endItem(const plan_t *m, ring_state_t *s, int r, worker_t *b)
   const item_t *item = itemOf(m, s, r, b);
   const char *wrong = checkRead(s, kind, item, true);
   for (int i = 0; i < item->numOut; i++) {
-    const place_t *u = &item->out[i];
-    uint8_t *words = u->isUnit ? s->ring[kind][u->a].filled : s->fifo[kind][u->a][u->b].flag;
+    const location_t *u = &item->out[i];
+    uint8_t *words = u->isRing ? s->ring[kind][u->a].filled : s->fifo[kind][u->a][u->b].flag;
     words[u->slot] = u->epoch;
   }
   consume(s, kind, item, true, true);
@@ -153,9 +153,9 @@ static const char *arrive(const plan_t *m, ring_t *g, const move_t *v) {
   const int q = g->put[i].first + j;
   g->in[slotOf(m, q)] = g->out[slotOf(m, q)];
   g->put[i].arrived |= (uint8_t)(1u << j);
-  const bool isRight = g->out[slotOf(m, q)] == m->unitId[kind][r][q];
+  const bool isRight = g->out[slotOf(m, q)] == m->slotId[kind][r][q];
   drop(g, i);
-  return isRight ? NULL : "a put carries what is not of its unit";
+  return isRight ? NULL : "a put carries what is not of its ring slot";
 }
 
 static int timesOf(ring_state_t *s, int what) {

@@ -13,10 +13,10 @@ static void add(list_t *to, int kind, int rank, int block, int role, int item) {
 
 /* ---- Posters ---- */
 
-/* How far units up to `end` have their word, from `at` on. isGappy: up to the last that has it. */
+/* How far ring slots up to `end` have their word, from `at` on. isGappy: up to the last that has it. */
 static int reach(const plan_t *m, const uint8_t *words, int at, int end, bool isGappy) {
   int last = at;
-  for (int q = at; q < end && q < at + m->p->units; q++) {
+  for (int q = at; q < end && q < at + m->p->ringSlots; q++) {
     const bool is = words[slotOf(m, q)] == epochOf(m, q);
     if (is) last = q + 1;
     if (!is && !isGappy) break;
@@ -43,13 +43,13 @@ static bool isOver(const plan_t *m, const ring_t *out, const ring_t *in, const p
 
 /* ---- Blocks, posters, the network ---- */
 
-static bool isThere(const ring_state_t *s, int kind, const place_t *u) {
-  const uint8_t *words = u->isUnit ? s->ring[kind][u->a].landed : s->fifo[kind][u->a][u->b].flag;
+static bool isThere(const ring_state_t *s, int kind, const location_t *u) {
+  const uint8_t *words = u->isRing ? s->ring[kind][u->a].landed : s->fifo[kind][u->a][u->b].flag;
   return words[u->slot] == u->epoch;
 }
-static bool isFree(const plan_t *m, const ring_state_t *s, int kind, const place_t *u) {
-  if (m->p->fault == (u->isUnit ? RING_FAULT_NO_CREDIT : RING_FAULT_NO_FIFO_CREDIT)) return true;
-  const uint8_t *words = u->isUnit ? s->ring[kind][u->a].refill : s->fifo[kind][u->a][u->b].credit;
+static bool isFree(const plan_t *m, const ring_state_t *s, int kind, const location_t *u) {
+  if (m->p->fault == (u->isRing ? RING_FAULT_NO_CREDIT : RING_FAULT_NO_FIFO_CREDIT)) return true;
+  const uint8_t *words = u->isRing ? s->ring[kind][u->a].refill : s->fifo[kind][u->a][u->b].credit;
   return words[u->slot] == u->epoch - 1;
 }
 
@@ -79,10 +79,10 @@ static bool blockMoves(const plan_t *m, const ring_state_t *s, int r, list_t *to
   return false;
 }
 
-/* Of a put of units from g->posted on: how many at least and at most; 0: none. */
+/* Of a put of ring slots from g->posted on: how many at least and at most; 0: none. */
 static int mostOf(const plan_t *m, const ring_t *g, const poster_t *at, int *least) {
   const int filled = filledOf(m, g, at), waiting = filled - g->posted, chunk = m->p->chunk;
-  const int untilEnd = m->p->units - slotOf(m, g->posted);
+  const int untilEnd = m->p->ringSlots - slotOf(m, g->posted);
   int most = chunk < untilEnd ? chunk : untilEnd;
   if (waiting < most) most = waiting;
   *least = 1;
@@ -108,7 +108,7 @@ static bool posterMoves(const plan_t *m, const ring_state_t *s, int r, list_t *t
   if (out->credit > out->refilled && isEnough(m, to, REFILLS, r)) return true;
   int least;
   const int most = mostOf(m, out, &at, &least);
-  for (int n = least; n <= most && out->numPuts < RING_UNITS; n++) add(to, POSTS, r, 0, 0, n);
+  for (int n = least; n <= most && out->numPuts < RING_SLOTS; n++) add(to, POSTS, r, 0, 0, n);
   if (ringConsumed(m, in, &at) > in->returned) add(to, RETURNS, r, 0, 0, 0);
   return false;
 }

@@ -32,20 +32,23 @@ int ringNumber(const plan_t *m, int kind, int operation, int owner, int token, u
   return n;
 }
 
-static void addPlace(place_t *to, uint8_t *n, bool isUnit, int a, int b, int number, int size) {
-  to[(*n)++] = (place_t){isUnit, (uint8_t)a, (uint8_t)b, (uint8_t)(number % size),
-                         (uint8_t)(number / size + 1)};
+static void addLocation(location_t *to, uint8_t *n, bool isRing, int a, int b, int number,
+                        int size) {
+  to[(*n)++] = (location_t){isRing, (uint8_t)a, (uint8_t)b, (uint8_t)(number % size),
+                            (uint8_t)(number / size + 1)};
 }
-static void addSlot(const plan_t *m, place_t *to, uint8_t *n, int e, int o, int t, int rank) {
+static void addFifoSlot(const plan_t *m, location_t *to, uint8_t *n, int e, int o, int t,
+                        int rank) {
   const int q = ringNumber(m, kindOf(m, e), e, o, t, 1u << rank);
-  addPlace(to, n, false, o, rank, q, m->p->slots);
+  addLocation(to, n, false, o, rank, q, m->p->fifoSlots);
 }
-/* The unit of a token in the ring from rank r. */
-static void addUnit(const plan_t *m, place_t *to, uint8_t *n, int e, int o, int t, int r) {
+/* The ring slot of a token in the ring from rank r. */
+static void addRingSlot(const plan_t *m, location_t *to, uint8_t *n, int e, int o, int t, int r) {
   const unsigned far = ~nearRanks(m, o);
   const int first =
       m->p->fault == RING_FAULT_RESTART ? ringNumber(m, kindOf(m, e), e, o, 0, far) : 0;
-  addPlace(to, n, true, r, 0, ringNumber(m, kindOf(m, e), e, o, t, far) - first, m->p->units);
+  addLocation(to, n, true, r, 0, ringNumber(m, kindOf(m, e), e, o, t, far) - first,
+              m->p->ringSlots);
 }
 
 bool ringIsInPlace(const plan_t *m, int kind, int owner, int rank) {
@@ -53,10 +56,11 @@ bool ringIsInPlace(const plan_t *m, int kind, int owner, int rank) {
   return m->p->flat && owner % m->p->perDomain == rank % m->p->perDomain;
 }
 /* FIFO slots of a token for the ranks of a set. */
-static void addSlots(const plan_t *m, place_t *to, uint8_t *n, int e, int o, int t,
-                     unsigned ranks) {
+static void addFifoSlots(const plan_t *m, location_t *to, uint8_t *n, int e, int o, int t,
+                         unsigned ranks) {
   for (int h = 0; h < m->numRanks; h++) {
-    if ((ranks >> h & 1) && !ringIsInPlace(m, kindOf(m, e), o, h)) addSlot(m, to, n, e, o, t, h);
+    if ((ranks >> h & 1) && !ringIsInPlace(m, kindOf(m, e), o, h))
+      addFifoSlot(m, to, n, e, o, t, h);
   }
 }
 
@@ -67,12 +71,12 @@ static item_t dispatchItem(const plan_t *m, int e, int r, int role, int c) {
   const unsigned ranks = m->goes[e][o][t], near = nearRanks(m, r);
   item_t i = {.id = (uint8_t)(1 + e * RING_TOKENS + t), .token = (uint8_t)(o * RING_TOKENS + t)};
   if (role == RECEIVE) {
-    if ((i.is = ranks >> r & 1)) addSlots(m, i.in, &i.numIn, e, o, t, 1u << r);
+    if ((i.is = ranks >> r & 1)) addFifoSlots(m, i.in, &i.numIn, e, o, t, 1u << r);
     return i;
   }
-  if (role == SEND && (ranks & ~near)) addUnit(m, i.out, &i.numOut, e, o, t, r);
-  if (role == PASS && (ranks & near)) addUnit(m, i.in, &i.numIn, e, o, t, o);
-  addSlots(m, i.out, &i.numOut, e, o, t, ranks & near);
+  if (role == SEND && (ranks & ~near)) addRingSlot(m, i.out, &i.numOut, e, o, t, r);
+  if (role == PASS && (ranks & near)) addRingSlot(m, i.in, &i.numIn, e, o, t, o);
+  addFifoSlots(m, i.out, &i.numOut, e, o, t, ranks & near);
   i.is = i.numOut > 0;
   return i;
 }
@@ -86,13 +90,13 @@ static item_t combineItem(const plan_t *m, int e, int r, int role, int c) {
   const unsigned ranks = m->goes[e][o][t], near = nearRanks(m, r);
   item_t i = {.id = (uint8_t)(1 + e * RING_TOKENS + t), .token = (uint8_t)(o * RING_TOKENS + t)};
   if (role == SEND) {
-    addSlots(m, i.out, &i.numOut, e, o, t, ranks & 1u << r);
+    addFifoSlots(m, i.out, &i.numOut, e, o, t, ranks & 1u << r);
     i.is = i.numOut > 0;
     return i;
   }
-  addSlots(m, i.in, &i.numIn, e, o, t, ranks & near);
-  if (role == PASS && (ranks & near)) addUnit(m, i.out, &i.numOut, e, o, t, r);
-  if (role == RECEIVE && (ranks & ~near)) addUnit(m, i.in, &i.numIn, e, o, t, peerOf(m, r));
+  addFifoSlots(m, i.in, &i.numIn, e, o, t, ranks & near);
+  if (role == PASS && (ranks & near)) addRingSlot(m, i.out, &i.numOut, e, o, t, r);
+  if (role == RECEIVE && (ranks & ~near)) addRingSlot(m, i.in, &i.numIn, e, o, t, peerOf(m, r));
   i.is = role == RECEIVE ? ranks != 0 : i.numOut > 0;
   return i;
 }
@@ -114,14 +118,14 @@ static void planItems(plan_t *m, int e) {
   }
 }
 
-static void planUnits(plan_t *m, int e) {
+static void planSlots(plan_t *m, int e) {
   const int kind = kindOf(m, e);
   for (int r = 0; r < m->numRanks; r++) {
     const int o = ownerOf(m, kind, r);
     int q = m->base[kind][e][r];
     for (int t = 0; t < m->p->numTokens; t++) {
       if (!(m->goes[e][o][t] & ~nearRanks(m, o))) continue;
-      m->unitId[kind][r][q++] = (uint8_t)(1 + e * RING_TOKENS + t);
+      m->slotId[kind][r][q++] = (uint8_t)(1 + e * RING_TOKENS + t);
     }
     m->base[kind][e + 1][r] = (uint8_t)q;
     m->base[!kind][e + 1][r] = m->base[!kind][e][r];
@@ -144,6 +148,6 @@ void ringPlan(plan_t *m, const ring_setup_t *p) {
   }
   for (int e = 0; e < m->numOperations; e++) {
     planItems(m, e);
-    planUnits(m, e);
+    planSlots(m, e);
   }
 }

@@ -7,22 +7,22 @@
 enum { DISPATCHES, COMBINES, NUM_KINDS };
 enum { SEND, PASS, RECEIVE, ENDED }; /* roles; PASS: forwards or reduces */
 enum {
-  PLACES = RING_RANKS + 1,
+  LOCATIONS = RING_RANKS + 1,
   CANDIDATES = RING_TOKENS * RING_RANKS,
   STREAM = RING_OPERATIONS * RING_TOKENS
 };
 
 /* ---- What is known from the tables ---- */
 
-/* A unit of the ring from rank `a` to its rail's, or a FIFO slot of the stream of owner `a` and rank `b`. */
-typedef struct place {
-  uint8_t isUnit, a, b, slot, epoch;
-} place_t;
+/* A slot of the ring from rank `a` to its rail's, or a FIFO slot of the stream of owner `a` and rank `b`. */
+typedef struct location {
+  uint8_t isRing, a, b, slot, epoch;
+} location_t;
 
 /* What a candidate reads and fills. */
 typedef struct item {
   uint8_t is, id, numIn, numOut, token; /* id: of what it reads and fills; token: a bit */
-  place_t in[PLACES], out[PLACES];
+  location_t in[LOCATIONS], out[LOCATIONS];
 } item_t;
 
 typedef struct plan {
@@ -32,8 +32,9 @@ typedef struct plan {
   item_t item[RING_OPERATIONS][RING_RANKS][RING_ROLES][CANDIDATES];
   uint8_t numCandidates[RING_OPERATIONS][RING_ROLES];
   uint16_t received[RING_OPERATIONS][RING_RANKS]; /* bits of the tokens that a rank receives */
-  uint8_t base[NUM_KINDS][RING_OPERATIONS + 1][RING_RANKS]; /* units before an operation, by ring */
-  uint8_t unitId[NUM_KINDS][RING_RANKS][STREAM];
+  uint8_t base[NUM_KINDS][RING_OPERATIONS + 1]
+              [RING_RANKS]; /* ring slots before an operation, by ring */
+  uint8_t slotId[NUM_KINDS][RING_RANKS][STREAM];
 } plan_t;
 
 static inline int kindOf(const plan_t *m, int operation) {
@@ -59,17 +60,17 @@ typedef struct put {
 
 /* From one rank to its rail's, of a kind. Contents are ids, words epochs, counts since the start. */
 typedef struct ring {
-  uint8_t out[RING_UNITS], filled[RING_UNITS], refill[RING_UNITS];
-  uint8_t in[RING_UNITS], landed[RING_UNITS], consumed[RING_UNITS];
+  uint8_t out[RING_SLOTS], filled[RING_SLOTS], refill[RING_SLOTS];
+  uint8_t in[RING_SLOTS], landed[RING_SLOTS], consumed[RING_SLOTS];
   uint8_t posted, refilled;    /* of the poster that sends */
   uint8_t landings, returned;  /* of the one that lands */
   uint8_t signal, credit;      /* as they have arrived */
   uint8_t numPuts, numCredits; /* under way */
-  put_t put[RING_UNITS];       /* the oldest first */
+  put_t put[RING_SLOTS];       /* the oldest first */
 } ring_t;
 
 typedef struct fifo {
-  uint8_t slot[RING_SLOTS], flag[RING_SLOTS], credit[RING_SLOTS];
+  uint8_t slot[FIFO_SLOTS], flag[FIFO_SLOTS], credit[FIFO_SLOTS];
 } fifo_t;
 
 typedef struct worker {
@@ -98,10 +99,10 @@ static inline bool hasArrived(const put_t *put) {
 }
 
 static inline int slotOf(const plan_t *m, int q) {
-  return q % m->p->units;
+  return q % m->p->ringSlots;
 }
 static inline int epochOf(const plan_t *m, int q) {
-  return q / m->p->units + 1;
+  return q / m->p->ringSlots + 1;
 }
 
 /* Where the rings of a rank's launch are when its poster is through. */
@@ -130,7 +131,7 @@ bool ringIsInPlace(const plan_t *m, int kind, int owner, int rank);
 /* ---- ht_ring_moves.c ---- */
 
 int ringMoves(const void *model, const void *state, move_t moves[MAX_MOVES]);
-/* How far units of a ring are given back, or may be taken for landed, by a poster. */
+/* How far ring slots of a ring are given back, or may be taken for landed, by a poster. */
 int ringConsumed(const plan_t *m, const ring_t *g, const poster_t *at);
 int ringLandings(const plan_t *m, const ring_t *g, const poster_t *at);
 

@@ -58,8 +58,8 @@ static void initSteps(model_t *m) {
         STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_GET_WORDS, STEP_GET_ROWS);
       } else {
         STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_ACK, STEP_PUT_ROWS);
-        STEPS(recv, STEP_READ, STEP_GET_WORDS, STEP_NOTE, STEP_GET_ROWS);
-        STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_ACK, STEP_GET_WORDS, STEP_NOTE,
+        STEPS(recv, STEP_READ, STEP_GET_WORDS, STEP_RECORD, STEP_GET_ROWS);
+        STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_ACK, STEP_GET_WORDS, STEP_RECORD,
               STEP_GET_ROWS);
       }
     } else if (m->setup.kind == COMBINE && other) {
@@ -69,8 +69,8 @@ static void initSteps(model_t *m) {
       STEPS(receives, STEP_READ, STEP_GET_ROWS);
     } else if (m->setup.kind == COMBINE) {
       STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_ROWS, STEP_PUT_ANNOUNCE, STEP_ACK);
-      STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_ANNOUNCE, STEP_NOTE);
-      STEPS(sends, STEP_READ, STEP_FREE, STEP_PUT_ROWS, STEP_GET_ANNOUNCE, STEP_NOTE);
+      STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_ANNOUNCE, STEP_RECORD);
+      STEPS(sends, STEP_READ, STEP_FREE, STEP_PUT_ROWS, STEP_GET_ANNOUNCE, STEP_RECORD);
       STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_ANNOUNCE, STEP_ACK, STEP_GET_ROWS);
     } else if (other) {
       STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_GET_WORDS, STEP_PUT_ROWS);
@@ -80,9 +80,9 @@ static void initSteps(model_t *m) {
     } else {
       STEPS(send, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_PUT_ANNOUNCE, STEP_ACK, STEP_GET_WORDS,
             STEP_PUT_ROWS);
-      STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_ANNOUNCE, STEP_NOTE);
+      STEPS(recv, STEP_READ, STEP_GET_ROWS, STEP_GET_ANNOUNCE, STEP_RECORD);
       STEPS(sends, STEP_READ, STEP_FREE, STEP_GET_WORDS, STEP_PUT_ROWS, STEP_GET_ANNOUNCE,
-            STEP_NOTE);
+            STEP_RECORD);
       STEPS(receives, STEP_READ, STEP_FREE, STEP_PUT_WORDS, STEP_PUT_ANNOUNCE, STEP_ACK,
             STEP_GET_ROWS);
     }
@@ -238,7 +238,7 @@ static const char *sendAcks(const model_t *m, state_t *s, const actor_t *a) {
   return a->role->ackDistance == 1 && e > 1 ? postFree(m, s, a->rank, e - 1) : NULL;
 }
 
-static void noteHeard(const model_t *m, state_t *s, const actor_t *a) {
+static void recordAnnounced(const model_t *m, state_t *s, const actor_t *a) {
   rank_t *k = &s->rank[a->rank];
   const int e = a->role->number;
   k->done[a->buf] = (uint8_t)e;
@@ -328,8 +328,8 @@ static const char *roleMove(const model_t *m, state_t *s, move_t v) {
     case STEP_FREE:
       role->pc++;
       break;
-    case STEP_NOTE:
-      noteHeard(m, s, &a);
+    case STEP_RECORD:
+      recordAnnounced(m, s, &a);
       role->pc++;
       break;
     case STEP_PUT_WORDS:

@@ -141,7 +141,7 @@ void modelDescribe(const model_t *m, const state_t *s, move_t v, char *text, siz
   static const char *const STEPS[] = {
       "ends",      "reads the control words", "sends acks", "may send",  "puts words",
       "puts rows", "puts its announcement",   "gets words", "gets rows", "gets announcements",
-      "notes",     "arrives at the end",      "clears",     "posts",     "counts"};
+      "records",   "arrives at the end",      "clears",     "posts",     "counts"};
   const rank_t *k = &s->rank[v.rank];
   const int launch = k->launch < m->numLaunches[v.rank] ? k->launch : 0;
   const int e = m->launch[v.rank][launch].ordinal;

@@ -7,12 +7,12 @@
 #include "test.h"
 
 /* One block of each role, tokens of all ranks. */
-static inline ring_setup_t setupOf(const char *program, int perDomain, int units, int slots,
+static inline ring_setup_t setupOf(const char *program, int perDomain, int ringSlots, int fifoSlots,
                                    int chunk, int numTokens, ring_steps_t steps) {
   return (ring_setup_t){.program = program,
                         .perDomain = perDomain,
-                        .units = units,
-                        .slots = slots,
+                        .ringSlots = ringSlots,
+                        .fifoSlots = fifoSlots,
                         .chunk = chunk,
                         .numTokens = numTokens,
                         .steps = steps,
@@ -25,7 +25,7 @@ static inline void checkClean(const ring_setup_t *s) {
   const outcome_t o = exploreRings(s, 0, true);
   printf("2 domains x %d, %s, rings of %d, FIFOs of %d, chunks of %d, %d tokens%s%s%s, "
          "%d + %d + %d blocks, %s: %llu states\n",
-         s->perDomain, s->program, s->units, s->slots, s->chunk, s->numTokens,
+         s->perDomain, s->program, s->ringSlots, s->fifoSlots, s->chunk, s->numTokens,
          s->owners ? " of some" : "", s->uneven ? ", uneven" : "", s->flat ? ", flat" : "",
          s->blocks[0], s->blocks[1], s->blocks[2], STEPS[s->steps],
          (unsigned long long)o.numStates);

@@ -4,7 +4,7 @@
 TEST(two_ranks) {
   static const struct {
     const char *program;
-    int units, slots, chunk, numTokens;
+    int ringSlots, fifoSlots, chunk, numTokens;
     bool flat;
   } setups[] = {
       {"DDD", 1, 1, 1, 3, false},  {"DD", 2, 1, 1, 2, false},  {"D", 2, 2, 2, 2, false},
@@ -12,7 +12,7 @@ TEST(two_ranks) {
       {"DCDC", 1, 1, 1, 2, false},
   };
   for (size_t i = 0; i < sizeof setups / sizeof *setups; i++) {
-    ring_setup_t s = setupOf(setups[i].program, 1, setups[i].units, setups[i].slots,
+    ring_setup_t s = setupOf(setups[i].program, 1, setups[i].ringSlots, setups[i].fifoSlots,
                              setups[i].chunk, setups[i].numTokens, RING_TWO_STEPS);
     s.flat = setups[i].flat;
     checkClean(&s);
@@ -69,27 +69,43 @@ TEST(waits_in_domains_of_two) {
 typedef struct plant {
   ring_fault_t fault;
   const char *what, *program, *wrong; /* what is found wrong */
-  int units, slots, chunk, numTokens, blocks[RING_ROLES];
+  int ringSlots, fifoSlots, chunk, numTokens, blocks[RING_ROLES];
 } plant_t;
 
-static const char READ[] = "a unit of another token is read";
-static const char PUT[] = "a put carries what is not of its unit";
+static const char READ[] = "a ring slot of another token is read";
+static const char PUT[] = "a put carries what is not of its ring slot";
 static const char UNDER[] = "what is being read was overwritten";
 static const char WAIT[] = "ranks wait for each other forever";
 
 static const plant_t PLANTS[] = {
-    {RING_FAULT_NO_CREDIT, "a unit filled without its credit", "D", PUT, 1, 1, 1, 2, {1, 1, 1}},
+    {RING_FAULT_NO_CREDIT,
+     "a ring slot filled without its credit",
+     "D",
+     PUT,
+     1,
+     1,
+     1,
+     2,
+     {1, 1, 1}},
     {RING_FAULT_NO_FIFO_CREDIT, "a slot without its credit", "C", WAIT, 2, 1, 1, 2, {1, 1, 1}},
     {RING_FAULT_NO_SIGNAL, "data read before its signal", "D", READ, 1, 1, 1, 2, {1, 1, 1}},
     {RING_FAULT_WEAK, "weak signals", "D", READ, 2, 1, 1, 2, {1, 1, 1}},
     {RING_FAULT_OTHER_CONTEXT, "signals on another context", "C", READ, 1, 1, 1, 2, {1, 1, 1}},
-    {RING_FAULT_CREDIT_EARLY, "a unit given back too early", "C", UNDER, 1, 1, 1, 2, {1, 1, 1}},
+    {RING_FAULT_CREDIT_EARLY,
+     "a ring slot given back too early",
+     "C",
+     UNDER,
+     1,
+     1,
+     1,
+     2,
+     {1, 1, 1}},
     {RING_FAULT_FULL_CHUNKS, "full chunks alone", "C", WAIT, 4, 1, 3, 3, {1, 1, 1}},
     {RING_FAULT_GAP, "a gap put", "C", PUT, 2, 2, 1, 2, {1, 2, 1}},
     {RING_FAULT_CREDIT_GAP, "a gap given back", "C", UNDER, 2, 2, 1, 3, {1, 1, 2}},
     {RING_FAULT_RESET, "a count set back", "DD", WAIT, 1, 1, 1, 2, {1, 1, 1}},
-    {RING_FAULT_NO_CAP, "the next operation's units", "DD", WAIT, 2, 1, 1, 2, {1, 1, 1}},
-    {RING_FAULT_RESTART, "units numbered from 0 again", "DD", READ, 2, 1, 1, 1, {1, 1, 1}},
+    {RING_FAULT_NO_CAP, "the next operation's ring slots", "DD", WAIT, 2, 1, 1, 2, {1, 1, 1}},
+    {RING_FAULT_RESTART, "ring slots numbered from 0 again", "DD", READ, 2, 1, 1, 1, {1, 1, 1}},
     {RING_FAULT_SIGNAL_LOST, "a signal lost", "D", WAIT, 2, 1, 1, 2, {1, 1, 1}},
     {RING_FAULT_SIGNAL_TWICE, "a signal twice", "DD", READ, 2, 1, 1, 2, {1, 1, 1}},
     {RING_FAULT_CREDIT_LOST, "a credit lost", "D", WAIT, 1, 1, 1, 2, {1, 1, 1}},
@@ -107,7 +123,7 @@ TEST(planted_bugs_are_found) {
   for (size_t i = 0; i < sizeof PLANTS / sizeof *PLANTS; i++) {
     const plant_t *p = &PLANTS[i];
     ring_setup_t s =
-        setupOf(p->program, 1, p->units, p->slots, p->chunk, p->numTokens, RING_TWO_STEPS);
+        setupOf(p->program, 1, p->ringSlots, p->fifoSlots, p->chunk, p->numTokens, RING_TWO_STEPS);
     memcpy(s.blocks, p->blocks, sizeof s.blocks);
     s.fault = p->fault;
     planted |= 1u << p->fault;

@@ -1,4 +1,4 @@
-/* The explored rings with more units, ranks and operations than test_rings.c has time for. */
+/* The explored rings with more ring slots, ranks and operations than test_rings.c has time for. */
 #include "rings_checks.h"
 
 TEST(two_ranks) {

@@ -25,7 +25,7 @@ def port_bytes(p: Point, op: str) -> int:
 
 def seconds(p: Point, op: str) -> float:
     """Launch, then the port or the SMs, whichever takes longer."""
-    slow = 1.1 if p.beside != "nothing" else 1.0
+    slow = 1.1 if p.background != "nothing" else 1.0
     sms = p.sms or (32 if p.mode.startswith("ht") else 132)
     rate = min(RATE, sms * 19e9)
     fixed = 4.4e-6 if op == "dispatch" else 3.3e-6
@@ -41,10 +41,10 @@ def line(p: Point) -> dict[str, Any]:
         times[op]["event"] = {"called": spread, "replayed": spread}
         times[op].update(back_to_back_s=s, busiest_port_bytes=port_bytes(p, op))
     asked = {**p.asked, "ranks": p.gpus, "start_skew_s": p.start_skew_us / 1e6}
-    beside = {"beside_alone_per_second": 100.0, "beside_per_second": 88.0}
+    background = {"background_alone_per_second": 100.0, "background_per_second": 88.0}
     return {
         **asked,
-        **(beside if p.beside != "nothing" else {}),
+        **(background if p.background != "nothing" else {}),
         "ok": True,
         "copy_bytes_per_second": RATE,
         "times": times,

@@ -88,8 +88,10 @@ class Case:
         w = simulation.workload
         shape = (w.ranks, ROW // 2, w.tokens, w.topk, w.experts, round(costs.get("num_sms")))
         ragged = float(any(len(self.sends.get(r, [])) < w.tokens for r in range(self.ranks)))
-        beside = "copies-from-0" if self.flows == ((0, 1),) else "nothing"  # steady ones alone
-        measured = Measured(self.op, self.mode, 1, *shape, 1.0, ragged=ragged, beside=beside)
+        background = "copies-from-0" if self.flows == ((0, 1),) else "nothing"  # steady ones alone
+        measured = Measured(
+            self.op, self.mode, 1, *shape, 1.0, ragged=ragged, background=background
+        )
         plans = Plans(Setting(self.mode, "ours", self.cluster))
         plans.of = lambda case: simulation  # type: ignore[method-assign]
         return float(ClosedForm(plans, [measured]).predict(costs)[0])
@@ -196,7 +198,7 @@ CASES = (
         **{"dispatch.slot_gb_per_s_per_sm": SM},
     ),
     # Seven rows take 1 us of a port, but the word of each rank only comes after 25.
-    _kernel("heard after 25 us", 25, {0: [(1,)] * 7}, **{"dispatch.hear_us": 25}),
+    _kernel("announced after 25 us", 25, {0: [(1,)] * 7}, **{"dispatch.announce_us": 25}),
     # 70 rows come in 10 us; then ten SMs write the rank's 70 tokens, 100 us each.
     _kernel(
         "what is not hidden",

@@ -41,7 +41,7 @@ def test_the_plan_covers_what_was_asked() -> None:
     assert {p.hidden for p in at_4} == {2048, 2560, 4096, 6656, 7168}
     assert {p.topk for p in at_4} == {1, 2, 3, 4, 5, 8, 10, 16}
     assert {p.routing for p in at_4} == {"uniform", "zipf", "hot-rank", "hot-expert"}
-    assert {p.beside for p in at_4} == {"nothing", "copies", "copies-from-0", "gemm"}
+    assert {p.background for p in at_4} == {"nothing", "copies", "copies-from-0", "gemm"}
     assert {p.variant for p in at_4} == {"plain", "e4m3", "partial", "fp8", "backward"}
     assert any(p.ragged for p in at_4) and any(p.start_skew_us for p in at_4)
     assert len({p.sms for p in at_4 if p.mode == HT}) >= 8
@@ -120,10 +120,10 @@ def test_the_split_parts_the_plan(tmp_path: Path, mode: str) -> None:
     rest = [c for c in cases if c not in set(inside) | set(outside)]
     assert all(c.ranks == 1 or (mode == "ll" and c.topk > 8) for c in rest)
     assert all(c.ranks == 2 and c.tokens % 2 == 0 and c.seed == 1 for c in inside)
-    even = [c for c in inside if c.beside == "nothing"]
+    even = [c for c in inside if c.background == "nothing"]
     assert all(c.is_balanced for c in even) and len(inside) - len(even) in (4, 6)
-    assert {c.beside for c in inside} == {"nothing", "copies", "gemm"}
-    assert {c.beside for c in outside} == {"nothing", "copies", "copies-from-0", "gemm"}
+    assert {c.background for c in inside} == {"nothing", "copies", "gemm"}
+    assert {c.background for c in outside} == {"nothing", "copies", "copies-from-0", "gemm"}
     assert {c.hidden for c in inside} == {7168, 2048}
     assert {c.ranks for c in outside} == {2, 4} and any(c.tokens % 2 for c in outside)
     assert {c.hidden for c in outside} >= {2048, 2560, 4096, 6656, 7168}
@@ -131,9 +131,9 @@ def test_the_split_parts_the_plan(tmp_path: Path, mode: str) -> None:
     assert {c.routing for c in outside} == {"uniform", "zipf", "hot-rank", "hot-expert"}
 
 
-def test_what_runs_beside_is_replayed(tmp_path: Path) -> None:
+def test_background_work_is_replayed(tmp_path: Path) -> None:
     kinds = ("nothing", "copies", "copies-from-0", "gemm")
-    write_tables(tmp_path, [line_of(Point(4, HT, 256, beside=kind), 30.0) for kind in kinds])
+    write_tables(tmp_path, [line_of(Point(4, HT, 256, background=kind), 30.0) for kind in kinds])
     cases = read_table(tmp_path / "ht.csv")
     ring, first = [(0, 1), (1, 2), (2, 3), (3, 0)], [(0, 1)]
     assert [c.flows for c in cases if c.op == "combine"] == [[], ring, first, []]
@@ -158,7 +158,7 @@ def test_a_strange_routing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="line 2: routing is 'cold'"):
         read_table(table)
     table.write_text(table.read_text().replace("cold", "uniform").replace("nothing", "music"))
-    with pytest.raises(TableError, match="line 2: beside is 'music'"):
+    with pytest.raises(TableError, match="line 2: background is 'music'"):
         read_table(table)
 
 

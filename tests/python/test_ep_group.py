@@ -91,7 +91,7 @@ def test_preflight_says_why_not() -> None:
     assert "low latency" in answer.reason
 
 
-def test_meeting_by_file(tmp_path: Path) -> None:
+def test_rendezvous_by_file(tmp_path: Path) -> None:
     """A file from before is refused; ranks that come early wait for the new one."""
     path, counts = tmp_path / "id", []
 

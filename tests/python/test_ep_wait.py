@@ -25,7 +25,7 @@ import numpy as np
 from trefoil import ep
 from ep_steps import Case
 
-def meet(unique_id):
+def create(unique_id):
     ep.set_device(1)
     comms[1] = ep.Communicator.create(2, 1, unique_id)
 
@@ -35,8 +35,8 @@ def ready():
 comms = [None, None]
 unique_id = ep.get_unique_id()
 """
-MEET = """
-other = threading.Thread(target=meet, args=(unique_id,))
+RENDEZVOUS = """
+other = threading.Thread(target=create, args=(unique_id,))
 other.start()
 comm = comms[0] = ep.Communicator.create(2, 0, unique_id)
 other.join()
@@ -55,9 +55,9 @@ idx = ep.Tensor(np.zeros((1, 1), np.int64))
 """
 WAITS = {
     "communicator": "ready(); ep.Communicator.create(2, 0, unique_id)",
-    "group": MEET + 'ready(); ep.Group.create(comm, Case("ht-flat", ranks=2).group_config())',
-    "handle": MEET + GROUP + "ready(); group.init_handle(ep.Layout.FLAT, 1)",
-    "destroy": MEET + GROUP + "ready(); group.destroy()",
+    "group": RENDEZVOUS + 'ready(); ep.Group.create(comm, Case("ht-flat", ranks=2).group_config())',
+    "handle": RENDEZVOUS + GROUP + "ready(); group.init_handle(ep.Layout.FLAT, 1)",
+    "destroy": RENDEZVOUS + GROUP + "ready(); group.destroy()",
 }
 ENDING = """
 except KeyboardInterrupt:

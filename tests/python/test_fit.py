@@ -112,7 +112,7 @@ def test_a_cost_that_must_be_impossible_stops_at_its_bound(plans: Plans) -> None
 KERNELS = {  # costs that only kernels of ours have, and what is planted
     "dispatch.launch_us": (Range(4, 1, 30), 4.4),
     "combine.launch_us": (Range(4, 1, 30), 3.2),
-    "combine.hear_us": (Range(0.5, 0, 5), 0.9),
+    "combine.announce_us": (Range(0.5, 0, 5), 0.9),
     "dispatch.receive_gb_per_s_per_sm": (Range(8, 1, 112), 3.0),
     "dispatch.slot_gb_per_s_per_sm": (Range(40, 1, 112), 20.0),
     "combine.rest_gb_per_s_per_sm": (Range(8, 0.5, 112), 6.0),

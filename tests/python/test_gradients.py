@@ -201,8 +201,8 @@ def bucket(ready: int, sent: float) -> Bucket:
     return Bucket(ready, Averaged(Method("dense"), 0, 0, "ring", stages, links, 0.0))
 
 
-def group(beside: float, rate: float) -> Group:
-    op = Operation(4.0, {NVLINK: beside, NETWORK: 4.0}, {}, {NVLINK: rate, NETWORK: 1.0})
+def group(loaded: float, rate: float) -> Group:
+    op = Operation(4.0, {NVLINK: loaded, NETWORK: 4.0}, {}, {NVLINK: rate, NETWORK: 1.0})
     return Group(2, {"dispatch": op, "combine": op})
 
 
@@ -219,7 +219,7 @@ def test_replay_of_two_tracks() -> None:
     assert replay(*track, [bucket(1, 3), bucket(2, 2)], at) == 13
 
 
-def test_flows_beside_dispatch_take_their_share() -> None:
+def test_flows_during_dispatch_take_their_share() -> None:
     """Two GPUs at ideal costs: bytes over the port's rate, of which a flow takes half."""
     from trefoil.gradients.training_step import simulate_group
 
@@ -227,8 +227,8 @@ def test_flows_beside_dispatch_take_their_share() -> None:
     fixed = Cluster(DGX).fields.ht_fixed_us * 1e-6
     for op in found.ops.values():
         assert op.seconds == pytest.approx(fixed + op.sent[NVLINK] / 350e9, rel=1e-2)
-        assert op.beside[NVLINK] - fixed == pytest.approx(2 * (op.seconds - fixed), rel=1e-2)
-        assert op.beside[NETWORK] == op.seconds
+        assert op.under_load[NVLINK] - fixed == pytest.approx(2 * (op.seconds - fixed), rel=1e-2)
+        assert op.under_load[NETWORK] == op.seconds
         assert op.rates == {NVLINK: 175e9, NETWORK: 50e9}
 
 

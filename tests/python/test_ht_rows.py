@@ -39,8 +39,9 @@ def bench() -> dict[str, Any]:
         row("update flat", 132, 24.0, copy_share=0.0),
     ]
     rows += [
-        {"operation": "dispatch flat beside", "check": "ok", "sms": 24, "load": load,
-         "slower": slower, "beside_us": 480.0, "product_slower": product, "product_share": share}
+        {"operation": "dispatch flat background", "check": "ok", "sms": 24, "load": load,
+         "slower": slower, "background_us": 480.0,
+         "product_slower": product, "product_share": share}
         for load, slower, product, share in (
             ("own", 1.01, 1.015, 1.0),
             ("cublas all", 1.0, 1.3, 132 / 108),
@@ -67,7 +68,7 @@ def test_each_goal_takes_the_fastest_row_with_few_enough_sms() -> None:
     assert a["update flat <= 25 us"].reached is True
 
 
-def test_the_rate_counts_beside_the_time() -> None:
+def test_the_rate_counts_like_the_time() -> None:
     data = bench()
     data["rows"] = [row("dispatch flat", 24, 475.0, copy_share=0.93)]
     assert found(data)["dispatch flat <= 480 us [24], >= 94 %"].reached is False
@@ -83,14 +84,14 @@ def test_fp8_and_twice_the_tokens_are_ratios() -> None:
     assert a["update flat: twice the tokens, at most twice the time"].reached is None
 
 
-def test_skewed_and_beside() -> None:
+def test_skewed_and_background() -> None:
     a = found(bench())
     bound = ">= 85 % of the bound of the exact port loads"
     assert a[f"dispatch flat zipf 1.2 {bound}"].reached is True
     assert a[f"combine flat hot-rank {bound}"].reached is False
-    beside = "dispatch flat beside products ({}): neither slower than by its share of SMs"
-    assert a[beside.format("own")].reached is True
-    assert a[beside.format("cublas all")].reached is False
+    asked = "dispatch flat background products ({}): neither slower than by its share of SMs"
+    assert a[asked.format("own")].reached is True
+    assert a[asked.format("cublas all")].reached is False
     data = bench()
     data["rows"] = data["rows"][:3]
     assert found(data)[f"skewed routing {bound}"].reached is None

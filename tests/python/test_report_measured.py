@@ -74,12 +74,12 @@ def test_rows_of_the_benchmark_of_high_throughput(tmp_path: Path) -> None:
         {**row, "operation": "combine flat hot-rank", "skew": 8, "check": "failed"},
         {
             **shape,
-            "operation": "dispatch flat beside",
+            "operation": "dispatch flat background",
             "load": "cublas",
-            "beside_us": 520,
+            "background_us": 520,
             "alone_us": 500,
             "product_alone_us": 90,
-            "product_beside_us": 100,
+            "product_background_us": 100,
         },
     ]
     path = tmp_path / "ht.json"
@@ -93,9 +93,9 @@ def test_rows_of_the_benchmark_of_high_throughput(tmp_path: Path) -> None:
     ]
     assert (found[0].spread, found[0].high_us) == ("min to p99", 540)
     assert (found[2].routing, found[2].skew, found[2].is_plain) == ("zipf", 1.2, False)
-    assert (found[3].beside, found[3].beside_share) == ("cublas", pytest.approx(0.9))
+    assert (found[3].background, found[3].background_share) == ("cublas", pytest.approx(0.9))
     told = report_measured.circumstances(found, own)
-    assert len(told["svgs"]) == 1 and "cublas beside 24 SMs, kept 90 %" in told["svgs"][0]
+    assert len(told["svgs"]) == 1 and "background cublas on 24 SMs, kept 90 %" in told["svgs"][0]
 
 
 def test_later_figures_replace_earlier_ones(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_circumstances_are_relative_to_the_undisturbed_run(tmp_path: Path) -> No
         Point(4, HT, 4096),
         Point(4, HT, 4096, routing="hot-rank", skew=8.0),
         Point(4, HT, 4096, start_skew_us=100.0),
-        Point(4, HT, 4096, beside="copies"),
+        Point(4, HT, 4096, background="copies"),
         Point(4, LL, 64, routing="zipf", skew=1.2),  # nothing to compare with
     )
     told = report_measured.circumstances(found, own)
@@ -234,8 +234,8 @@ def test_circumstances_are_relative_to_the_undisturbed_run(tmp_path: Path) -> No
     ratio = sample_campaign.seconds(Point(4, HT, 4096, routing="hot-rank"), "dispatch")
     ratio /= sample_campaign.seconds(Point(4, HT, 4096), "dispatch")
     assert f"{ratio:.2f}" in skew
-    (beside,) = [svg for svg in told["svgs"] if "Work beside" in svg]
-    assert "kept 88 %" in beside
+    (picture,) = [svg for svg in told["svgs"] if "Background work" in svg]
+    assert "kept 88 %" in picture
     assert [what for what, _ in told["missing"]] == ["other hidden sizes and top-k"]
 
 

@@ -118,7 +118,7 @@ def test_changed_measurements_are_a_finding(
     assert not found.agrees and "8 tokens" in found.worst_row and "7.9 us" in found.worst_row
 
 
-def test_other_operations_are_set_beside_the_same_costs() -> None:
+def test_other_operations_are_compared_at_the_same_costs() -> None:
     """Rank-major, partial sums and e4m3: five numbers of tokens each, one row fewer bytes."""
     folder = split_files()["trefoil-ll-h200"].parent
     cases = other_cases_of_bench(folder / validated_times.OTHERS)
@@ -128,7 +128,7 @@ def test_other_operations_are_set_beside_the_same_costs() -> None:
     assert found.mape <= found.p90 <= found.worst and found.inside <= found.rows
 
 
-def test_the_closed_form_that_was_fitted_stands_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_closed_form_that_was_fitted_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     times = validated_times.times_of_split("trefoil-ht-h200")
     assert times.fitted_closed_form_mape == pytest.approx(3.0, abs=0.2)
     assert times.fitted_closed_form_mape != times.closed_form_mape

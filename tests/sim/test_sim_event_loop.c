@@ -1,7 +1,7 @@
 /* The engine of queues sweeps kind after kind of resource and claims to be what an event loop would
  * be. Here is the event loop, written from docs/sim.md: it walks the plan itself, keeps one heap of
  * arrivals, and must find the same end of every transfer, to the femtosecond. Ranks start at random
- * times and SMs take time, so pieces do not arrive together and the order among equals does not
+ * times and SMs take time, so segments do not arrive together and the order among equals does not
  * matter. */
 #include "sim_world.h"
 #include "tests/plan/cases.h"
@@ -10,24 +10,24 @@ typedef int64_t fs_t;
 enum { NS = 1000000, MOST_STAGES = 8, MOST_RANKS = 16 };
 enum { SEND, FORWARD, OUT, IN, NIC_OUT, UP, DOWN, NIC_IN, RECEIVE, KINDS };
 
-typedef struct piece {
+typedef struct segment {
   trefoil_transfer_t of;
   int64_t rows, order;                       /* order of issue at its source */
   int stages[MOST_STAGES], numStages, stage; /* resource = kind * MOST_RANKS + index */
   fs_t latency[MOST_STAGES], tail;
-} piece_t;
+} segment_t;
 
 typedef struct event {
   fs_t time;
   int64_t order;
-  int piece;
+  int segment;
 } event_t;
 
 typedef struct loop {
   const trefoil_shape_t *s;
   fs_t rowTime[KINDS], latency[3], start[MOST_RANKS], isFree[KINDS * MOST_RANKS];
-  piece_t *pieces;
-  int numPieces, numEvents;
+  segment_t *segments;
+  int numSegments, numEvents;
   event_t *heap;
   int isDispatch, hasLeaves;
 } loop_t;
@@ -57,14 +57,14 @@ static event_t pop(loop_t *l) {
   return top;
 }
 
-/* ---- Pieces and the resources they cross -------------------------------------------------------- */
+/* ---- Segments and the resources they cross -------------------------------------------------------- */
 
-static void cross(piece_t *p, int kind, int index, fs_t latency) {
+static void cross(segment_t *p, int kind, int index, fs_t latency) {
   p->stages[p->numStages] = kind * MOST_RANKS + index;
   p->latency[p->numStages++] = latency;
 }
 
-static void layWay(const loop_t *l, piece_t *p) {
+static void layWay(const loop_t *l, segment_t *p) {
   const trefoil_transfer_t *x = &p->of;
   int isForwarded = x->phase == TREFOIL_PHASE_FORWARD, isBack = x->phase == TREFOIL_PHASE_NET_BACK;
   if (isForwarded) cross(p, FORWARD, x->src, 0);
@@ -85,9 +85,9 @@ static void layWay(const loop_t *l, piece_t *p) {
   }
 }
 
-static void addPiece(loop_t *l, const trefoil_transfer_t *x, int64_t rows, int64_t first) {
-  l->pieces = realloc(l->pieces, (size_t)(l->numPieces + 1) * sizeof *l->pieces);
-  piece_t *p = &l->pieces[l->numPieces++];
+static void addSegment(loop_t *l, const trefoil_transfer_t *x, int64_t rows, int64_t first) {
+  l->segments = realloc(l->segments, (size_t)(l->numSegments + 1) * sizeof *l->segments);
+  segment_t *p = &l->segments[l->numSegments++];
   memset(p, 0, sizeof *p);
   p->of = *x;
   p->rows = rows;
@@ -100,7 +100,7 @@ static void addPiece(loop_t *l, const trefoil_transfer_t *x, int64_t rows, int64
 static void addTransfer(loop_t *l, const trefoil_plan_t *plan, const trefoil_transfer_t *x,
                         int isHt) {
   if (isHt) {
-    addPiece(l, x, x->rows, x->chunk);
+    addSegment(l, x, x->rows, x->chunk);
     return;
   }
   trefoil_row_t rows[1024];
@@ -108,20 +108,20 @@ static void addTransfer(loop_t *l, const trefoil_plan_t *plan, const trefoil_tra
   for (int64_t i = 0; i < x->rows;) {
     int64_t n = 1;
     while (i + n < x->rows && rows[i + n].token == rows[i].token) n++;
-    addPiece(l, x, n, rows[i].token);
+    addSegment(l, x, n, rows[i].token);
     i += n;
   }
 }
 
 /* ---- Events ------------------------------------------------------------------------------------- */
 
-/* What waits for a piece that is done starts at its tail, or when the last of its kind is done. */
-static void release(loop_t *l, const piece_t *done) {
+/* What waits for a segment that is done starts at its tail, or when the last of its kind is done. */
+static void release(loop_t *l, const segment_t *done) {
   int isOut = done->of.phase == TREFOIL_PHASE_NET_OUT;
   if (!isOut && done->of.phase != TREFOIL_PHASE_RETURN) return;
   fs_t latest = done->tail;
-  for (int i = 0; i < l->numPieces && !isOut; i++) {
-    const piece_t *p = &l->pieces[i];
+  for (int i = 0; i < l->numSegments && !isOut; i++) {
+    const segment_t *p = &l->segments[i];
     if (p->of.phase != TREFOIL_PHASE_RETURN || p->of.origin != done->of.origin ||
         p->of.chunk != done->of.chunk || p->of.dst != done->of.dst) {
       continue;
@@ -129,8 +129,8 @@ static void release(loop_t *l, const piece_t *done) {
     if (p->stage < p->numStages) return;
     if (p->tail > latest) latest = p->tail;
   }
-  for (int i = 0; i < l->numPieces; i++) {
-    piece_t *p = &l->pieces[i];
+  for (int i = 0; i < l->numSegments; i++) {
+    segment_t *p = &l->segments[i];
     int waits = p->of.phase == (isOut ? TREFOIL_PHASE_FORWARD : TREFOIL_PHASE_NET_BACK);
     if (!waits || p->of.origin != done->of.origin || p->of.chunk != done->of.chunk ||
         p->of.src != done->of.dst) {
@@ -142,7 +142,7 @@ static void release(loop_t *l, const piece_t *done) {
 }
 
 static void arrive(loop_t *l, const event_t *e) {
-  piece_t *p = &l->pieces[e->piece];
+  segment_t *p = &l->segments[e->segment];
   int at = p->stages[p->stage], kind = at / MOST_RANKS;
   fs_t begin = e->time > l->isFree[at] ? e->time : l->isFree[at];
   int isSm = kind == FORWARD || kind == RECEIVE;
@@ -153,14 +153,14 @@ static void arrive(loop_t *l, const event_t *e) {
   if (++p->stage == p->numStages) {
     release(l, p);
   } else {
-    push(l, (event_t){begin + p->latency[p->stage], e->order, e->piece});
+    push(l, (event_t){begin + p->latency[p->stage], e->order, e->segment});
   }
 }
 
 static void runLoop(loop_t *l) {
-  l->heap = malloc((size_t)(l->numPieces + 1) * sizeof *l->heap);
-  for (int i = 0; i < l->numPieces; i++) {
-    piece_t *p = &l->pieces[i];
+  l->heap = malloc((size_t)(l->numSegments + 1) * sizeof *l->heap);
+  for (int i = 0; i < l->numSegments; i++) {
+    segment_t *p = &l->segments[i];
     if (p->stages[0] / MOST_RANKS != SEND) continue;
     p->tail = l->start[p->of.src];
     push(l, (event_t){p->tail, p->order, i});
@@ -175,8 +175,8 @@ static void runLoop(loop_t *l) {
 
 static fs_t endOf(const loop_t *l, const trefoil_sim_span_t *s) {
   fs_t end = -1;
-  for (int i = 0; i < l->numPieces; i++) {
-    const piece_t *p = &l->pieces[i];
+  for (int i = 0; i < l->numSegments; i++) {
+    const segment_t *p = &l->segments[i];
     int same = p->of.phase == s->phase && p->of.chunk == s->chunk && p->of.origin == s->origin &&
                p->of.src == s->src && p->of.dst == s->dst;
     if (same && p->tail > end) end = p->tail;
@@ -217,7 +217,7 @@ static void initRandom(world_t *w, const random_case_t *c, uint64_t *state) {
   w->routing = c->routing;
   w->workload.chunkTokens = 1 + (int)randomBelow(state, 8);
   w->costs.numSms = 2 + (int)randomBelow(state, 3);
-  for (int op = 0; op < 2; op++) { /* SMs without a cost would let pieces through together */
+  for (int op = 0; op < 2; op++) { /* SMs without a cost would let segments through together */
     w->costs.op[op].sendRowNs = 1 + (double)randomBelow(state, 900);
     w->costs.op[op].receiveRowNs = 1 + (double)randomBelow(state, 900);
   }
@@ -268,7 +268,7 @@ TEST(as_an_event_loop) {
       loop_t l = {.isDispatch = op == TREFOIL_OP_DISPATCH};
       setLoop(&l, &w, &state, late);
       compareOp(&w, op, late, &l, seed);
-      free(l.pieces);
+      free(l.segments);
       free(l.heap);
     }
     freeCase(&c);

@@ -124,7 +124,7 @@ TEST(flows_that_make_no_sense) {
   w.run.numFlows = 1, w.run.flows = NULL;
   expectRefusal(&w, "1 flows");
   w.run.numFlows = 0, w.run.hasProducts = 1;
-  expectRefusal(&w, "do not know what matrix products beside take: productShare is 0");
+  expectRefusal(&w, "do not know what background matrix products take: productShare is 0");
   w.run.hasProducts = 0, w.costs.op[1].flowShare = 1;
   expectRefusal(&w, "costs: flowShare 1 of combine: must be in [0, 1)");
   w.costs.op[1].flowShare = 0, w.costs.productShare = -0.5;

@@ -118,7 +118,7 @@ TEST(places_are_read_by_who_sends_a_combine) {
 TEST(receivers_begin_when_they_have_heard_of_all) {
   world_t w;
   initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 0);
-  w.costs.op[0].hearUs = 2;
+  w.costs.op[0].announceUs = 2;
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 2 + 0.5);
   worldSend(&w, 0, 1, 10); /* rows are under way meanwhile */
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 2 + 0.5);

@@ -1,5 +1,5 @@
 /* Laws of any sensible answer: more bytes, slower ports and longer ways never help; names of ranks do
- * not matter. First come, first served can in principle be faster with a slower port (another piece
+ * not matter. First come, first served can in principle be faster with a slower port (another segment
  * then comes first), so laws about single ports are of SimGrid's flows and of cases without waiting
  * chunks; for the whole fabric they hold for both engines. */
 #include "trefoil/trace.h"

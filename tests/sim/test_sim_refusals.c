@@ -83,8 +83,8 @@ TEST(costs_out_of_range) {
   w.costs.nvlinkBackShare = -0.5;
   CHECK_REFUSED(&w, "costs: nvlinkBackShare -0.5: must be in [0, 1)");
   initSome(&w);
-  w.costs.op[1].hearUs = -1;
-  CHECK_REFUSED(&w, "costs: hearUs -1 of combine");
+  w.costs.op[1].announceUs = -1;
+  CHECK_REFUSED(&w, "costs: announceUs -1 of combine");
   initSome(&w);
   w.costs.nicGbPerS = 1e-9; /* 50 s and more a row */
   w.costs.netMessageNs = 1e9;

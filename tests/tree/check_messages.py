@@ -70,8 +70,8 @@ def arguments(text: str, start: int) -> list[str]:
 
 def formats(argument: str) -> Iterator[str]:
     """The string literals of an argument, adjacent ones joined; several if it is a choice."""
-    for piece in re.findall(rf"(?:(?:{STRING}|\bPRI\w+)\s*)+", argument):
-        text = "".join(s[1:-1] if s[0] == '"' else "d" for s in re.findall(rf"{STRING}|\w+", piece))
+    for part in re.findall(rf"(?:(?:{STRING}|\bPRI\w+)\s*)+", argument):
+        text = "".join(s[1:-1] if s[0] == '"' else "d" for s in re.findall(rf"{STRING}|\w+", part))
         yield normal(text.replace('\\"', '"').replace("\\n", " "))
 
 

@@ -209,8 +209,52 @@ def check_length(root: Path) -> list[str]:
     return findings
 
 
+# Names that are gone for good, each with the field's word.
+PRIVATE = {
+    r"--beside|[\"']beside[\"']|\w[bB]eside[A-Z_]|\bbeside[A-Z_]|_beside\b|BESIDE": (
+        "background, side data"
+    ),
+    r"(?:->|\.)note[sd]?\b|\bnote\(|\w+Note[ds]?\b|\bnote[A-Z]\w+|\bnoted_": (
+        "record, metadata, provenance"
+    ),
+    r"[a-z_]meet\b|\bmeet[A-Z]\w+|\w+Meet(?:ing)?s?\b|\bmeeting_|\bhello_|_hello|\w+Hello": (
+        "rendezvous, barrier round, handshake"
+    ),
+    r"\bfeeders?\b|\bfollowers?\b": "sender, receiver, forwarder",
+    r"\bscouts?\b": "scheduler",
+    r"\bclerks?\b|\bflaggers?\b": "completion warp, signal warp",
+    r"\bpieces?_|_piece|\w+Piece|\bpiece[A-Z]|\w?[rR]ingUnit|\bunit(?:Of|At|Bits)\b": (
+        "chunk, segment, slot"
+    ),
+    r"\bhear_?us\b|\bhearUs\b|\w+Heard\b": "announce",
+    r"\bguest_|\bdoor_|\bboard_": "client, acceptor, shared memory",
+    r"\bblame\b|\bgreet\w*|\bpatience\b|PATIENCE": "culprit, handshake, deadline",
+    r"epLlTick": "epBlockTick",
+}
+HISTORY = {"LICENSE", "CHANGELOG.md", "check_tree.py"}  # may have any word
+
+
+def private_names(root: Path) -> list[str]:
+    """Names, options, keys and words that PRIVATE lists, in text written by hand."""
+    gone = []
+    for pattern, word in PRIVATE.items():  # most files have none of a pattern's letters
+        stems = set(re.findall("[a-z]{4,}", re.sub(r"\\.|\w\?", " ", pattern).lower()))
+        gone.append((re.compile(pattern), stems, word))
+    findings = []
+    for path in tracked(root):
+        if path.suffix not in TEXT - {".svg", ".html", ""} or path.name in HISTORY:
+            continue
+        text = (root / path).read_bytes().decode("utf-8", errors="replace")
+        lower = text.lower()
+        for pattern, stems, word in gone:
+            for found in pattern.finditer(text) if any(s in lower for s in stems) else ():
+                number = text.count("\n", 0, found.start()) + 1
+                findings.append(f"{path}:{number}: {found.group()}: the field says {word}")
+    return findings
+
+
 def check_words(root: Path) -> list[str]:
-    """No unfinished business, no path of one machine."""
+    """No unfinished business, no path of one machine, no private name."""
     unfinished = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
     machine = re.compile(r"(?<![\w.$}~-])/(ho" + r"me|ro" + r"ot|Us" + r"ers|wo" + r"rk)/[\w.]")
     findings = []
@@ -222,7 +266,7 @@ def check_words(root: Path) -> list[str]:
                 findings.append(f"{path}:{number}: unfinished by its own word {found.group()}")
             if found := machine.search(line):
                 findings.append(f"{path}:{number}: a path of one machine: {found.group()}")
-    return findings
+    return findings + private_names(root)
 
 
 def check_space(root: Path) -> list[str]:

@@ -15,7 +15,7 @@ import tempfile
 from typing import Any
 
 trefoil, reordering, host, cpu, root = sys.argv[1:6]
-WRONG = ("zones", "extra", "twice", "beside", "sums", "arrived")
+WRONG = ("zones", "extra", "twice", "side-data", "sums", "arrived")
 failures: list[str] = []
 
 

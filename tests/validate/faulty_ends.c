@@ -54,5 +54,5 @@ int faultAt(const char *call, int rank, cudaStream_t stream) {
   }
   if (rank != (which ? atoi(which) : 1)) return 0;
   if (atomic_fetch_add(&times[rank], 1) < BEFORE && !faultSoon()) return 0;
-  return faultNote(rank, 0) ? end(kind, stream) : 0;
+  return faultRecord(rank, 0) ? end(kind, stream) : 0;
 }

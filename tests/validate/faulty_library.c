@@ -36,7 +36,7 @@ int faultAlways(void) {
   return getenv("TREFOIL_FAULT_ALWAYS") != NULL;
 }
 
-int faultNote(int rank, size_t row) {
+int faultRecord(int rank, size_t row) {
   int fd = open(getenv("TREFOIL_FAULT_LOG"), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return faultAlways();
   dprintf(fd, "rank %d row %zu\n", rank, row);
@@ -95,7 +95,7 @@ static void spoil(void *context) {
   if (!strcmp(w->name, "duplicate")) row = 1;
   if (!strcmp(w->name, "after")) row = w->rows;
   if (!strcmp(w->name, "stray")) row = last;
-  if (!faultNote(w->rank, row)) return;
+  if (!faultRecord(w->rank, row)) return;
   if (needsTwo && strcmp(w->name, "duplicate"))
     swapRows(w->data, w->data + w->rowBytes, w->rowBytes);
   else if (!strcmp(w->name, "duplicate"))
@@ -160,7 +160,8 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *group, ncclComm_t comm,
   ncclResult_t rc = REAL(ncclEpCreateGroup)(group, comm, config);
   if (rc == ncclSuccess) remember(*group, rank);
   void *block;
-  if (rc == ncclSuccess && is("leak") && rank == 1 && config->alloc.alloc_fn && faultNote(rank, 0))
+  if (rc == ncclSuccess && is("leak") && rank == 1 && config->alloc.alloc_fn &&
+      faultRecord(rank, 0))
     rc = config->alloc.alloc_fn(&block, 64, config->alloc.context) ? ncclSystemError : rc;
   return rc;
 }
@@ -266,7 +267,7 @@ ncclResult_t ncclEpReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int
   if (rc != ncclSuccess || !is("count") || rankOf(group) != 0 || bytes[0] < 16) return rc;
   bytes[0] -= 16;
   bytes[1] += 16;
-  faultNote(0, 0);
+  faultRecord(0, 0);
   return rc;
 }
 trefoil_result_t trefoilGradGpuCreate(const trefoil_grad_config_t *c,
@@ -290,7 +291,7 @@ trefoil_result_t trefoilGradGpuStep(trefoil_grad_gpu_t g, const void *grad, void
 /* "mask": all ranks are active. */
 trefoil_result_t trefoilGradGpuGetMask(trefoil_grad_gpu_t g, int *active, cudaStream_t stream) {
   trefoil_result_t rc = REAL(trefoilGradGpuGetMask)(g, active, stream);
-  if (rc == TREFOIL_OK && is("mask") && active[0] == 0 && faultNote(rankOf(g), 0)) active[0] = 1;
+  if (rc == TREFOIL_OK && is("mask") && active[0] == 0 && faultRecord(rankOf(g), 0)) active[0] = 1;
   return rc;
 }
 trefoil_result_t trefoilGradGpuSetMask(trefoil_grad_gpu_t g, const int *active,

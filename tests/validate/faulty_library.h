@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 /* Logs the fault; 0: there was one already, do nothing. */
-int faultNote(int rank, size_t row);
+int faultRecord(int rank, size_t row);
 int faultAlways(void);
 /* At the first opportunity, not a later one (TREFOIL_FAULT_SOON). */
 int faultSoon(void);

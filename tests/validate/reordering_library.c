@@ -6,7 +6,7 @@
  *   zones      two rows of different zones change places
  *   extra      a row stands in the first unused slot of its zone, too, and is not counted
  *   twice      a row stands in the place of another one of its zone
- *   beside     rows move, what lies beside them (weights, ids, scales) does not
+ *   side-data  rows move, their side data (weights, ids, scales) does not
  *   sums       a sum is off by far more than its bound
  *   arrived    HT flat: the last slot that arrives has noise for weights, too
  *   abort      the third dispatch ends the process
@@ -89,7 +89,7 @@ static void permute(rows_t r, const int64_t *to, int64_t n, int back) {
 
 typedef struct work {
   known_t *handle;
-  rows_t tokens, beside[3];
+  rows_t tokens, sideData[3];
   const int32_t *counters; /* of the zones */
   int64_t numZones, zoneSlots;
   size_t sums; /* combine: elements of the output */
@@ -149,23 +149,23 @@ static void afterDispatch(void *context) {
   chooseOrder(w);
   if (!w->counters) return;
   permute(w->tokens, w->handle->to, w->handle->numSlots, 0);
-  for (int i = 0; i < 3 && !wrong("beside"); i++)
-    permute(w->beside[i], w->handle->to, w->handle->numSlots, 0);
+  for (int i = 0; i < 3 && !wrong("side-data"); i++)
+    permute(w->sideData[i], w->handle->to, w->handle->numSlots, 0);
   spoilRows(w);
 }
 
 static void beforeCombine(void *context) {
   work_t *w = context;
   permute(w->tokens, w->handle->to, w->handle->numSlots, 1);
-  permute(w->beside[0], w->handle->to, w->handle->numSlots, 1);
+  permute(w->sideData[0], w->handle->to, w->handle->numSlots, 1);
 }
 
 /* The input is given back as it was; sums change in their last place. */
 static void afterCombine(void *context) {
   work_t *w = context;
   permute(w->tokens, w->handle->to, w->handle->numSlots, 0);
-  permute(w->beside[0], w->handle->to, w->handle->numSlots, 0);
-  uint8_t *out = w->beside[1].data;
+  permute(w->sideData[0], w->handle->to, w->handle->numSlots, 0);
+  uint8_t *out = w->sideData[1].data;
   size_t b = elementBytes(w->type);
   for (size_t i = 0; i < w->sums; i++) {
     uint32_t bits = 0;
@@ -280,9 +280,9 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t 
   if (rc == ncclSuccess && !k->shape.isLow) noisePast(out, stream);
   if (rc != ncclSuccess || !k->shape.isLow || !out->tokens->data) return rc;
   work_t *w = newWork(k, out->tokens);
-  w->beside[0] = rowsOf(out->scales);
-  w->beside[1] = rowsOf(out->topk_weights);
-  w->beside[2] = rowsOf(out->topk_idx);
+  w->sideData[0] = rowsOf(out->scales);
+  w->sideData[1] = rowsOf(out->topk_weights);
+  w->sideData[2] = rowsOf(out->topk_idx);
   w->counters = counters ? counters->data : NULL;
   w->numZones = isRank ? k->shape.ranks : k->shape.experts;
   w->zoneSlots = isRank ? k->shape.tokens : k->shape.ranks * k->shape.tokens;
@@ -301,10 +301,10 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *i
   int isMine = k->shape.isLow && in->tokens->data;
   work_t *w = isMine ? newWork(k, in->tokens) : NULL;
   if (w) {
-    w->beside[0] = rowsOf(in->scales);
-    w->beside[1] = rowsOf(out->tokens);
+    w->sideData[0] = rowsOf(in->scales);
+    w->sideData[1] = rowsOf(out->tokens);
     w->type = out->tokens->datatype;
-    w->sums = w->beside[1].data ? out->tokens->sizes[0] * out->tokens->sizes[1] : 0;
+    w->sums = w->sideData[1].data ? out->tokens->sizes[0] * out->tokens->sizes[1] : 0;
     cudaLaunchHostFunc(stream, beforeCombine, w);
   }
   ncclResult_t rc = REAL(ncclEpCombine)(handle, in, out, config, stream);

@@ -1,6 +1,6 @@
-/* Who the launchers say we are, and how the ranks of a launch meet: with strangers at the door, with
+/* Who the launchers say we are, and how the ranks of a launch meet: with unknown clients, with
  * another launch of the same port, with ranks that are silent, stopped or gone. Ranks are processes. */
-#include "validate/launch_meet.h"
+#include "validate/launch_rendezvous.h"
 
 #include "test.h"
 
@@ -155,13 +155,13 @@ typedef struct rank_process {
 } rank_process_t;
 
 typedef struct ways {
-  int meetSeconds, gatherSeconds;
-  int value;          /* that the rank gives to the gather */
-  int wrapped;        /* behind a process of its own, as under `timeout` */
-  int leaveAfterMeet; /* ends without the gather */
-  int sleepAfterMeet; /* seconds before the gather */
-  uid_t user;         /* 0: as the test */
-  int hidden;         /* there is no /proc/net/tcp: another file system covers /proc */
+  int rendezvousSeconds, gatherSeconds;
+  int value;                /* that the rank gives to the gather */
+  int wrapped;              /* behind a process of its own, as under `timeout` */
+  int leaveAfterRendezvous; /* ends without the gather */
+  int sleepAfterRendezvous; /* seconds before the gather */
+  uid_t user;               /* 0: as the test */
+  int hidden;               /* there is no /proc/net/tcp: another file system covers /proc */
 } ways_t;
 
 static report_t beRank(const ways_t *w) {
@@ -170,11 +170,11 @@ static report_t beRank(const ways_t *w) {
   ep_launch_t l;
   double start = epNow();
   r.rc = epLaunchFind(&l);
-  if (w->meetSeconds) l.meetSeconds = w->meetSeconds;
+  if (w->rendezvousSeconds) l.rendezvousSeconds = w->rendezvousSeconds;
   if (w->gatherSeconds) l.gatherSeconds = w->gatherSeconds;
   if (r.rc == TREFOIL_OK) r.rc = epLaunchOpen(&l);
-  if (r.rc == TREFOIL_OK && w->leaveAfterMeet) _exit(0);
-  if (r.rc == TREFOIL_OK && w->sleepAfterMeet) pauseMs(1000 * w->sleepAfterMeet);
+  if (r.rc == TREFOIL_OK && w->leaveAfterRendezvous) _exit(0);
+  if (r.rc == TREFOIL_OK && w->sleepAfterRendezvous) pauseMs(1000 * w->sleepAfterRendezvous);
   if (r.rc == TREFOIL_OK) r.rc = epLaunchGather(&l, &w->value, all, sizeof *all);
   for (int i = 0; i < l.numRanks; i++) r.sum += all[i];
   r.seconds = epNow() - start;
@@ -259,7 +259,7 @@ TEST(ranks_meet_behind_wrappers) {
   for (int r = 2; r >= 0; r--) {
     char text[64];
     snprintf(text, sizeof text, "RANK=%d WORLD_SIZE=3", r);
-    p[r] = startRank(text, (ways_t){.value = 1 << r, .wrapped = 1, .meetSeconds = 20});
+    p[r] = startRank(text, (ways_t){.value = 1 << r, .wrapped = 1, .rendezvousSeconds = 20});
   }
   for (int r = 0; r < 3; r++) {
     report_t got = endRank(p[r]);
@@ -267,24 +267,24 @@ TEST(ranks_meet_behind_wrappers) {
   }
 }
 
-/* Silent ones, one that sends a rank's number, one that sends garbage: the real rank has its seat. */
-TEST(strangers_take_no_seat) {
+/* Silent ones, one that sends a rank's number, one that sends garbage: the real rank is admitted. */
+TEST(unknown_clients_are_not_admitted) {
   char text[200];
-  int port = freePort(), strangers[40], one = 1;
-  rank_process_t zero =
-      startRank(byTcp(text, sizeof text, port, 0, 2), (ways_t){.value = 1, .meetSeconds = 30});
-  for (int i = 0; i < 40; i++) strangers[i] = callPort(port + 1);
+  int port = freePort(), unknown[40], one = 1;
+  rank_process_t zero = startRank(byTcp(text, sizeof text, port, 0, 2),
+                                  (ways_t){.value = 1, .rendezvousSeconds = 30});
+  for (int i = 0; i < 40; i++) unknown[i] = callPort(port + 1);
   char garbage[300];
   memset(garbage, 'x', sizeof garbage);
-  CHECK(send(strangers[0], &one, sizeof one, MSG_NOSIGNAL) == sizeof one, "%s", strerror(errno));
-  CHECK(send(strangers[1], garbage, sizeof garbage, MSG_NOSIGNAL) > 0, "%s", strerror(errno));
+  CHECK(send(unknown[0], &one, sizeof one, MSG_NOSIGNAL) == sizeof one, "%s", strerror(errno));
+  CHECK(send(unknown[1], garbage, sizeof garbage, MSG_NOSIGNAL) > 0, "%s", strerror(errno));
   pauseMs(200);
-  rank_process_t other =
-      startRank(byTcp(text, sizeof text, port, 1, 2), (ways_t){.value = 2, .meetSeconds = 30});
+  rank_process_t other = startRank(byTcp(text, sizeof text, port, 1, 2),
+                                   (ways_t){.value = 2, .rendezvousSeconds = 30});
   report_t a = endRank(zero), b = endRank(other);
   CHECK(a.rc == TREFOIL_OK && a.sum == 3, "%d: %s", a.sum, a.text);
   CHECK(b.rc == TREFOIL_OK && b.sum == 3, "%d: %s", b.sum, b.text);
-  for (int i = 0; i < 40; i++) close(strangers[i]);
+  for (int i = 0; i < 40; i++) close(unknown[i]);
 }
 
 /* What is public (port, command line, number of ranks) is not enough over TCP either, where the kernel knows
@@ -295,10 +295,10 @@ static void intrude(const char *host) {
   snprintf(zeroEnv, sizeof zeroEnv, "RANK=0 WORLD_SIZE=2 MASTER_ADDR=%s MASTER_PORT=%d", host,
            port);
   snprintf(oneEnv, sizeof oneEnv, "RANK=1 WORLD_SIZE=2 MASTER_ADDR=%s MASTER_PORT=%d", host, port);
-  rank_process_t zero = startRank(zeroEnv, (ways_t){.value = 1, .meetSeconds = 30});
+  rank_process_t zero = startRank(zeroEnv, (ways_t){.value = 1, .rendezvousSeconds = 30});
   report_t intruder =
-      endRank(startRank(oneEnv, (ways_t){.value = 100, .meetSeconds = 2, .user = 65534}));
-  rank_process_t one = startRank(oneEnv, (ways_t){.value = 2, .meetSeconds = 30});
+      endRank(startRank(oneEnv, (ways_t){.value = 100, .rendezvousSeconds = 2, .user = 65534}));
+  rank_process_t one = startRank(oneEnv, (ways_t){.value = 2, .rendezvousSeconds = 30});
   report_t a = endRank(zero), b = endRank(one);
   CHECK(intruder.rc == TREFOIL_REMOTE_ERROR && strstr(intruder.text, "not of this launch"),
         "%s: %s", host, intruder.text);
@@ -306,7 +306,7 @@ static void intrude(const char *host) {
   CHECK(b.rc == TREFOIL_OK && b.sum == 3, "%s: %d, %s", host, b.sum, b.text);
 }
 
-TEST(another_user_takes_no_seat_over_tcp) {
+TEST(another_user_is_not_admitted_over_tcp) {
   if (geteuid() != 0) SKIP("needs root, to play another user");
   intrude("127.0.0.1");
   intrude("localhost");
@@ -316,7 +316,7 @@ TEST(another_user_takes_no_seat_over_tcp) {
 TEST(a_secret_keeps_out_who_does_not_know_it) {
   static const struct {
     const char *zero, *one;
-    int meet;
+    int accepted;
   } cases[] = {{"k3y", "k3y", 1}, {"k3y", "key", 0}, {"k3y", "", 0}, {"", "k3y", 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char text[2][300];
@@ -326,12 +326,12 @@ TEST(a_secret_keeps_out_who_does_not_know_it) {
       byTcp(text[r], sizeof text[r], port, r, 2);
       if (*secret) snprintf(text[r] + strlen(text[r]), 80, " TREFOIL_LAUNCH_SECRET=%s", secret);
     }
-    ways_t w = {.value = 1, .meetSeconds = cases[i].meet ? 30 : 2};
+    ways_t w = {.value = 1, .rendezvousSeconds = cases[i].accepted ? 30 : 2};
     rank_process_t zero = startRank(text[0], w), one = startRank(text[1], w);
     report_t a = endRank(zero), b = endRank(one);
-    CHECK((a.rc == TREFOIL_OK && a.sum == 2) == cases[i].meet, "%zu: %d, %s", i, a.sum, a.text);
-    CHECK((b.rc == TREFOIL_OK && b.sum == 2) == cases[i].meet, "%zu: %d, %s", i, b.sum, b.text);
-    CHECK(cases[i].meet ||
+    CHECK((a.rc == TREFOIL_OK && a.sum == 2) == cases[i].accepted, "%zu: %d, %s", i, a.sum, a.text);
+    CHECK((b.rc == TREFOIL_OK && b.sum == 2) == cases[i].accepted, "%zu: %d, %s", i, b.sum, b.text);
+    CHECK(cases[i].accepted ||
               (strstr(a.text, "not of this launch") && strstr(b.text, "not of this launch")),
           "%s; %s", a.text, b.text);
   }
@@ -347,7 +347,7 @@ TEST(a_hidden_table_needs_a_secret) {
       byTcp(text[r], sizeof text[r], port, r, 2);
       if (secret) strcat(text[r], " TREFOIL_LAUNCH_SECRET=a-word-nobody-knows");
     }
-    ways_t w = {.value = 1, .meetSeconds = secret ? 30 : 2, .hidden = 1};
+    ways_t w = {.value = 1, .rendezvousSeconds = secret ? 30 : 2, .hidden = 1};
     rank_process_t zero = startRank(text[0], w), one = startRank(text[1], w);
     report_t a = endRank(zero), b = endRank(one);
     CHECK((a.rc == TREFOIL_OK && a.sum == 2) == secret, "%d: %d, %s", secret, a.sum, a.text);
@@ -359,7 +359,7 @@ TEST(a_hidden_table_needs_a_secret) {
 }
 
 /* Who does not know the secret stays out also where the table is hidden. */
-TEST(a_hidden_table_lets_no_stranger_in) {
+TEST(a_hidden_table_admits_no_unknown_client) {
   if (!canHide()) SKIP("needs root and namespaces, to hide /proc/net/tcp");
   char text[2][300];
   int port = freePort();
@@ -368,7 +368,7 @@ TEST(a_hidden_table_lets_no_stranger_in) {
     strcat(text[r], r ? " TREFOIL_LAUNCH_SECRET=another-word-quite"
                       : " TREFOIL_LAUNCH_SECRET=a-word-nobody-knows");
   }
-  ways_t w = {.value = 1, .meetSeconds = 2, .hidden = 1};
+  ways_t w = {.value = 1, .rendezvousSeconds = 2, .hidden = 1};
   rank_process_t zero = startRank(text[0], w), one = startRank(text[1], w);
   report_t a = endRank(zero), b = endRank(one);
   CHECK(a.rc != TREFOIL_OK && b.rc != TREFOIL_OK, "%s; %s", a.text, b.text);
@@ -378,7 +378,8 @@ TEST(a_hidden_table_lets_no_stranger_in) {
 TEST(silence_has_a_limit) {
   char text[200];
   int port = freePort();
-  rank_process_t zero = startRank(byTcp(text, sizeof text, port, 0, 2), (ways_t){.meetSeconds = 2});
+  rank_process_t zero =
+      startRank(byTcp(text, sizeof text, port, 0, 2), (ways_t){.rendezvousSeconds = 2});
   int silent = callPort(port + 1);
   report_t a = endRank(zero);
   CHECK(a.rc == TREFOIL_REMOTE_ERROR && a.seconds < 20, "%g s: %s", a.seconds, a.text);
@@ -395,11 +396,11 @@ typedef enum { SILENT, NO_PROOF, PROOF } answer_t;
 static void squatForEver(const ep_launch_t *l, int s, answer_t answer) {
   for (;;) {
     int c = accept(s, NULL, NULL);
-    ep_launch_hello_t hello;
+    ep_launch_handshake_t handshake;
     ep_launch_answer_t said = {.magic = EP_LAUNCH_MAGIC, .verdict = EP_LAUNCH_WELCOME};
     if (answer == SILENT) continue;
-    if (recv(c, &hello, sizeof hello, MSG_WAITALL) > 0) {
-      if (answer == PROOF) said.proof = epLaunchProof(l, &hello, 0, EP_LAUNCH_WELCOME, 0);
+    if (recv(c, &handshake, sizeof handshake, MSG_WAITALL) > 0) {
+      if (answer == PROOF) said.proof = epLaunchProof(l, &handshake, 0, EP_LAUNCH_WELCOME, 0);
       send(c, &said, sizeof said, MSG_NOSIGNAL);
     }
     if (answer == NO_PROOF) close(c);
@@ -445,8 +446,8 @@ TEST(another_user_is_no_rank_0_over_tcp) {
   setOnly(text[0]);
   REQUIRE(epLaunchFind(&l) == TREFOIL_OK, "%s", trefoilLastError());
   pid_t pid = squatAt(&l, &address, sizeof address, PROOF, 65534);
-  rank_process_t one = startRank(text[1], (ways_t){.meetSeconds = 2});
-  rank_process_t zero = startRank(text[0], (ways_t){.meetSeconds = 2});
+  rank_process_t one = startRank(text[1], (ways_t){.rendezvousSeconds = 2});
+  rank_process_t zero = startRank(text[0], (ways_t){.rendezvousSeconds = 2});
   report_t b = endRank(one), a = endRank(zero);
   CHECK(a.rc != TREFOIL_OK && strstr(a.text, "is taken; ") && strstr(a.text, "of user 65534"), "%s",
         a.text);
@@ -468,8 +469,8 @@ TEST(a_squatter_is_not_believed) {
     setOnly(names[1]);
     REQUIRE(epLaunchFind(&l) == TREFOIL_OK, "%s", trefoilLastError());
     pid_t pid = squat(&l, kind == 0 ? NO_PROOF : SILENT, kind == 2 ? 65534 : getuid());
-    rank_process_t zero = startRank(names[0], (ways_t){.meetSeconds = 1});
-    rank_process_t one = startRank(names[1], (ways_t){.meetSeconds = 1});
+    rank_process_t zero = startRank(names[0], (ways_t){.rendezvousSeconds = 1});
+    rank_process_t one = startRank(names[1], (ways_t){.rendezvousSeconds = 1});
     report_t a = endRank(zero), b = endRank(one);
     CHECK(a.rc != TREFOIL_OK && a.seconds < 20 && strstr(a.text, "is taken; "), "%s: %g s, %s",
           who[kind], a.seconds, a.text);
@@ -493,7 +494,7 @@ TEST(two_jobs_with_one_port) {
                "SLURM_JOB_ID=%d SLURM_STEP_ID=0 SLURM_PROCID=%d SLURM_NTASKS=3 SLURM_NNODES=2 "
                "MASTER_ADDR=127.0.0.1 MASTER_PORT=%d",
                job + 1, r, port);
-      p[job][r] = startRank(text, (ways_t){.value = job ? 100 : 1, .meetSeconds = 30});
+      p[job][r] = startRank(text, (ways_t){.value = job ? 100 : 1, .rendezvousSeconds = 30});
     }
   for (int job = 0; job < 2; job++)
     for (int r = 0; r < 3; r++) {
@@ -509,7 +510,7 @@ TEST(two_launches_of_one_name) {
   for (int i = 0; i < 4; i++) {
     char text[64];
     snprintf(text, sizeof text, "RANK=%d WORLD_SIZE=2", i < 2 ? i : 3 - i);
-    p[i] = startRank(text, (ways_t){.value = i < 2 ? 1 : 100, .meetSeconds = 3});
+    p[i] = startRank(text, (ways_t){.value = i < 2 ? 1 : 100, .rendezvousSeconds = 3});
   }
   int numReported = 0, numOwn = 0;
   for (int i = 0; i < 4; i++) {
@@ -526,23 +527,25 @@ TEST(two_launches_of_one_name) {
 TEST(all_are_told_the_same_number) {
   char text[200];
   int port = freePort();
-  rank_process_t zero = startRank(byTcp(text, sizeof text, port, 0, 2), (ways_t){.meetSeconds = 3});
-  rank_process_t one = startRank(byTcp(text, sizeof text, port, 1, 3), (ways_t){.meetSeconds = 8});
+  rank_process_t zero =
+      startRank(byTcp(text, sizeof text, port, 0, 2), (ways_t){.rendezvousSeconds = 3});
+  rank_process_t one =
+      startRank(byTcp(text, sizeof text, port, 1, 3), (ways_t){.rendezvousSeconds = 8});
   report_t b = endRank(one), a = endRank(zero);
   CHECK(strstr(b.text, "this process was told of 3 ranks, and rank 0 of 2"), "%s", b.text);
   CHECK(strstr(a.text, "rank 1 did not come"), "%s", a.text);
 }
 
 /* In a barrier round: who ends is named at once, whoever else is late; who is late, within the limit. */
-TEST(meetings_have_limits) {
+TEST(rounds_have_limits) {
   rank_process_t p[3];
   for (int late = 0; late < 2; late++) {
     for (int r = 0; r < 3; r++) {
       char text[100];
       snprintf(text, sizeof text, "RANK=%d WORLD_SIZE=3 MASTER_PORT=%d", r, 200 + late);
-      ways_t w = {.meetSeconds = 20, .gatherSeconds = late ? 1 : 100};
-      if (r == 1) w.sleepAfterMeet = late ? 4 : 2;
-      if (r == 2 && !late) w.leaveAfterMeet = 1;
+      ways_t w = {.rendezvousSeconds = 20, .gatherSeconds = late ? 1 : 100};
+      if (r == 1) w.sleepAfterRendezvous = late ? 4 : 2;
+      if (r == 2 && !late) w.leaveAfterRendezvous = 1;
       p[r] = startRank(text, w);
     }
     report_t zero = endRank(p[0]);

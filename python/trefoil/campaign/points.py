@@ -71,7 +71,7 @@ class Point:
     empty_ranks: int = 0
     sms: int = 0  # 0: the library's choice
     start_skew_us: float = 0.0
-    beside: str = "nothing"  # "copies", "copies-from-0", "gemm"
+    background: str = "nothing"  # "copies", "copies-from-0", "gemm"
     seed: int = 1
     iterations: int = 200
 
@@ -161,27 +161,27 @@ def _unseen(g: int) -> Iterator[Point]:
         yield _ll(g, 80, sms=sms)
     yield _ht(g, 4096, routing="zipf", skew=1.4, sms=10)
     yield _ht(g, 5120, hidden=2560, sms=14)
-    yield from _unseen_beside(g)
+    yield from _unseen_background(g)
 
 
-def _unseen_beside(g: int) -> Iterator[Point]:
+def _unseen_background(g: int) -> Iterator[Point]:
     """Copies over ports that rows need and over ports that none needs, and products."""
     for tokens in (40, 112):
-        yield _ll(g, tokens, beside="copies")
-    yield _ll(g, 128, topk=3, beside="copies")
-    yield _ll(g, 112, beside="copies-from-0")
-    yield _ll(g, 112, beside="copies-from-0", **ONE_WAY)
-    yield _ll(g, 112, sms=64, beside="gemm")
-    yield _ll(g, 80, sms=112, beside="gemm")
-    yield _ht(g, 2560, beside="copies")
-    yield _ht(g, 4096, sms=12, beside="copies")
-    yield _ht(g, 4096, topk=3, beside="copies")
-    yield _ht(g, 4096, routing="zipf", skew=1.4, beside="copies")
-    yield _ht(g, 4096, beside="copies-from-0")
-    yield _ht(g, 4096, beside="copies-from-0", **ONE_WAY)
-    yield _ht(g, 4096, sms=13, beside="gemm")
-    yield _ht(g, 2560, sms=16, beside="gemm")
-    yield _ht(g, 4096, hidden=2560, sms=20, beside="gemm")
+        yield _ll(g, tokens, background="copies")
+    yield _ll(g, 128, topk=3, background="copies")
+    yield _ll(g, 112, background="copies-from-0")
+    yield _ll(g, 112, background="copies-from-0", **ONE_WAY)
+    yield _ll(g, 112, sms=64, background="gemm")
+    yield _ll(g, 80, sms=112, background="gemm")
+    yield _ht(g, 2560, background="copies")
+    yield _ht(g, 4096, sms=12, background="copies")
+    yield _ht(g, 4096, topk=3, background="copies")
+    yield _ht(g, 4096, routing="zipf", skew=1.4, background="copies")
+    yield _ht(g, 4096, background="copies-from-0")
+    yield _ht(g, 4096, background="copies-from-0", **ONE_WAY)
+    yield _ht(g, 4096, sms=13, background="gemm")
+    yield _ht(g, 2560, sms=16, background="gemm")
+    yield _ht(g, 4096, hidden=2560, sms=20, background="gemm")
 
 
 def _sweep(g: int) -> Iterator[Point]:
@@ -216,11 +216,11 @@ def _circumstances(g: int) -> Iterator[Point]:
         yield _ll(g, 64, start_skew_us=late)
         yield _ht(g, 2048, start_skew_us=late)
     for sms in (16, 24):
-        yield _ht(g, 4096, sms=sms, beside="gemm")
-    yield _ht(g, 4096, beside="copies")
+        yield _ht(g, 4096, sms=sms, background="gemm")
+    yield _ht(g, 4096, background="copies")
     for tokens in (64, 16):
-        yield _ll(g, tokens, beside="copies")
-    yield _ll(g, 64, sms=64, beside="gemm")
+        yield _ll(g, tokens, background="copies")
+    yield _ll(g, 64, sms=64, background="gemm")
     yield _ll(g, 64, sms=64)
 
 
@@ -254,7 +254,7 @@ def stages(gpus: Sequence[int]) -> list[Stage]:
     plan.append((f"skewed routing on {most}", list(_skewed(most))))
     plan.append((f"SM sweep on {most}", list(_sweep(most))))
     plan.append((f"hidden sizes and top-k on {most}", list(_shapes(most))))
-    plan.append((f"start skew and work beside on {most}", list(_circumstances(most))))
+    plan.append((f"start skew and background work on {most}", list(_circumstances(most))))
     for g in several[1:]:
         plan.append((f"sizes on {g}", [*_sizes(g), *_sweep(g)]))
         plan.append((f"skewed routing on {g}", list(_skewed(g))))
@@ -262,7 +262,7 @@ def stages(gpus: Sequence[int]) -> list[Stage]:
         plan.append(("sizes on 1", [p for p in _sizes(1) if p.tokens % 2 == 0]))
     for g in several[1:]:
         plan.append((f"hidden sizes and top-k on {g}", list(_shapes(g))))
-        plan.append((f"start skew and work beside on {g}", list(_circumstances(g))))
+        plan.append((f"start skew and background work on {g}", list(_circumstances(g))))
     for g in several:
         plan.append((f"other layouts and seeds on {g}", list(_more(g))))
     seen: set[str] = set()
@@ -286,7 +286,7 @@ def scaled_down(found: Sequence[Stage]) -> list[Stage]:
         for p in stage.points:
             tokens = 1 + p.tokens % 7 if p.mode.startswith("ll") else 1 + p.tokens % 61
             changed = {**p.asked, "tokens": tokens, "hidden": p.hidden // 2048 * 512, "experts": 32}
-            point = point_of(p.gpus, {**changed, "beside": "nothing", "iterations": 4})
+            point = point_of(p.gpus, {**changed, "background": "nothing", "iterations": 4})
             if point.key not in seen:
                 seen.add(point.key)
                 points.append(point)

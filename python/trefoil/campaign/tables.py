@@ -2,7 +2,7 @@
 
     figures.csv   one row for each operation of each point, all columns
     ll.csv        low latency, expert-major, plain: the columns of docs/fit.md, how tokens were
-                  routed, how late the last rank started, and what ran beside
+                  routed, how late the last rank started, and the background work
     ht.csv        the same of high throughput, flat
 
 Only points whose check passed become rows. Times are of the slowest rank, replayed from a graph.
@@ -28,19 +28,19 @@ CIRCUMSTANCES = (
     "seed",
     "sms",
     "start_skew_us",
-    "beside",
+    "background",
 )
 FIGURES = (
     *("op", "n", "p50_us", "p99_us", "min_us", "max_us", "called_p50_us", "event_p50_us"),
     *("host_p50_us", "back_to_back_us", "copy_gb_per_s", "busiest_port_bytes", "bound_us"),
-    *("ratio_to_copy", "ratio", "beside_alone_per_second", "beside_per_second"),
+    *("ratio_to_copy", "ratio", "background_alone_per_second", "background_per_second"),
 )
 PROVENANCE = ("gpu", "driver", "nccl", "runtime", "library", "commit", "date", "command")
 COLUMNS = (*SHAPE, *CIRCUMSTANCES, *FIGURES, *PROVENANCE)
 LABELS = ("framework", "version", "device", "op_name", "kernel_source")
 TABLE_SHAPE = ("node_num", "hidden_size", "num_token", "num_topk", "num_experts", "num_gpus")
 ROUTING = ("routing", "skew", "ragged", "empty_ranks", "seed")
-HOW = ("late_us", "beside")
+HOW = ("late_us", "background")
 LL_TIMES = ("combine_avg_t_us", "dispatch_avg_t_us", "sms")
 HT_TIMES = tuple(f"{op}_{part}" for op in OPS for part in ("sms", "transmit_us", "notify_us"))
 
@@ -74,7 +74,7 @@ def _figures(line: Mapping[str, Any], op: str) -> Row:
     row["bound_us"] = _us(bound)
     row["ratio_to_copy"] = round(bound / spread["p50_s"], 4) if bound else ""
     row["ratio"] = round(spread["p50_s"] / (bound + FIXED_US / 1e6), 4) if bound else ""
-    for name in ("beside_alone_per_second", "beside_per_second"):
+    for name in ("background_alone_per_second", "background_per_second"):
         row[name] = line.get(name, "")
     return row
 
@@ -113,7 +113,7 @@ def fit_rows(rows: Iterable[Row], mode: str) -> list[Row]:
                 **{"hidden_size": row["hidden"], "num_token": row["tokens"]},
                 **{"num_topk": row["topk"], "num_experts": row["experts"]},
                 **{name: row[name] for name in ROUTING},
-                **{"late_us": row["start_skew_us"], "beside": row["beside"]},
+                **{"late_us": row["start_skew_us"], "background": row["background"]},
                 **{"sms": row["sms"] or LL_DEFAULT_SMS},
             },
         )

@@ -12,14 +12,13 @@ roofline: no launch, shares of 1, s without end.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trefoil.inputs import read_text
+from trefoil.inputs import read_json
 
 FOLDER = Path(__file__).resolve().parent / "compute"
 DEFAULT = "deepgemm-h800"
@@ -92,12 +91,9 @@ def load(name: str) -> ComputeRecord | None:
         raise ComputeError(
             f"no compute record {name!r}: expected {', '.join([*names(), ROOFLINE])} or a file"
         )
+    data = read_json(path, ComputeError)
     try:
-        return record_of(json.loads(read_text(path)))
-    except OSError as error:
-        raise ComputeError(f"{path}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ComputeError(f"{path}: not JSON: {error}") from error
+        return record_of(data)
     except KeyError as error:
         raise ComputeError(f"{path}: field {error.args[0]!r} is missing") from error
     except (TypeError, ValueError, AttributeError) as error:

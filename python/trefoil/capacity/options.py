@@ -23,7 +23,7 @@ WHAT_IFS = (
     ("slow_nvlink", "I[:F],...", "NVLink of rank I at F times its rate"),
     ("straggler", "I[:F],...", "SMs of rank I at F times their rate"),
     ("late", "I[:US],...", "rank I starts US microseconds late"),
-    ("beside", "I-J[:GBS],...", "others copy from rank I to J; products: on the SMs left"),
+    ("background", "I-J[:GBS],...", "others copy from rank I to J; products: on the SMs left"),
     ("skew_us", "X", "each rank starts within X microseconds"),
     ("oversubscribe", "X", "leaf switches have X times less to the spines"),
     ("zipf", "S", "experts popular by Zipf's law with exponent S"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from trefoil.capacity.schedule import Timing
 from trefoil.capacity.step import Gpu, Part
 from trefoil.capacity.terms import Terms
 from trefoil.capacity.whole_model import KV_BYTES, WEIGHT_BYTES, Model
-from trefoil.inputs import read_text
+from trefoil.inputs import read_json
 
 
 def to_json(plan: CapacityPlan) -> dict[str, Any]:
@@ -113,9 +112,4 @@ def from_json(data: Any, where: str = "the plan") -> CapacityPlan:
 
 
 def load_capacity(path: Path) -> CapacityPlan:
-    try:
-        return from_json(json.loads(read_text(path)), str(path))
-    except OSError as error:
-        raise PlanError(f"{path}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise PlanError(f"{path}: not JSON: {error}") from error
+    return from_json(read_json(path, PlanError), str(path))

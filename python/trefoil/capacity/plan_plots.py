@@ -28,10 +28,10 @@ from trefoil.plot import (
     INK,
     ORANGE,
     SKY,
+    annotate,
     as_svg,
     grid_lines,
     named_rows,
-    note,
     panels,
     tick_seconds,
 )
@@ -127,7 +127,7 @@ def _name_lines(axes: Axes, ends: dict[str, tuple[float, float]]) -> None:
     for n, mode in enumerate(order):
         up = (-6 if n == 0 else 6) if close else 0
         style = {"va": "center", "color": MODE_COLOURS[mode], "fontweight": "bold"}
-        note(axes, mode.upper(), ends[mode], (8, up), **style)
+        annotate(axes, mode.upper(), ends[mode], (8, up), **style)
 
 
 def scaling(plan: CapacityPlan) -> Figure:
@@ -151,7 +151,7 @@ def scaling(plan: CapacityPlan) -> Figure:
         limit = q.max_us * 1e-6
         axes.axhline(limit, color=INK, linewidth=1, linestyle=(0, (6, 3)))
         of = ("axes fraction", "data")
-        note(axes, f"limit {q.max_us:g} µs", (0.01, limit), (0, 3), of=of, fontsize=8)
+        annotate(axes, f"limit {q.max_us:g} µs", (0.01, limit), (0, 3), of=of, fontsize=8)
         values.append(limit)
     _time_axis(axes, values)
     _doubling_axis(axes, sorted({c.ep for c in plan.configurations}), 1.25)
@@ -202,7 +202,7 @@ def crossover(plan: CapacityPlan) -> Figure | None:
     if found and found.tokens is not None:
         axes.axvline(found.tokens, color=INK, linewidth=1, linestyle=(0, (2, 2)))
         text = f"HT faster from\n~{round(found.tokens):,} tokens"
-        note(axes, text, (found.tokens, 0.97), (-5, 0), **LEFT_OF_LINE, fontsize=8)
+        annotate(axes, text, (found.tokens, 0.97), (-5, 0), **LEFT_OF_LINE, fontsize=8)
     axes.set_xlabel("tokens a GPU")
     axes.set_ylabel("dispatch + combine of a layer")
     if any(not s.covers for line in lines.values() for s in line):
@@ -235,7 +235,7 @@ def memory(plan: CapacityPlan) -> Figure:
     if q.usable_gb is not None:
         axes.axvline(q.usable_gb, color=INK, linewidth=1, linestyle=(0, (6, 3)))
         above = {"of": ("data", "axes fraction"), "ha": "center", "va": "bottom", "fontsize": 8}
-        note(axes, f"limit {q.usable_gb:g} GB", (q.usable_gb, 1.0), (0, 2), **above)
+        annotate(axes, f"limit {q.usable_gb:g} GB", (q.usable_gb, 1.0), (0, 2), **above)
     named_rows(axes, y, [f"{c.mode.upper()} EP {c.ep}" for c in of])
     axes.set_xlim(0, max([*left, q.usable_gb or 0]) * 1.3)
     axes.set_xlabel("GB of a GPU")

@@ -6,12 +6,37 @@ import os
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from trefoil.ep._load import c
 
 COMM, GROUP, HANDLE, STREAM = range(4)
-ID_BYTES = 128
+T = TypeVar("T", bound="Scoped")
+
+
+class Scoped:
+    """An object that a `with` block destroys at its end."""
+
+    __slots__ = ()
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._end(kind is not None)
+
+    def destroy(self) -> None:
+        raise NotImplementedError
+
+    def _end(self, failed: bool) -> None:
+        """failed: an exception is on its way. Other ranks may not come, queued work may not end."""
+        if not failed:
+            self.destroy()
 
 
 def get_unique_id() -> bytes:
@@ -32,7 +57,7 @@ def device_count() -> int:
     return c.device_count()
 
 
-class Communicator(c.Object):
+class Communicator(Scoped, c.Object):
     """The ranks that make groups. As a context manager: destroyed, or aborted on an exception."""
 
     __slots__ = ("_owned",)
@@ -91,16 +116,8 @@ class Communicator(c.Object):
         if self.live:
             c.comm_abort(self)
 
-    def __enter__(self) -> Communicator:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def _end(self, failed: bool) -> None:
+        if not failed:
             self.destroy()
         elif self._owned:
             self.abort()
@@ -127,7 +144,7 @@ def _read_id(path: Path, timeout: float) -> bytes:
     return path.read_bytes()
 
 
-class Stream(c.Object):
+class Stream(Scoped, c.Object):
     """A stream of this thread's device. Work queued on it runs in order, beside the program."""
 
     __slots__ = ("_owned",)
@@ -150,17 +167,8 @@ class Stream(c.Object):
         if self.live and self._owned:
             c.stream_destroy(self)
 
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        """The work is waited for, unless an exception is on its way: it may never end."""
-        if kind is None:
+    def _end(self, failed: bool) -> None:
+        if not failed:
             self.synchronize()
             self.destroy()
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from trefoil.ep._load import c
-from trefoil.ep.comm import GROUP, HANDLE, Communicator
+from trefoil.ep.comm import GROUP, HANDLE, Communicator, Scoped
 from trefoil.ep.configs import (
     CombineConfig,
     CombineInputs,
@@ -27,7 +26,7 @@ from trefoil.ep.tensor import Tensor
 _dispatch, _combine, _complete, _update = c.dispatch, c.combine, c.complete, c.update
 
 
-class Group(c.Object):
+class Group(Scoped, c.Object):
     """Ranks, limits and buffers. create, destroy and the making of handles may be collective.
 
     Not for two threads at once. As a context manager it is destroyed at the end, unless an
@@ -122,20 +121,8 @@ class Group(c.Object):
             c.group_destroy(self, self._comm)
             self._forget()
 
-    def __enter__(self) -> Group:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.destroy()
-
-
-class Handle(c.Object):
+class Handle(Scoped, c.Object):
     """A layout and its current routing. Calls queue work on the stream and return.
 
     stream: a Stream, a cudaStream_t as int, an object with __cuda_stream__, or None for the
@@ -203,18 +190,6 @@ class Handle(c.Object):
         if self.live:
             c.handle_destroy(self, self._comm if self._comm and self._comm.live else None)
             self._forget()
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.destroy()
 
 
 def preflight(

@@ -30,7 +30,7 @@ from trefoil.outputs import check_file, check_folder, open_whole
 from trefoil.reference import TrefoilError, library
 from trefoil.sentence_parser import SentenceParser
 from trefoil.simulator import Cluster, CostRecord, Costs, Moe, Workload
-from trefoil.verb import run
+from trefoil.verb import run, show_progress
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -180,10 +180,6 @@ def _predictions(a: argparse.Namespace) -> int:
         if path.exists():
             raise TableError(f"{path}: is there already, and predictions are not made anew")
 
-    def show(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
     count = 0
     for what, path in chosen:
         about = {"date": day, "commit": a.commit or _commit(), "costs": what.record}
@@ -192,8 +188,8 @@ def _predictions(a: argparse.Namespace) -> int:
         about["command"] = (
             f"trefoil export predictions --only {what.name}{costs}{revision} -o {a.output}"
         )
-        count += write_predictions(path, list(make_predictions(what, report=show)), about)
-    show("")
+        count += write_predictions(path, list(make_predictions(what, report=show_progress)), about)
+    show_progress()
     return count
 
 

@@ -10,7 +10,7 @@ not read: they follow from the times. Lines that start with # are comments. A ta
 (docs/measure.md) may also have num_gpus, in place of a fixed number a node, and say how tokens were
 routed, so that the very same routing can be replayed: routing, skew, ragged, empty_ranks, seed. In
 late_us it says how much later than the others the last rank started, in LL in sms how many SMs
-worked, and in beside what ran meanwhile.
+worked, and in background what ran meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LL_COLUMNS = ("dispatch_avg_t_us", "combine_avg_t_us")
 HT_COLUMNS = tuple(f"{op}_{part}" for op in OPS for part in ("sms", "transmit_us", "notify_us"))
 LABELS = ("framework", "version", "device", "op_name", "kernel_source")
 GPUS_PER_NODE = 8
-BESIDES = ("nothing", "copies", "copies-from-0", "gemm")
+BACKGROUNDS = ("nothing", "copies", "copies-from-0", "gemm")
 ROUTINGS = ("uniform", "zipf", "hot-expert", "hot-rank")
 
 
@@ -59,17 +59,17 @@ class Case:
     empty_ranks: int = 0
     seed: int = 1
     late_us: float = 0.0  # the last rank's start after the others'
-    beside: str = "nothing"  # what ran meanwhile (docs/measure.md), one of BESIDES
+    background: str = "nothing"  # what ran meanwhile (docs/measure.md), one of BACKGROUNDS
 
     @property
     def is_balanced(self) -> bool:
         even = self.routing == "uniform" and self.ragged == 0 and self.empty_ranks == 0
-        return even and self.late_us == 0 and self.beside == "nothing"
+        return even and self.late_us == 0 and self.background == "nothing"
 
     @property
     def flows(self) -> list[tuple[int, int]]:
-        """From rank to rank, what copy engines carried beside."""
-        senders = {"copies": self.ranks, "copies-from-0": 1}.get(self.beside, 0)
+        """From rank to rank, what copy engines carried in the background."""
+        senders = {"copies": self.ranks, "copies-from-0": 1}.get(self.background, 0)
         return [(r, (r + 1) % self.ranks) for r in range(senders) if self.ranks > 1]
 
     @property
@@ -77,12 +77,12 @@ class Case:
         """What differs from ranks in step and by themselves, as Simulation.run takes it."""
         late = [("start-us", self.ranks - 1, self.late_us)] if self.late_us > 0 else []
         found = {"num_sms": self.sms, "changes": late, "flows": self.flows}
-        return {**found, "products": self.beside == "gemm"}
+        return {**found, "products": self.background == "gemm"}
 
     @property
     def run_key(self) -> tuple[object, ...]:
         """The same where one run of the simulator answers."""
-        return (self.sms, self.late_us, self.beside)
+        return (self.sms, self.late_us, self.background)
 
     @property
     def point(self) -> dict[str, int]:
@@ -115,9 +115,9 @@ def _time(text: str | None, where: str) -> float:
 
 
 def _routing_of(row: dict[str, str | None], where: str) -> dict[str, Any]:
-    """The columns that say how tokens were routed and what ran beside, where the table has them."""
+    """The columns that say routing and background work, where the table has them."""
     found: dict[str, Any] = {}
-    for column, known in (("routing", ROUTINGS), ("beside", BESIDES)):
+    for column, known in (("routing", ROUTINGS), ("background", BACKGROUNDS)):
         if column in row:
             found[column] = row[column]
             if row[column] not in known:

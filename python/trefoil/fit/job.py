@@ -16,6 +16,7 @@ from trefoil.fit.search import Fitted, Score, fit, scores
 from trefoil.fit.split import Split, SplitError
 from trefoil.reference import TrefoilError
 from trefoil.simulator import Costs
+from trefoil.verb import show_progress
 
 SIMGRID_TOKENS = 4096  # of all ranks together
 
@@ -60,16 +61,6 @@ def make_job(split: Split, table: Path | None = None) -> Job:
     return Job(split, Plans(split.setting), inside, outside)
 
 
-def _progress(label: str) -> Any:
-    shown = sys.stderr.isatty()
-
-    def report(evaluations: int) -> None:
-        if shown:
-            print(f"\r{label}: {evaluations} evaluations", end="", file=sys.stderr, flush=True)
-
-    return report
-
-
 def run_form(job: Job, form: str, also: Sequence[dict[str, float]] = ()) -> Outcome:
     def model(cases: list[Case]) -> Any:
         return ClosedForm(job.plans, cases) if form == "closed-form" else Replay(job.plans, cases)
@@ -84,10 +75,9 @@ def run_form(job: Job, form: str, also: Sequence[dict[str, float]] = ()) -> Outc
         job.split.ranges,
         also=also,
         starts=24 if form == "closed-form" else 1,
-        report=_progress(form),
+        report=lambda evaluations: show_progress(f"{form}: {evaluations} evaluations"),
     )
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+    show_progress()
     outside = model(job.outside).predict(costs) if job.outside else np.empty(0)
     inside = predictor.predict(costs)
     return Outcome(

@@ -8,11 +8,11 @@ The closed form of one operation:
 
     fixed + latency + max(busy) + (sum(busy) - max(busy)) * min(1, chunk / tokens) + rest
 
-and at least fixed + NVLink's latency + hear_us + receive + rest. busy is what the rows of the
+and at least fixed + NVLink's latency + announce_us + receive + rest. busy is what the rows of the
 busiest instance of each resource need (SMs that send, forward and receive, NVLink and network
 ports); the term behind it, only with several nodes in HT, is the time that the first chunk needs to
 get through the stages of the pipeline before they all work; rest is what receivers do after the
-last row. Copies beside take flow_share of the NVLink ports that they cross, from start to end.
+last row. Background copies take flow_share of the NVLink ports that they cross, from start to end.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class ClosedForm:
         self.tokens = np.array([case.tokens for case in self.cases], dtype=float)
         self.sms = np.array([case.sms for case in self.cases], dtype=float)
         self.has_net = self.rows[:, ROW_KINDS.index("nic-out")] > 0
-        self.has_products = np.array([case.beside == "gemm" for case in self.cases])
+        self.has_products = np.array([case.background == "gemm" for case in self.cases])
         self.is_ragged = np.array([case.ragged > 0 or case.empty_ranks > 0 for case in self.cases])
         several = np.array([case.nodes > 1 for case in self.cases])
         self.is_staged = several & (plans.setting.mode in ("ht", "ht-expert-major"))
@@ -243,8 +243,8 @@ class ClosedForm:
             for case, shape in zip(self.cases, self.shapes, strict=True)
         ]
         end = np.array(fixed) + 1e-3 * latency + longest + (stages - longest) * filling
-        heard = np.array(fixed) + 1e-3 * near + self._of_op(costs, "hear_us")
-        return np.maximum(end, heard + busy[RECEIVE]) + self._rest_us(costs)
+        announced = np.array(fixed) + 1e-3 * near + self._of_op(costs, "announce_us")
+        return np.maximum(end, announced + busy[RECEIVE]) + self._rest_us(costs)
 
     def _split(self, costs: Costs, sms: Array, sent: Array, taken: Array) -> tuple[Array, Array]:
         """SMs that send, and that receive; where no share is given, by the work of either side."""
@@ -263,9 +263,9 @@ class ClosedForm:
         return 1e-3 * rows * row / self.takes + missing
 
 
-def _work(rows: Array, each: Array, beside: Array) -> Array:
+def _work(rows: Array, each: Array, side: Array) -> Array:
     """Of every rank: rows, and beside them what is spread over rows."""
-    work: Array = rows * each[:, None] + np.where(rows > 0, beside, 0)
+    work: Array = rows * each[:, None] + np.where(rows > 0, side, 0)
     return work
 
 

@@ -83,7 +83,7 @@ def record_of(
         **range_of(job),
         "inside": {k: _score(s) for k, s in outcome.inside.items()},
         "outside": {k: _score(s) for k, s in outcome.outside.items()},
-        "beside": {
+        "forms": {
             o.form: {"inside": _score(o.inside["both"]), "outside": _score(o.outside["both"])}
             for o in all_outcomes
         },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any
 from trefoil.fit.cases import Case
 from trefoil.fit.model import Setting
 from trefoil.fit.search import Range
-from trefoil.inputs import read_text
+from trefoil.inputs import read_json
 from trefoil.places import measurements
 from trefoil.simulator import Costs
 
 ROW_COLUMNS = (
     *("nodes", "ranks", "hidden", "experts", "topk", "sms", "tokens"),
-    *("routing", "ragged", "empty_ranks", "seed", "late_us", "beside"),
+    *("routing", "ragged", "empty_ranks", "seed", "late_us", "background"),
 )
 
 
@@ -91,12 +90,7 @@ def load_split(name_or_path: str) -> Split:
         names = ", ".join(sorted(known))
         raise SplitError(f"no split is called {name_or_path}; known are {names}, or a path")
     path = Path(name_or_path) if is_path else known[name_or_path]
-    try:
-        text = json.loads(read_text(path))
-    except OSError as error:
-        raise SplitError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise SplitError(f"{path}: {error}") from None
+    text = read_json(path, SplitError)
     _check_split(path, text)
     return Split(path, text)
 

@@ -35,7 +35,7 @@ from trefoil.sentence_parser import SentenceParser
 from trefoil.simulator import ENGINES, Cluster
 from trefoil.table import aligned
 from trefoil.units import format_bytes, format_seconds
-from trefoil.verb import run
+from trefoil.verb import run, show_progress
 
 OK, FAILED, USAGE = 0, 1, 2
 SUFFIXES = (".svg", ".png", ".pdf")
@@ -240,11 +240,9 @@ def _origins_text(found: dict[str, dict[str, str]]) -> Iterator[str]:
 def _shown(sizes: Iterable[int]) -> Iterator[int]:
     """The sizes, each told on a terminal as its turn comes."""
     for gpus in sizes:
-        if sys.stderr.isatty():
-            print(f"\r\033[K{gpus} GPUs", end="", file=sys.stderr, flush=True)
+        show_progress(f"{gpus} GPUs")
         yield gpus
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    show_progress()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -116,7 +116,7 @@ class Operation:
     """Dispatch or combine of the EP group."""
 
     seconds: float  # alone
-    beside: dict[str, float]  # with a flow of each worker on a tier
+    under_load: dict[str, float]  # with a flow of each worker on a tier
     sent: dict[str, float]  # bytes of a worker, the mean
     rates: dict[str, float]  # bytes a second that a worker's flow gets meanwhile
 
@@ -156,7 +156,7 @@ def _rate(cluster: Cluster, costs: Costs | None, tier: str) -> float:
 
 def _operation(
     alone: OpResult,
-    beside: dict[str, OpResult],
+    under_load: dict[str, OpResult],
     s: StepSetting,
     cluster: Cluster,
     ranks: int,
@@ -173,7 +173,7 @@ def _operation(
     }
     return Operation(
         alone.us * 1e-6,
-        {tier: result.us * 1e-6 for tier, result in beside.items()},
+        {tier: result.us * 1e-6 for tier, result in under_load.items()},
         {tier: sum(found.values()) / ranks for tier, found in ported.items()},
         rates,
     )
@@ -288,7 +288,7 @@ def replay(
             rate = op.rates[part.tier] if op else full[part.tier]
         length = seconds[at] if at < len(segments) else math.inf
         if op and moves and part is not None:
-            length = op.beside[part.tier]
+            length = op.under_load[part.tier]
         rest = (1 - done) * length
         step = min(rest, _rest(part, rate) if part else math.inf)
         now += step

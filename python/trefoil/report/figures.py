@@ -51,8 +51,8 @@ class Figure:
     empty_ranks: int = 0
     seed: int = 1
     start_skew_us: float = 0.0
-    beside: str = "nothing"
-    beside_share: float = 0.0  # of its rate alone, that work beside kept; 0: not known
+    background: str = "nothing"
+    background_share: float = 0.0  # of its rate alone, that background work kept; 0: not known
     gpu: str = ""
     commit: str = ""
 
@@ -65,7 +65,7 @@ class Figure:
     def is_plain(self) -> bool:
         """Balanced, all ranks in step, nothing beside."""
         even = self.routing == "uniform" and not self.ragged and not self.empty_ranks
-        return even and not self.start_skew_us and self.beside == "nothing"
+        return even and not self.start_skew_us and self.background == "nothing"
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class Figure:
         what = (self.op, self.mode, self.layout, self.variant)
         shape = (self.ranks, self.tokens, self.hidden, self.experts, self.topk, self.sms)
         how = (self.routing, self.skew, self.ragged, self.empty_ranks, self.seed)
-        return (*what, *shape, *how, self.start_skew_us, self.beside)
+        return (*what, *shape, *how, self.start_skew_us, self.background)
 
 
 # ---- The kernels' own benchmarks ----------------------------------------------------------------
@@ -105,8 +105,8 @@ def _kernel_times(row: Mapping[str, Any]) -> dict[str, Any]:
         us, low = row["kernel_us"], row["kernel_min_us"]
         high = row.get("kernel_p99_us", row["kernel_max_us"])
         spread = "min to p99" if "kernel_p99_us" in row else "min to max"
-    elif "beside_us" in row:
-        us = low = high = row["beside_us"]
+    elif "background_us" in row:
+        us = low = high = row["background_us"]
         spread = "one figure"
     else:
         return {}
@@ -122,17 +122,17 @@ def _of_kernels(data: Mapping[str, Any], source: str) -> Iterator[Figure]:
         if row.get("check", "ok") != "ok" or not times:
             continue
         op, layout, *rest = row["operation"].split()
-        beside: dict[str, Any] = {}
-        if "beside_us" in row:
-            rest.remove("beside")
-            share = row["product_alone_us"] / row["product_beside_us"]
-            beside = {"beside": row["load"], "beside_share": share}
+        background: dict[str, Any] = {}
+        if "background_us" in row:
+            rest.remove("background")
+            share = row["product_alone_us"] / row["product_background_us"]
+            background = {"background": row["load"], "background_share": share}
         yield Figure(
             op=op,
             mode="ll" if is_ll else "ht",
             layout=layout,
             **_routing(rest, float(row.get("skew", 0))),
-            **beside,
+            **background,
             variant=" ".join(w for w in rest if w != "exact") or "plain",
             **{k: int(row[k]) for k in ("ranks", "tokens", "hidden", "experts", "topk")},
             sms=int(row.get("sms", 0)),
@@ -186,7 +186,9 @@ def _number(text: str | None) -> float:
 def _of_campaign(rows: Iterable[Mapping[str, str]], source: str) -> Iterator[Figure]:
     for row in rows:
         mode, _, layout = row["mode"].partition("-")
-        alone, beside = (_number(row[k]) for k in ("beside_alone_per_second", "beside_per_second"))
+        alone, loaded = (
+            _number(row[k]) for k in ("background_alone_per_second", "background_per_second")
+        )
         if row["op"] == "dispatch" and row["variant"] == "partial":
             continue  # it is the plain one's
         if row["gpu"] in ("", "none"):
@@ -210,8 +212,8 @@ def _of_campaign(rows: Iterable[Mapping[str, str]], source: str) -> Iterator[Fig
             **{k: _number(row[k]) for k in ("skew", "ragged", "start_skew_us")},
             empty_ranks=int(_number(row["empty_ranks"])),
             seed=int(_number(row["seed"])),
-            beside=row["beside"],
-            beside_share=beside / alone if alone else 0.0,
+            background=row["background"],
+            background_share=loaded / alone if alone else 0.0,
             gpu=row["gpu"],
             commit=row["commit"],
         )

@@ -26,12 +26,12 @@ from trefoil.plot import (
     OP_COLOURS,
     ORANGE,
     SKY,
+    annotate,
     as_svg,
     doubling_axis,
     grid_lines,
     log_ticks,
     named_rows,
-    note,
     picture,
     tick_seconds,
 )
@@ -135,7 +135,7 @@ def sm_sweep(title: str, figures: Sequence[Figure], goals: Sequence[Answer]) -> 
     for f in figures:  # a label has the room of a tenth of the axis
         if f.bound_us and f.sms - labelled >= 0.13 * max(sms):
             share = f"{100 * f.bound_us / f.us:.0f} %"
-            note(axes, share, (f.sms, f.high_us), (5, 7), ha="center", fontsize=8)
+            annotate(axes, share, (f.sms, f.high_us), (5, 7), ha="center", fontsize=8)
             labelled = f.sms
     high = max(f.high_us for f in figures)
     axes.set_ylim(0, high * 1.25)
@@ -273,7 +273,7 @@ def ratios(
         axes.plot(x, y, linestyle="none", marker="D", markersize=4.5, color=INK,
                   label="bytes of the busiest port")  # fmt: skip
     for row, value, bound in zip(rows, times, bounds, strict=True):
-        note(axes, f"{value:.2f}", (max(value, bound), row), (7, 0), va="center", fontsize=8)
+        annotate(axes, f"{value:.2f}", (max(value, bound), row), (7, 0), va="center", fontsize=8)
     axes.axvline(1, color=GREY, linewidth=0.9)
     named_rows(axes, rows, labels)
     axes.set_xlim(0, 1.15 * max(*times, *bounds, 1))

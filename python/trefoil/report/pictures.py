@@ -12,11 +12,11 @@ from matplotlib.ticker import FuncFormatter
 from trefoil.plot import (
     INK,
     OP_COLOURS,
+    annotate,
     as_svg,
     grid_lines,
     log_ticks,
     named_rows,
-    note,
     picture,
     tick_seconds,
 )
@@ -96,7 +96,7 @@ def time_points(runs: Sequence[Run]) -> str:
             y = n + (m - 1.5) * 0.2
             axes.plot(seconds, y, "o", color=OP_COLOURS[op], markersize=5)
             text = f"{op} {format_seconds(seconds)}"
-            note(axes, text, (seconds, y), (6, 0), va="center", fontsize=8)
+            annotate(axes, text, (seconds, y), (6, 0), va="center", fontsize=8)
     axes.set_xscale("log")
     axes.set_xlim(low / 2, high * 60)
     grid_lines(axes, "x")
@@ -134,7 +134,7 @@ def prediction_curves(plan: Plan) -> str:
             style = {"marker": marker, "markersize": 7 if op == "dispatch" else 4.5, **ALONE}
             axes.plot(point.gpus, value, color=OP_COLOURS[op], markerfacecolor=filled, **style)
         up = 0 if not close else 6 if op == upper else -6
-        note(axes, op, (gpus[-1], seconds[-1]), (7, up), va="center", color=OP_COLOURS[op])
+        annotate(axes, op, (gpus[-1], seconds[-1]), (7, up), va="center", color=OP_COLOURS[op])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(gpus, [str(g) for g in gpus])

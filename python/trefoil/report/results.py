@@ -7,13 +7,12 @@ does not fit raises ResultError with a sentence that names the file and the fiel
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trefoil.inputs import read_text
+from trefoil.inputs import read_json
 
 TIERS = ("self", "nvlink", "net")
 
@@ -152,12 +151,7 @@ class Fields:
 
 
 def load(path: Path) -> Fields:
-    try:
-        return Fields(json.loads(read_text(path)), str(path))
-    except OSError as error:
-        raise ResultError(f"{path}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ResultError(f"{path}: not JSON: {error}") from error
+    return Fields(read_json(path, ResultError), str(path))
 
 
 def _run(data: Any, where: str) -> Run:

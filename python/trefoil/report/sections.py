@@ -49,17 +49,17 @@ def _goal_cell(a: Answer) -> dict[str, str]:
     """Figure, goal and the plain copy, as a cell or a row shows them."""
     f = a.figure
     if f is None:
-        return {"measured": "not measured", "spread": "", "beside": "", "mark": "–", "good": ""}
-    beside = ""
+        return {"measured": "not measured", "spread": "", "bound": "", "mark": "–", "good": ""}
+    bound = ""
     if f.bound_us and a.mode == "ll":
-        beside = f"{f.us / (f.bound_us + plots.BASE_US):.2f} ×"
+        bound = f"{f.us / (f.bound_us + plots.BASE_US):.2f} ×"
     elif f.bound_us:
-        beside = f"{100 * f.bound_us / f.us:.0f} %"
+        bound = f"{100 * f.bound_us / f.us:.0f} %"
     mark, good = ("✓ reached", "good") if a.reached else ("✗ missed", "bad")
     return {
         "measured": _exact_us(f.us, a.goal_us),
         "spread": f"{_us(f.low_us)} – {_us(f.high_us)}",
-        "beside": beside,
+        "bound": bound,
         "mark": mark,
         "good": good,
         "sms": f"{f.sms}" if f.sms else "",
@@ -176,16 +176,16 @@ def _how(f: Figure) -> str:
         words.append(f"{f.empty_ranks} empty rank{'s'[: f.empty_ranks > 1]}")
     if f.start_skew_us:
         words.append(f"last rank {f.start_skew_us:g} µs late")
-    if f.beside != "nothing":
-        kept = f", kept {100 * f.beside_share:.0f} %" if f.beside_share else ""
-        words.append(f"{f.beside} beside" + (f" {f.sms} SMs" if f.sms else "") + kept)
+    if f.background != "nothing":
+        kept = f", kept {100 * f.background_share:.0f} %" if f.background_share else ""
+        words.append(f"background {f.background}" + (f" on {f.sms} SMs" if f.sms else "") + kept)
     return ", ".join(words)
 
 
 def _bar(f: Figure) -> str:
     """What happened, to which operation, with how many SMs (high throughput)."""
     variant = "" if f.variant == "plain" else f" {f.variant}"
-    sms = f" [{f.sms}]" if f.mode == "ht" and f.sms and f.beside == "nothing" else ""
+    sms = f" [{f.sms}]" if f.mode == "ht" and f.sms and f.background == "nothing" else ""
     return f"{_how(f)}: {f.op}{variant}{sms}"
 
 
@@ -196,7 +196,7 @@ KINDS: tuple[tuple[str, str, Callable[[Figure], bool]], ...] = (
         lambda f: f.routing != "uniform" or f.ragged > 0 or f.empty_ranks > 0,
     ),
     ("A late rank", "start skew", lambda f: f.start_skew_us > 0),
-    ("Work beside", "start skew", lambda f: f.beside != "nothing"),
+    ("Background work", "start skew", lambda f: f.background != "nothing"),
 )
 
 
@@ -208,7 +208,7 @@ def _undisturbed(f: Figure, plain: Sequence[Figure]) -> Figure | None:
 
 
 def circumstances(figures: Sequence[Figure], own: Own) -> dict[str, Any]:
-    """Skew, start skew and work beside, each relative to the same shape without it."""
+    """Skew, start skew and background work, each relative to the same shape without it."""
     plain = [f for f in figures if f.is_plain]
     pictures, missing = [], []
     for title, stage, belongs in KINDS:

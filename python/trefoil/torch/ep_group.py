@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from trefoil import ep
+from trefoil.ep.comm import Scoped
 from trefoil.on_device import device_of_library, enter_device
 
 _live: dict[int, EPGroup] = {}
@@ -50,7 +50,7 @@ def require(
     )
 
 
-class EPGroup:
+class EPGroup(Scoped):
     """The ranks of comm, with limits that are equal on all of them. Making it is collective.
 
     num_experts: of all ranks. num_topk: K. max_tokens: N, of one rank in one call. hidden: largest
@@ -174,17 +174,9 @@ class EPGroup:
             if self._stream:
                 self._stream.destroy()
 
-    def __enter__(self) -> EPGroup:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def _end(self, failed: bool) -> None:
         """With an exception on its way other ranks may not come: the communicator is aborted."""
-        if kind is None:
-            self.destroy()
-        else:
+        if failed:
             _live.pop(self.key, None)
+        else:
+            self.destroy()

@@ -189,8 +189,8 @@ def _fake_dispatch(
     g = group_of(group)
     require("x", x, (g.dtype,), -1, -1, device=g.torch_device)
     require("topk_weights", weights, (torch.float32,), -1, g.num_topk, device=g.torch_device)
-    rows, beside = x.new_empty(g.slots, x.shape[1]), weights.new_empty(g.slots, g.num_topk)
-    return rows, beside, beside.new_empty(beside.shape, dtype=torch.int64)
+    rows, row_weights = x.new_empty(g.slots, x.shape[1]), weights.new_empty(g.slots, g.num_topk)
+    return rows, row_weights, row_weights.new_empty(row_weights.shape, dtype=torch.int64)
 
 
 def _fake_combine(rows: Tensor, routing: Tensor, tokens: int, group: int, order: Tensor) -> Tensor:

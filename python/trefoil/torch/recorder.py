@@ -101,7 +101,7 @@ def _write(path: Path, ranks: list[list[Step]], experts: int, provenance: dict[s
     counts = np.array([len(step.ids) for step in calls]).reshape(steps.pop(), len(ranks))
     ends = counts.cumsum().reshape(counts.shape)
     offsets = np.concatenate([(ends - counts)[:, :1], ends], axis=1).astype(np.int64)
-    note = {
+    metadata = {
         "format": "trefoil-trace",
         "version": 1,
         "num_ranks": len(ranks),
@@ -122,6 +122,6 @@ def _write(path: Path, ranks: list[list[Step]], experts: int, provenance: dict[s
     whole = io.BytesIO()
     np.savez_compressed(whole, **arrays)
     with zipfile.ZipFile(whole, "a") as members:
-        members.writestr("trefoil.json", json.dumps(note))
+        members.writestr("trefoil.json", json.dumps(metadata))
     with open_whole(path, "wb") as file:
         file.write(whole.getvalue())

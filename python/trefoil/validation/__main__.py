@@ -25,7 +25,7 @@ from typing import Any
 from trefoil.program import SignalError, run_json
 from trefoil.reference import TrefoilError
 from trefoil.sentence_parser import SentenceParser
-from trefoil.verb import run
+from trefoil.verb import run, show_progress
 
 OK, FAILED, USAGE = 0, 1, 2
 PARTS = ("results", "bytes", "times")
@@ -92,7 +92,7 @@ def validate(a: argparse.Namespace) -> dict[str, Any]:
     """What --json prints; a part that was not asked for is null."""
     answer: dict[str, Any] = {"format": "trefoil-validate", "version": 1, "ok": True}
     for part in PARTS:
-        show(f"{part} ...")
+        show_progress(f"{part} ...")
         if part not in a.only:
             answer[part] = None
             continue
@@ -106,7 +106,7 @@ def validate(a: argparse.Namespace) -> dict[str, Any]:
             break
         answer[part] = found
         answer["ok"] = answer["ok"] and bool(found["ok"]) and _is_whole(part, found, a)
-    show("")
+    show_progress()
     return answer
 
 
@@ -121,11 +121,6 @@ def _is_whole(part: str, found: dict[str, Any], a: argparse.Namespace) -> bool:
 
 def _stop(number: int, _: object) -> None:
     raise SignalError(number)
-
-
-def show(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 # ---- As text ------------------------------------------------------------------------------------
@@ -217,11 +212,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return FAILED
     except (TrefoilError, ValueError, OSError) as error:
-        show("")
+        show_progress()
         print(f"trefoil validate: {error}", file=sys.stderr)
         return FAILED
     except SignalError as stopped:
-        show("")
+        show_progress()
         print(f"trefoil validate: interrupted ({stopped})", file=sys.stderr)
         return 128 + stopped.number
     finally:

@@ -169,8 +169,8 @@ def _fitted_closed_form(record: str) -> float | None:
     for folder in places.homes("models/costs", "costs"):
         path = folder / f"{record}.json"
         if path.exists():
-            beside = json.loads(read_text(path))["fit"]["beside"]
-            return float(beside["closed-form"]["outside"]["mape_percent"])
+            forms = json.loads(read_text(path))["fit"]["forms"]
+            return float(forms["closed-form"]["outside"]["mape_percent"])
     return None
 
 

@@ -1,6 +1,6 @@
-/* Rank 0 and those who come to it (the conversation: launch_meet.h). All are heard at once, so that one that
+/* Rank 0 and its clients (the conversation: launch_rendezvous.h). All are served at once, so that one that
  * is silent holds up no other. */
-#include "validate/launch_meet.h"
+#include "validate/launch_rendezvous.h"
 
 #include "plan/error.h"
 
@@ -11,83 +11,83 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_GUESTS = 128 };
+enum { MAX_CLIENTS = 128 };
 #define SETTLE_SECONDS 0.5 /* by hand: time for a second launch of the same name to show itself */
 
-typedef struct guest {
+typedef struct client {
   int socket; /* -1: none */
   double end;
-  int isChallenged; /* hello has come, its proof is awaited */
+  int isChallenged; /* handshake has come, its proof is awaited */
   size_t got;
-  ep_launch_hello_t hello;
+  ep_launch_handshake_t handshake;
   uint64_t proof, cookie;
-  uint32_t verdict; /* on its hello */
+  uint32_t verdict; /* on its handshake */
   ep_launch_peer_t who;
   ep_launch_foreign_t peer;
-} guest_t;
+} client_t;
 
-typedef struct door {
+typedef struct acceptor {
   ep_launch_t *launch;
   int listener;
-  guest_t guests[MAX_GUESTS];
+  client_t clients[MAX_CLIENTS];
   ep_launch_foreign_t foreign;
-  int isTwice; /* a seat was asked for by two */
-} door_t;
+  int isTwice; /* a rank was claimed by two */
+} acceptor_t;
 
-static void sendAway(door_t *d, guest_t *g, int isForeign) {
+static void reject(acceptor_t *d, client_t *g, int isForeign) {
   if (isForeign) epLaunchCountForeign(&d->foreign, &g->peer);
   close(g->socket);
   g->socket = -1;
 }
 
 /* A new connection takes a free place, or the one that has been here longest. */
-static void letIn(door_t *d) {
+static void acceptClient(acceptor_t *d) {
   struct timespec pause = {0, 5000000};
   int s = accept4(d->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (s < 0) { /* out of descriptors: they become free when guests are sent away */
+  if (s < 0) { /* out of descriptors: they become free when clients are sent away */
     nanosleep(&pause, NULL);
     return;
   }
-  guest_t *place = &d->guests[0];
-  for (int i = 1; i < MAX_GUESTS && place->socket >= 0; i++)
-    if (d->guests[i].socket < 0 || d->guests[i].end < place->end) place = &d->guests[i];
-  if (place->socket >= 0) sendAway(d, place, 1);
-  *place = (guest_t){.socket = s, .end = epNow() + epLaunchHelloSeconds(d->launch)};
+  client_t *place = &d->clients[0];
+  for (int i = 1; i < MAX_CLIENTS && place->socket >= 0; i++)
+    if (d->clients[i].socket < 0 || d->clients[i].end < place->end) place = &d->clients[i];
+  if (place->socket >= 0) reject(d, place, 1);
+  *place = (client_t){.socket = s, .end = epNow() + epLaunchHandshakeSeconds(d->launch)};
   place->who = epLaunchPeer(d->launch, s, &place->peer);
-  if (place->who == EP_LAUNCH_FOREIGN) sendAway(d, place, 1);
+  if (place->who == EP_LAUNCH_FOREIGN) reject(d, place, 1);
 }
 
-/* The hello is complete: says which process rank 0 is. A rank of another size closes the connection itself:
+/* The handshake is complete: tells which process rank 0 is. A rank of another size closes the connection:
  * it asks the kernel whose the other end is after it has read the answer. */
-static void challengeClient(door_t *d, guest_t *g) {
+static void challengeClient(acceptor_t *d, client_t *g) {
   const ep_launch_t *l = d->launch;
-  if (memcmp(g->hello.magic, EP_LAUNCH_MAGIC, sizeof g->hello.magic)) {
-    sendAway(d, g, 1);
+  if (memcmp(g->handshake.magic, EP_LAUNCH_MAGIC, sizeof g->handshake.magic)) {
+    reject(d, g, 1);
     return;
   }
   g->cookie = epLaunchCookie();
-  int isOther = g->hello.job != epLaunchJobHash(l), R = l->numRanks;
+  int isOther = g->handshake.job != epLaunchJobHash(l), R = l->numRanks;
   uint32_t verdict = isOther ? EP_LAUNCH_OTHER
-                     : g->hello.numRanks != (uint32_t)R || g->hello.rank >= (uint32_t)R
+                     : g->handshake.numRanks != (uint32_t)R || g->handshake.rank >= (uint32_t)R
                          ? EP_LAUNCH_OTHER_SIZE
                          : EP_LAUNCH_WELCOME;
   ep_launch_answer_t a = {
       .magic = EP_LAUNCH_MAGIC, .verdict = verdict, .numRanks = (uint32_t)R, .cookie = g->cookie};
-  a.proof = isOther ? 0 : epLaunchProof(l, &g->hello, g->cookie, verdict, 0);
+  a.proof = isOther ? 0 : epLaunchProof(l, &g->handshake, g->cookie, verdict, 0);
   g->isChallenged = 1;
   g->verdict = verdict;
   g->got = 0;
-  if (epLaunchMove(g->socket, &a, sizeof a, 1, 0) <= 0 || isOther) sendAway(d, g, 1);
+  if (epLaunchMove(g->socket, &a, sizeof a, 1, 0) <= 0 || isOther) reject(d, g, 1);
 }
 
-/* The proof is complete: the rank takes its seat. */
-static void seat(door_t *d, guest_t *g) {
+/* The proof is complete: the rank is admitted. */
+static void admit(acceptor_t *d, client_t *g) {
   ep_launch_t *l = d->launch;
-  uint32_t rank = g->hello.rank;
+  uint32_t rank = g->handshake.rank;
   char byte;
   if (g->verdict != EP_LAUNCH_WELCOME ||
-      g->proof != epLaunchProof(l, &g->hello, g->cookie, EP_LAUNCH_WELCOME, 1)) {
-    sendAway(d, g, 1);
+      g->proof != epLaunchProof(l, &g->handshake, g->cookie, EP_LAUNCH_WELCOME, 1)) {
+    reject(d, g, 1);
     return;
   }
   int old = rank > 0 ? l->sockets[rank] : -1;
@@ -103,37 +103,37 @@ static void seat(door_t *d, guest_t *g) {
   g->socket = -1;
 }
 
-static void listenTo(door_t *d, guest_t *g) {
-  void *into = g->isChallenged ? (void *)&g->proof : (void *)&g->hello;
-  size_t bytes = g->isChallenged ? sizeof g->proof : sizeof g->hello;
+static void readClient(acceptor_t *d, client_t *g) {
+  void *into = g->isChallenged ? (void *)&g->proof : (void *)&g->handshake;
+  size_t bytes = g->isChallenged ? sizeof g->proof : sizeof g->handshake;
   ssize_t n = recv(g->socket, (char *)into + g->got, bytes - g->got, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   if (n <= 0) {
-    sendAway(d, g, 1);
+    reject(d, g, 1);
     return;
   }
   g->got += (size_t)n;
   if (g->got < bytes) return;
   if (g->isChallenged)
-    seat(d, g);
+    admit(d, g);
   else
     challengeClient(d, g);
 }
 
-/* Looks at listener and guests once, for `ms` at most. */
-static void lookOnce(door_t *d, int ms) {
-  struct pollfd ready[MAX_GUESTS + 1];
-  for (int i = 0; i < MAX_GUESTS; i++)
-    ready[i] = (struct pollfd){.fd = d->guests[i].socket, .events = POLLIN};
-  ready[MAX_GUESTS] = (struct pollfd){.fd = d->listener, .events = POLLIN};
-  if (poll(ready, MAX_GUESTS + 1, ms) < 0) return;
+/* Looks at listener and clients once, for `ms` at most. */
+static void pollOnce(acceptor_t *d, int ms) {
+  struct pollfd ready[MAX_CLIENTS + 1];
+  for (int i = 0; i < MAX_CLIENTS; i++)
+    ready[i] = (struct pollfd){.fd = d->clients[i].socket, .events = POLLIN};
+  ready[MAX_CLIENTS] = (struct pollfd){.fd = d->listener, .events = POLLIN};
+  if (poll(ready, MAX_CLIENTS + 1, ms) < 0) return;
   double now = epNow();
-  for (int i = 0; i < MAX_GUESTS; i++) {
-    guest_t *g = &d->guests[i];
-    if (g->socket >= 0 && ready[i].revents) listenTo(d, g);
-    if (g->socket >= 0 && !d->isTwice && now > g->end) sendAway(d, g, 1);
+  for (int i = 0; i < MAX_CLIENTS; i++) {
+    client_t *g = &d->clients[i];
+    if (g->socket >= 0 && ready[i].revents) readClient(d, g);
+    if (g->socket >= 0 && !d->isTwice && now > g->end) reject(d, g, 1);
   }
-  if (ready[MAX_GUESTS].revents & POLLIN) letIn(d);
+  if (ready[MAX_CLIENTS].revents & POLLIN) acceptClient(d);
 }
 
 static int firstMissing(const ep_launch_t *l) {
@@ -142,22 +142,22 @@ static int firstMissing(const ep_launch_t *l) {
   return 0;
 }
 
-/* The last word to all who sit, and to guests that wait for one. */
-static void reportAll(door_t *d, ep_launch_end_t *f) {
+/* The last message to all ranks, and to clients that wait for one. */
+static void reportAll(acceptor_t *d, ep_launch_end_t *f) {
   double end = epNow() + 1;
   for (int r = 1; r < d->launch->numRanks; r++)
     if (d->launch->sockets[r] >= 0) epLaunchMove(d->launch->sockets[r], f, sizeof *f, 1, end);
-  for (int i = 0; i < MAX_GUESTS; i++) {
-    guest_t *g = &d->guests[i];
+  for (int i = 0; i < MAX_CLIENTS; i++) {
+    client_t *g = &d->clients[i];
     if (g->socket >= 0 && d->isTwice && g->isChallenged)
       epLaunchMove(g->socket, f, sizeof *f, 1, end);
-    if (g->socket >= 0) sendAway(d, g, 0);
+    if (g->socket >= 0) reject(d, g, 0);
   }
 }
 
-static trefoil_result_t receiveAll(door_t *d) {
+static trefoil_result_t receiveAll(acceptor_t *d) {
   ep_launch_t *l = d->launch;
-  double end = epNow() + l->meetSeconds, settled = 0;
+  double end = epNow() + l->rendezvousSeconds, settled = 0;
   char foreign[280];
   ep_launch_end_t f = {.verdict = EP_LAUNCH_SEATED};
   while (!d->isTwice) {
@@ -168,28 +168,29 @@ static trefoil_result_t receiveAll(door_t *d) {
     if (!missing) until = settled;
     if (now >= until) break;
     double ms = (until - now) * 1e3;
-    lookOnce(d, ms > 1000 ? 1000 : (int)ms + 1);
+    pollOnce(d, ms > 1000 ? 1000 : (int)ms + 1);
   }
-  for (int i = 0; i < MAX_GUESTS; i++)
-    if (d->guests[i].socket >= 0 && !d->isTwice) sendAway(d, &d->guests[i], 1);
+  for (int i = 0; i < MAX_CLIENTS; i++)
+    if (d->clients[i].socket >= 0 && !d->isTwice) reject(d, &d->clients[i], 1);
   f.about = (uint32_t)firstMissing(l);
   f.numForeign = (uint32_t)d->foreign.count;
   if (f.about) f.verdict = EP_LAUNCH_MISSING;
   if (d->isTwice) f.verdict = EP_LAUNCH_TWICE;
   reportAll(d, &f);
-  if (d->isTwice) return epLaunchTwice(l, "a seat was asked for twice");
+  if (d->isTwice) return epLaunchTwice(l, "a rank was claimed twice");
   EP_CHECK(!f.about, TREFOIL_REMOTE_ERROR, "rank %d did not come within %d s of the start%s",
-           (int)f.about, l->meetSeconds, epLaunchForeignText(&d->foreign, foreign, sizeof foreign));
+           (int)f.about, l->rendezvousSeconds,
+           epLaunchForeignText(&d->foreign, foreign, sizeof foreign));
   return TREFOIL_OK;
 }
 
 trefoil_result_t epLaunchReceive(ep_launch_t *l, int listener, const ep_launch_foreign_t *foreign) {
-  door_t *d = calloc(1, sizeof *d);
+  acceptor_t *d = calloc(1, sizeof *d);
   EP_CHECK(d, TREFOIL_SYSTEM_ERROR, "out of memory");
   d->launch = l;
   d->listener = listener;
   d->foreign = *foreign;
-  for (int i = 0; i < MAX_GUESTS; i++) d->guests[i].socket = -1;
+  for (int i = 0; i < MAX_CLIENTS; i++) d->clients[i].socket = -1;
   trefoil_result_t rc = receiveAll(d);
   free(d);
   return rc;

@@ -1,5 +1,5 @@
-/* Where the ranks of a launch meet, and how a rank goes to rank 0 (the conversation: launch_meet.h). */
-#include "validate/launch_meet.h"
+/* Where the ranks of a launch meet, and how a rank goes to rank 0 (the conversation: launch_rendezvous.h). */
+#include "validate/launch_rendezvous.h"
 
 #include "plan/error.h"
 
@@ -57,46 +57,48 @@ static int callPlace(const ep_launch_t *l, const ep_launch_place_t *p) {
   if (s < 0) return -1;
   if (connect(s, (const struct sockaddr *)&p->address, p->bytes) == 0) return s;
   struct pollfd ready = {.fd = s, .events = POLLOUT};
-  if (errno == EINPROGRESS && poll(&ready, 1, epLaunchHelloSeconds(l) * 1000) == 1 &&
+  if (errno == EINPROGRESS && poll(&ready, 1, epLaunchHandshakeSeconds(l) * 1000) == 1 &&
       getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 && error == 0)
     return s;
   close(s);
   return -1;
 }
 
-/* Hello and answer. What listens at a local place is asked for before it is told anything; over TCP the
+/* Handshake and answer. What listens at a local place is asked for before it is told anything; over TCP the
  * kernel knows the other's user once it has answered. */
-static int converse(ep_launch_t *l, const ep_launch_place_t *p, int s, ep_launch_hello_t *hello,
-                    ep_launch_answer_t *said, ep_launch_foreign_t *peer) {
-  double end = epNow() + epLaunchHelloSeconds(l);
+static int converse(ep_launch_t *l, const ep_launch_place_t *p, int s,
+                    ep_launch_handshake_t *handshake, ep_launch_answer_t *said,
+                    ep_launch_foreign_t *peer) {
+  double end = epNow() + epLaunchHandshakeSeconds(l);
   if (p->address.ss_family == AF_UNIX && epLaunchPeer(l, s, peer) == EP_LAUNCH_FOREIGN) return 0;
-  if (epLaunchMove(s, hello, sizeof *hello, 1, end) <= 0 ||
+  if (epLaunchMove(s, handshake, sizeof *handshake, 1, end) <= 0 ||
       epLaunchMove(s, said, sizeof *said, 0, end) <= 0)
     return 0;
   ep_launch_peer_t who = epLaunchPeer(l, s, peer);
   l->numElsewhere = who == EP_LAUNCH_ELSEWHERE;
   return who != EP_LAUNCH_FOREIGN && !memcmp(said->magic, EP_LAUNCH_MAGIC, sizeof said->magic) &&
-         said->proof == epLaunchProof(l, hello, said->cookie, said->verdict, 0);
+         said->proof == epLaunchProof(l, handshake, said->cookie, said->verdict, 0);
 }
 
 /* One conversation as far as the proofs. The socket (verdict WELCOME or OTHER_SIZE), or -1: try again. */
 static int introduce(ep_launch_t *l, const ep_launch_place_t *p, ep_launch_foreign_t *foreign,
                      ep_launch_answer_t *said) {
-  ep_launch_hello_t hello = {.magic = EP_LAUNCH_MAGIC,
-                             .rank = (uint32_t)l->rank,
-                             .numRanks = (uint32_t)l->numRanks,
-                             .job = epLaunchJobHash(l),
-                             .cookie = epLaunchCookie()};
+  ep_launch_handshake_t handshake = {.magic = EP_LAUNCH_MAGIC,
+                                     .rank = (uint32_t)l->rank,
+                                     .numRanks = (uint32_t)l->numRanks,
+                                     .job = epLaunchJobHash(l),
+                                     .cookie = epLaunchCookie()};
   ep_launch_foreign_t peer = {0};
   int s = callPlace(l, p);
   if (s < 0) return -1;
-  if (!converse(l, p, s, &hello, said, &peer)) {
+  if (!converse(l, p, s, &handshake, said, &peer)) {
     epLaunchCountForeign(foreign, &peer);
   } else if (said->verdict == EP_LAUNCH_OTHER_SIZE) {
     return s;
   } else {
-    uint64_t proof = epLaunchProof(l, &hello, said->cookie, EP_LAUNCH_WELCOME, 1);
-    if (epLaunchMove(s, &proof, sizeof proof, 1, epNow() + epLaunchHelloSeconds(l)) > 0) return s;
+    uint64_t proof = epLaunchProof(l, &handshake, said->cookie, EP_LAUNCH_WELCOME, 1);
+    if (epLaunchMove(s, &proof, sizeof proof, 1, epNow() + epLaunchHandshakeSeconds(l)) > 0)
+      return s;
   }
   close(s);
   return -1;
@@ -106,24 +108,26 @@ static int introduce(ep_launch_t *l, const ep_launch_place_t *p, ep_launch_forei
 static trefoil_result_t waitForAll(ep_launch_t *l, int s) {
   ep_launch_end_t f = {0};
   char foreign[280];
-  int rc = epLaunchMove(s, &f, sizeof f, 0, epNow() + l->meetSeconds + epLaunchHelloSeconds(l));
+  int rc = epLaunchMove(s, &f, sizeof f, 0,
+                        epNow() + l->rendezvousSeconds + epLaunchHandshakeSeconds(l));
   if (rc > 0 && f.verdict == EP_LAUNCH_SEATED) {
     l->sockets[0] = s;
     return TREFOIL_OK;
   }
   close(s);
   EP_CHECK(rc >= 0, TREFOIL_REMOTE_ERROR, "rank 0 gave no answer in a barrier round within %d s",
-           l->meetSeconds);
+           l->rendezvousSeconds);
   EP_CHECK(rc > 0, TREFOIL_REMOTE_ERROR, "rank 0's process has ended, or a process it waits for");
   if (f.verdict == EP_LAUNCH_TWICE)
-    return epLaunchTwice(l, "its seat, or rank 0's, was asked for twice");
+    return epLaunchTwice(l, "its rank, or rank 0, was claimed twice");
   ep_launch_foreign_t a = {.count = (int)f.numForeign};
   return epFail(TREFOIL_REMOTE_ERROR, "rank %d did not come within %d s of the start%s",
-                (int)f.about, l->meetSeconds, epLaunchForeignText(&a, foreign, sizeof foreign));
+                (int)f.about, l->rendezvousSeconds,
+                epLaunchForeignText(&a, foreign, sizeof foreign));
 }
 
 static trefoil_result_t goToRank0(ep_launch_t *l, const ep_launch_place_t *p) {
-  double end = epNow() + l->meetSeconds;
+  double end = epNow() + l->rendezvousSeconds;
   struct timespec pause = {0, 20000000};
   ep_launch_foreign_t a = {0};
   ep_launch_answer_t said = {.verdict = 0};
@@ -139,12 +143,13 @@ static trefoil_result_t goToRank0(ep_launch_t *l, const ep_launch_place_t *p) {
           l->numRanks, (int)said.numRanks);
     }
     EP_CHECK(epNow() < end, TREFOIL_REMOTE_ERROR,
-             "rank 0 could not be reached within %d s of the start, at %s%s%s", l->meetSeconds,
-             p->name, epLaunchForeignText(&a, foreign, sizeof foreign),
+             "rank 0 could not be reached within %d s of the start, at %s%s%s",
+             l->rendezvousSeconds, p->name, epLaunchForeignText(&a, foreign, sizeof foreign),
              p->address.ss_family == AF_UNIX
                  ? "; ranks on several hosts need MASTER_ADDR and MASTER_PORT"
                  : "");
-    pause.tv_nsec = a.count ? 200000000 : 20000000; /* no hail of greetings to strangers */
+    pause.tv_nsec =
+        a.count ? 200000000 : 20000000; /* no flood of handshakes to unknown processes */
     nanosleep(&pause, NULL);
   }
 }
@@ -168,7 +173,7 @@ static trefoil_result_t takenPlace(ep_launch_t *l, const ep_launch_place_t *p,
 }
 
 static trefoil_result_t waitForRanks(ep_launch_t *l, const ep_launch_place_t *p) {
-  double end = epNow() + l->meetSeconds;
+  double end = epNow() + l->rendezvousSeconds;
   struct timespec pause = {0, 100000000};
   int family = p->address.ss_family, yes = 1, s;
   ep_launch_foreign_t a = {0};

@@ -2,14 +2,14 @@
 // the operation takes.
 //
 // Three loads on a stream of the lowest priority, the operations on one of the highest:
-//   own         the product of validate/gpu_beside.cu, one block on each SM that the operation leaves
+//   own         the product of validate/gpu_background.cu, one block on each SM that the operation leaves
 //   cublas      cuBLAS, told to use as many SMs as the operation leaves
 //   cublas all  cuBLAS on all SMs, whose blocks make room for the operation's as they end
 // Each rank queues many products with an event after every fourth, then the operations between two events.
 // What counts of the products are those that began and ended while operations ran. cuBLAS is looked for
 // when the program runs (libcublas.so.13 or .12): nothing is linked.
-#ifndef TREFOIL_TESTS_KERNELS_HT_BESIDE_CUH
-#define TREFOIL_TESTS_KERNELS_HT_BESIDE_CUH
+#ifndef TREFOIL_TESTS_KERNELS_HT_BACKGROUND_CUH
+#define TREFOIL_TESTS_KERNELS_HT_BACKGROUND_CUH
 
 #include "ht_work.cuh"
 
@@ -49,7 +49,7 @@ struct Cublas {
 enum Load { OWN, CUBLAS_LEFT, CUBLAS_ALL, NUM_LOADS };
 const char *const LOADS[] = {"own", "cublas", "cublas all"};
 
-struct Beside {
+struct Background {
   static constexpr int SIZE = 4096, OPERATIONS = 48;
   static constexpr int EVENTS = 150, EACH = 4; // products: so many events, one after each four
   static constexpr size_t WORKSPACE = 64 << 20;
@@ -77,7 +77,7 @@ struct Beside {
   void measure(const Work &work, bool combine, const Sms &n);
 };
 
-void Beside::open(Rows &r) {
+void Background::open(Rows &r) {
   rows = &r;
   hasCublas = cublas.load();
   if (!hasCublas) printf("no cuBLAS here: beside products of our own only\n");
@@ -108,7 +108,7 @@ void Beside::open(Rows &r) {
   }
 }
 
-void Beside::close() {
+void Background::close() {
   for (Rank &k : ranks) {
     for (char *m : {k.a, k.b, k.c, k.workspace}) CU(cudaFree(m));
     for (cudaEvent_t e : k.done) CU(cudaEventDestroy(e));
@@ -116,7 +116,7 @@ void Beside::close() {
   ranks.clear();
 }
 
-void Beside::product(int r, Load load, int sms) {
+void Background::product(int r, Load load, int sms) {
   Rank &k = ranks[r];
   if (load == OWN) {
     OK(epGpuProduct(k.a, sms, k.low));
@@ -136,7 +136,8 @@ double elapsedUs(cudaEvent_t from, cudaEvent_t to) {
 }
 
 // load -1: none.
-Beside::Figures Beside::run(const Work &work, bool combine, const Sms &n, int load, bool operates) {
+Background::Figures Background::run(const Work &work, bool combine, const Sms &n, int load,
+                                    bool operates) {
   const Ranks &w = *work.w;
   const int left = GRID - n.sms;
   for (int r = 0; r < work.s.R; r++) {
@@ -187,7 +188,7 @@ Beside::Figures Beside::run(const Work &work, bool combine, const Sms &n, int lo
   return f;
 }
 
-void Beside::measure(const Work &work, bool combine, const Sms &n) {
+void Background::measure(const Work &work, bool combine, const Sms &n) {
   const std::string name = work.name(combine ? "combine" : "dispatch");
   const double share = (double)GRID / (GRID - n.sms);
   run(work, combine, n, -1, true); // warms up
@@ -211,15 +212,16 @@ void Beside::measure(const Work &work, bool combine, const Sms &n) {
     fflush(stdout);
     if (!rows->json) continue;
     rows->next();
-    fprintf(rows->json,
-            "{\"operation\": \"%s beside\", \"check\": \"ok\", \"load\": \"%s\", \"sms\": %d, "
-            "\"senders\": %d, \"ranks\": %d, \"tokens\": %d, \"topk\": %d, \"experts\": %d, "
-            "\"hidden\": %d, \"alone_us\": %.2f, \"beside_us\": %.2f, \"product_alone_us\": %.2f, "
-            "\"product_beside_us\": %.2f, \"slower\": %.4f, \"product_slower\": %.4f, "
-            "\"product_share\": %.4f}",
-            name.c_str(), LOADS[load], n.sms, n.senders, work.s.R, work.s.N, work.s.K, work.s.E,
-            work.s.width, alone.operation, both.operation, without.product, both.product, opSlower,
-            productSlower, load == CUBLAS_ALL ? share : 1.0);
+    fprintf(
+        rows->json,
+        "{\"operation\": \"%s background\", \"check\": \"ok\", \"load\": \"%s\", \"sms\": %d, "
+        "\"senders\": %d, \"ranks\": %d, \"tokens\": %d, \"topk\": %d, \"experts\": %d, "
+        "\"hidden\": %d, \"alone_us\": %.2f, \"background_us\": %.2f, \"product_alone_us\": %.2f, "
+        "\"product_background_us\": %.2f, \"slower\": %.4f, \"product_slower\": %.4f, "
+        "\"product_share\": %.4f}",
+        name.c_str(), LOADS[load], n.sms, n.senders, work.s.R, work.s.N, work.s.K, work.s.E,
+        work.s.width, alone.operation, both.operation, without.product, both.product, opSlower,
+        productSlower, load == CUBLAS_ALL ? share : 1.0);
   }
 }
 

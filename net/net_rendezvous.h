@@ -1,8 +1,8 @@
 /* How ranks find each other: a listener's handle goes to all ranks, which then join every pair of them by two
  * sockets. Unix sockets for the copy carrier (descriptors of memory go over them), TCP for the other one.
  * A handle holds a secret: a process that does not know it is not let in. */
-#ifndef TREFOIL_NET_MEET_H
-#define TREFOIL_NET_MEET_H
+#ifndef TREFOIL_NET_RENDEZVOUS_H
+#define TREFOIL_NET_RENDEZVOUS_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -26,8 +26,8 @@ int epNetListen(const ep_net_settings_t *settings, void *handle, ep_net_listener
                 char *why);
 void epNetListenClose(ep_net_listener_t *listener);
 /* ends[numRanks]; those of `rank` itself are -1. Non-blocking sockets. */
-int epNetMeet(ep_net_listener_t *listener, void *const *handles, int numRanks, int rank,
-              int64_t limitNs, ep_net_ends_t *ends, char *why);
+int epNetRendezvous(ep_net_listener_t *listener, void *const *handles, int numRanks, int rank,
+                    int64_t limitNs, ep_net_ends_t *ends, char *why);
 /* One connection to the listener of a handle, that of rank `owner`: a control socket, non-blocking. */
 int epNetDial(const void *handle, int owner, int rank, int64_t deadline, int *socket, char *why);
 /* Takes a connection: 1; 0 if it was none of ours; -1 if none came until the deadline. The rank is what the

@@ -1,4 +1,4 @@
-// Work beside what is measured: a thread a GPU keeps four units queued on a stream of its own until it is
+// Background work of a measurement: a thread a GPU keeps four units queued on a stream of its own until it is
 // stopped. A unit is a copy of EP_GPU_COPY_BYTES by the copy engines, or a product of matrices.
 //
 // The product: C = A B^T in bf16 with f32 sums, by wmma; a block does tiles of 128 x 128 in turn, 32 of the
@@ -80,7 +80,7 @@ struct ep_gpu_worker {
   pthread_t thread;
   cudaStream_t stream;
   cudaEvent_t done[QUEUED];
-  ep_gpu_beside_t kind;
+  ep_gpu_background_t kind;
   int device, numSms;
   char *from, *to;         // a copy's
   __nv_bfloat16 *matrices; // a product's: three
@@ -161,15 +161,15 @@ extern "C" size_t epGpuProductBytes(void) {
 extern "C" trefoil_result_t epGpuProduct(void *memory, int numSms, void *stream) {
   cudaError_t rc = prepareProduct();
   if (rc == cudaSuccess) rc = queueProduct((__nv_bfloat16 *)memory, numSms, (cudaStream_t)stream);
-  EP_CHECK(rc == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the work beside could not be started: %s",
+  EP_CHECK(rc == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the background work could not be started: %s",
            cudaGetErrorString(rc));
   return TREFOIL_OK;
 }
 
-extern "C" trefoil_result_t epGpuBesideStart(const ep_gpu_peers_t *p, ep_gpu_beside_t kind,
-                                             int numSms, ep_gpu_worker_t **out) {
+extern "C" trefoil_result_t epGpuBackgroundStart(const ep_gpu_peers_t *p, ep_gpu_background_t kind,
+                                                 int numSms, ep_gpu_worker_t **out) {
   auto *w = (ep_gpu_worker_t *)calloc(1, sizeof(ep_gpu_worker_t));
-  EP_CHECK(w, TREFOIL_SYSTEM_ERROR, "out of memory for the work beside");
+  EP_CHECK(w, TREFOIL_SYSTEM_ERROR, "out of memory for the background work");
   const int next = (p->rank + 1) % p->numRanks;
   w->kind = kind;
   w->device = p->rank;
@@ -183,17 +183,17 @@ extern "C" trefoil_result_t epGpuBesideStart(const ep_gpu_peers_t *p, ep_gpu_bes
     return TREFOIL_OK;
   }
   release(w);
-  return epFail(TREFOIL_SYSTEM_ERROR, "the work beside could not be started: %s",
+  return epFail(TREFOIL_SYSTEM_ERROR, "the background work could not be started: %s",
                 rc == cudaSuccess ? "no thread" : cudaGetErrorString(rc));
 }
 
-extern "C" trefoil_result_t epGpuBesideStop(ep_gpu_worker_t *w, double *perSecond) {
+extern "C" trefoil_result_t epGpuBackgroundStop(ep_gpu_worker_t *w, double *perSecond) {
   w->stop = 1;
   pthread_join(w->thread, nullptr);
   const cudaError_t rc = w->rc;
   *perSecond = w->perSecond;
   release(w);
-  EP_CHECK(rc == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the work beside ended: %s",
+  EP_CHECK(rc == cudaSuccess, TREFOIL_SYSTEM_ERROR, "the background work ended: %s",
            cudaGetErrorString(rc));
   return TREFOIL_OK;
 }

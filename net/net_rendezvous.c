@@ -1,4 +1,4 @@
-#include "net_meet.h"
+#include "net_rendezvous.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -32,7 +32,7 @@ _Static_assert(sizeof(handle_t) <= EP_NET_HANDLE_BYTES, "NCCL's handles have thi
 typedef struct {
   unsigned char secret[SECRET_BYTES];
   int32_t rank, purpose;
-} hello_t;
+} handshake_t;
 
 struct ep_net_listener {
   int socket;
@@ -231,9 +231,9 @@ void epNetListenClose(ep_net_listener_t *l) {
   free(l);
 }
 
-/* ---- Meeting ---- */
+/* ---- Rendezvous ---- */
 
-static void quick(int socket) {
+static void setNoDelay(int socket) {
   int on = 1; /* fails on Unix sockets, which do not wait anyhow */
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
@@ -261,13 +261,13 @@ static int reachOut(int socket, const struct sockaddr_storage *a, uint32_t lengt
 
 static int dial(const handle_t *to, int rank, int purpose, int64_t deadline, int *out, char *why) {
   struct sockaddr_storage address;
-  hello_t hello = {.rank = rank, .purpose = purpose};
-  memcpy(hello.secret, to->secret, SECRET_BYTES);
+  handshake_t handshake = {.rank = rank, .purpose = purpose};
+  memcpy(handshake.secret, to->secret, SECRET_BYTES);
   *out = newSocket(to, &address);
   if (*out < 0) return epNetFail(why, "no socket to connect with: %s", strerror(errno));
-  quick(*out);
+  setNoDelay(*out);
   if (reachOut(*out, &address, to->length, deadline, why)) return -1;
-  return epNetSendRecord(*out, &hello, sizeof hello, -1, deadline, why);
+  return epNetSendRecord(*out, &handshake, sizeof handshake, -1, deadline, why);
 }
 
 static int dialBoth(const handle_t *to, int rank, int64_t deadline, ep_net_ends_t *ends,
@@ -294,22 +294,22 @@ int epNetDial(const void *handle, int owner, int rank, int64_t deadline, int *ou
 
 int epNetAccept(ep_net_listener_t *l, int64_t deadline, int *rank, int *purpose, int *out,
                 char *why) {
-  hello_t hello;
+  handshake_t handshake;
   char ignored[EP_NET_WHY];
   int none;
   if (ready(l->socket, POLLIN, deadline, why)) return -1;
   int socket = accept4(l->socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (socket < 0) return 0;
   int64_t soon = epNetNow() + 2000000000; /* whatever is left: a stranger may say nothing */
-  bool said = !epNetReceiveRecord(socket, &hello, sizeof hello, &none, soon, ignored);
+  bool said = !epNetReceiveRecord(socket, &handshake, sizeof handshake, &none, soon, ignored);
   if (none >= 0) close(none);
-  if (!said || memcmp(hello.secret, l->handle.secret, SECRET_BYTES)) {
+  if (!said || memcmp(handshake.secret, l->handle.secret, SECRET_BYTES)) {
     close(socket);
     return 0;
   }
-  quick(socket);
-  *rank = hello.rank;
-  *purpose = hello.purpose;
+  setNoDelay(socket);
+  *rank = handshake.rank;
+  *purpose = handshake.purpose;
   *out = socket;
   return 1;
 }
@@ -338,8 +338,8 @@ static int readHandle(const ep_net_listener_t *l, const void *from, int rank, ha
       why, "rank %d has another carrier: TREFOIL_NET_CARRIER must be the same on all ranks", rank);
 }
 
-static int meetAll(ep_net_listener_t *l, void *const *handles, int numRanks, int rank,
-                   int64_t deadline, ep_net_ends_t *ends, char *why) {
+static int connectAll(ep_net_listener_t *l, void *const *handles, int numRanks, int rank,
+                      int64_t deadline, ep_net_ends_t *ends, char *why) {
   handle_t h;
   for (int r = 0; r < numRanks; r++)
     if (readHandle(l, handles[r], r, &h, why)) return -1;
@@ -362,10 +362,10 @@ void epNetEndsClose(ep_net_ends_t *ends, int numRanks) {
   }
 }
 
-int epNetMeet(ep_net_listener_t *l, void *const *handles, int numRanks, int rank, int64_t limitNs,
-              ep_net_ends_t *ends, char *why) {
+int epNetRendezvous(ep_net_listener_t *l, void *const *handles, int numRanks, int rank,
+                    int64_t limitNs, ep_net_ends_t *ends, char *why) {
   for (int r = 0; r < numRanks; r++) ends[r] = (ep_net_ends_t){-1, -1};
-  if (!meetAll(l, handles, numRanks, rank, epNetNow() + limitNs, ends, why)) return 0;
+  if (!connectAll(l, handles, numRanks, rank, epNetNow() + limitNs, ends, why)) return 0;
   epNetEndsClose(ends, numRanks);
   return -1;
 }
