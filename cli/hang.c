@@ -251,9 +251,8 @@ static int printVerdict(const records_t *all, int json) {
     uint64_t now = nowNs();
     double since = now > v.kind->sinceNs ? 1e-9 * (double)(now - v.kind->sinceNs) : 0;
     if (v.kind->state == EP_HANG_WAITING)
-      snprintf(sentence, sizeof sentence,
-               "%s; rank %d waits in %s %llu for %s of %s%s, for %.1f s", culprit,
-               v.group->rank, kindNames[v.kind - v.group->kinds],
+      snprintf(sentence, sizeof sentence, "%s; rank %d waits in %s %llu for %s of %s%s, for %.1f s",
+               culprit, v.group->rank, kindNames[v.kind - v.group->kinds],
                (unsigned long long)v.kind->number, *v.kind->what ? v.kind->what : "an answer", peer,
                flags, since);
     else

@@ -46,8 +46,8 @@ EP_LL_EITHER_SIDE int epLlRailIndex(int perDomain, int rank, int other) {
   return other / perDomain - (other > rank);
 }
 
-/* By rails what `source`, of another domain, dispatches comes to `rank` through this rank of its domain. -1: it
- * comes straight, or is of the own domain. */
+/* By rails what `source`, of another domain, dispatches comes to `rank` through this rank of its domain.
+ * -1: it comes straight, or is of the own domain. */
 EP_LL_EITHER_SIDE int epLlRailVia(int perDomain, int rank, int source) {
   int here = rank / perDomain, via = here * perDomain + source % perDomain;
   return source / perDomain == here || via == rank ? -1 : via;

@@ -492,8 +492,8 @@ TEST(hang_reads_what_kernels_wrote) {
   for (int i = 0; i < 2; i++) unlink(files[i]);
 }
 
-/* Ranks 0 and 1 are a domain, 2 and 3 another: by rails what 3 dispatches comes to 0 through 1. A record with a
- * finished dispatch more or less, and a wait of Dispatch 5 for `peer`, or none. */
+/* Ranks 0 and 1 are a domain, 2 and 3 another: by rails what 3 dispatches comes to 0 through 1. A record with
+ * a finished dispatch more or less, and a wait of Dispatch 5 for `peer`, or none. */
 static void writeRails(int rank, uint64_t finished, uint32_t phase, int peer, int pid) {
   writeRecord(rank, 4, 0, EP_HANG_IDLE, -1, pid);
   ep_hang_record_t r;

@@ -1,6 +1,6 @@
-/* By rails a rank of another domain may be missed because it, or the rank that forwards for it, is dead: what the
- * survivors' next calls say, and what `trefoil doctor --hang` says of their records. Ranks 0 and 1 are a domain,
- * 2 and 3 another. */
+/* By rails a rank of another domain may be missed because it is dead, or the rank that forwards for it:
+ * what the survivors' next calls say, and what `trefoil doctor --hang` says of their records. Ranks 0 and 1
+ * are a domain, 2 and 3 another. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -20,7 +20,7 @@ typedef struct scene {
 static struct shared {
   _Atomic int isThrough[RANKS], isRead;
   char sentences[RANKS][500], doctor[800];
-} *shared;
+} * shared;
 static char folder[] = "/tmp/trefoil-forwarder-XXXXXX";
 
 static void await(_Atomic int *flag) {

@@ -87,8 +87,8 @@ void launchBeginning(World &w, const Shape &s, StepRank &k, int r) {
   }
 }
 
-// Whether the record of rank r names the dead rank, or by rails may mean it as the one that forwards; with hops,
-// whether a rank so named does.
+// Whether the record of rank r names the dead rank, or by rails may mean it as the one that forwards; with
+// hops, whether a rank so named does.
 bool leadsTo(const World &w, int r, int dead, int hops) {
   const ep_wait_record_t &q = *w.ranks[r].record;
   const bool forwarded = domains.perDomain && domains.at.rails && q.kind == EP_LL_DISPATCH;
