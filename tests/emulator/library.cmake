@@ -83,7 +83,10 @@ if(TREFOIL_CLI)
     Threads::Threads m rt)
   add_test(NAME forwarder_emulated COMMAND forwarder_emulated)
   set_tests_properties(forwarder_emulated PROPERTIES TIMEOUT 300 LABELS cpu ENVIRONMENT
-    "TREFOIL=$<TARGET_FILE:trefoil_cli>;TREFOIL_HOST_SMS=4;NCCL_LSA_TEAM_SIZE=2;NCCL_EP_LL_DISPATCH=rails;TREFOIL_EMULATOR_SLOWER=1;TREFOIL_EMULATOR_CLOCK=cpu")
+    "TREFOIL=$<TARGET_FILE:trefoil_cli>;TREFOIL_HOST_SMS=4;NCCL_LSA_TEAM_SIZE=2;NCCL_EP_LL_DISPATCH=rails;TREFOIL_EMULATOR_SLOWER=${slower};TREFOIL_EMULATOR_CLOCK=cpu")
+  if(TREFOIL_SANITIZE) # 30 s a scene there
+    set_tests_properties(forwarder_emulated PROPERTIES LABELS slow)
+  endif()
 endif()
 
 # Ranks that share a GPU, a process each: of the command, and of a launcher where NCCL is told to allow it.
