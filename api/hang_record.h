@@ -18,9 +18,10 @@
 #include <stdio.h>
 
 #include "kernels/ht/ht.h"
+#include "kernels/ll/relay.h"
 
 #define EP_HANG_MAGIC   0x474E4148464F5254ull /* "TROFHANG" */
-#define EP_HANG_VERSION 3u
+#define EP_HANG_VERSION 4u
 #define EP_HANG_KINDS   3
 
 typedef enum ep_hang_state {
@@ -42,6 +43,7 @@ typedef struct ep_hang_kind {
 typedef struct ep_hang_device {
   int32_t used;          /* 0: a group of the CPU library */
   int32_t masks;         /* enable_mask */
+  int32_t rails, unused; /* dispatch goes by rails */
   int64_t clockOffsetNs; /* CLOCK_REALTIME minus the device clock */
   uint64_t finished[3];  /* dispatches, combines, Updates that this rank has finished */
   ep_wait_record_t wait; /* the last long wait */
@@ -100,6 +102,16 @@ static inline int epHangHasReceived(uint32_t kind, uint32_t phase) {
 static inline unsigned epHangKindOf(uint32_t kind) {
   if (kind == EP_HT_KIND_UPDATE) return 0;
   return kind == EP_LL_DISPATCH || kind == EP_HT_KIND_DISPATCH ? 1 : 2;
+}
+
+/* By rails: the rank through which comes what this one waits for in an operation of `kinds`; -1: it comes
+ * straight, or it is not known to wait. */
+static inline int32_t epHangVia(const ep_hang_record_t *r, unsigned kind) {
+  const ep_hang_device_t *d = &r->device;
+  int32_t perNode = r->ranksPerNode, peer = r->kinds[kind].peer;
+  if (!d->used || !d->rails || !d->wait.state || d->wait.kind != EP_LL_DISPATCH) return -1;
+  if (epHangKindOf(EP_LL_DISPATCH) != kind || peer < 0) return -1;
+  return perNode < 1 || r->numRanks % perNode ? -1 : epLlRailVia(perNode, r->rank, peer);
 }
 
 /* A reader's: turns what kernels wrote into what the rest of the record says. */

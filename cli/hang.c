@@ -1,8 +1,9 @@
 /* Merges the progress records of a group's ranks (api/hang_record.h) into one sentence.
  *
  * A rank that waits names the rank that it waits for; that one may wait too. The end of the chain is the
- * rank to look at: gone, or inside an operation without waiting, or not yet there. Records of several
- * groups are told apart; the one that waits longest counts. */
+ * rank to look at: gone, or inside an operation without waiting, or not yet there. By rails what a rank of
+ * another domain sends comes through a rank that forwards it, which the chain may follow instead. Records of
+ * several groups are told apart; the one that waits longest counts. */
 #include "cli/hang.h"
 
 #include "api/hang_record.h"
@@ -107,6 +108,25 @@ static int peerOf(const records_t *all, const ep_hang_record_t *r, const ep_hang
   return behind;
 }
 
+/* Whether a rank has sent what others wait for in this operation: it may itself wait until it may send. */
+static int hasSent(const ep_hang_record_t *r, unsigned k, uint64_t number) {
+  const ep_hang_kind_t *kind = &r->kinds[k];
+  uint32_t phase = r->device.wait.phase;
+  if (kind->number != number || kind->state != EP_HANG_WAITING) return kind->number >= number;
+  return phase != EP_WAIT_BUFFER && phase != EP_WAIT_POST;
+}
+
+/* The next rank of the chain: by rails the one that forwards, if it is gone or the source has sent. */
+static int nextOf(const records_t *all, const ep_hang_record_t *r, const ep_hang_kind_t *kind) {
+  unsigned k = (unsigned)(kind - r->kinds);
+  int peer = peerOf(all, r, kind), via = epHangVia(r, k);
+  if (via < 0) return peer;
+  const ep_hang_record_t *forwarder = findRank(all, r, via), *source = findRank(all, r, peer);
+  if (forwarder && isGone(forwarder)) return via;
+  if (!source || isGone(source)) return peer;
+  return hasSent(source, k, kind->number) ? via : peer;
+}
+
 typedef struct verdict {
   const ep_hang_record_t *group; /* the record that waits longest, or NULL: none waits */
   const ep_hang_kind_t *kind;    /* its wait */
@@ -141,7 +161,7 @@ static verdict_t judge(const records_t *all) {
   const ep_hang_record_t *at = v.group;
   const ep_hang_kind_t *kind = v.kind;
   for (int steps = 0; steps <= all->count; steps++) { /* more: it goes round */
-    v.culprit = peerOf(all, at, kind);
+    v.culprit = nextOf(all, at, kind);
     const ep_hang_record_t *next = findRank(all, at, v.culprit);
     v.why = "missing";
     if (!next) return v;
@@ -212,21 +232,29 @@ static void describeFlags(const verdict_t *v, char *text, size_t bytes) {
   if (n > 0 && (size_t)n < bytes) snprintf(text + n, bytes - (size_t)n, ")");
 }
 
+/* Of whom the rank waits for something. */
+static void describePeer(const records_t *all, const verdict_t *v, char *text, size_t bytes) {
+  int via = epHangVia(v->group, (unsigned)(v->kind - v->group->kinds));
+  int n = snprintf(text, bytes, "rank %d", peerOf(all, v->group, v->kind));
+  if (via >= 0 && n > 0 && (size_t)n < bytes)
+    snprintf(text + n, bytes - (size_t)n, " through rank %d", via);
+}
+
 static int printVerdict(const records_t *all, int json) {
   verdict_t v = judge(all);
-  char culprit[256] = "", flags[96] = "",
+  char culprit[256] = "", flags[96] = "", peer[64],
        sentence[640] = "nobody waits: no rank of these records hangs";
   if (v.group) {
     describeCulprit(all, &v, culprit, sizeof culprit);
     describeFlags(&v, flags, sizeof flags);
+    describePeer(all, &v, peer, sizeof peer);
     uint64_t now = nowNs();
     double since = now > v.kind->sinceNs ? 1e-9 * (double)(now - v.kind->sinceNs) : 0;
     if (v.kind->state == EP_HANG_WAITING)
-      snprintf(sentence, sizeof sentence,
-               "%s; rank %d waits in %s %llu for %s of rank %d%s, for %.1f s", culprit,
-               v.group->rank, kindNames[v.kind - v.group->kinds],
-               (unsigned long long)v.kind->number, *v.kind->what ? v.kind->what : "an answer",
-               peerOf(all, v.group, v.kind), flags, since);
+      snprintf(sentence, sizeof sentence, "%s; rank %d waits in %s %llu for %s of %s%s, for %.1f s",
+               culprit, v.group->rank, kindNames[v.kind - v.group->kinds],
+               (unsigned long long)v.kind->number, *v.kind->what ? v.kind->what : "an answer", peer,
+               flags, since);
     else
       snprintf(sentence, sizeof sentence, "%s", culprit);
   }

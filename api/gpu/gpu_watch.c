@@ -63,6 +63,7 @@ static trefoil_result_t start(ep_gpu_group_t *g, struct ep_gpu_hang *h) {
   if (!pinned) EP_TRY(pinOwn(h));
   ep_hang_device_t *d = h->device;
   d->masks = !g->isHt && g->group->limits.enableMask != 0;
+  d->rails = !g->isHt && g->group->llRails;
   if (h->file.record) EP_TRY(epGpuClockOffset(&d->clockOffsetNs));
   d->used = 1;
   void *onDevice = NULL;
@@ -160,15 +161,13 @@ static void describeFlags(const volatile ep_wait_record_t *r, char *text, size_t
   }
 }
 
-/* By rails what another domain's rank dispatches comes through the rank here that is on its rail. */
-static void describeWay(ncclEpGroup_t group, const volatile ep_wait_record_t *r, char *text,
-                        size_t bytes) {
-  int perNode = group->ranksPerNode, here = group->rank / perNode,
-      via = here * perNode + r->rank % perNode;
+/* By rails the record alone does not tell a source that is missing from the rank that forwards for it. */
+static void describeForwarder(ncclEpGroup_t group, const volatile ep_wait_record_t *r, char *text,
+                              size_t bytes) {
   text[0] = 0;
   if (epIsHt(group) || !group->llRails || r->kind != EP_LL_DISPATCH || r->rank < 0) return;
-  if (r->rank / perNode != here && via != group->rank)
-    snprintf(text, bytes, " through rank %d", via);
+  int via = epLlRailVia(group->ranksPerNode, group->rank, r->rank);
+  if (via >= 0) snprintf(text, bytes, " (or rank %d, which forwards for it)", via);
 }
 
 void epGpuPoll(ncclEpGroup_t group) {
@@ -185,13 +184,13 @@ void epGpuPoll(ncclEpGroup_t group) {
              masks ? " and is masked now; ncclEpMaskQuery tells which" : "");
     return;
   }
-  char flags[64], way[32];
+  char flags[64], forwarder[64];
   describeFlags(r, flags, sizeof flags);
-  describeWay(group, r, way, sizeof way);
+  describeForwarder(group, r, forwarder, sizeof forwarder);
   epReport(group, masks ? EP_DEFERRED_FLAG : EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
-           "rank %d did not answer within %.3g s: rank %d waited in %s %llu for its %s%s (%s)%s",
-           r->rank, (double)(r->nowNs - r->sinceNs) * 1e-9, group->rank, kindName(r->kind),
-           (unsigned long long)r->operation, epHangPhase(r->phase), way, flags,
+           "rank %d%s did not answer within %.3g s: rank %d waited in %s %llu for its %s (%s)%s",
+           r->rank, forwarder, (double)(r->nowNs - r->sinceNs) * 1e-9, group->rank,
+           kindName(r->kind), (unsigned long long)r->operation, epHangPhase(r->phase), flags,
            masks     ? "; it is masked now"
            : g->isHt ? "; destroy the group"
                      : "; destroy the group (with enable_mask the others would go on without it)");

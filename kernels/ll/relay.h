@@ -46,6 +46,13 @@ EP_LL_EITHER_SIDE int epLlRailIndex(int perDomain, int rank, int other) {
   return other / perDomain - (other > rank);
 }
 
+/* By rails what `source`, of another domain, dispatches comes to `rank` through this rank of its domain.
+ * -1: it comes straight, or is of the own domain. */
+EP_LL_EITHER_SIDE int epLlRailVia(int perDomain, int rank, int source) {
+  int here = rank / perDomain, via = here * perDomain + source % perDomain;
+  return source / perDomain == here || via == rank ? -1 : via;
+}
+
 /* Messages: between a pair of ranks at most one of each per operation. */
 typedef enum ep_ll_message {
   EP_LL_MESSAGE_DISPATCH = 0, /* routing words and rows; by rails to a far domain */

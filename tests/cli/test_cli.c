@@ -492,4 +492,62 @@ TEST(hang_reads_what_kernels_wrote) {
   for (int i = 0; i < 2; i++) unlink(files[i]);
 }
 
+/* Ranks 0 and 1 are a domain, 2 and 3 another: by rails what 3 dispatches comes to 0 through 1. A record with
+ * a finished dispatch more or less, and a wait of Dispatch 5 for `peer`, or none. */
+static void writeRails(int rank, uint64_t finished, uint32_t phase, int peer, int pid) {
+  writeRecord(rank, 4, 0, EP_HANG_IDLE, -1, pid);
+  ep_hang_record_t r;
+  FILE *f = fopen(files[rank], "r+b");
+  if (!f || fread(&r, sizeof r, 1, f) != 1) CHECK(0, "cannot read %s", files[rank]);
+  r.ranksPerNode = 2;
+  r.device = (ep_hang_device_t){.used = 1, .rails = 1, .finished = {finished, 4, 0}};
+  r.device.wait =
+      (ep_wait_record_t){.state = phase ? 1 : 0,
+                         .kind = EP_LL_DISPATCH,
+                         .phase = phase,
+                         .rank = peer,
+                         .operation = 5,
+                         .item = -1,
+                         .sinceNs = ((uint64_t)time(NULL) - 5) * 1000000000u + (unsigned)rank};
+  if (f && (fseek(f, 0, SEEK_SET) || fwrite(&r, sizeof r, 1, f) != 1))
+    CHECK(0, "cannot write %s", files[rank]);
+  if (f) fclose(f);
+}
+
+static void doctorNames(int rank, const char *words) {
+  doctorHang(4, 1, words);
+  CHECK(atoi(o.out + strlen("rank ")) == rank, "not rank %d: %s", rank, o.out);
+}
+
+TEST(hang_by_rails_tells_the_source_from_the_forwarder) {
+  int me = (int)getpid();
+  pid_t gone = fork();
+  if (gone == 0) _exit(0);
+  waitpid(gone, NULL, 0);
+  /* All are there; 1 has not come and forwards nothing, which 3 waits for, too. */
+  writeRails(0, 4, EP_WAIT_ROUTING, 3, me);
+  writeRails(1, 4, EP_WAIT_NONE, -1, me);
+  writeRails(2, 5, EP_WAIT_NONE, -1, me);
+  writeRails(3, 4, EP_WAIT_ROUTING, 1, me);
+  doctorNames(1, "rank 0 waits in Dispatch 5 for routing of rank 3 through rank 1 (");
+  /* 3 is through. */
+  writeRails(3, 5, EP_WAIT_NONE, -1, me);
+  doctorNames(1, "has not come to Dispatch 5");
+  /* It has not come; it waits until it may send. */
+  writeRails(3, 4, EP_WAIT_NONE, -1, me);
+  writeRails(1, 4, EP_WAIT_ROUTING, 3, me);
+  doctorNames(3, "has not come to Dispatch 5");
+  writeRails(2, 4, EP_WAIT_NONE, -1, me);
+  writeRails(3, 4, EP_WAIT_BUFFER, 2, me);
+  doctorNames(2, "has not come to Dispatch 5");
+  /* One of them is gone. */
+  writeRails(1, 4, EP_WAIT_ROUTING, 3, (int)gone);
+  writeRails(3, 5, EP_WAIT_NONE, -1, me);
+  doctorNames(1, "is gone");
+  writeRails(1, 4, EP_WAIT_ROUTING, 3, me);
+  writeRails(3, 4, EP_WAIT_NONE, -1, (int)gone);
+  doctorNames(3, "is gone");
+  for (int i = 0; i < 4; i++) unlink(files[i]);
+}
+
 TEST_MAIN()

@@ -73,6 +73,22 @@ add_test(NAME undrained_emulated COMMAND undrained_emulated)
 set_tests_properties(undrained_emulated PROPERTIES TIMEOUT 120 LABELS cpu
   ENVIRONMENT "TREFOIL_HOST_SMS=4;NCCL_LSA_TEAM_SIZE=1;TREFOIL_EMULATOR_SLOWER=1")
 
+# By rails: a dead source, and a dead rank that forwards.
+if(TREFOIL_CLI)
+  add_executable(forwarder_emulated test_forwarder.c $<TARGET_OBJECTS:emulated_calls>
+    $<TARGET_OBJECTS:emulated_calls_steps> $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_ref>)
+  target_include_directories(forwarder_emulated PRIVATE ${CMAKE_SOURCE_DIR}/tests/calls
+    ${CMAKE_SOURCE_DIR}/tests/api ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/host/include)
+  target_link_libraries(forwarder_emulated PRIVATE trefoil_flags nccl_ep_emulated trefoil_host
+    Threads::Threads m rt)
+  add_test(NAME forwarder_emulated COMMAND forwarder_emulated)
+  set_tests_properties(forwarder_emulated PROPERTIES TIMEOUT 300 LABELS cpu ENVIRONMENT
+    "TREFOIL=$<TARGET_FILE:trefoil_cli>;TREFOIL_HOST_SMS=4;NCCL_LSA_TEAM_SIZE=2;NCCL_EP_LL_DISPATCH=rails;TREFOIL_EMULATOR_SLOWER=${slower};TREFOIL_EMULATOR_CLOCK=cpu")
+  if(TREFOIL_SANITIZE) # 30 s a scene there
+    set_tests_properties(forwarder_emulated PROPERTIES LABELS slow)
+  endif()
+endif()
+
 # Ranks that share a GPU, a process each: of the command, and of a launcher where NCCL is told to allow it.
 if(TREFOIL_CLI)
   set(of_emulated --library $<TARGET_FILE:nccl_ep_emulated> --nccl $<TARGET_FILE:trefoil_host> --cuda $<TARGET_FILE:trefoil_host>)

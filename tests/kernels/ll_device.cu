@@ -87,18 +87,26 @@ void launchBeginning(World &w, const Shape &s, StepRank &k, int r) {
   }
 }
 
+// Whether the record of rank r names the dead rank, or by rails may mean it as the one that forwards; with
+// hops, whether a rank so named does.
+bool leadsTo(const World &w, int r, int dead, int hops) {
+  const ep_wait_record_t &q = *w.ranks[r].record;
+  const bool forwarded = domains.perDomain && domains.at.rails && q.kind == EP_LL_DISPATCH;
+  const int via = forwarded ? epLlRailVia(domains.perDomain, r, q.rank) : -1;
+  if (!q.failed) return false;
+  if (q.rank == dead || via == dead) return true;
+  if (!hops) return false;
+  return leadsTo(w, q.rank, dead, hops - 1) || (via >= 0 && leadsTo(w, via, dead, hops - 1));
+}
+
 // Whether the record of rank r names the dead rank and none but it was given up, in its first operation if it
 // never launched. Without masks who needs nothing of it may name a rank that names it.
 bool namesDead(const World &w, const Shape &s, int r, int dead, bool isBegun, bool masks) {
   const ep_wait_record_t &q = *w.ranks[r].record;
   const bool first =
       q.phase == EP_WAIT_ANNOUNCE && q.kind == EP_LL_DISPATCH && q.operation == s.first + 1;
-  int named = q.rank;
-  for (int hops = 0; hops < s.R && !masks && isBegun && named != dead; hops++) {
-    named = w.ranks[named].record->rank;
-  }
-  if (q.failed && q.state == 2 && named == dead && q.numGaveUp == 1 && (isBegun || first))
-    return true;
+  const bool named = leadsTo(w, r, dead, masks || !isBegun ? 0 : s.R);
+  if (q.state == 2 && named && q.numGaveUp == 1 && (isBegun || first)) return true;
   printf("  rank %d: dead rank %d not named: failed %u state %u rank %d phase %u kind %u operation "
          "%llu, %u given up\n",
          r, dead, q.failed, q.state, q.rank, q.phase, q.kind, (unsigned long long)q.operation,

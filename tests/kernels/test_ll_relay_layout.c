@@ -179,6 +179,10 @@ TEST(peers_are_numbered) {
   for (int i = 0; i < 2; i++) {
     CHECK(epLlRailRank(2, 3, i) == rails[i] && epLlRailIndex(2, 3, rails[i]) == i, "rail %d", i);
   }
+  /* What the ranks 0 to 5 dispatch to rank 3: its own rail are the odd ones. */
+  static const int via[] = {2, -1, -1, -1, 2, -1};
+  for (int i = 0; i < 6; i++)
+    CHECK(epLlRailVia(2, 3, i) == via[i], "from %d through %d", i, epLlRailVia(2, 3, i));
 }
 
 TEST(control_memory_counts_from_the_first_operation) {
