@@ -1,6 +1,6 @@
 /* Batches and cases of A2SGD: a model a batch; a case is a few steps, in place or not, on fresh gradients or
- * on what the step before left, and synchronisations of fresh parameters or of what a step left, with masks or
- * captured and replayed. */
+ * on what the step before left, and synchronisations of fresh parameters or of what a step left, with masks
+ * or captured and replayed. */
 #include "validate/check_case.h"
 
 #include "plan/error.h"

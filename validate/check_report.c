@@ -208,9 +208,9 @@ static int describeGuard(writer_t *w, const ep_check_case_t *c, const uint8_t *w
 }
 
 static const char *opName(ep_op_kind_t kind) {
-  static const char *const names[] = {"Update",     "Dispatch",  "Combine",   "Complete",
-                                      "MaskUpdate", "MaskQuery", "MaskClean", "wait",
-                                      "A2SGD step", "A2SGD synchronisation"};
+  static const char *const names[] = {
+      "Update",    "Dispatch",  "Combine", "Complete",   "MaskUpdate",
+      "MaskQuery", "MaskClean", "wait",    "A2SGD step", "A2SGD synchronisation"};
   return names[kind];
 }
 

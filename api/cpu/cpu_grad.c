@@ -3,11 +3,11 @@
  * moves the elements, all by the reference's functions. A synchronisation goes through the parameters in
  * chunks: a rank copies its own into its exchange memory, and averages when all have.
  *
- * Exchange memory, of each rank: [2][R] words, the step that rank r's means are of; with a syncPeriod [2][R]
- * words of chunks and a stamp; [2][R][groups][2] means; [2] chunks of this rank's parameters; all by parity of
- * the number. Those of number e take the place of those of e - 2, which their reader is through with: its word
- * of e - 1 is here. A rank that has masked this one does not wait for it: the stamp, its number before it
- * writes over a chunk, tells. */
+ * Exchange memory, of each rank: [2][R] words, the step that rank r's means are of; with a syncPeriod
+ * [2][R] words of chunks and a stamp; [2][R][groups][2] means; [2] chunks of this rank's parameters; all by
+ * parity of the number. Those of number e take the place of those of e - 2, which their reader is through
+ * with: its word of e - 1 is here. A rank that has masked this one does not wait for it: the stamp, its number
+ * before it writes over a chunk, tells. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,10 +31,10 @@ typedef struct cpu_grad {
   size_t groups, chunkBytes; /* chunkBytes: 0 = no synchronisation */
   char *exchange;
   ncclWindow_t window;
-  char **peers;        /* [R] exchange memory */
-  _Atomic int *active; /* [R] */
-  float *means;        /* [R][groups][2], of one step */
-  uint64_t epoch;      /* of the step at work */
+  char **peers;          /* [R] exchange memory */
+  _Atomic int *active;   /* [R] */
+  float *means;          /* [R][groups][2], of one step */
+  uint64_t epoch;        /* of the step at work */
   uint64_t chunk, syncs; /* likewise: chunks and synchronisations are counted through all */
   ep_grad_loss_t loss;
   _Atomic int isLost;
@@ -235,8 +235,7 @@ static int syncChunk(cpu_grad_t *g, int64_t first, int64_t count, void *params) 
     if (isActive(g, r)) post(chunkWordOf(g, r, g->head.rank), g->chunk);
   const ep_grad_loss_t what = {.isSync = 1, .number = g->syncs, .item = first};
   if (!receiveWords(g, chunkWordOf, g->chunk, what)) return 0;
-  do
-    averageChunk(g, count, params);
+  do averageChunk(g, count, params);
   while (isLeftBehind(g));
   return 1;
 }

@@ -129,8 +129,8 @@ trefoil_result_t launch(const void *kernel, int blocksPerSm, uint32_t work,
   if (work == 0) return TREFOIL_OK;
   const unsigned most = s->numSms < 1 ? 1 : (unsigned)(s->numSms * blocksPerSm);
   void *params[] = {(void *)s};
-  TRY_CUDA(cudaLaunchKernel(kernel, dim3(min(most, work)), dim3(EP_A2SGD_THREADS), params,
-                            0, (cudaStream_t)stream));
+  TRY_CUDA(cudaLaunchKernel(kernel, dim3(min(most, work)), dim3(EP_A2SGD_THREADS), params, 0,
+                            (cudaStream_t)stream));
   return TREFOIL_OK;
 }
 

@@ -6,12 +6,12 @@
  * of the launch waits for those of the others and works out by how much each group's elements move. The
  * second kernel moves them. Blocks wait for no other block, so any number of them fits on any GPU.
  *
- * A synchronisation is one kernel. The parameters are cut into chunks, which channels take in turn; a block
- * has a channel at a time, and no block waits for another of its launch (a2sgd_sync.cuh).
+ * A synchronisation is one kernel. The parameters are cut into chunks, which channels take in turn; a
+ * block has a channel at a time, and no block waits for another of its launch (a2sgd_sync.cuh).
  *
  * Memory. exchange: [2][groups][ranks] words of 16 bytes {mean+, mean-, epoch}, by parity of the epoch;
- * one a rank, reached by all. With channels, of each: words, a stamp, two stages of a chunk, two slices of its
- * mean. scratch: this rank's own, control words and tables. */
+ * one a rank, reached by all. With channels, of each: words, a stamp, two stages of a chunk, two slices of
+ * its mean. scratch: this rank's own, control words and tables. */
 #ifndef TREFOIL_KERNELS_A2SGD_A2SGD_STEP_H
 #define TREFOIL_KERNELS_A2SGD_A2SGD_STEP_H
 
@@ -76,8 +76,8 @@ typedef struct ep_a2sgd_step {
   uint64_t *stamps;         /* NULL, or device clock [2]: all sent, all received */
   uint64_t timeoutNs;
   const void *grad;
-  void *update; /* may be grad */
-  void *params; /* of a synchronisation */
+  void *update;       /* may be grad */
+  void *params;       /* of a synchronisation */
   int64_t syncPeriod; /* likewise: it averages where this divides the steps made; 0: in any case */
   int rank, enableMask, numSms;
   trefoil_dtype_t dtype;

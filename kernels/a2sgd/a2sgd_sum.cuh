@@ -94,8 +94,7 @@ template <Elem T> EP_DEV uint4 loadVectorPart(const void *array, int64_t i, int6
 template <Elem T> EP_DEV void loadRunPart(uint4 *v, const void *array, int64_t i, int64_t left) {
   constexpr int N = Vec<T>::N;
 #pragma unroll
-  for (int q = 0; q < RUN_VECTORS<T>; q++)
-    v[q] = loadVectorPart<T>(array, i + q * N, left - q * N);
+  for (int q = 0; q < RUN_VECTORS<T>; q++) v[q] = loadVectorPart<T>(array, i + q * N, left - q * N);
 }
 
 // ---- Sums of a run, of a warp's tile, of a part

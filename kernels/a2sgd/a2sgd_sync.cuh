@@ -1,4 +1,4 @@
-// The synchronisation of parameters (docs/spec.md, A7 and A17): they become the mean over the ranks, in place.
+// The synchronisation of parameters (docs/spec.md, A7, A17): they become the mean over the ranks, in place.
 //
 // Chunks of the parameters go round the channels. Of a chunk a rank copies its own elements into its exchange
 // memory, waits until all have, sums its slice of the chunk out of everybody's memory, and takes the other
@@ -199,8 +199,8 @@ EP_DEV uint4 meanOf(const ep_a2sgd_step_t &s, const Chunk &k, int v, RankSet ran
   return mean.round();
 }
 
-// Sums a rank's slice of the mean over the active ranks, which are returned; where it is this rank's own, also
-// for the others.
+// Sums a rank's slice of the mean over the active ranks, which are returned; where it is this rank's own,
+// also for the others.
 template <Elem T> EP_DEV RankSet sumSlice(const ep_a2sgd_step_t &s, const Chunk &k, int slice) {
   const int from = slice * k.each, to = min(from + k.each, k.vectors);
   RankSet ranks;

@@ -1,5 +1,5 @@
-/* trefoilGradGpuSync, of the GPU library on emulated kernels and of the CPU library (ON_CPU): a thread a rank,
- * against trefoilGradSync. */
+/* trefoilGradGpuSync, of the GPU library on emulated kernels and of the CPU library (ON_CPU): a thread a
+ * rank, against trefoilGradSync. */
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <pthread.h>

@@ -6,8 +6,8 @@
 // By default R virtual ranks share GPU 0; --gpus gives each its own. A case draws a model of up to --most
 // elements a tensor, chunks and channels, where arrays begin, and rounds: a synchronisation, behind a step or
 // not, launched back to back on ranks that are delayed at random, or captured once and replayed. Some cases
-// have ranks that do not regard one another as active. --faults: a rank never comes, or has gone on without the
-// others. --large: chunks and channels are the library's.
+// have ranks that do not regard one another as active. --faults: a rank never comes, or has gone on without
+// the others. --large: chunks and channels are the library's.
 // A failure prints the command that repeats it.
 #include "a2sgd_case.cuh"
 
@@ -26,8 +26,9 @@ struct Case {
   int R, sms, rounds, period, channels;
   uint32_t chunkBytes;
   bool isReplayed, delays, hasSteps;
-  size_t past;                 // bytes past a multiple of 16
-  std::vector<uint64_t> views; // of each rank: the ranks that it regards as active; none: it stays away
+  size_t past; // bytes past a multiple of 16
+  std::vector<uint64_t>
+      views; // of each rank: the ranks that it regards as active; none: it stays away
   ep_grad_values_t values;
 
   bool isMasked() const {
@@ -88,9 +89,9 @@ void printCase(const Case &c) {
 // What the ranks have before and after the rounds. Replayed rounds have one array.
 struct Run {
   Group group;
-  std::vector<Gradients> before, after;          // [arrays][rank]
-  std::vector<std::vector<DeviceArray>> params;  // likewise
-  std::vector<DeviceArray> grads;                // [rank], of the steps
+  std::vector<Gradients> before, after;         // [arrays][rank]
+  std::vector<std::vector<DeviceArray>> params; // likewise
+  std::vector<DeviceArray> grads;               // [rank], of the steps
   std::vector<cudaGraphExec_t> replayed;
 
   int arrays(const Case &c) const { return c.isReplayed ? 1 : c.rounds; }
@@ -255,7 +256,7 @@ bool runLeftBehind(World &w, uint64_t seed, const Options &o) {
   c.chunkBytes = 4096;
   setSizes(c.model, {1 + rng.below(900)});
   Run run;
-  run.open(w, c, rng, 4000000000ull);
+  run.open(w, c, rng, 20000000ull);
   run.group.mask(w, c.views[0]);
   CU(cudaSetDevice(w.ranks[ahead].device));
   CU(epStart(forgeKernel, 1, 1, w.ranks[ahead].stream, run.group.steps[ahead]));
@@ -316,7 +317,8 @@ int main(int argc, char **argv) {
     printf("skipped: %d GPUs here, %d needed\n", devices, needed);
     return 77;
   }
-  if (!gpus) o.maxSms = std::min(o.maxSms, std::max(1, 128 / R)); // blocks that wait fit beside one another
+  if (!gpus)
+    o.maxSms = std::min(o.maxSms, std::max(1, 128 / R)); // blocks that wait fit beside one another
   const size_t largest = std::max<int64_t>(8 * o.most, 1000000);
   World w;
   w.open(R, !gpus, 4096, largest * 4 * 6 + (o.isLarge ? 32u << 20 : 4u << 20));
