@@ -6,8 +6,8 @@
  * Exchange memory, of each rank: [2][R] words, the step that rank r's means are of; with a syncPeriod
  * [2][R] words of chunks and a stamp; [2][R][groups][2] means; [2] chunks of this rank's parameters; all by
  * parity of the number. Those of number e take the place of those of e - 2, which their reader is through
- * with: its word of e - 1 is here. A rank that has masked this one does not wait for it: the stamp, its number
- * before it writes over a chunk, tells. */
+ * with: its word of e - 1 is here. A rank that has masked this one does not wait for it: the stamp, its
+ * number before it writes over a chunk, tells. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
