@@ -2,10 +2,10 @@
  * stage or a slice of the mean read only while it is of the reader's chunk, and do the ranks ever wait for
  * each other forever.
  *
- * A channel's chunks, one after the other. A rank copies its own into its stage, posts a word to each peer, reads
- * all stages when it has their words, posts a word for its slice of the mean, and takes the others' slices when
- * they have come. Ranks that see one another may see different ranks beside: then each sums the slices itself,
- * out of the stages. Limits of waits are left out. */
+ * A channel's chunks, one after the other. A rank copies its own into its stage, posts a word to each peer,
+ * reads all stages when it has their words, posts a word for its slice of the mean, and takes the others'
+ * slices when they have come. Ranks that see one another may see different ranks beside: then each sums the
+ * slices itself, out of the stages. Limits of waits are left out. */
 #ifndef TREFOIL_TESTS_PROTOCOL_AVERAGE_H
 #define TREFOIL_TESTS_PROTOCOL_AVERAGE_H
 
