@@ -172,6 +172,9 @@ typedef struct ep_backend {
                                const trefoil_grad_gpu_options_t *o, uint64_t hash);
   trefoil_result_t (*gradStep)(struct trefoil_grad_gpu *g, const void *grad, void *update,
                                cudaStream_t stream);
+  /* Where period divides the steps made when it runs; 0: in any case. */
+  trefoil_result_t (*gradSync)(struct trefoil_grad_gpu *g, int64_t period, void *params,
+                               cudaStream_t stream);
   int (*gradLost)(const struct trefoil_grad_gpu *g, struct ep_grad_loss *loss);
   trefoil_result_t (*gradGetMask)(struct trefoil_grad_gpu *g, int *active, cudaStream_t stream);
   trefoil_result_t (*gradSetMask)(struct trefoil_grad_gpu *g, const int *active,

@@ -32,7 +32,7 @@ trefoil_result_t trefoilGradGpuSizes(const trefoil_grad_config_t *c, int numSms,
 static uint64_t hashOf(const trefoil_grad_config_t *c, int enableMask) {
   uint64_t h = 14695981039346656037ull;
   uint64_t head[] = {(uint64_t)c->dtype, (uint64_t)c->scope, (uint64_t)c->numTensors,
-                     enableMask != 0};
+                     (uint64_t)c->syncPeriod, enableMask != 0};
   for (size_t i = 0; i < sizeof head / sizeof *head; i++) h = (h ^ head[i]) * 1099511628211ull;
   for (int t = 0; t < c->numTensors; t++) h = (h ^ (uint64_t)c->sizes[t]) * 1099511628211ull;
   return h;
@@ -57,6 +57,7 @@ static trefoil_result_t create(const trefoil_grad_config_t *c, const trefoil_gra
   g->enableMask = o->enableMask != 0;
   g->dtype = c->dtype;
   g->elements = epGradElements(c);
+  g->syncPeriod = c->syncPeriod;
   g->timeoutNs = o->timeoutNs ? o->timeoutNs : DEFAULT_TIMEOUT_NS;
   trefoil_result_t result = epRegister(g, EP_OBJECT_GRAD);
   if (result == TREFOIL_OK) result = epBackend.gradOpen(g, c, o, hashOf(c, o->enableMask));
@@ -105,10 +106,11 @@ static trefoil_result_t checkAlive(trefoil_grad_gpu_t g) {
 static trefoil_result_t checkLost(const struct trefoil_grad_gpu *g) {
   ep_grad_loss_t loss;
   EP_CHECK(g->enableMask || !epBackend.gradLost(g, &loss), TREFOIL_REMOTE_ERROR,
-           "rank %d did not answer within %.3g s: rank %d waited in A2SGD step %llu for its means "
-           "of group %lld; make a new object (with enableMask the others would go on without it)",
-           loss.rank, (double)loss.waitedNs * 1e-9, g->rank, (unsigned long long)loss.step,
-           (long long)loss.group);
+           "rank %d did not answer within %.3g s: rank %d waited in A2SGD %s %llu for its %s %lld; "
+           "make a new object (with enableMask the others would go on without it)",
+           loss.rank, (double)loss.waitedNs * 1e-9, g->rank,
+           loss.isSync ? "synchronisation" : "step", (unsigned long long)loss.number,
+           loss.isSync ? "parameters from" : "means of group", (long long)loss.item);
   return TREFOIL_OK;
 }
 
@@ -122,6 +124,22 @@ trefoil_result_t trefoilGradGpuStep(trefoil_grad_gpu_t g, const void *grad, void
            "grad and update must lie at multiples of %zu bytes", each);
   EP_TRY(checkLost(g));
   return epBackend.gradStep(g, grad, update, stream);
+}
+
+trefoil_result_t trefoilGradGpuSync(trefoil_grad_gpu_t g, int64_t step, void *params,
+                                    struct CUstream_st *stream) {
+  EP_TRY(checkAlive(g));
+  EP_CHECK(step >= TREFOIL_GRAD_LAST_STEP && step <= UINT32_MAX, TREFOIL_INVALID_ARGUMENT,
+           "step is %lld, must be 0..4294967295, or -1 for the last one that was made",
+           (long long)step);
+  EP_CHECK(g->elements == 0 || params, TREFOIL_INVALID_ARGUMENT, "%s is NULL", "params");
+  size_t each = trefoilDtypeBytes(g->dtype);
+  EP_CHECK((uintptr_t)params % each == 0, TREFOIL_INVALID_ARGUMENT,
+           "params must lie at a multiple of %zu bytes", each);
+  EP_TRY(checkLost(g));
+  if (g->elements == 0 || g->syncPeriod == 0) return TREFOIL_OK;
+  if (step == TREFOIL_GRAD_LAST_STEP) return epBackend.gradSync(g, g->syncPeriod, params, stream);
+  return (step + 1) % g->syncPeriod ? TREFOIL_OK : epBackend.gradSync(g, 0, params, stream);
 }
 
 static trefoil_result_t checkMasks(trefoil_grad_gpu_t g, const int *active) {

@@ -9,7 +9,7 @@ struct trefoil_grad_gpu {
   ncclComm_t comm;
   int rank, numRanks, enableMask;
   trefoil_dtype_t dtype;
-  int64_t elements;
+  int64_t elements, syncPeriod;
   uint64_t timeoutNs;
 };
 
@@ -17,11 +17,12 @@ struct trefoil_grad_gpu {
 trefoil_result_t epGradCheckRanks(const trefoil_grad_config_t *c, int numRanks, int perNode);
 trefoil_result_t epGradCompare(int rank, int isSame);
 
-/* A rank that a step waited for in vain. */
+/* A rank that a step or a synchronisation waited for in vain: the how manieth it is, and of which group or
+ * from which element on. */
 typedef struct ep_grad_loss {
-  int rank;
-  uint64_t waitedNs, step;
-  int64_t group;
+  int rank, isSync;
+  uint64_t waitedNs, number;
+  int64_t item;
 } ep_grad_loss_t;
 
 #endif

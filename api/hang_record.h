@@ -87,6 +87,8 @@ static inline const char *epHangPhase(uint32_t phase) {
     return "network to take puts to it";
   case EP_WAIT_MEANS:
     return "means";
+  case EP_WAIT_PARAMS:
+    return "parameters";
   default:
     return "answer";
   }

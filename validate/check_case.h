@@ -82,6 +82,7 @@ typedef struct ep_check_group {
   ep_check_handle_t handles[EP_MAX_HANDLES];
   int isGrad; /* an object of A2SGD in the place of a group: of shape the ranks count, and no handles */
   ep_grad_model_t model;
+  int64_t syncPeriod;
 } ep_check_group_t;
 
 typedef enum ep_op_kind {
@@ -93,7 +94,8 @@ typedef enum ep_op_kind {
   EP_OP_MASK_QUERY,
   EP_OP_MASK_CLEAN,
   EP_OP_SYNC, /* wait for the stream */
-  EP_OP_GRAD_STEP
+  EP_OP_GRAD_STEP,
+  EP_OP_GRAD_SYNC
 } ep_op_kind_t;
 
 typedef enum ep_tensor_id {
@@ -111,7 +113,7 @@ typedef enum ep_tensor_id {
   EP_T_SOURCE_COUNTERS,
   EP_T_MASK,
   EP_T_GRAD,
-  EP_T_UPDATE, /* in place: its content is the gradient */
+  EP_T_UPDATE, /* in place: its content is the gradient; of a synchronisation: the parameters */
   EP_NUM_TENSORS
 } ep_tensor_id_t;
 
@@ -135,9 +137,10 @@ typedef struct ep_check_op {
   int64_t scaleWidth;
   ep_payload_t payload;
   uint64_t payloadKey;
-  int from; /* combine: the dispatch whose output it reads in place; a step: the one before it; or -1 */
-  int inPlace;                /* a step of A2SGD */
-  ep_grad_values_t values;    /* likewise: its gradient's */
+  int from; /* combine: the dispatch whose output it reads in place; of A2SGD: a step before it; or -1 */
+  int inPlace;                /* a step of A2SGD; a synchronisation always is */
+  ep_grad_values_t values;    /* likewise: its gradient's, or a synchronisation's parameters' */
+  int64_t step;               /* of a synchronisation */
   int extraRows;              /* HT: rows of the output tensors beyond what is needed */
   int region[EP_NUM_TENSORS]; /* index, or -1: the tensor is not part of the call */
 } ep_check_op_t;
@@ -207,9 +210,9 @@ void epMakeMasks(ep_check_case_t *c, ep_rng_t *rng);
 /* ---- check_grad.c: batches and cases of A2SGD ---- */
 void epMakeGradGroup(ep_check_group_t *group, ep_rng_t *rng);
 trefoil_result_t epMakeGradCase(ep_check_case_t *c, ep_rng_t *rng);
-/* The updates of all ranks, where a mask is in force or not. */
-trefoil_result_t epExpectGradStep(const ep_check_case_t *c, const ep_check_op_t *op, int isMasked,
-                                  uint8_t *const *images);
+/* The updates, or the parameters, of all ranks, where a mask is in force or not. */
+trefoil_result_t epExpectGrad(const ep_check_case_t *c, const ep_check_op_t *op, int isMasked,
+                              uint8_t *const *images);
 
 /* Which ranks a TRAP stops, and how many slots arrive (HT); after the script is made. */
 trefoil_result_t epCountSlots(ep_check_case_t *c);

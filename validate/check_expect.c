@@ -126,7 +126,8 @@ trefoil_result_t epExpect(const ep_check_case_t *c, int round, uint8_t *const *i
       result = expectCombine(&e, op, &rc);
       break;
     case EP_OP_GRAD_STEP:
-      result = epExpectGradStep(c, op, e.masked, images);
+    case EP_OP_GRAD_SYNC:
+      result = epExpectGrad(c, op, e.masked, images);
       break;
     case EP_OP_MASK_UPDATE:
       e.masked = 1;

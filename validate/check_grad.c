@@ -1,5 +1,6 @@
 /* Batches and cases of A2SGD: a model a batch; a case is a few steps, in place or not, on fresh gradients or
- * on what the step before left, with masks or captured and replayed. */
+ * on what the step before left, and synchronisations of fresh parameters or of what a step left, with masks
+ * or captured and replayed. */
 #include "validate/check_case.h"
 
 #include "plan/error.h"
@@ -12,7 +13,8 @@ void epMakeGradGroup(ep_check_group_t *g, ep_rng_t *rng) {
   g->enableMask = epOneIn(rng, 3);
   g->useWindow = epOneIn(rng, 3);
   g->maxSms = epOneIn(rng, 2) ? (unsigned)epRange(rng, 1, 8) : 0;
-  size_t arrays = 4 * 2; /* of a case */
+  g->syncPeriod = epOneIn(rng, 3) ? 0 : epRange(rng, 1, 3);
+  size_t arrays = 4 * 3; /* of a case */
   g->imageBytes = arrays * ((size_t)epGradModelElements(&g->model) * 4 + 256) + 4096;
 }
 
@@ -24,6 +26,19 @@ static void addStep(ep_check_case_t *c, int last, ep_rng_t *rng) {
   op->values = run.values;
   op->dtype = c->group->model.dtype;
   if (last >= 0 && epOneIn(rng, 3)) op->from = last;
+}
+
+/* Of a step of any number: cases are run by themselves, too. The last one is known where all are due. */
+static void addSync(ep_check_case_t *c, int last, ep_rng_t *rng) {
+  ep_check_op_t *op = epAddOp(c, EP_OP_GRAD_SYNC, -1, -1, rng);
+  ep_grad_run_t run;
+  epDrawGradRun(op->payloadKey, &run);
+  op->inPlace = 1;
+  op->values = run.values;
+  op->dtype = c->group->model.dtype;
+  op->step = epRange(rng, 0, 5);
+  if (c->group->syncPeriod == 1 && epOneIn(rng, 2)) op->step = TREFOIL_GRAD_LAST_STEP;
+  if (epOneIn(rng, 2)) op->from = last;
 }
 
 static void addMaskOps(ep_check_case_t *c, ep_op_kind_t kind, ep_rng_t *rng) {
@@ -46,6 +61,7 @@ trefoil_result_t epMakeGradCase(ep_check_case_t *c, ep_rng_t *rng) {
     if (i == masked) addMaskOps(c, EP_OP_MASK_UPDATE, rng);
     addStep(c, last, rng);
     last = c->numOps - 1;
+    if (epOneIn(rng, 2)) addSync(c, last, rng);
   }
   addMaskOps(c, EP_OP_MASK_CLEAN, rng); /* the next case's steps: ranks meet before it */
   EP_CHECK(epPlaceTensors(c, rng), TREFOIL_INTERNAL_ERROR, "case %llu does not fit its image",
@@ -57,8 +73,14 @@ static void *at(const ep_check_case_t *c, int region, uint8_t *image) {
   return image + c->regions[region].offset;
 }
 
-trefoil_result_t epExpectGradStep(const ep_check_case_t *c, const ep_check_op_t *op, int isMasked,
-                                  uint8_t *const *images) {
+static trefoil_result_t expectSync(const ep_check_case_t *c, const ep_check_op_t *op,
+                                   trefoil_grad_config_t config, void *const *params) {
+  config.syncPeriod = c->group->syncPeriod;
+  return trefoilGradSync(&config, op->step < 0 ? 0 : op->step, params);
+}
+
+trefoil_result_t epExpectGrad(const ep_check_case_t *c, const ep_check_op_t *op, int isMasked,
+                              uint8_t *const *images) {
   int R = c->group->shape.numRanks, from = op->region[op->inPlace ? EP_T_UPDATE : EP_T_GRAD];
   uint32_t left = (1u << R) - 1;
   while (left) { /* the ranks that see one another average among themselves */
@@ -73,7 +95,10 @@ trefoil_result_t epExpectGradStep(const ep_check_case_t *c, const ep_check_op_t 
     }
     const trefoil_grad_config_t config = epGradModelConfig(&c->group->model, n);
     const trefoil_grad_workers_t workers = {grads, NULL, updates};
-    EP_TRY(trefoilGradStep(&config, 0, &workers));
+    if (op->kind == EP_OP_GRAD_SYNC)
+      EP_TRY(expectSync(c, op, config, updates));
+    else
+      EP_TRY(trefoilGradStep(&config, 0, &workers));
   }
   return TREFOIL_OK;
 }

@@ -7,7 +7,8 @@
 
 trefoil_result_t epGradOpen(ep_check_rank_t *rank) {
   const ep_check_group_t *g = rank->group;
-  const trefoil_grad_config_t config = epGradModelConfig(&g->model, g->shape.numRanks);
+  trefoil_grad_config_t config = epGradModelConfig(&g->model, g->shape.numRanks);
+  config.syncPeriod = g->syncPeriod;
   const trefoil_grad_gpu_options_t options = {(int)g->maxSms, g->enableMask, rank->timeoutNs};
   rank->doing = "trefoilGradGpuCreate";
   EP_TRY(epLibraryHasGrad(rank->lib));
@@ -35,6 +36,14 @@ static trefoil_result_t step(ep_check_rank_t *rank, const ep_check_case_t *c,
   void *update = arrayOf(rank, c, op, EP_T_UPDATE);
   rank->doing = "trefoilGradGpuStep";
   EP_TRY_GRAD(rank, rank->lib->trefoilGradGpuStep(rank->gradients, grad, update, rank->stream));
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t average(ep_check_rank_t *rank, const ep_check_case_t *c,
+                                const ep_check_op_t *op) {
+  void *params = arrayOf(rank, c, op, EP_T_UPDATE);
+  rank->doing = "trefoilGradGpuSync";
+  EP_TRY_GRAD(rank, rank->lib->trefoilGradGpuSync(rank->gradients, op->step, params, rank->stream));
   return TREFOIL_OK;
 }
 
@@ -74,6 +83,8 @@ trefoil_result_t epGradCall(ep_check_rank_t *rank, const ep_check_case_t *c,
     return setMask(rank, NULL);
   case EP_OP_MASK_QUERY:
     return getMask(rank, c, op);
+  case EP_OP_GRAD_SYNC:
+    return average(rank, c, op);
   default:
     return step(rank, c, op);
   }

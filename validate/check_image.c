@@ -207,7 +207,8 @@ void epFillImage(const ep_check_case_t *c, int round, int rank, uint8_t *image) 
       if (op->region[EP_T_IN_WEIGHTS] >= 0) fillRows(c, op, EP_T_IN_WEIGHTS, round, rank, image);
       if (op->region[EP_T_IN_SCALES] >= 0) fillRows(c, op, EP_T_IN_SCALES, round, rank, image);
     }
-    if (op->kind == EP_OP_GRAD_STEP && op->from < 0) fillGradient(c, op, round, rank, image);
+    int isGrad = op->kind == EP_OP_GRAD_STEP || op->kind == EP_OP_GRAD_SYNC;
+    if (isGrad && op->from < 0) fillGradient(c, op, round, rank, image);
     if (op->kind != EP_OP_COMBINE) continue;
     if (op->from < 0) fillRows(c, op, EP_T_IN_TOKENS, round, rank, image);
     if (op->region[EP_T_IN_SCALES] >= 0) fillRowScales(c, op, rank, image);

@@ -218,6 +218,9 @@ static unsigned tensorsOf(const ep_check_case_t *c, const ep_check_op_t *op) {
     set = BIT(EP_T_UPDATE);
     if (!op->inPlace) set |= BIT(EP_T_GRAD);
     break;
+  case EP_OP_GRAD_SYNC:
+    set = BIT(EP_T_UPDATE);
+    break;
   default:
     break;
   }

@@ -208,9 +208,9 @@ static int describeGuard(writer_t *w, const ep_check_case_t *c, const uint8_t *w
 }
 
 static const char *opName(ep_op_kind_t kind) {
-  static const char *const names[] = {"Update",    "Dispatch",   "Combine",
-                                      "Complete",  "MaskUpdate", "MaskQuery",
-                                      "MaskClean", "wait",       "A2SGD step"};
+  static const char *const names[] = {
+      "Update",    "Dispatch",  "Combine", "Complete",   "MaskUpdate",
+      "MaskQuery", "MaskClean", "wait",    "A2SGD step", "A2SGD synchronisation"};
   return names[kind];
 }
 
@@ -263,6 +263,7 @@ static void describeGradGroup(writer_t *w, const ep_check_group_t *g) {
   if (g->enableMask) put(w, ", masks");
   if (g->useWindow) put(w, ", windows");
   if (g->maxSms) put(w, ", at most %u SMs", g->maxSms);
+  if (g->syncPeriod) put(w, ", synchronised every %lld steps", (long long)g->syncPeriod);
   put(w, ", %d tensors:", g->model.numTensors);
   for (int t = 0; t < g->model.numTensors; t++) put(w, " %lld", (long long)g->model.sizes[t]);
 }
@@ -315,6 +316,7 @@ void epDescribeScript(const ep_check_case_t *c, char *text, size_t textBytes) {
       if (op->inPlace) put(&w, ", in place");
       if (op->from < 0) put(&w, ", values %s", epGradValuesName(op->values));
     }
+    if (op->kind == EP_OP_GRAD_SYNC) put(&w, ", of step %lld", (long long)op->step);
     if (op->from >= 0) put(&w, ", reads the output of %d", op->from);
     put(&w, "\n");
   }

@@ -163,8 +163,9 @@ trefoil_result_t epLibraryProbe(const ep_library_paths_t *paths, int *numDevices
 }
 
 trefoil_result_t epLibraryHasGrad(const ep_library_t *lib) {
-  EP_CHECK(lib->trefoilGradGpuCreate && lib->trefoilGradGpuStep && lib->trefoilGradGpuGetMask &&
-               lib->trefoilGradGpuSetMask && lib->trefoilGradGpuDestroy,
+  EP_CHECK(lib->trefoilGradGpuCreate && lib->trefoilGradGpuStep && lib->trefoilGradGpuSync &&
+               lib->trefoilGradGpuGetMask && lib->trefoilGradGpuSetMask &&
+               lib->trefoilGradGpuDestroy,
            TREFOIL_INVALID_ARGUMENT, "the library has no calls of A2SGD (trefoil/a2sgd.h)");
   return TREFOIL_OK;
 }

@@ -97,6 +97,7 @@
      trefoil_grad_gpu_t *))                                                                        \
   X(trefoilGradGpuStep, trefoil_result_t,                                                          \
     (trefoil_grad_gpu_t, const void *, void *, cudaStream_t))                                      \
+  X(trefoilGradGpuSync, trefoil_result_t, (trefoil_grad_gpu_t, int64_t, void *, cudaStream_t))     \
   X(trefoilGradGpuGetMask, trefoil_result_t, (trefoil_grad_gpu_t, int *, cudaStream_t))            \
   X(trefoilGradGpuSetMask, trefoil_result_t, (trefoil_grad_gpu_t, const int *, cudaStream_t))      \
   X(trefoilGradGpuDestroy, trefoil_result_t, (trefoil_grad_gpu_t))

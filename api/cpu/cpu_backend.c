@@ -55,6 +55,7 @@ const ep_backend_t epBackend = {
     .gradSizes = epCpuGradSizes,
     .gradOpen = epCpuGradOpen,
     .gradStep = epCpuGradStep,
+    .gradSync = epCpuGradSync,
     .gradLost = epCpuGradLost,
     .gradGetMask = epCpuGradGetMask,
     .gradSetMask = epCpuGradSetMask,

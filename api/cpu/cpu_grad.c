@@ -1,10 +1,13 @@
 /* A2SGD on the CPU behind trefoil/a2sgd.h: a step is a host function on the stream. It stores this rank's
  * means into every rank's exchange memory, then the number of the step, waits for those of the others, and
- * moves the elements, all by the reference's functions.
+ * moves the elements, all by the reference's functions. A synchronisation goes through the parameters in
+ * chunks: a rank copies its own into its exchange memory, and averages when all have.
  *
- * Exchange memory, of each rank: [2][R] words, the step that rank r's means are of, and [2][R][groups][2]
- * means, by parity of the step. Those of step e take the place of those of e - 2, which their reader is
- * through with: its means of e - 1 are here. */
+ * Exchange memory, of each rank: [2][R] words, the step that rank r's means are of; with a syncPeriod
+ * [2][R] words of chunks and a stamp; [2][R][groups][2] means; [2] chunks of this rank's parameters; all by
+ * parity of the number. Those of number e take the place of those of e - 2, which their reader is through
+ * with: its word of e - 1 is here. A rank that has masked this one does not wait for it: the stamp, its
+ * number before it writes over a chunk, tells. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +16,11 @@
 #include "api/cpu/cpu_round.h"
 #include "api/grad_object.h"
 #include "plan/clock.h"
+#include "ref/grad.h"
 #include "trefoil_host.h"
 
-#define LOOK_NS 5000000ull /* between looks at the peer's life */
+#define LOOK_NS     5000000ull /* between looks at the peer's life */
+#define CHUNK_BYTES 65536      /* of parameters */
 
 typedef struct grad_record grad_record_t;
 typedef struct cpu_grad {
@@ -23,34 +28,41 @@ typedef struct cpu_grad {
   trefoil_grad_config_t config; /* with sizes of its own */
   int64_t *sizes;
   int device;
-  size_t groups;
+  size_t groups, chunkBytes; /* chunkBytes: 0 = no synchronisation */
   char *exchange;
   ncclWindow_t window;
-  char **peers;        /* [R] exchange memory */
-  _Atomic int *active; /* [R] */
-  float *means;        /* [R][groups][2], of one step */
-  uint64_t epoch;      /* of the step at work */
+  char **peers;          /* [R] exchange memory */
+  _Atomic int *active;   /* [R] */
+  float *means;          /* [R][groups][2], of one step */
+  uint64_t epoch;        /* of the step at work */
+  uint64_t chunk, syncs; /* likewise: chunks and synchronisations are counted through all */
   ep_grad_loss_t loss;
   _Atomic int isLost;
   grad_record_t *records; /* captured: graphs may be launched until the object goes */
 } cpu_grad_t;
 
-/* What was queued: a step, or a mask. */
+/* What was queued: a step, a synchronisation, or a mask. */
 struct grad_record {
   void (*run)(grad_record_t *r);
   cpu_grad_t *g;
   grad_record_t *next;
   int isCaptured;
   const void *grad;
-  void *update;
+  void *update; /* of a synchronisation: the parameters */
+  int64_t period;
   int active[]; /* of a mask: [R] */
 };
 
-static size_t wordsBytes(const cpu_grad_t *g) {
-  return 2 * (size_t)g->head.numRanks * sizeof(ep_word_t);
+static size_t numWords(const cpu_grad_t *g) {
+  size_t of = 2 * (size_t)g->head.numRanks;
+  return g->chunkBytes ? 2 * of + 1 : of;
 }
 static size_t meansBytes(const cpu_grad_t *g) {
   return g->groups * 2 * sizeof(float);
+}
+static size_t exchangeBytes(const cpu_grad_t *g) {
+  return numWords(g) * sizeof(ep_word_t) +
+         2 * ((size_t)g->head.numRanks * meansBytes(g) + g->chunkBytes);
 }
 /* Rank `from`'s place in a rank's exchange memory. */
 static size_t placeOf(const cpu_grad_t *g, int from) {
@@ -60,43 +72,58 @@ static ep_word_t *wordOf(const cpu_grad_t *g, int at, int from) {
   return (ep_word_t *)(void *)g->peers[at] + placeOf(g, from);
 }
 static char *meansOf(const cpu_grad_t *g, int at, int from) {
-  return g->peers[at] + wordsBytes(g) + placeOf(g, from) * meansBytes(g);
+  return g->peers[at] + numWords(g) * sizeof(ep_word_t) + placeOf(g, from) * meansBytes(g);
+}
+static ep_word_t *chunkWordOf(const cpu_grad_t *g, int at, int from) {
+  size_t R = (size_t)g->head.numRanks;
+  return (ep_word_t *)(void *)g->peers[at] + (2 + (g->chunk & 1)) * R + (size_t)from;
+}
+static ep_word_t *stampOf(const cpu_grad_t *g, int at) {
+  return (ep_word_t *)(void *)g->peers[at] + numWords(g) - 1;
+}
+static char *chunkOf(const cpu_grad_t *g, int at) {
+  return g->peers[at] + exchangeBytes(g) - (1 + (g->chunk & 1)) * g->chunkBytes;
 }
 
-static size_t exchangeBytes(int64_t groups, int numRanks) {
-  return 2 * (size_t)numRanks * (sizeof(ep_word_t) + (size_t)groups * 2 * sizeof(float));
+/* What decides sizes. */
+static trefoil_result_t measure(cpu_grad_t *g, const trefoil_grad_config_t *c) {
+  trefoil_grad_sizes_t sizes;
+  EP_TRY(trefoilGradSizes(c, &sizes));
+  g->groups = (size_t)sizes.groups;
+  g->chunkBytes = sizes.syncBytes < CHUNK_BYTES ? (size_t)sizes.syncBytes : CHUNK_BYTES;
+  return TREFOIL_OK;
 }
 
 trefoil_result_t epCpuGradSizes(const trefoil_grad_config_t *c, int numSms, size_t *exchange,
                                 size_t *scratch) {
-  trefoil_grad_sizes_t sizes;
+  cpu_grad_t g = {.head = {.numRanks = c->numWorkers}};
   (void)numSms;
-  EP_TRY(trefoilGradSizes(c, &sizes));
-  *exchange = exchangeBytes(sizes.groups, c->numWorkers);
-  *scratch = (size_t)c->numWorkers * (size_t)sizes.groups * 2 * sizeof(float);
+  EP_TRY(measure(&g, c));
+  *exchange = exchangeBytes(&g);
+  *scratch = (size_t)c->numWorkers * meansBytes(&g);
   return TREFOIL_OK;
 }
 
-/* ---- a step ---------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
-/* How a wait for a rank's means ends. */
+/* How a wait for a rank's word ends. */
 typedef enum { CAME, GONE, LEFT_BEHIND } came_t;
 
-static came_t awaitRank(cpu_grad_t *g, int rank, uint64_t *waitedNs) {
-  const ep_word_t *word = wordOf(g, g->head.rank, rank);
+static came_t awaitRank(cpu_grad_t *g, int rank, const ep_word_t *word, uint64_t number,
+                        uint64_t *waitedNs) {
   uint64_t since = epMonotonicNs(), look = since;
   for (int spins = epNumSpins();; spins--) {
     uint64_t found = epLoad(word), now = epMonotonicNs();
     *waitedNs = now - since;
-    if (found == g->epoch) return CAME;
-    if (found > g->epoch) return LEFT_BEHIND;
+    if (found == number) return CAME;
+    if (found > number) return LEFT_BEHIND;
     if (spins > 0) {
       epSpinPause();
       continue;
     }
     if (*waitedNs >= g->head.timeoutNs) return GONE;
     if (now - look >= LOOK_NS && trefoilHostPeerAlive(g->head.comm, rank) == 0) {
-      if (epLoad(word) != g->epoch) return GONE;
+      if (epLoad(word) != number) return GONE;
       continue;
     }
     if (now - look >= LOOK_NS) look = now;
@@ -107,34 +134,41 @@ static came_t awaitRank(cpu_grad_t *g, int rank, uint64_t *waitedNs) {
 }
 
 static int isActive(const cpu_grad_t *g, int rank) {
-  return atomic_load(&g->active[rank]);
+  return rank == g->head.rank || atomic_load(&g->active[rank]);
 }
 
-static void sendMeans(cpu_grad_t *g, const float *own) {
+static void post(ep_word_t *word, uint64_t number) {
+  epStore(word, number);
+  const void *lowHalf = word;
+  epFutexWake(lowHalf, EP_FUTEX_SHARED);
+}
+
+/* 0: without masks a rank was lost; `what` says in what. */
+static int receiveWords(cpu_grad_t *g, ep_word_t *(*of)(const cpu_grad_t *, int, int),
+                        uint64_t number, ep_grad_loss_t what) {
   for (int r = 0; r < g->head.numRanks; r++) {
     if (!isActive(g, r)) continue;
-    ep_word_t *word = wordOf(g, r, g->head.rank);
-    memcpy(meansOf(g, r, g->head.rank), own, meansBytes(g));
-    epStore(word, g->epoch);
-    const void *lowHalf = word;
-    epFutexWake(lowHalf, EP_FUTEX_SHARED);
-  }
-}
-
-/* 0: without masks a rank was lost. */
-static int receiveMeans(cpu_grad_t *g) {
-  for (int r = 0; r < g->head.numRanks; r++) {
-    uint64_t waited;
-    if (!isActive(g, r) || awaitRank(g, r, &waited) == CAME) continue;
+    if (awaitRank(g, r, of(g, g->head.rank, r), number, &what.waitedNs) == CAME) continue;
     if (g->head.enableMask) {
       atomic_store(&g->active[r], 0);
       continue;
     }
-    g->loss = (ep_grad_loss_t){r, waited, g->epoch, 0};
+    what.rank = r;
+    g->loss = what;
     atomic_store(&g->isLost, 1);
     return 0;
   }
   return 1;
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+static void sendMeans(cpu_grad_t *g, const float *own) {
+  for (int r = 0; r < g->head.numRanks; r++) {
+    if (!isActive(g, r)) continue;
+    memcpy(meansOf(g, r, g->head.rank), own, meansBytes(g));
+    post(wordOf(g, r, g->head.rank), g->epoch);
+  }
 }
 
 /* The means of the ranks that this one regards as active, in the order of ranks. */
@@ -156,10 +190,67 @@ static void runStep(grad_record_t *r) {
   g->epoch++;
   (void)trefoilGradTwoMeans(&g->config, r->grad, g->means);
   sendMeans(g, g->means);
-  if (!receiveMeans(g)) return;
+  if (!receiveWords(g, wordOf, g->epoch, (ep_grad_loss_t){.number = g->epoch})) return;
   trefoil_grad_config_t c = g->config;
   c.numWorkers = gatherMeans(g, &worker);
   (void)trefoilGradFromMeans(&c, worker, g->means, r->grad, r->update);
+}
+
+/* ---- a synchronisation ----------------------------------------------------------------------- */
+
+/* The mean over the ranks that this one regards as active, in the order of ranks. */
+static void averageChunk(cpu_grad_t *g, int64_t count, void *params) {
+  const void *in[TREFOIL_GRAD_MAX_WORKERS];
+  void *out[TREFOIL_GRAD_MAX_WORKERS];
+  trefoil_grad_config_t c = g->config;
+  const ep_grad_group_t all = {0, count, 0};
+  c.numWorkers = 0;
+  for (int r = 0; r < g->head.numRanks; r++) {
+    if (!isActive(g, r)) continue;
+    in[c.numWorkers] = chunkOf(g, r);
+    out[c.numWorkers++] = params;
+  }
+  epGradMeanOf(&c, &all, in, out);
+}
+
+/* Whether a rank has gone on without this one, and may have written over its chunk: it is masked. */
+static int isLeftBehind(cpu_grad_t *g) {
+  int isBehind = 0;
+  atomic_thread_fence(memory_order_seq_cst);
+  for (int r = 0; r < g->head.numRanks; r++) {
+    if (!isActive(g, r) || epLoad(stampOf(g, r)) <= g->chunk + 1) continue;
+    atomic_store(&g->active[r], 0);
+    isBehind = 1;
+  }
+  return isBehind;
+}
+
+/* 0: a rank was lost. */
+static int syncChunk(cpu_grad_t *g, int64_t first, int64_t count, void *params) {
+  g->chunk++;
+  epStore(stampOf(g, g->head.rank), g->chunk);
+  atomic_thread_fence(memory_order_seq_cst);
+  memcpy(chunkOf(g, g->head.rank), params, (size_t)count * trefoilDtypeBytes(g->head.dtype));
+  for (int r = 0; r < g->head.numRanks; r++)
+    if (isActive(g, r)) post(chunkWordOf(g, r, g->head.rank), g->chunk);
+  const ep_grad_loss_t what = {.isSync = 1, .number = g->syncs, .item = first};
+  if (!receiveWords(g, chunkWordOf, g->chunk, what)) return 0;
+  do averageChunk(g, count, params);
+  while (isLeftBehind(g));
+  return 1;
+}
+
+static void runSync(grad_record_t *r) {
+  cpu_grad_t *g = r->g;
+  size_t each = trefoilDtypeBytes(g->head.dtype);
+  int64_t most = (int64_t)(g->chunkBytes / each), n = g->head.elements;
+  if (atomic_load(&g->isLost)) return;
+  if (r->period && (!g->epoch || g->epoch % (uint64_t)r->period)) return;
+  g->syncs++;
+  for (int64_t i = 0; i < n; i += most) {
+    char *at = (char *)r->update + (size_t)i * each;
+    if (!syncChunk(g, i, n - i < most ? n - i : most, at)) return;
+  }
 }
 
 static void runMask(grad_record_t *r) {
@@ -212,6 +303,15 @@ trefoil_result_t epCpuGradStep(struct trefoil_grad_gpu *head, const void *grad, 
   return queue(r, stream);
 }
 
+trefoil_result_t epCpuGradSync(struct trefoil_grad_gpu *head, int64_t period, void *params,
+                               cudaStream_t stream) {
+  grad_record_t *r = newRecord((cpu_grad_t *)head, runSync);
+  EP_CHECK(r, TREFOIL_SYSTEM_ERROR, "out of memory: a queued operation");
+  r->update = params;
+  r->period = period;
+  return queue(r, stream);
+}
+
 trefoil_result_t epCpuGradSetMask(struct trefoil_grad_gpu *head, const int *active,
                                   cudaStream_t stream) {
   grad_record_t *r = newRecord((cpu_grad_t *)head, runMask);
@@ -225,7 +325,7 @@ trefoil_result_t epCpuGradGetMask(struct trefoil_grad_gpu *head, int *active, cu
   cudaError_t error = cudaStreamSynchronize(stream);
   EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "trefoilGradGpuGetMask: %s",
            cudaGetErrorString(error));
-  for (int r = 0; r < head->numRanks; r++) active[r] = isActive(g, r);
+  for (int r = 0; r < head->numRanks; r++) active[r] = atomic_load(&g->active[r]);
   return TREFOIL_OK;
 }
 
@@ -240,9 +340,7 @@ int epCpuGradLost(const struct trefoil_grad_gpu *head, ep_grad_loss_t *loss) {
 
 static trefoil_result_t allocate(cpu_grad_t *g, const trefoil_grad_config_t *c) {
   size_t R = (size_t)g->head.numRanks, sizes = sizeof *g->sizes * (size_t)c->numTensors;
-  trefoil_grad_sizes_t counts;
-  EP_TRY(trefoilGradSizes(c, &counts));
-  g->groups = (size_t)counts.groups;
+  EP_TRY(measure(g, c));
   g->sizes = malloc(sizes + 1);
   g->peers = calloc(R, sizeof *g->peers);
   g->active = malloc(R * sizeof *g->active);
@@ -259,17 +357,17 @@ static trefoil_result_t allocate(cpu_grad_t *g, const trefoil_grad_config_t *c) 
 /* Alone. */
 static trefoil_result_t allocateExchange(cpu_grad_t *g) {
   void *p = NULL;
-  ncclResult_t result = ncclMemAlloc(&p, exchangeBytes((int64_t)g->groups, g->head.numRanks));
+  ncclResult_t result = ncclMemAlloc(&p, exchangeBytes(g));
   if (result != ncclSuccess) return epNcclFailed("trefoilGradGpuCreate: shared memory", result);
-  memset(p, 0, wordsBytes(g));
+  memset(p, 0, numWords(g) * sizeof(ep_word_t));
   g->exchange = p;
   return TREFOIL_OK;
 }
 
 /* All ranks are here; registering ends on all or fails on all. */
 static trefoil_result_t share(cpu_grad_t *g) {
-  size_t bytes = exchangeBytes((int64_t)g->groups, g->head.numRanks);
-  ncclResult_t result = ncclCommWindowRegister(g->head.comm, g->exchange, bytes, &g->window, 0);
+  ncclResult_t result =
+      ncclCommWindowRegister(g->head.comm, g->exchange, exchangeBytes(g), &g->window, 0);
   if (result != ncclSuccess) return epNcclFailed("trefoilGradGpuCreate: window", result);
   for (int r = 0; r < g->head.numRanks; r++) {
     void *p = NULL;

@@ -34,6 +34,8 @@ trefoil_result_t epCpuGradOpen(struct trefoil_grad_gpu *g, const trefoil_grad_co
                                const trefoil_grad_gpu_options_t *o, uint64_t hash);
 trefoil_result_t epCpuGradStep(struct trefoil_grad_gpu *g, const void *grad, void *update,
                                cudaStream_t stream);
+trefoil_result_t epCpuGradSync(struct trefoil_grad_gpu *g, int64_t period, void *params,
+                               cudaStream_t stream);
 int epCpuGradLost(const struct trefoil_grad_gpu *g, struct ep_grad_loss *loss);
 trefoil_result_t epCpuGradGetMask(struct trefoil_grad_gpu *g, int *active, cudaStream_t stream);
 trefoil_result_t epCpuGradSetMask(struct trefoil_grad_gpu *g, const int *active,

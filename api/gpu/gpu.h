@@ -267,6 +267,8 @@ trefoil_result_t epGpuGradOpen(struct trefoil_grad_gpu *g, const trefoil_grad_co
                                const trefoil_grad_gpu_options_t *o, uint64_t hash);
 trefoil_result_t epGpuGradStep(struct trefoil_grad_gpu *g, const void *grad, void *update,
                                cudaStream_t stream);
+trefoil_result_t epGpuGradSync(struct trefoil_grad_gpu *g, int64_t period, void *params,
+                               cudaStream_t stream);
 int epGpuGradLost(const struct trefoil_grad_gpu *g, struct ep_grad_loss *loss);
 trefoil_result_t epGpuGradGetMask(struct trefoil_grad_gpu *g, int *active, cudaStream_t stream);
 trefoil_result_t epGpuGradSetMask(struct trefoil_grad_gpu *g, const int *active,

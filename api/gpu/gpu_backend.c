@@ -36,6 +36,7 @@ const ep_backend_t epBackend = {
     .gradSizes = epGpuGradSizes,
     .gradOpen = epGpuGradOpen,
     .gradStep = epGpuGradStep,
+    .gradSync = epGpuGradSync,
     .gradLost = epGpuGradLost,
     .gradGetMask = epGpuGradGetMask,
     .gradSetMask = epGpuGradSetMask,

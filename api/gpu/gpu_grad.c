@@ -28,6 +28,8 @@ static trefoil_result_t layOut(const trefoil_grad_config_t *c, int numSms, ep_a2
   EP_CHECK(*counts, TREFOIL_SYSTEM_ERROR, "trefoilGradGpuCreate: out of memory");
   for (ep_grad_group_t g = EP_GRAD_BEGIN; epGradNext(c, &g);) (*counts)[g.idx] = g.count;
   trefoil_result_t result = epA2sgdLayout(n, *counts, c->numWorkers, numSms, at);
+  if (result == TREFOIL_OK && c->syncPeriod)
+    epA2sgdAddSync(at, c->dtype, EP_A2SGD_CHANNELS, EP_A2SGD_CHUNK_BYTES);
   if (result == TREFOIL_OK) return TREFOIL_OK;
   free(*counts);
   *counts = NULL;
@@ -150,22 +152,39 @@ trefoil_result_t epGpuGradOpen(struct trefoil_grad_gpu *head, const trefoil_grad
 int epGpuGradLost(const struct trefoil_grad_gpu *head, ep_grad_loss_t *loss) {
   const volatile ep_wait_record_t *r = ((const gpu_grad_t *)head)->record;
   if (!r->failed) return 0;
-  *loss = (ep_grad_loss_t){r->rank, r->nowNs - r->sinceNs, r->operation, r->item};
+  *loss = (ep_grad_loss_t){r->rank, r->kind == EP_A2SGD_KIND_SYNC, r->nowNs - r->sinceNs,
+                           r->operation, r->item};
   return 1;
+}
+
+/* On the object's device. */
+static trefoil_result_t launch(const gpu_grad_t *g, const ep_a2sgd_step_t *step,
+                               trefoil_result_t (*what)(const ep_a2sgd_step_t *, void *),
+                               cudaStream_t stream) {
+  int before;
+  EP_CUDA(cudaGetDevice(&before));
+  if (before != g->device) EP_CUDA(cudaSetDevice(g->device));
+  trefoil_result_t result = what(step, stream);
+  if (before != g->device) cudaSetDevice(before);
+  return result;
 }
 
 trefoil_result_t epGpuGradStep(struct trefoil_grad_gpu *head, const void *grad, void *update,
                                cudaStream_t stream) {
   const gpu_grad_t *g = (const gpu_grad_t *)head;
   ep_a2sgd_step_t step = g->step;
-  int before;
   step.grad = grad;
   step.update = update;
-  EP_CUDA(cudaGetDevice(&before));
-  if (before != g->device) EP_CUDA(cudaSetDevice(g->device));
-  trefoil_result_t result = epA2sgdStep(&step, stream);
-  if (before != g->device) cudaSetDevice(before);
-  return result;
+  return launch(g, &step, epA2sgdStep, stream);
+}
+
+trefoil_result_t epGpuGradSync(struct trefoil_grad_gpu *head, int64_t period, void *params,
+                               cudaStream_t stream) {
+  const gpu_grad_t *g = (const gpu_grad_t *)head;
+  ep_a2sgd_step_t step = g->step;
+  step.params = params;
+  step.syncPeriod = period;
+  return launch(g, &step, epA2sgdSync, stream);
 }
 
 trefoil_result_t epGpuGradGetMask(struct trefoil_grad_gpu *head, int *active, cudaStream_t stream) {

@@ -100,13 +100,14 @@ struct CUstream_st;
 typedef struct trefoil_grad_gpu *trefoil_grad_gpu_t;
 
 typedef struct trefoil_grad_gpu_options {
-  int maxSms;         /* SMs that a step may take; 0 = all */
+  int maxSms;         /* SMs that a launch may take; 0 = all */
   int enableMask;     /* 1: a rank that does not come is masked, and the others go on without it */
   uint64_t timeoutNs; /* of a wait for a rank; 0 = 100 s */
 } trefoil_grad_gpu_options_t;
 
 /* Bytes of a rank that Create takes on a GPU of numSms SMs: memory that the other ranks reach, and its
- * own. Of c method must be TREFOIL_GRAD_A2SGD; syncPeriod is not looked at. Needs no GPU. */
+ * own. Of c method must be TREFOIL_GRAD_A2SGD. A syncPeriod takes exchange memory, bounded whatever the
+ * model's size is. Needs no GPU. */
 TREFOIL_GPU_API trefoil_result_t trefoilGradGpuSizes(const trefoil_grad_config_t *c, int numSms,
                                                      size_t *exchangeBytes, size_t *scratchBytes);
 /* Collective, with equal c on all ranks and as many workers as ranks. options: NULL = all 0. */
@@ -119,10 +120,20 @@ TREFOIL_GPU_API trefoil_result_t trefoilGradGpuCreate(const trefoil_grad_config_
  * earlier step lost a rank, named by the sentence; its update and later ones were not written. */
 TREFOIL_GPU_API trefoil_result_t trefoilGradGpuStep(trefoil_grad_gpu_t g, const void *grad,
                                                     void *update, struct CUstream_st *stream);
+/* What trefoilGradSync does, between the ranks: to be queued after the updates of `step` are applied. Where
+ * syncPeriod divides step + 1, params, [elements] in device memory, become the mean over the ranks that a
+ * rank regards as active, in place; else they stay untouched, and nothing is queued.
+ * TREFOIL_GRAD_LAST_STEP: the last step that this object has made when the call comes to run; captured once
+ * and replayed after each step, it averages after every syncPeriod-th. All ranks make the same steps and
+ * synchronisations in the same order. TREFOIL_REMOTE_ERROR: as of trefoilGradGpuStep. If a rank is lost in
+ * the midst of a call each parameter is the mean or as before; if it does not come at all, as before. */
+#define TREFOIL_GRAD_LAST_STEP (-1)
+TREFOIL_GPU_API trefoil_result_t trefoilGradGpuSync(trefoil_grad_gpu_t g, int64_t step,
+                                                    void *params, struct CUstream_st *stream);
 /* With enableMask: active[numWorkers], 0 = masked. Get waits for the stream; Set may be captured. The
  * means are over the ranks that a rank regards as active. Ranks that masked one another are set active again
- * when both have made as many steps, and these are through: one that is ahead would write over means that
- * the other still reads. */
+ * when both have made as many steps and synchronisations, and these are through: one that is ahead would
+ * write over means that the other still reads. */
 TREFOIL_GPU_API trefoil_result_t trefoilGradGpuGetMask(trefoil_grad_gpu_t g, int *active,
                                                        struct CUstream_st *stream);
 TREFOIL_GPU_API trefoil_result_t trefoilGradGpuSetMask(trefoil_grad_gpu_t g, const int *active,

@@ -1,4 +1,4 @@
-// What both kernels of an A2SGD step know: control words, groups, and words of the exchange.
+// What the kernels of A2SGD know: control words, groups, and words of the exchange.
 #ifndef TREFOIL_KERNELS_A2SGD_A2SGD_CONTROL_CUH
 #define TREFOIL_KERNELS_A2SGD_A2SGD_CONTROL_CUH
 
@@ -9,7 +9,9 @@
 struct A2sgdControl {
   WaitControl wait;
   unsigned long long epoch; // steps that are exchanged
-  unsigned arrived;         // blocks of the first kernel that are through
+  unsigned arrived; // blocks of a step's first kernel, or of a synchronisation, that are through
+  unsigned nextChannel;     // of a synchronisation, that no block has taken
+  unsigned long long syncs; // synchronisations that are made
 };
 static_assert(sizeof(A2sgdControl) <= EP_A2SGD_MASK_AT, "EP_A2SGD_MASK_AT");
 static_assert(EP_A2SGD_MASK_AT + 4 * EP_KERNEL_MAX_RANKS <= EP_A2SGD_GROUPS_AT,

@@ -30,47 +30,61 @@ EP_DEV unsigned long long epochOf(uint4 word) {
   return word.z | (unsigned long long)word.w << 32;
 }
 
+// A wait for a word that carries a number.
+struct Expected {
+  unsigned long long number, operation;
+  uint64_t limitNs;
+};
+
 // One thread: gives up `w.rank`: masks it, or all leave.
-EP_DEV void giveUp(const ep_a2sgd_step_t &s, const Awaited &w, unsigned long long epoch,
-                   uint64_t since, uint64_t now) {
+EP_DEV void giveUp(const ep_a2sgd_step_t &s, const Awaited &w, const Expected &e, uint64_t since,
+                   uint64_t now) {
   WaitControl &c = controlOf(s).wait;
   const bool isFirst =
       s.enableMask ? atomicExch(maskOf(s) + w.rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
   if (!isFirst) return;
-  recordTimeout(c, [&] { writeRecord(s.record, w, epoch, (unsigned)epoch, since, now, true); });
+  recordTimeout(
+      c, [&] { writeRecord(s.record, w, e.operation, (unsigned)e.number, since, now, true); });
 }
 
 // One thread, seldom: false when the wait must end.
 static __device__ __noinline__ bool keepWaiting(const ep_a2sgd_step_t &s, const Awaited &w,
-                                                unsigned long long epoch, Spin &spin) {
+                                                const Expected &e, Spin &spin) {
   WaitControl &c = controlOf(s).wait;
   if (loadVolatile(&c.failed) || !isActive(s, w.rank)) return false;
   const uint64_t now = clockNs();
   if (!spin.since) spin.since = now;
-  if (now - spin.since >= s.timeoutNs) {
-    giveUp(s, w, epoch, spin.since, now);
+  if (now - spin.since >= e.limitNs) {
+    giveUp(s, w, e, spin.since, now);
     return false;
   }
-  recordWait(c, now - spin.since, now,
-             [&] { writeRecord(s.record, w, epoch, (unsigned)epoch, spin.since, now, false); });
+  recordWait(c, now - spin.since, now, [&] {
+    writeRecord(s.record, w, e.operation, (unsigned)e.number, spin.since, now, false);
+  });
   return true;
+}
+
+// One thread: waits for a word; `w` says whose.
+EP_DEV void awaitWord(const ep_a2sgd_step_t &s, const char *at, Awaited w, const Expected &e) {
+  Spin spin;
+  for (;;) {
+    const unsigned long long found = epochOf(loadSys(at));
+    if (found == e.number) return;
+    w.received = (unsigned)found;
+    if (found > e.number) {
+      const uint64_t now = clockNs();
+      giveUp(s, w, e, spin.since ? spin.since : now, now);
+      return;
+    }
+    if ((++spin.polls & 255) == 0 && !keepWaiting(s, w, e, spin)) return;
+  }
 }
 
 // One thread: waits for a rank's means of a group.
 EP_DEV void awaitMeans(const ep_a2sgd_step_t &s, unsigned long long epoch, int group, int rank) {
-  Spin spin;
-  for (;;) {
-    const uint4 word = loadSys(meansAt(s, s.rank, epoch, group, rank));
-    const unsigned long long found = epochOf(word);
-    if (found == epoch) return;
-    const Awaited w = {EP_A2SGD_KIND_STEP, EP_WAIT_MEANS, rank, (unsigned)found, group};
-    if (found > epoch) {
-      const uint64_t now = clockNs();
-      giveUp(s, w, epoch, spin.since ? spin.since : now, now);
-      return;
-    }
-    if ((++spin.polls & 255) == 0 && !keepWaiting(s, w, epoch, spin)) return;
-  }
+  awaitWord(s, meansAt(s, s.rank, epoch, group, rank),
+            Awaited{EP_A2SGD_KIND_STEP, EP_WAIT_MEANS, rank, 0, group},
+            Expected{epoch, epoch, s.timeoutNs});
 }
 
 // One thread: the means over the active ranks in f64 in order of rank, less this rank's own.

@@ -1,6 +1,6 @@
-// The two kernels of an A2SGD step.
+// The two kernels of an A2SGD step, and the one of a synchronisation of the parameters.
 #include "kernels/a2sgd/a2sgd_exchange.cuh"
-#include "kernels/a2sgd/a2sgd_move.cuh"
+#include "kernels/a2sgd/a2sgd_sync.cuh"
 #include "kernels/common/start.cuh"
 
 extern "C" {
@@ -44,6 +44,7 @@ EP_DEV void finishParts(const ep_a2sgd_step_t &s, unsigned long long epoch, int 
 // Blocks on an SM at a time: f32 takes more registers.
 template <Elem T> constexpr int MEANS_BLOCKS = T == Elem::F32 ? 3 : 4;
 constexpr int MOVE_BLOCKS = 4;
+constexpr int SYNC_BLOCKS = 2;
 
 template <Elem T>
 __global__ void __launch_bounds__(EP_A2SGD_THREADS, MEANS_BLOCKS<T>)
@@ -91,6 +92,24 @@ __global__ void __launch_bounds__(EP_A2SGD_THREADS, MOVE_BLOCKS)
   }
 }
 
+EP_DEV bool isDue(const ep_a2sgd_step_t &s) {
+  const unsigned long long steps = loadVolatile(&controlOf(s).epoch), period = s.syncPeriod;
+  return !period || (steps && steps % period == 0);
+}
+
+template <Elem T>
+__global__ void __launch_bounds__(EP_A2SGD_THREADS, SYNC_BLOCKS)
+    syncKernel(const __grid_constant__ ep_a2sgd_step_t s) {
+  A2sgdControl &c = controlOf(s);
+  const unsigned long long sync = loadVolatile(&c.syncs) + 1;
+  if (!isDue(s)) return;
+  for (int channel; (channel = takeChannel(s)) < s.at.channels;)
+    if (hasFailed(s) || !averageChannel<T>(s, channel, sync)) return;
+  if (!reaches(&c.arrived, 1, gridDim.x) || threadIdx.x) return;
+  c.nextChannel = 0;
+  c.syncs = sync;
+}
+
 const void *meansOf(trefoil_dtype_t dtype) {
   return kernelOfDtype(dtype, [](auto t) { return EP_KERNEL(meansKernel<decltype(t)::value>); });
 }
@@ -98,15 +117,20 @@ const void *moveOf(trefoil_dtype_t dtype) {
   return kernelOfDtype(dtype, [](auto t) { return EP_KERNEL(moveKernel<decltype(t)::value>); });
 }
 
-trefoil_result_t launch(const void *kernel, int blocksPerSm, const ep_a2sgd_step_t *s,
-                        void *stream) {
+const void *syncOf(trefoil_dtype_t dtype) {
+  return kernelOfDtype(dtype, [](auto t) { return EP_KERNEL(syncKernel<decltype(t)::value>); });
+}
+
+// work: parts or channels, each for one block at a time.
+trefoil_result_t launch(const void *kernel, int blocksPerSm, uint32_t work,
+                        const ep_a2sgd_step_t *s, void *stream) {
   EP_CHECK(kernel, TREFOIL_INVALID_ARGUMENT, "dtype is %s; gradients must be f32, f16 or bf16",
            trefoilDtypeName(s->dtype));
-  if (s->at.numParts == 0) return TREFOIL_OK;
+  if (work == 0) return TREFOIL_OK;
   const unsigned most = s->numSms < 1 ? 1 : (unsigned)(s->numSms * blocksPerSm);
   void *params[] = {(void *)s};
-  TRY_CUDA(cudaLaunchKernel(kernel, dim3(min(most, s->at.numParts)), dim3(EP_A2SGD_THREADS), params,
-                            0, (cudaStream_t)stream));
+  TRY_CUDA(cudaLaunchKernel(kernel, dim3(min(most, work)), dim3(EP_A2SGD_THREADS), params, 0,
+                            (cudaStream_t)stream));
   return TREFOIL_OK;
 }
 
@@ -115,11 +139,16 @@ trefoil_result_t launch(const void *kernel, int blocksPerSm, const ep_a2sgd_step
 extern "C" trefoil_result_t epA2sgdMeans(const ep_a2sgd_step_t *step, void *stream) {
   const bool isF32 = step->dtype == TREFOIL_F32;
   return launch(meansOf(step->dtype), isF32 ? MEANS_BLOCKS<Elem::F32> : MEANS_BLOCKS<Elem::BF16>,
-                step, stream);
+                step->at.numParts, step, stream);
 }
 
 extern "C" trefoil_result_t epA2sgdMove(const ep_a2sgd_step_t *step, void *stream) {
-  return launch(moveOf(step->dtype), MOVE_BLOCKS, step, stream);
+  return launch(moveOf(step->dtype), MOVE_BLOCKS, step->at.numParts, step, stream);
+}
+
+// A block on an SM: links are slower than that many.
+extern "C" trefoil_result_t epA2sgdSync(const ep_a2sgd_step_t *step, void *stream) {
+  return launch(syncOf(step->dtype), 1, (uint32_t)step->at.channels, step, stream);
 }
 
 extern "C" trefoil_result_t epA2sgdStep(const ep_a2sgd_step_t *step, void *stream) {
@@ -132,6 +161,7 @@ extern "C" trefoil_result_t epA2sgdLoad(void) {
   for (trefoil_dtype_t dtype : SUMMED) {
     TRY_CUDA(cudaFuncGetAttributes(&a, meansOf(dtype)));
     TRY_CUDA(cudaFuncGetAttributes(&a, moveOf(dtype)));
+    TRY_CUDA(cudaFuncGetAttributes(&a, syncOf(dtype)));
   }
   return TREFOIL_OK;
 }

@@ -53,6 +53,20 @@ trefoil_result_t epA2sgdLayout(int numGroups, const int64_t *counts, int numRank
   return TREFOIL_OK;
 }
 
+void epA2sgdAddSync(ep_a2sgd_layout_t *at, trefoil_dtype_t dtype, int maxChannels,
+                    uint32_t chunkBytes) {
+  uint32_t R = (uint32_t)at->numRanks, vectors = chunkBytes / 16;
+  at->chunkBytes = chunkBytes; /* whole vectors */
+  at->chunkElements = chunkBytes / (int64_t)trefoilDtypeBytes(dtype);
+  at->sliceBytes = (vectors + R - 1) / R * 16;
+  at->stages = (uint32_t)aligned((4 * R + 1) * 16);
+  at->channelBytes = (uint32_t)aligned(at->stages + 2 * (at->chunkBytes + at->sliceBytes));
+  int64_t chunks = (at->elements + at->chunkElements - 1) / at->chunkElements;
+  at->channels = (int)(chunks < maxChannels ? chunks : maxChannels);
+  at->sync = at->exchangeBytes;
+  at->exchangeBytes = aligned(at->sync + (size_t)at->channels * at->channelBytes);
+}
+
 void epA2sgdImage(const ep_a2sgd_layout_t *at, const int64_t *counts, void *image) {
   int *mask = (int *)((char *)image + EP_A2SGD_MASK_AT);
   ep_a2sgd_group_t *groups = (ep_a2sgd_group_t *)((char *)image + EP_A2SGD_GROUPS_AT);

@@ -1,12 +1,17 @@
-/* A2SGD on GPUs (docs/spec.md, A3 to A6, A14 to A16): what a step is launched with. C and C++.
+/* A2SGD on GPUs (docs/spec.md, A3 to A7, A14 to A17): what a step and a synchronisation are launched with.
+ * C and C++.
  *
  * Two kernels a step. The first reads the gradient once: parts of groups are summed by blocks; the last
  * block of a group stores the group's two means into the exchange memory of every rank; the last block
  * of the launch waits for those of the others and works out by how much each group's elements move. The
  * second kernel moves them. Blocks wait for no other block, so any number of them fits on any GPU.
  *
+ * A synchronisation is one kernel. The parameters are cut into chunks, which channels take in turn; a
+ * block has a channel at a time, and no block waits for another of its launch (a2sgd_sync.cuh).
+ *
  * Memory. exchange: [2][groups][ranks] words of 16 bytes {mean+, mean-, epoch}, by parity of the epoch;
- * one a rank, reached by all. scratch: this rank's own, control words and tables. */
+ * one a rank, reached by all. With channels, of each: words, a stamp, two stages of a chunk, two slices of
+ * its mean. scratch: this rank's own, control words and tables. */
 #ifndef TREFOIL_KERNELS_A2SGD_A2SGD_STEP_H
 #define TREFOIL_KERNELS_A2SGD_A2SGD_STEP_H
 
@@ -28,6 +33,9 @@ extern "C" {
 #define EP_A2SGD_MASK_AT        64  /* int [EP_KERNEL_MAX_RANKS] in scratch */
 #define EP_A2SGD_GROUPS_AT      320 /* ep_a2sgd_group_t [numGroups] in scratch */
 #define EP_A2SGD_KIND_STEP      5u  /* ep_wait_record_t.kind */
+#define EP_A2SGD_KIND_SYNC      6u
+#define EP_A2SGD_CHANNELS       64 /* of a synchronisation, at most */
+#define EP_A2SGD_CHUNK_BYTES    65536u
 
 /* Elements [first, first + count) of the gradient; parts are numbered through all groups. */
 typedef struct ep_a2sgd_group {
@@ -42,11 +50,20 @@ typedef struct ep_a2sgd_layout {
   int64_t elements;
   size_t exchangeBytes, scratchBytes, imageBytes; /* the image: the beginning of scratch */
   size_t done, parts, moves;                      /* offsets in scratch */
+  int channels; /* of a synchronisation; 0: there is none, or nothing to average */
+  uint32_t chunkBytes, sliceBytes, channelBytes;
+  uint32_t stages; /* offset in a channel's memory */
+  int64_t chunkElements;
+  size_t sync; /* offset in exchange: [channels] of channelBytes */
 } ep_a2sgd_layout_t;
 
 /* Groups one behind the other; numSms: of the launches, which decides the size of parts. */
 trefoil_result_t epA2sgdLayout(int numGroups, const int64_t *counts, int numRanks, int numSms,
                                ep_a2sgd_layout_t *out);
+/* Adds exchange memory for synchronisations of the parameters: in chunks of chunkBytes, in at most so many
+ * channels. */
+void epA2sgdAddSync(ep_a2sgd_layout_t *at, trefoil_dtype_t dtype, int maxChannels,
+                    uint32_t chunkBytes);
 /* imageBytes at the beginning of scratch before the first step; what follows, and exchange memory,
  * starts as zeros. */
 void epA2sgdImage(const ep_a2sgd_layout_t *at, const int64_t *counts, void *image);
@@ -59,7 +76,9 @@ typedef struct ep_a2sgd_step {
   uint64_t *stamps;         /* NULL, or device clock [2]: all sent, all received */
   uint64_t timeoutNs;
   const void *grad;
-  void *update; /* may be grad */
+  void *update;       /* may be grad */
+  void *params;       /* of a synchronisation */
+  int64_t syncPeriod; /* likewise: it averages where this divides the steps made; 0: in any case */
   int rank, enableMask, numSms;
   trefoil_dtype_t dtype;
 } ep_a2sgd_step_t;
@@ -67,7 +86,8 @@ typedef struct ep_a2sgd_step {
 /* Loads the kernels, so that no launch does. */
 trefoil_result_t epA2sgdLoad(void);
 trefoil_result_t epA2sgdStep(const ep_a2sgd_step_t *step, void *stream);
-/* The two kernels by themselves, to time them. */
+trefoil_result_t epA2sgdSync(const ep_a2sgd_step_t *step, void *stream);
+/* A step's two kernels by themselves, to time them. */
 trefoil_result_t epA2sgdMeans(const ep_a2sgd_step_t *step, void *stream);
 trefoil_result_t epA2sgdMove(const ep_a2sgd_step_t *step, void *stream);
 

@@ -82,18 +82,19 @@ template <Elem T> EP_DEV unsigned loadBits(const void *array, int64_t i) {
 }
 
 // Elements from i on, at most `left` of them, +0 for the others.
-template <Elem T> EP_DEV void loadRunPart(uint4 *v, const void *array, int64_t i, int64_t left) {
+template <Elem T> EP_DEV uint4 loadVectorPart(const void *array, int64_t i, int64_t left) {
   constexpr int PER = 4 / ELEM_BYTES<T>;
+  unsigned w[4] = {0, 0, 0, 0};
 #pragma unroll
-  for (int q = 0; q < RUN_VECTORS<T>; q++) {
-    unsigned w[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int k = 0; k < 4 * PER; k++) {
-      const int at = q * 4 * PER + k;
-      if (at < left) w[k / PER] |= loadBits<T>(array, i + at) << k % PER * 16;
-    }
-    v[q] = make_uint4(w[0], w[1], w[2], w[3]);
+  for (int k = 0; k < 4 * PER; k++) {
+    if (k < left) w[k / PER] |= loadBits<T>(array, i + k) << k % PER * 16;
   }
+  return make_uint4(w[0], w[1], w[2], w[3]);
+}
+template <Elem T> EP_DEV void loadRunPart(uint4 *v, const void *array, int64_t i, int64_t left) {
+  constexpr int N = Vec<T>::N;
+#pragma unroll
+  for (int q = 0; q < RUN_VECTORS<T>; q++) v[q] = loadVectorPart<T>(array, i + q * N, left - q * N);
 }
 
 // ---- Sums of a run, of a warp's tile, of a part

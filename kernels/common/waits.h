@@ -23,7 +23,8 @@ typedef enum ep_wait_phase {
   EP_WAIT_CREDIT = 7,   /* HT: the peer has not taken chunks out of the FIFO that this rank fills */
   EP_WAIT_BLOCKS = 8, /* HT Update: blocks of this rank's own launch do not run beside the others */
   EP_WAIT_POST = 9,   /* across domains: the network takes no more puts to the peer */
-  EP_WAIT_MEANS = 10  /* A2SGD: a group's two means */
+  EP_WAIT_MEANS = 10, /* A2SGD: a group's two means */
+  EP_WAIT_PARAMS = 11 /* A2SGD: parameters, or a slice of their mean */
 } ep_wait_phase_t;
 
 /* Which rank keeps this rank waiting. One a rank, in host memory mapped to the device; written only

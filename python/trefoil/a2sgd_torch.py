@@ -27,7 +27,7 @@ CODES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 
 
 class A2SGD:
-    """The workers of a process group; averages flat gradients in place.
+    """The workers of a process group; averages flat gradients and parameters in place.
 
     whole: the tensors of a gradient are one group. All workers make the same calls in the same
     order.
@@ -38,22 +38,29 @@ class A2SGD:
         self.size = dist.get_world_size(process_group)
         self.rank = dist.get_rank(process_group)
         self.whole = whole
-        self._on_gpu: dict[tuple[torch.dtype, tuple[int, ...]], ct.c_void_p] = {}
+        self._on_gpu: dict[tuple[torch.dtype, tuple[int, ...], int], ct.c_void_p] = {}
 
     def average_(self, flat: torch.Tensor, sizes: Sequence[int]) -> None:
         """Turns a gradient, tensors of `sizes` elements one behind the other, into the update."""
-        if flat.dtype not in CODES:
-            raise TrefoilError(f"dtype {flat.dtype}: expected float16, float32 or bfloat16")
-        if not flat.is_contiguous() or flat.numel() != sum(sizes):
-            raise TrefoilError(
-                f"gradient: expected {sum(sizes)} contiguous elements, found {flat.numel()}"
-            )
+        _check_flat(flat, sum(sizes), "gradient")
         if flat.is_cuda:
-            self._step_on_gpu(flat, sizes)
+            lib, made = self._object(flat, sizes, 0)
+            at = ct.c_void_p(flat.data_ptr())
+            _check_gpu(lib.trefoilGradGpuStep(made, at, at, _stream(flat)), lib)
         else:
             self._step(flat, sizes)
 
-    def _config(self, dtype: torch.dtype, counts: np.ndarray) -> Config:
+    def mean_(self, flat: torch.Tensor) -> None:
+        """Turns parameters into the workers' mean (rule A7)."""
+        _check_flat(flat, flat.numel(), "parameters")
+        if flat.is_cuda:
+            lib, made = self._object(flat, [flat.numel()], 1)
+            at = ct.c_void_p(flat.data_ptr())
+            _check_gpu(lib.trefoilGradGpuSync(made, ct.c_int64(0), at, _stream(flat)), lib)
+        else:
+            self._mean(flat)
+
+    def _config(self, dtype: torch.dtype, counts: np.ndarray, sync_period: int = 0) -> Config:
         return Config(
             method=METHODS.index("a2sgd"),
             dtype=CODES[dtype],
@@ -61,6 +68,7 @@ class A2SGD:
             num_tensors=len(counts),
             sizes=counts.ctypes.data,
             scope=int(self.whole),
+            sync_period=sync_period,
         )
 
     def _step(self, flat: torch.Tensor, sizes: Sequence[int]) -> None:
@@ -76,19 +84,29 @@ class A2SGD:
         del rows  # all_means is its memory
         _check(code, lib)
 
-    def _step_on_gpu(self, flat: torch.Tensor, sizes: Sequence[int]) -> None:
+    def _mean(self, flat: torch.Tensor) -> None:
+        """Terms in f64 from worker 0 on, rounded to f32, then to the format."""
+        rows = [torch.empty_like(flat) for _ in range(self.size)]
+        dist.all_gather(rows, flat, group=self.group)
+        total = torch.zeros_like(flat, dtype=torch.float64)
+        for row in rows:
+            total += row.double()
+        flat.copy_((total / self.size).float().to(flat.dtype))
+
+    def _object(
+        self, flat: torch.Tensor, sizes: Sequence[int], sync_period: int
+    ) -> tuple[ct.CDLL, ct.c_void_p]:
+        """What the GPU library keeps of arrays like this one, made when it is first needed."""
         lib = _gpu_library()
-        key = (flat.dtype, tuple(sizes))
+        key = (flat.dtype, tuple(sizes), sync_period)
         if key not in self._on_gpu:
             counts = np.array(sizes, dtype=np.int64)
-            config, made = self._config(flat.dtype, counts), ct.c_void_p()
+            config, made = self._config(flat.dtype, counts, sync_period), ct.c_void_p()
             comm = ct.c_void_p(self._communicator(flat.device))
             code = lib.trefoilGradGpuCreate(ct.byref(config), None, comm, ct.byref(made))
             _check_gpu(code, lib)
             self._on_gpu[key] = made
-        stream = ct.c_void_p(torch.cuda.current_stream(flat.device).cuda_stream)
-        at = ct.c_void_p(flat.data_ptr())
-        _check_gpu(lib.trefoilGradGpuStep(self._on_gpu[key], at, at, stream), lib)
+        return lib, self._on_gpu[key]
 
     def _communicator(self, device: torch.device) -> int:
         """The ncclComm_t of the process group, which exists after its first collective."""
@@ -104,6 +122,17 @@ class A2SGD:
         for made in self._on_gpu.values():
             _check_gpu(_gpu_library().trefoilGradGpuDestroy(made), _gpu_library())
         self._on_gpu.clear()
+
+
+def _check_flat(flat: torch.Tensor, elements: int, what: str) -> None:
+    if flat.dtype not in CODES:
+        raise TrefoilError(f"dtype {flat.dtype}: expected float16, float32 or bfloat16")
+    if not flat.is_contiguous() or flat.numel() != elements:
+        raise TrefoilError(f"{what}: expected {elements} contiguous elements, found {flat.numel()}")
+
+
+def _stream(flat: torch.Tensor) -> ct.c_void_p:
+    return ct.c_void_p(torch.cuda.current_stream(flat.device).cuda_stream)
 
 
 def _check(code: int, lib: ct.CDLL) -> None:
@@ -174,8 +203,7 @@ class AveragingOptimizer:
         self.steps += 1
         if self.sync_period and self.steps % self.sync_period == 0:
             for params in self._parameters().values():
-                for p in params:
-                    self._sync(p)
+                self._sync(params)
         return loss
 
     def _average(self, params: list[torch.Tensor]) -> None:
@@ -185,14 +213,14 @@ class AveragingOptimizer:
         grads = [p.grad for p in params if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in grads])
         self.workers.average_(flat, [g.numel() for g in grads])
-        for grad, update in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-            grad.copy_(update.view_as(grad))
+        _copy_parts(flat, grads)
 
-    def _sync(self, p: torch.Tensor) -> None:
-        """Rule A7: terms in f64 from worker 0 on, rounded to f32, then to the format."""
-        rows = [torch.empty_like(p) for _ in range(self.workers.size)]
-        dist.all_gather(rows, p.contiguous(), group=self.workers.group)
-        total = torch.zeros_like(p, dtype=torch.float64)
-        for row in rows:
-            total += row.double()
-        p.copy_((total / self.workers.size).float().to(p.dtype))
+    def _sync(self, params: list[torch.Tensor]) -> None:
+        flat = torch.cat([p.reshape(-1) for p in params])
+        self.workers.mean_(flat)
+        _copy_parts(flat, params)
+
+
+def _copy_parts(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

@@ -127,9 +127,12 @@ set_tests_properties(memory_need_emulated PROPERTIES TIMEOUT 120 LABELS cpu
   ENVIRONMENT TREFOIL_HOST_SMS=3)
 
 # A2SGD's calls.
-trefoil_test(grad_gpu SOURCES test_grad_gpu.c OBJECTS ep_plan ep_ref LIBS ${TREFOIL_JANSSON_LIBS} ${TREFOIL_LIBZIP_LIBS} nccl_ep_emulated trefoil_host)
-target_include_directories(test_grad_gpu PRIVATE ${CMAKE_SOURCE_DIR}/host/include)
-set_tests_properties(grad_gpu PROPERTIES ENVIRONMENT "TREFOIL_HOST_SMS=3;TREFOIL_EMULATOR_SLOWER=100")
+foreach(subject grad_gpu grad_sync)
+  trefoil_test(${subject} SOURCES test_${subject}.c OBJECTS ep_plan ep_ref LIBS ${TREFOIL_JANSSON_LIBS} ${TREFOIL_LIBZIP_LIBS}
+    nccl_ep_emulated trefoil_host)
+  target_include_directories(test_${subject} PRIVATE ${CMAKE_SOURCE_DIR}/host/include)
+  set_tests_properties(${subject} PROPERTIES ENVIRONMENT "TREFOIL_HOST_SMS=3;TREFOIL_EMULATOR_SLOWER=100")
+endforeach()
 
 # How many kernels a call launches.
 trefoil_test(launches SOURCES test_launches.c LIBS nccl_ep_emulated trefoil_host)

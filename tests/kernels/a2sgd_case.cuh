@@ -45,7 +45,7 @@ std::vector<char> gradientOf(Rng &rng, const Model &m, ep_grad_values_t values) 
 using Gradients = std::vector<std::vector<char>>; // of each worker
 
 // The updates of the workers whose bit is set; the others' stay as they are.
-Gradients referenceStep(const Model &m, const Gradients &grads, uint64_t active) {
+[[maybe_unused]] Gradients referenceStep(const Model &m, const Gradients &grads, uint64_t active) {
   Gradients updates = grads;
   std::vector<const void *> in;
   std::vector<void *> out;
@@ -58,6 +58,25 @@ Gradients referenceStep(const Model &m, const Gradients &grads, uint64_t active)
   const trefoil_grad_workers_t workers = {in.data(), nullptr, out.data()};
   OK(trefoilGradStep(&c, 0, &workers));
   return updates;
+}
+
+// What a synchronisation makes of the workers' parameters: each worker has a view,
+// the workers it averages over; 0: it stays away.
+[[maybe_unused]] Gradients referenceSync(const Model &m, const Gradients &params,
+                                         const std::vector<uint64_t> &views) {
+  Gradients means = params;
+  for (size_t r = 0; r < params.size(); r++) {
+    if (!views[r]) continue;
+    Gradients copies = params;
+    std::vector<void *> of;
+    for (size_t q = 0; q < params.size(); q++)
+      if (views[r] >> q & 1) of.push_back(copies[q].data());
+    trefoil_grad_config_t c = epGradModelConfig(&m, (int)of.size());
+    c.syncPeriod = 1;
+    OK(trefoilGradSync(&c, 0, of.data()));
+    means[r] = copies[r];
+  }
+  return means;
 }
 
 // An array on a rank, with guards around it.
@@ -93,10 +112,13 @@ struct DeviceArray {
 struct Group {
   ep_a2sgd_layout_t at;
   std::vector<ep_a2sgd_step_t> steps; // of each rank, without arrays
+  int channels = 0;                   // of synchronisations, at most; 0: there are none
+  uint32_t chunkBytes = 0;
 
   void open(World &w, const Model &m, int smsOfLayout, int sms, uint64_t timeoutNs) {
     const std::vector<int64_t> groups = groupsOf(m);
     OK(epA2sgdLayout((int)groups.size(), groups.data(), w.size(), smsOfLayout, &at));
+    if (channels) epA2sgdAddSync(&at, m.dtype, channels, chunkBytes);
     std::vector<char> image(at.imageBytes);
     epA2sgdImage(&at, groups.data(), image.data());
     steps.assign(w.size(), ep_a2sgd_step_t{});
@@ -121,14 +143,15 @@ struct Group {
     w.sync();
   }
 
+  void maskOf(ep_a2sgd_step_t &s, uint64_t active) {
+    int mask[EP_KERNEL_MAX_RANKS];
+    for (int r = 0; r < EP_KERNEL_MAX_RANKS; r++) mask[r] = (int)(active >> r & 1);
+    s.enableMask = 1;
+    CU(cudaMemcpy(s.scratch + EP_A2SGD_MASK_AT, mask, sizeof mask, cudaMemcpyHostToDevice));
+  }
   // Every rank's mask.
-  void mask(World &w, uint64_t active) {
-    for (ep_a2sgd_step_t &s : steps) {
-      int mask[EP_KERNEL_MAX_RANKS];
-      for (int r = 0; r < EP_KERNEL_MAX_RANKS; r++) mask[r] = (int)(active >> r & 1);
-      s.enableMask = 1;
-      CU(cudaMemcpy(s.scratch + EP_A2SGD_MASK_AT, mask, sizeof mask, cudaMemcpyHostToDevice));
-    }
+  void mask(World &, uint64_t active) {
+    for (ep_a2sgd_step_t &s : steps) maskOf(s, active);
   }
 };
 

@@ -182,6 +182,28 @@ def test_the_hook_gives_the_reference_s_bits(world: World) -> None:
         assert np.array_equal(have[step], averaging.step(grads[step]))
 
 
+def test_parameters_become_the_mean(world: World) -> None:
+    hooks: Any = importlib.import_module("trefoil.a2sgd_torch")
+    rng = np.random.default_rng(4)
+    params = rng.standard_normal((STEPS, WORKERS, sum(SIZES))).astype(np.float32)
+    have = params.copy()
+
+    def train(rank: int) -> None:
+        workers = hooks.A2SGD()
+        for step in range(STEPS):
+            workers.mean_(Tensor(have[step, rank], f"cuda:{rank}"))
+        world.synchronize()
+        assert len(workers._on_gpu) == 1, "one object of the library for all of them"
+        workers.close()
+
+    on_all_ranks(world, train)
+    averaging = Averaging("a2sgd", SIZES, WORKERS, sync_period=1)
+    averaging.steps = 1
+    for step in range(STEPS):
+        averaging.sync(params[step])
+        assert np.array_equal(have[step], params[step])
+
+
 def test_what_fails_is_said(world: World) -> None:
     hooks: Any = importlib.import_module("trefoil.a2sgd_torch")
     world.enter(0)

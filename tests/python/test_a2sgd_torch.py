@@ -107,6 +107,8 @@ def with_refusals(rank: int) -> None:
     ]:
         with pytest.raises(TrefoilError, match=word):
             workers.average_(flat, sizes)
+    with pytest.raises(TrefoilError, match="parameters: expected 4 contiguous"):
+        workers.mean_(torch.zeros(4, 2)[:, 0])
     with pytest.raises(TrefoilError, match="sync_period"):
         AveragingOptimizer(torch.optim.SGD(network().parameters(), RATE), workers, -1)
     workers.average_(empty := torch.zeros(0), [0, 0])

@@ -288,6 +288,15 @@ trefoil_result_t trefoilGradGpuStep(trefoil_grad_gpu_t g, const void *grad, void
   if (rc == TREFOIL_OK) queue("update", (ncclEpHandle_t)(void *)g, &t, stream);
   return rc;
 }
+/* "params": a bit of the first element. */
+trefoil_result_t trefoilGradGpuSync(trefoil_grad_gpu_t g, int64_t step, void *params,
+                                    cudaStream_t stream) {
+  trefoil_result_t rc = REAL(trefoilGradGpuSync)(g, step, params, stream);
+  size_t one = 1;
+  const ncclEpTensor_t t = {.ndim = 1, .datatype = ncclUint8, .sizes = &one, .data = params};
+  if (rc == TREFOIL_OK) queue("params", (ncclEpHandle_t)(void *)g, &t, stream);
+  return rc;
+}
 /* "mask": all ranks are active. */
 trefoil_result_t trefoilGradGpuGetMask(trefoil_grad_gpu_t g, int *active, cudaStream_t stream) {
   trefoil_result_t rc = REAL(trefoilGradGpuGetMask)(g, active, stream);

@@ -173,6 +173,7 @@ static int findDispatch(const ep_check_choice_t *choice, ep_check_group_t *g, in
 
 typedef struct grad_seen {
   int groups, others, empty, emptyTensor, whole, masked, captured, chained, inPlace, dtypes[10];
+  int due, notDue, last, ofStep;
   int values[EP_GRAD_NUM_VALUES];
 } grad_seen_t;
 
@@ -183,12 +184,24 @@ static void lookAtGradModel(const ep_grad_model_t *m, grad_seen_t *seen) {
   for (int t = 0; t < m->numTensors; t++) seen->emptyTensor += m->sizes[t] == 0;
 }
 
+static void lookAtSync(const ep_check_case_t *c, const ep_check_op_t *op, grad_seen_t *seen) {
+  int64_t period = c->group->syncPeriod;
+  seen->last += op->step < 0;
+  seen->ofStep += op->from >= 0;
+  if (period && (op->step + 1) % period == 0)
+    seen->due++;
+  else
+    seen->notDue++;
+  CHECK(op->step >= 0 || period == 1, "the step is not known");
+}
+
 static void lookAtGradCase(const ep_check_case_t *c, grad_seen_t *seen) {
   seen->captured += c->captured;
   seen->masked += c->numMasks != 0;
   CHECK(!c->captured || !c->numMasks, "masks in a graph");
   for (int i = 0; i < c->numOps; i++) {
     const ep_check_op_t *op = &c->ops[i];
+    if (op->kind == EP_OP_GRAD_SYNC) lookAtSync(c, op, seen);
     if (op->kind != EP_OP_GRAD_STEP) continue;
     seen->chained += op->from >= 0;
     seen->inPlace += op->inPlace;
@@ -216,7 +229,8 @@ TEST(steps_of_a2sgd_come_up) {
     }
   }
   CHECK(seen.groups && seen.others && seen.empty && seen.emptyTensor && seen.whole && seen.masked &&
-            seen.captured && seen.chained && seen.inPlace,
+            seen.captured && seen.chained && seen.inPlace && seen.due && seen.notDue && seen.last &&
+            seen.ofStep,
         "something never comes up");
   CHECK(seen.dtypes[TREFOIL_F32] && seen.dtypes[TREFOIL_F16] && seen.dtypes[TREFOIL_BF16],
         "dtypes");
