@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trefoil.capacity.batch_search import Candidate, Search, row_of
+from trefoil.capacity.options import gpus_of
 from trefoil.capacity.question import PlanError, Question
 from trefoil.capacity.verdict import fits
 
@@ -143,7 +144,7 @@ def latency_of(c: Candidate) -> float:
     q, of = c.question, c.configuration
     interval = of.step_interval(q)
     step = interval[1] if interval else of.step(q) or math.inf
-    return step * (0.5 + q.steps_to_first_token) if q.load == "prefill" else step
+    return step * (q.steps_of_latency + (0.5 if q.load == "prefill" else 0.0))
 
 
 def part_of(search: Search, traffic: Traffic) -> Part | str:
@@ -189,9 +190,8 @@ def fleet_of(traffic: Traffic, searches: dict[str, Search], gpus: int | None) ->
 def plan_fleet(o: argparse.Namespace, search: Callable[[argparse.Namespace], Search]) -> Fleet:
     """search: runs the planner with these options."""
     traffic = traffic_of(o)
-    gpus = int(o.gpus) if o.gpus and o.gpus.isdecimal() else None
-    of = argparse.Namespace(**{**vars(o), "gpus": None if gpus is None else o.gpus})
-    searches = {load: search(options_of(of, traffic, load)) for load in ("prefill", "decode")}
+    gpus = gpus_of(o.gpus) if o.gpus else None
+    searches = {load: search(options_of(o, traffic, load)) for load in ("prefill", "decode")}
     return fleet_of(traffic, searches, gpus)
 
 

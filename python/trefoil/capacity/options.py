@@ -258,6 +258,15 @@ def _number(text: str) -> float:
     return value
 
 
+def gpus_of(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise PlanError(
+            f"--gpus {text}: expected one number, the GPUs that there are; EP sizes go to --ep"
+        ) from None
+
+
 def parse_sizes(text: str, option: str = "--ep") -> list[int]:
     """ "8..64" doubles from 8 to 64; "8,24" is itself."""
     first, dots, last = text.partition("..")
