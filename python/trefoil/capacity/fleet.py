@@ -19,7 +19,7 @@ from trefoil.capacity.options import gpus_of
 from trefoil.capacity.question import PlanError, Question
 from trefoil.capacity.verdict import fits
 
-DECODE_BATCHES = "8..512"
+DECODE_BATCHES = "1..512"
 PREFILL_BATCHES = "4096,16384"
 
 
