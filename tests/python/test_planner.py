@@ -500,6 +500,7 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (["--cluster", "laptop"], "known are"),
         (["--moe", "no-such"], "known are"),
         (["--gpus", "8192"], "speaks for 1 to 4096"),
+        (["--gpus", "0"], "speaks for 1 to 4096"),
         (["--gpus", "8..64"], "EP sizes go to --ep"),
         (["--ep", "128", "--gpus", "64"], "there are 64 GPUs"),
         (["--context", "0"], "1 or more"),

@@ -177,6 +177,19 @@ def test_limits_of_a_fleet_say_which_binds() -> None:
     assert code == 1 and "--gpus 128 binds: " in words and "requests/s" in words
 
 
+def test_a_budget_is_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    paid = ("--gpu-hour", "2.5", "--budget-hour")
+    text = told("--tokens", "8,16", "--mode", "ll", *paid, "163")[1]
+    assert "65 GPUs of dgx-h100" in text.splitlines()[0]
+    text = told("--tokens", "8,16", "--mode", "ll", "--gpus", "64", *paid, "9999")[1]
+    assert "64 GPUs of dgx-h100" in text.splitlines()[0]
+    code, text = told(*FLEET, "--requests-per-s", "2000", *paid, "320")
+    words = " ".join(text.split())
+    assert code == 1 and "--budget-hour 320 binds: " in words and "128 do about" in words
+    assert "one GPU costs 2.5" in refusal(capsys, *paid, "2")
+    assert "--budget-hour: the price of a GPU is not known" in refusal(capsys, *paid[2:], "9")
+
+
 def test_bad_fleets(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--output-tokens is missing" in refusal(capsys, *FLEET[:4])
     assert "--tokens is not of a fleet" in refusal(capsys, *FLEET, "--tokens", "8")

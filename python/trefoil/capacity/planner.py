@@ -131,7 +131,10 @@ class Planner:
         self.physical = facts["physical_experts"]
         self.gpus_per_node, self.most_gpus = facts["gpus_per_node"], facts["max_gpus"]
         most = min(self.physical, facts["max_gpus"])
-        gpus = gpus_of(o.gpus) if o.gpus else most
+        said = gpus_of(o)
+        gpus = most if said is None else said
+        if o.budget_hour is not None and not o.gpus:
+            gpus = min(gpus, facts["max_gpus"])
         if not 1 <= gpus <= facts["max_gpus"]:
             raise PlanError(
                 f"--gpus {gpus}: cluster {facts['cluster']} speaks for 1 to {facts['max_gpus']}"
