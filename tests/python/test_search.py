@@ -19,7 +19,7 @@ from trefoil.capacity import fleet, search_plots
 from trefoil.capacity.batch_search import Search
 from trefoil.capacity.configuration import Configuration
 from trefoil.capacity.question import PlanError, Question
-from trefoil.capacity.serving import MODELS, command_of
+from trefoil.capacity.serving import IN_FP8, MODELS, command_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
@@ -235,8 +235,18 @@ def test_commands_say_what_was_planned() -> None:
     assert "--moe-dense-tp-size 1 --enable-dp-lm-head" in text
     assert set(MODELS) == {path.stem for path in (ROOT / "models/moe").glob("*.json")}
     for name, model in MODELS.items():
-        source = json.loads((ROOT / f"models/moe/{name}.json").read_text())["source"]
-        assert f"huggingface.co/{model}/" in source
+        preset = json.loads((ROOT / f"models/moe/{name}.json").read_text())
+        assert f"huggingface.co/{model}/" in preset["source"]
+        assert (name in IN_FP8) == (preset["weight_bits"] == 8)
+
+
+def test_commands_say_weights_in_another_dtype() -> None:
+    options = {"gpus": 8, "ep": 8, "mode": "ll", "tokens": 8, "weight_dtype": "fp8", **CLOSED}
+    for moe, is_told in (("qwen3-30b-a3b", True), ("minimax-m2", False)):
+        (c,) = trefoil.plan(moe=moe, **options).candidates()
+        for engine in ("vllm", "sglang"):
+            text = command_of(engine, c.configuration, c.question)
+            assert ("--quantization fp8" in text) == is_told
 
 
 def test_the_verb_prints_commands() -> None:

@@ -25,6 +25,7 @@ MODELS = {
     "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
 }
+IN_FP8 = ("deepseek-v3", "kimi-k2", "minimax-m2")  # of these, published in fp8
 ENGINES = ("vllm", "sglang")
 DEEPEP_TOKENS = 128  # of a GPU that SGLang has buffers for in LL, unless told
 OVERLAPS = {
@@ -37,6 +38,8 @@ def command_of(engine: str, c: Configuration, q: Question, longest: int | None =
     """Of every node of one EP group; $NODE counts from 0, $HEAD is the first node's address.
     longest: of a fleet, tokens of the longest sequence; else the question's context."""
     words = (_vllm if engine == "vllm" else _sglang)(c, q, longest or q.context)
+    if q.weight_dtype == "fp8" and q.moe in MODELS and q.moe not in IN_FP8:
+        words.append("--quantization fp8")
     if engine == "vllm" and longest is not None:
         moved = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
         words.append(f"--kv-transfer-config {_json(moved)}")
