@@ -110,7 +110,8 @@ typedef struct scenario_routing {
 /* Seeded routing of an EP group, experts popular by Zipf's law with this exponent (0: uniform). */
 int scenarioGenerate(const char *verb, const scenario_args_t *args, const scenario_t *s, int ep,
                      double zipf, scenario_routing_t *r);
-/* The file args->trace; says where it does not fit the model or the cluster. */
+/* The file args->trace, its experts copied to --physical-experts by their load; says where it does
+ * not fit the model or the cluster. */
 int scenarioOpenTrace(const char *verb, const scenario_args_t *args, const scenario_t *s,
                       const trefoil_trace_t **trace);
 /* A step of it. */

@@ -45,15 +45,20 @@ static int finish(const char *verb, const scenario_t *s, int step, scenario_rout
   return -1;
 }
 
-/* Replaces the trace by one with redundant copies. */
-static int copyExperts(const char *verb, int physical, uint64_t seed, scenario_routing_t *r) {
-  if (physical <= r->trace->shape.numExperts) return -1;
+/* Replaces the trace by one with redundant copies: placed by load where it is known to be unequal
+ * and every rank has as many. */
+static int copyExperts(const char *verb, const scenario_args_t *args, int isSkewed,
+                       const trefoil_trace_t **trace) {
+  int physical = args->physicalExperts;
+  if (physical <= (*trace)->shape.numExperts) return -1;
   const trefoil_trace_t *copied;
-  if (trefoilTraceCopies(&copied, r->trace, physical, seed)) {
+  int isByLoad = isSkewed && physical % (*trace)->shape.numRanks == 0;
+  if ((isByLoad ? trefoilTracePlaced : trefoilTraceCopies)(&copied, *trace, physical,
+                                                           (uint64_t)args->seed)) {
     return cliFail(verb, "%s", trefoilLastError());
   }
-  trefoilTraceDestroy(r->trace);
-  r->trace = copied;
+  trefoilTraceDestroy(*trace);
+  *trace = copied;
   return -1;
 }
 
@@ -72,7 +77,7 @@ int scenarioGenerate(const char *verb, const scenario_args_t *args, const scenar
   trefoil_result_t result = trefoilTraceGenerate(&r->trace, &t);
   if (result == TREFOIL_INVALID_ARGUMENT) return cliUsage(verb, "%s", trefoilLastError());
   if (result) return cliFail(verb, "%s", trefoilLastError());
-  int rc = copyExperts(verb, args->physicalExperts, (uint64_t)args->seed, r);
+  int rc = copyExperts(verb, args, zipf > 0, &r->trace);
   if (rc < 0) rc = finish(verb, s, 0, r);
   if (rc >= 0) scenarioReleaseRouting(r);
   return rc;
@@ -82,18 +87,18 @@ int scenarioGenerate(const char *verb, const scenario_args_t *args, const scenar
 static int checkTrace(const char *verb, const scenario_args_t *args, const scenario_t *s,
                       const trefoil_trace_t *t) {
   int R = t->shape.numRanks;
-  int experts = args->physicalExperts ? args->physicalExperts : s->moe.numExperts;
+  int E = t->shape.numExperts, physical = args->physicalExperts;
   if (t->shape.topk != s->moe.topk || R > s->cluster.maxGpus) {
     return cliUsage(verb, "the trace has top-%d on %d ranks; %s has top-%d, %s at most %d GPUs",
                     t->shape.topk, R, s->moe.name, s->moe.topk, s->cluster.name,
                     s->cluster.maxGpus);
   }
-  if (t->shape.numExperts != experts) {
+  if (E != s->moe.numExperts && E != physical) {
     return cliUsage(verb,
                     "the trace has %d experts, %s %d: name its model with --moe, or its copies "
                     "with --physical-experts",
-                    t->shape.numExperts, args->physicalExperts ? "--physical-experts" : s->moe.name,
-                    experts);
+                    E, physical ? "--physical-experts" : s->moe.name,
+                    physical ? physical : s->moe.numExperts);
   }
   if (args->ep && args->ep != R) {
     return cliUsage(verb, "--ep %d: the trace has %d ranks, which are the EP group", args->ep, R);
@@ -105,12 +110,14 @@ int scenarioOpenTrace(const char *verb, const scenario_args_t *args, const scena
                       const trefoil_trace_t **trace) {
   const trefoil_trace_hints_t hints = {.numExperts = args->physicalExperts};
   const trefoil_trace_t *read;
-  if (trefoilTraceLoad(&read, args->trace, &hints)) {
+  int isStated = trefoilTraceLoad(&read, args->trace, NULL) == TREFOIL_OK;
+  if (!isStated && trefoilTraceLoad(&read, args->trace, &hints)) {
     const char *sentence = trefoilLastError();
     return cliFail(verb, "%s%s", sentence,
                    strstr(sentence, "experts: say") ? " with --physical-experts" : "");
   }
   int rc = checkTrace(verb, args, s, read);
+  if (rc < 0) rc = copyExperts(verb, args, 1, &read);
   if (rc >= 0) {
     trefoilTraceDestroy(read);
   } else {

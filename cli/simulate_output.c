@@ -21,8 +21,19 @@ static uint64_t larger(const trefoil_port_loads_t *l, trefoil_port_t a, trefoil_
   return l->maxBytes[a] > l->maxBytes[b] ? l->maxBytes[a] : l->maxBytes[b];
 }
 
-static const char *limitName(const trefoil_closed_form_t *b) {
-  return b->limit == TREFOIL_PORT_NONE ? "latency" : trefoilPortName(b->limit);
+/* What binds: the resource that works longest, if for half of the time; in closed form a port. */
+static const char *limitName(const simulated_t *s, int op) {
+  const trefoil_sim_op_t *o = &s->result.op[op];
+  if (s->closedForm) {
+    trefoil_port_t port = o->closedForm.limit;
+    return port == TREFOIL_PORT_NONE ? "latency" : trefoilPortName(port);
+  }
+  for (int i = 0; i < o->numLinks; i++) {
+    const trefoil_sim_link_t *l = &o->links[i];
+    if (l->kind == o->floorKind && l->index == o->floorIndex && l->busyUs >= 0.5 * o->us)
+      return trefoilResourceName(l->kind);
+  }
+  return "latency";
 }
 
 /* ---- JSON ---- */
@@ -65,7 +76,7 @@ static json_t *opJson(const simulated_t *s, int op) {
       "{s:s, s:f, s:f, s:f, s:f, s:f, s:s, s:o, s:I, s:I}", "engine", engineName(s, op), "seconds",
       o->us * 1e-6, "first_rank_seconds", o->firstUs * 1e-6, "bound_seconds", s->boundUs[op] * 1e-6,
       "floor_seconds", o->floorUs * 1e-6, "closed_form_seconds", o->closedForm.us * 1e-6, "limit",
-      limitName(&o->closedForm), "bytes", bytes, "nvlink_port_bytes",
+      limitName(s, op), "bytes", bytes, "nvlink_port_bytes",
       (json_int_t)larger(l, TREFOIL_PORT_NVLINK_OUT, TREFOIL_PORT_NVLINK_IN), "nic_port_bytes",
       (json_int_t)larger(l, TREFOIL_PORT_NIC_OUT, TREFOIL_PORT_NIC_IN));
   json_object_set_new(j, "interval", intervalJson(s, op));
@@ -229,7 +240,7 @@ static void printOp(const simulated_t *s, int op) {
   char bound[CLI_NUMBER_BYTES];
   printf(" %10s %10s %11s", cliSeconds(bound, s->boundUs[op] * 1e-6),
          cliSeconds(text[1], o->floorUs * 1e-6), cliSeconds(text[2], o->closedForm.us * 1e-6));
-  printf("  %-10s", limitName(&o->closedForm));
+  printf("  %-10s", limitName(s, op));
   for (int tier = 0; tier < TREFOIL_NUM_TIERS; tier++)
     printf(" %9s", cliBytes(text[3 + tier], (double)o->loads.totalBytes[tier]));
   printf("  %s\n", engineName(s, op));

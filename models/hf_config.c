@@ -12,7 +12,8 @@
  * The rest of the model: attention by kv_lora_rank and its parts (MLA) or num_key_value_heads (GQA),
  * windows by layer_types, dense layers by intermediate_size (Llama 4: intermediate_size_mlp).
  *
- * What a file does not say is not guessed: `missing` then names the key, and the rest stays 0. */
+ * What a file does not say is not guessed, nor what the keys mean in a model_type that is not known:
+ * `missing` then names the key, and the rest stays 0. */
 #ifdef TREFOIL_HAVE_JSON
 
 #include "models/hf_config.h"
@@ -139,6 +140,19 @@ static int isStopped(trefoil_moe_t *m, const char *key) {
   return 1;
 }
 
+/* Of no family that is known: the same keys may mean other layers. */
+static int isOfOtherFamily(const json_t *config, trefoil_moe_t *m) {
+  static const char *const known[] = {"deepseek_v2", "deepseek_v3", "kimi_k2",    "glm4_moe",
+                                      "qwen2_moe",   "qwen3_moe",   "mixtral",    "gpt_oss",
+                                      "llama4",      "llama4_text", "minimax_m2", "minimax"};
+  const char *type = json_string_value(json_object_get(config, "model_type"));
+  if (!type) return isStopped(m, "model_type");
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (!strcmp(type, known[i])) return 0;
+  snprintf(m->missing, sizeof m->missing, "model_type %.30s is not known", type);
+  return 1;
+}
+
 /* Attention that keeps something other than keys and values of tokens: the key that says so. */
 static int hasOtherAttention(const json_t *config, trefoil_moe_t *m) {
   static const char *const other[] = {
@@ -235,6 +249,7 @@ static trefoil_result_t takeRest(const json_t *config, const char *file, trefoil
   static const char *const needed[] = {"num_attention_heads", "vocab_size"};
   for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
     if (!isThere(config, needed[i]) && isStopped(found, needed[i])) return TREFOIL_OK;
+  if (isOfOtherFamily(config, found)) return TREFOIL_OK;
   if (hasOtherAttention(config, found) || hasOtherLayers(config, found)) return TREFOIL_OK;
   EP_TRY(take(config, file, (names_t){"num_hidden_layers"}, (range_t){1, maxLayers, -1},
               &m.numLayers));

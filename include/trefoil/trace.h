@@ -79,6 +79,14 @@ TREFOIL_API trefoil_result_t trefoilTraceCopies(const trefoil_trace_t **trace,
                                                 const trefoil_trace_t *from, int physicalExperts,
                                                 uint64_t seed);
 
+/* The same with copies placed by load (EPLB), counted over all steps: each further copy is of the
+ * expert with the most entries a copy; then copies, the busiest first, go to the rank with the least
+ * load that has room, if one is left to one that does not have this expert. physicalExperts must be
+ * a multiple of the ranks. */
+TREFOIL_API trefoil_result_t trefoilTracePlaced(const trefoil_trace_t **trace,
+                                                const trefoil_trace_t *from, int physicalExperts,
+                                                uint64_t seed);
+
 /* ---- Files ---------------------------------------------------------------------------------- */
 
 /* What a file may leave open. Zero: take it from the file. A value that the file states otherwise

@@ -151,20 +151,23 @@ def _smallest_px(figure: Figure) -> float:
     return min((t.get_fontsize() * 4 / 3 for t in shown), default=LEAST_PX)
 
 
+def _svg_text(figure: Figure, **how: Any) -> str:
+    """With fonts to fall back on where a machine lacks ours."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", **how)
+    family = "'DejaVu Sans', Verdana, Arial, sans-serif"
+    return re.sub(r"(['\"]?)DejaVu Sans\1", family, buffer.getvalue())
+
+
 def as_svg(figure: Figure, title: str) -> str:
     """The figure as an inline element, named for screen readers.
 
     It takes the width of its column between that at which its smallest text has LEAST_PX pixels
     and its own (if larger); in a narrower column it is scrolled.
     """
-    buffer = io.StringIO()
-    figure.savefig(
-        buffer, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None}
-    )
-    text = buffer.getvalue()
+    text = _svg_text(figure, bbox_inches="tight", pad_inches=0.05, metadata={"Date": None})
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"(['\"]?)DejaVu Sans\1", "'DejaVu Sans', Verdana, Arial, sans-serif", text)
     width = re.search(r'width="([\d.]+)pt"', text)
     own = float(width.group(1)) * 4 / 3 if width else 0
     least = math.ceil(own * LEAST_PX / _smallest_px(figure))
@@ -180,6 +183,21 @@ def own_ids(svg: str, number: int) -> str:
 
 
 def write(path: Path, figure: Figure) -> None:
-    """As .svg, .png or .pdf, whole or not at all."""
+    """As .svg, .png or .pdf, whole or not at all; .svg so large that no text is below LEAST_PX."""
+    if path.suffix == ".svg":
+        factor = max(1.0, LEAST_PX / _smallest_px(figure))
+
+        def scaled(size: re.Match[str]) -> str:
+            return f' {size[1]}="{float(size[2]) * factor:.6g}pt"'
+
+        text = re.sub(
+            r'\s(width|height)="([\d.]+)pt"',
+            scaled,
+            _svg_text(figure, metadata={"Date": None}),
+            count=2,
+        )
+        with open_whole(path, "wb") as file:
+            file.write(text.encode())
+        return
     with open_whole(path, "wb") as file:
         figure.savefig(file, dpi=160, format=path.suffix[1:])

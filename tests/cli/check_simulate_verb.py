@@ -93,6 +93,22 @@ def check_answers(schema: dict[str, Any]) -> None:
     check(first == second, "the same seed, another answer")
 
 
+def check_limits() -> None:
+    """Few SMs bind before any port, a token alone is latency, and text and JSON name the same."""
+    for args, limits in (
+        (("--mode", "ht", "--tokens", 4096, "--sms", 4), ["send", "receive"]),
+        (("--mode", "ll", "--gpus", 16, "--tokens", 1), ["latency", "latency"]),
+        (("--mode", "ht", "--gpus", 32, "--tokens", 1024), ["nic-in", "nic-out"]),
+    ):
+        found = simulate("--engine", "queues", *args)
+        named = [found[op]["limit"] for op in ("dispatch", "combine")]
+        check(named == limits, f"{args}: {named}")
+        rows = run("simulate", "--engine", "queues", *args).stdout.splitlines()
+        rows = [row for row in rows if row.startswith(("dispatch ", "combine "))][:2]
+        told = [limit in row.split() for row, limit in zip(rows, limits, strict=True)]
+        check(told == [True, True], "\n".join(rows))
+
+
 def check_what_ifs() -> None:
     base = ("--gpus", 32, "--tokens", 64, "--engine", "queues")
     whole = seconds(*base)
@@ -267,6 +283,7 @@ def main() -> int:
         return 77
     schema = json.loads((Path(sys.argv[2]) / "simulate.schema.json").read_text())
     check_answers(schema)
+    check_limits()
     check_what_ifs()
     check_costs()
     with tempfile.TemporaryDirectory() as folder:

@@ -106,7 +106,8 @@ TEST(each_family_equals_its_preset) {
 }
 
 #define SMALL(more)                                                                                \
-  "{\"model_type\": \"x\", \"hidden_size\": 64, \"intermediate_size\": 32, \"num_experts\": 8, "   \
+  "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 64, \"intermediate_size\": 32, "               \
+  "\"num_experts\": 8, "                                                                           \
   "\"num_experts_per_tok\": 2, \"num_hidden_layers\": 10" more "}"
 
 /* 10 layers. step 3 hits layers 2, 5, 8 (counted from 0), of which 5 is named dense; a list of three
@@ -145,6 +146,10 @@ TEST(what_is_not_known_is_named) {
       {SMALL(WHOLE ", \"linear_attn_config\": {\"head_dim\": 4}"), "linear_attn_config"},
       {SMALL(WHOLE ", \"attn_type_list\": [1, 0]"), "attn_type_list"},
       {SMALL(WHOLE ", \"layer_types\": [\"full_attention\", \"mamba\"]"), "layer_types"},
+      {"{\"model_type\": \"jamba\", \"hidden_size\": 64, \"intermediate_size\": 32, "
+       "\"num_experts\": 8, "
+       "\"num_experts_per_tok\": 2, \"num_hidden_layers\": 10" WHOLE "}",
+       "model_type jamba is not known"},
       {SMALL(WHOLE), ""},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -273,6 +273,58 @@ TEST(redundant_copies) {
   trefoilTraceDestroy(to);
 }
 
+/* Rows of the busiest rank over the mean, in entries. */
+static double busiestRank(const trefoil_trace_t *t) {
+  int64_t load[8] = {0}, most = 0, all = 0;
+  for (int64_t i = 0; i < t->numTokens * t->shape.topk; i++)
+    if (t->topkIdx[i] >= 0) load[trefoilRankOfExpert(&t->shape, t->topkIdx[i])]++;
+  for (int r = 0; r < 8; r++) {
+    most = load[r] > most ? load[r] : most;
+    all += load[r];
+  }
+  return (double)most * 8 / (double)all;
+}
+
+/* The hottest experts have copies, on ranks of their own, and the busiest rank comes near the mean;
+ * copies in turn leave it busy. Every entry stays one of its expert. */
+TEST(copies_placed_by_load) {
+  trefoil_trace_spec_t spec = baseSpec();
+  spec.popularity = TREFOIL_POPULARITY_ZIPF;
+  spec.skew = 1;
+  const trefoil_trace_t *from = make(&spec), *placed = NULL, *inTurn = NULL;
+  REQUIRE(from, "no trace");
+  CHECK(trefoilTracePlaced(&placed, from, 96, 9) == TREFOIL_OK, "%s", trefoilLastError());
+  CHECK(trefoilTraceCopies(&inTurn, from, 96, 9) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(placed && inTurn, "no copies");
+  int32_t of[96];
+  int64_t load[64] = {0};
+  int copies[64] = {0}, hottest = 0;
+  for (int p = 0; p < 96; p++) of[p] = -1;
+  for (int64_t i = 0; i < from->numTokens * 6; i++) {
+    int32_t e = from->topkIdx[i], p = placed->topkIdx[i];
+    REQUIRE(p >= 0 && p < 96 && (of[p] < 0 || of[p] == e), "%d of %d and %d", p, of[p], e);
+    copies[e] += of[p] < 0;
+    of[p] = e;
+    load[e]++;
+  }
+  for (int p = 0; p < 96; p++)
+    for (int q = p + 1; q / 12 == p / 12; q++)
+      CHECK(of[p] != of[q], "expert %d twice on rank %d", of[p], p / 12);
+  for (int e = 1; e < 64; e++) hottest = load[e] > load[hottest] ? e : hottest;
+  for (int e = 0; e < 64; e++) {
+    CHECK(copies[e] >= 1 && copies[e] <= copies[hottest], "expert %d: %d copies", e, copies[e]);
+  }
+  CHECK(copies[hottest] > 2, "the hottest has %d copies", copies[hottest]);
+  CHECK(busiestRank(placed) < 1.05, "by load: %g", busiestRank(placed));
+  CHECK(busiestRank(inTurn) > 1.3, "in turn: %g", busiestRank(inTurn));
+  const trefoil_trace_t *none = NULL;
+  CHECK(trefoilTracePlaced(&none, from, 98, 9) == TREFOIL_INVALID_ARGUMENT && !none, "98 on 8");
+  CHECK(strstr(trefoilLastError(), "a multiple of the 8 ranks"), "%s", trefoilLastError());
+  trefoilTraceDestroy(from);
+  trefoilTraceDestroy(placed);
+  trefoilTraceDestroy(inTurn);
+}
+
 TEST(token_counts) {
   trefoil_trace_spec_t s = baseSpec();
   s.numSteps = 40;

@@ -195,7 +195,13 @@ def test_pictures_say_what_they_show(tmp_path: Path) -> None:
     )
     for path in written:
         if path.suffix == ".svg":
-            words = " ".join(ElementTree.parse(path).getroot().itertext())
+            root = ElementTree.parse(path).getroot()
+            words = " ".join(root.itertext())
+            styles = [node.get("style", "") for node in root.iter() if "}text" in node.tag]
+            least = min(float(x) for s in styles for x in re.findall(r"font-size: ([\d.]+)px", s))
+            width, box = root.get("width").removesuffix("pt"), root.get("viewBox").split()
+            assert least * float(width) / float(box[2]) * 4 / 3 >= 10.99, path.name
+            assert all("'DejaVu Sans', Verdana, Arial, sans-serif" in s for s in styles)
             for expected in {
                 "scaling": (
                     "EP size",
@@ -220,6 +226,21 @@ def test_pictures_say_what_they_show(tmp_path: Path) -> None:
             assert min(pixels.shape[:2]) > 150, path
             colours = np.ascontiguousarray(pixels * 255).astype(np.uint8).view(np.uint32)
             assert pixels.shape[2] == 4 and len(np.unique(colours)) > 50, path
+
+
+def test_labels_of_memory_stand_beside_the_limit() -> None:
+    plan = judged(max_memory_gb=96.0)
+    figure = capacity_plots.memory(plan)
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    limit = axes.transData.transform((96.0, 0))[0]
+    shown = [t for t in axes.texts if " GB" in t.get_text() and "limit" not in t.get_text()]
+    assert len(shown) == len(plan.configurations)
+    totals = [c.memory.total / 1e9 for c in plan.configurations]
+    assert any(80 < total < 96 for total in totals), "a label that the limit would cross"
+    for t in shown:
+        box = t.get_window_extent()
+        assert not box.x0 < limit - 1 < box.x1 - 1, t.get_text()
 
 
 def test_lines_hold_the_numbers() -> None:

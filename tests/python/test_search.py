@@ -19,7 +19,7 @@ from trefoil.capacity import fleet, search_plots
 from trefoil.capacity.batch_search import Search
 from trefoil.capacity.configuration import Configuration
 from trefoil.capacity.question import PlanError, Question
-from trefoil.capacity.serving import MODELS, command_of
+from trefoil.capacity.serving import IN_FP8, MODELS, command_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
@@ -177,6 +177,19 @@ def test_limits_of_a_fleet_say_which_binds() -> None:
     assert code == 1 and "--gpus 128 binds: " in words and "requests/s" in words
 
 
+def test_a_budget_is_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    paid = ("--gpu-hour", "2.5", "--budget-hour")
+    text = told("--tokens", "8,16", "--mode", "ll", *paid, "163")[1]
+    assert "65 GPUs of dgx-h100" in text.splitlines()[0]
+    text = told("--tokens", "8,16", "--mode", "ll", "--gpus", "64", *paid, "9999")[1]
+    assert "64 GPUs of dgx-h100" in text.splitlines()[0]
+    code, text = told(*FLEET, "--requests-per-s", "2000", *paid, "320")
+    words = " ".join(text.split())
+    assert code == 1 and "--budget-hour 320 binds: " in words and "128 do about" in words
+    assert "one GPU costs 2.5" in refusal(capsys, *paid, "2")
+    assert "--budget-hour: the price of a GPU is not known" in refusal(capsys, *paid[2:], "9")
+
+
 def test_bad_fleets(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--output-tokens is missing" in refusal(capsys, *FLEET[:4])
     assert "--tokens is not of a fleet" in refusal(capsys, *FLEET, "--tokens", "8")
@@ -218,15 +231,80 @@ def test_commands_say_what_was_planned() -> None:
         "--context-length 9000",
     ):
         assert words in text
-    assert "two-batch" not in text
+    assert "two-batch" not in text and "speculative" not in text
+    assert "--moe-dense-tp-size 1 --enable-dp-lm-head" in text
     assert set(MODELS) == {path.stem for path in (ROOT / "models/moe").glob("*.json")}
     for name, model in MODELS.items():
-        source = json.loads((ROOT / f"models/moe/{name}.json").read_text())["source"]
-        assert f"huggingface.co/{model}/" in source
+        preset = json.loads((ROOT / f"models/moe/{name}.json").read_text())
+        assert f"huggingface.co/{model}/" in preset["source"]
+        assert (name in IN_FP8) == (preset["weight_bits"] == 8)
+
+
+def test_commands_say_weights_in_another_dtype() -> None:
+    options = {"gpus": 8, "ep": 8, "mode": "ll", "tokens": 8, "weight_dtype": "fp8", **CLOSED}
+    for moe, is_told in (("qwen3-30b-a3b", True), ("minimax-m2", False)):
+        (c,) = trefoil.plan(moe=moe, **options).candidates()
+        for engine in ("vllm", "sglang"):
+            text = command_of(engine, c.configuration, c.question)
+            assert ("--quantization fp8" in text) == is_told
 
 
 def test_the_verb_prints_commands() -> None:
     code, text = told("--gpus", "64", "--ep", "64", "--no-crossover", "--commands", "vllm")
     assert code == 0 and "\nvllm serve deepseek-ai/DeepSeek-V3" in text
     code, text = told(*FLEET, "--commands", "sglang")
-    assert text.count("sglang.launch_server") == 2 and "--context-length 5000" in text
+    assert text.count("sglang serve") == 2 and "--context-length 5000" in text
+    code, text = told(*FLEET, "--commands", "vllm")
+    assert text.count("--kv-transfer-config") == 2, "keys and values move from prefill to decode"
+
+
+def test_commands_say_drafts_overlap_and_tokens() -> None:
+    options = ("--gpus", "64", "--ep", "64", "--mode", "ll", "--tokens", "96", "--drafts", "2")
+    options += ("--context", "2048", "--overlap", "single-batch", "--no-crossover", "--commands")
+    text = told(*options, "sglang")[1]
+    assert "--speculative-num-steps 2 --speculative-num-draft-tokens 3" in text
+    assert "--enable-single-batch-overlap" in text
+    assert "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK=288" in text, "96 sequences of 3 rows"
+    text = told(*options, "vllm")[1]
+    assert '{"method":"mtp","num_speculative_tokens":2}' in text
+
+
+def test_latency_with_drafts_is_of_an_output_token() -> None:
+    options = {"gpus": 64, "ep": 64, "mode": "ll", "tokens": "32,64", "drafts": 1, **CLOSED}
+    for row in trefoil.plan(**options).rows():
+        assert row["latency_seconds"] == pytest.approx(row["tokens"] / row["tokens_per_second"])
+    plain = trefoil.plan(**{**options, "drafts": 0}).rows()
+    drafted = trefoil.plan(**options).rows()
+    for a, b in zip(plain, drafted, strict=True):
+        # A layer more of 61: its experts, attention, shared experts, projection, keys and values.
+        assert b["memory_bytes"] - a["memory_bytes"] > 0.4e9
+    words = ("--gpus", "64", "--ep", "64", "--mode", "ll", "--tokens", "64", "--drafts", "1")
+    said = told(*words, "--no-crossover")[1]
+    rate = float(said.split(" tokens/s a GPU")[0].split()[-1].replace(",", ""))
+    latency = float(said.split(" ms per output token")[0].split()[-1])
+    assert latency == pytest.approx(64 / rate * 1e3, rel=0.01)
+    part = json.loads(told(*FLEET, "--drafts", "1", "--json")[1])["parts"][1]
+    c = part["configuration"]
+    of_a_step = c["latency_seconds"] / c["step_seconds"]
+    step = c["step_high_seconds"] or c["step_seconds"]
+    assert of_a_step < 1 and part["latency_seconds"] == pytest.approx(step * of_a_step)
+
+
+def test_a_search_that_finds_nothing_says_what_binds() -> None:
+    code, text = told("--gpus", "8", "--tokens", "64,128")
+    words = " ".join(text.split())
+    assert code == 1 and "memory of 72 GB: all need more, at least" in words
+    code, text = told("--gpus", "64", "--tokens", "256,512", "--max-step-ms", "5")
+    words = " ".join(text.split())
+    assert code == 1 and "--max-step-ms 5: all need more, at least" in words
+
+
+def test_what_is_not_of_a_search_or_fleet_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--rail-fail: a what-if is of one plan"
+    assert words in refusal(capsys, "--tokens", "8,16", "--rail-fail", "0")
+    assert words in refusal(capsys, *FLEET, "--rail-fail", "0")
+    assert "--gpus abc: expected one number" in refusal(capsys, *FLEET, "--gpus", "abc")
+    with pytest.raises(PlanError, match="requests_per_s: of the command alone"):
+        trefoil.plan(requests_per_s=4.0, **CLOSED)
+    with pytest.raises(PlanError, match="output: of the command alone"):
+        trefoil.plan(gpus=8, output="x", **CLOSED)

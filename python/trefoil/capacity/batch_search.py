@@ -31,7 +31,7 @@ class Candidate:
     def latency(self) -> float:
         """Seconds of an output token, or to the first one; the most likely."""
         step = self.configuration.step(self.question)
-        return float("inf") if step is None else step * self.question.steps_to_first_token
+        return float("inf") if step is None else step * self.question.steps_of_latency
 
     @property
     def throughput(self) -> float:
@@ -126,6 +126,11 @@ def row_of(candidate: Candidate, on_frontier: bool) -> dict[str, Any]:
     }
 
 
+# Options that a search from Python would leave aside.
+OF_THE_COMMAND = ("requests_per_s", "input_tokens", "output_tokens", "max_ttft_ms")
+OF_THE_COMMAND += ("output", "json", "commands", "details", "crossover", "closed_form")
+
+
 def plan(**options: Any) -> Search:
     """As `trefoil plan` with these options: max_step_ms=50 for --max-step-ms 50, a flag is True or
     False. Raises PlanError or SweepError with the command's sentence."""
@@ -148,4 +153,8 @@ def plan(**options: Any) -> Search:
             words.append("--no-" + option[2:])
         elif value is not None:
             words.append(f"{option}={value}")
-    return Planner(p.parse_args(words), find_program()).search()
+    said = p.parse_args(words)
+    for name in OF_THE_COMMAND:
+        if getattr(said, name) not in (None, False):
+            raise PlanError(f"{name}: of the command alone, plan() searches")
+    return Planner(said, find_program()).search()

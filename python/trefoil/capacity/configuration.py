@@ -7,6 +7,7 @@ them and the compute.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,6 +82,7 @@ class WhatIf:
     seconds: float | None  # None: it does not apply
     factor: float | None  # of the time without the change
     refusal: str = ""
+    step_factor: float | None = None  # of a step's time; None: no step is known
 
 
 @dataclass
@@ -169,7 +171,7 @@ class Configuration:
         high = interval[1] if interval else step
         if high is None:
             return None
-        return high * q.steps_to_first_token * q.tokens / q.tokens_out
+        return high * q.steps_of_latency
 
     def tokens_per_second(self, q: Question) -> float | None:
         """Of one GPU that works."""
@@ -248,7 +250,8 @@ def memory_of(answer: dict[str, Any], q: Question) -> Memory:
     kinds = ("group_device", "group_shared", "handle_device", "handle_shared")
     experts = -(-answer["physical_experts"] // answer["ep"])
     # An expert has three matrices of hidden x expert_hidden: gate, up, down.
-    parameters = 3 * answer["hidden"] * answer["expert_hidden"] * experts * q.moe_layers
+    layers = q.moe_layers + q.draft_layers
+    parameters = 3 * answer["hidden"] * answer["expert_hidden"] * experts * layers
     rest = _rest_of(q.model, q, answer["tokens"]) if q.model else {}
     return Memory(
         buffers=sum(table.get(f"{kind}_bytes", 0) for kind in kinds),
@@ -264,14 +267,17 @@ def memory_of(answer: dict[str, Any], q: Question) -> Memory:
 def _rest_of(m: Model, q: Question, tokens: int) -> dict[str, int]:
     """Memory outside the routed experts and the library, with so many tokens a GPU."""
     size = WEIGHT_BYTES[other_dtype(q.weight_dtype)]
+    more = 1 + q.draft_layers / m.num_layers
+    # A draft's projection takes the row and the token's embedding, side by side.
+    draft = q.draft_layers * (3 * m.hidden * m.shared_hidden * size + 2 * BF16 * m.hidden**2)
     rest = {
-        "attention": int(m.attention * size),
-        "shared": int(m.shared * size + m.router * BF16),
+        "attention": int(m.attention * size * more),
+        "shared": int(m.shared * size + m.router * BF16 + draft),
         "embeddings": int(m.embeddings * BF16),
     }
     if q.load != "training":
         w = work_of(q, tokens=tokens)
-        rest["kv_cache"] = w.sequences * m.kv_bytes(q.context, q.kv_dtype)
+        rest["kv_cache"] = math.ceil(w.sequences * m.kv_bytes(q.context, q.kv_dtype) * more)
         rest["activations"] = m.activation_bytes(tokens, w.sequences * q.rows)
     return rest
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trefoil.capacity.batch_search import Candidate, Search, row_of
+from trefoil.capacity.options import gpus_of
 from trefoil.capacity.question import PlanError, Question
 from trefoil.capacity.verdict import fits
 
-DECODE_BATCHES = "8..512"
+DECODE_BATCHES = "1..512"
 PREFILL_BATCHES = "4096,16384"
 
 
@@ -143,7 +144,7 @@ def latency_of(c: Candidate) -> float:
     q, of = c.question, c.configuration
     interval = of.step_interval(q)
     step = interval[1] if interval else of.step(q) or math.inf
-    return step * (0.5 + q.steps_to_first_token) if q.load == "prefill" else step
+    return step * (q.steps_of_latency + (0.5 if q.load == "prefill" else 0.0))
 
 
 def part_of(search: Search, traffic: Traffic) -> Part | str:
@@ -173,15 +174,17 @@ def part_of(search: Search, traffic: Traffic) -> Part | str:
     return min(parts, key=lambda p: (p.gpus, p.latency))
 
 
-def fleet_of(traffic: Traffic, searches: dict[str, Search], gpus: int | None) -> Fleet:
-    """gpus: that there are; None: as many as it takes."""
+def fleet_of(
+    traffic: Traffic, searches: dict[str, Search], gpus: int | None, limit: str = ""
+) -> Fleet:
+    """gpus: that there are, as the option `limit` says; None: as many as it takes."""
     found = [part_of(searches[load], traffic) for load in ("prefill", "decode")]
     parts = [p for p in found if isinstance(p, Part)]
     fleet = Fleet(traffic, parts, searches, [p for p in found if isinstance(p, str)])
     if fleet.is_met and gpus is not None and fleet.gpus > gpus:
         rate = traffic.requests_per_s * gpus / fleet.gpus
         fleet.misses.append(
-            f"--gpus {gpus} binds: {fleet.gpus} GPUs do it; {gpus} do about {rate:.3g} requests/s"
+            f"{limit} binds: {fleet.gpus} GPUs do it; {gpus} do about {rate:.3g} requests/s"
         )
     return fleet
 
@@ -189,10 +192,12 @@ def fleet_of(traffic: Traffic, searches: dict[str, Search], gpus: int | None) ->
 def plan_fleet(o: argparse.Namespace, search: Callable[[argparse.Namespace], Search]) -> Fleet:
     """search: runs the planner with these options."""
     traffic = traffic_of(o)
-    gpus = int(o.gpus) if o.gpus and o.gpus.isdecimal() else None
-    of = argparse.Namespace(**{**vars(o), "gpus": None if gpus is None else o.gpus})
-    searches = {load: search(options_of(of, traffic, load)) for load in ("prefill", "decode")}
-    return fleet_of(traffic, searches, gpus)
+    gpus = gpus_of(o)
+    searches = {load: search(options_of(o, traffic, load)) for load in ("prefill", "decode")}
+    limit = f"--gpus {gpus}"
+    if o.budget_hour is not None and not (o.gpus and int(o.gpus) == gpus):
+        limit = f"--budget-hour {o.budget_hour:g}"
+    return fleet_of(traffic, searches, gpus, limit)
 
 
 def to_json(fleet: Fleet) -> dict[str, Any]:

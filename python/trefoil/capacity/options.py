@@ -109,6 +109,12 @@ def parser() -> argparse.ArgumentParser:
         help="price of a GPU for an hour: adds USD a million tokens",
     )
     need.add_argument(
+        "--budget-hour",
+        type=_number,
+        metavar="USD",
+        help="that the GPUs may cost in an hour, at --gpu-hour: as --gpus",
+    )
+    need.add_argument(
         "--gpu-watts",
         type=_number,
         metavar="W",
@@ -256,6 +262,24 @@ def _number(text: str) -> float:
     if not 0 <= value <= 1e12:
         raise argparse.ArgumentTypeError(f"{text}: expected a number, 0 or more and at most 1e12")
     return value
+
+
+def gpus_of(o: argparse.Namespace) -> int | None:
+    """That there are, or that the budget pays; None: nothing says it."""
+    try:
+        said = int(o.gpus) if o.gpus else None
+    except ValueError:
+        raise PlanError(
+            f"--gpus {o.gpus}: expected one number, the GPUs that there are; EP sizes go to --ep"
+        ) from None
+    if o.budget_hour is None:
+        return said
+    if not o.gpu_hour:
+        raise PlanError("--budget-hour: the price of a GPU is not known: --gpu-hour")
+    paid = int(o.budget_hour / o.gpu_hour)
+    if paid < 1:
+        raise PlanError(f"--budget-hour {o.budget_hour:g}: one GPU costs {o.gpu_hour:g}")
+    return paid if said is None else min(said, paid)
 
 
 def parse_sizes(text: str, option: str = "--ep") -> list[int]:

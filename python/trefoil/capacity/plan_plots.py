@@ -229,15 +229,18 @@ def memory(plan: CapacityPlan) -> Figure:
         style = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
         axes.barh(y, width, left=left, height=0.72, label=name, **style)
         left += width
+    limit, most = q.usable_gb or 0.0, max([*left, q.usable_gb or 0]) * 1.3
     for at, total, c in zip(y, left, of, strict=True):
         text = format_bytes(total * 1e9) + (" ✓ cheapest" if c.verdict == "cheapest" else "")
-        axes.text(total, at, f" {text}", va="center", fontsize=8)
+        # Beside the line of the limit, not across it.
+        begin = limit if 0 <= limit - total < 0.3 * most else total
+        axes.text(begin, at, f" {text}", va="center", fontsize=8)
     if q.usable_gb is not None:
         axes.axvline(q.usable_gb, color=INK, linewidth=1, linestyle=(0, (6, 3)))
         above = {"of": ("data", "axes fraction"), "ha": "center", "va": "bottom", "fontsize": 8}
         annotate(axes, f"limit {q.usable_gb:g} GB", (q.usable_gb, 1.0), (0, 2), **above)
     named_rows(axes, y, [f"{c.mode.upper()} EP {c.ep}" for c in of])
-    axes.set_xlim(0, max([*left, q.usable_gb or 0]) * 1.3)
+    axes.set_xlim(0, most)
     axes.set_xlabel("GB of a GPU")
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
     return figure
@@ -371,7 +374,6 @@ def save_all(plan: CapacityPlan, folder: Path) -> list[Path]:
             continue
         for suffix in ("svg", "png"):
             path = folder / f"{name}.{suffix}"
-            metadata = {"Date": None} if suffix == "svg" else None
-            figure.savefig(path, dpi=160, metadata=metadata)
+            plot.write(path, figure)
             written.append(path)
     return written

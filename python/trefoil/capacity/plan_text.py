@@ -6,13 +6,22 @@ import csv
 import io
 import math
 import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from trefoil.capacity.configuration import Configuration
+from trefoil.capacity.configuration import Configuration, WhatIf
 from trefoil.capacity.crossover import Crossover
 from trefoil.capacity.plan import CapacityPlan
 from trefoil.capacity.question import Question, why_no_step
-from trefoil.capacity.verdict import Nearest, context_that_fits, fits, memory_limit, nearest_of
+from trefoil.capacity.verdict import (
+    Nearest,
+    context_that_fits,
+    fits,
+    least_of,
+    memory_limit,
+    nearest_of,
+)
 from trefoil.table import aligned, markdown
 from trefoil.units import format_bytes, format_seconds
 
@@ -73,7 +82,11 @@ def title_of(q: Question) -> str:
     of = f"{q.moe}, {q.load}, {q.tokens:,} tokens a GPU"
     if q.model is not None and q.load != "training":
         of += f", context {q.context:,}"
-    return f"{of}, {q.gpus:,} GPUs of {q.cluster}"
+    return f"{of}, {gpus_text(q.gpus)} of {q.cluster}"
+
+
+def gpus_text(count: int) -> str:
+    return f"{count:,} GPU{'s'[: count > 1]}"
 
 
 def terms_of(q: Question) -> list[str]:
@@ -173,19 +186,25 @@ def crossover_sentence(x: Crossover) -> str:
 
 
 def what_if_rows(plan: CapacityPlan) -> list[list[str]]:
-    """A heading, then a row a configuration: how many times as long a layer takes."""
+    """A heading, then a row a configuration: how many times as long a layer takes, and a step."""
     names = list(dict.fromkeys(w.name for c in plan.configurations for w in c.what_if))
     if not names:
         return []
     rows = [["mode", "EP", "layer", *names]]
     for c in plan.configurations:
         by_name = {w.name: w for w in c.what_if}
-        cells = [by_name[n].factor if n in by_name else None for n in names]
-        rows.append(
-            [c.mode.upper(), str(c.ep), format_seconds(c.layer)]
-            + ["-" if f is None else f"x {f:.2f}" for f in cells]
-        )
+        cells = [_changed(by_name.get(n)) for n in names]
+        rows.append([c.mode.upper(), str(c.ep), format_seconds(c.layer), *cells])
     return rows
+
+
+def _changed(w: WhatIf | None) -> str:
+    if w is None or w.factor is None:
+        return "-"
+    return f"x {w.factor:.2f}" + ("" if w.step_factor is None else f" (x {w.step_factor:.2f})")
+
+
+WHAT_IF = "how many times as long a layer takes, and in brackets a step"
 
 
 def step_notes(plan: CapacityPlan) -> list[str]:
@@ -196,6 +215,7 @@ def step_notes(plan: CapacityPlan) -> list[str]:
     notes += compute_notes(plan)
     if any(c.timings for c in of):
         notes.append(
+            "tokens/s of a GPU that works; "
             f"schedule: the fastest of {', '.join(q.overlaps)} (--overlap); in brackets what of a "
             "step waits for communication; attention, experts and other are of one whole batch"
         )
@@ -220,12 +240,20 @@ def step_notes(plan: CapacityPlan) -> list[str]:
         )
     if q.load == "training":
         notes.append("memory leaves out gradients, optimizer states and activations: --other-gb")
+    notes += unknown_memory(q)
     if q.gpu_memory_gb is not None:
         notes.append(
             f"memory: {q.gpu_memory_gb:g} GB a GPU, {q.reserve_gb:g} GB of them in reserve "
             "(--reserve-gb) for CUDA's context, NCCL and workspaces"
         )
     return notes
+
+
+def unknown_memory(q: Question) -> list[str]:
+    if q.gpu_memory_gb is not None:
+        return []
+    rules = "nothing was left out for memory" if q.max_memory_gb is None else "the limit rules"
+    return [f"cluster {q.cluster} does not state gpu_memory_gb: {rules}"]
 
 
 def is_roofline(c: Configuration) -> bool:
@@ -273,11 +301,6 @@ def notes_of(plan: CapacityPlan) -> list[str]:
             + "; ".join(outside)
         )
     notes.append("bound: bytes of the busiest port over its line rate; nothing is faster")
-    if q.gpu_memory_gb is None:
-        notes.append(
-            f"cluster {q.cluster} does not state gpu_memory_gb: "
-            + ("nothing was left out for memory" if q.max_memory_gb is None else "the limit rules")
-        )
     if why := why_no_step(q):
         notes.append(f"no step and no tokens/s: {why}")
     if any(c.memory.library == "cpu" for c in configurations):
@@ -292,7 +315,8 @@ def verdict_sentences(plan: CapacityPlan) -> list[str]:
     chosen = plan.chosen
     if chosen is None:
         lines = [f"No configuration{within or ' does'}.", *_nothing_fits(plan)]
-        lines += [_nearest(n, plan.question) for n in nearest_of(plan)]
+        alone = [_nearest(n, plan.question) for n in nearest_of(plan)]
+        lines += alone or binding_sentences([(plan.question, c) for c in plan.configurations])
     else:
         lines = [f"The cheapest configuration{within}: {_answer(chosen, plan.question)}"]
     return lines + [
@@ -305,6 +329,8 @@ def verdict_sentences(plan: CapacityPlan) -> list[str]:
 def _answer(c: Configuration, q: Question) -> str:
     step, rate, share = c.step(q), c.tokens_per_second(q), c.share(q)
     memory = f"{format_bytes(c.memory.total)} a GPU"
+    if q.usable_gb is None:
+        memory += ", of GPUs whose memory is not known"
     if step is None or rate is None or share is None:
         sms = f"{c.sms} SMs, " if c.sms else ""
         layer = format_seconds(c.layer)
@@ -319,7 +345,7 @@ def _answer(c: Configuration, q: Question) -> str:
     text = (
         f"{c.mode.upper()} in {groups}{f', {idle} GPUs idle' if idle else ''}: "
         f"{most}{rate:,.0f} tokens/s a GPU{node}, {least}"
-        f"{format_seconds(step * q.steps_to_first_token)} {what}, "
+        f"{format_seconds(step * q.steps_of_latency)} {what}, "
         f"{_waits(c, share)}; {memory}"
     )
     if c.max_tokens and c.max_tokens > q.tokens:
@@ -351,24 +377,37 @@ def _nearest(n: Nearest, q: Question) -> str:
     return f"{n.option} {value:g} alone would let in {c.mode.upper()} EP {c.ep}."
 
 
+def binding_sentences(found: Sequence[tuple[Question, Configuration]]) -> list[str]:
+    """Where no limit alone keeps things out: which are over for all, and the least of each."""
+    lines = []
+    for least in least_of(found):
+        q, c = least.question, least.configuration
+        at = f"{c.mode.upper()} EP {c.ep} with {q.tokens:,} tokens a GPU"
+        value = f"{math.ceil(least.value * 100) / 100:g}"
+        lines.append(f"{least.limit}: all need more, at least {value} {least.unit}, of {at}.")
+    return lines
+
+
 def _nothing_fits(plan: CapacityPlan) -> list[str]:
     q, smallest = plan.question, plan.smallest
     if smallest is None or any(fits(c, q) for c in plan.configurations):
         return []
     lines = []
+    others = limits_of(replace(q, gpu_memory_gb=None, max_memory_gb=None))
+    also = f" in memory, {' and '.join(others)} aside" if others else ""
     if smallest.mode:
         lines.append(
             f"The smallest that fits: {smallest.mode.upper()} in groups of {smallest.ep} GPUs, "
-            f"{format_bytes(smallest.memory_bytes)} a GPU; there are {q.gpus} GPUs."
+            f"{format_bytes(smallest.memory_bytes)} a GPU, of {gpus_text(q.gpus)} that there are."
         )
     most = max(plan.configurations, key=lambda c: c.max_tokens or 0)
     if most.max_tokens:
         where = f"{most.mode.upper()} EP {most.ep}"
-        lines.append(f"With --tokens {most.max_tokens} {where} fits.")
+        lines.append(f"With --tokens {most.max_tokens} {where} fits{also}.")
     by_context = [(context_that_fits(c, q), c) for c in plan.configurations]
     context, c = max(by_context, key=lambda pair: pair[0])
     if context:
-        lines.append(f"With --context {context} {c.mode.upper()} EP {c.ep} fits.")
+        lines.append(f"With --context {context} {c.mode.upper()} EP {c.ep} fits{also}.")
     if not lines:
         lines.append(
             f"No EP size of {q.moe} keeps {q.weight_dtype} weights within {memory_limit(q)}."
@@ -389,7 +428,7 @@ def as_text(plan: CapacityPlan, details: bool = True) -> str:
         lines += ["", "Communication: " + explanation_of(q), ""]
         lines += aligned([HEADINGS, *(row_of(c, q) for c in of)])
     if rows := what_if_rows(plan):
-        lines += ["", "What if: how many times as long a layer takes", *aligned(rows)]
+        lines += ["", f"What if: {WHAT_IF}", *aligned(rows)]
     if plan.crossovers:
         lines += ["", "LL or HT", *(f"  {crossover_sentence(x)}" for x in plan.crossovers)]
     notes = notes_of(plan) if details or not q.is_whole else step_notes(plan)
@@ -423,7 +462,7 @@ def as_markdown(plan: CapacityPlan) -> str:
     ]
     lines += ["", *markdown([HEADINGS, *(row_of(c, q) for c in plan.configurations)])]
     if rows := what_if_rows(plan):
-        lines += ["", "## What if", "", "How many times as long a layer takes.", ""]
+        lines += ["", "## What if", "", f"{WHAT_IF.capitalize()}.", ""]
         lines += markdown(rows)
     if plan.crossovers:
         lines += ["", "## LL or HT", "", *(f"- {crossover_sentence(x)}" for x in plan.crossovers)]

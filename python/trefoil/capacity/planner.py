@@ -14,7 +14,7 @@ from trefoil.capacity.compute_costs import ComputeError
 from trefoil.capacity.compute_costs import load as load_record
 from trefoil.capacity.configuration import Configuration, WhatIf, configuration_of
 from trefoil.capacity.crossover import crossover_of, sample_of
-from trefoil.capacity.options import PASSED, WHAT_IFS, parse_sizes
+from trefoil.capacity.options import PASSED, WHAT_IFS, gpus_of, parse_sizes
 from trefoil.capacity.plan import CapacityPlan, Smallest
 from trefoil.capacity.question import (
     DEFAULT_CONTEXT,
@@ -131,13 +131,10 @@ class Planner:
         self.physical = facts["physical_experts"]
         self.gpus_per_node, self.most_gpus = facts["gpus_per_node"], facts["max_gpus"]
         most = min(self.physical, facts["max_gpus"])
-        try:
-            gpus = int(o.gpus) if o.gpus else most
-        except ValueError:
-            raise PlanError(
-                f"--gpus {o.gpus}: expected one number, the GPUs that there are; "
-                "EP sizes go to --ep"
-            ) from None
+        said = gpus_of(o)
+        gpus = most if said is None else said
+        if o.budget_hour is not None and not o.gpus:
+            gpus = min(gpus, facts["max_gpus"])
         if not 1 <= gpus <= facts["max_gpus"]:
             raise PlanError(
                 f"--gpus {gpus}: cluster {facts['cluster']} speaks for 1 to {facts['max_gpus']}"
@@ -325,6 +322,9 @@ class Planner:
         q = self.question
         if not q.is_whole:
             raise PlanError(f"a search ranks steps: {why_no_step(q)}")
+        if given := self._given_what_ifs():
+            option = "--" + given[0][0].replace("_", "-")
+            raise PlanError(f"{option}: a what-if is of one plan: one --tokens and one --context")
         questions = [
             replace(q, tokens=n, context=context) for context in self.contexts for n in self.batches
         ]
@@ -402,22 +402,54 @@ class Planner:
         return Smallest("", 0, 0)
 
     def _what_if(self, plan: CapacityPlan, pairs: Sequence[tuple[str, int]]) -> None:
-        given = [(n, getattr(self.options, n)) for n, _, _ in WHAT_IFS if getattr(self.options, n)]
-        tokens = self.question.tokens
+        q = self.question
         cases = [
-            (c, name, value, self.point(mode, ep, tokens, **{name: value}))
-            for c, (mode, ep) in zip(plan.configurations, pairs, strict=True)
-            for name, value in given
+            (c, pair, name, value)
+            for c, pair in zip(plan.configurations, pairs, strict=True)
+            for name, value in self._given_what_ifs()
         ]
-        outcomes = self.sweep([case[3] for case in cases], "what if")
-        for (c, name, value, _), outcome in zip(cases, outcomes, strict=True):
+        points = [self.point(*pair, q.tokens, **{name: v}) for _, pair, name, v in cases]
+        answers = self.sweep(points, "what if")
+        halves: list[dict[str, Any] | None] = [None] * len(cases)
+        if self._wants_halves(q):  # a trace has its tokens, and no half of them
+            at = [i for i, case in enumerate(cases) if case[2] != "trace" and answers[i].answer]
+            few = [{**points[i], "tokens": half_of(q.tokens) * self.terms.rows} for i in at]
+            for i, outcome in zip(at, self.sweep(few, "what if"), strict=True):
+                halves[i] = outcome.answer
+        for (c, pair, name, value), outcome, half in zip(cases, answers, halves, strict=True):
             shown = f"{name.replace('_', '-')} {Path(value).name if name == 'trace' else value}"
-            answer = outcome.answer
-            if answer is None:
+            if outcome.answer is None:
                 c.what_if.append(WhatIf(shown, None, None, f"EP {c.ep}: {outcome.refusal}"))
             else:
-                seconds = answer["seconds"]
-                c.what_if.append(WhatIf(shown, seconds, seconds / c.layer))
+                c.what_if.append(self._changed(c, pair, shown, outcome.answer, half))
+
+    def _given_what_ifs(self) -> list[tuple[str, Any]]:
+        said = ((name, getattr(self.options, name)) for name, _, _ in WHAT_IFS)
+        return [(name, value) for name, value in said if value]
+
+    def _changed(
+        self,
+        c: Configuration,
+        pair: tuple[str, int],
+        shown: str,
+        answer: dict[str, Any],
+        half: dict[str, Any] | None,
+    ) -> WhatIf:
+        """Against the same without the change, at the same number of tokens: a trace has its own,
+        and is compared without two batches."""
+        q, rows = self.question, self.terms.rows
+        if shown.startswith("trace"):
+            q = replace(q, tokens=-(-answer["tokens"] // rows))
+            shown += f" ({answer['tokens']:,} tokens a GPU)"
+            point = {**self.point(*pair, q.tokens), "tokens": answer["tokens"]}
+            (same,) = self.sweep([point], "what if")
+            if same.answer is None:
+                return WhatIf(shown, None, None, f"EP {c.ep}: {same.refusal}")
+            c = configuration_of(same.answer, q)
+        changed = configuration_of(answer, q, half)
+        before, after = c.step(q), changed.step(q)
+        ratio = after / before if before and after else None
+        return WhatIf(shown, changed.layer, changed.layer / c.layer, "", ratio)
 
     def _crossovers(self, plan: CapacityPlan) -> None:
         """LL and HT at more and more tokens: for the pictured EP size all of them, for the others

@@ -64,6 +64,17 @@ class Question:
         return -(-self.context // self.tokens) if self.load == "prefill" else 1
 
     @property
+    def steps_of_latency(self) -> float:
+        """To the first token, or per output token: draft tokens that are taken make it less."""
+        return self.steps_to_first_token * self.tokens / self.tokens_out
+
+    @property
+    def draft_layers(self) -> int:
+        """Of multi-token prediction, with weights and keys and values of their own; one model
+        drafts all tokens."""
+        return 1 if self.rows > 1 else 0
+
+    @property
     def rows(self) -> int:
         """That a token of `tokens` is in a step: with draft tokens several."""
         return self.terms.rows if self.load == "decode" else 1

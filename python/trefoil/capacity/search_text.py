@@ -7,7 +7,14 @@ import io
 from typing import Any
 
 from trefoil.capacity.batch_search import Candidate, Search
-from trefoil.capacity.plan_text import compute_notes, limits_of, wrapped
+from trefoil.capacity.plan_text import (
+    binding_sentences,
+    compute_notes,
+    gpus_text,
+    limits_of,
+    unknown_memory,
+    wrapped,
+)
 from trefoil.capacity.question import Question
 from trefoil.capacity.verdict import nearest_of
 from trefoil.table import aligned
@@ -29,7 +36,7 @@ def title_of(s: Search) -> str:
     q = s.question
     return (
         f"{q.moe}, {q.load}, {_span(s.batches)} tokens a GPU, context {_span(s.contexts)}, "
-        f"{q.gpus:,} GPUs of {q.cluster}"
+        f"{gpus_text(q.gpus)} of {q.cluster}"
     )
 
 
@@ -82,6 +89,10 @@ def nothing_sentence(s: Search, context: int) -> str:
             f" {n.option} {n.value:.4g} alone would let in {c.mode.upper()} EP {c.ep} with "
             f"{tokens:,} tokens a GPU."
         )
+    if not nearest:
+        known = [(p.question, c) for p in s.plans for c in p.configurations]
+        found = binding_sentences([(q, c) for q, c in known if q.context == context])
+        text = " ".join([text, *found])
     return text
 
 
@@ -110,6 +121,7 @@ def as_text(s: Search) -> str:
         f"shown of {total} configurations: the frontier, where more tokens cost latency; nothing "
         "that meets the limits is better in both",
         *compute_notes(s.plans[0]),
+        *unknown_memory(s.question),
     ]
     if any(c.configuration.outside for c in s.candidates()):
         notes.append("* communication beyond what its costs were fitted to")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trefoil.capacity.configuration import Configuration, libraries_of
@@ -78,7 +80,8 @@ def context_that_fits(c: Configuration, q: Question) -> int:
     low, high = 0, q.context
     while low < high:
         middle = (low + high + 1) // 2
-        if q.tokens * q.model.kv_bytes(middle, q.kv_dtype) <= room:
+        more = 1 + q.draft_layers / q.model.num_layers
+        if q.tokens * q.model.kv_bytes(middle, q.kv_dtype) * more <= room:
             low = middle
         else:
             high = middle - 1
@@ -88,7 +91,7 @@ def context_that_fits(c: Configuration, q: Question) -> int:
 def memory_limit(q: Question) -> str:
     if q.max_memory_gb is not None and q.usable_gb == q.max_memory_gb:
         return f"the limit of {q.max_memory_gb:g} GB"
-    return f"{q.usable_gb:g} GB: {q.gpu_memory_gb:g} GB less {q.reserve_gb:g} GB of reserve"
+    return f"{q.usable_gb:g} GB"
 
 
 def _price(c: Configuration, q: Question) -> tuple[float, ...]:
@@ -133,6 +136,42 @@ def judge(plan: CapacityPlan) -> None:
             c.reasons = [_dearer(c, best, q)]
     shown = best or min(plan.configurations, key=lambda c: (not fits(c, q), c.layer), default=None)
     plan.pictured = plan.configurations.index(shown) if shown is not None else None
+
+
+@dataclass(frozen=True)
+class Least:
+    """Of what a limit is on: the least that was found, and it is over."""
+
+    limit: str  # "--max-us 10"
+    value: float
+    unit: str
+    question: Question
+    configuration: Configuration
+
+
+def least_of(found: Sequence[tuple[Question, Configuration]]) -> list[Least]:
+    """Of the limits that all are over; of those alone that fit the memory, where there are some."""
+    q = found[0][0]
+    found = [(q, c) for q, c in found if fits(c, q)] or found
+    limits = {
+        "--max-us": (q.max_us, "us", lambda q, c: c.high * 1e6),
+        "--max-step-ms": (q.max_step_ms, "ms", lambda q, c: (c.latency(q) or math.inf) * 1e3),
+        "--max-sms": (q.max_sms, "SMs", lambda q, c: c.sms or math.inf),
+        "memory": (q.usable_gb, "GB a GPU", lambda q, c: _least_gb(c)),
+    }
+    over = []
+    for name, (limit, unit, value_of) in limits.items():
+        if limit is None:
+            continue
+        value, at = min((value_of(*pair), i) for i, pair in enumerate(found))
+        if limit < value < math.inf:
+            text = f"{name} of {limit:g} GB" if name == "memory" else f"{name} {limit:g}"
+            over.append(Least(text, value, unit, *found[at]))
+    return over
+
+
+def _least_gb(c: Configuration) -> float:
+    return math.inf if c.memory.refused else c.memory.total / 1e9
 
 
 @dataclass(frozen=True)
