@@ -58,7 +58,7 @@ static size_t bytesOf(const job_t *j) {
   return n * trefoilDtypeBytes(j->config.dtype);
 }
 
-static void note(rank_t *k, trefoil_result_t result) {
+static void keepSentence(rank_t *k, trefoil_result_t result) {
   if (result != TREFOIL_OK && !k->sentence[0])
     snprintf(k->sentence, sizeof k->sentence, "%s", ncclEpGetLastError());
 }
@@ -78,7 +78,7 @@ static void call(rank_t *k, const device_t *d, int object, int round) {
   if (!j->noSteps) result = trefoilGradGpuStep(d->objects[object], d->grad, d->grad, d->stream);
   if (result == TREFOIL_OK)
     result = trefoilGradGpuSync(d->objects[object], step, d->params[object][round], d->stream);
-  note(k, result);
+  keepSentence(k, result);
   if (k->called == TREFOIL_OK) k->called = result;
 }
 
@@ -116,7 +116,7 @@ static void callAll(rank_t *k, const device_t *d) {
   for (int i = 0; i < ROUNDS; i++)
     for (int o = 0; o < objects; o++) fetch(k, d, o, i, i);
   k->later = trefoilGradGpuSync(d->objects[0], 0, d->params[0][0], d->stream);
-  note(k, k->later);
+  keepSentence(k, k->later);
 }
 
 static void openDevice(const rank_t *k, device_t *d) {
@@ -147,7 +147,7 @@ static void *runRank(void *arg) {
   cudaSetDevice(k->me);
   for (int o = 0; o <= j->twoComms && k->created == TREFOIL_OK; o++)
     k->created = trefoilGradGpuCreate(&config, &j->options, k->comms[o], &d.objects[o]);
-  note(k, k->created);
+  keepSentence(k, k->created);
   if (k->created != TREFOIL_OK) return NULL;
   openDevice(k, &d);
   if (k->me != j->stays) callAll(k, &d);

@@ -228,7 +228,7 @@ def test_pictures_say_what_they_show(tmp_path: Path) -> None:
             assert pixels.shape[2] == 4 and len(np.unique(colours)) > 50, path
 
 
-def test_labels_of_memory_stand_beside_the_limit() -> None:
+def test_labels_of_memory_stand_next_to_the_limit() -> None:
     plan = judged(max_memory_gb=96.0)
     figure = capacity_plots.memory(plan)
     figure.canvas.draw()
