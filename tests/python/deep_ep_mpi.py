@@ -8,4 +8,6 @@ comm = MPI.COMM_WORLD
 buffer = Buffer(None, low_latency_mode=True, comm=comm)
 everything(comm.rank, comm.size, buffer)
 buffer.destroy()
-print(f"rank {comm.rank} of {comm.size} agrees")
+comm.Barrier()
+if comm.rank == 0:
+    print(f"{comm.size} ranks agree")

@@ -405,7 +405,7 @@ def test_over_mpi() -> None:
         timeout=250,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"rank {r} of 2 agrees" for r in range(2)]
+    assert done.stdout.split("\n")[0] == "2 ranks agree"
 
 
 def test_static_methods() -> None:
