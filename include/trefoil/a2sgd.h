@@ -120,6 +120,8 @@ TREFOIL_GPU_API trefoil_result_t trefoilGradGpuCreate(const trefoil_grad_config_
  * earlier step lost a rank, named by the sentence; its update and later ones were not written. */
 TREFOIL_GPU_API trefoil_result_t trefoilGradGpuStep(trefoil_grad_gpu_t g, const void *grad,
                                                     void *update, struct CUstream_st *stream);
+/* The step that trefoilGradGpuSync counts by itself. */
+#define TREFOIL_GRAD_LAST_STEP (-1)
 /* What trefoilGradSync does, between the ranks: to be queued after the updates of `step` are applied. Where
  * syncPeriod divides step + 1, params, [elements] in device memory, become the mean over the ranks that a
  * rank regards as active, in place; else they stay untouched, and nothing is queued.
@@ -127,7 +129,6 @@ TREFOIL_GPU_API trefoil_result_t trefoilGradGpuStep(trefoil_grad_gpu_t g, const 
  * and replayed after each step, it averages after every syncPeriod-th. All ranks make the same steps and
  * synchronisations in the same order. TREFOIL_REMOTE_ERROR: as of trefoilGradGpuStep. If a rank is lost in
  * the midst of a call each parameter is the mean or as before; if it does not come at all, as before. */
-#define TREFOIL_GRAD_LAST_STEP (-1)
 TREFOIL_GPU_API trefoil_result_t trefoilGradGpuSync(trefoil_grad_gpu_t g, int64_t step,
                                                     void *params, struct CUstream_st *stream);
 /* With enableMask: active[numWorkers], 0 = masked. Get waits for the stream; Set may be captured. The
