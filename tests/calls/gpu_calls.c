@@ -99,11 +99,11 @@ TEST(one_case) {
   CHECK(!*error, "%s", error);
 }
 
-/* Random cases; the emulator has more of them by trefoil check. */
+/* Random cases, and operations in flight; the emulator has more cases by trefoil check. */
 #ifdef TREFOIL_EMULATED_RANKS
-enum { MANY = 12, FEW = 5 };
+enum { MANY = 8, FEW = 3, PARTIAL = 6, ROUNDS = 8 };
 #else
-enum { MANY = 40, FEW = 10 };
+enum { MANY = 40, FEW = 10, PARTIAL = 12, ROUNDS = 20 };
 #endif
 
 TEST(processes) {
@@ -125,7 +125,7 @@ TEST(threads) {
 
 TEST(partial_sums) {
   if (!numGpus()) SKIP("needs a GPU");
-  job_t job = {3000, 12, 1, 0};
+  job_t job = {3000, PARTIAL, 1, 0};
   setenv("NCCL_EP_LL_COMBINE", "partial", 1);
   const char *error = teamThreads(numGpus(), runJob, &job);
   unsetenv("NCCL_EP_LL_COMBINE");
@@ -164,7 +164,7 @@ static void runPair(team_rank_t *r) {
     teamCheck(r, stepUpdate(d[i], h[i], s[i]), "update");
   }
   int first = pair->lifo ? 1 : 0, sendOnly = pair->c[0].sendOnly;
-  for (int round = 0; round < 20; round++) {
+  for (int round = 0; round < ROUNDS; round++) {
     for (int i = 0; i < 2; i++) {
       teamCheck(r, stepDispatch(d[i], h[i], s[i]), "dispatch: %s", ncclEpGetLastError());
     }
