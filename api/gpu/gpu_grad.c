@@ -121,8 +121,8 @@ void epGpuGradRelease(struct trefoil_grad_gpu *head) {
   cudaSetDevice(before);
 }
 
-static trefoil_result_t open(gpu_grad_t *g, const trefoil_grad_config_t *c,
-                             const trefoil_grad_gpu_options_t *o, uint64_t hash) {
+static trefoil_result_t openObject(gpu_grad_t *g, const trefoil_grad_config_t *c,
+                                   const trefoil_grad_gpu_options_t *o, uint64_t hash) {
   int sms;
   g->step.dtype = c->dtype;
   g->step.enableMask = g->head.enableMask;
@@ -142,7 +142,7 @@ trefoil_result_t epGpuGradOpen(struct trefoil_grad_gpu *head, const trefoil_grad
                                const trefoil_grad_gpu_options_t *o, uint64_t hash) {
   int before;
   cudaGetDevice(&before);
-  trefoil_result_t result = open((gpu_grad_t *)head, c, o, hash);
+  trefoil_result_t result = openObject((gpu_grad_t *)head, c, o, hash);
   cudaSetDevice(before);
   return result;
 }
