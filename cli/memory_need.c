@@ -30,7 +30,8 @@ static int ofGpuLibrary(const ep_sizing_config_t *config, memory_need_t *need) {
   ep_sizing_t table;
   if (config->shape.ranksPerNode == config->shape.numRanks)
     return take(need, epGpuTable(config, 0, &table), &table);
-  snprintf(need->why, sizeof need->why, "the GPU library's kernels stay within a node");
+  snprintf(need->why, sizeof need->why,
+           "between nodes the GPU library takes other amounts: ncclEpPreflight");
   return 0;
 }
 

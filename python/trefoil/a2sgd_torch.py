@@ -23,6 +23,7 @@ import torch.distributed as dist
 from trefoil.a2sgd import METHODS, Config
 from trefoil.reference import TrefoilError, library
 
+MEAN_ELEMENTS = 1 << 22  # of parameters that are gathered at a time
 CODES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 
 
@@ -86,12 +87,13 @@ class A2SGD:
 
     def _mean(self, flat: torch.Tensor) -> None:
         """Terms in f64 from worker 0 on, rounded to f32, then to the format."""
-        rows = [torch.empty_like(flat) for _ in range(self.size)]
-        dist.all_gather(rows, flat, group=self.group)
-        total = torch.zeros_like(flat, dtype=torch.float64)
-        for row in rows:
-            total += row.double()
-        flat.copy_((total / self.size).float().to(flat.dtype))
+        for part in flat.split(MEAN_ELEMENTS):
+            rows = [torch.empty_like(part) for _ in range(self.size)]
+            dist.all_gather(rows, part, group=self.group)
+            total = torch.zeros_like(part, dtype=torch.float64)
+            for row in rows:
+                total += row.double()
+            part.copy_((total / self.size).float().to(part.dtype))
 
     def _object(
         self, flat: torch.Tensor, sizes: Sequence[int], sync_period: int

@@ -8,15 +8,9 @@
 // random, or captured once and replayed, out of place or in place. Some cases mask a rank. --faults: a
 // rank never comes. --large: a model with more parts than a block adds at once.
 // A failure prints the command that repeats it.
-#include "a2sgd_case.cuh"
+#include "a2sgd_main.cuh"
 
 namespace {
-
-struct Options {
-  int maxSms = 132;
-  int64_t most = 40000;
-  bool verbose = false, isLarge = false;
-};
 
 struct Case {
   Model model;
@@ -230,67 +224,14 @@ bool runLeftBehind(World &w, uint64_t seed, const Options &o) {
   return false;
 }
 
+size_t bytesOf(const Options &o) {
+  const size_t largest = o.isLarge ? 64000000 : std::max<int64_t>(8 * o.most, 1000000);
+  return largest * 4 * (o.isLarge ? 8 : 4) + (16u << 20);
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
-  int R = 4, cases = 200, only = -1;
-  uint64_t seed = 1;
-  bool gpus = false, faults = false;
-  Options o;
-  for (int i = 1; i < argc; i++) {
-    auto value = [&] { return i + 1 < argc ? strtoull(argv[++i], nullptr, 0) : 0ull; };
-    if (!strcmp(argv[i], "--ranks"))
-      R = (int)value();
-    else if (!strcmp(argv[i], "--gpus"))
-      gpus = true;
-    else if (!strcmp(argv[i], "--cases"))
-      cases = (int)value();
-    else if (!strcmp(argv[i], "--seed"))
-      seed = value();
-    else if (!strcmp(argv[i], "--case"))
-      only = (int)value();
-    else if (!strcmp(argv[i], "--sms"))
-      o.maxSms = (int)value();
-    else if (!strcmp(argv[i], "--most"))
-      o.most = (int64_t)value();
-    else if (!strcmp(argv[i], "--faults"))
-      faults = true;
-    else if (!strcmp(argv[i], "--large"))
-      o.isLarge = true;
-    else if (!strcmp(argv[i], "--verbose"))
-      o.verbose = true;
-    else {
-      fprintf(stderr, "unknown argument %s\n", argv[i]);
-      return 2;
-    }
-  }
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  int devices = 0;
-  const int needed = World::gpusFor(R, !gpus);
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < needed) {
-    printf("skipped: %d GPUs here, %d needed\n", devices, needed);
-    return 77;
-  }
-  const size_t largest = o.isLarge ? 64000000 : std::max<int64_t>(8 * o.most, 1000000);
-  World w;
-  w.open(R, !gpus, 4096, largest * 4 * (o.isLarge ? 8 : 4) + (16u << 20));
-  OK(epA2sgdLoad());
-  int failed = 0, ran = 0;
-  for (int i = 0; i < cases; i++) {
-    if (only >= 0 && i != only) continue;
-    const uint64_t s = seed * 1000003ull + i * 7919ull;
-    const bool ok =
-        faults && R > 1 ? i % 3 ? runFault(w, s, o) : runLeftBehind(w, s, o) : runCase(w, s, o);
-    ran++;
-    if (ok) continue;
-    failed++;
-    printf("FAILED: a2sgd_device --ranks %d%s%s%s --sms %d --most %lld --seed %llu --case %d "
-           "--verbose\n",
-           R, gpus ? " --gpus" : "", faults ? " --faults" : "", o.isLarge ? " --large" : "",
-           o.maxSms, (long long)o.most, (unsigned long long)seed, i);
-    fflush(stdout);
-    if (failed == 5) break;
-  }
-  printf("%d ranks on %s: %d cases, %d failed\n", R, needed > 1 ? "GPUs" : "one GPU", ran, failed);
-  return failed ? 1 : 0;
+  return runProgram(argc, argv,
+                    {"a2sgd_device", runCase, runFault, runLeftBehind, bytesOf, 40000, 0});
 }
