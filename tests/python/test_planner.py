@@ -515,6 +515,7 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (["--mode", "warp"], "expected ll, ht"),
         (["--mode", "ll,ll-rank-major"], "one layout of each mode"),
         (["--load", "lunch"], "decode"),
+        (["--drafts", "99999999999"], "--drafts 99999999999: at most 64"),
         (["--tokens", "0"], "1 or more"),
         (["--max-us", "-1"], "0 or more"),
         (["--max-memory-gb", "lots"], "lots"),

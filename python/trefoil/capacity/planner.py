@@ -33,6 +33,7 @@ from trefoil.sweeping import Outcome, Point, link_loads, run_point, sweep
 CROSSOVER_TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 OTHERS_TOKENS = 1024
 MOST_SIZE = 1 << 24  # tokens of a GPU or a sequence
+MAX_DRAFTS = 64  # of a sequence in a step; engines draft 1 to 8
 RESERVE = 0.1  # of a GPU's memory, as serving engines leave by default
 # LL and HT by the costs of one library: ours within a node, where it was measured, DeepEP's across.
 OF_ONE_LIBRARY: dict[bool, dict[str, dict[str, Any]]] = {
@@ -104,6 +105,8 @@ class Planner:
         )
         if terms.drafts and self.load != "decode":
             raise PlanError(f"--drafts {terms.drafts}: of decode alone, this is {self.load}")
+        if terms.drafts > MAX_DRAFTS:
+            raise PlanError(f"--drafts {terms.drafts}: at most {MAX_DRAFTS}")
         if terms.acceptance > 1:
             raise PlanError(f"--acceptance {terms.acceptance:g}: a share, 0 to 1")
         if terms.fp4_rate <= 0:
