@@ -33,7 +33,6 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
     sends = sends && sources->numFifos > 0;
   }
   if (sends) {
-    const HtBlock b = blockOf(shared, a.sender, a.room, a.stageStride);
     const CombineSender<EXPERT_MAJOR, PULLS> sender{
         a,
         t,
@@ -41,19 +40,22 @@ __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
         Divisor::of(a.row.numChunks),
         Divisor::of(max(g.numRanks - (EXPERT_MAJOR ? 0 : 1), 1)),
         sources};
-    arm(b, EXPERT_MAJOR ? HT_GATHER_READERS : HT_SCATTER_READERS, HT_REDUCE_WARPS, false);
+    const HtBlock b = EXPERT_MAJOR ? rowBlockOf(shared, a.sender)
+                                   : blockOf(shared, a.sender, a.room, a.stageStride);
+    arm(b);
     if constexpr (EXPERT_MAJOR)
-      gatherPipe<T>(b, sender, a.sender, &c.work[1][0]);
+      rowPipe<HtPlainSum<T>>(b, sender, a.sender, &c.work[1][0]);
     else
       scatterPipe(b, sender, a.sender, &c.work[1][0]);
+    disarm(b);
   }
-  const HtBlock b = blockOf(shared, a.receiver, a.room, a.stageStride);
-  arm(b, HT_GATHER_READERS, HT_REDUCE_WARPS, sends);
-  gatherPipe<T>(b,
-                CombineReceiver<EXPERT_MAJOR, PULLS>{a, t, c.fifos[1].received,
-                                                     Divisor::of(a.row.numChunks),
-                                                     Divisor::of(g.numLocal), sources, number},
-                a.receiver, &c.work[1][1]);
+  const HtBlock b = rowBlockOf(shared, a.receiver);
+  arm(b);
+  rowPipe<HtPlainSum<T>>(
+      b,
+      CombineReceiver<EXPERT_MAJOR, PULLS>{a, t, c.fifos[1].received, Divisor::of(a.row.numChunks),
+                                           Divisor::of(g.numLocal), sources, number},
+      a.receiver, &c.work[1][1]);
   if constexpr (PULLS) sendReadDone(g, *sources);
   leave<true>(
       g, t, a.row.numChunks, began,

@@ -2,25 +2,17 @@
 #ifndef TREFOIL_KERNELS_HT_COMBINE_ROLES_CUH
 #define TREFOIL_KERNELS_HT_COMBINE_ROLES_CUH
 
-#include "kernels/ht/ht_gather.cuh"
 #include "kernels/ht/ht_pull.cuh"
+#include "kernels/ht/ht_rows.cuh"
 #include "kernels/ht/ht_scatter.cuh"
 
-// One thread: a chunk of a row of the caller's (what combine takes has no scales), or of a FIFO, into a stage
-// of the ring.
+// A chunk of a row of the caller's: what combine takes has no scales.
 EP_DEV const char *chunkAt(const HtCombineArgs &a, int row, int chunk) {
   return (const char *)a.op.tokens + (size_t)row * a.row.rowBytes + chunk * a.row.chunkBytes;
-}
-EP_DEV void loadChunk(const HtCombineArgs &a, const char *from, int chunk, uint32_t to,
-                      uint64_t *full) {
-  const int bytes = chunkBytes(a.row, chunk);
-  barrierExpect(full, bytes);
-  bulkLoad(to, from, bytes, full);
 }
 
 template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
   static constexpr bool SENDS = true, WATCH_ONE = EXPERT_MAJOR, FENCE = false, ZERO_ROW = false;
-  static constexpr bool GATHERS = EXPERT_MAJOR;
   static constexpr int LANES = EXPERT_MAJOR ? 4 : 1; // of the scheduler, for an item
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_CREDIT;
@@ -96,20 +88,18 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
                  (uint32_t)item.epoch << 1 | 1);
   }
 
-  EP_DEV void loadInput(int row, const HtItem &item, uint32_t to, uint64_t *full) const {
-    loadChunk(a, chunkAt(a, row, item.chunk), item.chunk, to, full);
+  EP_DEV const char *from(const HtItem &item, int2 e) const { return chunkAt(a, e.x, item.chunk); }
+  EP_DEV char *to(const HtItem &item) const {
+    return fifoSlotAt(group(), 1, item.source, group().rank, item.code);
   }
-  EP_DEV void load(const HtItem &item, uint32_t to, uint64_t *full) const { // scatter
-    loadInput(((const int2 *)(&item + 1))[0].x, item, to, full);
+  EP_DEV void load(const HtItem &item, uint32_t stage, uint64_t *full) const { // flat: the one entry
+    const int bytes = chunkBytes(a.row, item.chunk);
+    barrierExpect(full, bytes);
+    bulkLoad(stage, from(item, *(const int2 *)(&item + 1)), bytes, full);
   }
-  EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const { // gather
-    loadInput(e.x, item, to, full);
+  EP_DEV void store(const HtItem &item, int2, uint32_t stage) const {
+    bulkStore(to(item), stage, chunkBytes(a.row, item.chunk));
   }
-  EP_DEV void store(const HtItem &item, uint32_t from) const { // gather
-    bulkStore(fifoSlotAt(group(), 1, item.source, group().rank, item.code), from,
-              chunkBytes(a.row, item.chunk));
-  }
-  EP_DEV void store(const HtItem &item, int2, uint32_t from) const { store(item, from); }
   EP_DEV bool hasScales() const { return false; }
   EP_DEV void storeSideData(const HtItem &, const int2 *, const char *, int) const {}
 
@@ -128,8 +118,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
     return n;
   }
   EP_DEV void give(const HtItem &item, const int2 *, int k, const Metadata &n) const {
-    char *fifoSlot = fifoSlotAt(group(), 1, item.source, group().rank, item.code);
-    fifoWeights(group(), fifoSlot)[k] = n.weight;
+    fifoWeights(group(), to(item))[k] = n.weight;
   }
   EP_DEV void raise(const HtItem &item, const int2 *, int l) const {
     if (l || item.n <= 0) return;
@@ -143,8 +132,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
 };
 
 template <bool EXPERT_MAJOR, bool PULLS> struct CombineReceiver {
-  static constexpr bool SENDS = false, WATCH_ONE = false, FENCE = true, ZERO_ROW = true;
-  static constexpr bool GATHERS = true;
+  static constexpr bool SENDS = false, WATCH_ONE = false, ZERO_ROW = true;
   static constexpr int LANES = 4;
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;
@@ -198,14 +186,13 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineReceiver {
   EP_DEV void isVoid(const HtLocation &u) const { giveCredit(group(), 1, u.code, u.epoch); }
   EP_DEV void isEmpty(const HtItem &) const {}
 
-  EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
-    const char *from = e.x == HT_OWN   ? chunkAt(a, e.y, item.chunk)
-                       : isPulled(e.x) ? pulledAt(a.row, *sources, pulledRank(e.x), e.y, item.chunk)
-                                       : fifoSlotAt(group(), 1, group().rank, fifoRank(e.x), e.x);
-    loadChunk(a, from, item.chunk, to, full);
+  EP_DEV const char *from(const HtItem &item, int2 e) const {
+    if (e.x == HT_OWN) return chunkAt(a, e.y, item.chunk);
+    if (PULLS && isPulled(e.x)) return pulledAt(a.row, *sources, pulledRank(e.x), e.y, item.chunk);
+    return fifoSlotAt(group(), 1, group().rank, fifoRank(e.x), e.x);
   }
-  EP_DEV void store(const HtItem &item, uint32_t from) const {
-    storeRow(a.row, item.token, item.chunk, a.op.out, nullptr, from);
+  EP_DEV char *to(const HtItem &item) const {
+    return (char *)a.op.out + (size_t)item.token * a.row.rowBytes + item.chunk * a.row.chunkBytes;
   }
   EP_DEV void release(const HtItem &item, const int2 *entries) const {
     const int bytes = chunkBytes(a.row, item.chunk);

@@ -49,7 +49,13 @@ template <class P> EP_DEV void completionWarp(const HtBlock &b, const P &p, int 
   }
 }
 
-// A sender's: flags for what has been written, behind one fence for all that is.
+// The flags of items [k, end), which have been written, behind one fence for all of them.
+template <class P> EP_DEV void raiseFlags(const HtBlock &b, const P &p, int k, int end, int lane) {
+  if (p.flags()) __threadfence_system();
+  for (int i = k + (lane >> 3); i < end; i += 4) p.raise(b.item(i), b.entries(i), lane & 7);
+}
+
+// A sender's: flags for what has been written.
 template <class P> EP_DEV void signalWarp(const HtBlock &b, const P &p, int lane) {
   HtWatchdog deadline;
   for (int raised = 0;;) {
@@ -63,10 +69,7 @@ template <class P> EP_DEV void signalWarp(const HtBlock &b, const P &p, int lane
     }
     __syncwarp();
     passMetadata(b, p, raised, c - raised, lane);
-    if (p.flags()) __threadfence_system();
-    for (int i = raised + (lane >> 3); i < c; i += 4) {
-      p.raise(b.item(i), b.entries(i), lane & 7);
-    }
+    raiseFlags(b, p, raised, c, lane);
     __syncwarp();
     if (lane == 0) {
       storeReleaseShared(&b.at->stored, c);

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
   if (sends) {
     const HtShape &shape = onlyPushes ? a.push : a.sender;
     const HtBlock b = blockOf(shared, shape, a.room, a.stageStride);
-    arm(b, HT_SCATTER_READERS, 1, false);
+    arm(b);
     if (PUSHES && role >= 4)
       passWeights(a, t, *targets, number);
     else
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
                   Sender<EXPERT_MAJOR, PUSHES>{a, t, c.fifos[0].sent, Divisor::of(a.row.numChunks),
                                                targets, number},
                   shape, &c.work[0][0]);
-    if (PUSHES) __syncthreads();
+    disarm(b);
   } else if (!PUSHES && role == 3) {
     clearTail(a, t, (blockIdx.x - a.split) * 32 + (threadIdx.x & 31),
               (long long)(gridDim.x - a.split) * 32);
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
   if (PUSHES) sendDone(g, *targets);
   if (receives) {
     const HtBlock b = blockOf(shared, a.receiver, a.room, a.stageStride);
-    arm(b, HT_SCATTER_READERS, 1, sends);
+    arm(b);
     if (PUSHES && role >= 4) {
       if (!sends) passWeights(a, t, *targets, number);
     } else {

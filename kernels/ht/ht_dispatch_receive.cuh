@@ -8,8 +8,7 @@
 #include "kernels/ht/ht_weights.cuh"
 
 template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
-  static constexpr bool SENDS = false, WATCH_ONE = true, FENCE = true, GATHERS = false;
-  static constexpr bool ZERO_ROW = false;
+  static constexpr bool SENDS = false, WATCH_ONE = true, FENCE = true;
   static constexpr int LANES = EXPERT_MAJOR ? 4 : 1;
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;

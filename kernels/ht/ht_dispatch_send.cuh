@@ -8,8 +8,7 @@
 #include "kernels/ht/ht_scatter.cuh"
 
 template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
-  static constexpr bool SENDS = true, WATCH_ONE = false, FENCE = false, GATHERS = false;
-  static constexpr bool ZERO_ROW = false;
+  static constexpr bool SENDS = true, WATCH_ONE = false, FENCE = false;
   static constexpr int LANES = 4; // of the scheduler, for an item
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_CREDIT;

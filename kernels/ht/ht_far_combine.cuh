@@ -82,19 +82,18 @@ template <bool EXPERT_MAJOR> struct FarCombineSender : CombineSender<EXPERT_MAJO
   EP_DEV uint32_t *flagOf(const HtItem &item) const {
     return flagAt(far.g, 1, fifoRank(item.code), far.streamOf(item.source), item.code);
   }
-  EP_DEV char *slotAt(const HtItem &item) const {
+  EP_DEV char *to(const HtItem &item) const {
     return fifoSlotAt(far.g, 1, fifoRank(item.code), far.streamOf(item.source), item.code);
   }
   EP_DEV void isEmpty(const HtItem &item) const {
     storeRelaxed(flagOf(item), (uint32_t)item.epoch << 1 | 1);
   }
-  EP_DEV void store(const HtItem &item, uint32_t from) const {
-    bulkStore(slotAt(item), from, chunkBytes(this->a.row, item.chunk));
+  EP_DEV void store(const HtItem &item, int2, uint32_t stage) const {
+    bulkStore(to(item), stage, chunkBytes(this->a.row, item.chunk));
   }
-  EP_DEV void store(const HtItem &item, int2, uint32_t from) const { store(item, from); }
   EP_DEV void give(const HtItem &item, const int2 *, int k,
                    const typename Base::Metadata &n) const {
-    fifoWeights(far.g, slotAt(item))[k] = n.weight;
+    fifoWeights(far.g, to(item))[k] = n.weight;
   }
   EP_DEV void raise(const HtItem &item, const int2 *, int l) const {
     if (l || item.n <= 0) return;
@@ -107,7 +106,6 @@ template <bool EXPERT_MAJOR> struct FarCombineSender : CombineSender<EXPERT_MAJO
 };
 
 template <bool EXPERT_MAJOR> struct Reducer : HtFarCandidates<1, HtCombineArgs> {
-  static constexpr bool GATHERS = true;
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;
   const Divisor byLocal;
@@ -146,16 +144,11 @@ template <bool EXPERT_MAJOR> struct Reducer : HtFarCandidates<1, HtCombineArgs> 
   EP_DEV void isEmpty(const HtItem &item) const {
     far.setWord(1, HT_FILLED, HtLocation{item.code, item.epoch}, true);
   }
-  using HtFarCandidates::load;
-  EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
-    loadChunk(a,
-              e.x == HT_OWN ? chunkAt(a, e.y, item.chunk)
-                            : fifoSlotAt(far.g, 1, far.g.rank, fifoRank(e.x), e.x),
-              item.chunk, to, full);
+  EP_DEV const char *from(const HtItem &item, int2 e) const {
+    return e.x == HT_OWN ? chunkAt(a, e.y, item.chunk)
+                         : fifoSlotAt(far.g, 1, far.g.rank, fifoRank(e.x), e.x);
   }
-  EP_DEV void store(const HtItem &item, uint32_t from) const {
-    bulkStore(far.ringSlotAt(1, false, item.code), from, chunkBytes(a.row, item.chunk));
-  }
+  EP_DEV char *to(const HtItem &item) const { return far.ringSlotAt(1, false, item.code); }
 
   // Backward: the gradient of each of the token's weights that is known in this node, at its k.
   struct Metadata {
@@ -185,7 +178,7 @@ template <bool EXPERT_MAJOR> struct Reducer : HtFarCandidates<1, HtCombineArgs> 
     return n;
   }
   EP_DEV void give(const HtItem &item, const int2 *, int k, const Metadata &n) const {
-    fifoWeights(far.g, far.ringSlotAt(1, false, item.code))[k] = n.weight;
+    fifoWeights(far.g, to(item))[k] = n.weight;
   }
   EP_DEV void countBytes(int rank, int bytes) const {
     if (!far.g.bytes) return;
@@ -244,12 +237,8 @@ template <bool EXPERT_MAJOR> struct FarCombineReceiver : CombineReceiver<EXPERT_
     else
       Base::isVoid(u);
   }
-  using Base::load;
-  EP_DEV void load(const HtItem &item, int2 e, uint32_t to, uint64_t *full) const {
-    if (isRingSlot(e.x))
-      loadChunk(this->a, far.ringSlotAt(1, true, e.x), item.chunk, to, full);
-    else
-      Base::load(item, e, to, full);
+  EP_DEV const char *from(const HtItem &item, int2 e) const {
+    return isRingSlot(e.x) ? far.ringSlotAt(1, true, e.x) : Base::from(item, e);
   }
   EP_DEV void release(const HtItem &item, const int2 *entries) const {
     Base::release(item, entries);
@@ -274,73 +263,32 @@ template <bool EXPERT_MAJOR> struct FarCombineReceiver : CombineReceiver<EXPERT_
   }
 };
 
-// As reducer (ht_gather.cuh), with one more level: the entries of the own node, which stand side by side,
-// are summed and rounded first, and that is one term.
-template <Elem T, class P> EP_DEV void nodeReducer(const HtBlock &b, const P &p, int lane) {
-  constexpr int APART = HT_REDUCE_WARPS * 32 * 16, V = HT_REDUCE_VECTORS;
-  const int warp = (threadIdx.x >> 5) - 4, group = warp / HT_REDUCE_WARPS;
-  const int at = (warp % HT_REDUCE_WARPS * 32 + lane) * 16;
-  for (int k = group;; k += HT_REDUCE_GROUPS) {
-    if (!waitItem(b, k)) return;
-    const int n = b.item(k).n, bytes = chunkBytes(p.row(), b.item(k).chunk);
-    const int chunks = chunksOf<P>(n), first = b.item(k).first;
-    const int2 *entries = b.entries(k);
-    Sum<T> sum[V], ofNode[V];
+// With one more level: the entries of the own node, which stand side by side, are summed and rounded first, and
+// that is one term.
+template <Elem T> struct HtNodeSum {
+  Sum<T> sum[HT_ROW_VECTORS], ofNode[HT_ROW_VECTORS];
+
+  EP_DEV void clear() {
 #pragma unroll
-    for (int j = 0; j < V; j++) {
+    for (int j = 0; j < HT_ROW_VECTORS; j++) {
       sum[j].clear();
       ofNode[j].clear();
     }
-    for (int i = 0; i < chunks; i++) {
-      const int c = first + i;
-      if (lane == 0) {
-        waitPast(&b.at->issued, c);
-        waitPhase(&b.full[b.stage(c)], b.phase(c));
-      }
-      __syncwarp();
-      if (n > 1) {
-        const bool isOwn = !isRingSlot(entries[i].x);
-        const bool ends = isOwn && (i + 1 == n || isRingSlot(entries[i + 1].x));
-        const char *part = b.stageAt(c) + at;
-#pragma unroll
-        for (int j = 0; j < V; j++) {
-          if (at + j * APART >= bytes) continue;
-          const uint4 v = *(const uint4 *)(part + j * APART);
-          if (!isOwn) {
-            sum[j].add(v);
-            continue;
-          }
-          ofNode[j].add(v);
-          if (ends) sum[j].add(ofNode[j].round());
-        }
-      }
-      __syncwarp();
-      if (lane == 0 && i < chunks - 1) barrierArrive(&b.empty[b.stage(c)], 1);
-    }
-    if (n != 1) {
-      char *part = b.stageAt(first + chunks - 1) + at;
-#pragma unroll
-      for (int j = 0; j < V; j++) {
-        if (at + j * APART < bytes)
-          *(uint4 *)(part + j * APART) = n ? sum[j].round() : make_uint4(0, 0, 0, 0);
-      }
-      proxyFenceShared();
-    }
-    __syncwarp();
-    if (lane == 0) barrierArrive(b.isDone(k), 1);
   }
-}
-
-// As gatherPipe. All threads.
-template <Elem T, class P>
-EP_DEV void nodeGatherPipe(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work) {
-  const int lane = threadIdx.x & 31, role = threadIdx.x >> 5;
-  if (role == 0) scheduler(b, p, shape, work, lane);
-  if (role == 1) gatherLoader(b, p, lane);
-  if (role == 2) gatherStorer(b, p, lane);
-  if (role == 3) completionWarp(b, p, lane);
-  if (role >= 4) nodeReducer<T>(b, p, lane);
-}
+  EP_DEV void add(const HtRowVectors &in, const int2 *entries, int i, int n) {
+    const bool isOwn = !isRingSlot(entries[i].x);
+    const bool ends = isOwn && (i + 1 == n || isRingSlot(entries[i + 1].x));
+#pragma unroll
+    for (int j = 0; j < HT_ROW_VECTORS; j++) {
+      if (isOwn)
+        ofNode[j].add(in.v[j]);
+      else
+        sum[j].add(in.v[j]);
+      if (ends) sum[j].add(ofNode[j].round());
+    }
+  }
+  EP_DEV uint4 round(int j) const { return sum[j].round(); }
+};
 
 // All threads of a launch's blocks, of which the last is the poster.
 template <class Network, Elem T, bool EXPERT_MAJOR>
@@ -364,23 +312,26 @@ EP_DEV void runFarCombine(const HtCombineArgs &a, const HtFarArgs &f, char *shar
   } else {
     const bool sends = block < f.split, reduces = block < f.endMiddle;
     if (sends) {
-      const HtBlock b = blockOf(shared, a.sender, a.room, a.stageStride);
+      const HtBlock b = EXPERT_MAJOR ? rowBlockOf(shared, a.sender)
+                                     : blockOf(shared, a.sender, a.room, a.stageStride);
       const FarCombineSender<EXPERT_MAJOR> sender(a, t, far);
-      arm(b, EXPERT_MAJOR ? HT_GATHER_READERS : HT_SCATTER_READERS, HT_REDUCE_WARPS, false);
+      arm(b);
       if constexpr (EXPERT_MAJOR)
-        gatherPipe<T>(b, sender, a.sender, &c.work[1][0]);
+        rowPipe<HtPlainSum<T>>(b, sender, a.sender, &c.work[1][0]);
       else
         scatterPipe(b, sender, a.sender, &c.work[1][0]);
+      disarm(b);
     }
     if (reduces) {
-      const HtBlock b = blockOf(shared, f.middle, a.room, a.stageStride);
-      arm(b, HT_GATHER_READERS, HT_REDUCE_WARPS, sends);
-      gatherPipe<T>(b, Reducer<EXPERT_MAJOR>(a, t, far), f.middle, &far.c.work[1]);
+      const HtBlock b = rowBlockOf(shared, f.middle);
+      arm(b);
+      rowPipe<HtPlainSum<T>>(b, Reducer<EXPERT_MAJOR>(a, t, far), f.middle, &far.c.work[1]);
+      disarm(b);
     }
-    const HtBlock b = blockOf(shared, a.receiver, a.room, a.stageStride);
-    arm(b, HT_GATHER_READERS, HT_REDUCE_WARPS, reduces);
-    nodeGatherPipe<T>(b, FarCombineReceiver<EXPERT_MAJOR>(a, t, far, number), a.receiver,
-                      &c.work[1][1]);
+    const HtBlock b = rowBlockOf(shared, a.receiver);
+    arm(b);
+    rowPipe<HtNodeSum<T>>(b, FarCombineReceiver<EXPERT_MAJOR>(a, t, far, number), a.receiver,
+                          &c.work[1][1]);
   }
   leave<true>(
       g, t, a.row.numChunks, began,

@@ -74,7 +74,6 @@ template <bool EXPERT_MAJOR> struct FarSender : Sender<EXPERT_MAJOR, false> {
 };
 
 struct Forwarder : HtFarCandidates<0, HtDispatchArgs> {
-  static constexpr bool GATHERS = false;
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_CREDIT;
   using HtFarCandidates::HtFarCandidates;
@@ -234,18 +233,20 @@ EP_DEV void runFarDispatch(const HtDispatchArgs &a, const HtFarArgs &f, char *sh
     const bool sends = block < f.split, forwards = block < f.endMiddle;
     if (sends) {
       const HtBlock b = blockOf(shared, a.sender, a.room, a.stageStride);
-      arm(b, HT_SCATTER_READERS, 1, false);
+      arm(b);
       scatterPipe(b, FarSender<EXPERT_MAJOR>(a, t, far, number), a.sender, &c.work[0][0]);
+      disarm(b);
     } else if (threadIdx.x >> 5 == 3) {
       clearTail(a, t, (block - f.split) * 32 + lane, (long long)(numBlocks - f.split) * 32);
     }
     if (forwards) {
       const HtBlock b = blockOf(shared, f.middle, a.room, a.stageStride);
-      arm(b, HT_SCATTER_READERS, 1, sends);
+      arm(b);
       scatterPipe(b, Forwarder(a, t, far), f.middle, &far.c.work[0]);
+      disarm(b);
     }
     const HtBlock b = blockOf(shared, a.receiver, a.room, a.stageStride);
-    arm(b, HT_SCATTER_READERS, 1, forwards);
+    arm(b);
     const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
     const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
     scatterPipe(b, FarReceiver<EXPERT_MAJOR>(a, t, far, padGroups, perToken, number), a.receiver,

@@ -73,10 +73,12 @@ constexpr int HT_SCATTER_THREADS = 128; // one warp for each of a scatter pipeli
 constexpr int HT_PUSH_THREADS = HT_SCATTER_THREADS + 64; // with the warps for weights
 constexpr int HT_PUSH_TARGETS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
 constexpr int HT_PULL_SOURCES_BYTES = EP_HT_MAX_RANKS * 12 + 8;
-constexpr int HT_REDUCE_WARPS = 7, HT_REDUCE_GROUPS = 2;
-constexpr int HT_REDUCE_VECTORS = // of 16 bytes, of a thread
-    (EP_HT_CHUNK_BYTES / 16 + HT_REDUCE_WARPS * 32 - 1) / (HT_REDUCE_WARPS * 32);
-constexpr int HT_GATHER_THREADS = 128 + HT_REDUCE_WARPS * HT_REDUCE_GROUPS * 32;
+constexpr int HT_ROW_WARPS = 16;                      // that sum (ht_rows.cuh)
+constexpr int HT_ROW_VECTORS = 4;                     // of 16 bytes, of a lane in a step
+constexpr int HT_ROW_DEPTH = 6;                       // steps whose copies are under way
+constexpr int HT_ROW_STEP = HT_ROW_VECTORS * 32 * 16; // bytes of a chunk at a time
+constexpr int HT_ROW_RING = HT_ROW_DEPTH * HT_ROW_STEP; // shared memory of a warp
+constexpr int HT_GATHER_THREADS = (2 + HT_ROW_WARPS) * 32;
 constexpr int HT_DESC_HEAD = 8; // ints in front of a description's entries
 
 #endif

@@ -49,6 +49,12 @@ template <class Args> size_t dealShared(Args &a, int sendEntries, int receiveEnt
   return (size_t)a.room * (a.stageStride + 2 * 8) + fixed;
 }
 
+// Shared memory of a block that gathers (rowBlockOf).
+size_t rowShared(int entries) {
+  return HT_ROW_WARPS * (HT_ROW_RING + 2 * 8) + sizeof(HtProgress) +
+         HT_DESCS * ((HT_DESC_HEAD + 2 * entries) * 4 + 8);
+}
+
 // Candidates taken at a time: about `items` that are items.
 int takeOf(int items, int ranks, int topk) {
   const int real = ranks < topk ? ranks : topk, n = (items * ranks + real - 1) / real;
@@ -82,8 +88,8 @@ trefoil_result_t checkRow(const HtRow &row, const ep_ht_group_t &g) {
   return TREFOIL_OK;
 }
 
-// How many blocks send, by what both sides take for a token (10 ns, H200); at most nine or ten, which fill
-// the wire. A dispatch rounds up, as a sender too few costs more than one too many. Somebody must receive
+// How many blocks send, by what both sides take for a token (10 ns, H200); at most as many as fill the wire.
+// Expert-major dispatch rounds up, as a sender too few costs more than one too many. Somebody must receive
 // from the start, or full FIFOs would stop all senders.
 struct Split {
   double sender, receiver, rounding;
@@ -97,7 +103,7 @@ struct Split {
 
 // A sender stores a row to each rank of the token; receivers of an expert-major dispatch store all its rows.
 Split dispatchSplit(bool expertMajor, bool push, int ranks, int topk) {
-  if (!expertMajor) return Split{1, 1, 0, 10};
+  if (!expertMajor) return Split{1, 1, 0, ranks > 2 ? 8 : 10};
   const double rows = ranks * (1 - pow(1 - 1.0 / ranks, topk)); // of a token, uniform routing
   return push ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 9}
               : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 9};
@@ -105,8 +111,8 @@ Split dispatchSplit(bool expertMajor, bool push, int ranks, int topk) {
 
 Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
   const double rows = ranks < topk ? ranks : topk; // of a token, at most
-  return expertMajor ? Split{25 * rows + 23 * topk, 22 + 17 * rows, 0.5, blocks}
-                     : Split{45 * rows * (ranks - 1) / ranks, 22 + 17 * rows, 0.5, 12};
+  return expertMajor ? Split{25 * rows + 23 * topk, 30 + 9 * rows, 0.2, ranks > 2 ? 21 : blocks}
+                     : Split{45 * rows * (ranks - 1) / ranks, 18 + 14 * rows, 0.5, 11};
 }
 
 } // namespace
@@ -221,7 +227,9 @@ trefoil_result_t epHtPrepareCombine(const ep_ht_combine_t &op, HtCombineArgs *ar
            TREFOIL_INVALID_ARGUMENT, "tokens must be 16-byte aligned");
   const bool pulls = op.input.is && !expertMajor;
   const int spare = pulls ? HT_PULL_SOURCES_BYTES : 0;
-  const size_t shared = dealShared(a, expertMajor ? K : 1, R < K ? R : K, spare);
+  const int width = R < K ? R : K;
+  size_t shared = dealShared(a, expertMajor ? K : 1, width, spare);
+  if (shared < rowShared(expertMajor ? K : width)) shared = rowShared(expertMajor ? K : width);
   a.sourcesAt = (int)shared;
   if (!expertMajor && a.sender.stages > SEND_STAGES) a.sender.stages = SEND_STAGES;
   a.sender.batch = expertMajor ? 8 : 6;

@@ -1,12 +1,13 @@
-// A block of dispatch or combine: a ring of row chunks in shared memory, and one warp a role around it.
+// A block of dispatch or combine: row chunks in shared memory, and warps with roles around them.
 //
-//   scatter  1 chunk -> n locations  scheduler -> loader -> storer -> completion              copies
-//   gather   n chunks -> 1 location  scheduler -> loader -> reducers -> storer -> completion  sums
+//   scatter  1 chunk -> n locations  scheduler -> loader -> storer -> completion   copies (ht_scatter.cuh)
+//   gather   n chunks -> 1 location  scheduler -> reducers -> completion           sums (ht_rows.cuh)
 //
 //   scheduler   takes candidates off the operation's counter, waits for their flags or credits, describes
 //               them
-//   loader      bulk loads into the ring; a lane a chunk
+//   loader      bulk loads into a ring of stages; a lane a chunk
 //   storer      bulk stores out of it, and gives the stages back once they have been read
+//   reducers    each sums an item's chunks, which it streams through shared memory of its own
 //   completion  of a sender, the signal warp: for what has been written, one system fence, then the flags on
 //               the peers; of a receiver: for what has been loaded, the credits on the peers, weights and ids
 //
@@ -23,10 +24,11 @@
 // What policy P must provide, in the order of a chunk's way. Dispatch: Sender
 // (ht_dispatch_send.cuh), Receiver (ht_dispatch_receive.cuh); combine: both in ht_combine.cu.
 //
-//   constants  SENDS      a sender, else a receiver          GATHERS   n chunks in, else one
+//   constants  SENDS      a sender, else a receiver
 //              LANES      of the scheduler, for an item      WATCH_ONE the one side (a scatter's
 //                         source, a gather's destination) is waited for
-//              FENCE      chunks may have come over the link ZERO_ROW  a sum of nothing is a row of zeros
+//              FENCE      scatter: chunks may have come over the link
+//              ZERO_ROW   gather: a sum of nothing is a row of zeros
 //              KIND, PHASE   of the record, should a wait for a peer be given up
 //   group(), row()        the operation's; row(): gather only
 //   missing()             a rank that is not in the operation yet, which any wait is for; or -1
@@ -37,10 +39,11 @@
 //              entry(item, i, loaded)     entry i: where it lies, what it waits for, whether it is one
 //              isVoid(location)           an entry turned out to stand for nothing
 //              isEmpty(item)              so did all of them
-//   loader     load(item, stage, full)    scatter: the chunk; gather: load(item, entry, stage, full)
-//   storer     store(item, entry, stage)  scatter: a copy; gather: store(item, stage), the sum
+//   reducers   from(item, entry), to(item) where a chunk begins, and where the sum belongs
+//   loader     load(item, stage, full)    the chunk
+//   storer     store(item, entry, stage)  a copy
 //              hasScales()                whether there is side data: few scales, by ordinary stores
-//              storeSideData()            scatter: stores it
+//              storeSideData()            stores it
 //   completion numMetadata()              how many weights and ids of an item, each a Metadata
 //              take(), give()             loads one, stores it
 //              release(item, entries)     receivers: the FIFO slots are free
@@ -57,14 +60,13 @@
 
 // Work item k as its block's warps see it, in desc[k mod D]. Entry: {code, epoch}; the code says
 // where, as the policy understands it (ht_fifo.cuh).
-struct HtItem {
+struct alignas(8) HtItem {
   int n;     // entries; -1: there are no more items
   int code;  // the one side
   int epoch; // of the one side, if it is a FIFO slot
   int chunk; // of the row
   int token, source;
   int index; // the policy's
-  int first; // gather: number of its first chunk in the block
 };
 static_assert(sizeof(HtItem) == HT_DESC_HEAD * 4, "description");
 
@@ -91,7 +93,7 @@ struct HtBlock {
 
   EP_DEV HtItem &item(int k) const { return *(HtItem *)(desc + (k & (HT_DESCS - 1)) * descInts); }
   EP_DEV int2 *entries(int k) const { return (int2 *)(&item(k) + 1); }
-  // Item k's sum is there: not by stages, for items without chunks take none.
+  // Item k's sum is where it belongs.
   EP_DEV uint64_t *isDone(int k) const { return done + (k & (HT_DESCS - 1)); }
   EP_DEV uint32_t donePhase(int k) const { return k / HT_DESCS & 1; }
   EP_DEV int stage(int c) const { return c - byStages.quotient(c) * S; }
@@ -124,25 +126,26 @@ EP_DEV int waitPast(const uint32_t *counter, int k) {
   return n;
 }
 
-// All threads. `again`: for a second pipeline in the same block.
-EP_DEV void arm(const HtBlock &b, int readers, int reducers, bool again) {
+// All threads: before a pipeline, and after it if another one follows in the same block.
+EP_DEV void arm(const HtBlock &b) {
   const int i = threadIdx.x;
-  if (again) {
-    __syncthreads();
-    if (i < b.room) {
-      barrierDrop(&b.full[i]);
-      barrierDrop(&b.empty[i]);
-    }
-    if (i < HT_DESCS) barrierDrop(&b.done[i]);
-    __syncthreads();
-  }
   if (i < b.room) {
     barrierInit(&b.full[i], 1);
-    barrierInit(&b.empty[i], readers);
+    barrierInit(&b.empty[i], 1);
   }
-  if (i < HT_DESCS) barrierInit(&b.done[i], reducers);
+  if (i < HT_DESCS) barrierInit(&b.done[i], 1);
   if (i == 0) *b.at = HtProgress{};
   barrierInitFence();
+  __syncthreads();
+}
+EP_DEV void disarm(const HtBlock &b) {
+  const int i = threadIdx.x;
+  __syncthreads();
+  if (i < b.room) {
+    barrierDrop(&b.full[i]);
+    barrierDrop(&b.empty[i]);
+  }
+  if (i < HT_DESCS) barrierDrop(&b.done[i]);
   __syncthreads();
 }
 
@@ -161,6 +164,10 @@ EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int stageSt
   b.descInts = shape.descInts;
   b.stageStride = stageStride;
   return b;
+}
+// Of a gather pipeline: a ring for each reducing warp.
+EP_DEV HtBlock rowBlockOf(char *shared, const HtShape &shape) {
+  return blockOf(shared, shape, HT_ROW_WARPS, HT_ROW_RING);
 }
 
 // All threads of a block, last. The last block of the launch waits for what has to be waited for at the

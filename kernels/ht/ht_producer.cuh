@@ -42,11 +42,6 @@ EP_DEV void finish(const HtBlock &b, int k, int lane) {
   }
 }
 
-// Stages that an item of a gather pipeline takes.
-template <class P> EP_DEV int chunksOf(int n) {
-  return n == 0 && P::ZERO_ROW ? 1 : n;
-}
-
 // A rank that is not in the operation at all is named before any other.
 template <class P> EP_DEV void nameCulprit(const P &p, Awaited &w, unsigned &expected) {
   const int r = p.missing();
@@ -66,8 +61,7 @@ EP_DEV bool keepWaiting(const P &p, const Awaited &w, unsigned expected, Spin &s
 // Describes items [k, k + m): the groups of P::LANES lanes that have one, in their order. Items are shown
 // as soon as all before them are. False: gave up.
 template <class P>
-EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &ahead, int &chunks,
-                     int lane) {
+EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &ahead, int lane) {
   constexpr unsigned GROUP = (1u << P::LANES) - 1;
   const int first = lane & -P::LANES, l = lane - first;
   const bool mine = c >= 0;
@@ -125,13 +119,7 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
     const unsigned pending = __ballot_sync(FULL_WARP, !fin);
     const int now = __popc(pending ? heads & ((1u << (__ffs(pending) - 1)) - 1) : heads);
     __syncwarp();
-    if (now > shown && lane == 0) {
-      for (int i = k + shown; P::GATHERS && i < k + now; i++) {
-        b.item(i).first = chunks;
-        chunks += chunksOf<P>(b.item(i).n);
-      }
-      storeReleaseShared(&b.at->head, k + now);
-    }
+    if (now > shown && lane == 0) storeReleaseShared(&b.at->head, k + now);
     shown = now;
     if (now == m) return true;
   }
@@ -146,7 +134,7 @@ EP_DEV void scheduler(const HtBlock &b, const P &p, const HtShape &shape, unsign
   const int group = lane / P::LANES, l = lane % P::LANES;
   long long base = 0, nextBase = 0;
   unsigned taken = 0, mask = 0;
-  int nextIndex = -1, k = 0, chunks = 0;
+  int nextIndex = -1, k = 0;
   const auto take = [&] {
     if (lane == 0) taken = atomicAdd(work, (unsigned)shape.take);
   };
@@ -178,7 +166,7 @@ EP_DEV void scheduler(const HtBlock &b, const P &p, const HtShape &shape, unsign
     const int m = __popc(__ballot_sync(FULL_WARP, c >= 0 && l == 0));
     const int next = nextBatch(nextAhead);
     waitRoom(b, k + m, shape.batch + 4);
-    if (!describe(b, p, k, c, ahead, chunks, lane)) {
+    if (!describe(b, p, k, c, ahead, lane)) {
       k = (int)loadAcquireShared(&b.at->head);
       break;
     }

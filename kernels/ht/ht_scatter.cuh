@@ -124,6 +124,4 @@ EP_DEV void scatterPipe(const HtBlock &b, const P &p, const HtShape &shape, unsi
       completionWarp(b, p, lane);
   }
 }
-constexpr int HT_SCATTER_READERS = 1; // of a stage: the storer
-
 #endif

@@ -127,6 +127,24 @@ void startLoad(uint32_t to, const void *from, int bytes, uint64_t *b) {
   k.loading++;
 }
 
+void startCopy(uint32_t to, const void *from) {
+  Thread &t = self();
+  checkGlobal(from);
+  t.async.back().push_back({inShared(*t.block, to, 16), (const char *)from});
+}
+
+void commitCopies() {
+  self().async.emplace_back();
+}
+
+void awaitCopies(int butLast) {
+  std::vector<std::vector<Thread::Async>> &groups = self().async;
+  while ((int)groups.size() - 1 > butLast) {
+    for (const Thread::Async &c : groups[0]) memcpy(c.to, c.from, 16);
+    groups.erase(groups.begin());
+  }
+}
+
 void startStore(void *to, uint32_t from, int bytes) {
   Thread &t = self();
   Block &k = *t.block;

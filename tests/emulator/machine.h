@@ -60,6 +60,10 @@ void barrierEnd(uint64_t *b);
 void barrierCount(uint64_t *b, int arrivals, int bytes);
 bool barrierPassed(uint64_t *b, uint32_t parity);
 void startLoad(uint32_t to, const void *from, int bytes, uint64_t *b);
+// Asynchronous copies of 16 bytes, made as late as may be: when their group is waited for.
+void startCopy(uint32_t to, const void *from);
+void commitCopies();
+void awaitCopies(int butLast);
 void startStore(void *to, uint32_t from, int bytes);
 void commitStores();
 void awaitStores(int butLast, bool onlyRead);

@@ -44,6 +44,11 @@ struct Thread {
     bool on;
   } access = {};
   std::vector<std::shared_ptr<StoreGroup>> groups; // the last one is open
+  struct Async {
+    char *to;
+    const char *from;
+  };
+  std::vector<std::vector<Async>> async{1}; // asynchronous copies by group; the last one is open
 };
 
 struct Warp {

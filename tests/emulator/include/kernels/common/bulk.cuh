@@ -44,6 +44,15 @@ template <int N> EP_DEV void bulkRead() {
 template <int N> EP_DEV void bulkDone() {
   emulator::awaitStores(N, false);
 }
+EP_DEV void copyAsync(uint32_t to, const void *from) {
+  emulator::startCopy(to, from);
+}
+EP_DEV void copyCommit() {
+  emulator::commitCopies();
+}
+template <int N> EP_DEV void copyWait() {
+  emulator::awaitCopies(N);
+}
 EP_DEV void proxyFence() {}
 EP_DEV void proxyFenceShared() {}
 
