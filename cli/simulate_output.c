@@ -177,6 +177,9 @@ json_t *simulatedJson(const simulated_t *s) {
   json_object_set_new(shapes, "gpu_hbm_gb_per_s", orNull(c->gpuHbmGbPerS));
   json_object_set_new(shapes, "gpu_bf16_tflops", orNull(c->gpuBf16Tflops));
   json_object_set_new(shapes, "gpu_fp8_tflops", orNull(c->gpuFp8Tflops));
+  json_object_set_new(shapes, "gpu_fp4_tflops", orNull(c->gpuFp4Tflops));
+  json_object_set_new(shapes, "gpus_per_host",
+                      json_integer(c->gpusPerHost ? c->gpusPerHost : c->gpusPerNode));
   json_object_set_new(shapes, "model", modelJson(&s->of.moe));
   json_object_update_new(j, shapes);
   json_t *sms = s->hasRecord ? json_integer(s->sms ? s->sms : s->record.costs.numSms) : json_null();

@@ -150,8 +150,8 @@ def parser() -> argparse.ArgumentParser:
         "--fp4-rate",
         type=_number,
         metavar="X",
-        help=f"rate of products with fp4 weights over fp8's (default {preset('fp4_rate'):g}; 2 on "
-        "Blackwell)",
+        help=f"rate of products with fp4 weights over fp8's (default: as the cluster's "
+        f"GPUs, {preset('fp4_rate'):g} where they have none in fp4)",
     )
     need.add_argument(
         "--imbalance",

@@ -158,6 +158,9 @@ class Planner:
             self.base["dispatch_dtype"] = "fp8"
             details.append("dispatch in fp8, as the weights")
         self.ep_sizes = self._ep_sizes(gpus, facts)
+        gpu = self._gpu(facts)
+        if gpu is not None and o.fp4_rate is None:
+            self.terms = replace(self.terms, fp4_rate=gpu.fp4_rate)
         q = Question(
             cluster=facts["cluster"],
             moe=facts["moe"],
@@ -177,12 +180,13 @@ class Planner:
             gpu_memory_gb=facts["gpu_memory_gb"],
             reserve_gb=self._reserve(facts["gpu_memory_gb"]),
             gpus_per_node=facts["gpus_per_node"],
+            gpus_per_host=facts["gpus_per_host"],
             context=self.contexts[0],
             kv_dtype=o.kv_dtype,
             max_step_ms=o.max_step_ms,
             model=model,
             missing=missing,
-            gpu=self._gpu(facts),
+            gpu=gpu,
             gpu_hour_usd=o.gpu_hour,
             gpu_watts=o.gpu_watts,
             compute_costs=o.compute_costs,
@@ -213,7 +217,9 @@ class Planner:
     @staticmethod
     def _gpu(facts: dict[str, Any]) -> Gpu | None:
         hbm, bf16 = facts["gpu_hbm_gb_per_s"], facts["gpu_bf16_tflops"]
-        return Gpu(hbm, bf16, facts["gpu_fp8_tflops"]) if hbm and bf16 else None
+        if not hbm or not bf16:
+            return None
+        return Gpu(hbm, bf16, facts["gpu_fp8_tflops"], facts["gpu_fp4_tflops"])
 
     def _reserve(self, memory_gb: float | None) -> float:
         said = self.options.reserve_gb

@@ -40,6 +40,7 @@ class Question:
     gpu_memory_gb: float | None = None  # of the cluster's GPUs; None: its file does not say
     reserve_gb: float = 0.0  # of that, kept free: CUDA's context, NCCL, workspaces
     gpus_per_node: int = 0  # 0: a plan of before
+    gpus_per_host: int = 0  # of one operating system; 0: a plan of before
     context: int = DEFAULT_CONTEXT  # tokens of a sequence
     kv_dtype: str = "bf16"
     max_step_ms: float | None = None  # limit of a step: time per output token, or to the first one

@@ -25,6 +25,12 @@ class Gpu:
     hbm_gb_per_s: float
     bf16_tflops: float
     fp8_tflops: float | None = None  # None: fp8 products at the rate of bf16
+    fp4_tflops: float | None = None  # None: fp4 products at the rate of fp8
+
+    @property
+    def fp4_rate(self) -> float:
+        """Of products in fp4 over those in fp8."""
+        return self.fp4_tflops / self.tflops("fp8") if self.fp4_tflops else 1.0
 
     def tflops(self, dtype: str) -> float:
         return self.bf16_tflops if dtype == "bf16" else self.fp8_tflops or self.bf16_tflops
