@@ -47,6 +47,11 @@ int scenarioLoad(const char *verb, scenario_args_t *args, scenario_t *s) {
   if (!isOneOf(args->combine, "exact", "partial")) {
     return cliUsage(verb, "--combine %s is neither exact nor partial", args->combine);
   }
+  if (!isOneOf(args->placement, "auto", "in-turn") &&
+      !isOneOf(args->placement, "global", "hierarchical")) {
+    return cliUsage(verb, "--placement %s: expected auto, in-turn, global or hierarchical",
+                    args->placement);
+  }
   int variant = parseVariant(args->variant);
   if (variant < 0) {
     return cliUsage(verb, "--variant %s is none of ours, per-expert and rails", args->variant);

@@ -278,6 +278,45 @@ def test_redundant_experts_are_placed_by_load(tmp_path: Path) -> None:
     assert placed["dispatch"]["seconds"] < 0.6 * as_is["dispatch"]["seconds"]
 
 
+def simulated(**options: object) -> dict[str, Any]:
+    (outcome,) = trefoil.sweep(
+        [{"cluster": "h800", "mode": "ht", "tokens": 256, "engine": "closed-form", **options}],
+        program=PROGRAM,
+    )
+    assert outcome.answer, outcome.refusal
+    return outcome.answer
+
+
+def test_groups_of_experts_go_to_nodes() -> None:
+    """Hierarchical by default where nodes divide the groups: fewer rows over the network, and a
+    skewed load is balanced better than by copies in turn."""
+    of = {"gpus": 32, "ep": 32, "physical_experts": 288, "grouped": True}
+    found = {p: simulated(**of, placement=p) for p in ("in-turn", "global", "auto")}
+    assert [found[p]["placement"] for p in found] == ["in-turn", "global", "hierarchical"]
+    net = [found[p]["dispatch"]["bytes"]["net"] for p in found]
+    assert net[2] < 0.95 * net[0] and net[2] < 0.85 * net[1]
+    skewed = [simulated(**of, placement=p, zipf=1) for p in ("in-turn", "hierarchical")]
+    assert skewed[1]["dispatch"]["seconds"] < 0.6 * skewed[0]["dispatch"]["seconds"]
+    wide = {**of, "gpus": 144, "ep": 144}
+    assert simulated(**wide)["placement"] == "in-turn", "18 nodes, 8 groups"
+    assert simulated(**wide, zipf=1)["placement"] == "global"
+    assert simulated(**{**of, "grouped": False})["placement"] == "in-turn"
+    moved = simulated(gpus=32, ep=32, grouped=True, placement="hierarchical", zipf=1)
+    assert moved["physical_experts"] == 256, "without copies: experts change places alone"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--gpus", "24", "--ep", "24", "--moe", "deepseek-v3"), "3 nodes do not divide the 8"),
+        (("--gpus", "32", "--ep", "32", "--moe", "qwen3-30b-a3b"), "states no groups of experts"),
+    ],
+)
+def test_placements_that_cannot_be(options: tuple[str, ...], words: str) -> None:
+    answer = run("plan", *options, "--placement", "hierarchical", "--mode", "ht", *CLOSED)
+    assert answer.returncode == 2 and words in answer.stderr
+
+
 def test_models_with_groups_send_less_over_the_net() -> None:
     options = ("--gpus", "64", "--ep", "64", "--mode", "ht", *CLOSED)
     grouped, free = plan(*options), plan(*options, "--no-grouped")

@@ -14,7 +14,11 @@ from trefoil.capacity.whole_model import KV_BYTES, WEIGHT_BYTES
 from trefoil.sentence_parser import SentenceParser
 
 # Options of simulate that are passed on as they are, and those that are what-ifs.
-PASSED = ("dispatch_dtype", "combine", "variant", "seed", "physical_experts", "engine", "sms")
+PASSED = (
+    *("dispatch_dtype", "combine", "variant", "seed", "physical_experts", "placement"),
+    *("engine", "sms"),
+)
+PLACEMENTS = ("auto", "in-turn", "global", "hierarchical")
 WHAT_IFS = (
     ("rail_fail", "I,...", "these rails are down on every node"),
     ("slow_rail", "I[:F],...", "rail I at F times its rate (default 0.5)"),
@@ -210,6 +214,12 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--combine", metavar="HOW", help="ll: exact (default) or partial")
     how.add_argument("--variant", metavar="V", help="ours (default), per-expert or rails")
     how.add_argument("--physical-experts", type=_positive, metavar="E", help="redundant copies")
+    how.add_argument(
+        "--placement",
+        choices=PLACEMENTS,
+        help="of experts and their copies: EPLB's global or hierarchical policy, or in turn "
+        "(default auto: hierarchical where nodes divide the model's groups of experts)",
+    )
     how.add_argument(
         "--grouped",
         action=argparse.BooleanOptionalAction,
