@@ -398,6 +398,34 @@ def test_terms_lengthen_a_step_by_what_they_say() -> None:
     assert busy["layer_seconds"] == c["layer_seconds"]
 
 
+def test_prefill_is_slower_beside_communication() -> None:
+    """Only what overlaps, and only prefill."""
+    options = ("--tokens", "1024", "--context", "1024", "--load", "prefill")
+    options += ("--gpus", "32", "--ep", "32", "--mode", "ht", *CLOSED, *FITS[:-2])
+
+    def step(*more: str) -> float:
+        return float(plan(*options, *more)["configurations"][0]["step_seconds"])
+
+    alone = ("--interference", "1")
+    assert step("--overlap", "none") == step("--overlap", "none", *alone)
+    slower = step("--overlap", "two-batch") / step("--overlap", "two-batch", *alone)
+    assert 1.02 < slower < 1 / 0.77
+    decode = ("--tokens", "16", "--overlap", "two-batch")
+    assert only(*decode)["step_seconds"] == only(*decode, *alone)["step_seconds"]
+
+
+def test_cached_prompts_take_fewer_steps_to_the_first_token() -> None:
+    options = ("--load", "prefill", "--tokens", "1024", "--context", "4096", "--gpus", "32")
+    options += ("--ep", "32", "--mode", "ht", *CLOSED, *FITS[:-2])
+    data = [plan(*options, "--cached", x) for x in ("0", "0.75")]
+    steps = [d["configurations"][0]["step_seconds"] for d in data]
+    assert [d["question"]["cached"] for d in data] == [0, 3072]
+    assert steps[1] > steps[0], "each computed token sees more"
+    memory = [d["configurations"][0]["memory"]["kv_cache"] for d in data]
+    assert memory[1] == memory[0], "a whole prompt in both"
+    assert [from_json(d).question.steps_to_first_token for d in data] == [4, 1]
+
+
 def test_draft_tokens_are_rows_of_a_step() -> None:
     options = ("--tokens", "16", "--overlap", "none", "--acceptance", "0.5")
     one, two = only(*options), only(*options, "--drafts", "2")
@@ -421,6 +449,10 @@ def test_single_batch_overlap_hides_more_than_shared() -> None:
         (("--imbalance", "0.5"), "--imbalance 0.5: busiest over mean, 1 or more"),
         (("--batch-imbalance", "0"), "--batch-imbalance 0: busiest over mean, 1 or more"),
         (("--fp4-rate", "0"), "--fp4-rate 0: more than 0"),
+        (("--interference", "0"), "--interference 0: a speed, above 0 to 1"),
+        (("--interference", "1.5"), "--interference 1.5: a speed, above 0 to 1"),
+        (("--cached", "0.5"), "--cached 0.5: of prefill alone, this is decode"),
+        (("--cached", "1", "--load", "prefill"), "--cached 1: a share of the input"),
     ],
 )
 def test_terms_that_make_no_sense(options: tuple[str, ...], said: str) -> None:

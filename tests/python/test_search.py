@@ -163,6 +163,7 @@ def test_more_traffic_takes_more_and_cached_input_less() -> None:
     assert all(a < b <= 10 * a + 64 for a, b in zip(base, ten, strict=True))
     cached = gpus("--requests-per-s", "200", "--cached", "0.75")
     assert cached[0] < ten[0] and cached[1] == ten[1]
+    assert cached[0] > ten[0] / 4, "what is computed sees what is cached"
 
 
 def test_limits_of_a_fleet_say_which_binds() -> None:
@@ -272,8 +273,14 @@ def test_commands_of_nvfp4_weights() -> None:
     text = fp4_command("sglang", **prefill)
     assert "--moe-a2a-backend flashinfer --flashinfer-a2a-dispatch-type bf16" in text
     assert "--moe-runner-backend flashinfer_cutlass" in text and "deepep" not in text
-    text = fp4_command("vllm", **prefill)
+    text = fp4_command("vllm", dispatch_dtype="fp4", **prefill)
     assert "--all2all-backend flashinfer_nvlink_one_sided --moe-backend flashinfer_trtllm" in text
+    text = fp4_command("sglang", dispatch_dtype="fp4", **prefill)
+    assert "--flashinfer-a2a-dispatch-type nvfp4" in text
+    text = fp4_command("vllm", dispatch_dtype="fp4", mode="ll")
+    assert "VLLM_DEEPEPLL_NVFP4_DISPATCH=1 vllm serve" in text
+    text = fp4_command("sglang", dispatch_dtype="fp4", mode="ll")
+    assert "SGLANG_MOE_NVFP4_DISPATCH=1 " in text
     text = fp4_command("vllm", cluster="dgx-b200", **prefill)
     assert "--all2all-backend deepep_high_throughput --moe-backend flashinfer_trtllm" in text
 
@@ -285,9 +292,19 @@ def test_commands_of_nvfp4_weights() -> None:
         ("sglang", {"cluster": "h800", "mode": "ht"}, "h800 does not state gpu_fp4_tflops"),
         ("sglang", {"cluster": "dgx-b200", "mode": "ht"}, "one NVLink domain, EP 16 takes 2"),
         ("sglang", {"mode": "ht", "overlap": "two-batch"}, "--overlap none,shared"),
-        ("vllm", {"mode": "ht", "overlap": "two-batch"}, "does not run with --enable-dbo"),
+        (
+            "vllm",
+            {"mode": "ht", "overlap": "two-batch", "dispatch_dtype": "fp4"},
+            "does not run with --enable-dbo",
+        ),
         ("sglang", {"mode": "ll", "drafts": 1}, "--drafts 0"),
-        ("vllm", {"mode": "ll", "dispatch_dtype": "fp8"}, "--dispatch-dtype bf16"),
+        ("vllm", {"mode": "ll", "dispatch_dtype": "fp8"}, "--dispatch-dtype bf16 or fp4"),
+        ("vllm", {"mode": "ht", "load": "prefill"}, "--dispatch-dtype fp4"),
+        (
+            "vllm",
+            {"cluster": "dgx-b200", "mode": "ht", "dispatch_dtype": "fp4"},
+            "--dispatch-dtype bf16",
+        ),
         ("sglang", {"moe": "gpt-oss-120b", "mode": "ll"}, "mxfp4 experts do not run over DeepEP"),
         ("vllm", {"mode": "ll", "gpus": 6, "ep": 6}, "EP 6 does not fill hosts of 4 GPUs"),
     ],

@@ -133,6 +133,13 @@ def parser() -> argparse.ArgumentParser:
         "--kv-dtype", choices=KV_BYTES, default="bf16", help="of the KV cache (default bf16)"
     )
     need.add_argument(
+        "--cached",
+        type=_number,
+        default=0.0,
+        metavar="X",
+        help="prefill: share of a prompt whose keys and values are there already (default 0)",
+    )
+    need.add_argument(
         "--drafts",
         type=_whole,
         metavar="N",
@@ -171,6 +178,13 @@ def parser() -> argparse.ArgumentParser:
         help=f"attention of the busiest GPU over the mean (default {preset('batch_imbalance'):g})",
     )
     need.add_argument(
+        "--interference",
+        type=_number,
+        metavar="X",
+        help="speed of prefill's compute while communication runs beside it, SMs aside (default "
+        f"{preset('interference'):g}; 1: as alone)",
+    )
+    need.add_argument(
         "--host-ms",
         type=_number,
         metavar="MS",
@@ -193,13 +207,6 @@ def parser() -> argparse.ArgumentParser:
         "--max-ttft-ms", type=_number, metavar="MS", help="most time to the first token"
     )
     fleet.add_argument(
-        "--cached",
-        type=_number,
-        default=0.0,
-        metavar="X",
-        help="share of the input whose keys and values are there already (default 0)",
-    )
-    fleet.add_argument(
         "--utilisation",
         type=_number,
         default=UTILISATION,
@@ -210,7 +217,11 @@ def parser() -> argparse.ArgumentParser:
     for name, metavar, text in WHAT_IFS:
         what.add_argument("--" + name.replace("_", "-"), metavar=metavar, help=text)
     how = p.add_argument_group("how")
-    how.add_argument("--dispatch-dtype", metavar="T", help="bf16 or fp8 (default: as the weights)")
+    how.add_argument(
+        "--dispatch-dtype",
+        metavar="T",
+        help="bf16, fp8 or fp4 (default: fp8 as the weights, else bf16)",
+    )
     how.add_argument("--combine", metavar="HOW", help="ll: exact (default) or partial")
     how.add_argument("--variant", metavar="V", help="ours (default), per-expert or rails")
     how.add_argument("--physical-experts", type=_positive, metavar="E", help="redundant copies")

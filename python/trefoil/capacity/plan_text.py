@@ -82,6 +82,7 @@ def title_of(q: Question) -> str:
     of = f"{q.moe}, {q.load}, {q.tokens:,} tokens a GPU"
     if q.model is not None and q.load != "training":
         of += f", context {q.context:,}"
+        of += f" ({q.cached:,} cached)" if q.cached else ""
     return f"{of}, {gpus_text(q.gpus)} of {q.cluster}"
 
 

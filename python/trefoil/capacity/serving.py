@@ -118,8 +118,10 @@ def _check_fp4(q: Question) -> None:
             f"its nvfp4 experts over DeepEP need GPUs with products in fp4; {q.cluster} does not "
             "state gpu_fp4_tflops"
         )
-    if "dispatch-dtype fp8" in q.details:
-        raise NoCommandError("rows of nvfp4 experts travel in bf16: --dispatch-dtype bf16")
+    if q.dispatch_dtype == "fp8":
+        raise NoCommandError(
+            "rows of nvfp4 experts travel in bf16 or nvfp4: --dispatch-dtype bf16 or fp4"
+        )
 
 
 def _share_of_memory(q: Question) -> str:
@@ -141,9 +143,16 @@ def _vllm_kernels(c: Configuration, q: Question) -> tuple[str, list[str]]:
     is_ll, is_nvfp4 = c.mode == "ll", _format(q) == "nvfp4"
     if is_ll:
         experts = " --moe-backend flashinfer_cutedsl" if is_nvfp4 else ""
-        mnnvl = "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL=1 " if _is_wide(c, q) else ""
-        return mnnvl, [f"--all2all-backend deepep_low_latency{experts}"]
+        settings = ["VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL=1"] if _is_wide(c, q) else []
+        if q.dispatch_dtype == "fp4":
+            settings.append("VLLM_DEEPEPLL_NVFP4_DISPATCH=1")
+        environment = "".join(f"{s} " for s in settings)
+        return environment, [f"--all2all-backend deepep_low_latency{experts}"]
     experts = " --moe-backend flashinfer_trtllm" if is_nvfp4 else ""
+    if is_nvfp4 and (q.dispatch_dtype == "fp4") != _is_wide(c, q):
+        travel = "nvfp4 by FlashInfer's" if _is_wide(c, q) else "bf16 by DeepEP's"
+        needed = "fp4" if _is_wide(c, q) else "bf16"
+        raise NoCommandError(f"rows travel in {travel} all-to-all: --dispatch-dtype {needed}")
     if not _is_wide(c, q):
         return "", [f"--all2all-backend deepep_high_throughput{experts}"]
     # DeepEP's HT kernels exchange CUDA's IPC handles, which are a host's.
@@ -203,6 +212,7 @@ def _sglang_kernels(c: Configuration, q: Question) -> list[str]:
         )
     if c.mode == "ll":
         return [deepep, "--quantization modelopt_fp4 --moe-runner-backend flashinfer_cutedsl"]
+    travel = "nvfp4" if q.dispatch_dtype == "fp4" else "bf16"
     if c.nodes > 1:
         raise NoCommandError(
             "nvfp4 experts have no kernels for DeepEP's normal mode, and FlashInfer's all-to-all "
@@ -214,7 +224,7 @@ def _sglang_kernels(c: Configuration, q: Question) -> list[str]:
             "HT, is not documented: --overlap none,shared"
         )
     return [
-        "--moe-a2a-backend flashinfer --flashinfer-a2a-dispatch-type bf16",
+        f"--moe-a2a-backend flashinfer --flashinfer-a2a-dispatch-type {travel}",
         "--quantization modelopt_fp4 --moe-runner-backend flashinfer_cutlass",
     ]
 
@@ -248,4 +258,6 @@ def _sglang(c: Configuration, q: Question, longest: int) -> list[str]:
     if c.mode == "ll" and q.tokens * q.rows > DEEPEP_TOKENS:
         most = q.tokens * q.rows
         words.insert(0, f"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={most}")
+    if c.mode == "ll" and q.dispatch_dtype == "fp4":
+        words.insert(0, "SGLANG_MOE_NVFP4_DISPATCH=1")
     return words
