@@ -352,6 +352,27 @@ def test_the_first_answer_is_a_screen() -> None:
     assert "real kernels are slower" in " ".join(run("plan", *options).stdout.split())
 
 
+def first_sentence(*options: str) -> str:
+    return " ".join(run("plan", *options, *CLOSED).stdout.split("\n\n")[1].split())
+
+
+def test_the_first_sentence_says_what_is_not_known(tmp_path: Path) -> None:
+    whole = json.loads((ROOT / "models/moe/qwen3-30b-a3b.json").read_text())
+    experts = ("name", "about", "source", "hidden_elements", "num_experts", "topk")
+    experts += ("num_moe_layers", "expert_hidden_elements", "num_shared_experts")
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps({name: whole[name] for name in experts}))
+    first = first_sentence("--moe", str(path), "--gpus", "8")
+    assert "No tokens/s, and memory is of routed experts and buffers alone" in first
+    assert "(num_layers)" in first
+    first = first_sentence("--gpus", "96", "--ep", "96")
+    rate, total = re.search(r": ([\d,]+) tokens/s a GPU .* ([\d,]+) in all\)", first).groups()
+    each, all_gpus = (int(text.replace(",", "")) for text in (rate, total))
+    assert all_gpus == pytest.approx(96 * each, rel=1e-3)
+    few = run("plan", "--gpus", "8", *CLOSED).stdout
+    assert "a GPU; there are 8 GPUs." in " ".join(few.split())
+
+
 def test_overlap_is_replayed_and_the_fastest_counts() -> None:
     options = ("--gpus", "96", "--ep", "96", "--imbalance", "1", *CLOSED)
     for c in plan(*options)["configurations"]:
