@@ -81,8 +81,7 @@ int scenarioLoad(const char *verb, scenario_args_t *args, scenario_t *s) {
                                      .mode = (trefoil_mode_t)mode,
                                      .variant = (trefoil_variant_t)variant,
                                      .combinePartial = !strcmp(args->combine, "partial"),
-                                     .dispatchRowBytes =
-                                         rowBytes(&s->moe, args->dispatchDtype),
+                                     .dispatchRowBytes = rowBytes(&s->moe, args->dispatchDtype),
                                      .combineRowBytes = rowBytes(&s->moe, "bf16")};
   return -1;
 }

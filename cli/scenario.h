@@ -69,7 +69,7 @@ typedef struct scenario_args {
        POPT_ARG_STRING,                                                                            \
        &(a)->dispatchDtype,                                                                        \
        0,                                                                                          \
-       "bf16 (default), fp8 with a scale per 128, or fp4 with one per 16",                                               \
+       "bf16 (default), fp8 with a scale per 128, or fp4 with one per 16",                         \
        "T"},                                                                                       \
       {"combine",                                                                                  \
        0,                                                                                          \

@@ -419,7 +419,7 @@ def test_terms_lengthen_a_step_by_what_they_say() -> None:
     assert busy["layer_seconds"] == c["layer_seconds"]
 
 
-def test_prefill_is_slower_beside_communication() -> None:
+def test_prefill_is_slower_while_communication_runs() -> None:
     """Only what overlaps, and only prefill."""
     options = ("--tokens", "1024", "--context", "1024", "--load", "prefill")
     options += ("--gpus", "32", "--ep", "32", "--mode", "ht", *CLOSED, *FITS[:-2])
