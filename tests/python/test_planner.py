@@ -305,6 +305,14 @@ def test_groups_of_experts_go_to_nodes() -> None:
     assert moved["physical_experts"] == 256, "without copies: experts change places alone"
 
 
+def test_rows_in_fp4_are_a_half_and_their_scales() -> None:
+    of = {"gpus": 16, "ep": 16}
+    rows = [simulated(**of, dispatch_dtype=t)["dispatch_row_bytes"] for t in ("bf16", "fp8", "fp4")]
+    assert rows == [2 * 7168, 7168 + 4 * 56, 7168 // 2 + 448]
+    done = run("simulate", "--dispatch-dtype", "fp5")
+    assert done.returncode == 2 and "expected bf16, fp8 or fp4" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
