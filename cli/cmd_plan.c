@@ -40,6 +40,17 @@ static int parseGpus(const char *text, int *gpus) {
   return 0;
 }
 
+/* Of uniform routing. */
+static int predictGenerated(const request_t *q, const scenario_t *s, point_t *pt) {
+  scenario_routing_t of;
+  int rc = scenarioGenerate("plan", &q->of, s, pt->ep, 0, &of);
+  if (rc >= 0) return rc;
+  if (trefoilPredictRouting(&s->spec, &of.routing, &pt->p))
+    rc = cliFail("plan", "%s", trefoilLastError());
+  scenarioReleaseRouting(&of);
+  return rc;
+}
+
 static int predictGpus(const request_t *q, const scenario_t *s, point_t *points, int n) {
   for (int i = 0; i < n; i++) {
     point_t *pt = &points[i];
@@ -50,11 +61,10 @@ static int predictGpus(const request_t *q, const scenario_t *s, point_t *points,
       pt->p = points[i - 1].p;
       continue;
     }
-    trefoil_predict_load_t load = {pt->ep, q->of.physicalExperts, q->of.tokens,
-                                   (uint64_t)q->of.seed, q->of.grouped};
-    if (trefoilPredictUniform(&s->spec, &s->moe, &load, &pt->p)) {
+    rc = predictGenerated(q, s, pt);
+    if (rc >= 0) {
       cliProgressEnd();
-      return cliFail("plan", "%s", trefoilLastError());
+      return rc;
     }
   }
   cliProgressEnd();
@@ -159,7 +169,8 @@ static int print(const request_t *q, const scenario_t *s, const point_t *points,
 /* Every step of the trace on its own number of ranks. */
 static int planTrace(request_t *q, const scenario_t *s) {
   const trefoil_trace_t *trace;
-  int rc = scenarioOpenTrace("plan", &q->of, s, &trace);
+  const char *placement;
+  int rc = scenarioOpenTrace("plan", &q->of, s, &trace, &placement);
   if (rc >= 0) return rc;
   int n = trace->numSteps;
   q->of.tokens = (long long)trace->shape.maxTokens;

@@ -27,10 +27,12 @@ static int parseVariant(const char *text) {
   return -1;
 }
 
-/* 2 bytes an element, or 1 and a 4-byte scale for every 128. */
-static size_t rowBytes(const trefoil_moe_t *moe, int fp8) {
+/* 2 bytes an element; fp8: 1 and a 4-byte scale for every 128; fp4: a half and a scale of a byte for
+ * every 16, as nvfp4. */
+static size_t rowBytes(const trefoil_moe_t *moe, const char *dtype) {
   size_t H = (size_t)moe->hidden;
-  return fp8 ? H + 4 * ((H + 127) / 128) : 2 * H;
+  if (!strcmp(dtype, "fp4")) return (H + 1) / 2 + (H + 15) / 16;
+  return !strcmp(dtype, "fp8") ? H + 4 * ((H + 127) / 128) : 2 * H;
 }
 
 int scenarioLoad(const char *verb, scenario_args_t *args, scenario_t *s) {
@@ -41,11 +43,16 @@ int scenarioLoad(const char *verb, scenario_args_t *args, scenario_t *s) {
                     "ht-expert-major",
                     args->mode);
   }
-  if (!isOneOf(args->dispatchDtype, "bf16", "fp8")) {
-    return cliUsage(verb, "--dispatch-dtype %s is neither bf16 nor fp8", args->dispatchDtype);
+  if (!isOneOf(args->dispatchDtype, "bf16", "fp8") && strcmp(args->dispatchDtype, "fp4")) {
+    return cliUsage(verb, "--dispatch-dtype %s: expected bf16, fp8 or fp4", args->dispatchDtype);
   }
   if (!isOneOf(args->combine, "exact", "partial")) {
     return cliUsage(verb, "--combine %s is neither exact nor partial", args->combine);
+  }
+  if (!isOneOf(args->placement, "auto", "in-turn") &&
+      !isOneOf(args->placement, "global", "hierarchical")) {
+    return cliUsage(verb, "--placement %s: expected auto, in-turn, global or hierarchical",
+                    args->placement);
   }
   int variant = parseVariant(args->variant);
   if (variant < 0) {
@@ -74,9 +81,8 @@ int scenarioLoad(const char *verb, scenario_args_t *args, scenario_t *s) {
                                      .mode = (trefoil_mode_t)mode,
                                      .variant = (trefoil_variant_t)variant,
                                      .combinePartial = !strcmp(args->combine, "partial"),
-                                     .dispatchRowBytes =
-                                         rowBytes(&s->moe, !strcmp(args->dispatchDtype, "fp8")),
-                                     .combineRowBytes = rowBytes(&s->moe, 0)};
+                                     .dispatchRowBytes = rowBytes(&s->moe, args->dispatchDtype),
+                                     .combineRowBytes = rowBytes(&s->moe, "bf16")};
   return -1;
 }
 

@@ -9,7 +9,7 @@
 #include "trefoil/trace.h"
 
 typedef struct scenario_args {
-  char *cluster, *moe, *mode, *dispatchDtype, *combine, *variant, *trace;
+  char *cluster, *moe, *mode, *dispatchDtype, *combine, *variant, *trace, *placement;
   int ep, physicalExperts, grouped;
   long long tokens, seed; /* tokens 0: the mode's default */
 } scenario_args_t;
@@ -17,7 +17,7 @@ typedef struct scenario_args {
 #define SCENARIO_DEFAULTS                                                                          \
   {                                                                                                \
     .cluster = "dgx-h100", .moe = "deepseek-v3", .mode = "ll", .dispatchDtype = "bf16",            \
-    .combine = "exact", .variant = "ours", .seed = 1                                               \
+    .combine = "exact", .variant = "ours", .placement = "auto", .seed = 1                          \
   }
 
 #define SCENARIO_OPTIONS(a)                                                                        \
@@ -49,6 +49,14 @@ typedef struct scenario_args {
        CLI_POSITIVE,                                                                               \
        "with redundant copies (default: the model's experts)",                                     \
        "E"},                                                                                       \
+      {"placement",                                                                                \
+       0,                                                                                          \
+       POPT_ARG_STRING,                                                                            \
+       &(a)->placement,                                                                            \
+       0,                                                                                          \
+       "of experts and their copies: in-turn, global or hierarchical (EPLB's policies), or auto "  \
+       "(default)",                                                                                \
+       "HOW"},                                                                                     \
       {"grouped",                                                                                  \
        0,                                                                                          \
        POPT_ARG_NONE,                                                                              \
@@ -61,7 +69,7 @@ typedef struct scenario_args {
        POPT_ARG_STRING,                                                                            \
        &(a)->dispatchDtype,                                                                        \
        0,                                                                                          \
-       "bf16 (default) or fp8 with a scale per 128",                                               \
+       "bf16 (default), fp8 with a scale per 128, or fp4 with one per 16",                         \
        "T"},                                                                                       \
       {"combine",                                                                                  \
        0,                                                                                          \
@@ -105,15 +113,16 @@ typedef struct scenario_routing {
   const trefoil_trace_t *trace; /* owns what routing points to */
   trefoil_routing_t routing;    /* ranksPerNode as the cluster has it */
   int64_t maxReceived;          /* rows that the busiest rank receives, one a (token, rank) */
+  const char *placement;        /* of experts: in-turn, global, hierarchical */
 } scenario_routing_t;
 
 /* Seeded routing of an EP group, experts popular by Zipf's law with this exponent (0: uniform). */
 int scenarioGenerate(const char *verb, const scenario_args_t *args, const scenario_t *s, int ep,
                      double zipf, scenario_routing_t *r);
-/* The file args->trace, its experts copied to --physical-experts by their load; says where it does
- * not fit the model or the cluster. */
+/* The file args->trace, its experts copied to --physical-experts and placed; says where it does not
+ * fit the model or the cluster. */
 int scenarioOpenTrace(const char *verb, const scenario_args_t *args, const scenario_t *s,
-                      const trefoil_trace_t **trace);
+                      const trefoil_trace_t **trace, const char **placement);
 /* A step of it. */
 int scenarioReadTrace(const char *verb, const scenario_args_t *args, const scenario_t *s, int step,
                       scenario_routing_t *r);

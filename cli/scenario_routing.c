@@ -45,20 +45,74 @@ static int finish(const char *verb, const scenario_t *s, int step, scenario_rout
   return -1;
 }
 
-/* Replaces the trace by one with redundant copies: placed by load where it is known to be unequal
- * and every rank has as many. */
-static int copyExperts(const char *verb, const scenario_args_t *args, int isSkewed,
-                       const trefoil_trace_t **trace) {
+/* ---- Where experts and their copies are ---- */
+
+typedef enum how { IN_TURN, GLOBAL, HIERARCHICAL } how_t;
+
+static const char *const hows[] = {"in-turn", "global", "hierarchical"};
+
+/* Do nodes take whole groups of experts, as many each? */
+static int isByGroups(const scenario_t *s, int nodes) {
+  return s->moe.numGroups && s->moe.numGroups % nodes == 0 &&
+         s->moe.numExperts % s->moe.numGroups == 0;
+}
+
+/* auto: only copies are placed; hierarchically where routing is by groups and nodes divide them, else
+ * by load where it is known to be unequal; and in turn where ranks differ in their number. */
+static how_t chooseHow(const scenario_args_t *args, const scenario_t *s, int isSkewed,
+                       const trefoil_shape_t *shape, int nodes) {
+  for (how_t how = IN_TURN; how <= HIERARCHICAL; how++)
+    if (!strcmp(args->placement, hows[how])) return how;
   int physical = args->physicalExperts;
-  if (physical <= (*trace)->shape.numExperts) return -1;
-  const trefoil_trace_t *copied;
-  int isByLoad = isSkewed && physical % (*trace)->shape.numRanks == 0;
-  if ((isByLoad ? trefoilTracePlaced : trefoilTraceCopies)(&copied, *trace, physical,
-                                                           (uint64_t)args->seed)) {
+  if (physical <= shape->numExperts || physical % shape->numRanks) return IN_TURN;
+  if ((args->grouped || args->trace) && nodes > 1 && isByGroups(s, nodes)) return HIERARCHICAL;
+  return isSkewed ? GLOBAL : IN_TURN;
+}
+
+static int checkHow(const char *verb, const scenario_args_t *args, const scenario_t *s, how_t how,
+                    const trefoil_shape_t *shape, int nodes) {
+  if (how == HIERARCHICAL && !isByGroups(s, nodes)) {
+    if (!s->moe.numGroups) {
+      return cliUsage(verb, "--placement hierarchical: the file of %s states no groups of experts",
+                      s->moe.name);
+    }
+    return cliUsage(verb,
+                    "--placement hierarchical: %d nodes do not divide the %d groups of experts of "
+                    "%s; --placement global",
+                    nodes, s->moe.numGroups, s->moe.name);
+  }
+  if (shape->numExperts != s->moe.numExperts) {
+    return cliUsage(verb, "--placement %s: the trace's %d experts are copies in their places",
+                    args->placement, shape->numExperts);
+  }
+  return -1;
+}
+
+/* Replaces the trace by one of physical experts, in their places. */
+static int placeExperts(const char *verb, const scenario_args_t *args, const scenario_t *s,
+                        int isSkewed, const trefoil_trace_t **trace, const char **placement) {
+  const trefoil_shape_t *shape = &(*trace)->shape;
+  int R = shape->numRanks, nodes = R / trefoilRanksPerNode(R, s->cluster.gpusPerNode);
+  int physical =
+      args->physicalExperts > shape->numExperts ? args->physicalExperts : shape->numExperts;
+  how_t how = chooseHow(args, s, isSkewed, shape, nodes);
+  *placement = hows[how];
+  if (how == IN_TURN && physical == shape->numExperts) return -1;
+  if (how != IN_TURN && strcmp(args->placement, "auto")) {
+    int rc = checkHow(verb, args, s, how, shape, nodes);
+    if (rc >= 0) return rc;
+  }
+  trefoil_placement_t p = {.physicalExperts = physical, .seed = (uint64_t)args->seed};
+  p.numGroups = how == HIERARCHICAL ? s->moe.numGroups : 0;
+  p.numNodes = nodes;
+  p.isAlike = !isSkewed;
+  const trefoil_trace_t *placed;
+  if (how == IN_TURN ? trefoilTraceCopies(&placed, *trace, physical, (uint64_t)args->seed)
+                     : trefoilTracePlaced(&placed, *trace, &p)) {
     return cliFail(verb, "%s", trefoilLastError());
   }
   trefoilTraceDestroy(*trace);
-  *trace = copied;
+  *trace = placed;
   return -1;
 }
 
@@ -77,7 +131,7 @@ int scenarioGenerate(const char *verb, const scenario_args_t *args, const scenar
   trefoil_result_t result = trefoilTraceGenerate(&r->trace, &t);
   if (result == TREFOIL_INVALID_ARGUMENT) return cliUsage(verb, "%s", trefoilLastError());
   if (result) return cliFail(verb, "%s", trefoilLastError());
-  int rc = copyExperts(verb, args, zipf > 0, &r->trace);
+  int rc = placeExperts(verb, args, s, zipf > 0, &r->trace, &r->placement);
   if (rc < 0) rc = finish(verb, s, 0, r);
   if (rc >= 0) scenarioReleaseRouting(r);
   return rc;
@@ -107,7 +161,7 @@ static int checkTrace(const char *verb, const scenario_args_t *args, const scena
 }
 
 int scenarioOpenTrace(const char *verb, const scenario_args_t *args, const scenario_t *s,
-                      const trefoil_trace_t **trace) {
+                      const trefoil_trace_t **trace, const char **placement) {
   const trefoil_trace_hints_t hints = {.numExperts = args->physicalExperts};
   const trefoil_trace_t *read;
   int isStated = trefoilTraceLoad(&read, args->trace, NULL) == TREFOIL_OK;
@@ -117,7 +171,7 @@ int scenarioOpenTrace(const char *verb, const scenario_args_t *args, const scena
                    strstr(sentence, "experts: say") ? " with --physical-experts" : "");
   }
   int rc = checkTrace(verb, args, s, read);
-  if (rc < 0) rc = copyExperts(verb, args, 1, &read);
+  if (rc < 0) rc = placeExperts(verb, args, s, 1, &read, placement);
   if (rc >= 0) {
     trefoilTraceDestroy(read);
   } else {
@@ -129,7 +183,7 @@ int scenarioOpenTrace(const char *verb, const scenario_args_t *args, const scena
 int scenarioReadTrace(const char *verb, const scenario_args_t *args, const scenario_t *s, int step,
                       scenario_routing_t *r) {
   *r = (scenario_routing_t){0};
-  int rc = scenarioOpenTrace(verb, args, s, &r->trace);
+  int rc = scenarioOpenTrace(verb, args, s, &r->trace, &r->placement);
   if (rc >= 0) return rc;
   if (step >= r->trace->numSteps) {
     rc = cliUsage(verb, "--step %d: the trace has the steps 0 to %d", step, r->trace->numSteps - 1);

@@ -173,10 +173,14 @@ json_t *simulatedJson(const simulated_t *s) {
       shapes, json_pack("{s:i, s:i, s:i}", "expert_hidden", s->of.moe.expertHidden, "gpus_per_node",
                         s->of.cluster.gpusPerNode, "max_gpus", s->of.cluster.maxGpus));
   const trefoil_cluster_t *c = &s->of.cluster;
+  json_object_set_new(shapes, "placement", json_string(s->step.placement));
   json_object_set_new(shapes, "gpu_memory_gb", orNull(c->gpuMemoryGb));
   json_object_set_new(shapes, "gpu_hbm_gb_per_s", orNull(c->gpuHbmGbPerS));
   json_object_set_new(shapes, "gpu_bf16_tflops", orNull(c->gpuBf16Tflops));
   json_object_set_new(shapes, "gpu_fp8_tflops", orNull(c->gpuFp8Tflops));
+  json_object_set_new(shapes, "gpu_fp4_tflops", orNull(c->gpuFp4Tflops));
+  json_object_set_new(shapes, "gpus_per_host",
+                      json_integer(c->gpusPerHost ? c->gpusPerHost : c->gpusPerNode));
   json_object_set_new(shapes, "model", modelJson(&s->of.moe));
   json_object_update_new(j, shapes);
   json_t *sms = s->hasRecord ? json_integer(s->sms ? s->sms : s->record.costs.numSms) : json_null();
@@ -206,6 +210,7 @@ static void printWhat(const simulated_t *s) {
   printf(", %d ranks a node", s->step.routing.shape.ranksPerNode);
   if (s->step.routing.shape.numExperts > of->moe.numExperts)
     printf(", %d physical experts", s->step.routing.shape.numExperts);
+  if (strcmp(s->step.placement, "in-turn")) printf(", placement %s", s->step.placement);
   if (s->args.trace) {
     printf(", step %d of %s", s->stepIdx, s->args.trace);
   } else if (s->whatIf.zipf > 0) {

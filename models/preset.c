@@ -85,6 +85,8 @@ static const field_t clusterFields[] = {
     {"gpu_hbm_gb_per_s", offsetof(trefoil_cluster_t, gpuHbmGbPerS), 0, 1, 1e9, 1},
     {"gpu_bf16_tflops", offsetof(trefoil_cluster_t, gpuBf16Tflops), 0, 1, 1e9, 1},
     {"gpu_fp8_tflops", offsetof(trefoil_cluster_t, gpuFp8Tflops), 0, 1, 1e9, 1},
+    {"gpu_fp4_tflops", offsetof(trefoil_cluster_t, gpuFp4Tflops), 0, 1, 1e9, 1},
+    {"gpus_per_host", offsetof(trefoil_cluster_t, gpusPerHost), 1, 1, TREFOIL_MAX_RANKS, 1},
 };
 static const field_t moeFields[] = {
     {"hidden_elements", offsetof(trefoil_moe_t, hidden), 1, 1, 1 << 24, 0},

@@ -38,6 +38,8 @@ typedef struct trefoil_cluster {
   double gpuHbmGbPerS;  /* 10^9 bytes a second of its memory */
   double gpuBf16Tflops; /* dense products of bf16, 10^12 operations a second */
   double gpuFp8Tflops;  /* of fp8 */
+  double gpuFp4Tflops;  /* of fp4 (nvfp4, mxfp4) */
+  int gpusPerHost;      /* of one operating system; 0: a host is an NVLink domain */
 } trefoil_cluster_t;
 
 typedef struct trefoil_moe {

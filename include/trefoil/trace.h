@@ -79,13 +79,22 @@ TREFOIL_API trefoil_result_t trefoilTraceCopies(const trefoil_trace_t **trace,
                                                 const trefoil_trace_t *from, int physicalExperts,
                                                 uint64_t seed);
 
-/* The same with copies placed by load (EPLB), counted over all steps: each further copy is of the
- * expert with the most entries a copy; then copies, the busiest first, go to the rank with the least
- * load that has room, if one is left to one that does not have this expert. physicalExperts must be
- * a multiple of the ranks. */
+/* How copies are placed by load (EPLB's policies). Global: each further copy is of the expert with
+ * the most load a copy; then copies, the busiest first, go to the rank with the least load that has
+ * room, if one is left to one that does not have this expert. Hierarchical, for group-limited
+ * routing: first groups of consecutive experts go to nodes, as many to each, the busiest first to the
+ * node with the least load; then each node does the same with its own experts and ranks. */
+typedef struct trefoil_placement {
+  int physicalExperts; /* a multiple of the ranks */
+  uint64_t seed;
+  int numGroups, numNodes; /* 0 groups: global. Nodes divide the ranks and the groups */
+  int isAlike;             /* 1: every expert counts alike; 0: by its entries in all steps */
+} trefoil_placement_t;
+
+/* The same with copies placed by load. */
 TREFOIL_API trefoil_result_t trefoilTracePlaced(const trefoil_trace_t **trace,
-                                                const trefoil_trace_t *from, int physicalExperts,
-                                                uint64_t seed);
+                                                const trefoil_trace_t *from,
+                                                const trefoil_placement_t *how);
 
 /* ---- Files ---------------------------------------------------------------------------------- */
 

@@ -69,7 +69,8 @@ ClusterFields = _struct(
     double nvlink_gb_per_s, nic_gb_per_s, net_latency_us, ll_fixed_us, ht_fixed_us;
     int nodes_per_leaf, rail_leaves;
     double leaf_oversubscription, gpu_memory_gb, nvlink_line_gb_per_s;
-    double gpu_hbm_gb_per_s, gpu_bf16_tflops, gpu_fp8_tflops
+    double gpu_hbm_gb_per_s, gpu_bf16_tflops, gpu_fp8_tflops, gpu_fp4_tflops;
+    int gpus_per_host
     """,
 )
 MoeFields = _struct(

@@ -293,7 +293,8 @@ TEST(copies_placed_by_load) {
   spec.skew = 1;
   const trefoil_trace_t *from = make(&spec), *placed = NULL, *inTurn = NULL;
   REQUIRE(from, "no trace");
-  CHECK(trefoilTracePlaced(&placed, from, 96, 9) == TREFOIL_OK, "%s", trefoilLastError());
+  trefoil_placement_t how = {.physicalExperts = 96, .seed = 9};
+  CHECK(trefoilTracePlaced(&placed, from, &how) == TREFOIL_OK, "%s", trefoilLastError());
   CHECK(trefoilTraceCopies(&inTurn, from, 96, 9) == TREFOIL_OK, "%s", trefoilLastError());
   REQUIRE(placed && inTurn, "no copies");
   int32_t of[96];
@@ -318,11 +319,122 @@ TEST(copies_placed_by_load) {
   CHECK(busiestRank(placed) < 1.05, "by load: %g", busiestRank(placed));
   CHECK(busiestRank(inTurn) > 1.3, "in turn: %g", busiestRank(inTurn));
   const trefoil_trace_t *none = NULL;
-  CHECK(trefoilTracePlaced(&none, from, 98, 9) == TREFOIL_INVALID_ARGUMENT && !none, "98 on 8");
+  how.physicalExperts = 98;
+  CHECK(trefoilTracePlaced(&none, from, &how) == TREFOIL_INVALID_ARGUMENT && !none, "98 on 8");
   CHECK(strstr(trefoilLastError(), "a multiple of the 8 ranks"), "%s", trefoilLastError());
   trefoilTraceDestroy(from);
   trefoilTraceDestroy(placed);
   trefoilTraceDestroy(inTurn);
+}
+
+/* One entry a row; expert e has load[e] rows. */
+static const trefoil_trace_t *withLoads(const int *load, int experts, int ranks) {
+  static int32_t idx[1024];
+  static int64_t offsets[65];
+  int64_t n = 0;
+  for (int e = 0; e < experts; e++)
+    for (int i = 0; i < load[e]; i++) idx[n++] = e;
+  for (int r = 0; r <= ranks; r++) offsets[r] = n * r / ranks;
+  trefoil_trace_t contents = {.shape = {ranks, ranks / 2, experts, 1, 1024}, .numSteps = 1};
+  contents.offsets = offsets;
+  contents.topkIdx = idx;
+  const trefoil_trace_t *made = NULL;
+  CHECK(trefoilTraceCreate(&made, &contents) == TREFOIL_OK, "%s", trefoilLastError());
+  return made;
+}
+
+/* Which expert each physical one is a copy of. */
+static void copiesOf(const trefoil_trace_t *from, const trefoil_trace_t *to, int *of) {
+  for (int p = 0; p < to->shape.numExperts; p++) of[p] = -1;
+  for (int64_t i = 0; i < from->numTokens; i++) of[to->topkIdx[i]] = from->topkIdx[i];
+}
+
+/* By hand: 8 experts in 4 groups of loads 100, 60, 40, 20 on 2 nodes of 2 ranks, 12 physical.
+ * Groups: {0, 3} to node 0 and {1, 2} to node 1: 120 and 100. Node 0 has experts 0 (90), 1 (10),
+ * 6 (16), 7 (4) in 6 slots: both copies more are of 0, 30 each. They go to ranks 0, 1, 0; 6 to rank 1
+ * (30), 1 to rank 1 (46), 7 to rank 0 (60), which has the last slot: 64 and 56. Node 1 has 2 (40),
+ * 3 (20), 4 (25), 5 (15): copies more of 2 (20 each) and of 4 (12.5 each); 2 to rank 2 and 3, 3 to
+ * rank 2, 5 to rank 3 (35), 4 to rank 3 (47.5) and to rank 2 (52.5). */
+TEST(copies_placed_by_groups_as_by_hand) {
+  const int load[] = {90, 10, 40, 20, 25, 15, 16, 4};
+  const int expected[4][3] = {{0, 0, 7}, {0, 6, 1}, {2, 3, 4}, {2, 5, 4}};
+  const trefoil_trace_t *from = withLoads(load, 8, 4), *placed = NULL;
+  trefoil_placement_t how = {.physicalExperts = 12, .seed = 1, .numGroups = 4, .numNodes = 2};
+  REQUIRE(from, "no trace");
+  CHECK(trefoilTracePlaced(&placed, from, &how) == TREFOIL_OK, "%s", trefoilLastError());
+  REQUIRE(placed, "no copies");
+  int of[12];
+  copiesOf(from, placed, of);
+  for (int p = 0; p < 12; p++)
+    CHECK(of[p] == expected[p / 3][p % 3], "place %d has expert %d", p, of[p]);
+  trefoilTraceDestroy(placed);
+  trefoilTraceDestroy(from);
+}
+
+/* Entries of the busiest rank of any size, over the mean. */
+static double busiestOf(const trefoil_trace_t *t) {
+  trefoil_trace_stats_t stats;
+  CHECK(trefoilTraceDescribe(t, -1, &stats) == TREFOIL_OK, "%s", trefoilLastError());
+  return stats.maxOverMeanRanks;
+}
+
+/* Each group is whole on one node, each expert has a copy, and no placement is worse than copies in
+ * turn; a token of 4 of 8 groups reaches at most 4 nodes. */
+TEST(copies_placed_by_groups) {
+  for (int nodes = 1; nodes <= 8; nodes *= 2) {
+    trefoil_trace_spec_t spec = {.numSteps = 2, .seed = 5, .numGroups = 8, .topkGroups = 4};
+    spec.shape = (trefoil_shape_t){16, 16 / nodes, 64, 8, 200};
+    spec.popularity = TREFOIL_POPULARITY_ZIPF;
+    spec.skew = 0.8;
+    const trefoil_trace_t *from = make(&spec), *placed = NULL, *inTurn = NULL;
+    trefoil_placement_t how = {.physicalExperts = 96, .seed = 9, .numGroups = 8, .numNodes = nodes};
+    REQUIRE(from, "no trace");
+    CHECK(trefoilTracePlaced(&placed, from, &how) == TREFOIL_OK, "%s", trefoilLastError());
+    CHECK(trefoilTraceCopies(&inTurn, from, 96, 9) == TREFOIL_OK, "%s", trefoilLastError());
+    REQUIRE(placed && inTurn, "no copies");
+    int nodeOf[8], of[96], copies[64] = {0};
+    for (int g = 0; g < 8; g++) nodeOf[g] = -1;
+    for (int p = 0; p < 96; p++) of[p] = -1;
+    for (int64_t i = 0; i < from->numTokens * 8; i++) {
+      int32_t e = from->topkIdx[i], p = placed->topkIdx[i];
+      REQUIRE(p >= 0 && p < 96 && (of[p] < 0 || of[p] == e), "%d of %d and %d", p, of[p], e);
+      copies[e] += of[p] < 0;
+      of[p] = e;
+      int node = p / (96 / nodes), *seen = &nodeOf[e / 8];
+      REQUIRE(*seen < 0 || *seen == node, "group %d on nodes %d and %d", e / 8, *seen, node);
+      *seen = node;
+    }
+    for (int e = 0; e < 64; e++) CHECK(copies[e] >= 1, "expert %d has no copy", e);
+    CHECK(busiestOf(placed) <= busiestOf(inTurn), "%g against %g in turn", busiestOf(placed),
+          busiestOf(inTurn));
+    trefoil_trace_stats_t stats;
+    CHECK(trefoilTraceDescribe(placed, -1, &stats) == TREFOIL_OK, "%s", trefoilLastError());
+    CHECK(stats.nodesPerToken <= 4, "%g nodes a token", stats.nodesPerToken);
+    trefoilTraceDestroy(placed);
+    trefoilTraceDestroy(inTurn);
+    trefoilTraceDestroy(from);
+  }
+}
+
+TEST(placements_that_cannot_be) {
+  const int load[] = {1, 1, 1, 1, 1, 1, 1, 1};
+  const trefoil_trace_t *from = withLoads(load, 8, 4), *none = NULL;
+  REQUIRE(from, "no trace");
+  static const struct {
+    trefoil_placement_t how;
+    const char *words;
+  } bad[] = {{{10, 1, 4, 2, 0}, "a multiple of the 4 ranks"},
+             {{8, 1, 4, 3, 0}, "3 nodes: must divide the 4 ranks"},
+             {{8, 1, 3, 1, 0}, "3 groups of experts: must divide the 8 experts"},
+             {{8, 1, 2, 4, 0}, "2 groups of experts on 4 nodes: each must take as many"},
+             {{4, 1, 4, 2, 0}, "4 physical experts: must be at least the trace's 8"}};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    CHECK(trefoilTracePlaced(&none, from, &bad[i].how) == TREFOIL_INVALID_ARGUMENT && !none,
+          "%s: accepted", bad[i].words);
+    CHECK(strstr(trefoilLastError(), bad[i].words), "%s", trefoilLastError());
+  }
+  CHECK(trefoilTracePlaced(&none, from, NULL) == TREFOIL_INVALID_ARGUMENT, "no placement");
+  trefoilTraceDestroy(from);
 }
 
 TEST(token_counts) {

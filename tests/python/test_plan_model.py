@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from trefoil.capacity.step import (
     parts_of,
     product,
 )
+from trefoil.capacity.terms import Terms
 from trefoil.capacity.whole_model import Model, model_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,6 +159,45 @@ def test_prefill_counts_pairs() -> None:
     assert parts["attention"].seconds == pytest.approx(flops / 1e12)
     assert parts["attention"].limit == "math"
     assert parts["head"].seconds == pytest.approx(2 * 2 * 64 * 1000 / 1e12), "a row a prompt"
+
+
+def test_cached_tokens_are_seen_but_not_computed() -> None:
+    fast = Gpu(1e9, 1.0)  # memory does not bind
+    of = {"is_prefill": True, "cached": 60}
+    parts = {p.name: p for p in parts_of(TOY, Machine(fast), work(200, 100, **of))}
+    # Five prompts, 40 tokens of each computed: the i-th of them sees 60 + i.
+    pairs = 5 * sum(range(61, 101))
+    flops = 4 * (2 * 200 * (64 * 128 + 64 * 64) + 2 * pairs * 2 * 4 * 16)
+    assert parts["attention"].seconds == pytest.approx(flops / 1e12)
+    assert parts["head"].seconds == pytest.approx(2 * 5 * 64 * 1000 / 1e12), "a row a prompt"
+    windowed = replace(TOY, window_tokens=80, window_layers=4)
+    parts = {p.name: p for p in parts_of(windowed, Machine(fast), work(200, 100, **of))}
+    pairs = 5 * sum(min(i, 80) for i in range(61, 101))
+    flops = 4 * (2 * 200 * (64 * 128 + 64 * 64) + 2 * pairs * 2 * 4 * 16)
+    assert parts["attention"].seconds == pytest.approx(flops / 1e12)
+    # MLA makes keys and values of the cached tokens, too: kv_b of all 100, not of 40.
+    m = preset("deepseek-v3")
+    long, short = (
+        parts_of(m, Machine(fast), work(40, 100, physical_experts=256, is_prefill=True, cached=n))
+        for n in (60, 0)
+    )
+    more = 61 * 2 * 60 * m.kv_lora * m.num_heads * (m.nope + m.v)
+    seen = 61 * 2 * (sum(range(61, 101)) - 40 * 101 / 2) * m.num_heads * (m.nope + m.rope + m.v)
+    gap = long[0].seconds - short[0].seconds
+    assert gap == pytest.approx((more + seen) / 1e12)
+
+
+def test_products_in_fp4_take_rows_in_fp4() -> None:
+    slow = Gpu(1e-3, 1e6, 1e6, 2e6)  # memory binds
+    assert slow.fp4_rate == 2
+    terms = [Terms(), Terms(fp4_rate=slow.fp4_rate)]
+    at = [
+        {p.name: p for p in parts_of(TOY, Machine(slow), work(4, 100, weight_dtype="fp4", terms=t))}
+        for t in terms
+    ]
+    less = 3 * 8 * (64 + 16) * (2 - (0.5 + 1 / 32))
+    gap = at[0]["routed experts"].seconds - at[1]["routed experts"].seconds
+    assert gap == pytest.approx(less * 1e-6)
 
 
 def test_mla_reads_compressed_keys() -> None:

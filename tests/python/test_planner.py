@@ -278,6 +278,53 @@ def test_redundant_experts_are_placed_by_load(tmp_path: Path) -> None:
     assert placed["dispatch"]["seconds"] < 0.6 * as_is["dispatch"]["seconds"]
 
 
+def simulated(**options: object) -> dict[str, Any]:
+    (outcome,) = trefoil.sweep(
+        [{"cluster": "h800", "mode": "ht", "tokens": 256, "engine": "closed-form", **options}],
+        program=PROGRAM,
+    )
+    assert outcome.answer, outcome.refusal
+    return outcome.answer
+
+
+def test_groups_of_experts_go_to_nodes() -> None:
+    """Hierarchical by default where nodes divide the groups: fewer rows over the network, and a
+    skewed load is balanced better than by copies in turn."""
+    of = {"gpus": 32, "ep": 32, "physical_experts": 288, "grouped": True}
+    found = {p: simulated(**of, placement=p) for p in ("in-turn", "global", "auto")}
+    assert [found[p]["placement"] for p in found] == ["in-turn", "global", "hierarchical"]
+    net = [found[p]["dispatch"]["bytes"]["net"] for p in found]
+    assert net[2] < 0.95 * net[0] and net[2] < 0.85 * net[1]
+    skewed = [simulated(**of, placement=p, zipf=1) for p in ("in-turn", "hierarchical")]
+    assert skewed[1]["dispatch"]["seconds"] < 0.6 * skewed[0]["dispatch"]["seconds"]
+    wide = {**of, "gpus": 144, "ep": 144}
+    assert simulated(**wide)["placement"] == "in-turn", "18 nodes, 8 groups"
+    assert simulated(**wide, zipf=1)["placement"] == "global"
+    assert simulated(**{**of, "grouped": False})["placement"] == "in-turn"
+    moved = simulated(gpus=32, ep=32, grouped=True, placement="hierarchical", zipf=1)
+    assert moved["physical_experts"] == 256, "without copies: experts change places alone"
+
+
+def test_rows_in_fp4_are_a_half_and_their_scales() -> None:
+    of = {"gpus": 16, "ep": 16}
+    rows = [simulated(**of, dispatch_dtype=t)["dispatch_row_bytes"] for t in ("bf16", "fp8", "fp4")]
+    assert rows == [2 * 7168, 7168 + 4 * 56, 7168 // 2 + 448]
+    done = run("simulate", "--dispatch-dtype", "fp5")
+    assert done.returncode == 2 and "expected bf16, fp8 or fp4" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--gpus", "24", "--ep", "24", "--moe", "deepseek-v3"), "3 nodes do not divide the 8"),
+        (("--gpus", "32", "--ep", "32", "--moe", "qwen3-30b-a3b"), "states no groups of experts"),
+    ],
+)
+def test_placements_that_cannot_be(options: tuple[str, ...], words: str) -> None:
+    answer = run("plan", *options, "--placement", "hierarchical", "--mode", "ht", *CLOSED)
+    assert answer.returncode == 2 and words in answer.stderr
+
+
 def test_models_with_groups_send_less_over_the_net() -> None:
     options = ("--gpus", "64", "--ep", "64", "--mode", "ht", *CLOSED)
     grouped, free = plan(*options), plan(*options, "--no-grouped")
@@ -311,6 +358,27 @@ def test_the_first_answer_is_a_screen() -> None:
     assert "compute by deepgemm-h800" in " ".join(lines)
     options = ("--gpus", "8", "--reserve-gb", "0", *CLOSED, "--compute-costs", "roofline")
     assert "real kernels are slower" in " ".join(run("plan", *options).stdout.split())
+
+
+def first_sentence(*options: str) -> str:
+    return " ".join(run("plan", *options, *CLOSED).stdout.split("\n\n")[1].split())
+
+
+def test_the_first_sentence_says_what_is_not_known(tmp_path: Path) -> None:
+    whole = json.loads((ROOT / "models/moe/qwen3-30b-a3b.json").read_text())
+    experts = ("name", "about", "source", "hidden_elements", "num_experts", "topk")
+    experts += ("num_moe_layers", "expert_hidden_elements", "num_shared_experts")
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps({name: whole[name] for name in experts}))
+    first = first_sentence("--moe", str(path), "--gpus", "8")
+    assert "No tokens/s, and memory is of routed experts and buffers alone" in first
+    assert "(num_layers)" in first
+    first = first_sentence("--gpus", "96", "--ep", "96")
+    rate, total = re.search(r": ([\d,]+) tokens/s a GPU .* ([\d,]+) in all\)", first).groups()
+    each, all_gpus = (int(text.replace(",", "")) for text in (rate, total))
+    assert all_gpus == pytest.approx(96 * each, rel=1e-3)
+    few = run("plan", "--gpus", "8", *CLOSED).stdout
+    assert "a GPU; there are 8 GPUs." in " ".join(few.split())
 
 
 def test_overlap_is_replayed_and_the_fastest_counts() -> None:
@@ -359,6 +427,34 @@ def test_terms_lengthen_a_step_by_what_they_say() -> None:
     assert busy["layer_seconds"] == c["layer_seconds"]
 
 
+def test_prefill_is_slower_while_communication_runs() -> None:
+    """Only what overlaps, and only prefill."""
+    options = ("--tokens", "1024", "--context", "1024", "--load", "prefill")
+    options += ("--gpus", "32", "--ep", "32", "--mode", "ht", *CLOSED, *FITS[:-2])
+
+    def step(*more: str) -> float:
+        return float(plan(*options, *more)["configurations"][0]["step_seconds"])
+
+    alone = ("--interference", "1")
+    assert step("--overlap", "none") == step("--overlap", "none", *alone)
+    slower = step("--overlap", "two-batch") / step("--overlap", "two-batch", *alone)
+    assert 1.02 < slower < 1 / 0.77
+    decode = ("--tokens", "16", "--overlap", "two-batch")
+    assert only(*decode)["step_seconds"] == only(*decode, *alone)["step_seconds"]
+
+
+def test_cached_prompts_take_fewer_steps_to_the_first_token() -> None:
+    options = ("--load", "prefill", "--tokens", "1024", "--context", "4096", "--gpus", "32")
+    options += ("--ep", "32", "--mode", "ht", *CLOSED, *FITS[:-2])
+    data = [plan(*options, "--cached", x) for x in ("0", "0.75")]
+    steps = [d["configurations"][0]["step_seconds"] for d in data]
+    assert [d["question"]["cached"] for d in data] == [0, 3072]
+    assert steps[1] > steps[0], "each computed token sees more"
+    memory = [d["configurations"][0]["memory"]["kv_cache"] for d in data]
+    assert memory[1] == memory[0], "a whole prompt in both"
+    assert [from_json(d).question.steps_to_first_token for d in data] == [4, 1]
+
+
 def test_draft_tokens_are_rows_of_a_step() -> None:
     options = ("--tokens", "16", "--overlap", "none", "--acceptance", "0.5")
     one, two = only(*options), only(*options, "--drafts", "2")
@@ -382,6 +478,10 @@ def test_single_batch_overlap_hides_more_than_shared() -> None:
         (("--imbalance", "0.5"), "--imbalance 0.5: busiest over mean, 1 or more"),
         (("--batch-imbalance", "0"), "--batch-imbalance 0: busiest over mean, 1 or more"),
         (("--fp4-rate", "0"), "--fp4-rate 0: more than 0"),
+        (("--interference", "0"), "--interference 0: a speed, above 0 to 1"),
+        (("--interference", "1.5"), "--interference 1.5: a speed, above 0 to 1"),
+        (("--cached", "0.5"), "--cached 0.5: of prefill alone, this is decode"),
+        (("--cached", "1", "--load", "prefill"), "--cached 1: a share of the input"),
     ],
 )
 def test_terms_that_make_no_sense(options: tuple[str, ...], said: str) -> None:

@@ -19,7 +19,7 @@ from trefoil.capacity import fleet, search_plots
 from trefoil.capacity.batch_search import Search
 from trefoil.capacity.configuration import Configuration
 from trefoil.capacity.question import PlanError, Question
-from trefoil.capacity.serving import IN_FP8, MODELS, command_of
+from trefoil.capacity.serving import IN_FP8, IN_MXFP4, MODELS, command_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
@@ -163,6 +163,7 @@ def test_more_traffic_takes_more_and_cached_input_less() -> None:
     assert all(a < b <= 10 * a + 64 for a, b in zip(base, ten, strict=True))
     cached = gpus("--requests-per-s", "200", "--cached", "0.75")
     assert cached[0] < ten[0] and cached[1] == ten[1]
+    assert cached[0] > ten[0] / 4, "what is computed sees what is cached"
 
 
 def test_limits_of_a_fleet_say_which_binds() -> None:
@@ -224,7 +225,7 @@ def test_commands_say_what_was_planned() -> None:
     text = command_of("sglang", *configuration("ht", "none"), longest=9000)
     for words in (
         "--model-path deepseek-ai/DeepSeek-V3",
-        "--tp-size 96 --dp-size 96 --ep-size 96 --enable-dp-attention",
+        "--tp-size 96 --attn-dp-size 96 --ep-size 96",
         "--deepep-mode normal",
         "--nnodes 12 --node-rank $NODE",
         "--ep-num-redundant-experts 32",
@@ -238,6 +239,7 @@ def test_commands_say_what_was_planned() -> None:
         preset = json.loads((ROOT / f"models/moe/{name}.json").read_text())
         assert f"huggingface.co/{model}/" in preset["source"]
         assert (name in IN_FP8) == (preset["weight_bits"] == 8)
+        assert (name in IN_MXFP4) == (preset["weight_bits"] == 4)
 
 
 def test_commands_say_weights_in_another_dtype() -> None:
@@ -247,6 +249,93 @@ def test_commands_say_weights_in_another_dtype() -> None:
         for engine in ("vllm", "sglang"):
             text = command_of(engine, c.configuration, c.question)
             assert ("--quantization fp8" in text) == is_told
+
+
+def fp4_command(engine: str, **more: Any) -> str:
+    options = {"gpus": 16, "ep": 16, "tokens": 64, "weight_dtype": "fp4", "overlap": "none", **more}
+    options = {"cluster": "gb200-nvl72", "moe": "deepseek-v3", **options, **CLOSED}
+    (c,) = trefoil.plan(**options).candidates()
+    return command_of(engine, c.configuration, c.question)
+
+
+def test_commands_of_nvfp4_weights() -> None:
+    """A model that its publisher offers in fp8, in a rack of hosts of 4 GPUs."""
+    text = fp4_command("sglang", mode="ll")
+    assert text.startswith("# MODEL: deepseek-v3 with weights in nvfp4\nsglang serve")
+    assert "--model-path $MODEL" in text and "--nnodes 4" in text
+    assert "--moe-a2a-backend deepep --deepep-mode low_latency" in text
+    assert "--quantization modelopt_fp4 --moe-runner-backend flashinfer_cutedsl" in text
+    text = fp4_command("vllm", mode="ll")
+    assert "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL=1 vllm serve $MODEL" in text
+    assert "--all2all-backend deepep_low_latency --moe-backend flashinfer_cutedsl" in text
+    assert "--data-parallel-size 16 --data-parallel-size-local 4" in text
+    prefill = {"mode": "ht", "load": "prefill"}
+    text = fp4_command("sglang", **prefill)
+    assert "--moe-a2a-backend flashinfer --flashinfer-a2a-dispatch-type bf16" in text
+    assert "--moe-runner-backend flashinfer_cutlass" in text and "deepep" not in text
+    text = fp4_command("vllm", dispatch_dtype="fp4", **prefill)
+    assert "--all2all-backend flashinfer_nvlink_one_sided --moe-backend flashinfer_trtllm" in text
+    text = fp4_command("sglang", dispatch_dtype="fp4", **prefill)
+    assert "--flashinfer-a2a-dispatch-type nvfp4" in text
+    text = fp4_command("vllm", dispatch_dtype="fp4", mode="ll")
+    assert "VLLM_DEEPEPLL_NVFP4_DISPATCH=1 vllm serve" in text
+    text = fp4_command("sglang", dispatch_dtype="fp4", mode="ll")
+    assert "SGLANG_MOE_NVFP4_DISPATCH=1 " in text
+    text = fp4_command("vllm", cluster="dgx-b200", **prefill)
+    assert "--all2all-backend deepep_high_throughput --moe-backend flashinfer_trtllm" in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "more", "words"),
+    [
+        ("vllm", {"cluster": "dgx-h100", "mode": "ll"}, "dgx-h100 does not state gpu_fp4_tflops"),
+        ("sglang", {"cluster": "h800", "mode": "ht"}, "h800 does not state gpu_fp4_tflops"),
+        ("sglang", {"cluster": "dgx-b200", "mode": "ht"}, "one NVLink domain, EP 16 takes 2"),
+        ("sglang", {"mode": "ht", "overlap": "two-batch"}, "--overlap none,shared"),
+        (
+            "vllm",
+            {"mode": "ht", "overlap": "two-batch", "dispatch_dtype": "fp4"},
+            "does not run with --enable-dbo",
+        ),
+        ("sglang", {"mode": "ll", "drafts": 1}, "--drafts 0"),
+        ("vllm", {"mode": "ll", "dispatch_dtype": "fp8"}, "--dispatch-dtype bf16 or fp4"),
+        ("vllm", {"mode": "ht", "load": "prefill"}, "--dispatch-dtype fp4"),
+        (
+            "vllm",
+            {"cluster": "dgx-b200", "mode": "ht", "dispatch_dtype": "fp4"},
+            "--dispatch-dtype bf16",
+        ),
+        ("sglang", {"moe": "gpt-oss-120b", "mode": "ll"}, "mxfp4 experts do not run over DeepEP"),
+        ("vllm", {"mode": "ll", "gpus": 6, "ep": 6}, "EP 6 does not fill hosts of 4 GPUs"),
+    ],
+)
+def test_what_an_engine_has_no_command_for(engine: str, more: dict[str, Any], words: str) -> None:
+    text = fp4_command(engine, **more)
+    name = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
+    assert text.startswith(f"# no {name} command: ") and words in text and "\n" not in text
+
+
+def test_commands_of_weights_that_are_published() -> None:
+    text = fp4_command("vllm", moe="gpt-oss-120b", cluster="dgx-h100", gpus=8, ep=8, mode="ll")
+    assert "vllm serve openai/gpt-oss-120b" in text and "--quantization" not in text
+    text = fp4_command("vllm", mode="ll", cluster="dgx-h100", gpus=96, ep=96, weight_dtype="bf16")
+    assert text.startswith("# MODEL: deepseek-v3 with weights in bf16\nvllm serve $MODEL")
+
+
+def test_a_model_file_does_not_say_which_fp4(tmp_path: Path) -> None:
+    model = json.loads((ROOT / "models/moe/gpt-oss-20b.json").read_text())
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**model, "name": "mine"}))
+    text = fp4_command("vllm", moe=str(path), gpus=8, ep=8, mode="ll")
+    assert "whether the fp4 weights of mine are nvfp4 or mxfp4 is not known" in text
+
+
+def test_fp4_products_are_as_fast_as_the_cluster_says() -> None:
+    options = {"gpus": 8, "mode": "ht", "load": "prefill", "weight_dtype": "fp4"}
+    (b200,) = trefoil.plan(cluster="dgx-b200", tokens="4096", **options, **CLOSED).candidates()
+    assert b200.question.terms.fp4_rate == 2 and b200.question.gpu.fp4_tflops == 9000
+    (h100,) = trefoil.plan(cluster="hgx-h200", tokens="4096", **options, **CLOSED).candidates()
+    assert h100.question.terms.fp4_rate == 1
 
 
 def test_the_verb_prints_commands() -> None:

@@ -293,6 +293,7 @@ def work_of(
     return Work(
         tokens=tokens,
         context=q.context,
+        cached=q.cached,
         is_prefill=q.load == "prefill",
         ep=ep,
         physical_experts=physical_experts,
@@ -355,7 +356,8 @@ def _timing_of(
     ops = operation_of(of["dispatch"]), operation_of(of["combine"])
     # Rows that the busiest rank has beyond those of the replayed routing, at line rate.
     waits = max(0.0, q.terms.imbalance / busiest_of(of) - 1)
-    n, layers, left = (2 if how == "two-batch" else 1), q.model.num_layers, left_of(c, of)
+    n, layers = (2 if how == "two-batch" else 1), q.model.num_layers
+    left = left_of(c, of) * (q.terms.interference if q.load == "prefill" else 1.0)
 
     def step(end: str) -> float:
         """The step where everything takes its most likely time, or its low or high end."""

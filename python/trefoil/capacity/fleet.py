@@ -45,7 +45,9 @@ class Traffic:
     @property
     def computed_tokens(self) -> int:
         """Of a prompt."""
-        return max(1, round(self.input_tokens * (1 - self.cached)))
+        return self.input_tokens - min(
+            self.input_tokens - 1, round(self.input_tokens * self.cached)
+        )
 
     def demand(self, load: str) -> float:
         """Tokens a second."""
@@ -106,8 +108,6 @@ def traffic_of(o: argparse.Namespace) -> Traffic:
             raise PlanError(f"--{name.replace('_', '-')} is not of a fleet: the traffic says it")
     if not 0 < o.utilisation <= 1:
         raise PlanError(f"--utilisation {o.utilisation:g}: more than 0, at most 1")
-    if not 0 <= o.cached < 1:
-        raise PlanError(f"--cached {o.cached:g}: a share of the input, less than 1")
     return Traffic(
         requests_per_s=o.requests_per_s,
         input_tokens=o.input_tokens,
@@ -125,7 +125,8 @@ def options_of(o: argparse.Namespace, traffic: Traffic, load: str) -> argparse.N
     changes = {
         "load": load,
         "tokens": PREFILL_BATCHES if prefill else DECODE_BATCHES,
-        "context": str(traffic.computed_tokens if prefill else traffic.decode_context),
+        "context": str(traffic.input_tokens if prefill else traffic.decode_context),
+        "cached": o.cached if prefill else 0.0,
         "max_step_ms": None if prefill else traffic.max_step_ms,
         "mode": throughput_modes(o.mode) if prefill else o.mode,
         "drafts": None if prefill else o.drafts,

@@ -14,7 +14,11 @@ from trefoil.capacity.whole_model import KV_BYTES, WEIGHT_BYTES
 from trefoil.sentence_parser import SentenceParser
 
 # Options of simulate that are passed on as they are, and those that are what-ifs.
-PASSED = ("dispatch_dtype", "combine", "variant", "seed", "physical_experts", "engine", "sms")
+PASSED = (
+    *("dispatch_dtype", "combine", "variant", "seed", "physical_experts", "placement"),
+    *("engine", "sms"),
+)
+PLACEMENTS = ("auto", "in-turn", "global", "hierarchical")
 WHAT_IFS = (
     ("rail_fail", "I,...", "these rails are down on every node"),
     ("slow_rail", "I[:F],...", "rail I at F times its rate (default 0.5)"),
@@ -129,6 +133,13 @@ def parser() -> argparse.ArgumentParser:
         "--kv-dtype", choices=KV_BYTES, default="bf16", help="of the KV cache (default bf16)"
     )
     need.add_argument(
+        "--cached",
+        type=_number,
+        default=0.0,
+        metavar="X",
+        help="prefill: share of a prompt whose keys and values are there already (default 0)",
+    )
+    need.add_argument(
         "--drafts",
         type=_whole,
         metavar="N",
@@ -150,8 +161,8 @@ def parser() -> argparse.ArgumentParser:
         "--fp4-rate",
         type=_number,
         metavar="X",
-        help=f"rate of products with fp4 weights over fp8's (default {preset('fp4_rate'):g}; 2 on "
-        "Blackwell)",
+        help=f"rate of products with fp4 weights over fp8's (default: as the cluster's "
+        f"GPUs, {preset('fp4_rate'):g} where they have none in fp4)",
     )
     need.add_argument(
         "--imbalance",
@@ -165,6 +176,13 @@ def parser() -> argparse.ArgumentParser:
         type=_number,
         metavar="X",
         help=f"attention of the busiest GPU over the mean (default {preset('batch_imbalance'):g})",
+    )
+    need.add_argument(
+        "--interference",
+        type=_number,
+        metavar="X",
+        help="speed of prefill's compute while communication runs beside it, SMs aside (default "
+        f"{preset('interference'):g}; 1: as alone)",
     )
     need.add_argument(
         "--host-ms",
@@ -189,13 +207,6 @@ def parser() -> argparse.ArgumentParser:
         "--max-ttft-ms", type=_number, metavar="MS", help="most time to the first token"
     )
     fleet.add_argument(
-        "--cached",
-        type=_number,
-        default=0.0,
-        metavar="X",
-        help="share of the input whose keys and values are there already (default 0)",
-    )
-    fleet.add_argument(
         "--utilisation",
         type=_number,
         default=UTILISATION,
@@ -206,10 +217,20 @@ def parser() -> argparse.ArgumentParser:
     for name, metavar, text in WHAT_IFS:
         what.add_argument("--" + name.replace("_", "-"), metavar=metavar, help=text)
     how = p.add_argument_group("how")
-    how.add_argument("--dispatch-dtype", metavar="T", help="bf16 or fp8 (default: as the weights)")
+    how.add_argument(
+        "--dispatch-dtype",
+        metavar="T",
+        help="bf16, fp8 or fp4 (default: fp8 as the weights, else bf16)",
+    )
     how.add_argument("--combine", metavar="HOW", help="ll: exact (default) or partial")
     how.add_argument("--variant", metavar="V", help="ours (default), per-expert or rails")
     how.add_argument("--physical-experts", type=_positive, metavar="E", help="redundant copies")
+    how.add_argument(
+        "--placement",
+        choices=PLACEMENTS,
+        help="of experts and their copies: EPLB's global or hierarchical policy, or in turn "
+        "(default auto: hierarchical where nodes divide the model's groups of experts)",
+    )
     how.add_argument(
         "--grouped",
         action=argparse.BooleanOptionalAction,

@@ -82,11 +82,16 @@ def title_of(q: Question) -> str:
     of = f"{q.moe}, {q.load}, {q.tokens:,} tokens a GPU"
     if q.model is not None and q.load != "training":
         of += f", context {q.context:,}"
+        of += f" ({q.cached:,} cached)" if q.cached else ""
     return f"{of}, {gpus_text(q.gpus)} of {q.cluster}"
 
 
 def gpus_text(count: int) -> str:
     return f"{count:,} GPU{'s'[: count > 1]}"
+
+
+def _are(count: int) -> str:
+    return f"{'are' if count > 1 else 'is'} {gpus_text(count)}"
 
 
 def terms_of(q: Question) -> list[str]:
@@ -98,6 +103,8 @@ def terms_of(q: Question) -> list[str]:
         said.append(f"the busiest GPU's experts have {t.imbalance:g} of the mean (--imbalance)")
     if t.batch_imbalance > 1:
         said.append(f"its attention {t.batch_imbalance:g} of the mean (--batch-imbalance)")
+    if t.interference < 1 and q.load == "prefill":
+        said.append(f"compute beside communication at {t.interference:g} (--interference)")
     if t.host_ms > 0:
         said.append(f"GPUs wait {t.host_ms:g} ms a step for the engine (--host-ms)")
     return ["; ".join(said)] if said else []
@@ -220,6 +227,8 @@ def step_notes(plan: CapacityPlan) -> list[str]:
             "step waits for communication; attention, experts and other are of one whole batch"
         )
         notes += terms_of(q)
+        sequences = "; tokens a GPU are sequences" if q.load == "decode" else ""
+        notes.append(f"LL and HT: low-latency, high-throughput dispatch and combine{sequences}")
     elif q.is_whole:
         notes.append("nothing overlaps: a step is its compute, then its communication")
     outside = list(dict.fromkeys(c.mode.upper() for c in of if c.outside))
@@ -334,13 +343,13 @@ def _answer(c: Configuration, q: Question) -> str:
     if step is None or rate is None or share is None:
         sms = f"{c.sms} SMs, " if c.sms else ""
         layer = format_seconds(c.layer)
-        return f"{c.mode.upper()} in groups of {c.ep} GPUs, {layer} a layer, {sms}{memory}."
+        of = f"{c.mode.upper()} in groups of {c.ep} GPUs, {layer} a layer, {sms}{memory}."
+        return f"{of} {_unknown(q)}"
     most, least = ("at most ", "at least ") if is_roofline(c) else ("", "")
     groups = f"{c.replicas} group{'s'[: c.replicas > 1]} of {c.ep} GPUs"
     idle = q.gpus - c.used(q)
-    node = (
-        f" ({rate * q.gpus_per_node:,.0f} a node of {q.gpus_per_node})" if q.gpus_per_node else ""
-    )
+    node = f"{rate * q.gpus_per_node:,.0f} a node of {q.gpus_per_node}, " if q.gpus_per_node else ""
+    node = f" ({node}{rate * c.used(q):,.0f} in all)"
     what = {"decode": "per output token", "prefill": "to the first token"}[q.load]
     text = (
         f"{c.mode.upper()} in {groups}{f', {idle} GPUs idle' if idle else ''}: "
@@ -351,6 +360,13 @@ def _answer(c: Configuration, q: Question) -> str:
     if c.max_tokens and c.max_tokens > q.tokens:
         text += f", {c.max_tokens:,} tokens a GPU would fit"
     return text + f"{_price(c, q)}."
+
+
+def _unknown(q: Question) -> str:
+    """What the answer lacks without a step."""
+    if q.model is None:
+        return f"No tokens/s, and memory is of routed experts and buffers alone: {_not_whole(q)}."
+    return f"No tokens/s: {why_no_step(q)}."
 
 
 def _waits(c: Configuration, share: float) -> str:
@@ -398,7 +414,7 @@ def _nothing_fits(plan: CapacityPlan) -> list[str]:
     if smallest.mode:
         lines.append(
             f"The smallest that fits: {smallest.mode.upper()} in groups of {smallest.ep} GPUs, "
-            f"{format_bytes(smallest.memory_bytes)} a GPU, of {gpus_text(q.gpus)} that there are."
+            f"{format_bytes(smallest.memory_bytes)} a GPU; there {_are(q.gpus)}."
         )
     most = max(plan.configurations, key=lambda c: c.max_tokens or 0)
     if most.max_tokens:

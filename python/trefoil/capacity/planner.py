@@ -101,6 +101,7 @@ class Planner:
             fp4_rate=said("fp4_rate"),
             imbalance=said("imbalance"),
             batch_imbalance=said("batch_imbalance"),
+            interference=said("interference"),
             host_ms=said("host_ms"),
         )
         if terms.drafts and self.load != "decode":
@@ -109,6 +110,8 @@ class Planner:
             raise PlanError(f"--drafts {terms.drafts}: at most {MAX_DRAFTS}")
         if terms.acceptance > 1:
             raise PlanError(f"--acceptance {terms.acceptance:g}: a share, 0 to 1")
+        if not 0 < terms.interference <= 1:
+            raise PlanError(f"--interference {terms.interference:g}: a speed, above 0 to 1")
         if terms.fp4_rate <= 0:
             raise PlanError("--fp4-rate 0: more than 0")
         for name in ("imbalance", "batch_imbalance"):
@@ -158,6 +161,9 @@ class Planner:
             self.base["dispatch_dtype"] = "fp8"
             details.append("dispatch in fp8, as the weights")
         self.ep_sizes = self._ep_sizes(gpus, facts)
+        gpu = self._gpu(facts)
+        if gpu is not None and o.fp4_rate is None:
+            self.terms = replace(self.terms, fp4_rate=gpu.fp4_rate)
         q = Question(
             cluster=facts["cluster"],
             moe=facts["moe"],
@@ -177,12 +183,15 @@ class Planner:
             gpu_memory_gb=facts["gpu_memory_gb"],
             reserve_gb=self._reserve(facts["gpu_memory_gb"]),
             gpus_per_node=facts["gpus_per_node"],
+            gpus_per_host=facts["gpus_per_host"],
+            dispatch_dtype=self.base.get("dispatch_dtype", "bf16"),
             context=self.contexts[0],
+            cached=self._cached(self.contexts[0]),
             kv_dtype=o.kv_dtype,
             max_step_ms=o.max_step_ms,
             model=model,
             missing=missing,
-            gpu=self._gpu(facts),
+            gpu=gpu,
             gpu_hour_usd=o.gpu_hour,
             gpu_watts=o.gpu_watts,
             compute_costs=o.compute_costs,
@@ -195,6 +204,15 @@ class Planner:
             if value is not None and not q.is_whole:
                 raise PlanError(f"{option}: {why_no_step(q)}; --compute-us would say it")
         return q
+
+    def _cached(self, context: int) -> int:
+        """Of a prompt's tokens; one at least is computed."""
+        share = self.options.cached
+        if not 0 <= share < 1:
+            raise PlanError(f"--cached {share:g}: a share of the input, less than 1")
+        if share and self.load != "prefill":
+            raise PlanError(f"--cached {share:g}: of prefill alone, this is {self.load}")
+        return min(context - 1, round(share * context))
 
     def _compute_gpu(self) -> str:
         try:
@@ -213,7 +231,9 @@ class Planner:
     @staticmethod
     def _gpu(facts: dict[str, Any]) -> Gpu | None:
         hbm, bf16 = facts["gpu_hbm_gb_per_s"], facts["gpu_bf16_tflops"]
-        return Gpu(hbm, bf16, facts["gpu_fp8_tflops"]) if hbm and bf16 else None
+        if not hbm or not bf16:
+            return None
+        return Gpu(hbm, bf16, facts["gpu_fp8_tflops"], facts["gpu_fp4_tflops"])
 
     def _reserve(self, memory_gb: float | None) -> float:
         said = self.options.reserve_gb
@@ -329,7 +349,9 @@ class Planner:
             option = "--" + given[0][0].replace("_", "-")
             raise PlanError(f"{option}: a what-if is of one plan: one --tokens and one --context")
         questions = [
-            replace(q, tokens=n, context=context) for context in self.contexts for n in self.batches
+            replace(q, tokens=n, context=context, cached=self._cached(context))
+            for context in self.contexts
+            for n in self.batches
         ]
         halves = {half_of(n.tokens) for n in questions if self._wants_halves(n)}
         pairs = pairs_of(q)

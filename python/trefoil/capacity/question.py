@@ -40,8 +40,11 @@ class Question:
     gpu_memory_gb: float | None = None  # of the cluster's GPUs; None: its file does not say
     reserve_gb: float = 0.0  # of that, kept free: CUDA's context, NCCL, workspaces
     gpus_per_node: int = 0  # 0: a plan of before
+    dispatch_dtype: str = "bf16"  # of rows in dispatch
+    gpus_per_host: int = 0  # of one operating system; 0: a plan of before
     context: int = DEFAULT_CONTEXT  # tokens of a sequence
     kv_dtype: str = "bf16"
+    cached: int = 0  # prefill: of a prompt's tokens, those whose keys and values are there already
     max_step_ms: float | None = None  # limit of a step: time per output token, or to the first one
     model: Model | None = None  # all of it; None: `missing` says which key its file lacks
     missing: str = ""
@@ -61,7 +64,8 @@ class Question:
     @property
     def steps_to_first_token(self) -> int:
         """Prefill: a prompt longer than a step's tokens takes several."""
-        return -(-self.context // self.tokens) if self.load == "prefill" else 1
+        computed = self.context - self.cached
+        return -(-computed // self.tokens) if self.load == "prefill" else 1
 
     @property
     def steps_of_latency(self) -> float:

@@ -25,6 +25,12 @@ class Gpu:
     hbm_gb_per_s: float
     bf16_tflops: float
     fp8_tflops: float | None = None  # None: fp8 products at the rate of bf16
+    fp4_tflops: float | None = None  # None: fp4 products at the rate of fp8
+
+    @property
+    def fp4_rate(self) -> float:
+        """Of products in fp4 over those in fp8."""
+        return self.fp4_tflops / self.tflops("fp8") if self.fp4_tflops else 1.0
 
     def tflops(self, dtype: str) -> float:
         return self.bf16_tflops if dtype == "bf16" else self.fp8_tflops or self.bf16_tflops
@@ -35,7 +41,7 @@ class Work:
     """What one step does on a GPU."""
 
     tokens: int  # of a GPU: in decode sequences times rows, prompt tokens in prefill
-    context: int  # tokens that each of them sees; in prefill a prompt's length
+    context: int  # tokens that each of them sees; in prefill a prompt's length, cached ones too
     is_prefill: bool
     ep: int
     physical_experts: int
@@ -44,11 +50,17 @@ class Work:
     busiest: float = 1.0  # rows of the busiest GPU's experts over the mean
     is_flat: bool = False  # dispatch leaves rows by source, not by expert: HT flat, LL rank-major
     terms: Terms = NEUTRAL
+    cached: int = 0  # of a prompt's tokens: their keys and values are there already
 
     @property
     def sequences(self) -> int:
-        each = self.context if self.is_prefill else self.terms.rows
+        each = self.context - self.cached if self.is_prefill else self.terms.rows
         return -(-self.tokens // each)
+
+    @property
+    def keys(self) -> float:
+        """In prefill: tokens whose keys and values MLA makes of the compressed ones, cached too."""
+        return self.tokens * self.context / (self.context - self.cached)
 
 
 @dataclass(frozen=True)
@@ -104,8 +116,10 @@ class Machine:
         return t, t * min(1, known.low), t * max(1, known.high), known.origin
 
 
-def input_bytes(dtype: str) -> float:
-    """Of an element that goes into a product with such weights."""
+def input_bytes(dtype: str, terms: Terms = NEUTRAL) -> float:
+    """Of an element that goes into a product with such weights; products in fp4 take fp4."""
+    if dtype == "fp4" and terms.fp4_rate > 1:
+        return WEIGHT_BYTES["fp4"]
     return 1.0 if dtype == "fp8" else BF16
 
 
@@ -123,9 +137,9 @@ def cast(rows: float, elements: int, dtype: str) -> list[Cost]:
     return [Cost(0.0, rows * elements * (BF16 + 1), kind="elementwise")]
 
 
-def activation(rows: float, width: int, dtype: str) -> Cost:
+def activation(rows: float, width: int, dtype: str, terms: Terms = NEUTRAL) -> Cost:
     """Gate and up in, their product out as the next product takes it."""
-    return Cost(0.0, rows * width * (2 * BF16 + input_bytes(dtype)), kind="elementwise")
+    return Cost(0.0, rows * width * (2 * BF16 + input_bytes(dtype, terms)), kind="elementwise")
 
 
 def part_of(
@@ -149,7 +163,7 @@ def attention_costs(m: Model, w: Work, dtype: str, edge: float = 0.0) -> list[tu
     """Products of all layers, and attention itself. In decode MLA works on the compressed keys and
     values: kv_b is applied to queries and results, a head at a time. edge: Machine.edge."""
     costs = [
-        (float(m.num_layers), product(w.tokens, a, b, dtype))
+        (float(m.num_layers), product(w.keys if name == "kv_b" else w.tokens, a, b, dtype))
         for name, a, b in m.attention_products()
         if name != "kv_b" or w.is_prefill
     ]
@@ -172,9 +186,9 @@ def attention_core(m: Model, w: Work, seen: int, edge: float = 0.0) -> Cost:
         per_pair = m.num_heads * (m.nope + m.rope + m.v)
     else:
         per_pair = 2 * m.num_heads * m.head
-    # A prompt's token t of c sees t + 1, and at most a window: the mean over the prompt.
-    c = w.context
-    pairs = w.tokens * ((seen * (seen + 1) / 2 + (c - seen) * seen) / c + edge)
+    # The i-th token of a prompt sees i, and at most a window: the mean over those not cached.
+    both = _seen_by(w.context, seen) - _seen_by(w.cached, seen)
+    pairs = w.tokens * (both / (w.context - w.cached) + edge)
     cache = w.sequences * seen * m.kv_elements * KV_BYTES[w.kv_dtype]
     kind = "mla-decode" if m.is_mla else "attention-decode"
     if w.is_prefill:
@@ -184,6 +198,12 @@ def attention_core(m: Model, w: Work, seen: int, edge: float = 0.0) -> Cost:
     # fp8 keys and values are multiplied in bf16 after they are read, unless the terms say fp8.
     dtype = "bf16" if w.is_prefill else w.terms.attention_dtype
     return Cost(2.0 * pairs * per_pair, cache, dtype, kind)
+
+
+def _seen_by(tokens: int, window: int) -> float:
+    """By the first tokens of a prompt together."""
+    short = min(tokens, window)
+    return short * (short + 1) / 2 + (tokens - short) * window
 
 
 def hit_experts(m: Model, w: Work) -> float:
@@ -202,7 +222,7 @@ def experts_costs(m: Model, w: Work, row_tile: int) -> list[tuple[float, Cost]]:
     costs = []
     for inner, outer in ((m.hidden, 2 * m.expert_hidden), (m.expert_hidden, m.hidden)):
         weights = hit * inner * outer * WEIGHT_BYTES[dtype]
-        size = weights + rows * (input_bytes(dtype) * inner + BF16 * outer)
+        size = weights + rows * (input_bytes(dtype, w.terms) * inner + BF16 * outer)
         cost = Cost(2.0 * padded * inner * outer, size, dtype, "grouped")
         costs.append((float(m.moe_layers), cost))
     return costs
@@ -216,7 +236,7 @@ def permutation_costs(m: Model, w: Work) -> list[Cost]:
     """Flat rows to the experts' order, a copy for each of a row's experts, and their weighted sums
     back, with the largest number of rows: each of a token's experts on a GPU of its own."""
     rows = w.tokens * m.topk * w.busiest * m.hidden
-    copied = 2 * input_bytes(w.weight_dtype) * rows
+    copied = 2 * input_bytes(w.weight_dtype, w.terms) * rows
     return [Cost(0.0, size, kind="elementwise") for size in (copied, 2 * BF16 * rows)]
 
 
@@ -231,13 +251,14 @@ def elementwise_costs(m: Model, w: Work, dtype: str) -> list[tuple[float, Cost]]
     costs = [(2.0 * m.num_layers, norm), (1.0 * m.num_layers, positions)]
     costs.append((float(m.moe_layers), choice))
     if m.is_mla and w.is_prefill:  # keys: the part without positions and the other put together
-        keys = Cost(0.0, BF16 * 2 * w.tokens * m.num_heads * (m.nope + m.rope), kind="elementwise")
+        keys = Cost(0.0, BF16 * 2 * w.keys * m.num_heads * (m.nope + m.rope), kind="elementwise")
         costs.append((float(m.num_layers), keys))
     if w.is_flat:
         costs += [(float(m.moe_layers), cost) for cost in permutation_costs(m, w)]
     widths = {a for _, a, _ in m.attention_products()}
     costs += [(float(m.num_layers), c) for a in widths for c in cast(w.tokens, a, dtype)]
-    of_experts = activation(w.tokens * m.topk * w.busiest, m.expert_hidden, w.weight_dtype)
+    rows = w.tokens * m.topk * w.busiest
+    of_experts = activation(rows, m.expert_hidden, w.weight_dtype, w.terms)
     costs.append((float(m.moe_layers), of_experts))
     for layers, width in ((m.moe_layers, m.shared_hidden), (m.dense_layers, m.dense_hidden)):
         if layers and width:
