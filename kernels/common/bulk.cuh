@@ -76,8 +76,8 @@ template <int N> EP_DEV void bulkRead() { // all but the last N groups have left
 template <int N> EP_DEV void bulkDone() { // all but the last N groups are written
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
-// Asynchronous copies of 16 bytes into shared memory, past L1, of the proxy of ordinary accesses. The thread that
-// asked for a copy sees it once all but the last N groups are there.
+// Asynchronous copies of 16 bytes into shared memory, past L1, of the proxy of ordinary accesses. The thread
+// that asked for a copy sees it once all but the last N groups are there.
 EP_DEV void copyAsync(uint32_t to, const void *from) {
   asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(to), "l"(from) : "memory");
 }

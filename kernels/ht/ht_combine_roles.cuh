@@ -92,7 +92,8 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
   EP_DEV char *to(const HtItem &item) const {
     return fifoSlotAt(group(), 1, item.source, group().rank, item.code);
   }
-  EP_DEV void load(const HtItem &item, uint32_t stage, uint64_t *full) const { // flat: the one entry
+  EP_DEV void load(const HtItem &item, uint32_t stage,
+                   uint64_t *full) const { // flat: the one entry
     const int bytes = chunkBytes(a.row, item.chunk);
     barrierExpect(full, bytes);
     bulkLoad(stage, from(item, *(const int2 *)(&item + 1)), bytes, full);

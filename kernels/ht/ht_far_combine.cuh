@@ -263,8 +263,8 @@ template <bool EXPERT_MAJOR> struct FarCombineReceiver : CombineReceiver<EXPERT_
   }
 };
 
-// With one more level: the entries of the own node, which stand side by side, are summed and rounded first, and
-// that is one term.
+// With one more level: the entries of the own node, which stand side by side, are summed and rounded first,
+// and that is one term.
 template <Elem T> struct HtNodeSum {
   Sum<T> sum[HT_ROW_VECTORS], ofNode[HT_ROW_VECTORS];
 
@@ -287,7 +287,9 @@ template <Elem T> struct HtNodeSum {
       if (ends) sum[j].add(ofNode[j].round());
     }
   }
-  EP_DEV uint4 round(int j) const { return sum[j].round(); }
+  EP_DEV uint4 round(int j) const {
+    return sum[j].round();
+  }
 };
 
 // All threads of a launch's blocks, of which the last is the poster.

@@ -1,12 +1,12 @@
-// The gather pipeline: n chunks in, their sum out, in the order of the entries, in fp32, rounded once. A reducing
-// warp has an item to itself:
+// The gather pipeline: n chunks in, their sum out, in the order of the entries, in fp32, rounded once. A
+// reducing warp has an item to itself:
 //
 //   scheduler -> HT_ROW_WARPS reducers -> completion
 //
-// A lane streams its part of the item's chunks through shared memory of its own by asynchronous copies of 16
-// bytes, a step of all entries after the other, adds, and stores the sum where it belongs. No stage passes from
-// warp to warp, and the copies are of the proxy of ordinary accesses: there is nothing to wait for but items,
-// and no fence. A sum of one chunk is a copy.
+// A lane streams its part of the item's chunks through shared memory of its own by asynchronous copies of
+// 16 bytes, a step of all entries after the other, adds, and stores the sum where it belongs. No stage
+// passes from warp to warp, and the copies are of the proxy of ordinary accesses: there is nothing to wait
+// for but items, and no fence. A sum of one chunk is a copy.
 #ifndef TREFOIL_KERNELS_HT_ROWS_CUH
 #define TREFOIL_KERNELS_HT_ROWS_CUH
 
@@ -42,7 +42,9 @@ template <Elem T> struct HtPlainSum {
 #pragma unroll
     for (int j = 0; j < HT_ROW_VECTORS; j++) sum[j].add(in.v[j]);
   }
-  EP_DEV uint4 round(int j) const { return sum[j].round(); }
+  EP_DEV uint4 round(int j) const {
+    return sum[j].round();
+  }
 };
 
 // A warp's item. SUM: HtPlainSum, or one with more levels.
@@ -123,7 +125,8 @@ template <class SUM, class P> EP_DEV void rowReducer(const HtBlock &b, const P &
   }
 }
 
-// Items that are through, in their order: a sender's flags, behind one fence for all of them; a receiver's credits.
+// Items that are through, in their order: a sender's flags, behind one fence for all of them; a
+// receiver's credits.
 template <class P> EP_DEV void rowCompletion(const HtBlock &b, const P &p, int lane) {
   HtWatchdog deadline;
   for (int k = 0;;) {
