@@ -13,8 +13,8 @@ typedef struct memory_need {
   uint64_t outputBytes; /* rows that a dispatch may write: LL's capacity, HT's rows received */
 } memory_need_t;
 
-/* The GPU library's where it takes the shape (one node, at most 64 ranks), else the CPU library's, which
- * takes every shape. maxReceived: rows that the busiest rank receives. */
+/* The GPU library's where it takes the shape (at most 64 ranks), else the CPU library's, which takes every
+ * shape. maxReceived: rows that the busiest rank receives. */
 void memoryNeed(const trefoil_predict_spec_t *spec, const trefoil_shape_t *shape,
                 int64_t maxReceived, memory_need_t *need);
 

@@ -87,6 +87,7 @@ typedef struct ep_ll_group {
   int rank, numRanks, numExperts, numLocal; /* numLocal = ceil(E / R) */
   int maxTokens, enableMask;
   int numSms; /* blocks of a launch, <= 1023; all of them must fit on the GPU at once */
+  uint16_t firstNear, numNear; /* several domains (relay.h): the ranks of this one's */
 } ep_ll_group_t;
 
 typedef struct ep_ll_handle {

@@ -21,7 +21,6 @@ struct Domains {
   bool rails; // dispatch goes by rails, unless there are masks
   std::vector<DomainRank> ranks;
   ep_ll_relay_layout_t at;
-  size_t mirrorBytes;
 
   bool isFar(int r, int p) const { return perDomain && r / perDomain != p / perDomain; }
 
@@ -46,8 +45,7 @@ struct Domains {
     if (!perDomain) return;
     blocks = 1 + rng.below(3);
     OK(epLlRelayLayout(&config, perDomain, rails && !masks, &at));
-    mirrorBytes = w.at.bytes;
-    const size_t R = ranks.size(), far = R - perDomain;
+    const size_t R = ranks.size();
     char control[EP_LL_RELAY_CONTROL_BYTES];
     epLlRelayControlInit(control, first);
     for (size_t r = 0; r < R; r++) {
@@ -56,9 +54,9 @@ struct Domains {
       CU(cudaFree(k.window));
       CU(cudaFree(k.mirrors));
       CU(cudaMalloc(&k.window, 128 + at.bytes));
-      CU(cudaMalloc(&k.mirrors, far * mirrorBytes));
+      CU(cudaMalloc(&k.mirrors, at.mirrorBytes));
       CU(cudaMemset(k.window, 0xff, 128 + at.bytes));
-      CU(cudaMemset(k.mirrors, 0, far * mirrorBytes));
+      CU(cudaMemset(k.mirrors, 0, at.mirrorBytes));
       CU(cudaMemset(k.signals, 0, EP_LL_RELAY_SIGNALS(R) * 8));
       CU(cudaMemset(k.counts, 0, 2 * R * 8));
       CU(cudaMemcpy(k.control, control, sizeof control, cudaMemcpyHostToDevice));
@@ -77,9 +75,11 @@ struct Domains {
   }
 
   void setPeers(ep_ll_group_t &g) const {
+    g.firstNear = (uint16_t)(perDomain ? g.rank / perDomain * perDomain : 0);
+    g.numNear = (uint16_t)perDomain;
     for (int p = 0; p < g.numRanks; p++) {
       if (isFar(g.rank, p)) {
-        g.peers[p] = ranks[g.rank].mirrors + epLlFarIndex(perDomain, g.rank, p) * mirrorBytes;
+        g.peers[p] = ranks[g.rank].mirrors;
       }
     }
   }

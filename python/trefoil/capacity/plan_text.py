@@ -304,7 +304,9 @@ def notes_of(plan: CapacityPlan) -> list[str]:
     if why := why_no_step(q):
         notes.append(f"no step and no tokens/s: {why}")
     if any(c.memory.library == "cpu" for c in configurations):
-        notes.append("c: buffers of the CPU library; the GPU library does not take that shape")
+        notes.append(
+            "c: buffers of the CPU library; the GPU library does not take that shape (64 ranks at most)"
+        )
     return [*notes, *step_notes(plan)]
 
 
