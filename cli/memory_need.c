@@ -39,6 +39,9 @@ void memoryNeed(const trefoil_predict_spec_t *spec, const trefoil_shape_t *shape
                                .shape = *shape,
                                .maxTokenBytes = maxRowBytes(spec)};
   if (take(need, epGpuTable(&config, 0, &table), &table)) return;
+  config.anyRanks = shape->numRanks > EP_LL_GPU_MAX_RANKS;
+  need->library = "gpu-formula";
+  if (config.anyRanks && take(need, epGpuTable(&config, 0, &table), &table)) return;
   config.backend = EP_BACKEND_CPU;
   need->library = "cpu";
   need->known = take(need, epSizing(&config, &table), &table);

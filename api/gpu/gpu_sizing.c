@@ -19,6 +19,7 @@ ep_ll_config_t epGpuConfig(const ep_sizing_config_t *config) {
       .maxTokens = s->maxTokens,
       .maxTokenBytes = (config->maxTokenBytes + 15) / 16 * 16,
       .partial = 1, /* room for weights always: so little that it need not depend on a variable */
+      .anyRanks = config->anyRanks,
   };
 }
 

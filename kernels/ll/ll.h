@@ -66,6 +66,7 @@ typedef struct ep_ll_config {
   int64_t maxTokens;
   size_t maxTokenBytes; /* of one token's row, scales included */
   int partial;          /* weights travel */
+  int anyRanks;         /* for sizes alone: more ranks than the kernels take, too */
 } ep_ll_config_t;
 
 /* TREFOIL_INVALID_ARGUMENT with a sentence: past the limits above, or no multiple of 16 bytes. */

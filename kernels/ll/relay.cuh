@@ -11,8 +11,8 @@
 // of one rank behind those of another, and a record of a row says for which of them it is.
 // Records are in the order in which warps found their rows, which no result depends on.
 //
-//   SEND   waits for the launch's packets in the mirrors (mirror.cuh), or takes whole rows of a combine out of
-//          the caller's tensor; the last warp of a message puts it
+//   SEND   waits for the launch's packets in the mirrors (mirror.cuh), or takes whole rows of a combine
+//          out of the caller's tensor; the last warp of a message puts it
 //   LAND   waits for the far rank's signal, then stores words and packets into the own exchange memory; by
 //          rails into that of all ranks of the domain, in the far rank's name
 //
@@ -309,8 +309,8 @@ private:
     countBytes(g, EP_LL_DISPATCH, peer, a.op.rowBytes);
   }
 
-  // The k, as bits, of the entries that share the row of entry i: a token may name an expert more than once. 0:
-  // the row is an earlier entry's. A token's entries lie side by side.
+  // The k, as bits, of the entries that share the row of entry i, as a token may name an expert more than
+  // once. 0: the row is an earlier entry's. A token's entries lie side by side.
   EP_DEV unsigned long long sharersOf(const ReturnEntry *list, int n, int i) const {
     const ReturnEntry e = list[i];
     const auto isSame = [&](int j) {
@@ -432,8 +432,8 @@ private:
     return true;
   }
 
-  // Seldom, by the last warp of a message: as the launch clears what it receives into, so that no flag lasts for
-  // ever. Before the message is posted, without which the far rank cannot receive the operation.
+  // Seldom, by the last warp of a message: as the launch clears what it receives into, so that no flag lasts
+  // for ever. Before the message is posted, without which the far rank cannot receive the operation.
   EP_DEV void clearMirrors() const {
     const auto clear = [&](size_t at, size_t bytes) {
       for (size_t i = lane * 16; i < bytes; i += 32 * 16) {

@@ -1,4 +1,4 @@
-/* What `trefoil simulate` says of memory is what a group and a handle take: of the GPU library (with EMULATED)
+/* What `trefoil simulate` says of memory is what a group and a handle take: of the GPU library (EMULATED)
  * within a node and between nodes; of the CPU library where the other does not take the shape. */
 #include <stdlib.h>
 #include <string.h>
@@ -85,6 +85,35 @@ static void saidIsTaken(int ranksPerNode) {
 
 TEST(memory_said_between_nodes_is_memory_taken) {
   saidIsTaken(1);
+}
+
+static size_t bytesOf(trefoil_mode_t mode, int ranks, const char *library) {
+  const trefoil_predict_spec_t spec = {
+      .mode = mode, .dispatchRowBytes = 14336, .combineRowBytes = 14336};
+  const trefoil_shape_t shape = {ranks, 8, 4 * ranks, 8, 128};
+  memory_need_t need;
+  memoryNeed(&spec, &shape, 1024, &need);
+  CHECK(need.known && !strcmp(need.library, library), "%d ranks: library %s, not %s: %s", ranks,
+        need.library, library, need.why);
+  size_t sum = 0;
+  for (int i = 0; i < 6; i++) sum += need.totals[i / 3][i % 3];
+  return sum;
+}
+
+/* Another node's ranks take in low latency what the last node's did, also past what the kernels take. */
+TEST(memory_of_more_ranks_than_kernels_take) {
+  static const trefoil_mode_t modes[] = {TREFOIL_LL_EXPERT_MAJOR, TREFOIL_LL_RANK_MAJOR};
+  for (int m = 0; m < 2; m++) {
+    size_t last = bytesOf(modes[m], 64, "gpu"), step = last - bytesOf(modes[m], 56, "gpu");
+    for (int ranks = 72; ranks <= 256; ranks += 8) {
+      size_t bytes = bytesOf(modes[m], ranks, "gpu-formula");
+      CHECK(bytes + 4096 > last + step && bytes < last + step + 4096,
+            "%d ranks: %zu bytes, %zu and %zu before", ranks, bytes, last, step);
+      last = bytes;
+    }
+  }
+  bytesOf(TREFOIL_HT_FLAT, 64, "gpu");
+  bytesOf(TREFOIL_HT_FLAT, 72, "cpu");
 }
 
 #ifdef EMULATED

@@ -1,5 +1,5 @@
-/* Where the messages of low latency's relay lie: what a message and the mirrors must hold, that no two buffers
- * overlap, and which configurations are refused with which sentence. Needs no GPU. */
+/* Where the messages of low latency's relay lie: what a message and the mirrors must hold, that no two
+ * buffers overlap, and which configurations are refused with which sentence. Needs no GPU. */
 #include <stdint.h>
 #include <string.h>
 
@@ -158,6 +158,11 @@ TEST(what_no_layout_takes_is_refused_first) {
             "max_token_bytes is 14344, low latency on GPUs takes a multiple of 16 below 2^26");
   isRefused(&none, 3, "low latency on GPUs takes 1 to 1048576 tokens a rank, not 0");
   isRefused(NULL, 2, "config or out is NULL");
+  ep_ll_config_t many = config(72, 8, 128, 2 * HIDDEN, 0);
+  isRefused(&many, 8, "low latency on GPUs takes 1 to 64 ranks, not 72");
+  many.anyRanks = 1;
+  ep_ll_relay_layout_t at;
+  CHECK(epLlRelayLayout(&many, 8, 0, &at) == TREFOIL_OK, "%s", trefoilLastError());
 }
 
 /* A message of 1 GiB would be split by the network. */
