@@ -18,22 +18,22 @@ struct FarTraits : DispatchTraits<true, RANK_MAJOR, QUANT, SEGMENTS, true, SCRAT
   static constexpr bool FAR = true;
 };
 
-template <class Network, ep_ll_kind_t KIND> EP_DEV bool isRelay(const RelayArgs &r) {
+template <class Network, ep_ll_kind_t KIND, bool PARTIAL> EP_DEV bool isRelay(const RelayArgs &r) {
   const int block = (int)blockIdx.x - r.op.group.numSms;
   if (block < 0) return false;
-  runRelay<Network, KIND>(r, block, (int)gridDim.x - r.op.group.numSms);
+  runRelay<Network, KIND, PARTIAL>(r, block, (int)gridDim.x - r.op.group.numSms);
   return true;
 }
 
 template <class Network, class T>
 static __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
     farDispatchKernel(const __grid_constant__ DispatchArgs a, const __grid_constant__ RelayArgs r) {
-  if (!isRelay<Network, EP_LL_DISPATCH>(r)) runDispatch<T>(a);
+  if (!isRelay<Network, EP_LL_DISPATCH, false>(r)) runDispatch<T>(a);
 }
 template <class Network, Elem T, ep_ll_sum_t SUM>
 static __global__ void __launch_bounds__(COMBINE_THREADS, 1)
     farCombineKernel(const __grid_constant__ CombineArgs a, const __grid_constant__ RelayArgs r) {
-  if (isRelay<Network, EP_LL_COMBINE>(r)) return;
+  if (isRelay<Network, EP_LL_COMBINE, SUM == EP_LL_SUM_PARTIAL>(r)) return;
   if constexpr (SUM == EP_LL_SUM_PARTIAL) {
     runPartial<T, true>(a);
   } else {

@@ -55,7 +55,8 @@ struct RelayArgs {
   Wire wire;
 };
 
-template <class Network, ep_ll_kind_t KIND> class Relay {
+// PARTIAL: of a combine by partial sums.
+template <class Network, ep_ll_kind_t KIND, bool PARTIAL> class Relay {
   static constexpr bool IS_DISPATCH = KIND == EP_LL_DISPATCH;
 
 public:
@@ -70,13 +71,13 @@ public:
     goesOn = __shfl_sync(FULL_WARP, isActive(), 0); // the mask may change under way
     constexpr int rows = IS_DISPATCH ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE;
     if (role == RelayRole::SEND || role == RelayRole::SEND_WEIGHTS) {
-      const int message = IS_DISPATCH || role == RelayRole::SEND ? rows : EP_LL_MESSAGE_WEIGHTS;
+      const int message = !PARTIAL || role == RelayRole::SEND ? rows : EP_LL_MESSAGE_WEIGHTS;
       RelayHead head = {};
       int numTokens = 0;
       if (goesOn && readFirst(head, numTokens)) {
         if (IS_DISPATCH) {
           packTokens(head.count, numTokens);
-        } else if (message == EP_LL_MESSAGE_COMBINE) {
+        } else if (!PARTIAL || message == EP_LL_MESSAGE_COMBINE) {
           packReturns();
         } else {
           packWeights();
@@ -84,7 +85,7 @@ public:
       }
       post(message, head);
     } else {
-      const int message = IS_DISPATCH || role == RelayRole::LAND ? rows : EP_LL_MESSAGE_WEIGHTS;
+      const int message = !PARTIAL || role == RelayRole::LAND ? rows : EP_LL_MESSAGE_WEIGHTS;
       if (goesOn && awaitMessage(message)) land(message);
       if (role == RelayRole::LAND && a.op.parts == EP_LL_RECV && isLastLanded(message)) passFree();
     }
@@ -336,7 +337,7 @@ private:
       const unsigned long long ks = e.source() == peer ? sharersOf(list, n, i) : 0;
       if (!ks) return;
       char *to = takeRecord(EP_LL_MESSAGE_COMBINE, 0, e.from, ks) + 128;
-      if (a.op.handle.sum == EP_LL_SUM_PARTIAL) {
+      if constexpr (PARTIAL) {
         movePackets(mirror() + mirroredSum(g, peer, e.token(), buf), to, true);
       } else {
         packRow(a.op.tokens + (size_t)e.slot * a.op.rowBytes, to);
@@ -447,10 +448,9 @@ private:
         clear(mirroredRow(g, 0, buf), N * g.at.rowStride[0]);
       return;
     }
-    const bool isPartial = a.op.handle.sum == EP_LL_SUM_PARTIAL;
-    if (!isAllPacked(counter(EP_LL_MESSAGE_COMBINE).packed, isPartial ? 2 : 1)) return;
+    if (!isAllPacked(counter(EP_LL_MESSAGE_COMBINE).packed, PARTIAL ? 2 : 1)) return;
     clear(announcement(peer), 16);
-    if (!isPartial) return;
+    if (!PARTIAL) return;
     clear(mirroredSum(g, peer, 0, buf), N * g.at.rowStride[1]);
     clear(weights(peer, 0), N * a.weightVectors * 16);
   }
@@ -487,7 +487,7 @@ private:
       const char *at = in + recordAt(count, message, i);
       const uint4 record = loadUniform(at);
       const unsigned word = record.x;
-      if (message == EP_LL_MESSAGE_WEIGHTS) {
+      if (PARTIAL && message == EP_LL_MESSAGE_WEIGHTS) {
         if (lane < a.weightVectors) {
           storeSys(mine() + weights(peer, (int)word) + lane * 16, loadSys(at + 16 + lane * 16));
         }
@@ -583,7 +583,7 @@ static inline int relayRoles(const RelayedOp &op, RelayRole *roles) {
 }
 
 // All threads of a block that relays, one of numBlocks.
-template <class Network, ep_ll_kind_t KIND>
+template <class Network, ep_ll_kind_t KIND, bool PARTIAL>
 EP_DEV void runRelay(const RelayArgs &a, int block, int numBlocks) {
   ep_ll_relay_control_t &c = *(ep_ll_relay_control_t *)a.relay.control;
   const bool sends = a.op.parts & EP_LL_SEND;
@@ -593,7 +593,7 @@ EP_DEV void runRelay(const RelayArgs &a, int block, int numBlocks) {
   const int unit = (int)(threadIdx.x / 32) * numBlocks + block, slice = unit / a.numRoles / a.far,
             i = unit - slice * a.numRoles * a.far, role = i / a.far;
   if (slice < a.slices) {
-    Relay<Network, KIND>(a, number, i - role * a.far, slice)
+    Relay<Network, KIND, PARTIAL>(a, number, i - role * a.far, slice)
         .run((RelayRole)(a.roles >> role * 4 & 15));
   }
   __syncthreads();
