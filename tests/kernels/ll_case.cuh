@@ -59,7 +59,7 @@ Shape randomShape(Rng &rng, int R, const Options &o) {
   }
   if (o.twice) { // rows of a token once an expert, where top-k is more
     s.E = R * (1 + s.E % 2);
-    s.K = 2 + s.K % 10;
+    s.K = 8 + s.K % 8;
     s.rankMajor = false;
     s.sum = EP_LL_SUM_EXACT;
   }

@@ -64,6 +64,7 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
       if (!isAlone(s, i)) ok &= checkCombine(w, s, steps[i], i, r, nullptr);
     }
   }
+  for (int r = 0; ok && domains.perDomain && r < s.R; r++) ok &= domains.checkGuard(w, r);
   for (int r = 0; ok && domains.perDomain && !o.twice && r < s.R; r++)
     ok &= checkBytes(w, s, steps, r);
   if (!ok) printShape(s);

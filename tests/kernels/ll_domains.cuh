@@ -4,7 +4,7 @@
 #define TREFOIL_TESTS_KERNELS_LL_DOMAINS_CUH
 
 #include "kernels/ll/far.cuh"
-#include "ll_world.cuh"
+#include "ll_check.cuh"
 #include "net_copies.cuh"
 
 namespace {
@@ -14,6 +14,8 @@ struct DomainRank {
   NetCopies *copies;
   unsigned long long *signals, *counts; // counts: puts posted, puts consumed
 };
+
+constexpr size_t GUARD_BYTES = 1 << 20; // behind a window
 
 // Domains of `perDomain` ranks; 0: all ranks are in one, and nothing here is used.
 struct Domains {
@@ -53,9 +55,9 @@ struct Domains {
       CU(cudaSetDevice(w.ranks[r].device));
       CU(cudaFree(k.window));
       CU(cudaFree(k.mirrors));
-      CU(cudaMalloc(&k.window, 128 + at.bytes));
+      CU(cudaMalloc(&k.window, 128 + at.bytes + GUARD_BYTES));
       CU(cudaMalloc(&k.mirrors, at.mirrorBytes));
-      CU(cudaMemset(k.window, 0xff, 128 + at.bytes));
+      CU(cudaMemset(k.window, 0xff, 128 + at.bytes + GUARD_BYTES));
       CU(cudaMemset(k.mirrors, 0, at.mirrorBytes));
       CU(cudaMemset(k.signals, 0, EP_LL_RELAY_SIGNALS(R) * 8));
       CU(cudaMemset(k.counts, 0, 2 * R * 8));
@@ -82,6 +84,14 @@ struct Domains {
         g.peers[p] = ranks[g.rank].mirrors;
       }
     }
+  }
+
+  // No message has run over its end into what lies behind the window.
+  bool checkGuard(World &w, int r) const {
+    const std::vector<char> guard(GUARD_BYTES, (char)0xff);
+    const char *at = ranks[r].window + 128 + this->at.bytes;
+    return equal("behind the window", r, 0, w.download(r, at, GUARD_BYTES).data(), guard.data(),
+                 GUARD_BYTES, 16);
   }
 
   ep_ll_relay_t relayOf(int rank, int numRanks) const {
