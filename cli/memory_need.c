@@ -26,15 +26,6 @@ static int take(memory_need_t *need, trefoil_result_t result, const ep_sizing_t 
   return result == TREFOIL_OK;
 }
 
-static int ofGpuLibrary(const ep_sizing_config_t *config, memory_need_t *need) {
-  ep_sizing_t table;
-  if (config->shape.ranksPerNode == config->shape.numRanks)
-    return take(need, epGpuTable(config, 0, &table), &table);
-  snprintf(need->why, sizeof need->why,
-           "between nodes the GPU library takes other amounts: ncclEpPreflight");
-  return 0;
-}
-
 void memoryNeed(const trefoil_predict_spec_t *spec, const trefoil_shape_t *shape,
                 int64_t maxReceived, memory_need_t *need) {
   *need = (memory_need_t){.known = 1, .library = "gpu"};
@@ -47,7 +38,10 @@ void memoryNeed(const trefoil_predict_spec_t *spec, const trefoil_shape_t *shape
                                .mode = spec->mode,
                                .shape = *shape,
                                .maxTokenBytes = maxRowBytes(spec)};
-  if (ofGpuLibrary(&config, need)) return;
+  if (take(need, epGpuTable(&config, 0, &table), &table)) return;
+  config.anyRanks = shape->numRanks > EP_LL_GPU_MAX_RANKS;
+  need->library = "gpu-formula";
+  if (config.anyRanks && take(need, epGpuTable(&config, 0, &table), &table)) return;
   config.backend = EP_BACKEND_CPU;
   need->library = "cpu";
   need->known = take(need, epSizing(&config, &table), &table);

@@ -262,7 +262,9 @@ static void printMemory(const memory_need_t *m) {
          cliBytes(text[0], (double)(t[0][EP_MEMORY_DEVICE] + t[0][EP_MEMORY_SHARED])),
          cliBytes(text[1], (double)(t[1][EP_MEMORY_DEVICE] + t[1][EP_MEMORY_SHARED])),
          cliBytes(text[2], (double)m->outputBytes));
-  if (strcmp(m->library, "gpu")) printf(" (the CPU library's: %s)", m->why);
+  if (strcmp(m->library, "gpu"))
+    printf(" (%s: %s)",
+           strcmp(m->library, "cpu") ? "the GPU library's formula" : "the CPU library's", m->why);
   putchar('\n');
 }
 

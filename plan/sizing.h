@@ -39,6 +39,7 @@ typedef struct ep_sizing_config {
   trefoil_shape_t shape; /* topk = bound on K */
   size_t maxTokenBytes;
   int zeroCopyOn; /* the caller's dispatch outputs lie in windows */
+  int anyRanks;   /* low latency on GPUs: sizes of more ranks than it takes, too */
 } ep_sizing_config_t;
 
 typedef enum ep_memory {

@@ -154,8 +154,8 @@ int epGpuCommDomains(ncclComm_t comm); /* NVLink domains */
  * own. On the communicator's device, whatever the thread's current one. */
 trefoil_result_t epGpuBroadcast(ncclComm_t comm, void *bytes, size_t n);
 trefoil_result_t epGpuFindWindow(ncclEpGroup_t group, ncclWindow_t window, ep_window_t *out);
-/* Every rank's address of the start of a window of ours; of a far rank its mirror in `mirrors`, as large
- * as exchange memory, in high throughput NULL. */
+/* Every rank's address of the start of a window of ours; of a far rank the mirrors, in high throughput
+ * NULL. */
 trefoil_result_t epGpuPeers(ncclEpGroup_t group, const ep_gpu_arena_t *a, char **peers);
 /* The same of a window of the caller's; 0: some rank's cannot be reached. */
 int epGpuReaches(ncclWindow_t window, int numRanks, char **peers);

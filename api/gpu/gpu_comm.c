@@ -167,7 +167,7 @@ trefoil_result_t epGpuPeers(ncclEpGroup_t group, const ep_gpu_arena_t *a, char *
       continue;
     }
     if (r / perNode != me / perNode) {
-      peers[r] = (char *)a->mirrors + (size_t)epLlFarIndex(perNode, me, r) * a->exchange.bytes;
+      peers[r] = a->mirrors;
       continue;
     }
     EP_TRY(epGpuNccl(group->comm, ncclGetPeerDevicePointer(a->window, 0, r, &p),

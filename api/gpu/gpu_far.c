@@ -1,10 +1,10 @@
 /* Several NVLink domains: what a launch is given besides, for the relay in it (kernels/ll/relay.h), or the
  * poster (kernels/ht/ht_far.h).
  *
- * A group's window holds exchange memory, then messages, in high throughput rings. In low latency far ranks'
- * peers are mirrors in this rank's memory; high throughput has none, and its words of rings are there. One
- * device communicator a group, made with its first window, has the signals; their numbers and those of
- * operations go on when the window is made anew. */
+ * A group's window holds exchange memory, then messages, in high throughput rings. In low latency far
+ * ranks' peers are the mirrors in this rank's memory; high throughput has none, and its words of rings are
+ * there. One device communicator a group, made with its first window, has the signals; their numbers and
+ * those of operations go on when the window is made anew. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,6 +66,8 @@ trefoil_result_t epGpuFarOpen(ep_gpu_group_t *g, const ep_sizing_t *sizing,
                         .rank = g->me,
                         .numRanks = g->R};
   f->relay = (ep_ll_relay_t){.port = port, .control = f->memory};
+  g->ll.numNear = (uint16_t)g->group->ranksPerNode;
+  g->ll.firstNear = (uint16_t)(g->me / g->ll.numNear * g->ll.numNear);
   f->ht = (ep_ht_far_t){.port = port, .control = f->memory};
   return TREFOIL_OK;
 }

@@ -19,6 +19,7 @@ ep_ll_config_t epGpuConfig(const ep_sizing_config_t *config) {
       .maxTokens = s->maxTokens,
       .maxTokenBytes = (config->maxTokenBytes + 15) / 16 * 16,
       .partial = 1, /* room for weights always: so little that it need not depend on a variable */
+      .anyRanks = config->anyRanks,
   };
 }
 
@@ -45,20 +46,19 @@ static void addFixed(ep_sizing_t *t, int ht) {
 }
 
 /* Several NVLink domains. */
-static trefoil_result_t sizeFar(const ep_sizing_config_t *config, size_t exchange, ep_sizing_t *t) {
+static trefoil_result_t sizeFar(const ep_sizing_config_t *config, ep_sizing_t *t) {
   const trefoil_shape_t *s = &config->shape;
   ep_ll_config_t ll = epGpuConfig(config);
   ep_ll_relay_layout_t at;
   EP_TRY(epLlRelayLayout(&ll, s->ranksPerNode, 1, &at)); /* rails need no more than the mesh */
   EP_TRY(epLlRelayLayout(&ll, s->ranksPerNode, 0, &at));
-  size_t far = (size_t)(s->numRanks - s->ranksPerNode);
   epSizingAdd(t, EP_BUFFER_MESSAGES,
               (ep_buffer_t){"messages",
-                            "4 * far ranks * (N rows + N K rows + N weights), and words",
+                            "4 * far ranks * N (1 + min(K, L)) rows, weights, and words",
                             EP_MEMORY_SHARED, 0, 128 + at.bytes, 0});
-  epSizingAdd(
-      t, EP_BUFFER_MIRRORS,
-      (ep_buffer_t){"mirrors", "far ranks * exchange", EP_MEMORY_DEVICE, 0, far * exchange, 0});
+  epSizingAdd(t, EP_BUFFER_MIRRORS,
+              (ep_buffer_t){"mirrors", "2 * (1 + far ranks) * N rows, and words", EP_MEMORY_DEVICE,
+                            0, at.mirrorBytes, 0});
   epSizingAdd(t, EP_BUFFER_RELAY,
               (ep_buffer_t){"relay", "fixed", EP_MEMORY_DEVICE, 0, EP_GPU_RELAY_BYTES, 0});
   return TREFOIL_OK;
@@ -78,7 +78,7 @@ static trefoil_result_t sizeLl(const ep_sizing_config_t *config, size_t scratch,
               (ep_buffer_t){"handle memory", "64 + 12 R N K", EP_MEMORY_DEVICE, 1,
                             (epLlHandleBytes(&ll, ll.maxTopk) + 15) / 16 * 16, 0});
   if (config->shape.ranksPerNode == config->shape.numRanks) return TREFOIL_OK;
-  return sizeFar(config, t->buffers[EP_BUFFER_EXCHANGE].bytes, t);
+  return sizeFar(config, t);
 }
 
 /* The same in high throughput. */

@@ -18,7 +18,8 @@
 
 constexpr int IN_FLIGHT = 2; // rows that a sending warp may load before it stores the first
 
-struct RowSender {
+// FAR: rows to other domains are the relay's.
+template <bool FAR> struct RowSender {
   const CombineArgs &a;
   const ControlWords words;
   const Lane lane;
@@ -54,11 +55,13 @@ struct RowSender {
   // Where the lane's row goes at its source; NULL if it is not sent.
   EP_DEV char *remoteRowOf(ReturnEntry e) const {
     if (!(active >> e.source() & 1)) return nullptr;
+    if (FAR && isFar(a.op.group, e.source())) return nullptr;
     return combineRowAt(a.op.group, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf);
   }
 
   // One warp's part of a partition of at most 32 rows.
   EP_DEV void send(const WorkIterator &work, ReturnEntry entry, int warp, int numWarps) {
+    if (FAR && isFar(a.op.group, entry.source())) entry.slot = -1;
     char *remoteRow = started ? remoteRowOf(entry) : nullptr;
 #pragma unroll 1
     for (int i = warp; i < work.count; i += numWarps * a.inFlight) {
@@ -69,6 +72,8 @@ struct RowSender {
         if (j >= a.inFlight || i + j * numWarps >= work.count) break;
         u[j] = work.at(i + j * numWarps);
         const int row = __shfl_sync(FULL_WARP, entry.slot, u[j].row);
+        v[j] = make_uint4(0, 0, 0, 0);
+        if (FAR && row < 0) continue;
         v[j] = readRow((const char *)a.op.tokens + (size_t)row * a.op.rowBytes, lane, u[j].step);
       }
       if (!started) {
@@ -109,7 +114,7 @@ struct RowSender {
 };
 
 // All threads of a block.
-template <Elem T, ep_ll_sum_t SUM> EP_DEV void runCombine(const CombineArgs &a) {
+template <Elem T, ep_ll_sum_t SUM, bool FAR = false> EP_DEV void runCombine(const CombineArgs &a) {
   EP_SHARED(uint64_t, began); // here and not in registers, until the end
   EP_SHARED(Op, saved);
   const ep_ll_group_t &g = a.op.group;
@@ -121,15 +126,15 @@ template <Elem T, ep_ll_sum_t SUM> EP_DEV void runCombine(const CombineArgs &a) 
     const uint4 guess = guessReturns(a, lane);
     const uint4 head = loadEarly(&headOf(a.op.handle).reached);
     const ControlWords words = loadControl(controlOf(g).kind[EP_LL_COMBINE]);
-    RowSender{a, words, laneOf(a.wire, lane)}.run((int)head.z, guess, w, a.roles.numSend);
-    if (announces && !a.roles.numRecv) announce(a);
+    RowSender<FAR>{a, words, laneOf(a.wire, lane)}.run((int)head.z, guess, w, a.roles.numSend);
+    if (announces && !a.roles.numRecv) announce<FAR>(a);
   } else {
-    if (announces && (a.roles.parts & EP_LL_SEND)) announce(a);
+    if (announces && (a.roles.parts & EP_LL_SEND)) announce<FAR>(a);
     TermSum<T, SUM>{a, g, laneOf(a.wire, lane)}.run(w, a.roles.numRecv);
   }
   if (announces && (a.roles.parts & EP_LL_RECV) && sends == (a.roles.numSend > 0)) pollAcks(a);
   if (threadIdx.x == 0) saved = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
-  finishLaunch(g, a.op.handle, EP_LL_COMBINE, saved, a.roles.parts, began);
+  finishLaunch<FAR>(g, a.op.handle, EP_LL_COMBINE, saved, a.roles.parts, began);
 }
 
 #endif

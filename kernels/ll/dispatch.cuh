@@ -63,7 +63,7 @@ template <bool GENERIC_, bool RANK_MAJOR_, bool QUANT_, bool SEGMENTS_, bool COU
 struct DispatchTraits {
   static constexpr bool GENERIC = GENERIC_, RANK_MAJOR = RANK_MAJOR_, QUANT = QUANT_,
                         SEGMENTS = SEGMENTS_;
-  static constexpr bool COUNT = COUNT_ || GENERIC_, SCRATCH = SCRATCH_;
+  static constexpr bool COUNT = COUNT_ || GENERIC_, SCRATCH = SCRATCH_, FAR = false;
   static constexpr int BLOCKS = GENERIC ? EP_LL_MAX_TOPK / WORD_IDS : 1; // of entries of a token
   static constexpr int ROW_BLOCKS = RANK_MAJOR ? 1 : BLOCKS;       // that have rows of their own
   static constexpr unsigned NO_EXPERT = GENERIC ? 0xffffu : 0xffu; // a local id

@@ -79,7 +79,8 @@ template <class T> EP_DEV void runDispatch(const DispatchArgs &a) {
     receiver.run();
   }
   if constexpr (T::GENERIC) {
-    finishLaunch(a.op.group, a.op.handle, EP_LL_DISPATCH, operationOf<T>(a, first), a.parts, began);
+    finishLaunch<T::FAR>(a.op.group, a.op.handle, EP_LL_DISPATCH, operationOf<T>(a, first), a.parts,
+                         began);
   } else {
     finishFast(a, (first.control.clock >> 16) + 1, began);
   }

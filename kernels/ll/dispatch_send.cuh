@@ -50,14 +50,22 @@ EP_DEV typename T::RankSet targetsOf(const DispatchArgs &a, const Experts<T> &e,
   return a.numRanks < 32 ? set & ((1u << a.numRanks) - 1) : set;
 }
 
-// All lanes, together: a packet is stored in one piece.
-template <class RankSet>
-EP_DEV void storeToRanks(const DispatchArgs &a, RankSet turned, size_t at, bool on, uint4 v) {
+// All lanes, together: a packet is stored in one piece. Of other domains the first stands for all.
+template <class T>
+EP_DEV void storeToRanks(const DispatchArgs &a, typename T::RankSet turned, int buf, size_t at,
+                         bool on, uint4 v) {
+  const size_t own = receivedRowOf(a, a.rank, 0, buf), mirrored = mirroredRow(a.op.group, 0, buf);
+  bool isMirrored = false;
 #pragma unroll 1
   for (; turned; turned &= turned - 1) {
     int d = firstBit(turned) + a.rank;
     if (d >= a.numRanks) d -= a.numRanks;
     char *to = a.op.group.peers[d] + at;
+    if (T::FAR && isFar(a.op.group, d)) {
+      if (isMirrored) continue;
+      isMirrored = true;
+      to = a.op.group.peers[d] + mirrored + (at - own);
+    }
     __syncwarp();
     if (on) storeSys(to, v);
   }
@@ -110,7 +118,11 @@ EP_DEV void sendVectors(const DispatchArgs &a, const Op &op, unsigned long long 
     }
     if (v == 0) w[0] = (unsigned)a.numTokens | op.ackDistance << EP_LL_ACK_DISTANCE_SHIFT;
     if (d < a.numRanks && active >> d & 1) {
-      storeSys(a.op.group.peers[d] + at + v * 16, make_uint4(w[0], w[1], w[2], op.flag));
+      const int ahead =
+          sourceAt<T::FAR>(a.op.group, d) - a.op.group.rank; // in the order of sources
+      char *to = a.op.group.peers[d] + at + v * 16;
+      if (T::FAR) to += (ptrdiff_t)ahead * a.maxTokens * a.idVectors * 16;
+      storeSys(to, make_uint4(w[0], w[1], w[2], op.flag));
     }
   }
 }
@@ -150,7 +162,7 @@ EP_DEV void announce(const DispatchArgs &a, const Op &op, typename T::RankSet ac
     e = expertsOf<T>(a, t, k, true);
   }
   if (blockIdx.x == 0 && warp == 0) {
-    sendAcks(a.op.group, EP_LL_DISPATCH, op, active, lane);
+    sendAcks<T::FAR>(a.op.group, EP_LL_DISPATCH, op, active, lane);
   }
 }
 
@@ -174,7 +186,7 @@ EP_DEV void sendRows(const DispatchArgs &a, const FirstLoads &first, int warp, i
   for (;;) {
     if (isFlagLane(lane)) v.w = op.flag;
     const size_t at = receivedRowOf(a, a.rank, t, op.buf) + s * 512 + lane * 16;
-    storeToRanks(a, to, at, p.on, v);
+    storeToRanks<T>(a, to, op.buf, at, p.on, v);
     u += a.numSend;
     if (u >= part.end) return;
     const int last = t;
@@ -270,7 +282,7 @@ EP_DEV void sendQuantised(const DispatchArgs &a, const FirstLoads &first, int wa
     for (int s = part + (int)a.perToken.n * warp; warp < a.numWire && s < a.wire.steps;
          s += stride) {
       const RowVector p = vectorOf(a.wire, s, lane);
-      storeToRanks(a, to, at + s * 512, p.on, readShared<T>(row, p, lane, op.flag));
+      storeToRanks<T>(a, to, op.buf, at + s * 512, p.on, readShared<T>(row, p, lane, op.flag));
       if (a.pace && s + stride < a.wire.steps) settle(loadSys(x + s * 64).x);
     }
   }

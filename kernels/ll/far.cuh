@@ -12,37 +12,41 @@ extern "C" {
 #include "plan/error.h"
 }
 
-template <class Network, ep_ll_kind_t KIND> EP_DEV bool isRelay(const RelayArgs &r) {
+// Of a dispatch's kernel with a relay.
+template <bool RANK_MAJOR, bool QUANT, bool SEGMENTS, bool SCRATCH>
+struct FarTraits : DispatchTraits<true, RANK_MAJOR, QUANT, SEGMENTS, true, SCRATCH> {
+  static constexpr bool FAR = true;
+};
+
+template <class Network, ep_ll_kind_t KIND, bool PARTIAL> EP_DEV bool isRelay(const RelayArgs &r) {
   const int block = (int)blockIdx.x - r.op.group.numSms;
   if (block < 0) return false;
-  runRelay<Network, KIND>(r, block, (int)gridDim.x - r.op.group.numSms);
+  runRelay<Network, KIND, PARTIAL>(r, block, (int)gridDim.x - r.op.group.numSms);
   return true;
 }
 
 template <class Network, class T>
 static __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
     farDispatchKernel(const __grid_constant__ DispatchArgs a, const __grid_constant__ RelayArgs r) {
-  if (!isRelay<Network, EP_LL_DISPATCH>(r)) runDispatch<T>(a);
+  if (!isRelay<Network, EP_LL_DISPATCH, false>(r)) runDispatch<T>(a);
 }
 template <class Network, Elem T, ep_ll_sum_t SUM>
 static __global__ void __launch_bounds__(COMBINE_THREADS, 1)
     farCombineKernel(const __grid_constant__ CombineArgs a, const __grid_constant__ RelayArgs r) {
-  if (isRelay<Network, EP_LL_COMBINE>(r)) return;
+  if (isRelay<Network, EP_LL_COMBINE, SUM == EP_LL_SUM_PARTIAL>(r)) return;
   if constexpr (SUM == EP_LL_SUM_PARTIAL) {
-    runPartial<T>(a);
+    runPartial<T, true>(a);
   } else {
-    runCombine<T, SUM>(a);
+    runCombine<T, SUM, true>(a);
   }
 }
 
 template <class Network> struct FarKernels {
   template <bool RANK_MAJOR, bool QUANT, bool SEGMENTS> static const void *shape(bool scratch) {
     return scratch
-               ? EP_KERNEL(farDispatchKernel<
-                           Network, DispatchTraits<true, RANK_MAJOR, QUANT, SEGMENTS, true, true>>)
+               ? EP_KERNEL(farDispatchKernel<Network, FarTraits<RANK_MAJOR, QUANT, SEGMENTS, true>>)
                : EP_KERNEL(
-                     farDispatchKernel<
-                         Network, DispatchTraits<true, RANK_MAJOR, QUANT, SEGMENTS, true, false>>);
+                     farDispatchKernel<Network, FarTraits<RANK_MAJOR, QUANT, SEGMENTS, false>>);
   }
   static const void *dispatch(const DispatchChoice &c) {
     if (c.quantises) {
@@ -90,18 +94,19 @@ template <class Network> struct FarKernels {
 
   template <class Args>
   static RelayedOp relayedOp(const Args &a, ep_ll_kind_t kind, unsigned parts, int rowBytes) {
-    return RelayedOp{a.op.group, a.op.handle, kind, parts, a.op.numTokens, rowBytes};
+    return RelayedOp{
+        a.op.group, a.op.handle, kind, parts, a.op.numTokens, (const char *)a.op.tokens, rowBytes};
   }
   static trefoil_result_t launch(const ep_ll_ready_t &ready, ep_ll_kind_t kind,
                                  const ep_ll_relay_t &relay, cudaStream_t stream) {
     const DispatchArgs &d = *(const DispatchArgs *)ready.args;
     const CombineArgs &c = *(const CombineArgs *)ready.args;
     int more;
-    RelayArgs args =
-        kind == EP_LL_DISPATCH
-            ? relayArgs(relayedOp(d, kind, d.parts, d.tokenBytes + d.scaleBytes), relay, d.wire,
-                        ready.warps, &more)
-            : relayArgs(relayedOp(c, kind, c.roles.parts, 0), relay, c.wire, ready.warps, &more);
+    RelayArgs args = kind == EP_LL_DISPATCH
+                         ? relayArgs(relayedOp(d, kind, d.parts, d.tokenBytes + d.scaleBytes),
+                                     relay, d.wire, ready.warps, &more)
+                         : relayArgs(relayedOp(c, kind, c.roles.parts, c.op.rowBytes), relay,
+                                     c.wire, ready.warps, &more);
     void *params[] = {(void *)ready.args, &args};
     const cudaError_t e =
         cudaLaunchKernel(ready.kernel, dim3((unsigned)(ready.blocks + more)),

@@ -66,6 +66,7 @@ typedef struct ep_ll_config {
   int64_t maxTokens;
   size_t maxTokenBytes; /* of one token's row, scales included */
   int partial;          /* weights travel */
+  int anyRanks;         /* for sizes alone: more ranks than the kernels take, too */
 } ep_ll_config_t;
 
 /* TREFOIL_INVALID_ARGUMENT with a sentence: past the limits above, or no multiple of 16 bytes. */
@@ -87,6 +88,7 @@ typedef struct ep_ll_group {
   int rank, numRanks, numExperts, numLocal; /* numLocal = ceil(E / R) */
   int maxTokens, enableMask;
   int numSms; /* blocks of a launch, <= 1023; all of them must fit on the GPU at once */
+  uint16_t firstNear, numNear; /* several domains (relay.h): the ranks of this one's */
 } ep_ll_group_t;
 
 typedef struct ep_ll_handle {

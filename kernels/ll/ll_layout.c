@@ -23,8 +23,9 @@ static int numLocal(const ep_ll_config_t *c) {
 }
 
 static trefoil_result_t checkConfig(const ep_ll_config_t *c) {
-  EP_CHECK(c->numRanks >= 1 && c->numRanks <= EP_LL_MAX_RANKS, TREFOIL_INVALID_ARGUMENT,
-           "low latency on GPUs takes 1 to %d ranks, not %d", EP_LL_MAX_RANKS, c->numRanks);
+  EP_CHECK(c->numRanks >= 1 && (c->numRanks <= EP_LL_MAX_RANKS || c->anyRanks),
+           TREFOIL_INVALID_ARGUMENT, "low latency on GPUs takes 1 to %d ranks, not %d",
+           EP_LL_MAX_RANKS, c->numRanks);
   EP_CHECK(c->maxTopk >= 1 && c->maxTopk <= EP_LL_MAX_TOPK, TREFOIL_INVALID_ARGUMENT,
            "low latency on GPUs takes a top-k of 1 to %d, not %d", EP_LL_MAX_TOPK, c->maxTopk);
   EP_CHECK(c->maxTokens >= 1 && c->maxTokens <= EP_LL_MAX_TOKENS, TREFOIL_INVALID_ARGUMENT,

@@ -25,6 +25,7 @@ trefoil_result_t epLlRelayLayout(const ep_ll_config_t *c, int ranksPerDomain, in
            TREFOIL_INVALID_ARGUMENT, "%d ranks do not form several domains of %d", c->numRanks,
            ranksPerDomain);
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens, K = (size_t)c->maxTopk;
+  size_t L = ((size_t)c->numExperts + R - 1) / R;       /* a token's row once an expert */
   size_t words = (near.weights - near.routing) / 2 / R; /* of a source, rounded up */
   int far = c->numRanks - ranksPerDomain;
   ep_ll_relay_layout_t at = {.numRanks = c->numRanks, .ranksPerDomain = ranksPerDomain};
@@ -34,7 +35,7 @@ trefoil_result_t epLlRelayLayout(const ep_ll_config_t *c, int ranksPerDomain, in
   if (rails) words *= (size_t)ranksPerDomain;
   at.message[EP_LL_MESSAGE_DISPATCH] =
       roundUp(words + 128, 128) + records(N, 128 + near.rowStride[0]);
-  at.message[EP_LL_MESSAGE_COMBINE] = records(N * K, 128 + near.rowStride[1]); /* ids may repeat */
+  at.message[EP_LL_MESSAGE_COMBINE] = records(N * (K < L ? K : L), 128 + near.rowStride[1]);
   at.message[EP_LL_MESSAGE_WEIGHTS] = c->partial ? records(N, 16 + (K + 2) / 3 * 16) : 0;
   size_t next = 0;
   for (int m = 0; m < EP_LL_MESSAGES; m++) {
@@ -45,6 +46,8 @@ trefoil_result_t epLlRelayLayout(const ep_ll_config_t *c, int ranksPerDomain, in
     next += 4 * (size_t)at.numPeers[m] * at.message[m];
   }
   at.bytes = next;
+  at.mirrorBytes = near.rows[0] + 2 * N * near.rowStride[0];
+  if (c->partial) at.mirrorBytes += 2 * (size_t)far * N * near.rowStride[1];
   *out = at;
   return TREFOIL_OK;
 }

@@ -55,6 +55,7 @@ EP_DEV EarlyWeights loadWeights(const CombineArgs &a, int t, int i, int lane) {
 }
 
 // One warp: the weights of token t to the ranks that need them.
+template <bool FAR>
 EP_DEV void sendWeights(const CombineArgs &a, const Op &op, unsigned long long live, int t,
                         EarlyWeights q, int lane) {
   const ep_ll_group_t &g = a.op.group;
@@ -69,7 +70,7 @@ EP_DEV void sendWeights(const CombineArgs &a, const Op &op, unsigned long long l
   for (int i = lane;;) {
     const int d = (int)a.perToken.quotient(i), v = i - d * a.weightVectors;
     if (d < g.numRanks && to >> d & 1) {
-      storeSys(weightsAt(a, d, g.rank, t, op.buf) + v * 16,
+      storeSys(weightsAt(a, d, sourceAt<FAR>(g, d), t, op.buf) + v * 16,
                make_uint4(q.w[0], q.w[1], q.w[2], op.flag));
     }
     i += 32;
@@ -78,7 +79,7 @@ EP_DEV void sendWeights(const CombineArgs &a, const Op &op, unsigned long long l
   }
 }
 
-template <Elem T> struct PartialSender {
+template <Elem T, bool FAR> struct PartialSender {
   const CombineArgs &a;
   const ep_ll_group_t &g;
   const ControlWords words;
@@ -237,8 +238,10 @@ template <Elem T> struct PartialSender {
     for (int j = 0; j < n; j++) {
       sum.addWeighted(*(const uint4 *)(row + j * space), batch.weight[at + j]);
     }
-    storeStep(combineRowAt(g, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf), lane, s,
-              toWire(sum.round(), lane, flag));
+    char *to = combineRowAt(g, a.op.handle.numTopk, e.source(), e.token(), e.k(), buf);
+    if (FAR && isFar(g, e.source()))
+      to = g.peers[e.source()] + mirroredSum(g, e.source(), e.token(), buf);
+    storeStep(to, lane, s, toWire(sum.round(), lane, flag));
     if (s == 0 && l == 0) countBytes(g, EP_LL_COMBINE, e.source(), a.op.rowBytes);
   }
 
@@ -313,7 +316,7 @@ template <Elem T> struct PartialSender {
 };
 
 // The warps that send weights: those that receive, else all.
-EP_DEV void weigh(const CombineArgs &a, int warp, int numWarps, int lane) {
+template <bool FAR> EP_DEV void weigh(const CombineArgs &a, int warp, int numWarps, int lane) {
   const ep_ll_group_t &g = a.op.group;
   int t = blockIdx.x + g.numSms * warp;
   EarlyWeights early = loadWeights(a, t, lane, lane);
@@ -326,14 +329,14 @@ EP_DEV void weigh(const CombineArgs &a, int warp, int numWarps, int lane) {
   waitFree(g, EP_LL_COMBINE, op, active, lane);
 #pragma unroll 1
   while (t < a.op.numTokens) {
-    sendWeights(a, op, live, t, early, lane);
+    sendWeights<FAR>(a, op, live, t, early, lane);
     t += g.numSms * numWarps;
     early = loadWeights(a, t, lane, lane);
   }
 }
 
 // All threads of a block.
-template <Elem T> EP_DEV void runPartial(const CombineArgs &a) {
+template <Elem T, bool FAR = false> EP_DEV void runPartial(const CombineArgs &a) {
   EP_DYNAMIC_SHARED(16, shared);
   EP_SHARED(PartialBatch, batch);
   EP_SHARED(uint64_t, began);
@@ -344,8 +347,8 @@ template <Elem T> EP_DEV void runPartial(const CombineArgs &a) {
   const int lane = self.lane, w = self.number;
   const bool sends = self.sends, announces = self.announces;
   const bool weighs = (a.roles.parts & EP_LL_SEND) && sends == !a.roles.numRecv;
-  if (weighs) weigh(a, w, sends ? a.roles.numSend : a.roles.numRecv, lane);
-  if (weighs && announces) announce(a);
+  if (weighs) weigh<FAR>(a, w, sends ? a.roles.numSend : a.roles.numRecv, lane);
+  if (weighs && announces) announce<FAR>(a);
   if (sends) {
     const uint4 guess = guessReturns(a, lane);
     const uint4 head = loadEarly(&headOf(a.op.handle).reached);
@@ -356,14 +359,14 @@ template <Elem T> EP_DEV void runPartial(const CombineArgs &a) {
       for (int i = 0; i < PARTIAL_STAGES; i++) barrierInit(&batch.arrived[i], a.roles.numSend);
       barrierInitFence();
     }
-    PartialSender<T>{a, g, words, w, a.roles.numSend, laneOf(a.wire, lane), batch, shared}.run(
+    PartialSender<T, FAR>{a, g, words, w, a.roles.numSend, laneOf(a.wire, lane), batch, shared}.run(
         (int)head.z, guess);
   } else {
     TermSum<T, EP_LL_SUM_PARTIAL>{a, g, laneOf(a.wire, lane)}.run(w, a.roles.numRecv);
   }
   if (announces && (a.roles.parts & EP_LL_RECV) && sends == (a.roles.numSend > 0)) pollAcks(a);
   if (threadIdx.x == 0) saved = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
-  finishLaunch(g, a.op.handle, EP_LL_COMBINE, saved, a.roles.parts, began);
+  finishLaunch<FAR>(g, a.op.handle, EP_LL_COMBINE, saved, a.roles.parts, began);
 }
 
 #endif

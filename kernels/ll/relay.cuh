@@ -5,12 +5,14 @@
 //
 //     head, 128 bytes | dispatch: routing words of B tokens | records of 128 bytes and a row each
 //
-// A record says in its first word which row it is: the token; in combine the entry as in the return list.
+// A record says in its first word which row it is: the token; in combine the entry as in the return list, and
+// in the next two, as bits, all k of the token that get the row.
 // A message is to one rank, or by rails (relay.h) to all ranks of its domain: then it has the routing words
 // of one rank behind those of another, and a record of a row says for which of them it is.
 // Records are in the order in which warps found their rows, which no result depends on.
 //
-//   SEND   waits for the launch's packets in the mirror of the far rank; the last warp of a message puts it
+//   SEND   waits for the launch's packets in the mirrors (mirror.cuh), or takes whole rows of a combine
+//          out of the caller's tensor; the last warp of a message puts it
 //   LAND   waits for the far rank's signal, then stores words and packets into the own exchange memory; by
 //          rails into that of all ranks of the domain, in the far rank's name
 //
@@ -19,6 +21,7 @@
 #define TREFOIL_KERNELS_LL_RELAY_CUH
 
 #include "kernels/ll/args.cuh"
+#include "kernels/ll/combine_packet.cuh"
 #include "kernels/ll/relay_control.h"
 #include "kernels/net/net.cuh"
 
@@ -39,7 +42,8 @@ struct RelayedOp {
   ep_ll_kind_t kind;
   unsigned parts;
   int numTokens; // B
-  int rowBytes;  // dispatch: of a row as it is counted
+  const char *tokens;
+  int rowBytes; // dispatch: of a row as it is counted
 };
 
 struct RelayArgs {
@@ -48,9 +52,11 @@ struct RelayArgs {
   int roles, numRoles, slices;                // of a launch; warps for each role and far rank
   int far, idVectors, weightVectors, packets; // other ends; of a token's words, of a row
   int rails;
+  Wire wire;
 };
 
-template <class Network, ep_ll_kind_t KIND> class Relay {
+// PARTIAL: of a combine by partial sums.
+template <class Network, ep_ll_kind_t KIND, bool PARTIAL> class Relay {
   static constexpr bool IS_DISPATCH = KIND == EP_LL_DISPATCH;
 
 public:
@@ -65,13 +71,13 @@ public:
     goesOn = __shfl_sync(FULL_WARP, isActive(), 0); // the mask may change under way
     constexpr int rows = IS_DISPATCH ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE;
     if (role == RelayRole::SEND || role == RelayRole::SEND_WEIGHTS) {
-      const int message = IS_DISPATCH || role == RelayRole::SEND ? rows : EP_LL_MESSAGE_WEIGHTS;
+      const int message = !PARTIAL || role == RelayRole::SEND ? rows : EP_LL_MESSAGE_WEIGHTS;
       RelayHead head = {};
       int numTokens = 0;
       if (goesOn && readFirst(head, numTokens)) {
         if (IS_DISPATCH) {
           packTokens(head.count, numTokens);
-        } else if (message == EP_LL_MESSAGE_COMBINE) {
+        } else if (!PARTIAL || message == EP_LL_MESSAGE_COMBINE) {
           packReturns();
         } else {
           packWeights();
@@ -79,7 +85,7 @@ public:
       }
       post(message, head);
     } else {
-      const int message = IS_DISPATCH || role == RelayRole::LAND ? rows : EP_LL_MESSAGE_WEIGHTS;
+      const int message = !PARTIAL || role == RelayRole::LAND ? rows : EP_LL_MESSAGE_WEIGHTS;
       if (goesOn && awaitMessage(message)) land(message);
       if (role == RelayRole::LAND && a.op.parts == EP_LL_RECV && isLastLanded(message)) passFree();
     }
@@ -93,7 +99,7 @@ private:
   }
 
   // Where things lie.
-  EP_DEV char *mirror() const { return g.peers[peer]; }
+  EP_DEV char *mirror() const { return g.peers[peer]; } // of all far ranks
   EP_DEV char *mine() const { return g.peers[g.rank]; }
   EP_DEV size_t bufferOf(int message, bool in, int parity, int rank, int other) const {
     const ep_ll_relay_layout_t &at = a.relay.at;
@@ -206,7 +212,7 @@ private:
   // far rank's buffers. A peer's word that it has received all may be what the launch waits for.
   EP_DEV bool readFirst(RelayHead &head, int &numTokens) {
     landFree();
-    const size_t at = IS_DISPATCH ? routing(g.rank, 0) : announcement(g.rank);
+    const size_t at = IS_DISPATCH ? routing(peer, 0) : announcement(peer);
     const uint4 v = readWords(mirror() + at, 1);
     const unsigned x = __shfl_sync(FULL_WARP, v.x, 0);
     head.ackDistance = IS_DISPATCH ? x >> EP_LL_ACK_DISTANCE_SHIFT : x;
@@ -219,7 +225,7 @@ private:
   // receive-only launches signal that; the head of its next message says so, too, and may not have landed.
   EP_DEV void landFree() {
     if (slice || number < 3) return;
-    const char *first = mirror() + (IS_DISPATCH ? routing(g.rank, 0) : announcement(g.rank));
+    const char *first = mirror() + (IS_DISPATCH ? routing(peer, 0) : announcement(peer));
     unsigned polls = 0;
     bool isLast = false;
     for (;;) {
@@ -283,7 +289,7 @@ private:
       unsigned long long to = 0;
 #pragma unroll 1
       for (int d = 0; d < numHere && goesOn; d++) {
-        const uint4 w = readWords(g.peers[there + d] + routing(g.rank, t), a.idVectors);
+        const uint4 w = readWords(mirror() + routing(there + d, t), a.idVectors);
         const size_t at = 128 + (((size_t)d * count + t) * a.idVectors + lane) * 16;
         if (lane < a.idVectors) storeSys(out + at, w);
         const bool has = lane < a.idVectors && ((lane && w.x != ~0u) || w.y != ~0u || w.z != ~0u);
@@ -291,8 +297,7 @@ private:
       }
       if (t >= numTokens || !to || !goesOn) return;
       char *at = takeRecord(EP_LL_MESSAGE_DISPATCH, count, (unsigned)t, to);
-      const char *from = g.peers[there + __ffsll((long long)to) - 1] + tokenRow(g.rank, t);
-      movePackets(from, at + 128, true);
+      movePackets(mirror() + mirroredRow(g, t, buf), at + 128, true);
       if (a.rails && lane == 0) moveCounts(to);
     });
   }
@@ -305,14 +310,57 @@ private:
     countBytes(g, EP_LL_DISPATCH, peer, a.op.rowBytes);
   }
 
+  // The k, as bits, of the entries that share the row of entry i, as a token may name an expert more than
+  // once. 0: the row is an earlier entry's. A token's entries lie side by side.
+  EP_DEV unsigned long long sharersOf(const ReturnEntry *list, int n, int i) const {
+    const ReturnEntry e = list[i];
+    const auto isSame = [&](int j) {
+      return list[j].source() == e.source() && list[j].token() == e.token();
+    };
+#pragma unroll 1
+    for (int j = i - 1; j >= 0 && isSame(j); j--) {
+      if (list[j].slot == e.slot) return 0;
+    }
+    unsigned long long ks = 0;
+#pragma unroll 1
+    for (int j = i; j < n && isSame(j); j++) {
+      if (list[j].slot == e.slot) ks |= 1ull << list[j].k();
+    }
+    return ks;
+  }
+
   EP_DEV void packReturns() {
+    const ReturnEntry *list = returnsOf(a.op.handle);
     const int n = headOf(a.op.handle).numReturns;
     eachOwn(n, [&](int i) {
-      const unsigned from = returnsOf(a.op.handle)[i].from;
-      if (ReturnEntry{0, from}.source() != peer) return;
-      char *to = takeRecord(EP_LL_MESSAGE_COMBINE, 0, from, 1);
-      movePackets(mirror() + returnRow(from), to + 128, true);
+      const ReturnEntry e = list[i];
+      const unsigned long long ks = e.source() == peer ? sharersOf(list, n, i) : 0;
+      if (!ks) return;
+      char *to = takeRecord(EP_LL_MESSAGE_COMBINE, 0, e.from, ks) + 128;
+      if constexpr (PARTIAL) {
+        movePackets(mirror() + mirroredSum(g, peer, e.token(), buf), to, true);
+      } else {
+        packRow(a.op.tokens + (size_t)e.slot * a.op.rowBytes, to);
+      }
     });
+  }
+
+  // All lanes: a row of the caller's tensor, as the launch would send it.
+  EP_DEV void packRow(const char *row, char *to) const {
+    constexpr int STEPS = 8;
+    const Lane part = laneOf(a.wire, lane);
+#pragma unroll 1
+    for (int s = 0; s < a.wire.steps; s += STEPS) {
+      uint4 v[STEPS];
+#pragma unroll
+      for (int j = 0; j < STEPS; j++) {
+        if (s + j < a.wire.steps) v[j] = readRow(row, part, s + j);
+      }
+#pragma unroll
+      for (int j = 0; j < STEPS; j++) {
+        if (s + j < a.wire.steps) storeStep(to, part, s + j, toWire(v[j], part, flag));
+      }
+    }
   }
 
   EP_DEV void packWeights() {
@@ -325,7 +373,7 @@ private:
         is = is || (isExpert(g, e) && e / g.numLocal == peer);
       }
       if (!__any_sync(FULL_WARP, is)) return;
-      const uint4 v = readWords(mirror() + weights(g.rank, t), a.weightVectors);
+      const uint4 v = readWords(mirror() + weights(peer, t), a.weightVectors);
       char *to = takeRecord(EP_LL_MESSAGE_WEIGHTS, 0, (unsigned)t, 1);
       if (lane < a.weightVectors) storeSys(to + 16 + lane * 16, v);
     });
@@ -348,7 +396,7 @@ private:
     const bool goes = !loadVolatile(&n.abandoned);
     __syncwarp();
     if (lane == 0) n.records = n.arrived = n.abandoned = 0;
-    if (epLlClears(number, EP_LL_CLEAR_PERIOD) && isAllPacked(message)) clearMirror();
+    if (epLlClears(number, EP_LL_CLEAR_PERIOD)) clearMirrors();
     if (!goes) return;
     const size_t from = buffer(message, false, g.rank, peer),
                  to = buffer(message, true, peer, g.rank);
@@ -375,37 +423,36 @@ private:
     if (lane == 0) sum = number;
   }
 
-  // Nothing of the operation is read in the mirror any more. The last message is not posted yet, and
-  // the far rank cannot receive the operation without it.
-  EP_DEV bool isAllPacked(int message) const {
-    if (IS_DISPATCH || a.op.handle.sum != EP_LL_SUM_PARTIAL) return true;
-    ep_ll_relay_count_t &rows = counter(EP_LL_MESSAGE_COMBINE);
+  // Whether all `messages` messages that share a part of the mirrors are packed: it is read no more.
+  EP_DEV bool isAllPacked(unsigned &packed, int messages) const {
     unsigned before = 0;
-    if (lane == 0) before = atomicAdd(&rows.packed, 1u);
+    if (lane == 0) before = atomicAdd(&packed, 1u);
     before = __shfl_sync(FULL_WARP, before, 0);
-    if (before && lane == 0) rows.packed = 0;
-    return before != 0;
+    if ((int)before < messages - 1) return false;
+    if (lane == 0) packed = 0;
+    return true;
   }
 
-  // Seldom: as the launch clears what it receives into, so that no flag lasts for ever.
-  EP_DEV void clearMirror() const {
+  // Seldom, by the last warp of a message: as the launch clears what it receives into, so that no flag lasts
+  // for ever. Before the message is posted, without which the far rank cannot receive the operation.
+  EP_DEV void clearMirrors() const {
     const auto clear = [&](size_t at, size_t bytes) {
-      for (int d = there; d < there + numHere; d++) {
-        for (size_t i = lane * 16; i < bytes; i += 32 * 16) {
-          storeSys(g.peers[d] + at + i, make_uint4(0, 0, 0, 0));
-        }
+      for (size_t i = lane * 16; i < bytes; i += 32 * 16) {
+        storeSys(mirror() + at + i, make_uint4(0, 0, 0, 0));
       }
     };
+    const size_t N = g.maxTokens;
     if (IS_DISPATCH) {
-      clear(routing(g.rank, 0), (size_t)g.maxTokens * a.idVectors * 16);
-      clear(tokenRow(g.rank, 0), (size_t)g.maxTokens * g.at.rowStride[0]);
-    } else {
-      clear(announcement(g.rank), 16);
-      clear(g.at.rows[1] + buf * g.at.half[1], g.at.half[1]);
-      if (a.op.handle.sum == EP_LL_SUM_PARTIAL) {
-        clear(weights(g.rank, 0), (size_t)g.maxTokens * a.weightVectors * 16);
-      }
+      for (int d = there; d < there + numHere; d++) clear(routing(d, 0), N * a.idVectors * 16);
+      if (isAllPacked(c.counts[EP_LL_MESSAGE_DISPATCH][0].packed, a.far))
+        clear(mirroredRow(g, 0, buf), N * g.at.rowStride[0]);
+      return;
     }
+    if (!isAllPacked(counter(EP_LL_MESSAGE_COMBINE).packed, PARTIAL ? 2 : 1)) return;
+    clear(announcement(peer), 16);
+    if (!PARTIAL) return;
+    clear(mirroredSum(g, peer, 0, buf), N * g.at.rowStride[1]);
+    clear(weights(peer, 0), N * a.weightVectors * 16);
   }
 
   // False if it does not come.
@@ -440,14 +487,14 @@ private:
       const char *at = in + recordAt(count, message, i);
       const uint4 record = loadUniform(at);
       const unsigned word = record.x;
-      if (message == EP_LL_MESSAGE_WEIGHTS) {
+      if (PARTIAL && message == EP_LL_MESSAGE_WEIGHTS) {
         if (lane < a.weightVectors) {
           storeSys(mine() + weights(peer, (int)word) + lane * 16, loadSys(at + 16 + lane * 16));
         }
       } else if (IS_DISPATCH) {
         landRow(at + 128, (int)word, record.y | (unsigned long long)record.z << 32);
       } else {
-        movePackets(at + 128, mine() + returnRow(word), false);
+        landReturn(at + 128, word, record.y | (unsigned long long)record.z << 32);
       }
     });
   }
@@ -459,6 +506,15 @@ private:
       const int rank = here + __ffsll((long long)to) - 1;
       movePackets(from, g.peers[rank] + tokenRow(peer, token), false);
       if (a.rails && lane == 0) countBytes(g, EP_LL_DISPATCH, rank, a.op.rowBytes);
+    }
+  }
+
+  // All lanes: to the entries of a token whose k are set.
+  EP_DEV void landReturn(const char *from, unsigned entry, unsigned long long ks) {
+#pragma unroll 1
+    for (; ks && goesOn; ks &= ks - 1) {
+      const int k = __ffsll((long long)ks) - 1;
+      movePackets(from, mine() + returnRow((entry & ~(63u << 20)) | (unsigned)k << 20), false);
     }
   }
 
@@ -493,7 +549,7 @@ private:
   EP_DEV void passFree() {
     bool isLast = false;
     unsigned polls = 0;
-    const char *at = mirror() + freeWord(g.rank, buf);
+    const char *at = mirror() + freeWord(peer, buf);
     for (;;) {
       if (numberOf(loadUniform(at)) == number) break;
       if (!lookAgain(polls, isLast, false)) return;
@@ -527,7 +583,7 @@ static inline int relayRoles(const RelayedOp &op, RelayRole *roles) {
 }
 
 // All threads of a block that relays, one of numBlocks.
-template <class Network, ep_ll_kind_t KIND>
+template <class Network, ep_ll_kind_t KIND, bool PARTIAL>
 EP_DEV void runRelay(const RelayArgs &a, int block, int numBlocks) {
   ep_ll_relay_control_t &c = *(ep_ll_relay_control_t *)a.relay.control;
   const bool sends = a.op.parts & EP_LL_SEND;
@@ -537,7 +593,7 @@ EP_DEV void runRelay(const RelayArgs &a, int block, int numBlocks) {
   const int unit = (int)(threadIdx.x / 32) * numBlocks + block, slice = unit / a.numRoles / a.far,
             i = unit - slice * a.numRoles * a.far, role = i / a.far;
   if (slice < a.slices) {
-    Relay<Network, KIND>(a, number, i - role * a.far, slice)
+    Relay<Network, KIND, PARTIAL>(a, number, i - role * a.far, slice)
         .run((RelayRole)(a.roles >> role * 4 & 15));
   }
   __syncthreads();
@@ -566,6 +622,7 @@ static inline RelayArgs relayArgs(const RelayedOp &op, const ep_ll_relay_t &rela
   a.slices = *numBlocks * warps / units;
   a.idVectors = (4 + op.handle.numTopk * idBytes + 11) / 12;
   a.weightVectors = (op.handle.numTopk + 2) / 3;
+  a.wire = wire;
   a.packets = op.kind == EP_LL_DISPATCH ? wire.packets : wire.steps * 4;
   return a;
 }

@@ -1,12 +1,12 @@
 /* Low latency across NVLink domains: what launches the relay. C and C++.
  *
- * The kernels of one domain store words and packets into a peer's exchange memory. For a far rank, which no
- * store reaches, `peers` of their group is a mirror: memory of this rank with the layout of exchange memory.
- * Further blocks of the launch are a relay. It takes what the others store into the mirrors, packs it into
- * one message a far rank and puts it there with a signal; of messages that have come it stores words and
- * packets into its own rank's exchange memory, as if the source had done it. So the code of one domain does
- * not change, and packets that carry flags never cross the network unguarded. docs/kernels.md has the
- * argument why no buffer is overwritten too early. Peers of far ranks in ep_ll_group_t are mirrors.
+ * The kernels of one domain store words and packets into a peer's exchange memory. What is for far ranks,
+ * which no store reaches, goes into mirrors (mirror.cuh): memory of this rank, to which `peers` of far
+ * ranks in ep_ll_group_t point, all of them. Further blocks of the launch are a relay. It takes what the
+ * others store into the mirrors, packs it into one message a far rank and puts it there with a signal; of
+ * messages that have come it stores words and packets into its own rank's exchange memory, as if the source
+ * had done it. So the kernels of one domain do not change, and packets that carry flags never cross the
+ * network unguarded. docs/kernels.md has the argument why no buffer is overwritten too early.
  *
  * By rails a dispatch has one message a far domain, to the rank p that is there what the source is in its
  * own. It holds the words for all ranks of that domain and each row once; p's relay stores them into the
@@ -73,6 +73,7 @@ typedef struct ep_ll_relay_layout {
   size_t message[EP_LL_MESSAGES]; /* bytes of a buffer */
   size_t at[EP_LL_MESSAGES];      /* of [out, in][parity][numPeers] */
   size_t bytes;
+  size_t mirrorBytes; /* not of the window */
 } ep_ll_relay_layout_t;
 
 /* TREFOIL_INVALID_ARGUMENT with a sentence: epLlLayout's, domains that do not divide the ranks, or a message

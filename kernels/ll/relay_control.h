@@ -6,7 +6,7 @@
 
 typedef struct ep_ll_relay_count {
   unsigned records, arrived, abandoned; /* of the message that blocks pack together */
-  unsigned packed; /* in that of rows: messages of the operation that are packed */
+  unsigned packed; /* of those that share a part of the mirrors: messages that are packed */
   unsigned landed,
       missed; /* of the message that a receive-only launch lands: warps that are done */
 } ep_ll_relay_count_t;

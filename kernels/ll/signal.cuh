@@ -16,7 +16,7 @@
 #define TREFOIL_KERNELS_LL_SIGNAL_CUH
 
 #include "kernels/common/wait_record.cuh"
-#include "kernels/ll/ll.h"
+#include "kernels/ll/mirror.cuh"
 #include "kernels/common/protocol.h"
 
 struct alignas(16) KindControl {
@@ -110,11 +110,13 @@ EP_DEV char *freeAt(const ep_ll_group_t &g, int kind, int at, int from, int buf)
   return g.peers[at] + g.at.free[kind] + (size_t)(buf * g.numRanks + from) * 16;
 }
 // One warp of a combine: the announcement to every rank. (In a dispatch the routing words do the same.)
+template <bool FAR>
 EP_DEV void sendAnnounce(const ep_ll_group_t &g, const Op &op, unsigned long long active,
                          int lane) {
   for (int r = lane; r < g.numRanks; r += 32) {
     if (active >> r & 1) {
-      storeSys(announceAt(g, r, g.rank, op.buf), make_uint4(op.ackDistance, 0, 0, op.flag));
+      storeSys(announceAt(g, r, sourceAt<FAR>(g, r), op.buf),
+               make_uint4(op.ackDistance, 0, 0, op.flag));
     }
   }
 }

@@ -291,14 +291,14 @@ EP_DEV CombineWarp combineWarp(const CombineArgs &a) {
 }
 
 // One warp of the launch that sends.
-static __device__ __noinline__ void announce(const CombineArgs &a) {
+template <bool FAR> static __device__ __noinline__ void announce(const CombineArgs &a) {
   const ep_ll_group_t &g = a.op.group;
   const int lane = threadIdx.x & 31;
   const Op op = currentOp(g, a.op.handle, EP_LL_COMBINE, a.roles.parts);
   const unsigned long long active = activeRanks(g, lane);
   waitFree(g, EP_LL_COMBINE, op, active, lane);
-  sendAnnounce(g, op, active, lane);
-  sendAcks(g, EP_LL_COMBINE, op, active, lane);
+  sendAnnounce<FAR>(g, op, active, lane);
+  sendAcks<FAR>(g, EP_LL_COMBINE, op, active, lane);
 }
 
 // One warp of the launch that receives, after its other work.

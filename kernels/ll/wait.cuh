@@ -100,13 +100,15 @@ static __device__ __noinline__ void pollFree(const ep_ll_group_t &g, int kind, O
 
 // One warp of block 0 of a launch that sends e: acknowledges e - 1 to the peers, if this rank has received
 // it. A rank with two operations in flight relies on it.
+template <bool FAR>
 EP_DEV void sendAcks(const ep_ll_group_t &g, int kind, const Op &op, unsigned long long active,
                      int lane) {
   if (op.ackDistance != 1) return;
   const unsigned long long n = op.number - 1;
   const uint4 word = make_uint4((unsigned)n, (unsigned)(n >> 32), flagOf(n), 0);
   for (int r = lane; r < g.numRanks; r += 32) {
-    if (active >> r & 1 && r != g.rank) storeSys(freeAt(g, kind, r, g.rank, op.buf ^ 1), word);
+    if (active >> r & 1 && r != g.rank)
+      storeSys(freeAt(g, kind, r, sourceAt<FAR>(g, r), op.buf ^ 1), word);
   }
 }
 
@@ -174,6 +176,7 @@ EP_DEV void stampBlock(const ep_ll_group_t &g, uint64_t began) {
 }
 
 // All threads of all blocks, at the end of a launch.
+template <bool FAR = false>
 EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int kind, const Op &op,
                          unsigned parts, uint64_t began) {
   KindControl &c = controlOf(g).kind[kind];
@@ -193,7 +196,8 @@ EP_DEV void finishLaunch(const ep_ll_group_t &g, const ep_ll_handle_t &h, int ki
       if (threadIdx.x == 0) c.arrived = 0;
       if (parts == EP_LL_RECV && threadIdx.x < g.numRanks) {
         const uint4 word = make_uint4((unsigned)op.number, (unsigned)(op.number >> 32), op.flag, 0);
-        storeSys(freeAt(g, kind, threadIdx.x, g.rank, op.buf), word);
+        const int to = (int)threadIdx.x;
+        storeSys(freeAt(g, kind, to, sourceAt<FAR>(g, to), op.buf), word);
       }
     }
   }

@@ -1,5 +1,5 @@
-/* What `trefoil simulate` says of memory is what a group and a handle take: of the GPU library where the
- * ranks share a node (with EMULATED), of the CPU library where they do not. */
+/* What `trefoil simulate` says of memory is what a group and a handle take: of the GPU library (EMULATED)
+ * within a node and between nodes; of the CPU library where the other does not take the shape. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,13 +8,20 @@
 #include "team.h"
 #include "test.h"
 
+enum { NUM_RANKS = 2 };
 #ifdef EMULATED
-enum { NUM_RANKS = 2, PER_NODE = 2 };
 #define LIBRARY "gpu"
+static const trefoil_shape_t shapes[] = {{NUM_RANKS, 1, 4, 2, 8},
+                                         {NUM_RANKS, 1, 61, 7, 33},
+                                         {NUM_RANKS, 2, 4, 2, 8},
+                                         {NUM_RANKS, 2, 61, 7, 33}};
 #else
-enum { NUM_RANKS = 2, PER_NODE = 1 };
-#define LIBRARY "cpu"
+#define LIBRARY "cpu" /* a top-k over 64 */
+static const trefoil_shape_t shapes[] = {{NUM_RANKS, 1, 66, 65, 8}, {NUM_RANKS, 1, 131, 70, 33}};
 #endif
+enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
+
+static int perNode; /* of the communicator */
 
 typedef struct needed {
   trefoil_mode_t mode;
@@ -60,21 +67,59 @@ static void compareAll(team_rank_t *r) {
                {TREFOIL_LL_RANK_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR},
                {TREFOIL_HT_FLAT, NCCL_EP_LAYOUT_FLAT},
                {TREFOIL_HT_EXPERT_MAJOR, NCCL_EP_LAYOUT_EXPERT_MAJOR}};
-  static const trefoil_shape_t shapes[] = {{NUM_RANKS, PER_NODE, 4, 2, 8},
-                                           {NUM_RANKS, PER_NODE, 61, 7, 33}};
   static const size_t rowBytes[] = {512, 7168};
   for (int m = 0; m < 4; m++)
-    for (int s = 0; s < 2 && !r->error[0]; s++) {
-      const needed_t n = {modes[m].mode, modes[m].layout, shapes[s], rowBytes[s]};
-      compareOne(r, &n);
+    for (int s = 0; s < NUM_SHAPES && !r->error[0]; s++) {
+      const needed_t n = {modes[m].mode, modes[m].layout, shapes[s], rowBytes[s % 2]};
+      if (n.shape.ranksPerNode == perNode) compareOne(r, &n);
     }
 }
 
-TEST(memory_said_is_memory_taken) {
-  setenv("NCCL_LSA_TEAM_SIZE", PER_NODE == 1 ? "1" : "2", 1);
+static void saidIsTaken(int ranksPerNode) {
+  perNode = ranksPerNode;
+  setenv("NCCL_LSA_TEAM_SIZE", perNode == 1 ? "1" : "2", 1);
   const char *error = teamThreads(NUM_RANKS, compareAll, NULL);
   unsetenv("NCCL_LSA_TEAM_SIZE");
   CHECK(!*error, "%s", error);
 }
+
+TEST(memory_said_between_nodes_is_memory_taken) {
+  saidIsTaken(1);
+}
+
+static size_t bytesOf(trefoil_mode_t mode, int ranks, const char *library) {
+  const trefoil_predict_spec_t spec = {
+      .mode = mode, .dispatchRowBytes = 14336, .combineRowBytes = 14336};
+  const trefoil_shape_t shape = {ranks, 8, 4 * ranks, 8, 128};
+  memory_need_t need;
+  memoryNeed(&spec, &shape, 1024, &need);
+  CHECK(need.known && !strcmp(need.library, library), "%d ranks: library %s, not %s: %s", ranks,
+        need.library, library, need.why);
+  size_t sum = 0;
+  for (int i = 0; i < 6; i++) sum += need.totals[i / 3][i % 3];
+  return sum;
+}
+
+/* Another node's ranks take in low latency what the last node's did, also past what the kernels take. */
+TEST(memory_of_more_ranks_than_kernels_take) {
+  static const trefoil_mode_t modes[] = {TREFOIL_LL_EXPERT_MAJOR, TREFOIL_LL_RANK_MAJOR};
+  for (int m = 0; m < 2; m++) {
+    size_t last = bytesOf(modes[m], 64, "gpu"), step = last - bytesOf(modes[m], 56, "gpu");
+    for (int ranks = 72; ranks <= 256; ranks += 8) {
+      size_t bytes = bytesOf(modes[m], ranks, "gpu-formula");
+      CHECK(bytes + 4096 > last + step && bytes < last + step + 4096,
+            "%d ranks: %zu bytes, %zu and %zu before", ranks, bytes, last, step);
+      last = bytes;
+    }
+  }
+  bytesOf(TREFOIL_HT_FLAT, 64, "gpu");
+  bytesOf(TREFOIL_HT_FLAT, 72, "cpu");
+}
+
+#ifdef EMULATED
+TEST(memory_said_within_a_node_is_memory_taken) {
+  saidIsTaken(2);
+}
+#endif
 
 TEST_MAIN()

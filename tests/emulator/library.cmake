@@ -124,7 +124,7 @@ target_link_libraries(memory_need_emulated PRIVATE trefoil_flags nccl_ep_emulate
   Threads::Threads)
 add_test(NAME memory_need_emulated COMMAND memory_need_emulated)
 set_tests_properties(memory_need_emulated PROPERTIES TIMEOUT 120 LABELS cpu
-  ENVIRONMENT TREFOIL_HOST_SMS=3)
+  ENVIRONMENT TREFOIL_HOST_SMS=5)
 
 # A2SGD's calls.
 foreach(subject grad_gpu grad_sync)

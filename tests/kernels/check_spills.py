@@ -20,14 +20,14 @@ SPILLS = {
     "DispatchTraitsILb1E": 96,  # the generic path: eight blocks of entries a lane
     "combineKernelIL4Elem": 128,  # warps of 20 and more need more registers than there are
     "partialKernelIL4Elem": 96,
-    "farDispatchKernelI7GinWire": 368,  # the relay has ten steps of a row in flight
-    "farCombineKernelI7GinWire": 712,
+    "farDispatchKernelI7GinWire": 376,  # the relay has ten steps of a row in flight
+    "farCombineKernelI7GinWire": 324,
     "farHtCombineKernelI7GinWire": 272,  # 18 warps, with the four duties of the poster
 }
 # Of kernels over GIN: registers, which their threads leave room for; bytes of stack.
 FAR = {
-    "farDispatchKernelI7GinWire": (96, 352),
-    "farCombineKernelI7GinWire": (96, 328),
+    "farDispatchKernelI7GinWire": (96, 360),
+    "farCombineKernelI7GinWire": (96, 280),
     "farHtDispatchKernelI7GinWire": (168, 512),
     "farHtCombineKernelI7GinWire": (96, 576),
     "updateKernelI10FarDomainsI7GinWire": (160, 320),

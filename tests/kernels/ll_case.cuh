@@ -11,7 +11,7 @@ namespace {
 struct Options {
   int maxBlocks, style,
       generic; // generic: 0 each rank draws which dispatch it runs, 1 never the fast one
-  bool verbose, isLong;
+  bool verbose, isLong, twice; // twice: tokens name experts more than once
 };
 
 Shape randomShape(Rng &rng, int R, const Options &o) {
@@ -57,8 +57,14 @@ Shape randomShape(Rng &rng, int R, const Options &o) {
     s.tokenWidth = s.quant ? 512 : 16 * (1 + rng.below(3));
     if (s.quant) s.scaleBytesOut = s.tokenWidth / 32;
   }
+  if (o.twice) { // rows of a token once an expert, where top-k is more
+    s.E = R * (1 + s.E % 2);
+    s.K = 8 + s.K % 8;
+    s.rankMajor = false;
+    s.sum = EP_LL_SUM_EXACT;
+  }
   s.L = (s.E + R - 1) / R;
-  const bool huge = rng.one(40);
+  const bool huge = rng.one(40) && !o.twice;
   if (huge) { // slot map and routing past shared memory
     s.E = R * (8000 / R + rng.below(2000 / R + 1));
     s.L = s.E / R;
@@ -88,6 +94,8 @@ Shape randomShape(Rng &rng, int R, const Options &o) {
   s.finite = rng.one(2);
   s.delays = rng.one(2);
   s.holes = rng.one(2) ? 2 + rng.below(6) : 0;
+  if (o.twice) s.holes = 2;
+  s.finite = s.finite || o.twice;
   Rng side = {rng.s ^ 0x57A16417}; // what is drawn elsewhere does not depend on it
   s.reuses = s.style != TWO_IN_FLIGHT && side.one(2);
   static const uint64_t starts[] = {
@@ -124,6 +132,16 @@ std::vector<char> payload(Rng &rng, const Shape &s, trefoil_dtype_t dtype, size_
 }
 
 long numDispatches, numFast, numScratch; // for the summary
+
+// Unused entries name the token's expert before them once more, with a weight of 0: nothing changes the sums.
+std::vector<int32_t> nameTwice(std::vector<int32_t> topk, std::vector<float> &weights, int K) {
+  for (size_t i = 0; i < topk.size(); i++) {
+    if (i % K == 0 || topk[i] >= 0) continue;
+    topk[i] = topk[i - 1];
+    weights[i] = 0;
+  }
+  return topk;
+}
 
 // Outputs of one rank: its own, or those of an earlier step.
 void makeOutputs(World &w, Rng &rng, const Shape &s, int r, StepRank &k, const StepRank *earlier) {
@@ -163,7 +181,7 @@ void keepOutputs(const Shape &s, const StepRank &k, Rng &rng, cudaStream_t strea
 }
 
 void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, void *const *handles,
-              const ep_ll_group_t *groups, int generic, const std::vector<StepRank> *earlier) {
+              const ep_ll_group_t *groups, const Options &o, const std::vector<StepRank> *earlier) {
   for (int r = 0; r < s.R; r++) {
     StepRank &k = step[r];
     k.B = rng.one(5) ? 0 : rng.one(3) ? s.N : rng.below(s.N + 1);
@@ -177,9 +195,10 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     k.yBytes = k.y.data();
     k.weights.resize(k.B * s.K);
     for (float &x : k.weights) x = (rng.below(2001) - 1000) * 1e-3f;
-    std::vector<int64_t> topk64(k.topk.begin(), k.topk.end());
+    const std::vector<int32_t> topk = o.twice ? nameTwice(k.topk, k.weights, s.K) : k.topk;
+    std::vector<int64_t> topk64(topk.begin(), topk.end());
     ep_ll_handle_t h = {};
-    h.topkIdx = s.idx64 ? (void *)w.upload(r, topk64) : (void *)w.upload(r, k.topk);
+    h.topkIdx = s.idx64 ? (void *)w.upload(r, topk64) : (void *)w.upload(r, topk);
     h.memory = handles[r];
     h.numTopk = s.K;
     h.idx64 = s.idx64;
@@ -203,7 +222,7 @@ void makeStep(World &w, Rng &rng, const Shape &s, std::vector<StepRank> &step, v
     d.scaleBytes = s.scaleBytesOut;
     d.quant = s.quant;
     d.globalIds = s.globalIds;
-    d.generic = generic == 1 || (generic == 0 && rng.one(3)); // ranks may differ in it
+    d.generic = o.generic == 1 || (o.generic == 0 && rng.one(3)); // ranks may differ in it
     ep_ll_combine_t &c = k.combine;
     c = ep_ll_combine_t{};
     c.group = groups[r];
@@ -288,7 +307,7 @@ void enqueue(const Shape &s, std::vector<std::vector<StepRank>> &steps, int r, c
 }
 
 std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s, int enableMask,
-                                             uint64_t timeoutNs, int generic) {
+                                             uint64_t timeoutNs, const Options &o) {
   ep_ll_config_t config = s.config;
   w.reset(config, s.first);
   Rng side = {rng.s ^ 0xD0A1};
@@ -305,8 +324,7 @@ std::vector<std::vector<StepRank>> makeSteps(World &w, Rng &rng, const Shape &s,
   }
   std::vector<std::vector<StepRank>> steps(s.steps, std::vector<StepRank>(s.R));
   for (int i = 0; i < s.steps; i++)
-    makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data(), generic,
-             i ? &steps[0] : nullptr);
+    makeStep(w, rng, s, steps[i], handles[i % 2].data(), groups.data(), o, i ? &steps[0] : nullptr);
   w.sync();
   return steps;
 }

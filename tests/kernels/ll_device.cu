@@ -1,7 +1,7 @@
 // The low-latency kernels against the reference, bit for bit, on random shapes.
 //
 //   ll_device [--ranks R] [--gpus] [--cases n] [--seed s] [--case i] [--blocks b] [--style s]
-//             [--faults | --masks] [--generic 1 | 2] [--long] [--domains n [--rails]]
+//             [--faults | --masks] [--generic 1 | 2] [--long] [--twice] [--domains n [--rails]]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Every case draws a shape, a
 // mode and a number of steps; each step has new routing and new data, all steps are launched back
@@ -10,7 +10,7 @@
 // random bits in which words that equal flags are sown. Each rank draws whether it runs the fast
 // dispatch (--generic 1: never, 2: wherever it can). Outputs may be one
 // for all steps, which its owner's stream still reads when peers go on. --long: few experts and
-// thousands of tokens.
+// thousands of tokens. --twice: tokens that name an expert more than once.
 // --faults: every other case, a rank that never launches or ends in the midst of a combine. --masks: ranks
 // that take others for lost (ll_masks.cuh). --domains: domains of n ranks, with relays over plain copies;
 // --rails: dispatch by rails. The bytes that ranks count are then the reference's.
@@ -45,7 +45,7 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
   if (o.style >= 0) s.style = (Style)o.style;
   if (s.style == TWO_IN_FLIGHT) s.reuses = false;
   if (o.verbose) printShape(s);
-  auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull, o.generic);
+  auto steps = makeSteps(w, rng, s, rng.one(3), 4000000000ull, o);
   launchAll(w, s, steps, rng);
   bool ok = true;
   for (int r = 0; r < s.R; r++) {
@@ -64,7 +64,9 @@ bool runCase(World &w, uint64_t seed, const Options &o) {
       if (!isAlone(s, i)) ok &= checkCombine(w, s, steps[i], i, r, nullptr);
     }
   }
-  for (int r = 0; ok && domains.perDomain && r < s.R; r++) ok &= checkBytes(w, s, steps, r);
+  for (int r = 0; ok && domains.perDomain && r < s.R; r++) ok &= domains.checkGuard(w, r);
+  for (int r = 0; ok && domains.perDomain && !o.twice && r < s.R; r++)
+    ok &= checkBytes(w, s, steps, r);
   if (!ok) printShape(s);
   return ok;
 }
@@ -124,7 +126,7 @@ bool runFault(World &w, uint64_t seed, const Options &o) {
   const int R = s.R, dead = rng.below(R);
   // Across domains a rank that waits looks like one that is missing, and is masked, too.
   const bool masks = rng.one(2) && !domains.perDomain, isBegun = rng.one(2);
-  auto steps = makeSteps(w, rng, s, masks, 20000000ull, o.generic);
+  auto steps = makeSteps(w, rng, s, masks, 20000000ull, o);
   for (int r = 0; r < R; r++) {
     if (r == dead) continue;
     CU(cudaSetDevice(w.ranks[r].device));
@@ -153,7 +155,7 @@ int main(int argc, char **argv) {
   int R = 4, cases = 200, only = -1, perDomain = 0;
   uint64_t seed = 1;
   bool gpus = false, faults = false, masks = false;
-  Options o = {0, -1, 0, false, false};
+  Options o = {0, -1, 0, false, false, false};
   for (int i = 1; i < argc; i++) {
     auto value = [&] { return i + 1 < argc ? strtoull(argv[++i], nullptr, 0) : 0ull; };
     if (!strcmp(argv[i], "--ranks"))
@@ -178,6 +180,8 @@ int main(int argc, char **argv) {
       o.generic = (int)value();
     else if (!strcmp(argv[i], "--long"))
       o.isLong = true;
+    else if (!strcmp(argv[i], "--twice"))
+      o.twice = true;
     else if (!strcmp(argv[i], "--domains"))
       perDomain = (int)value();
     else if (!strcmp(argv[i], "--rails"))
@@ -212,11 +216,12 @@ int main(int argc, char **argv) {
     ran++;
     if (ok) continue;
     failed++;
-    printf("FAILED: ll_device --ranks %d --domains %d%s%s%s%s%s --blocks %d --seed %llu --case %d "
-           "--verbose\n",
-           R, perDomain, domains.rails ? " --rails" : "", gpus ? " --gpus" : "",
-           faults ? " --faults" : "", masks ? " --masks" : "", o.isLong ? " --long" : "",
-           o.maxBlocks, (unsigned long long)seed, i);
+    printf(
+        "FAILED: ll_device --ranks %d --domains %d%s%s%s%s%s%s --blocks %d --seed %llu --case %d "
+        "--verbose\n",
+        R, perDomain, domains.rails ? " --rails" : "", gpus ? " --gpus" : "",
+        faults ? " --faults" : "", masks ? " --masks" : "", o.isLong ? " --long" : "",
+        o.twice ? " --twice" : "", o.maxBlocks, (unsigned long long)seed, i);
     fflush(stdout);
     if (failed == 5) break;
   }

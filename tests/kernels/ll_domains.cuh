@@ -4,7 +4,7 @@
 #define TREFOIL_TESTS_KERNELS_LL_DOMAINS_CUH
 
 #include "kernels/ll/far.cuh"
-#include "ll_world.cuh"
+#include "ll_check.cuh"
 #include "net_copies.cuh"
 
 namespace {
@@ -15,13 +15,14 @@ struct DomainRank {
   unsigned long long *signals, *counts; // counts: puts posted, puts consumed
 };
 
+constexpr size_t GUARD_BYTES = 1 << 20; // behind a window
+
 // Domains of `perDomain` ranks; 0: all ranks are in one, and nothing here is used.
 struct Domains {
   int perDomain, blocks;
   bool rails; // dispatch goes by rails, unless there are masks
   std::vector<DomainRank> ranks;
   ep_ll_relay_layout_t at;
-  size_t mirrorBytes;
 
   bool isFar(int r, int p) const { return perDomain && r / perDomain != p / perDomain; }
 
@@ -46,8 +47,7 @@ struct Domains {
     if (!perDomain) return;
     blocks = 1 + rng.below(3);
     OK(epLlRelayLayout(&config, perDomain, rails && !masks, &at));
-    mirrorBytes = w.at.bytes;
-    const size_t R = ranks.size(), far = R - perDomain;
+    const size_t R = ranks.size();
     char control[EP_LL_RELAY_CONTROL_BYTES];
     epLlRelayControlInit(control, first);
     for (size_t r = 0; r < R; r++) {
@@ -55,10 +55,10 @@ struct Domains {
       CU(cudaSetDevice(w.ranks[r].device));
       CU(cudaFree(k.window));
       CU(cudaFree(k.mirrors));
-      CU(cudaMalloc(&k.window, 128 + at.bytes));
-      CU(cudaMalloc(&k.mirrors, far * mirrorBytes));
-      CU(cudaMemset(k.window, 0xff, 128 + at.bytes));
-      CU(cudaMemset(k.mirrors, 0, far * mirrorBytes));
+      CU(cudaMalloc(&k.window, 128 + at.bytes + GUARD_BYTES));
+      CU(cudaMalloc(&k.mirrors, at.mirrorBytes));
+      CU(cudaMemset(k.window, 0xff, 128 + at.bytes + GUARD_BYTES));
+      CU(cudaMemset(k.mirrors, 0, at.mirrorBytes));
       CU(cudaMemset(k.signals, 0, EP_LL_RELAY_SIGNALS(R) * 8));
       CU(cudaMemset(k.counts, 0, 2 * R * 8));
       CU(cudaMemcpy(k.control, control, sizeof control, cudaMemcpyHostToDevice));
@@ -77,11 +77,21 @@ struct Domains {
   }
 
   void setPeers(ep_ll_group_t &g) const {
+    g.firstNear = (uint16_t)(perDomain ? g.rank / perDomain * perDomain : 0);
+    g.numNear = (uint16_t)perDomain;
     for (int p = 0; p < g.numRanks; p++) {
       if (isFar(g.rank, p)) {
-        g.peers[p] = ranks[g.rank].mirrors + epLlFarIndex(perDomain, g.rank, p) * mirrorBytes;
+        g.peers[p] = ranks[g.rank].mirrors;
       }
     }
+  }
+
+  // No message has run over its end into what lies behind the window.
+  bool checkGuard(World &w, int r) const {
+    const std::vector<char> guard(GUARD_BYTES, (char)0xff);
+    const char *at = ranks[r].window + 128 + this->at.bytes;
+    return equal("behind the window", r, 0, w.download(r, at, GUARD_BYTES).data(), guard.data(),
+                 GUARD_BYTES, 16);
   }
 
   ep_ll_relay_t relayOf(int rank, int numRanks) const {

@@ -80,7 +80,7 @@ bool runMasked(World &w, uint64_t seed, const Options &o) {
   Shape s = randomShape(rng, w.size(), o);
   const bool staged = rng.one(2);
   const std::vector<Regard> regards = drawRegards(rng, s);
-  auto steps = makeSteps(w, rng, s, 1, 4000000000ull, o.generic);
+  auto steps = makeSteps(w, rng, s, 1, 4000000000ull, o);
   std::vector<std::vector<int>> host(2 * s.R * s.steps);
   for (int r = 0; r < s.R; r++) {
     CU(cudaSetDevice(w.ranks[r].device));

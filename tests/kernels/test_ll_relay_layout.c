@@ -1,5 +1,5 @@
-/* Where the messages of low latency's relay lie: what a message must hold, that no two buffers overlap, and
- * which configurations are refused with which sentence. Needs no GPU. */
+/* Where the messages of low latency's relay lie: what a message and the mirrors must hold, that no two
+ * buffers overlap, and which configurations are refused with which sentence. Needs no GPU. */
 #include <stdint.h>
 #include <string.h>
 
@@ -30,13 +30,23 @@ static size_t up(size_t n, size_t to) {
 /* numTo: ranks that a dispatch's message is to. */
 static void leastBytes(const ep_ll_config_t *c, int numTo, size_t *least) {
   size_t K = (size_t)c->maxTopk, N = (size_t)c->maxTokens;
-  size_t words = (4 + K + 11) / 12 * 16; /* of a token: 4 bytes and an id of one byte each */
-  size_t returns = N * K;                /* a token may name an expert more than once */
+  size_t words = (4 + K + 11) / 12 * 16;        /* of a token: 4 bytes and an id of one byte each */
+  size_t returns = N * (K < LOCAL ? K : LOCAL); /* a token's row once an expert */
   least[EP_LL_MESSAGE_DISPATCH] = 128 + up((size_t)numTo * N * words, 128) +
                                   N * (128 + packets(c->maxTokenBytes + up(4 * K, 16)));
   least[EP_LL_MESSAGE_COMBINE] = 128 + returns * (128 + up(packets(c->maxTokenBytes), 512));
   least[EP_LL_MESSAGE_WEIGHTS] =
       c->partial ? 128 + N * up(16 + (K + 2) / 3 * 16, 128) : 0; /* 3 weights a word */
+}
+
+/* From mirror.cuh: words as in exchange memory, tokens' rows by parity, and by parity a partial sum of each
+ * token of each far rank. */
+static size_t mirrorsOf(const ep_ll_config_t *c, int far) {
+  ep_ll_layout_t at;
+  CHECK(epLlLayout(c, &at) == TREFOIL_OK, "%s", trefoilLastError());
+  size_t N = (size_t)c->maxTokens, row = up(packets(c->maxTokenBytes), 512);
+  return at.rows[0] + 2 * N * packets(c->maxTokenBytes + up(4 * (size_t)c->maxTopk, 16)) +
+         (c->partial ? 2 * N * (size_t)far * row : 0);
 }
 
 /* The preflight knows no way: what it states for the mesh is enough. */
@@ -82,6 +92,9 @@ static void checkShape(const ep_ll_config_t *c, int perDomain, int rails) {
     used += bytes;
   }
   CHECK(used == at.bytes, "%s: %zu bytes are used of %zu", shape, used, at.bytes);
+  size_t mirrors = mirrorsOf(c, c->numRanks - perDomain);
+  CHECK(at.mirrorBytes == mirrors, "%s: mirrors of %zu bytes, not %zu", shape, at.mirrorBytes,
+        mirrors);
 }
 
 TEST(buffers_hold_their_messages_and_do_not_overlap) {
@@ -114,6 +127,8 @@ TEST(the_smallest_group_has_these_sizes) {
     next += 4 * at.message[m];
   }
   CHECK(at.bytes == next, "%zu bytes, not %zu", at.bytes, next);
+  /* 2 * 512 for routing words, 2 * 512 for weights, behind 512 for others; a row of either, twice */
+  CHECK(at.mirrorBytes == 512 + 1024 + 1024 + 4 * 14848, "mirrors of %zu bytes", at.mirrorBytes);
 }
 
 static void isRefused(const ep_ll_config_t *c, int perDomain, const char *sentence) {
@@ -143,6 +158,11 @@ TEST(what_no_layout_takes_is_refused_first) {
             "max_token_bytes is 14344, low latency on GPUs takes a multiple of 16 below 2^26");
   isRefused(&none, 3, "low latency on GPUs takes 1 to 1048576 tokens a rank, not 0");
   isRefused(NULL, 2, "config or out is NULL");
+  ep_ll_config_t many = config(72, 8, 128, 2 * HIDDEN, 0);
+  isRefused(&many, 8, "low latency on GPUs takes 1 to 64 ranks, not 72");
+  many.anyRanks = 1;
+  ep_ll_relay_layout_t at;
+  CHECK(epLlRelayLayout(&many, 8, 0, &at) == TREFOIL_OK, "%s", trefoilLastError());
 }
 
 /* A message of 1 GiB would be split by the network. */

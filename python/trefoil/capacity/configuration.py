@@ -48,7 +48,7 @@ class Memory:
     weights: int  # of the routed experts of all layers
     other: int  # the caller's
     refused: str = ""  # why the sizing table has no answer
-    library: str = "gpu"  # whose buffers: the CPU library's where the GPU library lacks the shape
+    library: str = "gpu"  # whose buffers; "gpu-formula", "cpu": the GPU library lacks the shape
     attention: int = 0  # weights, as the next two
     shared: int = 0  # shared experts, layers without experts, routers
     embeddings: int = 0  # and the head

@@ -176,7 +176,7 @@ def step_row(c: Configuration, q: Question) -> list[str]:
 def _buffers(c: Configuration) -> str:
     if c.memory.refused:
         return "refused"
-    mark = " c" if c.memory.library == "cpu" else ""
+    mark = {"gpu": "", "gpu-formula": " g", "cpu": " c"}[c.memory.library]
     return format_bytes(c.memory.buffers + c.memory.outputs) + mark
 
 
@@ -312,7 +312,10 @@ def notes_of(plan: CapacityPlan) -> list[str]:
     notes.append("bound: bytes of the busiest port over its line rate; nothing is faster")
     if why := why_no_step(q):
         notes.append(f"no step and no tokens/s: {why}")
-    if any(c.memory.library == "cpu" for c in configurations):
+    libraries = {c.memory.library for c in configurations}
+    if "gpu-formula" in libraries:
+        notes.append("g: buffers by the GPU library's formula; it takes at most 64 ranks")
+    if "cpu" in libraries:
         notes.append("c: buffers of the CPU library; the GPU library does not take that shape")
     return [*notes, *step_notes(plan)]
 
