@@ -439,3 +439,38 @@ def test_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deep_ep", sys)
     with pytest.raises(ImportError, match="another deep_ep"):
         trefoil.deep_ep.install()
+
+
+AT_EXIT = """
+import sys
+
+import torch
+import torch.distributed as dist
+from trefoil.deep_ep import Buffer
+
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
+buffer = Buffer(dist.group.WORLD)
+ids = torch.tensor([[0]])
+per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, 1)
+handle = buffer.dispatch(
+    torch.ones(1, 8),
+    num_tokens_per_rank=per_rank,
+    is_token_in_rank=in_rank,
+    num_tokens_per_expert=per_expert,
+)[4]
+print(handle.route.received)
+"""
+
+
+def test_a_handle_at_exit(tmp_path: Path) -> None:
+    """A program that ends with a handle and its buffer says nothing of it."""
+    (tmp_path / "exit.py").write_text(AT_EXIT)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "exit.py"), f"file://{tmp_path}/store"],
+        env={**os.environ, "PYTHONPATH": str(Path(trefoil.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    assert done.stdout == "1\n" and "ignored" not in done.stderr, done.stderr

@@ -12,7 +12,7 @@ import ep_needs  # noqa: F401
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def torchrun(script: Path, ranks: int, *arguments: str) -> str:
+def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 250) -> str:
     """What the script's ranks print, started as processes; ranks 1: it alone."""
     start = [sys.executable]
     if ranks > 1:
@@ -23,7 +23,7 @@ def torchrun(script: Path, ranks: int, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=timeout,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

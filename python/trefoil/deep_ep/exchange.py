@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -64,8 +66,8 @@ class Route:
     sent: int
     received: int
 
-    def __del__(self) -> None:
-        if self.handle.live:
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not at_exit() and self.handle.live:
             self.handle.destroy()
 
 

