@@ -65,6 +65,9 @@ static cudaError_t refuse(cudaStream_t stream, cudaError_t code, const void *fun
   return epCudaFail(code, "%s: %s did not run: %s", name, kernel, why);
 }
 
+/* Of a block: 227 KiB as on sm_90, less half a KiB for what a kernel has by name. */
+#define MOST_SHARED (232448 - 512)
+
 static bool fits(const cudaLaunchConfig_t *c) {
   const uint64_t threads = (uint64_t)c->blockDim.x * c->blockDim.y * c->blockDim.z;
   return c->gridDim.x && c->gridDim.y && c->gridDim.z && threads > 0 && threads <= 1024;
@@ -82,6 +85,9 @@ cudaError_t epLaunch(const void *func, const cudaLaunchConfig_t *c, void **args,
   EP_CUDA_CHECK(fits(c), cudaErrorInvalidConfiguration,
                 "%s: %u x %u x %u blocks of %u x %u x %u threads", name, c->gridDim.x, c->gridDim.y,
                 c->gridDim.z, c->blockDim.x, c->blockDim.y, c->blockDim.z);
+  EP_CUDA_CHECK(c->dynamicSmemBytes <= MOST_SHARED, cudaErrorInvalidValue,
+                "%s: %zu bytes of dynamic shared memory, a block has at most %d", name,
+                c->dynamicSmemBytes, MOST_SHARED);
   const trefoil_host_launch_t at = {c->gridDim, c->blockDim, args, c->dynamicSmemBytes};
   ep_launch_t *l = calloc(1, sizeof *l);
   ep_stream_op_t *op = l ? epOpNew(cudaGraphNodeTypeKernel, runLaunch) : NULL;

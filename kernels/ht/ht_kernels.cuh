@@ -22,7 +22,7 @@ struct HtRow {
 
 // Shared memory of a block with one of the pipelines (ht/ht_pipe.cuh).
 struct HtShape {
-  int stages;   // of the ring, of a chunk each
+  int stages;   // of the ring, of a chunk each; gather: rings
   int descInts; // of a work item's description
   int take;     // candidates taken at a time, at most 32
   int batch;    // items described at a time, at most 32 / the policy's lanes

@@ -49,10 +49,14 @@ template <class Args> size_t dealShared(Args &a, int sendEntries, int receiveEnt
   return (size_t)a.room * (a.stageStride + 2 * 8) + fixed;
 }
 
-// Shared memory of a block that gathers (rowBlockOf).
-size_t rowShared(int entries) {
-  return HT_ROW_WARPS * (HT_ROW_RING + 2 * 8) + sizeof(HtProgress) +
-         HT_DESCS * ((HT_DESC_HEAD + 2 * entries) * 4 + 8);
+// Of a pipeline that gathers (rowBlockOf): a ring a reducing warp, fewer where descriptions are long. Returns what a
+// block needs, without the spare.
+size_t dealRings(HtShape &shape, int spare) {
+  const int ring = HT_ROW_RING + 2 * 8;
+  const int fixed = (int)sizeof(HtProgress) + HT_DESCS * (shape.descInts * 4 + 8);
+  shape.stages = (MAX_SHARED - fixed - spare) / ring;
+  if (shape.stages > HT_ROW_WARPS) shape.stages = HT_ROW_WARPS;
+  return (size_t)shape.stages * ring + fixed;
 }
 
 // Candidates taken at a time: about `items` that are items.
@@ -227,9 +231,10 @@ trefoil_result_t epHtPrepareCombine(const ep_ht_combine_t &op, HtCombineArgs *ar
            TREFOIL_INVALID_ARGUMENT, "tokens must be 16-byte aligned");
   const bool pulls = op.input.is && !expertMajor;
   const int spare = pulls ? HT_PULL_SOURCES_BYTES : 0;
-  const int width = R < K ? R : K;
-  size_t shared = dealShared(a, expertMajor ? K : 1, width, spare);
-  if (shared < rowShared(expertMajor ? K : width)) shared = rowShared(expertMajor ? K : width);
+  size_t shared = dealShared(a, expertMajor ? K : 1, R < K ? R : K, spare);
+  size_t rings = dealRings(a.receiver, spare);
+  if (shared < rings) shared = rings;
+  if (expertMajor && shared < (rings = dealRings(a.sender, spare))) shared = rings;
   a.sourcesAt = (int)shared;
   if (!expertMajor && a.sender.stages > SEND_STAGES) a.sender.stages = SEND_STAGES;
   a.sender.batch = expertMajor ? 8 : 6;

@@ -167,7 +167,7 @@ EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int stageSt
 }
 // Of a gather pipeline: a ring for each reducing warp.
 EP_DEV HtBlock rowBlockOf(char *shared, const HtShape &shape) {
-  return blockOf(shared, shape, HT_ROW_WARPS, HT_ROW_RING);
+  return blockOf(shared, shape, shape.stages, HT_ROW_RING);
 }
 
 // All threads of a block, last. The last block of the launch waits for what has to be waited for at the

@@ -162,7 +162,7 @@ EP_DEV void rowPipe(const HtBlock &b, const P &p, const HtShape &shape, unsigned
   const int lane = threadIdx.x & 31, role = threadIdx.x >> 5;
   if (role == 0) scheduler(b, p, shape, work, lane);
   if (role == 1) rowCompletion(b, p, lane);
-  if (role >= 2) rowReducer<SUM>(b, p, lane);
+  if (role >= 2 && role - 2 < b.room) rowReducer<SUM>(b, p, lane);
 }
 
 #endif
