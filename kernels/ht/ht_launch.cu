@@ -49,8 +49,8 @@ template <class Args> size_t dealShared(Args &a, int sendEntries, int receiveEnt
   return (size_t)a.room * (a.stageStride + 2 * 8) + fixed;
 }
 
-// Of a pipeline that gathers (rowBlockOf): a ring a reducing warp, fewer where descriptions are long. Returns what a
-// block needs, without the spare.
+// Of a pipeline that gathers (rowBlockOf): a ring a reducing warp, fewer where descriptions are long.
+// Returns what a block needs, without the spare.
 size_t dealRings(HtShape &shape, int spare) {
   const int ring = HT_ROW_RING + 2 * 8;
   const int fixed = (int)sizeof(HtProgress) + HT_DESCS * (shape.descInts * 4 + 8);
