@@ -35,6 +35,7 @@ UPDATE_TOKENS = 4096
 BASE_US = 3.4  # what an operation of low latency takes beside its bytes
 FILES: dict[str, Any] = {
     "kernels_ll": "ll_kernels_h200x4b.json",
+    "kernels_ll_h100": "ll_kernels_h100x4.json",
     "api_ll": "ll_api_h200x4b.json",
     "calls": "gpu_calls_h200x2.json",
     "kernels_ht": [
@@ -44,6 +45,10 @@ FILES: dict[str, Any] = {
     "against": "against_nccl_ep_h200x2.json",
     "package": "nccl_ep_package_h200x2.json",
     "domains": "domains_h100x2.json",
+    "domains_four": [
+        ("domains_h200x4_2x2.json", "two domains of two"),
+        ("domains_h200x4_4x1.json", "four domains of one"),
+    ],
     "domains_predicted": "domains_predicted_h100x2.csv",
     "gradients": "a2sgd_kernels_h100x2.json",
     "python": "python_h100x2.json",
@@ -325,7 +330,8 @@ def two_packages(name: str) -> str:
 
 
 def domains_ll(name: str) -> str:
-    """Low latency across domains: us, in brackets over 3.4 us + a + bytes / r, by tokens."""
+    """Low latency across domains: us, in brackets over 3.4 us + a + c per further far rank
+    + bytes / r, by tokens."""
     data = _read(name)
     rows = [row for row in data["rows"] if row["mode"].startswith("ll-")]
     tokens = sorted({row["tokens"] for row in rows})
@@ -333,6 +339,7 @@ def domains_ll(name: str) -> str:
     for row in rows:
         us = statistics.median(row["runs_us"])
         least = BASE_US + data["latency_us"] + row["bytes"] / data["rate_GBps"] / 1000
+        least += data.get("put_us", 0.0) * (data.get("far_peers", 1) - 1)
         variant = "" if row["variant"] == "plain" else f" {row['variant']}"
         what = f"{row['operation']} {row['mode'].removeprefix('ll-')}{variant}"
         cells.setdefault(what, {})[row["tokens"]] = _bold(
