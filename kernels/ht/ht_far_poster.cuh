@@ -30,6 +30,7 @@ struct HtPosted {
   unsigned long long left;
 #endif
 };
+constexpr int HT_MOST_CHUNKS = 4; // in a put, where so many wait
 constexpr int HT_POSTER_BYTES = HT_DUTIES * EP_HT_FAR_NODES * sizeof(HtPosted);
 
 template <class Network> class Poster {
@@ -174,15 +175,17 @@ private:
     return posted;
   }
 
+  // Slots are filled about as fast as they are looked at: without a limit the search goes on until all are.
   EP_DEV void post() {
-    extend(s.ready, out, HT_FILLED, before.sent,
+    const int chunk = far.f.far.at.batchSlots[kind], large = HT_MOST_CHUNKS * chunk;
+    const unsigned long long end = s.done + large < out ? s.done + large : out;
+    extend(s.ready, end, HT_FILLED, before.sent,
            [&](const HtLocation &u, bool isVoid) { *voidOf(false, u) = isVoid; });
     while (s.done < s.ready) {
       const unsigned long long waiting = s.ready - s.done;
-      const int chunk = far.f.far.at.batchSlots[kind];
       if (waiting < (unsigned)chunk && s.ready != out && !isIdle()) break;
       const HtLocation u = ringSlotOf(before.sent + s.done);
-      const int untilEnd = slots() - (u.code & 0xffffff), most = min(chunk, untilEnd);
+      const int untilEnd = slots() - (u.code & 0xffffff), most = min(large, untilEnd);
       const int n = waiting < (unsigned)most ? (int)waiting : most;
       const uint64_t slot = far.f.far.at.slotBytes, base = far.f.far.port.scratch + 128;
       // At the other end this node has a number among the far ones of that.
