@@ -88,7 +88,7 @@ struct HtBlock {
   uint64_t *full, *empty, *done;
   HtProgress *at;
   int *desc;
-  int S, room, descInts, stageStride; // room: stages that there is memory for, >= S
+  int S, room, descInts, stageStride; // room: stages (gather: rings) that there is memory for
   Divisor byStages;
 
   EP_DEV HtItem &item(int k) const { return *(HtItem *)(desc + (k & (HT_DESCS - 1)) * descInts); }

@@ -156,6 +156,25 @@ TEST(a_launch_reaches_the_launcher) {
   OK(cudaFree(p));
 }
 
+TEST(a_block_has_so_much_shared_memory) {
+  int *p, what = 1;
+  void *args[] = {&p, &what};
+  dim3 one = {1, 1, 1};
+  const size_t most = 232448 - 512;
+  OK(cudaMalloc((void **)&p, sizeof *p));
+  OK(cudaMemset(p, 0, sizeof *p));
+  trefoilHostSetLauncher(&launcher);
+  OK(cudaLaunchKernel((const void *)addTo, one, one, args, most, NULL));
+  cudaError_t error = cudaLaunchKernel((const void *)addTo, one, one, args, most + 1, NULL);
+  CHECK(error == cudaErrorInvalidValue, "%d", (int)error);
+  CHECK(strstr(trefoilHostLastError(), "231937 bytes of dynamic shared memory"), "%s",
+        trefoilHostLastError());
+  CHECK(cudaGetLastError() == cudaErrorInvalidValue, "the last error is another");
+  OK(cudaDeviceSynchronize());
+  CHECK(seen.sharedBytes == most, "the launcher was given %zu", seen.sharedBytes);
+  OK(cudaFree(p));
+}
+
 /* The legacy stream waits for work of other streams; a thread's own does not. */
 static void holdUp(void *gate) {
   while (!atomic_load((_Atomic int *)gate)) usleep(100);

@@ -1,4 +1,4 @@
-"""Runs pytest; exit code 77 and the reason where a requirement is missing.
+"""Runs pytest; exit code 77 and the reason where a requirement is missing, or all tests skip.
 
 python3 run_pytest.py [--needs=numpy,...] PYTEST-ARGUMENTS
 """
@@ -6,6 +6,15 @@ python3 run_pytest.py [--needs=numpy,...] PYTEST-ARGUMENTS
 import importlib.util
 import os
 import sys
+
+
+class Outcomes:
+    """Whether any test ran to its end."""
+
+    ran = False
+
+    def pytest_runtest_logreport(self, report):
+        self.ran = self.ran or (report.when == "call" and not report.skipped)
 
 
 def main() -> int:
@@ -20,7 +29,9 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices: threads would wait
     import pytest
 
-    return pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *arguments])
+    outcomes = Outcomes()
+    code = pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *arguments], plugins=[outcomes])
+    return 77 if code == 0 and not outcomes.ran else code
 
 
 if __name__ == "__main__":
