@@ -51,6 +51,7 @@ FILES: dict[str, Any] = {
     ],
     "domains_predicted": "domains_predicted_h100x2.csv",
     "gradients": "a2sgd_kernels_h100x2.json",
+    "serving_data": "vllm_h200x2.json",
     "python": "python_h100x2.json",
 }
 
@@ -462,13 +463,26 @@ def training(name: str) -> str:
     return table(["expert parallelism", "step, ms"], rows)
 
 
+def serving(name: str) -> str:
+    """vLLM's steps by backend: equal sequences, ms of a decode step and of prompts by requests."""
+    rows = []
+    for row in _read(name)["rows"]:
+        tokens = row.get("tokens") or {}
+        equal = f"{tokens['equal_sequences']} of {tokens['sequences']}" if tokens else "–"
+        times = [row.get(kind) or {} for kind in ("decode", "prefill")]
+        by = [" / ".join(f"{of[n]['ms']:.1f}" for n in sorted(of, key=int)) or "–" for of in times]
+        rows.append([row["backend"] or "one GPU", row["dtype"], equal, *by])
+    head = ["backend", "datatype", "equal sequences", "decode step", "prompts"]
+    return table(head, rows)
+
+
 # ---- Pages --------------------------------------------------------------------------------------
 
 TABLES = (
     *(source, low_latency, host_time, high_throughput, skewed, has_products, products),
     *(two_libraries, two_packages, records, across_nodes, conformance, checks),
     *(domains_ll, domains_ht, network, network_fit, simulated_domains, update_across),
-    *(gradient_passes, exchange, python_calls, training),
+    *(gradient_passes, exchange, python_calls, training, serving),
 )
 
 

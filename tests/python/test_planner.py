@@ -514,6 +514,20 @@ def test_published_deployments_are_predicted_as_the_page_says() -> None:
     assert page == deployments.page_of(data, found)
 
 
+# Dispatch and combine, us: the low-latency table of DeepEP's docs/legacy.md, H800 with a 400 Gb/s
+# CX7 a GPU, 128 tokens, hidden 7168, top-8, fp8 dispatch.
+DEEPEP_LL = {64: (173, 314), 128: (192, 369), 256: (194, 360)}
+
+
+def test_intervals_beyond_the_fit_hold_deepeps_own_table() -> None:
+    options = ("--gpus", "256", "--ep", "64,128,256", "--mode", "ll", "--tokens", "128")
+    data = plan("--cluster", "h800", *options, "--dispatch-dtype", "fp8")
+    assert [c["ep"] for c in data["configurations"]] == list(DEEPEP_LL)
+    for c in data["configurations"]:
+        for op, us in zip(("dispatch", "combine"), DEEPEP_LL[c["ep"]], strict=True):
+            assert c[op]["low"] <= us * 1e-6 <= c[op]["high"], (c["ep"], op)
+
+
 def test_a_bound_is_bytes_over_line_rates() -> None:
     for c in plan(*SMALL, *QUEUES, "--no-crossover")["configurations"]:
         for op in (c["dispatch"], c["combine"]):
