@@ -155,7 +155,7 @@ def test_the_record_is_its_fit() -> None:
         if old["fitted"]:
             assert old["math_share"]["state"] == "unidentified"
             assert new["held_out"] == pytest.approx(old["held_out"], abs=2e-4)
-            assert old["held_out"]["n"] == 2 and old["held_out"]["mean"] < 0.02
+            assert old["held_out"]["n"] == 3 and old["held_out"]["mean"] < 0.02
 
 
 def test_times_below_what_was_measured() -> None:
