@@ -22,7 +22,7 @@ if(TREFOIL_WERROR)
 endif()
 if(TREFOIL_SANITIZE)
   target_compile_options(trefoil_flags INTERFACE -fsanitize=${TREFOIL_SANITIZE}
-    -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+    -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(trefoil_flags INTERFACE -fsanitize=${TREFOIL_SANITIZE})
 endif()
 
