@@ -24,7 +24,11 @@
 #include "kernels/ht/ht_far.h"
 #include "kernels/ll/relay.h"
 
-#define EP_GPU_HT_SMS 32 /* blocks of a high-throughput dispatch or combine by default */
+/* Blocks of a high-throughput dispatch or combine by default: the fewest within 3 % of the best time that was
+ * measured (docs/results.md); expert-major with more than two ranks, and across domains: by the link. */
+#define EP_GPU_HT_SMS             28
+#define EP_GPU_HT_SMS_EXPERT_PAIR 64
+#define EP_GPU_HT_SMS_LINK        32
 
 /* An operation to launch: its kind, ep_ll_kind_t or EP_HT_KIND_*, and the struct of that kind. */
 typedef struct ep_gpu_op {

@@ -127,11 +127,37 @@ def _products(data: Mapping[str, Any]) -> dict[str, dict[str, ht_rows.Row]]:
     return found
 
 
+def _plain(data: Mapping[str, Any]) -> list[ht_rows.Row]:
+    """Rows of even routing, alone on the GPU."""
+    return [r for r in data["rows"] if not r.get("skew") and " background" not in r["operation"]]
+
+
 def high_throughput(name: str) -> str:
     data = _read(name)
-    plain = [r for r in data["rows"] if not r.get("skew") and " background" not in r["operation"]]
-    found = ht_rows.answers({**data, "rows": plain})
+    found = ht_rows.answers({**data, "rows": _plain(data)})
     return ht_rows.as_markdown([a for a in found if a.figure != "not measured"]) + "\n"
+
+
+SMS = (8, 12, 16, 20, 24, 28, 32, 40, 64, 132)
+
+
+def over_sms(name: str) -> str:
+    """Time by the number of SMs; bold: the fewest within 3 % of the best, if more were measured."""
+    of: dict[str, dict[int, float]] = {}
+    data = _read(name)
+    for row in _plain(data):
+        if row["tokens"] != ht_rows.TOKENS or row.get("senders"):
+            continue
+        times = of.setdefault(row["operation"], {})
+        times[row["sms"]] = min(row["kernel_us"], times.get(row["sms"], row["kernel_us"]))
+    rows = []
+    for operation, times in sorted(of.items()):
+        if len(times) < 6:
+            continue
+        fewest = min(sms for sms, us in times.items() if us <= 1.03 * min(times.values()))
+        cells = [_bold(f"{times[n]:.0f}", n == fewest < max(times)) if n in times else "–" for n in SMS]
+        rows.append([operation, *cells])
+    return table(["SMs", *map(str, SMS)], rows)
 
 
 def skewed(name: str) -> str:
@@ -238,7 +264,7 @@ def checks() -> str:
 
 # ---- README's table -----------------------------------------------------------------------------
 
-HT_SMS = 32  # of a group that names none (EP_GPU_HT_SMS, api/gpu/gpu.h)
+HT_SMS = 28  # of a flat handle in a group that names none (EP_GPU_HT_SMS, api/gpu/gpu.h)
 BEGIN, END = "<!-- figures: python -m trefoil.results_page -->\n", "<!-- end of figures -->"
 
 
@@ -479,7 +505,7 @@ def serving(name: str) -> str:
 # ---- Pages --------------------------------------------------------------------------------------
 
 TABLES = (
-    *(source, low_latency, host_time, high_throughput, skewed, has_products, products),
+    *(source, low_latency, host_time, high_throughput, over_sms, skewed, has_products, products),
     *(two_libraries, two_packages, records, across_nodes, conformance, checks),
     *(domains_ll, domains_ht, network, network_fit, simulated_domains, update_across),
     *(gradient_passes, exchange, python_calls, training, serving),
