@@ -88,6 +88,8 @@ typedef struct ep_dispatch_call {
   size_t inputRowBytes;          /* of one row of inputs->tokens */
   int64_t width;                 /* elements of an input row */
   const void *tokens, *scales;
+  ncclWindow_t tokensWindow, scalesWindow; /* NULL: in none */
+  uint64_t tokensOffset, scalesOffset;     /* in their windows */
   int hasWeights;       /* LL rank-major, HT forward: weights (NULL if B = 0) and out.weights */
   const float *weights; /* [B, K] */
   struct {

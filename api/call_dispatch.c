@@ -284,6 +284,14 @@ static void fillCall(const dispatch_args_t *a, ep_dispatch_call_t *call) {
   call->out.tokens = a->outTokens.data;
   call->out.scales = a->outScales.data;
   call->out.rows = a->outTokens.rows;
+  if (a->tokens.windowed) {
+    call->tokensWindow = a->in.tokens->win_hdl;
+    call->tokensOffset = a->in.tokens->win_offset;
+  }
+  if (a->scales.windowed) {
+    call->scalesWindow = a->in.scales->win_hdl;
+    call->scalesOffset = a->in.scales->win_offset;
+  }
   if (a->outTokens.windowed) {
     call->out.tokensWindow = a->out.tokens->win_hdl;
     call->out.tokensOffset = a->out.tokens->win_offset;

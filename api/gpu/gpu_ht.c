@@ -111,6 +111,19 @@ static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
   w->is = ((w->tokensOffset | w->scalesOffset) & 15) == 0;
 }
 
+/* Expert-major rows, with their scales, that peers may read where they lie. */
+static void findDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
+                              ep_ht_dispatch_t *op) {
+  if (!op->handle.expertMajor || g->group->limits.zeroCopy == NCCL_EP_ZERO_COPY_OFF ||
+      !epGpuIsAtOneDistance(g, call->tokensWindow, &op->input.tokens)) {
+    return;
+  }
+  if (call->scaleBytes && !epGpuIsAtOneDistance(g, call->scalesWindow, &op->input.scales)) return;
+  op->input.tokens += (int64_t)call->tokensOffset;
+  op->input.scales += (int64_t)call->scalesOffset;
+  op->input.is = ((op->input.tokens | op->input.scales) & 15) == 0;
+}
+
 trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *call,
                                  cudaStream_t stream) {
   ep_gpu_group_t *g = h->g;
@@ -123,6 +136,7 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   op.outTokens = call->out.tokens;
   op.outScales = call->out.scales;
   findOutputs(g, call, &op.window);
+  findDispatchInput(g, call, &op);
   op.outWeights = call->hasWeights ? call->out.weights : NULL;
   op.outIdx = call->out.idx;
   op.topkRows = call->out.topkRows;
@@ -139,7 +153,8 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
 }
 
 /* Flat rows that peers may read where they lie. */
-static void findInput(const ep_gpu_group_t *g, const ep_combine_call_t *call, ep_ht_combine_t *op) {
+static void findCombineInput(const ep_gpu_group_t *g, const ep_combine_call_t *call,
+                             ep_ht_combine_t *op) {
   if (op->handle.expertMajor || g->group->limits.zeroCopy == NCCL_EP_ZERO_COPY_OFF ||
       !epGpuIsAtOneDistance(g, call->tokensWindow, &op->input.tokens)) {
     return;
@@ -158,7 +173,7 @@ trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *cal
   op.outWeights = call->outWeights;
   op.dtype = call->dtype;
   op.rowBytes = (int)((size_t)call->width * trefoilDtypeBytes(call->dtype));
-  findInput(g, call, &op);
+  findCombineInput(g, call, &op);
   op.numSms = numSmsOf(g, op.handle.expertMajor);
   /* as with dispatch: a rank without slots takes part in the backward pass */
   if (call->backward && !op.rowWeights) op.rowWeights = (const float *)g->ht.control;

@@ -19,7 +19,7 @@ typedef enum ep_wait_phase {
   EP_WAIT_ROWS = 3,     /* a token's row */
   EP_WAIT_WEIGHTS = 4,  /* partial sums: a token's weights */
   EP_WAIT_BUFFER = 5,   /* LL: the peer has not finished the operation before the last one */
-  EP_WAIT_READ = 6,     /* HT combine: the peer has not read its rows out of this rank's window */
+  EP_WAIT_READ = 6,     /* HT: the peer has not read its rows out of this rank's window */
   EP_WAIT_CREDIT = 7,   /* HT: the peer has not taken chunks out of the FIFO that this rank fills */
   EP_WAIT_BLOCKS = 8, /* HT Update: blocks of this rank's own launch do not run beside the others */
   EP_WAIT_POST = 9,   /* across domains: the network takes no more puts to the peer */

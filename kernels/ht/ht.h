@@ -50,13 +50,13 @@ typedef struct ep_ht_layout {
   size_t flags[2];   /* [R][fifoSlots] u32, by source: the chunk is here */
   size_t credits[2]; /* [R][fifoSlots] u32, by destination: the chunk has been read there */
   size_t fifos[2];   /* [R][fifoSlots] FIFO slots of fifoSlotStride bytes, by source */
-  /* of dispatches that push into windows, W a word of 16 bytes: */
-  size_t announces; /* [2][R][4] W, by rank: where its output lies */
+  /* of dispatches with windows, W a word of 16 bytes: */
+  size_t announces; /* [2][R][4] W, by rank: where its output or input lies */
   size_t
       remoteRows;  /* [2][R][remoteRowWords] W, by destination: the own tokens' first rows there */
   size_t weights;  /* [R][N][weightWords] W, by source */
   size_t arrivals; /* [R][N][rowChunks] u32, by source: the chunk lies in its first row */
-  size_t dones;    /* [R] u32, by source: all its rows are here */
+  size_t dones;    /* [R] u32, by peer: it has written, or read, all its rows here */
   /* of combines that pull out of windows: */
   size_t inputs;        /* [R][2] W, by rank: where its input lies */
   size_t gradients;     /* [R][N][weightWords] W, by expert's rank: of an own token's weights */
@@ -124,7 +124,7 @@ typedef struct ep_ht_update {
 
 /* Outputs of a dispatch that every rank can store to. Between two ranks that both have such outputs, in
  * the same windows (id), the sender pushes rows into the receiver's output; between others
- * through the FIFO. A rank whose rows exceed maxRecv counts as one without. */
+ * through the FIFO. A rank whose rows exceed maxRecv counts as one without, here and below. */
 typedef struct ep_ht_window {
   int is;      /* 0: this rank's outputs lie in none */
   uint64_t id; /* equal on all ranks that mean the same windows */
@@ -133,6 +133,14 @@ typedef struct ep_ht_window {
   uint64_t tokensOffset, scalesOffset; /* of this rank's outputs in its own, multiples of 16 */
 } ep_ht_window_t;
 
+/* Inputs of an expert-major dispatch or a flat combine that every rank can read where they lie: so many bytes
+ * past this rank's exchange memory. Between two ranks that both have such inputs, each reads the other's
+ * rows there; between others they go through the FIFO. Such a dispatch does not use `window`. */
+typedef struct ep_ht_input {
+  int is;                 /* 0: no */
+  int64_t tokens, scales; /* multiples of 16 */
+} ep_ht_input_t;
+
 typedef struct ep_ht_dispatch {
   ep_ht_group_t group;
   ep_ht_handle_t handle;
@@ -140,21 +148,14 @@ typedef struct ep_ht_dispatch {
   const float *weights;        /* [B, K], or NULL: tokens only (backward) */
   void *outTokens, *outScales; /* [rows, .] */
   ep_ht_window_t window;
-  float *outWeights; /* flat [topkRows, K], expert-major [topkRows] */
-  int64_t *outIdx;   /* flat [topkRows, K] */
+  ep_ht_input_t input; /* flat: not used */
+  float *outWeights;   /* flat [topkRows, K], expert-major [topkRows] */
+  int64_t *outIdx;     /* flat [topkRows, K] */
   int64_t topkRows;
   int tokenBytes, scaleBytes; /* of a row, multiples of 16 */
   int globalIds;
   int numSms, numSenders; /* blocks, and how many of them send first; 0 = chosen */
 } ep_ht_dispatch_t;
-
-/* An input of a flat combine that every rank can read where it lies: `tokens` bytes past this rank's
- * exchange memory. Between two ranks that both have such inputs, each reads the other's
- * rows there; between others they go through the FIFO. */
-typedef struct ep_ht_input {
-  int is;         /* 0: no */
-  int64_t tokens; /* a multiple of 16 */
-} ep_ht_input_t;
 
 typedef struct ep_ht_combine {
   ep_ht_group_t group;

@@ -4,9 +4,10 @@
 //              weights; flags. Or a push into their outputs
 //   receivers  received chunk, or own token -> all its rows here; weights and ids; rows of padding
 //
-// A rank whose outputs lie in a window runs the pushing kernel, which does both, as each pair of ranks
-// has agreed (ht/ht_push.cuh); it has two more warps a block, for weights. Where no pair needs a
-// FIFO, a flat dispatch has no receivers at all.
+// A rank whose outputs, or inputs, lie in a window runs the kernel that pushes, or pulls, between pairs of
+// ranks that have agreed (ht/ht_pairs.cuh), and uses FIFOs between others; it has two more warps a block, for
+// weights. Where no pair needs a FIFO, a flat dispatch that pushes has no receivers, one that pulls no
+// senders.
 //
 // A rank that is trapped writes nothing, but empties its FIFOs.
 #include "kernels/ht/ht_dispatch_send.cuh"
@@ -19,7 +20,7 @@ EP_DEV uint4 readAnnounce(const ep_ht_group_t &g, unsigned long long number) {
   const int r = threadIdx.x;
   return r < g.numRanks ? loadSys(announceAt(g, g.rank, r, number)) : packFlagged(0, number);
 }
-// All threads of the last block, through FIFOs only: all ranks are in this dispatch (ht_push.cuh, buffers).
+// All threads of the last block, through FIFOs only: all ranks are in this dispatch (ht_pairs.cuh, buffers).
 EP_DEV void waitAnnounce(const ep_ht_group_t &g, uint4 seen, unsigned long long number) {
   if (isFlagged(seen, number)) return;
   const int r = threadIdx.x;
@@ -28,9 +29,10 @@ EP_DEV void waitAnnounce(const ep_ht_group_t &g, uint4 seen, unsigned long long 
   waitFlagged(g, announceAt(g, g.rank, r, number), number, w, ignored);
 }
 
-template <bool EXPERT_MAJOR, bool PUSHES>
-__global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS, 1)
+template <bool EXPERT_MAJOR, HtWay WAY>
+__global__ void __launch_bounds__(WAY == HT_FIFOS ? HT_SCATTER_THREADS : HT_WINDOW_THREADS, 1)
     dispatchKernel(const __grid_constant__ HtDispatchArgs a) {
+  constexpr bool PUSHES = WAY == HT_PUSH, PULLS = WAY == HT_PULL, WINDOWS = PUSHES || PULLS;
   EP_DYNAMIC_SHARED(128, shared);
   const ep_ht_group_t &g = a.op.group;
   HtControl &c = htControl(g);
@@ -39,56 +41,60 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
   if (loadVolatile(&c.wait.failed)) return;
   const unsigned long long number = loadVolatile(&c.numbers[0]) + 1;
   const int role = threadIdx.x >> 5;
-  if (blockIdx.x == 0 && role == 3) sendAnnounces(a, t, number);
+  if (blockIdx.x == 0 && role == 3) sendAnnounces<WAY>(a, t, number);
   if (blockIdx.x == 0 && threadIdx.x == 0) recordTrap(g, t);
-  HtPushTargets *targets = (HtPushTargets *)(shared + a.targetsAt);
-  bool onlyPushes = false;
-  if constexpr (PUSHES) {
-    if (EXPERT_MAJOR) sendRemoteRows(a, t, number);
-    if (!waitPeers(a, t, number, *targets)) return;
-    onlyPushes = targets->numFifos == 0;
+  HtPairs *pairs = (HtPairs *)(shared + a.pairsAt);
+  bool noFifos = false;
+  if constexpr (WINDOWS) {
+    if (PUSHES && EXPERT_MAJOR) sendRemoteRows(a, t, number);
+    if (!waitPeers<WAY>(a, t, number, *pairs)) return;
+    noFifos = pairs->numFifos == 0;
   }
-  const bool sends = (int)blockIdx.x < (onlyPushes ? a.pushSplit : a.split);
-  const bool receives = EXPERT_MAJOR || !onlyPushes;
+  const bool sends = (int)blockIdx.x < (noFifos ? a.pushSplit : a.split);
+  const bool receives = EXPERT_MAJOR || !noFifos;
   if (sends) {
-    const HtShape &shape = onlyPushes ? a.push : a.sender;
+    const HtShape &shape = noFifos ? a.push : a.sender;
     const HtBlock b = blockOf(shared, shape, a.room, a.stageStride);
     arm(b);
-    if (PUSHES && role >= 4)
-      passWeights(a, t, *targets, number);
+    if (WINDOWS && role >= 4)
+      passWeights(a, t, *pairs, number);
     else
       scatterPipe(b,
-                  Sender<EXPERT_MAJOR, PUSHES>{a, t, c.fifos[0].sent, Divisor::of(a.row.numChunks),
-                                               targets, number},
+                  Sender<EXPERT_MAJOR, WAY>{a, t, c.fifos[0].sent, Divisor::of(a.row.numChunks),
+                                            pairs, number},
                   shape, &c.work[0][0]);
     disarm(b);
-  } else if (!PUSHES && role == 3) {
+  } else if (!WINDOWS && role == 3) {
     clearTail(a, t, (blockIdx.x - a.split) * 32 + (threadIdx.x & 31),
               (long long)(gridDim.x - a.split) * 32);
   }
-  if (PUSHES) sendDone(g, *targets);
+  if (PUSHES) sendDone(g, *pairs);
   if (receives) {
     const HtBlock b = blockOf(shared, a.receiver, a.room, a.stageStride);
     arm(b);
-    if (PUSHES && role >= 4) {
-      if (!sends) passWeights(a, t, *targets, number);
+    if (WINDOWS && role >= 4) {
+      if (!sends) passWeights(a, t, *pairs, number);
     } else {
       const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
       const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
       scatterPipe(b,
-                  Receiver<EXPERT_MAJOR, PUSHES>{a, t, c.fifos[0].received, padGroups, perToken,
-                                                 Divisor::of(a.row.numChunks),
-                                                 Divisor::of(perToken), targets, number},
+                  Receiver<EXPERT_MAJOR, WAY>{a, t, c.fifos[0].received, padGroups, perToken,
+                                              Divisor::of(a.row.numChunks), Divisor::of(perToken),
+                                              pairs, number},
                   a.receiver, &c.work[0][1]);
     }
   }
-  const uint4 announce = PUSHES ? make_uint4(0, 0, 0, 0) : readAnnounce(g, number);
+  if constexpr (PULLS) {
+    __syncthreads();
+    sendDone(g, *pairs);
+  }
+  const uint4 announce = WINDOWS ? make_uint4(0, 0, 0, 0) : readAnnounce(g, number);
   leave<false>(
       g, t, a.row.numChunks, began,
-      [&](int r) { return r != g.rank && !(PUSHES && targets->tokens[r]); },
+      [&](int r) { return r != g.rank && !(WINDOWS && pairs->tokens[r]); },
       [&] {
-        if (PUSHES)
-          waitDone(g, *targets);
+        if constexpr (WINDOWS)
+          waitDone<WAY>(a, t, *pairs);
         else
           waitAnnounce(g, announce, number);
         __syncthreads(); // the operation's number stays until no thread waits any more
@@ -97,9 +103,12 @@ __global__ void __launch_bounds__(PUSHES ? HT_PUSH_THREADS : HT_SCATTER_THREADS,
 
 } // namespace
 
-const void *epHtDispatchKernel(bool expertMajor, bool push) {
-  if (expertMajor) {
-    return push ? EP_KERNEL(dispatchKernel<true, true>) : EP_KERNEL(dispatchKernel<true, false>);
+const void *epHtDispatchKernel(bool expertMajor, HtWay way) {
+  if (!expertMajor) {
+    return way == HT_FIFOS ? EP_KERNEL(dispatchKernel<false, HT_FIFOS>)
+                           : EP_KERNEL(dispatchKernel<false, HT_PUSH>);
   }
-  return push ? EP_KERNEL(dispatchKernel<false, true>) : EP_KERNEL(dispatchKernel<false, false>);
+  return way == HT_FIFOS  ? EP_KERNEL(dispatchKernel<true, HT_FIFOS>)
+         : way == HT_PUSH ? EP_KERNEL(dispatchKernel<true, HT_PUSH>)
+                          : EP_KERNEL(dispatchKernel<true, HT_PULL>);
 }

@@ -1,5 +1,6 @@
 // What the receivers of a dispatch do: received chunk, or own token -> all its rows here; weights and
-// ids; rows of padding. Of a pair that pushes (ht_push.cuh) a chunk lies in the token's first row already.
+// ids; rows of padding. Of a pair that pushes (ht_push.cuh) a chunk lies in the token's first row already; of
+// one that pulls (ht_pairs.cuh) it is loaded out of the source's input.
 #ifndef TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
 #define TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
 
@@ -7,7 +8,8 @@
 #include "kernels/ht/ht_scatter.cuh"
 #include "kernels/ht/ht_weights.cuh"
 
-template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
+template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
+  static constexpr bool PUSHES = WAY == HT_PUSH, PULLS = WAY == HT_PULL;
   static constexpr bool SENDS = false, WATCH_ONE = true, FENCE = true;
   static constexpr int LANES = EXPERT_MAJOR ? 4 : 1;
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
@@ -18,12 +20,12 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
   int padGroups;                      // of eight rows, a candidate each, spread over the tokens
   int perToken;                       // candidates
   const Divisor byChunks, byToken;
-  const HtPushTargets *targets; // PUSHES
+  const HtPairs *pairs; // not HT_FIFOS
   unsigned long long number;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV int missing() const { return missingAnnounce(group()); }
-  EP_DEV bool pushesTo(int rank) const { return PUSHES && targets->tokens[rank]; }
+  EP_DEV bool isDirect(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
   EP_DEV long long candidates() const {
     return (long long)max(t.head->mostTokens, padGroups ? 1 : 0) * perToken * a.row.numChunks;
   }
@@ -55,7 +57,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
     if (isPad(w)) return padGroup(w) < padGroups ? 0 : -1;
     const int source = sourceOf(w.turn);
     const size_t at = (size_t)source * group().maxTokens + w.token;
-    if (!pushesTo(source)) return t.index[at];
+    if (PULLS || !isDirect(source)) return t.index[at];
     if (!EXPERT_MAJOR) return -1;
     if (source == group().rank) return t.index[at];
     const unsigned first = t.first[at];
@@ -84,8 +86,8 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
     item.source = sourceOf(w.turn);
     item.code = HT_OWN;
     if (item.source == group().rank) return bound();
-    if (pushesTo(item.source)) {
-      item.code = HT_FIRST;
+    if (isDirect(item.source)) {
+      item.code = PULLS ? HT_REMOTE : HT_FIRST;
     } else {
       const HtLocation u = fifoSlotOf(item.source,
                                       received[item.source] +
@@ -151,6 +153,9 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
       loadRow(a.row, item.token, item.chunk, a.op.tokens, a.op.scales, stage, full);
     } else if (PUSHES && item.code == HT_FIRST) {
       loadRow(a.row, item.index, item.chunk, a.op.outTokens, a.op.outScales, stage, full);
+    } else if (PULLS && item.code == HT_REMOTE) {
+      loadRow(a.row, item.token, item.chunk, pairs->tokens[item.source], pairs->scales[item.source],
+              stage, full);
     } else {
       barrierExpect(full, bytes);
       const char *from = item.code == HT_ZEROS
@@ -192,7 +197,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Receiver {
     const int K = a.op.handle.numTopk;
     Metadata n = {-1, 0.0f, false};
     if (item.chunk || item.n <= 0) return n;
-    if (PUSHES && item.code == HT_FIRST) return n; // ht_weights.cuh
+    if (item.code == HT_FIRST || item.code == HT_REMOTE) return n; // ht_weights.cuh
     n.is = k < (item.code == HT_ZEROS ? item.n : K);
     if (!n.is || item.code == HT_ZEROS) return n;
     const int *here = t.entries + ((size_t)item.source * group().maxTokens + item.token) * K;

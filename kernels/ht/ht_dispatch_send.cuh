@@ -1,13 +1,14 @@
 // What the senders of a dispatch do: own token -> the ranks that need it, one copy a rank crosses the
-// link. Into its FIFO, with its weights and a flag; or pushed into its output (PUSHES, ht_push.cuh),
-// the own rank's too if flat.
+// link. Into its FIFO, with its weights and a flag; or pushed into its output (HT_PUSH, ht_push.cuh),
+// the own rank's too if flat. Who pulls reads it where it lies (ht_pairs.cuh).
 #ifndef TREFOIL_KERNELS_HT_DISPATCH_SEND_CUH
 #define TREFOIL_KERNELS_HT_DISPATCH_SEND_CUH
 
 #include "kernels/ht/ht_push.cuh"
 #include "kernels/ht/ht_scatter.cuh"
 
-template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
+template <bool EXPERT_MAJOR, HtWay WAY> struct Sender {
+  static constexpr bool PUSHES = WAY == HT_PUSH;
   static constexpr bool SENDS = true, WATCH_ONE = false, FENCE = false;
   static constexpr int LANES = 4; // of the scheduler, for an item
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
@@ -16,12 +17,12 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
   const HtTables &t;
   const unsigned long long *sent; // chunks to each rank so far
   const Divisor byChunks;
-  const HtPushTargets *targets; // PUSHES
+  const HtPairs *pairs; // not HT_FIFOS
   unsigned long long number;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV int missing() const { return missingAnnounce(group()); }
-  EP_DEV bool pushesTo(int rank) const { return PUSHES && targets->tokens[rank]; }
+  EP_DEV bool isDirect(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numChunks; }
   EP_DEV int index(int) const { return 0; }
   EP_DEV HtAhead ahead(int c, int l) const {
@@ -37,7 +38,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
   // A rank, and the token's ordinal there; push and expert-major: its first row there, * 2 + more.
   EP_DEV int2 load(const HtItem &item, int i) const {
     int2 d = t.dests[(size_t)item.token * t.width + i];
-    if (PUSHES && EXPERT_MAJOR && d.x >= 0 && d.x != group().rank && pushesTo(d.x)) {
+    if (PUSHES && EXPERT_MAJOR && d.x >= 0 && d.x != group().rank && isDirect(d.x)) {
       d.y = (int)readRemoteRow(group(), d.x, item.token, number);
     }
     return d;
@@ -45,7 +46,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
   EP_DEV HtEntry entry(const HtItem &item, int, int2 d) const {
     HtEntry e = {};
     if (d.x < 0) return e;
-    if (pushesTo(d.x)) return push(item, d);
+    if (isDirect(d.x)) return PUSHES ? push(item, d) : e;
     if (d.x == group().rank) return e;
     e.is = true;
     e.location = fifoSlotOf(d.x, sent[d.x] + (unsigned long long)d.y * a.row.numChunks + item.chunk,
@@ -80,7 +81,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
   EP_DEV void store(const HtItem &item, int2 e, uint32_t stage) const {
     if (PUSHES && isPushed(e.x)) {
       const int r = pushedRank(e.x);
-      storeRow(a.row, e.y, item.chunk, targets->tokens[r], targets->scales[r], stage);
+      storeRow(a.row, e.y, item.chunk, pairs->tokens[r], pairs->scales[r], stage);
       return;
     }
     bulkStore(fifoSlotAt(group(), 0, fifoRank(e.x), group().rank, e.x), stage,
@@ -92,16 +93,16 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
     storeScales(a.row, item.chunk, stage, item.n, l, [&](int j) -> char * {
       const int2 e = entries[j];
       if (!isPushed(e.x)) return nullptr; // its FIFO slot has them
-      return targets->scales[pushedRank(e.x)] + (size_t)e.y * a.row.scaleBytes;
+      return pairs->scales[pushedRank(e.x)] + (size_t)e.y * a.row.scaleBytes;
     });
   }
-  // The token's weights beside its first chunk; of pairs that push: ht_weights.cuh.
+  // The token's weights beside its first chunk; of pairs without FIFOs: ht_weights.cuh.
   struct Metadata {
     float weight;
     bool is;
   };
   EP_DEV int numMetadata() const {
-    return a.op.weights && (!PUSHES || targets->numFifos > 0) ? a.op.handle.numTopk : 0;
+    return a.op.weights && (WAY == HT_FIFOS || pairs->numFifos > 0) ? a.op.handle.numTopk : 0;
   }
   EP_DEV Metadata take(const HtItem &item, const int2 *, int k) const {
     Metadata n = {0.0f, !item.chunk && item.n > 0};
@@ -117,7 +118,7 @@ template <bool EXPERT_MAJOR, bool PUSHES> struct Sender {
     }
   }
   // Whether any chunk is announced to its receiver: flat and pushed, none is.
-  EP_DEV bool flags() const { return !PUSHES || EXPERT_MAJOR || targets->numFifos > 0; }
+  EP_DEV bool flags() const { return !PUSHES || EXPERT_MAJOR || pairs->numFifos > 0; }
   EP_DEV void raise(const HtItem &item, const int2 *entries, int l) const {
     for (int i = l; i < item.n; i += 8) {
       const int2 e = entries[i];

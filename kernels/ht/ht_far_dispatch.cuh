@@ -23,8 +23,8 @@ EP_DEV int missingNear(const HtFar &far) {
   return far.missing(number, [&](int r) { return announceAt(far.g, far.g.rank, r, number); });
 }
 
-template <bool EXPERT_MAJOR> struct FarSender : Sender<EXPERT_MAJOR, false> {
-  using Base = Sender<EXPERT_MAJOR, false>;
+template <bool EXPERT_MAJOR> struct FarSender : Sender<EXPERT_MAJOR, HT_FIFOS> {
+  using Base = Sender<EXPERT_MAJOR, HT_FIFOS>;
   const HtFar &far;
 
   EP_DEV FarSender(const HtDispatchArgs &a, const HtTables &t, const HtFar &at,
@@ -146,8 +146,8 @@ EP_DEV void nameCulprit(const Forwarder &p, Awaited &w, unsigned &expected) {
   p.far.nameCulprit(p.missing(), EP_WAIT_ROWS, w, expected);
 }
 
-template <bool EXPERT_MAJOR> struct FarReceiver : Receiver<EXPERT_MAJOR, false> {
-  using Base = Receiver<EXPERT_MAJOR, false>;
+template <bool EXPERT_MAJOR> struct FarReceiver : Receiver<EXPERT_MAJOR, HT_FIFOS> {
+  using Base = Receiver<EXPERT_MAJOR, HT_FIFOS>;
   const HtFar &far;
 
   EP_DEV FarReceiver(const HtDispatchArgs &a, const HtTables &t, const HtFar &at, int padGroups,
@@ -200,7 +200,7 @@ EP_DEV bool keepWaiting(const FarReceiver<EXPERT_MAJOR> &p, const Awaited &w, un
   return htCheckLimit(g, w, expected, second);
 }
 
-// All threads of the last block: all near ranks are in this dispatch (ht_push.cuh, buffers).
+// All threads of the last block: all near ranks are in this dispatch (ht_pairs.cuh, buffers).
 EP_DEV void waitAnnounces(const HtFar &far, unsigned long long number) {
   if ((int)threadIdx.x >= far.per) return;
   const int r = far.near(threadIdx.x);

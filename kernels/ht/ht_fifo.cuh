@@ -76,12 +76,14 @@ EP_DEV void storeScales(const HtRow &r, int chunk, const char *stage, int copies
 //
 //   a FIFO slot         rank << 24 | its number           its epoch
 //   dispatch, senders   pushedTo(rank, signals)           a row of a rank's output
-//   dispatch, receivers HT_OWN, HT_ZEROS, HT_FIRST        -
+//   dispatch, receivers HT_OWN, HT_ZEROS, HT_FIRST,       -
+//                       HT_REMOTE
 //   combine, receivers  HT_OWN, pulledFrom(rank)          a row of the own input, of this rank's at a peer
 constexpr int HT_NO_FIFO_SLOT = 64 << 24;
-constexpr int HT_OWN = HT_NO_FIFO_SLOT;       // the caller's own tensor
-constexpr int HT_ZEROS = HT_NO_FIFO_SLOT + 1; // padding
-constexpr int HT_FIRST = HT_NO_FIFO_SLOT + 2; // the token's first row: its sender has put it there
+constexpr int HT_OWN = HT_NO_FIFO_SLOT;        // the caller's own tensor
+constexpr int HT_ZEROS = HT_NO_FIFO_SLOT + 1;  // padding
+constexpr int HT_FIRST = HT_NO_FIFO_SLOT + 2;  // the token's first row: its sender has put it there
+constexpr int HT_REMOTE = HT_NO_FIFO_SLOT + 3; // the input of the item's source
 constexpr int HT_PULLED = HT_NO_FIFO_SLOT + (1 << 24);
 
 EP_DEV bool isFifoSlot(int code) {

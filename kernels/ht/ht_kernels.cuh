@@ -34,7 +34,7 @@ struct HtDispatchArgs {
   HtShape sender, receiver, push; // push: of senders where no pair needs a FIFO
   const char *zeros;              // a chunk of zeros
   int split, pushSplit;           // blocks below it send first
-  int targetsAt;                  // in shared memory: what a pushing kernel knows of its peers
+  int pairsAt;                    // in shared memory: what a kernel with windows knows of its peers
   int fifoBits;                   // log2 of fifoSlots
   int room;                       // stages that a block has memory for
   int stageStride;                // bytes of one
@@ -47,6 +47,9 @@ struct HtCombineArgs {
   int split, fifoBits, room, stageStride;
   int sourcesAt; // in shared memory: where a pulling combine reads
 };
+
+// How a dispatch's rows go to a peer if both have windows for it (ht_pairs.cuh). Pull: expert-major only.
+enum HtWay { HT_FIFOS, HT_PUSH, HT_PULL };
 
 // What ht_launch.cu works out of an operation: a launch, and its kernel's arguments.
 struct HtLaunch {
@@ -65,13 +68,13 @@ trefoil_result_t epHtLoadKernel(const void *kernel);
 
 const void *epHtUpdateKernel();
 size_t epHtUpdateShared(int sets, int numLocal);
-const void *epHtDispatchKernel(bool expertMajor, bool push);
+const void *epHtDispatchKernel(bool expertMajor, HtWay way);
 // pulls: flat only.
 const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool pulls);
 
 constexpr int HT_SCATTER_THREADS = 128; // one warp for each of a scatter pipeline's four roles
-constexpr int HT_PUSH_THREADS = HT_SCATTER_THREADS + 64; // with the warps for weights
-constexpr int HT_PUSH_TARGETS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
+constexpr int HT_WINDOW_THREADS = HT_SCATTER_THREADS + 64; // with the warps for weights
+constexpr int HT_PAIRS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
 constexpr int HT_PULL_SOURCES_BYTES = EP_HT_MAX_RANKS * 12 + 8;
 constexpr int HT_ROW_WARPS = 16;                        // that sum (ht_rows.cuh)
 constexpr int HT_ROW_VECTORS = 4;                       // of 16 bytes, of a lane in a step

@@ -92,6 +92,11 @@ trefoil_result_t checkRow(const HtRow &row, const ep_ht_group_t &g) {
   return TREFOIL_OK;
 }
 
+HtWay wayOf(const ep_ht_dispatch_t &op) {
+  if (op.handle.expertMajor && op.input.is) return HT_PULL;
+  return op.window.is ? HT_PUSH : HT_FIFOS;
+}
+
 // How many blocks send, by what both sides take for a token (10 ns, H200); at most as many as fill the wire.
 // Expert-major dispatch rounds up, as a sender too few costs more than one too many. Somebody must receive
 // from the start, or full FIFOs would stop all senders.
@@ -186,10 +191,12 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
            TREFOIL_INVALID_ARGUMENT, "tokens and scales must be 16-byte aligned");
   EP_CHECK(((op.window.tokensOffset | op.window.scalesOffset) & 15) == 0, TREFOIL_INVALID_ARGUMENT,
            "tokens and scales must be 16-byte aligned");
-  const bool push = op.window.is;
-  const int spare = push ? HT_PUSH_TARGETS_BYTES : 0;
+  EP_CHECK(((op.input.tokens | op.input.scales) & 15) == 0, TREFOIL_INVALID_ARGUMENT,
+           "tokens and scales must be 16-byte aligned");
+  const HtWay way = wayOf(op);
+  const int spare = way == HT_FIFOS ? 0 : HT_PAIRS_BYTES;
   const size_t shared = dealShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
-  a.targetsAt = (int)shared;
+  a.pairsAt = (int)shared;
   a.push = a.sender;
   a.push.take = a.push.batch = 8;
   if (a.sender.stages > SEND_STAGES) a.sender.stages = SEND_STAGES;
@@ -201,8 +208,10 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   const int blocks = op.numSms < 2 ? 2 : op.numSms;
   const bool em = op.handle.expertMajor;
   a.split = dispatchSplit(em, false, R, K).of(blocks, op.numSenders);
-  a.pushSplit = em ? dispatchSplit(em, true, R, K).of(blocks, op.numSenders) : blocks;
-  *l = HtLaunch{blocks, push ? HT_PUSH_THREADS : HT_SCATTER_THREADS, shared + spare};
+  a.pushSplit = way == HT_PULL ? 0
+                : em           ? dispatchSplit(em, true, R, K).of(blocks, op.numSenders)
+                               : blocks;
+  *l = HtLaunch{blocks, way == HT_FIFOS ? HT_SCATTER_THREADS : HT_WINDOW_THREADS, shared + spare};
   return TREFOIL_OK;
 }
 
@@ -212,7 +221,7 @@ extern "C" trefoil_result_t epHtDispatch(const ep_ht_dispatch_t *op, void *strea
   HtLaunch l;
   EP_TRY(epHtPrepareDispatch(*op, &a, &l));
   void *params[] = {&a};
-  return epHtStart(epHtDispatchKernel(op->handle.expertMajor, op->window.is), l, params, stream);
+  return epHtStart(epHtDispatchKernel(op->handle.expertMajor, wayOf(*op)), l, params, stream);
 }
 
 trefoil_result_t epHtPrepareCombine(const ep_ht_combine_t &op, HtCombineArgs *args, HtLaunch *l) {
@@ -258,10 +267,13 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
 }
 
 extern "C" trefoil_result_t epHtLoad(void) {
-  const void *kernels[5 + 3 * NUM_SUMMED];
+  const void *kernels[6 + 3 * NUM_SUMMED];
   int n = 0;
   kernels[n++] = epHtUpdateKernel();
-  for (int i = 0; i < 4; i++) kernels[n++] = epHtDispatchKernel(i & 1, i & 2);
+  for (const HtWay way : {HT_FIFOS, HT_PUSH, HT_PULL}) {
+    if (way != HT_PULL) kernels[n++] = epHtDispatchKernel(false, way);
+    kernels[n++] = epHtDispatchKernel(true, way);
+  }
   for (const trefoil_dtype_t t : SUMMED) {
     kernels[n++] = epHtCombineKernel(t, false, false);
     kernels[n++] = epHtCombineKernel(t, false, true);

@@ -1,10 +1,10 @@
-// Weights and ids of a dispatch in the caller's outputs, and, of pairs that push (ht_push.cuh), their way
-// there: flagged words of two weights, sent by warps that do nothing else
-// as soon as the peers have announced, and written by the receiver's while rows are still under way.
+// Weights and ids of a dispatch in the caller's outputs, and, of pairs without FIFOs (ht_pairs.cuh), their
+// way there: flagged words of two weights, sent by warps that do nothing else as soon as the peers have
+// announced, and written by the receiver's while rows are still under way.
 #ifndef TREFOIL_KERNELS_HT_WEIGHTS_CUH
 #define TREFOIL_KERNELS_HT_WEIGHTS_CUH
 
-#include "kernels/ht/ht_push.cuh"
+#include "kernels/ht/ht_pairs.cuh"
 
 // Flat: what an entry of row `row` says.
 EP_DEV void giveFlat(const HtDispatchArgs &a, long long row, int entry, float weight) {
@@ -53,7 +53,7 @@ EP_DEV unsigned long long ownWeights(const HtDispatchArgs &a, int token, int j) 
 struct HtWeights {
   const HtDispatchArgs &a;
   const HtTables &t;
-  const HtPushTargets &targets;
+  const HtPairs &pairs;
   unsigned long long number;
   long long i, step;
 
@@ -70,7 +70,7 @@ struct HtWeights {
       for (int n = 0; n < t.width; n++) {
         const int r = dests[n].x;
         if (r < 0) break;
-        if (r != g.rank && targets.tokens[r]) storeSys(weightsAt(g, r, g.rank, token, j), word);
+        if (r != g.rank && pairs.tokens[r]) storeSys(weightsAt(g, r, g.rank, token, j), word);
       }
     }
   }
@@ -91,7 +91,7 @@ struct HtWeights {
     d.source = s < 0 ? s + g.numRanks : s;
     d.token = rest / per;
     d.j = rest - d.token * per;
-    if (targets.tokens[d.source] && !(a.op.handle.expertMajor && d.source == g.rank)) {
+    if (pairs.tokens[d.source] && !(a.op.handle.expertMajor && d.source == g.rank)) {
       d.index = t.index[(size_t)d.source * g.maxTokens + d.token];
     }
     return d;
@@ -140,13 +140,13 @@ struct HtWeights {
   }
 };
 
-// All threads of the warps that a pushing dispatch has for this.
-EP_DEV void passWeights(const HtDispatchArgs &a, const HtTables &t, const HtPushTargets &targets,
+// All threads of the warps that a dispatch with windows has for this.
+EP_DEV void passWeights(const HtDispatchArgs &a, const HtTables &t, const HtPairs &pairs,
                         unsigned long long number) {
   const int each = blockDim.x - HT_SCATTER_THREADS;
   const HtWeights w = {a,
                        t,
-                       targets,
+                       pairs,
                        number,
                        (long long)blockIdx.x * each + threadIdx.x - HT_SCATTER_THREADS,
                        (long long)gridDim.x * each};

@@ -37,7 +37,7 @@ constexpr int EXPERTS = 256;
 // SMs of the goals: [expert-major][combine]. 0 senders: as many as the kernels choose.
 constexpr Sms GOALS[2][2] = {{{24, 0}, {20, 0}}, {{24, 0}, {28, 0}}};
 
-Shape shapeOf(const Options &o, bool expertMajor, bool fp8, bool windows = false) {
+Shape shapeOf(const Options &o, bool expertMajor, bool fp8, int windows = 0) {
   Shape s = {};
   s.R = o.R;
   s.E = EXPERTS;
@@ -101,20 +101,25 @@ void layout(Rows &rows, Background &background, Ranks &w, const Options &o, bool
   w.free();
 }
 
-// Flat: all blocks of a dispatch send, all of a combine receive.
-void window(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
-  for (const bool fp8 : {false, true}) {
-    Work work;
-    if (ready(rows, work, w, shapeOf(o, expertMajor, fp8, true), UNIFORM, fp8 ? 1 : 2)) {
-      for (const int sms : {32, 28, 24, 20, 16, 12, 10, 8, 6, 4}) {
-        if (fp8 && sms > 24) continue;
-        rows.time(work, 0, Sms{sms, 0});
-        if (!expertMajor && !fp8) rows.time(work, 1, Sms{sms, 0});
-        for (int eighth = 3; expertMajor && eighth < 8; eighth++)
-          rows.time(work, 0, Sms{sms, std::max(1, sms * eighth / 8)});
-      }
+void windowOf(Rows &rows, Ranks &w, const Options &o, bool expertMajor, bool fp8, int windows) {
+  Work work;
+  if (ready(rows, work, w, shapeOf(o, expertMajor, fp8, windows), UNIFORM, fp8 ? 1 : 2)) {
+    for (const int sms : {32, 28, 24, 20, 16, 12, 10, 8, 6, 4}) {
+      if (fp8 && sms > 24) continue;
+      rows.time(work, 0, Sms{sms, 0});
+      if (!expertMajor && !fp8) rows.time(work, 1, Sms{sms, 0});
+      for (int eighth = 3; expertMajor && windows == 1 && eighth < 8; eighth++)
+        rows.time(work, 0, Sms{sms, std::max(1, sms * eighth / 8)});
     }
-    w.free();
+  }
+  w.free();
+}
+
+// Flat: all blocks of a dispatch send, all of a combine receive. Pulled: all of a dispatch receive.
+void window(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
+  for (const int windows : {1, 3}) {
+    if (windows == 3 && !expertMajor) continue;
+    for (const bool fp8 : {false, true}) windowOf(rows, w, o, expertMajor, fp8, windows);
   }
 }
 

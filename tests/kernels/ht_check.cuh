@@ -22,8 +22,8 @@ struct Shape {
   bool expertMajor, drop, zeroCopyOn, idx64, count64, globalIds, finite, delays;
   trefoil_dtype_t dtype, combineDtype;
   int width, scaleBytes, combineWidth, holes;
-  int windows; // dispatch outputs and combine inputs lie in windows: 0 on no rank, 1 on all, 2 on some,
-               // not always the same
+  int windows; // dispatch outputs and combine inputs lie in windows: 0 on no rank, 1 on all, 2 on some, not
+               // always the same, and some dispatch inputs; 3 on all, as do dispatch inputs
   int closed;    // 1 + a rank whose tensors never lie in windows; 0: none
   int combines;  // how often each combine is made; 0 as 1
   int spare;     // rows of the outputs past maxRecv
@@ -239,14 +239,19 @@ void openWindows(Rng &rng, const Shape &s, std::vector<StepRank> &step) {
   for (int back = 0; back < s.passes && s.windows; back++) {
     for (StepRank &k : step) {
       ep_ht_window_t &w = k.pass[back].dispatch.window;
-      w.is = s.windows == 1 || !rng.one(3);
-      w.id = s.windows == 1 || !rng.one(4) ? 7 : 8;
+      w.is = s.windows != 2 || !rng.one(3);
+      w.id = s.windows != 2 || !rng.one(4) ? 7 : 8;
       w.tokensOffset = 16 * rng.below(1000);
       w.scalesOffset = 16 * rng.below(1000);
       ep_ht_combine_t &m = k.pass[back].combine;
-      m.input.is = s.windows == 1 || !rng.one(3);
-      if (m.group.rank == s.closed - 1) w.is = m.input.is = 0;
-      m.input.tokens = (const char *)m.tokens - m.group.peers[m.group.rank];
+      ep_ht_input_t &in = k.pass[back].dispatch.input;
+      in.is = s.windows == 3 || (s.windows == 2 && rng.one(2));
+      m.input.is = s.windows != 2 || !rng.one(3);
+      if (m.group.rank == s.closed - 1) w.is = in.is = m.input.is = 0;
+      const char *exchange = m.group.peers[m.group.rank];
+      m.input.tokens = (const char *)m.tokens - exchange;
+      in.tokens = (const char *)k.pass[back].dispatch.tokens - exchange;
+      if (s.scaleBytes) in.scales = (const char *)k.pass[back].dispatch.scales - exchange;
     }
     for (StepRank &k : step) {
       for (int r = 0; r < s.R; r++) {

@@ -4,7 +4,7 @@
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Each edge is a case of two or three
 // steps (ht_case.cuh): Update, dispatch, combine and the gradients' way back, both layouts, through FIFOs
-// and into windows. Edges: numbers of tokens around tiles of 256; chunks around the end of a FIFO; rows
+// and with windows. Edges: numbers of tokens around tiles of 256; chunks around the end of a FIFO; rows
 // around chunks of 14,336 bytes, with scales across their border; top-k from 1 to 64; fewer experts than
 // ranks; nobody, or one rank, has tokens; everything goes to one rank or expert; slots just within
 // maxRecv. "held": all calls return while the stream stands still. --domains: NVLink domains of n ranks, and
@@ -58,6 +58,9 @@ struct Edges {
     if (!windows) return;
     s.windows = 1;
     all.push_back(Edge{whole + ", windows", s, fill});
+    if (!s.expertMajor) return;
+    s.windows = 3;
+    all.push_back(Edge{whole + ", windows of inputs", s, fill});
   }
   void tiles(bool em);
   void fifos(bool em);

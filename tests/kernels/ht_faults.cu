@@ -29,7 +29,7 @@ double now() {
 
 int perDomain; // 0: one domain
 
-Shape shapeOf(int R, bool expertMajor, bool windows) {
+Shape shapeOf(int R, bool expertMajor, int windows) {
   Shape s = {};
   s.R = R;
   s.E = 2 * R;
@@ -125,7 +125,7 @@ void setLimits(std::vector<StepRank> &step, const Records &records, uint64_t lim
 }
 
 // The victim launches what comes before operation `what`, the others everything.
-bool absent(Ranks &w, bool expertMajor, bool windows, bool mixed, int victim, int what) {
+bool absent(Ranks &w, bool expertMajor, int windows, bool mixed, int victim, int what) {
   Shape s = shapeOf((int)w.ranks.size(), expertMajor, windows);
   if (mixed) s.closed = 1 + (victim + 1) % s.R;
   Rng rng = {5};
@@ -244,7 +244,7 @@ bool blocked(Ranks &w, bool expertMajor, int victim, int blocks) {
   return ok;
 }
 
-bool late(Ranks &w, bool expertMajor, bool windows, int victim) {
+bool late(Ranks &w, bool expertMajor, int windows, int victim) {
   Shape s = shapeOf((int)w.ranks.size(), expertMajor, windows);
   s.steps = 3;
   s.passes = 2;
@@ -297,18 +297,19 @@ int main(int argc, char **argv) {
   Ranks w;
   w.open(R, !gpus);
   int failed = 0, ran = 0;
-  for (int i = 0; i < 8; i++) {
-    const bool em = i & 1, windows = i & 2;
-    if (windows && perDomain) continue;
-    const int victim = i & 4 ? R - 1 : 0;
-    const char *how = em ? "expert-major" : "flat", *where = windows ? ", windows" : "";
+  static const char *const places[] = {"", ", windows", "", ", windows of inputs"};
+  for (int i = 0; i < 12; i++) {
+    const bool em = i & 1;
+    const int windows = i / 4 == 2 ? 3 : i / 4, victim = i & 2 ? R - 1 : 0;
+    if (windows && (perDomain || (windows == 3 && !em))) continue;
+    const char *how = em ? "expert-major" : "flat", *where = places[windows];
     if (!windows) ran++;
     if (!windows && !blocked(w, em, victim, victim ? 1 : 3)) {
       failed++;
       printf("FAILED: rank %d of %d lacks blocks in Update, %s\n", victim, R, how);
     }
     for (int what = 0; what < 3 && !onlyBlocks; what++) {
-      for (int mixed = 0; mixed <= windows; mixed++) {
+      for (int mixed = 0; mixed <= (windows > 0); mixed++) {
         ran++;
         if (absent(w, em, windows, mixed, victim, what)) continue;
         failed++;

@@ -18,7 +18,7 @@ struct Flow {
   int rounds;      // at least, ...
   long long total; // ... and until so many tokens have gone out
   bool random, flatOnly;
-  int windows; // of outputs: 0 never, 1 always, 2 every other pair of rounds
+  int windows; // of outputs: 0 never, 1 always, 2 every other pair of rounds; of inputs too, now and then
   int64_t alignment;
   int L() const { return (E + R - 1) / R; }
 };

@@ -186,7 +186,7 @@ std::string Work::name(const char *operation) const {
   std::string n = std::string(operation) + (s.expertMajor ? " expert-major" : " flat");
   if (s.scaleBytes) n += " fp8";
   if (pass) n += " backward";
-  if (s.windows) n += " window";
+  if (s.windows) n += s.windows == 3 ? " pulled" : " window";
   if (*routing.name) n += std::string(" ") + routing.name;
   return n;
 }

@@ -28,8 +28,12 @@ enum { ANNOUNCE, BASE, WAIT, SEND, DONE, TAKE, LEAVE };
 static bool isOpen(const push_setup_t *p, int rank, int operation) {
   return p->open[rank] >> operation & 1;
 }
-static bool isPush(const push_setup_t *p, int a, int b, int operation) {
-  return a != b && isOpen(p, a, operation) && isOpen(p, b, operation);
+static bool pulls(const push_setup_t *p, int rank, int operation) {
+  return p->pulls[rank] >> operation & 1;
+}
+static bool isDirect(const push_setup_t *p, int a, int b, int operation) {
+  return a != b && isOpen(p, a, operation) && isOpen(p, b, operation) &&
+         pulls(p, a, operation) == pulls(p, b, operation);
 }
 static int bufferOf(const push_setup_t *p, int operation) {
   return p->fault == PUSH_FAULT_ONE_BUFFER ? 0 : operation & 1;
@@ -50,9 +54,9 @@ static bool mayLeave(const push_setup_t *p, const push_rank_t *k, int r) {
   for (int q = 0; q < p->numRanks; q++) {
     for (int b = 0; b < p->numBlocks; b++) {
       if (!k->block[b].announced) return false;
-      if (isPush(p, r, q, e) && !(k->block[b].written & k->block[b].done & 1u << q)) return false;
+      if (isDirect(p, r, q, e) && !(k->block[b].written & k->block[b].done & 1u << q)) return false;
     }
-    if (!isPush(p, r, q, e)) continue;
+    if (!isDirect(p, r, q, e)) continue;
     if (!(k->taken & k->based & 1u << q)) return false;
     if (p->fault == PUSH_FAULT_NO_COUNT) continue;
     if ((uint8_t)(k->dones[q] - k->before[q]) != p->numBlocks) return false;
@@ -65,7 +69,7 @@ static int blockMoves(const push_setup_t *p, const push_rank_t *k, int r, int b,
   const bool early = p->fault == PUSH_FAULT_EARLY_DONE;
   unsigned pushed = 0;
   int n = 0;
-  for (int q = 0; q < p->numRanks; q++) pushed |= (unsigned)isPush(p, r, q, k->operation) << q;
+  for (int q = 0; q < p->numRanks; q++) pushed |= (unsigned)isDirect(p, r, q, k->operation) << q;
   if (!block->announced && hasAllAnnounces(p, k, r)) {
     moves[n++] = (move_t){WAIT, (uint8_t)r, (uint8_t)b, 0, 0};
   }
@@ -92,7 +96,7 @@ static int pushMoves(const void *model, const void *state, move_t moves[MAX_MOVE
     for (int q = 0; q < p->numRanks; q++) {
       const move_t v = {ANNOUNCE, (uint8_t)r, 0, 0, (uint8_t)q};
       if (q != r && !(k->announcedTo >> q & 1)) moves[n++] = v;
-      if (!isPush(p, r, q, e)) continue;
+      if (!isDirect(p, r, q, e)) continue;
       if ((k->announcedTo & ~k->based) >> q & 1) moves[n] = v, moves[n++].kind = BASE;
       if (!(k->taken >> q & 1) && k->weights[q] == e + 1) moves[n] = v, moves[n++].kind = TAKE;
     }
@@ -108,16 +112,19 @@ static const char *send(const push_setup_t *p, push_state_t *s, move_t v) {
   push_rank_t *k = &s->rank[v.rank], *to = &s->rank[v.item];
   k->block[v.block].written |= (uint8_t)(1u << v.item);
   if (to->operation != k->operation || !(to->announcedTo >> v.rank & 1)) {
-    return "an output was written while its owner was not in the operation";
+    return "a window was used while its owner was not in the operation";
   }
-  to->rows[v.rank] |= (uint8_t)(1u << v.block);
+  if (pulls(p, v.rank, k->operation))
+    k->rows[v.item] |= (uint8_t)(1u << v.block);
+  else
+    to->rows[v.rank] |= (uint8_t)(1u << v.block);
   if (v.block == p->numBlocks - 1) to->weights[v.rank] = (uint8_t)(k->operation + 1);
   return NULL;
 }
 
 static const char *leave(const push_setup_t *p, push_rank_t *k, int r) {
   for (int q = 0; q < p->numRanks; q++) {
-    if (isPush(p, r, q, k->operation) && k->rows[q] != (1u << p->numBlocks) - 1) {
+    if (isDirect(p, r, q, k->operation) && k->rows[q] != (1u << p->numBlocks) - 1) {
       return "a rank has left an operation whose rows are not all there";
     }
   }
@@ -173,9 +180,9 @@ static const char *pushUnfinished(const void *model, const void *state) {
 }
 
 static void pushDescribe(const void *model, const void *state, move_t v, char *text, size_t size) {
-  static const char *const DOES[] = {"announces to", "looks up the count of", "waits for all, as",
-                                     "writes to",    "adds to the count at",  "takes weights of",
-                                     "leaves, as"};
+  static const char *const DOES[] = {
+      "announces to",         "looks up the count of", "waits for all, as", "uses the window of",
+      "adds to the count at", "takes weights of",      "leaves, as"};
   const push_state_t *s = state;
   (void)model;
   snprintf(text, size, "rank %d, operation %d, block %d %s rank %d", v.rank,

@@ -1,10 +1,11 @@
-/* Dispatches that push into the receivers' outputs as a machine to search (kernels/ht/ht_push.cuh): is
- * an output written only while its owner is in the operation, is every row there when the operation
- * ends, and do the ranks ever wait for each other forever.
+/* Dispatches that push into the receivers' outputs, or pull out of the senders' inputs, as a machine to
+ * search (kernels/ht/ht_pairs.cuh): is a window used only while its owner is in the operation, is every
+ * row there when the operation ends, and do the ranks ever wait for each other forever.
  *
  * In every operation a rank tells each peer that it is in it (with its rows' slots there, as expert-major
- * does) and whether its output lies in a window. A pair pushes if both do. A block of such a rank
- * waits for all peers, writes its rows, a row and its weights to each peer, and adds to that peer's count;
+ * does) and whether its output, or its input, lies in a window. A pair pushes, or pulls, if both do. A
+ * block of such a rank waits for all peers, writes its rows, a row and its weights to each peer, or reads
+ * that peer's and writes the weights, and adds to that peer's count;
  * the rank leaves the operation when all blocks are through, the weights are taken and every peer's count is
  * full. A rank without a window leaves when it has all announcements. Rows through FIFOs are left out:
  * nothing holds such ranks back. */
@@ -28,8 +29,9 @@ typedef enum push_fault {
 
 typedef struct push_setup {
   int numRanks, numBlocks, numOperations;
-  unsigned open[PUSH_RANKS]; /* bit e: in operation e the rank's output lies in a window */
+  unsigned open[PUSH_RANKS]; /* bit e: in operation e the rank's output or input lies in a window */
   push_fault_t fault;
+  unsigned pulls[PUSH_RANKS]; /* bit e: it is the input */
 } push_setup_t;
 
 /* Every state that is reachable. */
