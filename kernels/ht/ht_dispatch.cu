@@ -1,4 +1,4 @@
-// High-throughput dispatch, flat and expert-major, forward and backward: one launch, two scatter pipelines.
+// High-throughput dispatch, flat and expert-major, forward and backward: one launch, two pipelines.
 //
 //   senders    own token -> the FIFOs of the ranks that need it (one copy a rank crosses the link), with its
 //              weights; flags. Or a push into their outputs
@@ -30,9 +30,10 @@ EP_DEV void waitAnnounce(const ep_ht_group_t &g, uint4 seen, unsigned long long 
 }
 
 template <bool EXPERT_MAJOR, HtWay WAY>
-__global__ void __launch_bounds__(WAY == HT_FIFOS ? HT_SCATTER_THREADS : HT_WINDOW_THREADS, 1)
+__global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
     dispatchKernel(const __grid_constant__ HtDispatchArgs a) {
   constexpr bool PUSHES = WAY == HT_PUSH, PULLS = WAY == HT_PULL, WINDOWS = PUSHES || PULLS;
+  constexpr int PIPE = htPipeThreads(WAY);
   EP_DYNAMIC_SHARED(128, shared);
   const ep_ht_group_t &g = a.op.group;
   HtControl &c = htControl(g);
@@ -56,8 +57,8 @@ __global__ void __launch_bounds__(WAY == HT_FIFOS ? HT_SCATTER_THREADS : HT_WIND
     const HtShape &shape = noFifos ? a.push : a.sender;
     const HtBlock b = blockOf(shared, shape, a.room, a.stageStride);
     arm(b);
-    if (WINDOWS && role >= 4)
-      passWeights(a, t, *pairs, number);
+    if (WINDOWS && threadIdx.x >= PIPE)
+      passWeights(a, t, *pairs, number, PIPE);
     else
       scatterPipe(b,
                   Sender<EXPERT_MAJOR, WAY>{a, t, c.fifos[0].sent, Divisor::of(a.row.numChunks),
@@ -70,18 +71,27 @@ __global__ void __launch_bounds__(WAY == HT_FIFOS ? HT_SCATTER_THREADS : HT_WIND
   }
   if (PUSHES) sendDone(g, *pairs);
   if (receives) {
-    const HtBlock b = blockOf(shared, a.receiver, a.room, a.stageStride);
+    const HtBlock b =
+        PULLS ? rowBlockOf(shared, a.receiver) : blockOf(shared, a.receiver, a.room, a.stageStride);
     arm(b);
-    if (WINDOWS && role >= 4) {
-      if (!sends) passWeights(a, t, *pairs, number);
+    if (WINDOWS && threadIdx.x >= PIPE) {
+      if (!sends) passWeights(a, t, *pairs, number, PIPE);
     } else {
       const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
       const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
-      scatterPipe(b,
-                  Receiver<EXPERT_MAJOR, WAY>{a, t, c.fifos[0].received, padGroups, perToken,
-                                              Divisor::of(a.row.numChunks), Divisor::of(perToken),
-                                              pairs, number},
-                  a.receiver, &c.work[0][1]);
+      const Receiver<EXPERT_MAJOR, WAY> receiver{a,
+                                                 t,
+                                                 c.fifos[0].received,
+                                                 padGroups,
+                                                 perToken,
+                                                 Divisor::of(a.row.numChunks),
+                                                 Divisor::of(perToken),
+                                                 pairs,
+                                                 number};
+      if constexpr (PULLS)
+        rowPipe<HtCopies>(b, receiver, a.receiver, &c.work[0][1]);
+      else
+        scatterPipe(b, receiver, a.receiver, &c.work[0][1]);
     }
   }
   if constexpr (PULLS) {

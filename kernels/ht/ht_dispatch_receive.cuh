@@ -5,6 +5,7 @@
 #define TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
 
 #include "kernels/ht/ht_push.cuh"
+#include "kernels/ht/ht_rows.cuh"
 #include "kernels/ht/ht_scatter.cuh"
 #include "kernels/ht/ht_weights.cuh"
 
@@ -147,15 +148,27 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   // Dropped or trapped: the FIFO slot is free at once.
   EP_DEV void isEmpty(const HtItem &item) const { free(item); }
 
+  // With asynchronous copies (HT_PULL).
+  EP_DEV const HtRow &row() const { return a.row; }
+  EP_DEV HtChunkPlace source(const HtItem &item) const {
+    if (item.code == HT_OWN)
+      return placeOf(a.row, item.token, item.chunk, a.op.tokens, a.op.scales);
+    if (item.code == HT_REMOTE)
+      return placeOf(a.row, item.token, item.chunk, pairs->tokens[item.source],
+                     pairs->scales[item.source]);
+    if (item.code == HT_ZEROS) return contiguous(a.zeros);
+    return contiguous(fifoSlotAt(group(), 0, group().rank, item.source, item.code));
+  }
+  EP_DEV HtChunkPlace place(const HtItem &item, int2 e) const {
+    return placeOf(a.row, e.x, item.chunk, a.op.outTokens, a.op.outScales);
+  }
+  // With bulk copies.
   EP_DEV void load(const HtItem &item, uint32_t stage, uint64_t *full) const {
     const int bytes = chunkBytes(a.row, item.chunk);
     if (item.code == HT_OWN) {
       loadRow(a.row, item.token, item.chunk, a.op.tokens, a.op.scales, stage, full);
     } else if (PUSHES && item.code == HT_FIRST) {
       loadRow(a.row, item.index, item.chunk, a.op.outTokens, a.op.outScales, stage, full);
-    } else if (PULLS && item.code == HT_REMOTE) {
-      loadRow(a.row, item.token, item.chunk, pairs->tokens[item.source], pairs->scales[item.source],
-              stage, full);
     } else {
       barrierExpect(full, bytes);
       const char *from = item.code == HT_ZEROS

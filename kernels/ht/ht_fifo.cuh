@@ -27,6 +27,24 @@ EP_DEV HtSegment segmentOf(const HtRow &r, int which, long long row, int chunk, 
   return s;
 }
 
+// Where a chunk lies, as its bytes are counted: below `split` from `tokens` on, else from `scales` on.
+struct HtChunkPlace {
+  char *tokens, *scales;
+  int split;
+  EP_DEV char *at(int byte) const { return (byte < split ? tokens : scales) + byte; }
+};
+EP_DEV HtChunkPlace contiguous(const char *at) {
+  return HtChunkPlace{(char *)at, nullptr, INT32_MAX};
+}
+// A chunk of a row of the caller's.
+EP_DEV HtChunkPlace placeOf(const HtRow &r, long long row, int chunk, const void *tokens,
+                            const void *scales) {
+  const HtSegment t = segmentOf(r, 0, row, chunk, tokens, scales);
+  if (!r.scaleBytes) return contiguous(t.at);
+  const HtSegment s = segmentOf(r, 1, row, chunk, tokens, scales);
+  return HtChunkPlace{(char *)t.at, (char *)s.at - s.offset, t.bytes};
+}
+
 EP_DEV int chunkBytes(const HtRow &r, int chunk) {
   return min(r.rowBytes - chunk * r.chunkBytes, r.chunkBytes);
 }

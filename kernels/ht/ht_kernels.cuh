@@ -73,7 +73,6 @@ const void *epHtDispatchKernel(bool expertMajor, HtWay way);
 const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool pulls);
 
 constexpr int HT_SCATTER_THREADS = 128; // one warp for each of a scatter pipeline's four roles
-constexpr int HT_WINDOW_THREADS = HT_SCATTER_THREADS + 64; // with the warps for weights
 constexpr int HT_PAIRS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
 constexpr int HT_PULL_SOURCES_BYTES = EP_HT_MAX_RANKS * 12 + 8;
 constexpr int HT_ROW_WARPS = 16;                        // that sum (ht_rows.cuh)
@@ -82,6 +81,13 @@ constexpr int HT_ROW_DEPTH = 6;                         // steps whose copies ar
 constexpr int HT_ROW_STEP = HT_ROW_VECTORS * 32 * 16;   // bytes of a chunk at a time
 constexpr int HT_ROW_RING = HT_ROW_DEPTH * HT_ROW_STEP; // shared memory of a warp
 constexpr int HT_GATHER_THREADS = (2 + HT_ROW_WARPS) * 32;
+// Of a dispatch's pipelines; behind them the warps for weights where there are windows.
+__host__ __device__ constexpr int htPipeThreads(HtWay way) {
+  return way == HT_PULL ? HT_GATHER_THREADS : HT_SCATTER_THREADS;
+}
+__host__ __device__ constexpr int htDispatchThreads(HtWay way) {
+  return htPipeThreads(way) + (way == HT_FIFOS ? 0 : 64);
+}
 constexpr int HT_DESC_HEAD = 8; // ints in front of a description's entries
 
 #endif

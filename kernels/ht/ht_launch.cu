@@ -195,7 +195,11 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
            "tokens and scales must be 16-byte aligned");
   const HtWay way = wayOf(op);
   const int spare = way == HT_FIFOS ? 0 : HT_PAIRS_BYTES;
-  const size_t shared = dealShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
+  size_t shared = dealShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
+  if (way == HT_PULL) {
+    const size_t rings = dealRings(a.receiver, spare);
+    if (shared < rings) shared = rings;
+  }
   a.pairsAt = (int)shared;
   a.push = a.sender;
   a.push.take = a.push.batch = 8;
@@ -211,7 +215,7 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   a.pushSplit = way == HT_PULL ? 0
                 : em           ? dispatchSplit(em, true, R, K).of(blocks, op.numSenders)
                                : blocks;
-  *l = HtLaunch{blocks, way == HT_FIFOS ? HT_SCATTER_THREADS : HT_WINDOW_THREADS, shared + spare};
+  *l = HtLaunch{blocks, htDispatchThreads(way), shared + spare};
   return TREFOIL_OK;
 }
 

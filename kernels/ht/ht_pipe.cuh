@@ -1,13 +1,14 @@
 // A block of dispatch or combine: row chunks in shared memory, and warps with roles around them.
 //
 //   scatter  1 chunk -> n locations  scheduler -> loader -> storer -> completion   copies (ht_scatter.cuh)
-//   gather   n chunks -> 1 location  scheduler -> reducers -> completion           sums (ht_rows.cuh)
+//   gather   n chunks -> 1 location  scheduler -> reducers -> completion           sums (ht_rows.cuh); 1 -> n too,
+//                                                                                  where a dispatch pulls
 //
 //   scheduler   takes candidates off the operation's counter, waits for their flags or credits, describes
 //               them
 //   loader      bulk loads into a ring of stages; a lane a chunk
 //   storer      bulk stores out of it, and gives the stages back once they have been read
-//   reducers    each sums an item's chunks, which it streams through shared memory of its own
+//   reducers    each sums, or copies, an item's chunks, which it streams through shared memory of its own
 //   completion  of a sender, the signal warp: for what has been written, one system fence, then the flags on
 //               the peers; of a receiver: for what has been loaded, the credits on the peers, weights and ids
 //
@@ -28,7 +29,7 @@
 //              LANES      of the scheduler, for an item      WATCH_ONE the one side (a scatter's
 //                         source, a gather's destination) is waited for
 //              FENCE      scatter: chunks may have come over the link
-//              ZERO_ROW   gather: a sum of nothing is a row of zeros
+//              ZERO_ROW   sums: a sum of nothing is a row of zeros
 //              KIND, PHASE   of the record, should a wait for a peer be given up
 //   group(), row()        the operation's; row(): gather only
 //   missing()             a rank that is not in the operation yet, which any wait is for; or -1
@@ -39,7 +40,8 @@
 //              entry(item, i, loaded)     entry i: where it lies, what it waits for, whether it is one
 //              isVoid(location)           an entry turned out to stand for nothing
 //              isEmpty(item)              so did all of them
-//   reducers   from(item, entry), to(item) where a chunk begins, and where the sum belongs
+//   reducers   from(item, entry), to(item) where a chunk begins, and where the sum belongs; or
+//              source(item), place(item, entry) where the chunk lies, and where a copy belongs
 //   loader     load(item, stage, full)    the chunk
 //   storer     store(item, entry, stage)  a copy
 //              hasScales()                whether there is side data: few scales, by ordinary stores

@@ -1,12 +1,15 @@
-// The gather pipeline: n chunks in, their sum out, in the order of the entries, in fp32, rounded once. A
-// reducing warp has an item to itself:
+// The pipeline of asynchronous copies, in which a warp has an item to itself:
 //
 //   scheduler -> HT_ROW_WARPS reducers -> completion
 //
+//   sums    n chunks in, their sum out, in the order of the entries, in fp32, rounded once; a sum of one
+//           chunk is a copy
+//   copies  one chunk in, to n places (HtCopies)
+//
 // A lane streams its part of the item's chunks through shared memory of its own by asynchronous copies of
-// 16 bytes, a step of all entries after the other, adds, and stores the sum where it belongs. No stage
+// 16 bytes, a step (of all entries) after the other, adds, and stores what belongs where. No stage
 // passes from warp to warp, and the copies are of the proxy of ordinary accesses: there is nothing to wait
-// for but items, and no fence. A sum of one chunk is a copy.
+// for but items, and no fence.
 #ifndef TREFOIL_KERNELS_HT_ROWS_CUH
 #define TREFOIL_KERNELS_HT_ROWS_CUH
 
@@ -47,8 +50,8 @@ template <Elem T> struct HtPlainSum {
   }
 };
 
-// A warp's item. SUM: HtPlainSum, or one with more levels.
-template <class SUM, class P> struct HtRowSum {
+// A warp's item. SUM: HtPlainSum, one with more levels, or HtCopies.
+template <class SUM, class P> struct HtRowWork {
   const P &p;
   const HtItem &item;
   const int2 *entries;
@@ -104,6 +107,57 @@ template <class SUM, class P> struct HtRowSum {
     char *to = p.to(item);
     for (int o = lane * 16; o < bytes; o += 512) storeStream(to + o, make_uint4(0, 0, 0, 0));
   }
+  EP_DEV void run() {
+    if (item.n > 0)
+      add();
+    else if (P::ZERO_ROW)
+      zero();
+  }
+};
+
+struct HtCopies {};
+template <class P> struct HtRowWork<HtCopies, P> {
+  const P &p;
+  const HtItem &item;
+  const int2 *entries;
+  char *ring; // this lane's
+  int lane, bytes;
+
+  EP_DEV void copyStep(const HtChunkPlace &from, int at, int slot) const {
+    const uint32_t to = sharedAddress(ring) + slot * HT_ROW_STEP;
+#pragma unroll
+    for (int j = 0; j < HT_ROW_VECTORS; j++) {
+      const int o = at + j * 512 + lane * 16;
+      if (o < bytes) copyAsync(to + j * 512, from.at(o));
+    }
+    copyCommit();
+  }
+  EP_DEV void store(const HtRowVectors &in, int at) const {
+    for (int i = 0; i < item.n; i++) {
+      const HtChunkPlace to = p.place(item, entries[i]);
+#pragma unroll
+      for (int j = 0; j < HT_ROW_VECTORS; j++) {
+        const int o = at + j * 512 + lane * 16;
+        if (o < bytes) storeStream(to.at(o), in.v[j]);
+      }
+    }
+  }
+  EP_DEV void run() {
+    if (item.n <= 0) return;
+    const HtChunkPlace from = p.source(item);
+    for (int slot = 0; slot < HT_ROW_DEPTH; slot++) copyStep(from, slot * HT_ROW_STEP, slot);
+    int slot = 0;
+    for (int at = 0; at < bytes; at += HT_ROW_STEP) {
+      copyWait<HT_ROW_DEPTH - 1>();
+      HtRowVectors in;
+#pragma unroll
+      for (int j = 0; j < HT_ROW_VECTORS; j++)
+        in.v[j] = *(const uint4 *)(ring + slot * HT_ROW_STEP + j * 512);
+      store(in, at);
+      copyStep(from, at + HT_ROW_DEPTH * HT_ROW_STEP, slot);
+      slot = slot + 1 == HT_ROW_DEPTH ? 0 : slot + 1;
+    }
+  }
 };
 
 // Items as they come, off the block's counter.
@@ -115,11 +169,8 @@ template <class SUM, class P> EP_DEV void rowReducer(const HtBlock &b, const P &
     k = __shfl_sync(FULL_WARP, k, 0);
     if (!waitItem(b, k)) return;
     const HtItem &item = b.item(k);
-    HtRowSum<SUM, P> sum{p, item, b.entries(k), ring, lane, chunkBytes(p.row(), item.chunk)};
-    if (item.n > 0)
-      sum.add();
-    else if (P::ZERO_ROW)
-      sum.zero();
+    HtRowWork<SUM, P> work{p, item, b.entries(k), ring, lane, chunkBytes(p.row(), item.chunk)};
+    work.run();
     __syncwarp();
     if (lane == 0) barrierArrive(b.isDone(k), 1);
   }

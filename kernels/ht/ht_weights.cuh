@@ -142,13 +142,13 @@ struct HtWeights {
 
 // All threads of the warps that a dispatch with windows has for this.
 EP_DEV void passWeights(const HtDispatchArgs &a, const HtTables &t, const HtPairs &pairs,
-                        unsigned long long number) {
-  const int each = blockDim.x - HT_SCATTER_THREADS;
+                        unsigned long long number, int firstThread) {
+  const int each = blockDim.x - firstThread;
   const HtWeights w = {a,
                        t,
                        pairs,
                        number,
-                       (long long)blockIdx.x * each + threadIdx.x - HT_SCATTER_THREADS,
+                       (long long)blockIdx.x * each + threadIdx.x - firstThread,
                        (long long)gridDim.x * each};
   clearTail(a, t, w.i, w.step);
   if (a.op.weights) w.send();
