@@ -1,8 +1,8 @@
 // A block of dispatch or combine: row chunks in shared memory, and warps with roles around them.
 //
 //   scatter  1 chunk -> n locations  scheduler -> loader -> storer -> completion   copies (ht_scatter.cuh)
-//   gather   n chunks -> 1 location  scheduler -> reducers -> completion           sums (ht_rows.cuh); 1 -> n too,
-//                                                                                  where a dispatch pulls
+//   gather   n chunks -> 1 location  scheduler -> reducers -> completion           sums (ht_rows.cuh)
+//   rows     1 chunk -> n locations  the same                                      copies of pulled rows
 //
 //   scheduler   takes candidates off the operation's counter, waits for their flags or credits, describes
 //               them
