@@ -27,6 +27,7 @@
 /* Blocks of a high-throughput dispatch or combine by default: the fewest within 3 % of the best time that was
  * measured (docs/results.md); expert-major with more than two ranks, and across domains: by the link. */
 #define EP_GPU_HT_SMS             28
+#define EP_GPU_HT_SMS_WINDOW      16 /* flat, tensors in windows */
 #define EP_GPU_HT_SMS_EXPERT_PAIR 64
 #define EP_GPU_HT_SMS_LINK        32
 

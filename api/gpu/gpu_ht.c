@@ -12,13 +12,14 @@
 
 #define MEMORY_MAGIC 0x5448504545435254ull
 
-static int defaultSms(const ep_gpu_group_t *g, int expertMajor) {
+static int defaultSms(const ep_gpu_group_t *g, int expertMajor, int inWindow) {
   if (g->far || (expertMajor && g->R > 2)) return EP_GPU_HT_SMS_LINK;
-  return expertMajor ? EP_GPU_HT_SMS_EXPERT_PAIR : EP_GPU_HT_SMS;
+  if (expertMajor) return EP_GPU_HT_SMS_EXPERT_PAIR;
+  return inWindow ? EP_GPU_HT_SMS_WINDOW : EP_GPU_HT_SMS;
 }
 
-static int numSmsOf(const ep_gpu_group_t *g, int expertMajor) {
-  int sms = g->group->config.max_num_sms ? g->ll.numSms : defaultSms(g, expertMajor);
+static int numSmsOf(const ep_gpu_group_t *g, int expertMajor, int inWindow) {
+  int sms = g->group->config.max_num_sms ? g->ll.numSms : defaultSms(g, expertMajor, inWindow);
   return sms < g->ll.numSms ? sms : g->ll.numSms;
 }
 
@@ -143,7 +144,7 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   op.tokenBytes = (int)call->tokenBytes;
   op.scaleBytes = (int)call->scaleBytes;
   op.globalIds = call->globalIds;
-  op.numSms = numSmsOf(g, op.handle.expertMajor);
+  op.numSms = numSmsOf(g, op.handle.expertMajor, op.window.is);
   int64_t guard = guardOf(h, op.outWeights != NULL, op.topkRows);
   if (guard >= 0) EP_TRY(epGpuHtGuard(h->htMemory, guard, stream));
   EP_TRY(epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_DISPATCH, {.htDispatch = &op}}, EP_GPU_WHOLE,
@@ -174,7 +175,7 @@ trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *cal
   op.dtype = call->dtype;
   op.rowBytes = (int)((size_t)call->width * trefoilDtypeBytes(call->dtype));
   findCombineInput(g, call, &op);
-  op.numSms = numSmsOf(g, op.handle.expertMajor);
+  op.numSms = numSmsOf(g, op.handle.expertMajor, op.input.is);
   /* as with dispatch: a rank without slots takes part in the backward pass */
   if (call->backward && !op.rowWeights) op.rowWeights = (const float *)g->ht.control;
   int64_t guard = guardOf(h, call->backward, call->slotWeightRows);
