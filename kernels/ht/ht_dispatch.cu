@@ -30,10 +30,11 @@ EP_DEV void waitAnnounce(const ep_ht_group_t &g, uint4 seen, unsigned long long 
 }
 
 template <bool EXPERT_MAJOR, HtWay WAY>
-__global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
+__global__ void __launch_bounds__(htDispatchThreads(EXPERT_MAJOR, WAY), 1)
     dispatchKernel(const __grid_constant__ HtDispatchArgs a) {
   constexpr bool PUSHES = WAY == HT_PUSH, PULLS = WAY == HT_PULL, WINDOWS = PUSHES || PULLS;
-  constexpr int PIPE = htPipeThreads(WAY);
+  constexpr bool BY_ROWS = htReceivesByRows(EXPERT_MAJOR, WAY);
+  constexpr int PIPE = htPipeThreads(EXPERT_MAJOR, WAY);
   EP_DYNAMIC_SHARED(128, shared);
   const ep_ht_group_t &g = a.op.group;
   HtControl &c = htControl(g);
@@ -71,8 +72,8 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
   }
   if (PUSHES) sendDone(g, *pairs);
   if (receives) {
-    const HtBlock b =
-        PULLS ? rowBlockOf(shared, a.receiver) : blockOf(shared, a.receiver, a.room, a.stageStride);
+    const HtBlock b = BY_ROWS ? rowBlockOf(shared, a.receiver)
+                              : blockOf(shared, a.receiver, a.room, a.stageStride);
     arm(b);
     if (WINDOWS && threadIdx.x >= PIPE) {
       if (!sends) passWeights(a, t, *pairs, number, PIPE);
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
                                                  Divisor::of(perToken),
                                                  pairs,
                                                  number};
-      if constexpr (PULLS)
+      if constexpr (BY_ROWS)
         rowPipe<HtCopies>(b, receiver, a.receiver, &c.work[0][1]);
       else
         scatterPipe(b, receiver, a.receiver, &c.work[0][1]);

@@ -148,12 +148,12 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   // Dropped or trapped: the FIFO slot is free at once.
   EP_DEV void isEmpty(const HtItem &item) const { free(item); }
 
-  // With asynchronous copies (HT_PULL).
+  // By rows.
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV HtChunkPlace source(const HtItem &item) const {
     if (item.code == HT_OWN)
       return placeOf(a.row, item.token, item.chunk, a.op.tokens, a.op.scales);
-    if (item.code == HT_REMOTE)
+    if (PULLS && item.code == HT_REMOTE)
       return placeOf(a.row, item.token, item.chunk, pairs->tokens[item.source],
                      pairs->scales[item.source]);
     if (item.code == HT_ZEROS) return contiguous(a.zeros);
@@ -162,7 +162,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   EP_DEV HtChunkPlace place(const HtItem &item, int2 e) const {
     return placeOf(a.row, e.x, item.chunk, a.op.outTokens, a.op.outScales);
   }
-  // With bulk copies.
+  // By bulk copies.
   EP_DEV void load(const HtItem &item, uint32_t stage, uint64_t *full) const {
     const int bytes = chunkBytes(a.row, item.chunk);
     if (item.code == HT_OWN) {

@@ -81,12 +81,16 @@ constexpr int HT_ROW_DEPTH = 6;                         // steps whose copies ar
 constexpr int HT_ROW_STEP = HT_ROW_VECTORS * 32 * 16;   // bytes of a chunk at a time
 constexpr int HT_ROW_RING = HT_ROW_DEPTH * HT_ROW_STEP; // shared memory of a warp
 constexpr int HT_GATHER_THREADS = (2 + HT_ROW_WARPS) * 32;
-// Of a dispatch's pipelines; behind them the warps for weights where there are windows.
-__host__ __device__ constexpr int htPipeThreads(HtWay way) {
-  return way == HT_PULL ? HT_GATHER_THREADS : HT_SCATTER_THREADS;
+// Whether a dispatch's receivers are warps with an item each (ht_rows.cuh), or bulk copies.
+__host__ __device__ constexpr bool htReceivesByRows(bool expertMajor, HtWay way) {
+  return expertMajor && way == HT_PULL;
 }
-__host__ __device__ constexpr int htDispatchThreads(HtWay way) {
-  return htPipeThreads(way) + (way == HT_FIFOS ? 0 : 64);
+// Of a dispatch's pipelines; behind them the warps for weights where there are windows.
+__host__ __device__ constexpr int htPipeThreads(bool expertMajor, HtWay way) {
+  return htReceivesByRows(expertMajor, way) ? HT_GATHER_THREADS : HT_SCATTER_THREADS;
+}
+__host__ __device__ constexpr int htDispatchThreads(bool expertMajor, HtWay way) {
+  return htPipeThreads(expertMajor, way) + (way == HT_FIFOS ? 0 : 64);
 }
 constexpr int HT_DESC_HEAD = 8; // ints in front of a description's entries
 

@@ -196,7 +196,7 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   const HtWay way = wayOf(op);
   const int spare = way == HT_FIFOS ? 0 : HT_PAIRS_BYTES;
   size_t shared = dealShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
-  if (way == HT_PULL) {
+  if (htReceivesByRows(op.handle.expertMajor, way)) {
     const size_t rings = dealRings(a.receiver, spare);
     if (shared < rings) shared = rings;
   }
@@ -215,7 +215,7 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   a.pushSplit = way == HT_PULL ? 0
                 : em           ? dispatchSplit(em, true, R, K).of(blocks, op.numSenders)
                                : blocks;
-  *l = HtLaunch{blocks, htDispatchThreads(way), shared + spare};
+  *l = HtLaunch{blocks, htDispatchThreads(op.handle.expertMajor, way), shared + spare};
   return TREFOIL_OK;
 }
 
