@@ -166,15 +166,17 @@ trefoil_result_t epRealTraffic(real_t *run) {
 
 /* ---- A rank's tensors ---- */
 
+/* Windows are as large on every rank. */
 static trefoil_result_t takeMemory(real_rank_t *rank, real_tensor_t *t, int isWindow) {
   const ep_library_t *lib = &rank->run->lib;
-  size_t bytes = t->bytes + 256;
+  size_t most = t->rowBytes * (size_t)rank->run->options->shape.maxTokens;
+  size_t bytes = (isWindow && most > t->bytes ? most : t->bytes) + 256;
   rank->doing = isWindow ? "ncclMemAlloc" : "cudaMalloc";
   if (isWindow) {
     EP_REAL_NCCL(rank, lib->ncclMemAlloc(&t->data, bytes));
     rank->doing = "ncclCommWindowRegister";
     EP_REAL_NCCL(rank, lib->ncclCommWindowRegister(rank->comm, t->data, bytes, &t->window,
-                                                   NCCL_WIN_COLL_SYMMETRIC));
+                                                   lib->windowFlags));
     t->t.win_hdl = t->window;
   } else {
     EP_REAL_CUDA(rank, lib->cudaMalloc(&t->data, bytes));
@@ -211,8 +213,9 @@ static trefoil_result_t newTensor(real_rank_t *rank, real_tensor_t *t, trefoil_d
     t->bytes *= t->sizes[i];
   }
   t->rowBytes = trefoilDtypeBytes(dtype) * t->sizes[ndim - 1];
-  int isOutput = t == &rank->received || t == &rank->receivedScales;
-  return takeMemory(rank, t, isOutput && rank->run->options->window);
+  int isRows = t == &rank->received || t == &rank->receivedScales || t == &rank->tokens ||
+               t == &rank->scales;
+  return takeMemory(rank, t, isRows && rank->run->options->window);
 }
 
 static trefoil_result_t upload(real_rank_t *rank, real_tensor_t *t, const void *from) {
