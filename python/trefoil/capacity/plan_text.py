@@ -101,6 +101,8 @@ def terms_of(q: Question) -> list[str]:
         said.append(f"{q.tokens_out / q.tokens:.2f} tokens of {q.rows} in a step (--drafts)")
     if t.imbalance > 1:
         said.append(f"the busiest GPU's experts have {t.imbalance:g} of the mean (--imbalance)")
+    if t.prefill_wait > 1:
+        said.append(f"waits for unequal experts make a step {t.prefill_wait:g} times (--prefill-wait)")
     if t.batch_imbalance > 1:
         said.append(f"its attention {t.batch_imbalance:g} of the mean (--batch-imbalance)")
     if t.interference < 1 and q.load == "prefill":

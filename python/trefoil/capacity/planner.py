@@ -94,12 +94,20 @@ class Planner:
             value = getattr(o, name)
             return preset(name) if value is None else value
 
+        imbalance, wait = said("imbalance"), 1.0
+        if self.load == "prefill":  # one of the two: both are of unequal experts
+            wait = 1.0 if o.prefill_wait is None else o.prefill_wait
+            wait = said("prefill_wait") if o.imbalance is None else wait
+            imbalance = 1.0 if o.imbalance is None else o.imbalance
+        elif o.prefill_wait is not None:
+            raise PlanError(f"--prefill-wait {o.prefill_wait:g}: of prefill, this is {self.load}")
         terms = Terms(
             drafts=said("drafts"),
             acceptance=said("acceptance"),
             attention_dtype=said("attention_dtype"),
             fp4_rate=said("fp4_rate"),
-            imbalance=said("imbalance"),
+            imbalance=imbalance,
+            prefill_wait=wait,
             batch_imbalance=said("batch_imbalance"),
             interference=said("interference"),
             host_ms=said("host_ms"),
@@ -114,7 +122,7 @@ class Planner:
             raise PlanError(f"--interference {terms.interference:g}: a speed, above 0 to 1")
         if terms.fp4_rate <= 0:
             raise PlanError("--fp4-rate 0: more than 0")
-        for name in ("imbalance", "batch_imbalance"):
+        for name in ("imbalance", "batch_imbalance", "prefill_wait"):
             if getattr(terms, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise PlanError(f"{option} {getattr(terms, name):g}: busiest over mean, 1 or more")
