@@ -305,6 +305,7 @@ class Planner:
             program=self.program,
             jobs=self.options.jobs,
             label=label,
+            together=True,
         )
 
     # ---- The parts of a plan ----
