@@ -337,7 +337,8 @@ int cmdSimulate(int argc, char **argv) {
       {"timeout", 0, POPT_ARG_DOUBLE, &q.timeoutS, CLI_POSITIVE,
        "SimGrid's wall clock (default 600)", "SECONDS"},
       {"each", 0, POPT_ARG_STRING, &q.each, 0,
-       "alone: a step a line, its options as a JSON list (-: stdin); a JSON line with code, out and "
+       "alone: a step a line, its options as a JSON list (-: stdin); a JSON line with code, out "
+       "and "
        "err for each",
        "FILE"},
       CLI_COMMON_OPTIONS(&q.json)};

@@ -445,7 +445,17 @@ def test_prefill_is_slower_while_communication_runs() -> None:
 
 def test_prefill_waits_for_unequal_experts() -> None:
     """One of the two terms, and none of a GPU alone."""
-    options = ("--tokens", "1024", "--context", "1024", "--load", "prefill", "--mode", "ht", *CLOSED)
+    options = (
+        "--tokens",
+        "1024",
+        "--context",
+        "1024",
+        "--load",
+        "prefill",
+        "--mode",
+        "ht",
+        *CLOSED,
+    )
     options += ("--moe", "gpt-oss-20b")
 
     def step(gpus: str, *more: str) -> float:

@@ -97,7 +97,7 @@ def test_points_of_one_process(tmp_path: Path) -> None:
     outcomes = trefoil.sweep(points, **how)
     assert [o.point for o in outcomes] == points
     assert outcomes[1].refusal == "13 is no number of GPUs" and outcomes[1].answer is None
-    assert [o.answer["said"] for o in outcomes if o.answer][0] == "--json --gpus 8"
+    assert outcomes[0].answer == {"said": "--json --gpus 8"}
     for bad, words in ((99, "on fire"), (77, "a step has no process")):
         with pytest.raises(SweepError, match=words):
             trefoil.sweep([*points[2:6], {"gpus": bad}, *points[6:]], results=file, **how)

@@ -105,14 +105,13 @@ class Rate:
     high: float
 
 
-def rate_of(row: dict[str, Any], program: str, resume: Path, terms: Sequence[str]) -> Rate:
-    words = [*arguments_of(row, terms), f"--resume={resume}"]
-    planner = Planner(parser().parse_args(words), program)
+def rate_of(account: str, words: Sequence[str], program: str, resume: Path) -> Rate:
+    planner = Planner(parser().parse_args([*words, f"--resume={resume}"]), program)
     q = planner.question
     c = planner.configurations(q)[0]
     rate = c.tokens_per_second(q)
     if rate is None:
-        raise ValueError(f"{row['account']}: no step is known")
+        raise ValueError(f"{account}: no step is known")
     low, high = (q.tokens_out / t for t in reversed(c.step_interval(q) or (c.step(q),) * 2))
     return Rate(c, rate, low, high)
 
@@ -120,14 +119,18 @@ def rate_of(row: dict[str, Any], program: str, resume: Path, terms: Sequence[str
 def predict(row: dict[str, Any], program: str, resume: Path) -> Predicted:
     """resume: a file that keeps the points of all rows."""
     names, loads = list(TERMS), loads_of(row)
+    known: dict[tuple[str, ...], Rate] = {}  # terms that a row does not have change nothing
+
+    def rate(one: dict[str, Any], terms: Sequence[str]) -> Rate:
+        words = arguments_of(one, terms)
+        if (key := tuple(words)) not in known:
+            known[key] = rate_of(row["account"], words, program, resume)
+        return known[key]
 
     def together(rates: Sequence[Rate], end: str) -> float:
         return 1 / sum(n / getattr(r, end) for (n, _), r in zip(loads, rates, strict=True))
 
-    steps = [
-        [rate_of(one, program, resume, names[:n]) for _, one in loads]
-        for n in range(len(names) + 1)
-    ]
+    steps = [[rate(one, names[:n]) for _, one in loads] for n in range(len(names) + 1)]
     rates = [together(step, "likely") for step in steps]
     effects = {name: rates[n + 1] / rates[n] - 1 for n, name in enumerate(names)}
     low, high = (together(steps[-1], end) for end in ("low", "high"))

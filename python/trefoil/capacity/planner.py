@@ -28,7 +28,7 @@ from trefoil.capacity.step import Gpu
 from trefoil.capacity.terms import Terms, preset
 from trefoil.capacity.verdict import fits, judge
 from trefoil.capacity.whole_model import DTYPE_OF_BITS, model_of
-from trefoil.sweeping import Outcome, Point, link_loads, run_point, sweep
+from trefoil.sweeping import Outcome, Point, key_of, link_loads, run_point, sweep
 
 CROSSOVER_TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 OTHERS_TOKENS = 1024
@@ -43,6 +43,9 @@ OF_ONE_LIBRARY: dict[bool, dict[str, dict[str, Any]]] = {
         "ht": {"costs": "deepep-ht-h100"},
     },
 }
+
+
+_probed: dict[str, str] = {}  # answers of probes, by their points' keys
 
 
 def _without_what_ifs(point: Point) -> dict[str, Any]:
@@ -133,12 +136,15 @@ class Planner:
         return len(self.batches) * len(self.contexts) > 1
 
     def _probe(self) -> dict[str, Any]:
-        """What the presets say: one tiny point in closed form."""
+        """What the presets say: one tiny point in closed form, asked once."""
         point = {**self.base, "gpus": 1, "tokens": 1, "engine": "closed-form"}
-        text, refusal = run_point(self.program, point)
-        if refusal:
-            raise PlanError(refusal)
-        return json.loads(text)
+        key = key_of(point, self.program)
+        if key not in _probed:
+            text, refusal = run_point(self.program, point)
+            if refusal:
+                raise PlanError(refusal)
+            _probed[key] = text
+        return json.loads(_probed[key])
 
     def _question(self) -> Question:
         o, facts = self.options, self._probe()

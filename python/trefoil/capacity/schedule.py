@@ -87,22 +87,22 @@ class Order:
 
     queues: tuple[tuple[int, ...], tuple[int, ...]]
     waits: tuple[int, ...]  # for how many tasks each one waits
-    followers: tuple[tuple[int, ...], ...]
+    behind: tuple[tuple[int, ...], ...]
 
 
 def order_of(tasks: Sequence[Task]) -> Order:
     queues = [tuple(i for i, t in enumerate(tasks) if t.stream == s) for s in (COMPUTE, NETWORK)]
-    followers: list[list[int]] = [[] for _ in tasks]
+    behind: list[list[int]] = [[] for _ in tasks]
     for i, t in enumerate(tasks):
         for before in t.after:
-            followers[before].append(i)
+            behind[before].append(i)
     waits = tuple(len(t.after) for t in tasks)
-    return Order((queues[0], queues[1]), waits, tuple(map(tuple, followers)))
+    return Order((queues[0], queues[1]), waits, tuple(map(tuple, behind)))
 
 
 def _replay(order: Order, seconds: Sequence[float], left: float) -> float:
     """At most one task of each stream runs; the other stream's may wait for it."""
-    (compute, network), followers = order.queues, order.followers
+    (compute, network), behind = order.queues, order.behind
     waits = list(order.waits)
     now, at, of = 0.0, 0, 0  # heads of the two queues
     most_at, most_of = len(compute), len(network)
@@ -124,13 +124,13 @@ def _replay(order: Order, seconds: Sequence[float], left: float) -> float:
         if c is not None:
             c -= delta * speed
             if c <= TINY:
-                for i in followers[compute[at]]:
+                for i in behind[compute[at]]:
                     waits[i] -= 1
                 c, at = None, at + 1
         if n is not None:
             n -= delta
             if n <= TINY:
-                for i in followers[network[of]]:
+                for i in behind[network[of]]:
                     waits[i] -= 1
                 n, of = None, of + 1
     return now
