@@ -3,9 +3,9 @@
 python -m trefoil.capacity.deployments [--write docs/deployments.md]
 
 Predicted with presets, uniform routing, DeepEP's costs, the default compute record and the terms
-of terms.json; nothing is fitted to these rows. A row may state terms of its own account. Load
-"mixed" is of GPUs that do both in one step: a step of decode is longer by a prompt where any GPU of
-the group has one, since all wait for it.
+of terms.json; nothing is fitted to these rows, one term is the ratio of two of them. A row may
+state terms of its own account. Load "mixed" is of GPUs that do both in one step: a step of decode
+is longer by a prompt where any GPU of the group has one, since all wait for it.
 """
 
 from __future__ import annotations
@@ -246,8 +246,9 @@ def page_of(data: dict[str, Any], found: Sequence[Predicted]) -> str:
         "",
         "Generated from `validate/data/deployments.json` by "
         "`python -m trefoil.capacity.deployments`; a test compares.",
-        "Nothing in the planner is fitted to these rows: presets, uniform routing, DeepEP's costs, "
-        "the compute record `deepgemm-h800`, published terms.",
+        "Nothing in the planner is fitted to these rows, and one default is the ratio of two of "
+        "them: presets, uniform routing, DeepEP's costs, the compute record `deepgemm-h800`, "
+        "published terms.",
         "",
         f"Mean error {mean_error(seen):.1%} of {len(seen)} rows (goal: 15 %): {by_load(seen)}.",
         "The terms were looked for with these rows at hand, because prefill was predicted too "
