@@ -11,7 +11,7 @@
 static const char verb[] = "simulate";
 
 typedef struct request {
-  char *engine, *costs, *timeline, *links, *platform;
+  char *engine, *costs, *timeline, *links, *platform, *each;
   int json, compare;
   double timeoutS;
   cli_file_t *files; /* [NUM_FILES] */
@@ -336,6 +336,11 @@ int cmdSimulate(int argc, char **argv) {
        "write the platform of dispatch, as SimGrid's XML", "FILE"},
       {"timeout", 0, POPT_ARG_DOUBLE, &q.timeoutS, CLI_POSITIVE,
        "SimGrid's wall clock (default 600)", "SECONDS"},
+      {"each", 0, POPT_ARG_STRING, &q.each, 0,
+       "alone: a step a line, its options as a JSON list (-: stdin); a JSON line with code, out "
+       "and "
+       "err for each",
+       "FILE"},
       CLI_COMMON_OPTIONS(&q.json)};
   const cli_args_t args = {
       verb, NULL,
@@ -344,6 +349,7 @@ int cmdSimulate(int argc, char **argv) {
       "what the answer means and what it leaves out."};
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
+  if (q.each) return argc < 4 ? simulateEach(q.each) : cliUsage(verb, "--each stands alone");
   s.maxSpans = spans;
   cliCatchSignals(verb);
   rc = checkRequest(&q, &s);

@@ -36,6 +36,11 @@ void simulatedText(const simulated_t *s);
  * op,kind,index,bytes,busy_seconds,share. -1, or an exit code. */
 int simulatedLinks(const simulated_t *s, cli_file_t *file);
 
+/* ---- simulate_each.c ---- */
+/* One step a line of the file ("-": stdin), its options as a JSON list of words; for each a line with
+ * its exit code and what it printed. Returns an exit code. */
+int simulateEach(const char *path);
+
 /* ---- timeline.c ---- */
 /* Both operations as a trace for ui.perfetto.dev. -1, or an exit code. */
 int timelineWrite(const simulated_t *s, cli_file_t *file);

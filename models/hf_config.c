@@ -2,11 +2,12 @@
  * numbers; one list a number says which names are tried, in this order. Models that also see keep
  * the language model's numbers in an object of their own ("text_config").
  *
- *   experts   n_routed_experts: DeepSeek, Kimi, GLM. num_experts: Qwen. num_local_experts: Mixtral,
- *             gpt-oss, Llama 4, MiniMax
+ *   experts   n_routed_experts: DeepSeek, Kimi, GLM, dots. num_experts: Qwen, Hunyuan, OLMoE.
+ *             num_local_experts: Mixtral, gpt-oss, Llama 4, MiniMax, Granite, Phi. moe_num_experts:
+ *             ERNIE, DBRX (whose keys are its own, in objects of attention and experts)
  *   layers    all from first_k_dense_replace on (DeepSeek, Kimi, GLM); every decoder_sparse_step-th
  *             except mlp_only_layers (Qwen); every interleave_moe_layer_step-th, or those in
- *             moe_layers (Llama 4)
+ *             moe_layers (Llama 4); moe_layer_start_index to moe_layer_end_index (ERNIE)
  *   shared    n_shared_experts; Llama 4 has one that its file does not mention
  *
  * The rest of the model: attention by kv_lora_rank and its parts (MLA) or num_key_value_heads (GQA),
@@ -27,10 +28,12 @@ enum { maxNames = 4, maxLayers = 4096 };
 
 typedef const char *names_t[maxNames];
 static const names_t hiddenNames = {"hidden_size"};
-static const names_t expertsNames = {"n_routed_experts", "num_experts", "num_local_experts"};
-static const names_t topkNames = {"num_experts_per_tok", "experts_per_token"};
+static const names_t expertsNames = {"n_routed_experts", "num_experts", "num_local_experts",
+                                     "moe_num_experts"};
+static const names_t topkNames = {"num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk"};
 static const names_t widthNames = {"moe_intermediate_size", "intermediate_size"};
-static const names_t sharedNames = {"n_shared_experts", "num_shared_experts"};
+static const names_t sharedNames = {"n_shared_experts", "num_shared_experts", "num_shared_expert",
+                                    "moe_num_shared_experts"};
 
 int epIsHfConfig(const json_t *root) {
   return json_is_object(root) && !json_object_get(root, "hidden_elements") &&
@@ -48,6 +51,14 @@ static const json_t *find(const json_t *config, const names_t names, const char 
   return NULL;
 }
 
+/* What a list says of every layer, if it is the same; else the list. */
+static const json_t *ofEveryLayer(const json_t *value) {
+  const json_t *first = json_array_get(value, 0);
+  for (size_t i = 1; i < json_array_size(value); i++)
+    if (!json_equal(json_array_get(value, i), first)) return value;
+  return first ? first : value;
+}
+
 /* An integer in [low, high] under one of the names, or `missing` if that is >= 0. */
 typedef struct range {
   json_int_t low, high, missing;
@@ -62,6 +73,7 @@ static trefoil_result_t take(const json_t *config, const char *file, const names
     return TREFOIL_OK;
   }
   EP_CHECK(found, TREFOIL_INVALID_ARGUMENT, "%s: %s is missing", file, name);
+  found = ofEveryLayer(found);
   EP_CHECK(json_is_integer(found), TREFOIL_INVALID_ARGUMENT, "%s: %s must be an integer", file,
            name);
   json_int_t number = json_integer_value(found);
@@ -80,14 +92,18 @@ static void mark(const json_t *list, int layers, char *marks) {
   }
 }
 
-/* Layers with experts: those of moe_layers; else those from first_k_dense_replace on that the
+/* Layers with experts: those of moe_layers; else those from the first to the last one that the
  * steps hit and mlp_only_layers does not name. */
 static trefoil_result_t countMoeLayers(const json_t *config, const char *file, int *count) {
-  int layers, dense, sparseStep, interleave, freq, found = 0;
+  int layers, dense, last, sparseStep, interleave, freq, found = 0;
   EP_TRY(take(config, file, (names_t){"num_hidden_layers"}, (range_t){1, maxLayers, -1}, &layers));
-  const range_t step = {1, maxLayers, 1};
-  EP_TRY(take(config, file, (names_t){"first_k_dense_replace"}, (range_t){0, layers, 0}, &dense));
-  EP_TRY(take(config, file, (names_t){"decoder_sparse_step"}, step, &sparseStep));
+  const range_t step = {1, maxLayers, 1}, end = {-1, layers - 1, layers - 1};
+  const names_t first = {"first_k_dense_replace", "moe_layer_num_skipped", "moe_layer_start_index"};
+  EP_TRY(take(config, file, first, (range_t){0, layers, 0}, &dense));
+  EP_TRY(take(config, file, (names_t){"moe_layer_end_index"}, end, &last));
+  if (last < 0) last = layers - 1;
+  const names_t sparse = {"decoder_sparse_step", "moe_layer_interval"};
+  EP_TRY(take(config, file, sparse, step, &sparseStep));
   EP_TRY(take(config, file, (names_t){"interleave_moe_layer_step"}, step, &interleave));
   EP_TRY(take(config, file, (names_t){"moe_layer_freq"}, step, &freq));
   char named[maxLayers] = {0}, only[maxLayers] = {0};
@@ -96,7 +112,8 @@ static trefoil_result_t countMoeLayers(const json_t *config, const char *file, i
   mark(json_object_get(config, "mlp_only_layers"), layers, only);
   for (int i = 0; i < layers; i++) {
     int hit = (i + 1) % sparseStep == 0 && (i + 1) % interleave == 0 && i % freq == 0;
-    found += json_array_size(list) > 0 ? named[i] : i >= dense && hit && !only[i];
+    hit = hit && i >= dense && i <= last && !only[i];
+    found += json_array_size(list) > 0 ? named[i] : hit;
   }
   EP_CHECK(found >= 1, TREFOIL_INVALID_ARGUMENT,
            "%s: of %d layers none has experts by first_k_dense_replace, decoder_sparse_step, "
@@ -142,9 +159,11 @@ static int isStopped(trefoil_moe_t *m, const char *key) {
 
 /* Of no family that is known: the same keys may mean other layers. */
 static int isOfOtherFamily(const json_t *config, trefoil_moe_t *m) {
-  static const char *const known[] = {"deepseek_v2", "deepseek_v3", "kimi_k2",    "glm4_moe",
-                                      "qwen2_moe",   "qwen3_moe",   "mixtral",    "gpt_oss",
-                                      "llama4",      "llama4_text", "minimax_m2", "minimax"};
+  static const char *const known[] = {
+      "deepseek_v2", "deepseek_v3",  "kimi_k2",        "glm4_moe",   "qwen2_moe",
+      "qwen3_moe",   "mixtral",      "gpt_oss",        "llama4",     "llama4_text",
+      "minimax_m2",  "minimax",      "dots1",          "granitemoe", "granitemoeshared",
+      "olmoe",       "ernie4_5_moe", "hunyuan_v1_moe", "phimoe",     "dbrx"};
   const char *type = json_string_value(json_object_get(config, "model_type"));
   if (!type) return isStopped(m, "model_type");
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -155,9 +174,13 @@ static int isOfOtherFamily(const json_t *config, trefoil_moe_t *m) {
 
 /* Attention that keeps something other than keys and values of tokens: the key that says so. */
 static int hasOtherAttention(const json_t *config, trefoil_moe_t *m) {
-  static const char *const other[] = {
-      "linear_attn_config", "linear_num_value_heads", "index_topk", "mamba_d_state", "ssm_cfg",
-      "mamba_num_heads"};
+  static const char *const other[] = {"linear_attn_config",
+                                      "linear_num_value_heads",
+                                      "index_topk",
+                                      "mamba_d_state",
+                                      "ssm_cfg",
+                                      "mamba_num_heads",
+                                      "use_cla"};
   for (size_t i = 0; i < sizeof other / sizeof *other; i++)
     if (isThere(config, other[i])) return isStopped(m, other[i]);
   const json_t *types = json_object_get(config, "attn_type_list");
@@ -236,7 +259,8 @@ static trefoil_result_t takeGroups(const json_t *config, const char *file, trefo
 /* The width of all shared experts, and of layers without experts. */
 static trefoil_result_t takeWidths(const json_t *config, const char *file, trefoil_moe_t *m) {
   const range_t width = {0, 1 << 24, m->numShared * m->expertHidden};
-  EP_TRY(take(config, file, (names_t){"shared_expert_intermediate_size"}, width, &m->sharedHidden));
+  const names_t shared = {"shared_expert_intermediate_size", "shared_intermediate_size"};
+  EP_TRY(take(config, file, shared, width, &m->sharedHidden));
   if (m->numMoeLayers == m->numLayers) return TREFOIL_OK;
   const names_t names = {"intermediate_size_mlp", "intermediate_size"};
   return take(config, file, names, (range_t){1, 1 << 24, -1}, &m->denseHidden);
@@ -262,15 +286,39 @@ static trefoil_result_t takeRest(const json_t *config, const char *file, trefoil
   return TREFOIL_OK;
 }
 
-trefoil_result_t epHfMoe(const json_t *root, const char *file, trefoil_moe_t *moe) {
+/* DBRX under the others' names; NULL: of another family, or no memory. */
+static json_t *renamed(const json_t *root) {
+  static const struct {
+    const char *object, *key, *name;
+  } names[] = {{NULL, "model_type", "model_type"},
+               {NULL, "d_model", "hidden_size"},
+               {NULL, "n_layers", "num_hidden_layers"},
+               {NULL, "n_heads", "num_attention_heads"},
+               {NULL, "vocab_size", "vocab_size"},
+               {NULL, "tie_word_embeddings", "tie_word_embeddings"},
+               {NULL, "quantization_config", "quantization_config"},
+               {"attn_config", "kv_n_heads", "num_key_value_heads"},
+               {"ffn_config", "ffn_hidden_size", "moe_intermediate_size"},
+               {"ffn_config", "moe_num_experts", "moe_num_experts"},
+               {"ffn_config", "moe_top_k", "moe_topk"}};
+  const char *type = json_string_value(json_object_get(root, "model_type"));
+  json_t *made = type && !strcmp(type, "dbrx") ? json_object() : NULL;
+  for (size_t i = 0; made && i < sizeof names / sizeof *names; i++) {
+    const json_t *in = names[i].object ? json_object_get(root, names[i].object) : root;
+    json_t *value = json_object_get(in, names[i].key);
+    if (value) json_object_set(made, names[i].name, value);
+  }
+  return made;
+}
+
+static trefoil_result_t readMoe(const json_t *root, const char *file, trefoil_moe_t *moe) {
   const json_t *text = json_object_get(root, "text_config");
   const json_t *config = json_is_object(text) ? text : root;
   const char *name;
-  EP_CHECK(
-      find(config, expertsNames, &name), TREFOIL_INVALID_ARGUMENT,
-      "%s: is not of an MoE model: none of n_routed_experts, num_experts, num_local_experts is "
-      "there",
-      file);
+  EP_CHECK(find(config, expertsNames, &name), TREFOIL_INVALID_ARGUMENT,
+           "%s: is not of an MoE model: none of n_routed_experts, num_experts, num_local_experts, "
+           "moe_num_experts is there",
+           file);
   trefoil_moe_t found = {.topk = 0};
   range_t width = {1, 1 << 24, -1};
   EP_TRY(take(config, file, hiddenNames, width, &found.hidden));
@@ -287,6 +335,13 @@ trefoil_result_t epHfMoe(const json_t *root, const char *file, trefoil_moe_t *mo
   nameAfter(file, found.name);
   *moe = found;
   return TREFOIL_OK;
+}
+
+trefoil_result_t epHfMoe(const json_t *root, const char *file, trefoil_moe_t *moe) {
+  json_t *made = renamed(root);
+  trefoil_result_t result = readMoe(made ? made : root, file, moe);
+  json_decref(made);
+  return result;
 }
 
 #else

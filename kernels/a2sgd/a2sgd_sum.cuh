@@ -198,7 +198,7 @@ EP_DEV void keepTile(PartSums &mine, const PartSums &tile, bool isMine) {
   mine.minus = isMine ? tile.minus : mine.minus;
 }
 
-// A tile of whole vectors that is under way to registers, so that the end of a part costs no latency of memory.
+// A tile of whole vectors that is under way to registers, so that the end of a part costs no latency.
 template <Elem T> struct TileAhead {
   bool is = false;
   uint4 v[ROUNDS][RUN_VECTORS<T>] = {};

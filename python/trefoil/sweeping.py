@@ -80,7 +80,11 @@ def find_program() -> str:
 
 def arguments_of(point: Point) -> list[str]:
     """The point as the verb's command line."""
-    words = ["simulate", "--json"]
+    return ["simulate", *_options_of(point)]
+
+
+def _options_of(point: Point) -> list[str]:
+    words = ["--json"]
     for name, value in point.items():
         option = "--" + name.replace("_", "-")
         if value is True:
@@ -109,13 +113,62 @@ def run_point(program: str, point: Point, timeout: float | None = None) -> tuple
             process.kill()
             process.communicate()
         _running.discard(process)
-    if process.returncode == 0:
+    return _answer_of(process.returncode, answer, said, command)
+
+
+def _answer_of(code: int, answer: str, said: str, command: list[str]) -> tuple[str, str]:
+    if code == 0:
         return answer, ""
     said = said.strip().removesuffix("; see trefoil simulate --help")
     said = said.removeprefix("trefoil simulate: ")
-    if process.returncode == 2:
+    if code == 2:
         return "", said
-    raise SweepError(said or f"{' '.join(command)}: exit code {process.returncode}")
+    raise SweepError(said or f"{' '.join(command)}: exit code {code}")
+
+
+Answer = tuple[str, str]  # of a point: what the program printed, or its refusal
+
+
+def run_points(
+    program: str, points: Sequence[Point], timeout: float | None = None
+) -> list[Answer | SweepError]:
+    """run_point for each; picklable, too. A failure is the last of the answers."""
+    answers: list[Answer | SweepError] = []
+    try:
+        for point in points:
+            answers.append(run_point(program, point, timeout))
+    except SweepError as error:
+        answers.append(error)
+    return answers
+
+
+def run_each(program: str, points: Sequence[Point]) -> list[Answer | SweepError]:
+    """The same as processes of one that has the libraries loaded (simulate --each)."""
+    command = [program, "simulate", "--each", "-"]
+    answers: list[Answer | SweepError] = []
+    try:
+        process = _start(command, stdin=subprocess.PIPE)
+    except OSError as error:
+        return [SweepError(f"{program} cannot be run: {error.strerror}")]
+    try:
+        lines = "".join(json.dumps(_options_of(point)) + "\n" for point in points)
+        told, said = process.communicate(lines)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+        _running.discard(process)
+    try:
+        for line in told.splitlines():
+            of = json.loads(line)
+            answers.append(_answer_of(of["code"], of["out"], of["err"], command))
+        if len(answers) < len(points):
+            _answer_of(process.returncode or 1, "", said, command)
+    except SweepError as error:
+        answers.append(error)
+    except (ValueError, KeyError, TypeError):
+        answers.append(SweepError(f"{' '.join(command)}: an answer that cannot be read"))
+    return answers
 
 
 # What runs now, in whichever thread.
@@ -123,7 +176,7 @@ _running: set[subprocess.Popen[str]] = set()
 _ended = False
 
 
-def _start(command: list[str]) -> subprocess.Popen[str]:
+def _start(command: list[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     """A process that ends with this one, however this one ends."""
     if _ended:
         raise SweepError("the sweep was interrupted")
@@ -131,7 +184,7 @@ def _start(command: list[str]) -> subprocess.Popen[str]:
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         text=True,
         env={**os.environ, "TREFOIL_END_WITH_PARENT": "1"},
     )
@@ -230,26 +283,36 @@ def _bar(total: int, label: str, shown: bool | None) -> Any:
     return tqdm(total=total, desc=label, unit="point", file=sys.stderr, leave=False)
 
 
-def _collect(futures: dict[Future[Any], tuple[str, Point]], file: ResultsFile, bar: Any) -> None:
+def _collect(
+    futures: dict[Future[Any], list[tuple[str, Point]]], file: ResultsFile, bar: Any
+) -> None:
     """Keeps what comes in. After a failure nothing new is started, but what runs is kept too."""
     failure: Exception | None = None
     for future in as_completed(futures):
-        key, point = futures[future]
         try:
-            text, refusal = future.result()
-            answer = json.loads(text) if text else None
+            for (key, point), said in zip(futures[future], future.result(), strict=False):
+                if isinstance(said, SweepError):
+                    raise said
+                text, refusal = said
+                file.add(key, point, json.loads(text) if text else None, refusal)
+                if bar is not None:
+                    bar.update()
         except CancelledError:
             continue
         except Exception as error:
             failure = failure or error
             for other in futures:
                 other.cancel()
-            continue
-        file.add(key, point, answer, refusal)
-        if bar is not None:
-            bar.update()
     if failure is not None:
         raise failure
+
+
+MOST_TOGETHER = 16  # points of a process
+
+
+def _together(count: int, threads: int) -> int:
+    """Points of a process: few loads of the libraries, and work for every thread to the end."""
+    return max(1, min(MOST_TOGETHER, count // (4 * threads)))
 
 
 def sweep(
@@ -262,11 +325,13 @@ def sweep(
     timeout: float | None = None,
     progress: bool | None = None,
     label: str = "simulate",
+    together: bool = False,
 ) -> list[Outcome]:
     """Computes the points that `results` does not hold yet; outcomes come in the points' order.
 
     executor None: threads on this machine, `jobs` of them (default: one a core). progress None: a
-    bar if stderr is a terminal. Raises SweepError at the first point that fails; what was computed
+    bar if stderr is a terminal. together: with these threads, a process takes several points, which
+    are kept when it ends. Raises SweepError at the first point that fails; what was computed
     until then is in the results file.
     """
     program = program or find_program()
@@ -274,16 +339,23 @@ def sweep(
     file = ResultsFile(results)
     missing = {key: point for key, point in wanted if key not in file.known}
     with ExitStack() as stack:
+        take = 1
         if executor is None and missing:
-            threads = jobs or len(os.sched_getaffinity(0))
-            executor = stack.enter_context(ThreadPoolExecutor(max(1, threads)))
+            threads = max(1, jobs or len(os.sched_getaffinity(0)))
+            executor = stack.enter_context(ThreadPoolExecutor(threads))
+            take = _together(len(missing), threads) if together else 1
         bar = _bar(len(missing), label, progress) if missing else None
         if bar is not None:
             stack.callback(bar.close)
-        futures: dict[Future[Any], tuple[str, Point]] = {}
+        futures: dict[Future[Any], list[tuple[str, Point]]] = {}
         try:
-            for key, point in missing.items():
-                futures[executor.submit(run_point, program, point, timeout)] = (key, point)
+            items = list(missing.items())
+            for of in (items[i : i + take] for i in range(0, len(items), take)):
+                points = [point for _, point in of]
+                if take > 1:
+                    futures[executor.submit(run_each, program, points)] = of
+                else:
+                    futures[executor.submit(run_points, program, points, timeout)] = of
             _collect(futures, file, bar)
         except BaseException:
             for future in futures:

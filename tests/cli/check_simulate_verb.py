@@ -277,6 +277,33 @@ def check_refusals() -> None:
         check(done.returncode == 1 and "/nonexistent/x" in done.stderr, done.stderr)
 
 
+def check_each(folder: Path) -> None:
+    """Answers, refusals and failures of many steps, each as it would be alone."""
+    lists = [["--json", "--gpus", "8", "--tokens", "4"], ["--gpus", "99999"], ["--each", "-"]]
+    lists += [["--json", "--gpus", "16", "--mode", "ht", "--tokens", "4", "--engine", "queues"]]
+    file = folder / "each.txt"
+    file.write_text("".join(json.dumps(words) + "\n" for words in lists))
+    done = run("simulate", "--each", file)
+    check(done.returncode == 0 and not done.stderr, f"--each: {done.stderr}")
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    check([t["code"] for t in told] == [0, 2, 2, 0], f"--each: codes {told}")
+    for words, t in zip(lists, told, strict=True):
+        alone = run("simulate", *words) if words[0] != "--each" else None
+        if alone and t["code"]:
+            check((t["out"], t["err"]) == (alone.stdout, alone.stderr), f"{words}: {t['err']}")
+        elif alone:
+            both = [json.loads(text) for text in (alone.stdout, t["out"])]
+            for answer in both:
+                del answer["wall_seconds"]
+            check(both[0] == both[1], f"{words}: another answer than alone")
+    check("--each stands alone" in told[2]["err"], f"--each in --each: {told[2]}")
+    file.write_text('["--json", "--gpus", "8"]\n[3]\n')
+    done = run("simulate", "--each", file)
+    check(done.returncode == 2 and "line 2 is no list of words" in done.stderr, done.stderr)
+    check(len(done.stdout.splitlines()) == 1, "what was answered before a bad line is lost")
+    check("cannot be opened" in run("simulate", "--each", folder / "none").stderr, "no file")
+
+
 def main() -> int:
     if importlib.util.find_spec("jsonschema") is None:
         print("skipped: Python lacks jsonschema (tools/test brings it)")
@@ -288,6 +315,7 @@ def main() -> int:
     check_costs()
     with tempfile.TemporaryDirectory() as folder:
         check_trace(Path(folder))
+        check_each(Path(folder))
         check_timeline(Path(folder), "--gpus", 16)
         check_timeline(Path(folder), "--gpus", 32, "--mode", "ht", "--slow-nvlink", "3:0.1")
         check_timeline(Path(folder), "--gpus", 64, "--engine", "queues", "--rail-fail", "3")

@@ -105,6 +105,58 @@ TEST(each_family_equals_its_preset) {
   }
 }
 
+static long long elements(const trefoil_moe_t *m, long long experts) {
+  long long h = m->hidden, dense = m->numLayers - m->numMoeLayers;
+  long long attention = h * (2 * m->numHeads + 2 * m->numKvHeads) * m->headDim * m->numLayers;
+  long long widths = m->numMoeLayers * (experts * m->expertHidden + m->sharedHidden);
+  long long router = m->numMoeLayers * h * m->numExperts;
+  return attention + 3 * h * (widths + dense * m->denseHidden) + router +
+         h * m->vocab * (m->tiedEmbeddings ? 1 : 2);
+}
+
+/* Families without a preset, by the parameters that their publishers state, in tenths of billions. */
+TEST(other_families_have_their_parameters) {
+  trefoil_moe_t m;
+  if (trefoilMoeLoad(&m, "deepseek-v3") == TREFOIL_INVALID_USAGE) SKIP("built without jansson");
+  static const struct {
+    const char *text;
+    int total;
+  } cases[] = {
+      {"{\"model_type\": \"ernie4_5_moe\", \"hidden_size\": 8192, \"intermediate_size\": 28672, "
+       "\"num_hidden_layers\": 54, \"num_attention_heads\": 64, \"num_key_value_heads\": 8, "
+       "\"moe_num_experts\": 64, \"moe_k\": 8, \"moe_intermediate_size\": 3584, "
+       "\"moe_layer_start_index\": 3, \"moe_layer_end_index\": 53, \"moe_layer_interval\": 1, "
+       "\"moe_num_shared_experts\": 0, \"vocab_size\": 103424}",
+       2995},
+      {"{\"model_type\": \"ernie4_5_moe\", \"hidden_size\": 2560, \"intermediate_size\": 12288, "
+       "\"num_hidden_layers\": 28, \"num_attention_heads\": 20, \"num_key_value_heads\": 4, "
+       "\"moe_num_experts\": 64, \"moe_k\": 6, \"moe_intermediate_size\": 1536, "
+       "\"moe_layer_start_index\": 1, \"moe_layer_end_index\": -1, \"moe_layer_interval\": 1, "
+       "\"moe_num_shared_experts\": 2, \"vocab_size\": 103424, \"tie_word_embeddings\": true}",
+       218},
+      {"{\"model_type\": \"hunyuan_v1_moe\", \"hidden_size\": 4096, \"intermediate_size\": 3072, "
+       "\"num_hidden_layers\": 3, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, "
+       "\"head_dim\": 128, \"num_experts\": 64, \"moe_topk\": [8, 8, 8], "
+       "\"moe_intermediate_size\": [3072, 3072, 3072], \"num_shared_expert\": [1, 1, 1], "
+       "\"vocab_size\": 128167, \"tie_word_embeddings\": true}",
+       80},
+      {"{\"model_type\": \"dbrx\", \"d_model\": 6144, \"n_heads\": 48, \"n_layers\": 40, "
+       "\"vocab_size\": 100352, \"attn_config\": {\"kv_n_heads\": 8}, \"ffn_config\": "
+       "{\"ffn_hidden_size\": 10752, \"moe_num_experts\": 16, \"moe_top_k\": 4}}",
+       1316},
+      {"{\"model_type\": \"granitemoe\", \"hidden_size\": 1536, \"intermediate_size\": 512, "
+       "\"num_hidden_layers\": 32, \"num_attention_heads\": 24, \"num_key_value_heads\": 8, "
+       "\"num_local_experts\": 40, \"num_experts_per_tok\": 8, \"vocab_size\": 49155, "
+       "\"tie_word_embeddings\": true}",
+       33},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    REQUIRE(parse(&m, cases[i].text) == TREFOIL_OK, "%s", trefoilLastError());
+    long long tenths = (elements(&m, m.numExperts) + 50000000) / 100000000;
+    CHECK(m.numLayers && tenths == cases[i].total, "case %zu: %lld, %s", i, tenths, m.missing);
+  }
+}
+
 #define SMALL(more)                                                                                \
   "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 64, \"intermediate_size\": 32, "               \
   "\"num_experts\": 8, "                                                                           \
@@ -184,6 +236,8 @@ TEST(refused_with_a_sentence) {
   expectRefused("{\"model_type\": \"x\", \"num_experts\": 8, \"hidden_size\": 4, "
                 "\"num_experts_per_tok\": 9}",
                 "num_experts_per_tok is 9: must be in [1, 8]");
+  expectRefused(SMALL(", \"moe_layer_end_index\": 10"), "moe_layer_end_index is 10");
+  expectRefused(SMALL(", \"n_shared_experts\": [1, 2]"), "n_shared_experts must be an integer");
   expectRefused(SMALL(", \"mlp_only_layers\": [0,1,2,3,4,5,6,7,8,9]"), "none has experts");
   expectRefused(SMALL(", \"first_k_dense_replace\": 11"), "first_k_dense_replace is 11");
   expectRefused(SMALL(WHOLE ", \"num_key_value_heads\": 5"), "num_key_value_heads is 5");

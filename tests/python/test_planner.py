@@ -443,6 +443,32 @@ def test_prefill_is_slower_while_communication_runs() -> None:
     assert only(*decode)["step_seconds"] == only(*decode, *alone)["step_seconds"]
 
 
+def test_prefill_waits_for_unequal_experts() -> None:
+    """One of the two terms, and none of a GPU alone."""
+    options = (
+        "--tokens",
+        "1024",
+        "--context",
+        "1024",
+        "--load",
+        "prefill",
+        "--mode",
+        "ht",
+        *CLOSED,
+    )
+    options += ("--moe", "gpt-oss-20b")
+
+    def step(gpus: str, *more: str) -> float:
+        data = plan(*options, "--gpus", gpus, "--ep", gpus, *more)
+        return float(data["configurations"][0]["step_seconds"])
+
+    equal = step("32", "--imbalance", "1")
+    assert 1.1 < step("32") / equal <= 1.18 and step("32", "--prefill-wait", "1") == equal
+    assert 1.2 < step("32", "--prefill-wait", "1.3") / equal <= 1.3
+    assert step("32", "--imbalance", "1.5") > equal
+    assert step("1") == step("1", "--imbalance", "1") == step("1", "--imbalance", "1.5")
+
+
 def test_cached_prompts_take_fewer_steps_to_the_first_token() -> None:
     options = ("--load", "prefill", "--tokens", "1024", "--context", "4096", "--gpus", "32")
     options += ("--ep", "32", "--mode", "ht", *CLOSED, *FITS[:-2])
@@ -478,6 +504,7 @@ def test_single_batch_overlap_hides_more_than_shared() -> None:
         (("--imbalance", "0.5"), "--imbalance 0.5: busiest over mean, 1 or more"),
         (("--batch-imbalance", "0"), "--batch-imbalance 0: busiest over mean, 1 or more"),
         (("--fp4-rate", "0"), "--fp4-rate 0: more than 0"),
+        (("--prefill-wait", "1.2"), "--prefill-wait 1.2: of prefill, this is decode"),
         (("--interference", "0"), "--interference 0: a speed, above 0 to 1"),
         (("--interference", "1.5"), "--interference 1.5: a speed, above 0 to 1"),
         (("--cached", "0.5"), "--cached 0.5: of prefill alone, this is decode"),

@@ -25,11 +25,19 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("TREFOIL_PROGRAM", "")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="TREFOIL_PROGRAM does not name the program")
 CLOSED = {"engine": "closed-form"}
-WORDS = ("--engine", "closed-form")
+WORDS = ["--engine", "closed-form"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Points that several tests ask for, fleets' above all, are computed once."""
+    path = str(tmp_path_factory.mktemp("kept") / "points.jsonl")
+    CLOSED["resume"] = path
+    WORDS[2:] = ["--resume", path]
 
 
 @pytest.fixture(scope="module")
-def found() -> Search:
+def found(kept: None) -> Search:
     return trefoil.plan(gpus=128, ep="32,64,96", tokens="8..128", context="1024,8192", **CLOSED)
 
 

@@ -71,6 +71,43 @@ def test_each_point_once_and_in_order(tmp_path: Path) -> None:
     assert len(calls(log)) == len(POINTS) + 1
 
 
+EACH = """#!/usr/bin/env python3
+import json, sys
+assert sys.argv[1:] == ["simulate", "--each", "-"], sys.argv
+for line in sys.stdin:
+    words = json.loads(line)
+    if "13" in words:
+        said = {"code": 2, "out": "", "err": "trefoil simulate: 13 is no number of GPUs"}
+    elif "99" in words:
+        said = {"code": 1, "out": "", "err": "trefoil simulate: the machine is on fire"}
+    elif "77" in words:
+        sys.exit("trefoil simulate: a step has no process")
+    else:
+        said = {"code": 0, "out": json.dumps({"said": " ".join(words)}), "err": ""}
+    print(json.dumps(said), flush=True)
+"""
+
+
+def test_points_of_one_process(tmp_path: Path) -> None:
+    program, file = tmp_path / "trefoil", tmp_path / "kept.jsonl"
+    program.write_text(EACH)
+    program.chmod(0o755)
+    points = [{"gpus": g} for g in (8, 13, *range(20, 40))]
+    how = {"program": str(program), "jobs": 1, "together": True}
+    outcomes = trefoil.sweep(points, **how)
+    assert [o.point for o in outcomes] == points
+    assert outcomes[1].refusal == "13 is no number of GPUs" and outcomes[1].answer is None
+    assert outcomes[0].answer == {"said": "--json --gpus 8"}
+    for bad, words in ((99, "on fire"), (77, "a step has no process")):
+        with pytest.raises(SweepError, match=words):
+            trefoil.sweep([*points[2:6], {"gpus": bad}, *points[6:]], results=file, **how)
+        kept = [json.loads(line)["point"] for line in file.read_text().splitlines()]
+        assert {"gpus": 20} in kept and {"gpus": bad} not in kept
+        file.unlink()
+    with pytest.raises(SweepError, match="cannot be run"):
+        trefoil.sweep(points, **{**how, "program": str(tmp_path / "nothing")})
+
+
 def test_results_are_kept(tmp_path: Path) -> None:
     program, log = make_program(tmp_path)
     file = tmp_path / "deep" / "sweep.jsonl"

@@ -334,6 +334,11 @@ def busiest_of(answer: dict[str, Any]) -> float:
     return max(1.0, link["busiest_bytes"] / link["mean_bytes"]) if link else 1.0
 
 
+def imbalance_of(answer: dict[str, Any], q: Question) -> float:
+    """At least so unequal are experts' rows; a GPU alone waits for none."""
+    return q.terms.imbalance if answer["ep"] > 1 else 1.0
+
+
 def _compute_of(answer: dict[str, Any], q: Question) -> list[Part]:
     """Nothing for training: a backward pass is another matter."""
     if q.model is None or q.gpu is None or q.load == "training" or q.compute_us is not None:
@@ -341,7 +346,7 @@ def _compute_of(answer: dict[str, Any], q: Question) -> list[Part]:
     sizes = answer["tokens"], answer["ep"], answer["physical_experts"]
     is_flat = answer["layout"] in ("ht-flat", "ll-rank-major")
     machine = Machine(q.gpu, load_record(q.compute_costs))
-    busiest = max(busiest_of(answer), q.terms.imbalance)
+    busiest = max(busiest_of(answer), imbalance_of(answer, q))
     return parts_of(q.model, machine, work_of(q, *sizes, busiest, is_flat))
 
 
@@ -355,7 +360,8 @@ def _timing_of(
     parts = c.compute if of is answer else _compute_of(of, q)
     ops = operation_of(of["dispatch"]), operation_of(of["combine"])
     # Rows that the busiest rank has beyond those of the replayed routing, at line rate.
-    waits = max(0.0, q.terms.imbalance / busiest_of(of) - 1)
+    waits = max(0.0, imbalance_of(of, q) / busiest_of(of) - 1)
+    longer = max(1.0, q.terms.prefill_wait / busiest_of(of)) if of["ep"] > 1 else 1.0
     n, layers = (2 if how == "two-batch" else 1), q.model.num_layers
     left = left_of(c, of) * (q.terms.interference if q.load == "prefill" else 1.0)
 
@@ -369,7 +375,7 @@ def _timing_of(
         # A draft token's model is a layer and a head.
         drafts = q.rows - 1
         seconds += drafts * ((seconds - n * batch.head) / layers + n * batch.head)
-        return seconds + q.terms.host_ms * 1e-3
+        return seconds * longer + q.terms.host_ms * 1e-3
 
     is_known = all(o.low is not None for o in ops) and all(p.low is not None for p in parts)
     return Timing(

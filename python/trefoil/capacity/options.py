@@ -168,8 +168,15 @@ def parser() -> argparse.ArgumentParser:
         "--imbalance",
         type=_number,
         metavar="X",
-        help="rows of the busiest GPU's experts over the mean (default "
+        help="rows of the busiest GPU's experts over the mean (default of decode "
         f"{preset('imbalance'):g}, with EPLB; 1: balanced)",
+    )
+    need.add_argument(
+        "--prefill-wait",
+        type=_number,
+        metavar="X",
+        help="a prefill step's time over that with equal experts (default "
+        f"{preset('prefill_wait'):g}, with EPLB; 1 where --imbalance or a routing is said)",
     )
     need.add_argument(
         "--batch-imbalance",

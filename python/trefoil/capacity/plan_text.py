@@ -101,6 +101,10 @@ def terms_of(q: Question) -> list[str]:
         said.append(f"{q.tokens_out / q.tokens:.2f} tokens of {q.rows} in a step (--drafts)")
     if t.imbalance > 1:
         said.append(f"the busiest GPU's experts have {t.imbalance:g} of the mean (--imbalance)")
+    if t.prefill_wait > 1:
+        said.append(
+            f"waits for unequal experts make a step {t.prefill_wait:g} times (--prefill-wait)"
+        )
     if t.batch_imbalance > 1:
         said.append(f"its attention {t.batch_imbalance:g} of the mean (--batch-imbalance)")
     if t.interference < 1 and q.load == "prefill":
@@ -346,10 +350,10 @@ def _answer(c: Configuration, q: Question) -> str:
     if step is None or rate is None or share is None:
         sms = f"{c.sms} SMs, " if c.sms else ""
         layer = format_seconds(c.layer)
-        of = f"{c.mode.upper()} in groups of {c.ep} GPUs, {layer} a layer, {sms}{memory}."
+        of = f"{c.mode.upper()} in groups of {gpus_text(c.ep)}, {layer} a layer, {sms}{memory}."
         return f"{of} {_unknown(q)}"
     most, least = ("at most ", "at least ") if is_roofline(c) else ("", "")
-    groups = f"{c.replicas} group{'s'[: c.replicas > 1]} of {c.ep} GPUs"
+    groups = f"{c.replicas} group{'s'[: c.replicas > 1]} of {gpus_text(c.ep)}"
     idle = q.gpus - c.used(q)
     node = f"{rate * q.gpus_per_node:,.0f} a node of {q.gpus_per_node}, " if q.gpus_per_node else ""
     node = f" ({node}{rate * c.used(q):,.0f} in all)"

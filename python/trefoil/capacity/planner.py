@@ -28,7 +28,7 @@ from trefoil.capacity.step import Gpu
 from trefoil.capacity.terms import Terms, preset
 from trefoil.capacity.verdict import fits, judge
 from trefoil.capacity.whole_model import DTYPE_OF_BITS, model_of
-from trefoil.sweeping import Outcome, Point, link_loads, run_point, sweep
+from trefoil.sweeping import Outcome, Point, key_of, link_loads, run_point, sweep
 
 CROSSOVER_TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 OTHERS_TOKENS = 1024
@@ -43,6 +43,9 @@ OF_ONE_LIBRARY: dict[bool, dict[str, dict[str, Any]]] = {
         "ht": {"costs": "deepep-ht-h100"},
     },
 }
+
+
+_probed: dict[str, str] = {}  # answers of probes, by their points' keys
 
 
 def _without_what_ifs(point: Point) -> dict[str, Any]:
@@ -94,12 +97,20 @@ class Planner:
             value = getattr(o, name)
             return preset(name) if value is None else value
 
+        imbalance, wait = said("imbalance"), 1.0
+        if self.load == "prefill":  # one of the two: both are of unequal experts
+            wait = 1.0 if o.prefill_wait is None else o.prefill_wait
+            wait = said("prefill_wait") if o.imbalance is None else wait
+            imbalance = 1.0 if o.imbalance is None else o.imbalance
+        elif o.prefill_wait is not None:
+            raise PlanError(f"--prefill-wait {o.prefill_wait:g}: of prefill, this is {self.load}")
         terms = Terms(
             drafts=said("drafts"),
             acceptance=said("acceptance"),
             attention_dtype=said("attention_dtype"),
             fp4_rate=said("fp4_rate"),
-            imbalance=said("imbalance"),
+            imbalance=imbalance,
+            prefill_wait=wait,
             batch_imbalance=said("batch_imbalance"),
             interference=said("interference"),
             host_ms=said("host_ms"),
@@ -114,7 +125,7 @@ class Planner:
             raise PlanError(f"--interference {terms.interference:g}: a speed, above 0 to 1")
         if terms.fp4_rate <= 0:
             raise PlanError("--fp4-rate 0: more than 0")
-        for name in ("imbalance", "batch_imbalance"):
+        for name in ("imbalance", "batch_imbalance", "prefill_wait"):
             if getattr(terms, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise PlanError(f"{option} {getattr(terms, name):g}: busiest over mean, 1 or more")
@@ -125,12 +136,15 @@ class Planner:
         return len(self.batches) * len(self.contexts) > 1
 
     def _probe(self) -> dict[str, Any]:
-        """What the presets say: one tiny point in closed form."""
+        """What the presets say: one tiny point in closed form, asked once."""
         point = {**self.base, "gpus": 1, "tokens": 1, "engine": "closed-form"}
-        text, refusal = run_point(self.program, point)
-        if refusal:
-            raise PlanError(refusal)
-        return json.loads(text)
+        key = key_of(point, self.program)
+        if key not in _probed:
+            text, refusal = run_point(self.program, point)
+            if refusal:
+                raise PlanError(refusal)
+            _probed[key] = text
+        return json.loads(_probed[key])
 
     def _question(self) -> Question:
         o, facts = self.options, self._probe()
@@ -297,6 +311,7 @@ class Planner:
             program=self.program,
             jobs=self.options.jobs,
             label=label,
+            together=True,
         )
 
     # ---- The parts of a plan ----

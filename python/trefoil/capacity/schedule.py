@@ -83,42 +83,56 @@ def replay(tasks: Sequence[Task], left: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class Order:
-    """Tasks without their times: each stream's, in its order, and what each task waits for."""
+    """Tasks without their times: each stream's, in its order, and what waits for each task."""
 
     queues: tuple[tuple[int, ...], tuple[int, ...]]
-    after: tuple[tuple[int, ...], ...]
+    waits: tuple[int, ...]  # for how many tasks each one waits
+    behind: tuple[tuple[int, ...], ...]
 
 
 def order_of(tasks: Sequence[Task]) -> Order:
     queues = [tuple(i for i, t in enumerate(tasks) if t.stream == s) for s in (COMPUTE, NETWORK)]
-    return Order((queues[0], queues[1]), tuple(t.after for t in tasks))
+    behind: list[list[int]] = [[] for _ in tasks]
+    for i, t in enumerate(tasks):
+        for before in t.after:
+            behind[before].append(i)
+    waits = tuple(len(t.after) for t in tasks)
+    return Order((queues[0], queues[1]), waits, tuple(map(tuple, behind)))
 
 
 def _replay(order: Order, seconds: Sequence[float], left: float) -> float:
     """At most one task of each stream runs; the other stream's may wait for it."""
-    (compute, network), after = order.queues, order.after
-    done = [False] * len(seconds)
+    (compute, network), behind = order.queues, order.behind
+    waits = list(order.waits)
     now, at, of = 0.0, 0, 0  # heads of the two queues
-    rest: list[float | None] = [None, None]  # of the task that runs, at full speed
-    while at < len(compute) or of < len(network):
-        if rest[0] is None and at < len(compute) and all(done[j] for j in after[compute[at]]):
-            rest[0] = seconds[compute[at]]
-        if rest[1] is None and of < len(network) and all(done[j] for j in after[network[of]]):
-            rest[1] = seconds[network[of]]
-        c, n = rest
-        if c is None and n is None:
-            raise ValueError("a task waits for one behind it")
-        speed = left if n is not None else 1.0
-        delta = min(x for x in (None if c is None else c / speed, n) if x is not None)
+    most_at, most_of = len(compute), len(network)
+    c: float | None = None  # rest of the task that runs, at full speed
+    n: float | None = None
+    while at < most_at or of < most_of:
+        if c is None and at < most_at and not waits[compute[at]]:
+            c = seconds[compute[at]]
+        if n is None and of < most_of and not waits[network[of]]:
+            n = seconds[network[of]]
+        speed = 1.0 if n is None else left
+        if c is None:
+            if n is None:
+                raise ValueError("a task waits for one behind it")
+            delta = n
+        else:
+            delta = c / speed if n is None else min(c / speed, n)
         now += delta
         if c is not None:
-            rest[0] = c - delta * speed
-            if rest[0] <= TINY:
-                done[compute[at]], rest[0], at = True, None, at + 1
+            c -= delta * speed
+            if c <= TINY:
+                for i in behind[compute[at]]:
+                    waits[i] -= 1
+                c, at = None, at + 1
         if n is not None:
-            rest[1] = n - delta
-            if rest[1] <= TINY:
-                done[network[of]], rest[1], of = True, None, of + 1
+            n -= delta
+            if n <= TINY:
+                for i in behind[network[of]]:
+                    waits[i] -= 1
+                n, of = None, of + 1
     return now
 
 

@@ -65,7 +65,7 @@ def best_sentence(candidate: Candidate, q: Question) -> str:
     price = f", {usd:.3g} USD a million tokens" if usd is not None else ""
     return (
         f"Most tokens at context {of.context:,}{f' within {limits}' if limits else ''}: "
-        f"{c.mode.upper()} in {c.replicas} group{'s'[: c.replicas > 1]} of {c.ep} GPUs, "
+        f"{c.mode.upper()} in {c.replicas} group{'s'[: c.replicas > 1]} of {gpus_text(c.ep)}, "
         f"{of.tokens:,} tokens a GPU: {c.tokens_per_second(of) or 0:,.0f} tokens/s a GPU, "
         f"{format_seconds(candidate.latency)} {what}{price}."
     )

@@ -26,6 +26,7 @@ class Terms:
     attention_dtype: str = "bf16"  # of the products of attention in decode
     fp4_rate: float = 1.0  # of products with fp4 weights over fp8's
     imbalance: float = 1.0  # rows of the busiest GPU's experts over the mean, at least
+    prefill_wait: float = 1.0  # of prefill: a step's time over that with equal experts
     batch_imbalance: float = 1.0  # attention of the busiest GPU over the mean
     interference: float = 1.0  # of prefill's compute: speed beside communication, its SMs aside
     host_ms: float = 0.0  # of a step in which the GPU waits for the engine
