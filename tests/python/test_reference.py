@@ -53,6 +53,16 @@ def test_library_is_looked_for_in_installs_and_builds(
     assert reference._candidates()[0] == "/src/build/dev/libtrefoil.so.0"
 
 
+def test_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The file that TREFOIL_LIB names is the only one, and the loader's reason is passed on."""
+    monkeypatch.setenv("TREFOIL_LIB", str(tmp_path / "lib.so"))
+    with pytest.raises(TrefoilError, match="was not found"):
+        reference._load()
+    (tmp_path / "lib.so").write_text("no library")
+    with pytest.raises(TrefoilError, match=r"lib\.so cannot be loaded: .*lib\.so: "):
+        reference._load()
+
+
 def test_slot_struct_is_c() -> None:
     assert SLOT.itemsize == 24
     assert SLOT.fields is not None
