@@ -16,6 +16,7 @@ import ctypes as ct
 import os
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -122,12 +123,12 @@ class Step:
         self, mode: str, rank: int, alignment: int = 0, max_recv: int = 0, drop: bool = False
     ) -> npt.NDArray[np.void]:
         """What each slot of the rank holds: src, token, k, expert; src -1 where nothing came."""
+        if not 0 <= index(rank) < self.num_ranks:
+            raise TrefoilError(f"rank {rank}: expected 0 to {self.num_ranks - 1}")
         case = Case(self._routing, _index(MODES, mode, "mode"), 16, BF16)
         case.alignment, case.max_recv, case.drop = alignment, max_recv, int(drop)
         _check(library().trefoilCaseCheck(ct.byref(case)))
         count = library().trefoilRefNumSlots(ct.byref(case), rank)
-        if count < 0:
-            raise TrefoilError(f"rank {rank}: expected 0 to {self.num_ranks - 1}")
         slots = np.zeros(count, dtype=SLOT)
         pointer = ct.c_void_p(slots.ctypes.data)
         _check(library().trefoilRefSlots(ct.byref(case), rank, pointer))

@@ -63,6 +63,17 @@ def test_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path
         reference._load()
 
 
+def test_numbers_that_c_cannot_hold() -> None:
+    """Their low bits would be another case."""
+    with pytest.raises(OverflowError, match=r"num_experts is 4294967300; its field in C holds 4"):
+        Step([[[0, 1]]], num_experts=2**32 + 4)
+    step = Step([[[0, 1]]], num_experts=4)
+    with pytest.raises(OverflowError, match="row_bytes is -1"):
+        step.traffic("ht-flat", "dispatch", row_bytes=-1)
+    with pytest.raises(TrefoilError, match="rank 4294967296: expected 0 to 0"):
+        step.slots("ht-flat", rank=2**32)
+
+
 def test_slot_struct_is_c() -> None:
     assert SLOT.itemsize == 24
     assert SLOT.fields is not None
