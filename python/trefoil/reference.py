@@ -55,14 +55,16 @@ def _candidates() -> list[str]:
 
 
 def _load() -> ct.CDLL:
-    why = ""
+    failed: list[tuple[str, OSError]] = []
     for candidate in _candidates():
         try:
             return ct.CDLL(candidate)
         except OSError as error:
             if Path(candidate).exists():  # a library that it needs is missing, or it is none
-                why = why or f"{candidate} cannot be loaded: {error}"
-    raise TrefoilError(why or "libtrefoil.so.0 was not found; TREFOIL_LIB names another path")
+                failed.append((candidate, error))
+    if failed:
+        raise TrefoilError(f"{failed[0][0]} cannot be loaded: {failed[0][1]}")
+    raise TrefoilError("libtrefoil.so.0 was not found; TREFOIL_LIB names another path")
 
 
 @lru_cache(maxsize=1)

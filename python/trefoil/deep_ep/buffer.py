@@ -16,7 +16,15 @@ import torch.distributed as dist
 from trefoil import ep
 from trefoil.deep_ep.exchange import Exchange, Route, pack, padded, unpack
 from trefoil.deep_ep.host_group import ranks_of
-from trefoil.deep_ep.inputs import (
+from trefoil.deep_ep.low_latency import (
+    BLOCK,
+    LowLatencyGroup,
+    LowLatencyHandle,
+    Sizes,
+    Slot,
+    packed_exponents,
+)
+from trefoil.deep_ep.refusals import (
     COUNTS,
     FLOATS,
     IDS,
@@ -27,14 +35,6 @@ from trefoil.deep_ep.inputs import (
     require_experts,
     require_handle,
     require_topk,
-)
-from trefoil.deep_ep.low_latency import (
-    BLOCK,
-    LowLatencyGroup,
-    LowLatencyHandle,
-    Sizes,
-    Slot,
-    packed_exponents,
 )
 from trefoil.deep_ep.utils import EventOverlap, after, event_of
 from trefoil.on_device import device_of_library, enter_device, require, settle, stream_of
