@@ -42,7 +42,8 @@ class Away:
     """An empty folder to run scripts in."""
 
     def __init__(self, python: str, torch: Path | None) -> None:
-        self.python, self.folder = python, tempfile.TemporaryDirectory()
+        self.python = str(Path(python).absolute()) if "/" in python else python
+        self.folder = tempfile.TemporaryDirectory()
         self.environment = {k: v for k, v in os.environ.items() if k not in WITHOUT}
         self.environment["OMP_NUM_THREADS"] = "1"
         if torch:

@@ -395,10 +395,11 @@ def test_masks(tmp_path: Path) -> None:
 def test_over_mpi() -> None:
     """comm: an mpi4py communicator, without torch.distributed."""
     pytest.importorskip("mpi4py")
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     start = [shutil.which("mpirun") or pytest.skip("needs mpirun"), "-n", "2", "--oversubscribe"]
     done = subprocess.run(
         [*start, sys.executable, str(Path(__file__).with_name("deep_ep_mpi.py"))],
-        env={**os.environ, "PYTHONPATH": package_path(), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **as_root, "PYTHONPATH": package_path(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
