@@ -225,7 +225,7 @@ def low_latency(rank: int, ranks: int, buffer: Buffer) -> None:
 
 
 def test_ranks_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", "4000")
+    monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", "6000")
     on_ranks(low_latency, 4, tmp_path, shrink=True)
 
 

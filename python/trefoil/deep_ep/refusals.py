@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -16,8 +16,8 @@ FLAGS = (torch.bool, torch.uint8, torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def require_count(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or value < least:
+def require_count(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, SupportsIndex) or value < least:
         raise ep.InvalidArgumentError(f"{name} is {value!r}; must be an integer from {least} on")
 
 
