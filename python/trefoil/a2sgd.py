@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trefoil.reference import TrefoilError, library
+from trefoil.structs import Fields
 
 METHODS = ("dense", "a2sgd", "topk", "qsgd")
 DTYPES = {"f16": (6, np.float16), "f32": (7, np.float32), "bf16": (9, np.uint16)}
 
 
-class Config(ct.Structure):
+class Config(Fields):
     _fields_ = (
         ("method", ct.c_int),
         ("dtype", ct.c_int),
@@ -41,14 +42,14 @@ class Config(ct.Structure):
     )
 
 
-class _Sizes(ct.Structure):
+class _Sizes(Fields):
     _fields_ = tuple(
         (name, ct.c_int64)
         for name in ("elements", "groups", "state_bytes", "sent_bytes", "sync_bytes")
     )
 
 
-class _Workers(ct.Structure):
+class _Workers(Fields):
     _fields_ = (("grads", ct.c_void_p), ("states", ct.c_void_p), ("updates", ct.c_void_p))
 
 

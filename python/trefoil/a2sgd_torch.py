@@ -8,7 +8,8 @@
 
 Workers send two means a tensor, 8 bytes; their models drift apart (docs/a2sgd.md). On the CPU any
 process group, and libtrefoil.so.0; on CUDA tensors the group's NCCL communicator, and
-libnccl_ep.so.0 (TREFOIL_EP_LIBRARY names another path). Refusals raise TrefoilError.
+libnccl_ep.so.0 of the package or as the dynamic loader finds it (TREFOIL_EP_LIBRARY names another
+path). Refusals raise TrefoilError.
 """
 
 import ctypes as ct
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from trefoil.a2sgd import METHODS, Config
+from trefoil.places import gpu_library
 from trefoil.reference import TrefoilError, library
 
 MEAN_ELEMENTS = 1 << 22  # of parameters that are gathered at a time
@@ -148,8 +150,12 @@ def _check_gpu(code: int, lib: ct.CDLL) -> None:
 
 
 def _gpu_library() -> ct.CDLL:
-    """libnccl_ep.so.0; the dynamic loader opens it once."""
-    lib = ct.CDLL(os.environ.get("TREFOIL_EP_LIBRARY", "libnccl_ep.so.0"))
+    """The dynamic loader opens it once."""
+    named = os.environ.get("TREFOIL_EP_LIBRARY", "gpu")
+    try:
+        lib = ct.CDLL(gpu_library() if named in ("cpu", "gpu") else named)
+    except OSError as error:
+        raise TrefoilError(f"the GPU library cannot be loaded: {error}") from None
     lib.ncclEpGetLastError.restype = ct.c_char_p
     return lib
 

@@ -1,5 +1,5 @@
-"""Where tensors of torch lie, and what is waited for there: for trefoil.deep_ep, trefoil.hosts
-and trefoil.torch.
+"""Where tensors of torch lie, what they must be, and what is waited for there: for trefoil.deep_ep,
+trefoil.hosts and trefoil.torch.
 
 On a GPU, calls are queued on torch's current stream, which orders them. On the CPU every call has
 done its work when it returns.
@@ -13,6 +13,37 @@ import torch
 
 from trefoil import ep
 from trefoil.ep._load import c
+
+CPU = torch.device("cpu")
+
+
+def require(
+    name: str,
+    t: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    *shape: int,
+    device: torch.device = CPU,
+) -> None:
+    """Refuses another type, shape (-1: any size) or device; no dtypes: any. Strides are the
+    kernel's to check."""
+    if not isinstance(t, torch.Tensor):
+        raise ep.InvalidArgumentError(f"{name}: found {type(t).__name__}, expected a tensor")
+    sizes = tuple(t.shape)
+    fits = len(sizes) == len(shape) and all(
+        want in (-1, size) for size, want in zip(sizes, shape, strict=True)
+    )
+    if fits and (t.dtype in dtypes or not dtypes) and t.device == device:
+        return
+    types = " or ".join(_name(d) for d in dtypes) or "any type"
+    want = ["any" if size == -1 else str(size) for size in shape]
+    raise ep.InvalidArgumentError(
+        f"{name}: found {_name(t.dtype)} {list(sizes)} on {t.device}, "
+        f"expected {types} [{', '.join(want)}] on {device}"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def stream_of(t: torch.Tensor) -> Any:

@@ -5,9 +5,9 @@
     step.slots("ht-flat", rank=1)                   # src, token, k and expert of each slot
     step.traffic("ll-expert-major", "dispatch", row_bytes=14336)   # [R, R] bytes
 
-Needs NumPy and libtrefoil.so.0, which is found in $TREFOIL_LIB, beside an installed package, in the
-build folders of the source tree (build/dev first), or by the dynamic loader. Whatever the library
-refuses raises TrefoilError with its sentence.
+Needs NumPy and libtrefoil.so.0: $TREFOIL_LIB, else the one beside an installed package, in the
+build folders of the source tree (build/dev first), or that the dynamic loader finds. Whatever the
+library refuses raises TrefoilError with its sentence.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import ctypes as ct
 import os
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +39,10 @@ class TrefoilError(RuntimeError):
 
 def _candidates() -> list[str]:
     """Where the library may be, the likeliest first."""
+    if named := os.environ.get("TREFOIL_LIB"):
+        return [named]
     name, here = "libtrefoil.so.0", Path(__file__).resolve()
-    found = [os.environ.get("TREFOIL_LIB", "")]
+    found = []
     up = list(here.parents)  # PREFIX/share/trefoil/python/trefoil, or TREE/python/trefoil
     if len(up) > 4:
         found += [str(up[4] / lib / name) for lib in ("lib", "lib64")]
@@ -48,20 +51,26 @@ def _candidates() -> list[str]:
     found += [str(path) for path in wheel if path.exists()]
     build = up[2] / "build"
     found += [str(build / preset / name) for preset in ("dev", "ci")]
-    return [path for path in (*found, name) if path]
+    return [*found, name]
+
+
+def _load() -> ct.CDLL:
+    failed: list[tuple[str, OSError]] = []
+    for candidate in _candidates():
+        try:
+            return ct.CDLL(candidate)
+        except OSError as error:
+            if Path(candidate).exists():  # a library that it needs is missing, or it is none
+                failed.append((candidate, error))
+    if failed:
+        raise TrefoilError(f"{failed[0][0]} cannot be loaded: {failed[0][1]}")
+    raise TrefoilError("libtrefoil.so.0 was not found; TREFOIL_LIB names another path")
 
 
 @lru_cache(maxsize=1)
 def library() -> ct.CDLL:
     """libtrefoil.so.0, loaded once."""
-    for candidate in _candidates():
-        try:
-            lib = ct.CDLL(candidate)
-            break
-        except OSError:
-            continue
-    else:
-        raise TrefoilError("libtrefoil.so.0 was not found; TREFOIL_LIB names another path")
+    lib = _load()
     lib.trefoilLastError.restype = ct.c_char_p
     lib.trefoilRefNumSlots.restype = ct.c_int64
     return lib
@@ -116,12 +125,12 @@ class Step:
         self, mode: str, rank: int, alignment: int = 0, max_recv: int = 0, drop: bool = False
     ) -> npt.NDArray[np.void]:
         """What each slot of the rank holds: src, token, k, expert; src -1 where nothing came."""
+        if not 0 <= index(rank) < self.num_ranks:
+            raise TrefoilError(f"rank {rank}: expected 0 to {self.num_ranks - 1}")
         case = Case(self._routing, _index(MODES, mode, "mode"), 16, BF16)
         case.alignment, case.max_recv, case.drop = alignment, max_recv, int(drop)
         _check(library().trefoilCaseCheck(ct.byref(case)))
         count = library().trefoilRefNumSlots(ct.byref(case), rank)
-        if count < 0:
-            raise TrefoilError(f"rank {rank}: expected 0 to {self.num_ranks - 1}")
         slots = np.zeros(count, dtype=SLOT)
         pointer = ct.c_void_p(slots.ctypes.data)
         _check(library().trefoilRefSlots(ct.byref(case), rank, pointer))

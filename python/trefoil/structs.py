@@ -26,13 +26,23 @@ def _type_of(name: str) -> Any:
     return kind
 
 
+class Fields(ct.Structure):
+    """ctypes keeps the low bits of a number that a field does not hold; this refuses it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        kept = getattr(self, name)
+        if isinstance(value, int) and isinstance(kept, int) and kept != value:
+            raise OverflowError(f"{name} is {value}; its field in C holds {kept} of that")
+
+
 def _struct(name: str, declarations: str) -> Any:
     """A struct of declarations like "int a, b; double c"."""
     fields = []
     for declaration in declarations.split(";"):
         kind, names = declaration.split(maxsplit=1)
         fields += [(each.strip(), _type_of(kind)) for each in names.split(",")]
-    _TYPES[name] = type(name, (ct.Structure,), {"_fields_": fields})
+    _TYPES[name] = type(name, (Fields,), {"_fields_": fields})
     return _TYPES[name]
 
 

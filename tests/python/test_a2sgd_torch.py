@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from trefoil import a2sgd_torch
 from trefoil.a2sgd import Averaging
 from trefoil.a2sgd_torch import A2SGD, AveragingOptimizer, ddp_hook
 from trefoil.reference import TrefoilError
@@ -129,3 +130,10 @@ def worker(rank: int, work: Callable[[int], None], folder: str) -> None:
 @pytest.mark.parametrize("work", [with_hook, with_optimizer, with_refusals])
 def test_two_workers(work: Callable[[int], None], tmp_path: Path) -> None:
     mp.spawn(worker, args=(work, str(tmp_path)), nprocs=WORKERS)
+
+
+def test_no_gpu_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dynamic loader's reason."""
+    monkeypatch.setenv("TREFOIL_EP_LIBRARY", "libnccl_ep_nowhere.so.0")
+    with pytest.raises(TrefoilError, match=r"cannot be loaded: libnccl_ep_nowhere\.so\.0"):
+        a2sgd_torch._gpu_library()

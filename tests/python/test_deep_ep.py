@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import ep_needs  # noqa: F401
 import trefoil.deep_ep
+from torch_launch import package_path
 from trefoil import ep
 from trefoil.deep_ep import Buffer, Config, EventOverlap
 
@@ -350,8 +351,9 @@ def rank_main(work: Work, ranks: int, rank: int, path: str, shrink: bool, result
         work(rank, ranks, buffer)
         if not shrink:
             buffer.destroy()
-            with pytest.raises(ep.InvalidUsageError, match="destroyed"):
-                buffer.combine(placed(torch.zeros(kept[0].route.received, HIDDEN)), kept[0])
+            for handle in kept:
+                with pytest.raises(ep.InvalidUsageError, match="destroyed"):
+                    buffer.combine(placed(torch.zeros(handle.route.received, HIDDEN)), handle)
         results.put((rank, None))
     except BaseException as error:
         results.put((rank, f"rank {rank}: {error!r}"))
@@ -393,12 +395,11 @@ def test_masks(tmp_path: Path) -> None:
 def test_over_mpi() -> None:
     """comm: an mpi4py communicator, without torch.distributed."""
     pytest.importorskip("mpi4py")
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     start = [shutil.which("mpirun") or pytest.skip("needs mpirun"), "-n", "2", "--oversubscribe"]
-    root = Path(__file__).resolve().parents[2]
-    paths = [str(root / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [*start, sys.executable, str(Path(__file__).with_name("deep_ep_mpi.py"))],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **as_root, "PYTHONPATH": package_path(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -425,16 +426,18 @@ def test_static_methods() -> None:
 
 def test_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """`import deep_ep` finds it; another one is not replaced."""
-    for name in ("deep_ep", "deep_ep.utils"):
+    for name in ("deep_ep", "deep_ep.buffer", "deep_ep.utils"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     trefoil.deep_ep.install()
     import importlib.util
 
     import deep_ep
+    from deep_ep.buffer import Buffer as SameBuffer
     from deep_ep.utils import EventHandle
 
     assert deep_ep.Buffer is Buffer and importlib.util.find_spec("deep_ep") is not None
-    assert EventHandle is trefoil.deep_ep.EventHandle
+    assert SameBuffer is Buffer and EventHandle is trefoil.deep_ep.EventHandle
+    assert deep_ep.topk_idx_t is torch.int64
     trefoil.deep_ep.install()
     monkeypatch.setitem(sys.modules, "deep_ep", sys)
     with pytest.raises(ImportError, match="another deep_ep"):
@@ -467,7 +470,7 @@ def test_a_handle_at_exit(tmp_path: Path) -> None:
     (tmp_path / "exit.py").write_text(AT_EXIT)
     done = subprocess.run(
         [sys.executable, str(tmp_path / "exit.py"), f"file://{tmp_path}/store"],
-        env={**os.environ, "PYTHONPATH": str(Path(trefoil.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": package_path()},
         capture_output=True,
         text=True,
         check=True,

@@ -123,10 +123,9 @@ except ep.InvalidUsageError:
 def test_no_gpu_library() -> None:
     """The loader's reason, and the CPU library stays in use."""
     program = """
-from trefoil import ep
-from trefoil.ep import _load
+from trefoil import ep, places
 comm = ep.Communicator.create(1, 0, ep.get_unique_id())
-_load.GPU_LIBRARY = "libnccl_ep_nowhere.so.0"
+places.GPU_LIBRARY = "libnccl_ep_nowhere.so.0"
 try:
     ep.load("gpu")
 except OSError as error:

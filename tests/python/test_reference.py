@@ -53,6 +53,27 @@ def test_library_is_looked_for_in_installs_and_builds(
     assert reference._candidates()[0] == "/src/build/dev/libtrefoil.so.0"
 
 
+def test_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The file that TREFOIL_LIB names is the only one, and the loader's reason is passed on."""
+    monkeypatch.setenv("TREFOIL_LIB", str(tmp_path / "lib.so"))
+    with pytest.raises(TrefoilError, match="was not found"):
+        reference._load()
+    (tmp_path / "lib.so").write_text("no library")
+    with pytest.raises(TrefoilError, match=r"lib\.so cannot be loaded: .*lib\.so: "):
+        reference._load()
+
+
+def test_numbers_that_c_cannot_hold() -> None:
+    """Their low bits would be another case."""
+    with pytest.raises(OverflowError, match=r"num_experts is 4294967300; its field in C holds 4"):
+        Step([[[0, 1]]], num_experts=2**32 + 4)
+    step = Step([[[0, 1]]], num_experts=4)
+    with pytest.raises(OverflowError, match="row_bytes is -1"):
+        step.traffic("ht-flat", "dispatch", row_bytes=-1)
+    with pytest.raises(TrefoilError, match="rank 4294967296: expected 0 to 0"):
+        step.slots("ht-flat", rank=2**32)
+
+
 def test_slot_struct_is_c() -> None:
     assert SLOT.itemsize == 24
     assert SLOT.fields is not None

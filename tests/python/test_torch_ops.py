@@ -450,6 +450,9 @@ def test_bad_input() -> None:
             dispatch(other, x, weights, routing)
         with pytest.raises(unused, match="was destroyed"):
             route(other, ids)
+        with pytest.raises(invalid, match=r"experts: found \[1, 16\]"):
+            moe = MoEDispatcher(group)
+            moe(x, lambda rows, _: rows[:1], topk_idx=ids, topk_weights=weights)
         rows, _, _ = dispatch(group, x, weights, routing)
         return combine(group, rows, routing).detach()
 

@@ -6,7 +6,7 @@ in a low-latency call, K experts of a token, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,10 +21,23 @@ from trefoil.deep_ep.low_latency import (
     LowLatencyGroup,
     LowLatencyHandle,
     Sizes,
+    Slot,
     packed_exponents,
 )
+from trefoil.deep_ep.refusals import (
+    COUNTS,
+    FLOATS,
+    IDS,
+    biases_of,
+    counts_of,
+    fields_of,
+    require_count,
+    require_experts,
+    require_handle,
+    require_topk,
+)
 from trefoil.deep_ep.utils import EventOverlap, after, event_of
-from trefoil.on_device import device_of_library, enter_device, settle, stream_of
+from trefoil.on_device import device_of_library, enter_device, require, settle, stream_of
 
 Tensor = torch.Tensor
 Rows = Tensor | tuple[Tensor, Tensor]  # fp8 rows come with their scales
@@ -65,6 +78,25 @@ class Handle(NamedTuple):
     route: Route
 
 
+class NodesHandle(NamedTuple):
+    """The same where the ranks are on several nodes. recv_rdma_rank_prefix_sum: int32 [nodes], the
+    rows received of nodes 0 to i; recv_gbl_rank_prefix_sum: int32 [R], of ranks 0 to i."""
+
+    is_token_in_rank: Tensor
+    rdma_channel_prefix_matrix: None
+    gbl_channel_prefix_matrix: None
+    recv_rdma_channel_prefix_matrix: None
+    recv_rdma_rank_prefix_sum: Tensor
+    recv_gbl_channel_prefix_matrix: None
+    recv_gbl_rank_prefix_sum: Tensor
+    recv_src_meta: None
+    send_rdma_head: None
+    route: Route
+
+
+HANDLES = Handle, NodesHandle
+
+
 class Buffer:
     """Dispatch and combine over the ranks of a torch.distributed group or an mpi4py communicator.
 
@@ -72,11 +104,14 @@ class Buffer:
     is None. enable_shrink: low latency goes on without ranks that are masked or late. Sizes in
     bytes and the other options are accepted and not needed.
 
+    ranks_per_node: of a multiple of so many ranks, layouts and handles are those of several nodes.
+
     sources: whether a low-latency handle begins with the source tokens and ranges, which take a
     dispatch of their own; None: on the CPU only. Set it before the first dispatch, on all ranks.
     """
 
     num_sms: int = 20
+    ranks_per_node: int = 8
     sources: bool | None = None
 
     def __init__(
@@ -103,6 +138,17 @@ class Buffer:
         self.comm = ranks.communicator()
         self._exchange = Exchange(self.comm, ranks)
         self._low_latency: dict[Sizes, LowLatencyGroup] = {}
+        self._masked: set[int] = set()
+
+    def _require_live(self) -> None:
+        if not self.comm.live:
+            raise ep.InvalidUsageError("the buffer was destroyed, or made before a fork")
+
+    @property
+    def _nodes(self) -> int:
+        """Of ranks_per_node ranks; 1: all are on one."""
+        each = self.ranks_per_node
+        return 1 if self.group_size % each else self.group_size // each
 
     def destroy(self) -> None:
         """Collective. A second time: nothing happens."""
@@ -184,9 +230,10 @@ class Buffer:
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
         """What dispatch needs of topk_idx, int64 [B, K] with -1 for none: tokens for each rank,
-        int32 [R]; None (no second network); tokens for each expert, int32 [E]; whether a token goes
-        to a rank, bool [B, R]; an event."""
-        self._require_experts(num_experts)
+        int32 [R]; for each node, where there are several, int32 [R / ranks_per_node], else None;
+        for each expert, int32 [E]; whether a token goes to a rank, bool [B, R]; an event."""
+        require_experts(num_experts, self.group_size)
+        require("topk_idx", topk_idx, IDS, -1, -1, device=self.device)
         after(previous_event)
         used = topk_idx >= 0
         ranks = topk_idx // (num_experts // self.group_size)
@@ -196,18 +243,15 @@ class Buffer:
             raise ep.InvalidArgumentError(
                 f"topk_idx names expert {int(topk_idx.max())} of {num_experts}"
             )
-        return in_rank.sum(0).int(), None, per_expert.int(), in_rank, event_of(async_finish)
-
-    def _require_experts(self, num_experts: int) -> None:
-        if num_experts % self.group_size:
-            raise ep.InvalidArgumentError(
-                f"{num_experts} experts on {self.group_size} ranks; must divide evenly"
-            )
+        per_node = None
+        if self._nodes > 1:
+            per_node = in_rank.unflatten(1, (self._nodes, -1)).any(2).sum(0).int()
+        return in_rank.sum(0).int(), per_node, per_expert.int(), in_rank, event_of(async_finish)
 
     def dispatch(
         self,
         x: Rows,
-        handle: Handle | None = None,
+        handle: Handle | NodesHandle | None = None,
         num_tokens_per_rank: Tensor | None = None,
         num_tokens_per_rdma_rank: Tensor | None = None,
         is_token_in_rank: Tensor | None = None,
@@ -220,7 +264,14 @@ class Buffer:
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[Rows, Tensor | None, Tensor | None, list[int] | None, Handle | None, EventOverlap]:
+    ) -> tuple[
+        Rows,
+        Tensor | None,
+        Tensor | None,
+        list[int] | None,
+        Handle | NodesHandle | None,
+        EventOverlap,
+    ]:
         """Sends rows x [B, H] (with scales [B, S]: a pair) to the ranks of their experts.
 
         Results, rows by source rank, then token: rows; local experts int64 [rows, K], -1 for those
@@ -229,32 +280,34 @@ class Buffer:
         past those that came with no expert, and an empty list. With a handle of before: the rows,
         None and the event.
         """
+        self._require_live()
+        parts = fields_of(x, self.device)
         after(previous_event)
-        parts = list(x) if isinstance(x, tuple) else [x]
-        device = parts[0].device
         if handle is not None:
-            if len(parts[0]) != handle.route.sent:
-                raise ep.InvalidArgumentError(
-                    f"x: {len(parts[0])} rows, the handle's dispatch had {handle.route.sent}"
-                )
-            rows = unpack(self._exchange.scatter(handle.route, _plain(pack(parts))), parts)
+            if topk_idx is not None or topk_weights is not None:
+                raise ep.InvalidArgumentError("topk_idx and topk_weights do not go with a handle")
+            rows = self._dispatch_again(parts, handle)
             return self._rows(x, rows), None, None, None, None, event_of(async_finish)
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
             raise ep.InvalidArgumentError(
                 "num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are needed "
                 "without a handle"
             )
-        num_experts = num_tokens_per_expert.numel()
-        self._require_experts(num_experts)
+        require_count("expert_alignment", expert_alignment, 1)
+        require_count("num_worst_tokens", num_worst_tokens, 0)
         tokens = len(parts[0])
-        head = torch.zeros(tokens, 2, dtype=torch.int32, device=device)
-        head[:, 0] = torch.arange(tokens, device=device)
+        require_topk(topk_idx, topk_weights, tokens, self.device)
+        counts = counts_of(
+            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, tokens, self.group_size
+        )
+        num_experts = num_tokens_per_expert.numel()
+        head = torch.zeros(tokens, 2, dtype=torch.int32, device=self.device)
+        head[:, 0] = torch.arange(tokens, device=self.device)
         fields = [head, *parts]
         if topk_idx is not None:
             weights = topk_weights if topk_weights is not None else torch.zeros_like(topk_idx)
             fields += [topk_idx.long(), weights.float()]
         payload = _plain(pack(fields))
-        counts = num_tokens_per_rank.tolist() + num_tokens_per_expert.tolist()
         all_counts = self._exchange.ranks.gather([*counts, tokens, 2 * payload.shape[1]])
         per_rank = torch.tensor([c[: self.group_size] for c in all_counts])
         prefix = per_rank.cumsum(0).int()
@@ -272,11 +325,11 @@ class Buffer:
             received_idx, received_weights = self._local(
                 received_idx, received_weights, num_experts
             )
-        made = Handle(
-            prefix.to(device), None, None, head[:, 0].contiguous(), is_token_in_rank, route
-        )
+        sources = head[:, 0].contiguous()
         per_expert = self._per_expert(all_counts, num_experts, expert_alignment)
         if num_worst_tokens:
+            route.rows = num_worst_tokens
+            sources = _grown(sources, num_worst_tokens, -1)
             rest = [_grown(part, num_worst_tokens, 0) for part in rest]
             received_idx = _grown(received_idx, num_worst_tokens, -1)
             received_weights = _grown(received_weights, num_worst_tokens, 0)
@@ -286,9 +339,28 @@ class Buffer:
             received_idx,
             received_weights if topk_weights is not None else None,
             per_expert,
-            made,
+            self._handle(prefix.to(self.device), sources, is_token_in_rank, route),
             event_of(async_finish),
         )
+
+    def _dispatch_again(self, parts: list[Tensor], handle: Handle | NodesHandle) -> list[Tensor]:
+        require_handle(handle, HANDLES)
+        route = handle.route
+        if len(parts[0]) != route.sent:
+            raise ep.InvalidArgumentError(
+                f"x: {len(parts[0])} rows, the handle's dispatch had {route.sent}"
+            )
+        rows = unpack(self._exchange.scatter(route, _plain(pack(parts))), parts)
+        return [_grown(part, route.rows, 0) for part in rows]
+
+    def _handle(
+        self, prefix: Tensor, sources: Tensor, in_rank: Tensor, route: Route
+    ) -> Handle | NodesHandle:
+        if self._nodes == 1:
+            return Handle(prefix, None, None, sources, in_rank, route)
+        of_ranks = prefix[:, self.rank].contiguous()
+        of_nodes = of_ranks[self.ranks_per_node - 1 :: self.ranks_per_node].contiguous()
+        return NodesHandle(in_rank, None, None, None, of_nodes, None, of_ranks, None, None, route)
 
     def _rows(self, x: Rows, parts: list[Tensor]) -> Rows:
         return (parts[0], parts[1]) if isinstance(x, tuple) else parts[0]
@@ -308,7 +380,7 @@ class Buffer:
     def combine(
         self,
         x: Tensor,
-        handle: Handle,
+        handle: Handle | NodesHandle,
         topk_weights: Tensor | None = None,
         bias: Tensor | tuple[Tensor, Tensor] | None = None,
         config: Config | None = None,
@@ -318,12 +390,17 @@ class Buffer:
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
         """Sums the rows x [rows, H] of each token over ranks, in float32, and bias (one or two
         [B, H]); rounds once. topk_weights float32 [rows, K] are summed, too: [B, K]."""
+        self._require_live()
+        require_handle(handle, HANDLES)
+        require("x", x, FLOATS, -1, -1, device=self.device)
+        if topk_weights is not None:
+            require("topk_weights", topk_weights, FLOATS, len(x), -1, device=self.device)
+        biases = biases_of(bias, handle.route.sent, x.shape[1], self.device)
         after(previous_event)
         received = handle.route.received
         if len(x) < received:
             raise ep.InvalidArgumentError(f"x: {len(x)} rows, the dispatch received {received}")
         rows = x[:received]
-        biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
         total = self._exchange.reduce(handle.route, rows.float() if biases else rows)
         for one in biases:
             total = total + one.float()
@@ -342,7 +419,9 @@ class Buffer:
     def _sized(self, tokens: int, hidden: int, experts: int) -> LowLatencyGroup:
         sizes = Sizes(tokens, hidden, experts)
         if sizes not in self._low_latency:
-            self._low_latency[sizes] = self._low_latency_group(sizes)
+            made = self._low_latency[sizes] = self._low_latency_group(sizes)
+            if self._masked:  # set before there was such a group
+                self._set_active(made, self._masked, False)
         return self._low_latency[sizes]
 
     def _low_latency_group(self, sizes: Sizes) -> LowLatencyGroup:
@@ -376,6 +455,15 @@ class Buffer:
         [L]; a handle; an event; with return_recv_hook the function that receives, else None.
         Of a buffer two dispatches of a size may wait for their combine.
         """
+        self._require_live()
+        require("x", x, (torch.bfloat16,) if use_fp8 else FLOATS, -1, -1, device=self.device)
+        require("topk_idx", topk_idx, IDS, len(x), -1, device=self.device)
+        require_experts(num_experts, self.group_size)
+        require_count("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1)
+        if (stats := cumulative_local_expert_recv_stats) is not None:
+            each = num_experts // self.group_size
+            require("cumulative_local_expert_recv_stats", stats, COUNTS, each, device=self.device)
+        round_scale, use_ue8m0 = use_fp8 and round_scale, use_fp8 and use_ue8m0
         if use_ue8m0 and not round_scale:
             raise ep.InvalidArgumentError("use_ue8m0 needs round_scale")
         if use_fp8 and x.shape[1] % (4 * BLOCK if use_ue8m0 else BLOCK):
@@ -394,8 +482,8 @@ class Buffer:
                 hook()
             if scales is not None and columns is not None:
                 columns.copy_(packed_exponents(scales) if use_ue8m0 else scales)
-            if cumulative_local_expert_recv_stats is not None:
-                cumulative_local_expert_recv_stats.add_(counts)
+            if stats is not None:
+                stats.add_(counts)
 
         if not return_recv_hook:
             arrived()
@@ -418,27 +506,36 @@ class Buffer:
     ) -> tuple[Tensor, EventOverlap, Hook | None]:
         """Sums x, bf16 [L, R N, H], by topk_weights, float32 [B, K]: bf16 [B, H].
 
-        topk_idx: that of the dispatch. use_logfmt: accepted; rows travel whole. zero_copy: the rows
-        are in get_next_low_latency_combine_buffer(handle).
+        topk_idx: that of the dispatch; on the CPU an entry may have become -1, whose row does not
+        count. use_logfmt: accepted; rows travel whole. zero_copy: the rows are in
+        get_next_low_latency_combine_buffer(handle).
         """
         group, slot = self._slot_of(handle)
-        if topk_idx.shape != slot.topk_idx.shape or (
-            not topk_idx.is_cuda and not torch.equal(topk_idx, slot.topk_idx)
-        ):
-            raise ep.InvalidArgumentError("topk_idx differs from that of the dispatch")
+        tokens, hidden = len(slot.topk_idx), group.sizes.hidden
+        require("topk_idx", topk_idx, IDS, *slot.topk_idx.shape, device=self.device)
+        require("topk_weights", topk_weights, FLOATS, *slot.topk_idx.shape, device=self.device)
         if zero_copy:
             x = self.get_next_low_latency_combine_buffer(handle)
-        result = out if out is not None else x.new_empty(len(topk_idx), x.shape[2])
+        require("x", x, FLOATS, group.local, group.wide, hidden, device=self.device)
+        if out is not None:
+            require("out", out, (x.dtype,), tokens, hidden, device=self.device)
+        if not topk_idx.is_cuda:
+            kept = topk_idx == slot.topk_idx
+            if not (kept | (topk_idx == -1)).all():
+                raise ep.InvalidArgumentError("topk_idx differs from that of the dispatch")
+            topk_weights = torch.where(kept, topk_weights, 0.0)
+        result = out if out is not None else x.new_empty(tokens, hidden)
         hook = group.combine(x, topk_weights, slot, result, later=return_recv_hook)
         return result, event_of(async_finish), hook
 
-    def _slot_of(self, handle: LowLatencyHandle) -> tuple[LowLatencyGroup, Any]:
-        group = self._sized(*handle[2:])
+    def _slot_of(self, handle: LowLatencyHandle) -> tuple[LowLatencyGroup, Slot]:
+        self._require_live()
+        require_handle(handle, LowLatencyHandle)
         if handle.slot.number != handle.number:
             raise ep.InvalidUsageError(
                 "two later dispatches took the place of the one that this handle is of"
             )
-        return group, handle.slot
+        return handle.group, handle.slot
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """Where rows for a combine with zero_copy are written: bf16 [L, R N, H]."""
@@ -451,6 +548,7 @@ class Buffer:
     # ---- Masks, with enable_shrink -------------------------------------------------------------
 
     def _masked_groups(self) -> list[LowLatencyGroup]:
+        self._require_live()
         if not self.enable_shrink:
             raise ep.InvalidUsageError("masks need enable_shrink=True")
         return list(self._low_latency.values())
@@ -464,21 +562,36 @@ class Buffer:
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Low latency goes on without the rank (mask), or with it again."""
-        for group in self._masked_groups():
-            active = self._active(group)
-            active[rank_to_mask] = int(not mask)
-            group.group.update_mask(active.tolist(), stream=stream_of(active))
-            settle(active)
+        groups = self._masked_groups()
+        require_count("rank_to_mask", rank_to_mask, 0)
+        if rank_to_mask >= self.group_size or (mask and rank_to_mask == self.rank):
+            raise ep.InvalidArgumentError(
+                f"rank_to_mask is {rank_to_mask}; must be another of {self.group_size} ranks"
+            )
+        (self._masked.add if mask else self._masked.discard)(rank_to_mask)
+        for group in groups:
+            self._set_active(group, [rank_to_mask], not mask)
+
+    def _set_active(self, group: LowLatencyGroup, ranks: Iterable[int], on: bool) -> None:
+        active = self._active(group)
+        active[list(ranks)] = int(on)
+        group.group.update_mask(active.tolist(), stream=stream_of(active))
+        settle(active)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes int32 [R]: 1 for ranks that are masked."""
+        groups = self._masked_groups()
+        require("mask_status", mask_status, COUNTS, self.group_size, device=self.device)
         mask_status.zero_()
-        for group in self._masked_groups():
+        mask_status[list(self._masked)] = 1
+        for group in groups:
             mask_status |= 1 - self._active(group)
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Collective: all ranks take part again."""
-        for group in self._masked_groups():
+        groups = self._masked_groups()
+        self._masked.clear()
+        for group in groups:
             like = torch.empty(0, device=self.device)
             group.group.clean_mask(stream=stream_of(like))
             settle(like)

@@ -60,11 +60,13 @@ def unpack(rows: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 @dataclass(eq=False)
 class Route:
-    """A routing: what a handle of the library knows, and how many rows come and went."""
+    """A routing: what a handle of the library knows, and how many rows come and went. rows: of
+    results, those that nobody sent included."""
 
     handle: ep.Handle
     sent: int
     received: int
+    rows: int
 
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if not at_exit() and self.handle.live:
@@ -108,7 +110,7 @@ class Exchange:
         ids = torch.where(is_token_in_rank, ranks, -1).contiguous()
         handle = group.create_handle(ep.Layout.FLAT, T(ids), stream=stream_of(ids))
         settle(ids)
-        route = Route(handle, len(ids), received)
+        route = Route(handle, len(ids), received, received)
         self.routes.add(route)
         return route
 

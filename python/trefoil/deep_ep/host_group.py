@@ -57,8 +57,12 @@ class MpiRanks:
 
 def ranks_of(group: dist.ProcessGroup | None, comm: Any) -> Ranks:
     """Of the group, or where that is None of the mpi4py communicator."""
-    if group is not None:
+    if isinstance(group, dist.ProcessGroup):
         return GroupRanks(group)
+    if group is not None:
+        raise ep.InvalidArgumentError(
+            f"group is {group!r}; a torch.distributed process group of this rank is needed"
+        )
     if comm is not None:
         return MpiRanks(comm)
     raise ep.InvalidArgumentError(

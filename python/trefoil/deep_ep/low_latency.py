@@ -28,12 +28,24 @@ class Slot:
     topk_idx: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     kept: Any = None
     combine_buffer: Tensor | None = None
+    pending: bool = False  # sent, and the hook that receives was not called
+
+    def complete(self) -> None:
+        """Receives what is pending."""
+        if self.pending:
+            self.handle.complete(stream=stream_of(self.topk_idx))
+            self.pending = False
+
+    def destroy(self) -> None:
+        self.complete()
+        self.handle.destroy()
 
 
 class LowLatencyHandle(tuple[Any, ...]):
     """What dispatch gives to combine: (source tokens int32 [L, R N], (begin << 32 | count) int64
     [L, R] of each source rank's rows, N, H, E). Without sources the first two are None."""
 
+    group: LowLatencyGroup
     slot: Slot
     number: int
 
@@ -52,10 +64,6 @@ class LowLatencyGroup:
 
     def __init__(self, comm: ep.Communicator, sizes: Sizes, masks: bool, sources: bool) -> None:
         self.sizes, self.rank_count, self.sources = sizes, comm.num_ranks, sources
-        if sizes.experts % comm.num_ranks:
-            raise ep.InvalidArgumentError(
-                f"{sizes.experts} experts on {comm.num_ranks} ranks; must divide evenly"
-            )
         self.local = sizes.experts // comm.num_ranks
         self.device = ep.get_device()
         self.group = ep.Group.create(
@@ -63,7 +71,7 @@ class LowLatencyGroup:
             ep.GroupConfig(
                 num_experts=sizes.experts,
                 max_dispatch_tokens_per_rank=sizes.tokens,
-                max_token_bytes=4 * sizes.hidden,
+                max_token_bytes=max(16, 4 * sizes.hidden),
                 enable_mask=masks,
             ),
         )
@@ -83,6 +91,7 @@ class LowLatencyGroup:
             handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk_idx.shape[1])
             self.slots.append(Slot(handle))
         slot = self.slots[number % IN_FLIGHT]
+        slot.complete()
         if slot.number >= 0 and slot.topk_idx.shape[1] != topk_idx.shape[1]:
             slot.handle.destroy()
             slot.handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk_idx.shape[1])
@@ -108,10 +117,13 @@ class LowLatencyGroup:
     def _finish(self, slot: Slot, later: bool) -> Callable[[], None] | None:
         """What the caller calls later, or None when all is done."""
 
+        number, slot.pending = slot.number, later
+
         def complete() -> None:
-            ep.set_device(self.device)
-            slot.handle.complete(stream=stream_of(slot.topk_idx))
-            settle(slot.topk_idx)
+            if slot.number == number:
+                ep.set_device(self.device)
+                slot.complete()
+                settle(slot.topk_idx)
 
         if not later:
             settle(slot.topk_idx)
@@ -155,7 +167,7 @@ class LowLatencyGroup:
         )
         counts = self._dispatch(slot, x.contiguous(), out, scales, config)
         handle = LowLatencyHandle((*sources, self.sizes.tokens, x.shape[1], self.sizes.experts))
-        handle.slot, handle.number = slot, slot.number
+        handle.group, handle.slot, handle.number = self, slot, slot.number
         return out, scales, counts, handle, self._finish(slot, later)
 
     def combine(
@@ -176,7 +188,7 @@ class LowLatencyGroup:
     def destroy(self) -> None:
         """Collective."""
         for slot in self.slots:
-            slot.handle.destroy()
+            slot.destroy()
         self.group.destroy()
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from trefoil.places import gpu_library
+
 __all__ = ["c", "load"]
 
 NAME = "trefoil._c"
-GPU_LIBRARY = "libnccl_ep.so.0"
 
 
 def _candidates() -> list[Path]:
@@ -66,16 +67,7 @@ def load(library: str | os.PathLike[str] = "cpu") -> None:
     reason if it cannot be loaded.
     """
     name = os.fspath(library)
-    c.load(None if name == "cpu" else _gpu_library() if name == "gpu" else name)
-
-
-def _gpu_library() -> str:
-    """The wheel's or a build folder's; NCCL, which it needs, is the process's or the loader's."""
-    package = Path(__file__).resolve().parents[1]
-    build = package.parents[1] / "build"
-    folders = (package / "_root" / "lib", *(build / preset / "api" for preset in ("dev", "ci")))
-    there = (folder / GPU_LIBRARY for folder in folders)
-    return next((str(path) for path in there if path.exists()), GPU_LIBRARY)
+    c.load(None if name == "cpu" else gpu_library() if name == "gpu" else name)
 
 
 if os.environ.get("TREFOIL_EP_LIBRARY"):

@@ -25,31 +25,6 @@ def group_of(key: int) -> EPGroup:
     return _live[key]
 
 
-CPU = torch.device("cpu")
-
-
-def require(
-    name: str,
-    t: torch.Tensor,
-    dtypes: tuple[torch.dtype, ...],
-    *shape: int,
-    device: torch.device = CPU,
-) -> None:
-    """Refuses another type, shape (-1: any size) or device. Strides are the kernel's to check."""
-    sizes = tuple(t.shape)
-    fits = len(sizes) == len(shape) and all(
-        want in (-1, size) for size, want in zip(sizes, shape, strict=True)
-    )
-    if fits and t.dtype in dtypes and t.device == device:
-        return
-    types = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
-    want = ["any" if size == -1 else str(size) for size in shape]
-    raise ep.InvalidArgumentError(
-        f"{name}: found {str(t.dtype).removeprefix('torch.')} {list(sizes)} on {t.device}, "
-        f"expected {types} [{', '.join(want)}] on {device}"
-    )
-
-
 class EPGroup(Scoped):
     """The ranks of comm, with limits that are equal on all of them. Making it is collective.
 

@@ -82,6 +82,10 @@ class MoEDispatcher:
         used = (expert[pairs] < none).unsqueeze(1)
         source = pairs // wide
         done = experts(torch.where(used, rows[source], 0), counts)
+        if done.dim() != 2 or len(done) != len(pairs):
+            raise ep.InvalidArgumentError(
+                f"experts: found {list(done.shape)}, expected [{len(pairs)}, any]"
+            )
         weight = weights[:, :wide].flatten()[pairs].unsqueeze(1)
         terms = torch.where(used, done.float() * weight, 0)  # nothing of an unused pair counts
         sums = terms.new_zeros(rows.shape[0], done.shape[1]).index_add(0, source, terms)

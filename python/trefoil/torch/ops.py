@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from trefoil import ep
-from trefoil.torch.ep_group import EPGroup, group_of, require
+from trefoil.on_device import require
+from trefoil.torch.ep_group import EPGroup, group_of
 
 Tensor = torch.Tensor
 T = ep.Tensor

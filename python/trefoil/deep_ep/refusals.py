@@ -1,0 +1,93 @@
+"""What the methods of Buffer refuse before they send anything."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
+import torch
+
+from trefoil import ep
+from trefoil.on_device import require
+
+Tensor = torch.Tensor
+IDS = (torch.int64, torch.int32)
+COUNTS = (torch.int32, torch.int64)
+FLAGS = (torch.bool, torch.uint8, torch.int32, torch.int64)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def require_count(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, SupportsIndex) or value < least:
+        raise ep.InvalidArgumentError(f"{name} is {value!r}; must be an integer from {least} on")
+
+
+def require_experts(num_experts: int, ranks: int) -> None:
+    require_count("num_experts", num_experts, 1)
+    if num_experts % ranks:
+        raise ep.InvalidArgumentError(f"{num_experts} experts on {ranks} ranks; must divide evenly")
+
+
+def require_handle(handle: Any, kinds: type | tuple[type, ...]) -> None:
+    if not isinstance(handle, kinds):
+        raise ep.InvalidArgumentError(
+            f"handle is of type {type(handle).__name__}; the handle of a dispatch is needed"
+        )
+
+
+def fields_of(x: Any, device: torch.device) -> list[Tensor]:
+    """Rows [B, H], and their scales [B, S] or [B] if x is a pair."""
+    parts = list(x) if isinstance(x, tuple) else [x]
+    if isinstance(x, tuple) and len(parts) != 2:
+        raise ep.InvalidArgumentError(f"x is a tuple of {len(parts)}; must be rows and scales")
+    require("x", parts[0], (), -1, -1, device=device)
+    if not parts[0].shape[1]:
+        raise ep.InvalidArgumentError("x: rows have no elements")
+    for scales in parts[1:]:
+        wide = getattr(scales, "ndim", 2) != 1
+        require("scales of x", scales, (), len(parts[0]), *[-1] * wide, device=device)
+    return parts
+
+
+def require_topk(
+    topk_idx: Tensor | None, topk_weights: Tensor | None, tokens: int, device: torch.device
+) -> None:
+    """Ids [B, K] and, if there are any, weights of the same shape."""
+    if topk_idx is None:
+        if topk_weights is not None:
+            raise ep.InvalidArgumentError("topk_weights need topk_idx")
+        return
+    require("topk_idx", topk_idx, IDS, tokens, -1, device=device)
+    if topk_weights is not None:
+        shape = tokens, topk_idx.shape[1]
+        require("topk_weights", topk_weights, FLOATS, *shape, device=device)
+
+
+def counts_of(
+    per_rank: Tensor, in_rank: Tensor, per_expert: Tensor, tokens: int, ranks: int
+) -> list[int]:
+    """Tokens for each rank, then for each expert: what dispatch was told, if it is consistent."""
+    device = in_rank.device if isinstance(in_rank, Tensor) else torch.device("cpu")
+    require("is_token_in_rank", in_rank, FLAGS, tokens, ranks, device=device)
+    require("num_tokens_per_rank", per_rank, COUNTS, ranks, device=device)
+    require("num_tokens_per_expert", per_expert, COUNTS, -1, device=device)
+    require_experts(per_expert.numel(), ranks)
+    found = in_rank.bool().sum(0)
+    counts = torch.cat([per_rank.long(), per_expert.long(), found]).tolist()
+    if counts[:ranks] != counts[-ranks:]:
+        raise ep.InvalidArgumentError(
+            f"num_tokens_per_rank is {counts[:ranks]}; is_token_in_rank has {counts[-ranks:]}"
+        )
+    return counts[:-ranks]
+
+
+def biases_of(bias: Any, sent: int, hidden: int, device: torch.device) -> list[Tensor]:
+    """None, one, or up to two of [B, H]."""
+    if bias is None:
+        return []
+    biases = list(bias) if isinstance(bias, (tuple, list)) else [bias]
+    biases = [one for one in biases if one is not None]
+    if len(biases) > 2:
+        raise ep.InvalidArgumentError(f"bias has {len(biases)} tensors; at most 2")
+    for one in biases:
+        require("bias", one, FLOATS, sent, hidden, device=device)
+    return biases
