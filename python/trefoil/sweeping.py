@@ -163,7 +163,8 @@ def run_each(program: str, points: Sequence[Point]) -> list[Answer | SweepError]
             of = json.loads(line)
             answers.append(_answer_of(of["code"], of["out"], of["err"], command))
         if len(answers) < len(points):
-            _answer_of(process.returncode or 1, "", said, command)
+            code = process.returncode
+            raise SweepError(said.strip() or f"{' '.join(command)}: exit code {code}")
     except SweepError as error:
         answers.append(error)
     except (ValueError, KeyError, TypeError):

@@ -106,6 +106,11 @@ def test_points_of_one_process(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(SweepError, match="cannot be run"):
         trefoil.sweep(points, **{**how, "program": str(tmp_path / "nothing")})
+    older = tmp_path / "older"
+    older.write_text("#!/bin/sh\necho 'trefoil simulate: --each: unknown option' >&2\nexit 2\n")
+    older.chmod(0o755)
+    with pytest.raises(SweepError, match="--each: unknown option"):
+        trefoil.sweep(points, **{**how, "program": str(older)})
 
 
 def test_results_are_kept(tmp_path: Path) -> None:
