@@ -338,8 +338,7 @@ int cmdSimulate(int argc, char **argv) {
        "SimGrid's wall clock (default 600)", "SECONDS"},
       {"each", 0, POPT_ARG_STRING, &q.each, 0,
        "alone: a step a line, its options as a JSON list (-: stdin); a JSON line with code, out "
-       "and "
-       "err for each",
+       "and err for each",
        "FILE"},
       CLI_COMMON_OPTIONS(&q.json)};
   const cli_args_t args = {
@@ -349,7 +348,10 @@ int cmdSimulate(int argc, char **argv) {
       "what the answer means and what it leaves out."};
   int rc = cliParse(&args, options, argc, argv, NULL);
   if (rc >= 0) return rc;
-  if (q.each) return argc < 4 ? simulateEach(q.each) : cliUsage(verb, "--each stands alone");
+  if (q.each) {
+    int isAlone = argc == 2 || (argc == 3 && !strcmp(argv[1], "--each"));
+    return isAlone ? simulateEach(q.each) : cliUsage(verb, "--each stands alone");
+  }
   s.maxSpans = spans;
   cliCatchSignals(verb);
   rc = checkRequest(&q, &s);

@@ -112,17 +112,21 @@ static void findOutputs(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
   w->is = ((w->tokensOffset | w->scalesOffset) & 15) == 0;
 }
 
-/* Expert-major rows, with their scales, that peers may read where they lie. */
+/* Rows that peers may read where they lie, so far without the offset in their window. */
+static int isReadable(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *distance) {
+  return g->group->limits.zeroCopy != NCCL_EP_ZERO_COPY_OFF &&
+         epGpuIsAtOneDistance(g, window, distance);
+}
+
+/* Expert-major rows, with their scales. */
 static void findDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
                               ep_ht_dispatch_t *op) {
-  if (!op->handle.expertMajor || g->group->limits.zeroCopy == NCCL_EP_ZERO_COPY_OFF ||
-      !epGpuIsAtOneDistance(g, call->tokensWindow, &op->input.tokens)) {
-    return;
-  }
-  if (call->scaleBytes && !epGpuIsAtOneDistance(g, call->scalesWindow, &op->input.scales)) return;
-  op->input.tokens += (int64_t)call->tokensOffset;
-  op->input.scales += (int64_t)call->scalesOffset;
-  op->input.is = ((op->input.tokens | op->input.scales) & 15) == 0;
+  ep_ht_input_t *in = &op->input;
+  if (!op->handle.expertMajor || !isReadable(g, call->tokensWindow, &in->tokens)) return;
+  if (call->scaleBytes && !isReadable(g, call->scalesWindow, &in->scales)) return;
+  in->tokens += (int64_t)call->tokensOffset;
+  in->scales += (int64_t)call->scalesOffset;
+  in->is = ((in->tokens | in->scales) & 15) == 0;
 }
 
 trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *call,
@@ -153,15 +157,13 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   return epGpuHtAfter(h->htMemory, guard, g->statusOnDevice, stream);
 }
 
-/* Flat rows that peers may read where they lie. */
+/* Flat rows. */
 static void findCombineInput(const ep_gpu_group_t *g, const ep_combine_call_t *call,
                              ep_ht_combine_t *op) {
-  if (op->handle.expertMajor || g->group->limits.zeroCopy == NCCL_EP_ZERO_COPY_OFF ||
-      !epGpuIsAtOneDistance(g, call->tokensWindow, &op->input.tokens)) {
-    return;
-  }
-  op->input.tokens += (int64_t)call->tokensOffset;
-  op->input.is = (op->input.tokens & 15) == 0;
+  ep_ht_input_t *in = &op->input;
+  if (op->handle.expertMajor || !isReadable(g, call->tokensWindow, &in->tokens)) return;
+  in->tokens += (int64_t)call->tokensOffset;
+  in->is = (in->tokens & 15) == 0;
 }
 
 trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *call,

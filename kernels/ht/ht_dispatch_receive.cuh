@@ -210,7 +210,8 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
     const int K = a.op.handle.numTopk;
     Metadata n = {-1, 0.0f, false};
     if (item.chunk || item.n <= 0) return n;
-    if (item.code == HT_FIRST || item.code == HT_REMOTE) return n; // ht_weights.cuh
+    if (PUSHES && item.code == HT_FIRST) return n; // ht_weights.cuh
+    if (PULLS && item.code == HT_REMOTE) return n;
     n.is = k < (item.code == HT_ZEROS ? item.n : K);
     if (!n.is || item.code == HT_ZEROS) return n;
     const int *here = t.entries + ((size_t)item.source * group().maxTokens + item.token) * K;

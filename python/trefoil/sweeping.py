@@ -331,9 +331,9 @@ def sweep(
     """Computes the points that `results` does not hold yet; outcomes come in the points' order.
 
     executor None: threads on this machine, `jobs` of them (default: one a core). progress None: a
-    bar if stderr is a terminal. together: with these threads, a process takes several points, which
-    are kept when it ends. Raises SweepError at the first point that fails; what was computed
-    until then is in the results file.
+    bar if stderr is a terminal. together: with these threads, and without a timeout, a process
+    takes several points, which are kept when it ends. Raises SweepError at the first point that
+    fails; what was computed until then is in the results file.
     """
     program = program or find_program()
     wanted = [(key_of(point, program), dict(point)) for point in points]
@@ -344,7 +344,8 @@ def sweep(
         if executor is None and missing:
             threads = max(1, jobs or len(os.sched_getaffinity(0)))
             executor = stack.enter_context(ThreadPoolExecutor(threads))
-            take = _together(len(missing), threads) if together else 1
+            if together and timeout is None:
+                take = _together(len(missing), threads)
         bar = _bar(len(missing), label, progress) if missing else None
         if bar is not None:
             stack.callback(bar.close)

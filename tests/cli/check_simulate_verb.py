@@ -297,6 +297,8 @@ def check_each(folder: Path) -> None:
                 del answer["wall_seconds"]
             check(both[0] == both[1], f"{words}: another answer than alone")
     check("--each stands alone" in told[2]["err"], f"--each in --each: {told[2]}")
+    beside = run("simulate", "--each=-", "--json")
+    check("--each stands alone" in beside.stderr, f"--json beside --each: {beside.stderr}")
     file.write_text('["--json", "--gpus", "8"]\n[3]\n')
     done = run("simulate", "--each", file)
     check(done.returncode == 2 and "line 2 is no list of words" in done.stderr, done.stderr)

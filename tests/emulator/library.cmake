@@ -137,7 +137,7 @@ endforeach()
 # How many kernels a call launches.
 trefoil_test(launches SOURCES test_launches.c LIBS nccl_ep_emulated trefoil_host)
 target_include_directories(test_launches PRIVATE ${CMAKE_SOURCE_DIR}/host/include ${CMAKE_SOURCE_DIR}/host)
-set_tests_properties(launches PROPERTIES ENVIRONMENT "TREFOIL_HOST_SMS=6;TREFOIL_HOST_DEVICES=2")
+set_tests_properties(launches PROPERTIES ENVIRONMENT "TREFOIL_HOST_SMS=132;TREFOIL_HOST_DEVICES=2")
 
 # A few random cases of both modes against the reference, and the kernels' byte counters against the plan.
 if(TREFOIL_CLI)

@@ -10,13 +10,14 @@
 
 enum { TOKENS = 16, WIDTH = 64, EXPERTS = 8, TOPK = 2, STEPS = 3 };
 
-static atomic_int launches, mostBlocks;
+static atomic_int launches, mostBlocks, lastBlocks;
 
 static void *prepare(const void *function, const trefoil_host_launch_t *launch) {
   static int any;
   int blocks = (int)launch->gridDim.x;
   (void)function;
   if (blocks > atomic_load(&mostBlocks)) atomic_store(&mostBlocks, blocks);
+  atomic_store(&lastBlocks, blocks);
   atomic_fetch_add(&launches, 1);
   return &any;
 }
@@ -153,6 +154,47 @@ TEST(high_throughput) {
     steps(&b, 1);
     closeBed(&b);
   }
+}
+
+/* ---- Blocks of high throughput by default ---- */
+
+static void checkBlocks(bed_t *b, const char *how, int wanted) {
+  ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+  ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+  ncclEpCombineInputs_t from = NCCL_EP_COMBINE_INPUTS_INIT;
+  ncclEpCombineOutputs_t to = NCCL_EP_COMBINE_OUTPUTS_INIT;
+  in.tokens = &b->in;
+  in.topk_weights = &b->weights;
+  out.tokens = from.tokens = &b->out;
+  out.topk_weights = &b->outWeights;
+  if (b->outWeights.ndim == 2) out.topk_idx = &b->outIdx;
+  to.tokens = &b->back;
+  OK(ncclEpUpdateHandle(b->handle, &b->idx, NULL, b->stream));
+  OK(ncclEpDispatch(b->handle, &in, &out, NULL, NULL, b->stream));
+  CHECK(lastBlocks == wanted, "dispatch %s: %d blocks, should be %d", how, lastBlocks, wanted);
+  OK(ncclEpCombine(b->handle, &from, &to, NULL, b->stream));
+  CHECK(lastBlocks == wanted, "combine %s: %d blocks, should be %d", how, lastBlocks, wanted);
+}
+
+TEST(default_blocks_of_high_throughput) {
+  bed_t b;
+  void *memory;
+  openBed(&b, 1, 2 * TOKENS);
+  if (testFailures) return;
+  checkBlocks(&b, "flat", 28);
+  REQUIRE(!ncclMemAlloc(&memory, 1 << 16), "memory of a window");
+  REQUIRE(!ncclCommWindowRegister(b.comm, memory, 1 << 16, &b.out.win_hdl, NCCL_WIN_COLL_SYMMETRIC),
+          "window");
+  b.out.data = memory;
+  checkBlocks(&b, "flat, in windows", 16);
+  REQUIRE(!ncclCommWindowDeregister(b.comm, b.out.win_hdl), "window");
+  b.out.win_hdl = NULL;
+  OK(ncclEpHandleDestroy(b.handle));
+  OK(ncclEpInitHandle(&b.handle, b.group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, TOPK, NULL));
+  b.outWeights.ndim = 1;
+  checkBlocks(&b, "expert-major", 64);
+  ncclMemFree(memory);
+  closeBed(&b);
 }
 
 /* Halves: one launch each. */
