@@ -252,7 +252,7 @@ def test_overhead(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\ncalls, us above the C call: {took}")
     assert max(took["dispatch"], took["combine"]) < 1.5
-    assert max(took["dispatch"], took["combine"]) < 1.8 * took["update"]
+    assert max(took["dispatch"], took["combine"]) < 2.5 * took["update"]
 
 
 @pytest.mark.parametrize("mode", MODES)
