@@ -680,7 +680,11 @@ def test_the_verb_ends_with_the_same_sentence() -> None:
 def test_compute_costs_that_cannot_be_read(tmp_path: Path) -> None:
     options = ("plan", "--gpus", "8", *CLOSED, "--compute-costs")
     for value, words in (
-        ("x", "--compute-costs: no compute record 'x': expected deepgemm-h800, pytorch-h100"),
+        (
+            "x",
+            "--compute-costs: no compute record 'x': expected "
+            "deepgemm-h800, pytorch-h100, pytorch-h200",
+        ),
         (str(tmp_path / "none.json"), "none.json: No such file"),
     ):
         done = run(*options, value)
