@@ -56,7 +56,6 @@ __global__ void __launch_bounds__(EP_A2SGD_THREADS, MEANS_BLOCKS<T>)
   ep_a2sgd_group_t g = {0, 0, 0, 0};
   int group = 0;
   unsigned numSummed = 0; // of the group's parts, by this block
-  TileAhead<T> ahead;
   for (uint32_t part = blockIdx.x;; part += gridDim.x) {
     if (!isPartOf(g, part)) {
       finishParts(s, epoch, group, numSummed);
@@ -65,8 +64,7 @@ __global__ void __launch_bounds__(EP_A2SGD_THREADS, MEANS_BLOCKS<T>)
       group = groupOfPart(s, part, lane);
       g = groupsOf(s)[group];
     }
-    const uint32_t idx = part - g.firstPart;
-    const PartSums sums = sumPart<T>(s, g, idx, idx + gridDim.x, warp, lane, ahead);
+    const Sums sums = sumPart<T>(s, g, part - g.firstPart, warp, lane);
     if (threadIdx.x == 0) storePart(s, part, sums);
     numSummed++;
   }

@@ -12,31 +12,29 @@ constexpr int ROUNDS = EP_A2SGD_WARP_TILE / EP_A2SGD_RUN / 32;
 template <Elem T> constexpr int ELEM_BYTES = T == Elem::F32 ? 4 : 2;
 template <Elem T> constexpr int RUN_VECTORS = EP_A2SGD_RUN *ELEM_BYTES<T> / 16;
 
-template <class N> struct SumsOf {
+struct Sums {
   float plus, minus; // of elements that are not negative, NaN among them; of the others' magnitudes
-  N numNegative;
+  unsigned long long numNegative;
 };
-using Sums = SumsOf<unsigned long long>;
-using PartSums = SumsOf<unsigned>; // of at most a part
 
-template <class N> EP_DEV SumsOf<N> addSums(const SumsOf<N> &a, const SumsOf<N> &b) {
-  return SumsOf<N>{a.plus + b.plus, a.minus + b.minus, a.numNegative + b.numNegative};
+EP_DEV Sums addSums(const Sums &a, const Sums &b) {
+  return Sums{a.plus + b.plus, a.minus + b.minus, a.numNegative + b.numNegative};
 }
 
 // Adjacent lanes' sums pairwise; all lanes get the sum.
-template <class N> EP_DEV SumsOf<N> warpTree(SumsOf<N> s) {
+EP_DEV Sums warpTree(Sums s) {
 #pragma unroll
   for (int with = 1; with < 32; with *= 2) {
-    s = addSums(s, SumsOf<N>{__shfl_xor_sync(FULL_WARP, s.plus, with),
-                             __shfl_xor_sync(FULL_WARP, s.minus, with),
-                             __shfl_xor_sync(FULL_WARP, s.numNegative, with)});
+    s = addSums(s, Sums{__shfl_xor_sync(FULL_WARP, s.plus, with),
+                        __shfl_xor_sync(FULL_WARP, s.minus, with),
+                        __shfl_xor_sync(FULL_WARP, s.numNegative, with)});
   }
   return s;
 }
 
 // The same of a block; all threads get the sum.
-template <class N> EP_DEV SumsOf<N> blockTree(SumsOf<N> s) {
-  EP_SHARED_ARRAY(SumsOf<N>, ofWarp, EP_A2SGD_WARPS);
+EP_DEV Sums blockTree(Sums s) {
+  EP_SHARED_ARRAY(Sums, ofWarp, EP_A2SGD_WARPS);
   s = warpTree(s);
   __syncthreads();
   if (threadIdx.x % 32 == 0) ofWarp[threadIdx.x / 32] = s;
@@ -179,7 +177,7 @@ EP_DEV WarpTiles tilesOf(const ep_a2sgd_step_t &s, const ep_a2sgd_group_t &g, ui
 
 // A tile's sums; `next(j)` is called when the vectors of round j are summed.
 template <Elem T, class F>
-EP_DEV PartSums sumTile(uint4 (&v)[ROUNDS][RUN_VECTORS<T>], int lane, F next) {
+EP_DEV Sums sumTile(uint4 (&v)[ROUNDS][RUN_VECTORS<T>], int lane, F next) {
   float plus[ROUNDS] = {}, minus[ROUNDS] = {};
   unsigned numNegative = 0;
 #pragma unroll
@@ -188,44 +186,34 @@ EP_DEV PartSums sumTile(uint4 (&v)[ROUNDS][RUN_VECTORS<T>], int lane, F next) {
     next(j);
   }
   const float2 sums = tileTree(plus, minus, lane);
-  return PartSums{sums.x, sums.y, numNegative};
+  return Sums{sums.x, sums.y, numNegative};
 }
 
 // The counts of a tile lie in all lanes; its sums are kept by one.
-EP_DEV void keepTile(PartSums &mine, const PartSums &tile, bool isMine) {
+EP_DEV void keepTile(Sums &mine, const Sums &tile, bool isMine) {
   mine.numNegative += tile.numNegative;
   mine.plus = isMine ? tile.plus : mine.plus;
   mine.minus = isMine ? tile.minus : mine.minus;
 }
 
-// A tile of whole vectors that is under way to registers, so that the end of a part costs no latency.
-template <Elem T> struct TileAhead {
-  bool is = false;
-  uint4 v[ROUNDS][RUN_VECTORS<T>] = {};
-};
-
-// Tiles [from, to) of whole vectors: each round of the next one is loaded when this one's is summed, and of
-// the one at then() (NULL: none) behind the last.
-template <Elem T, class F>
-EP_DEV void sumWhole(const char *p, int from, int to, int lane, F then, TileAhead<T> &ahead,
-                     PartSums &mine) {
-  if (!ahead.is) {
+// Tiles [from, to) of whole vectors: each round of the next one is loaded when this one's is summed.
+template <Elem T> EP_DEV void sumWhole(const char *p, int from, int to, int lane, Sums &mine) {
+  uint4 v[ROUNDS][RUN_VECTORS<T>];
 #pragma unroll
-    for (int j = 0; j < ROUNDS; j++) loadRun<T>(ahead.v[j], p + j * ROUND_BYTES<T>);
-  }
+  for (int j = 0; j < ROUNDS; j++) loadRun<T>(v[j], p + j * ROUND_BYTES<T>);
   for (int t = from; t < to; t++) {
-    p = t + 1 == to ? then() : p + TILE_BYTES<T>;
-    const PartSums tile = sumTile<T>(ahead.v, lane, [&](int j) {
-      if (p) loadRun<T>(ahead.v[j], p + j * ROUND_BYTES<T>);
+    p += TILE_BYTES<T>;
+    const bool isLast = t + 1 == to;
+    const Sums tile = sumTile<T>(v, lane, [&](int j) {
+      if (!isLast) loadRun<T>(v[j], p + j * ROUND_BYTES<T>);
     });
     keepTile(mine, tile, lane == t);
   }
-  ahead.is = p != nullptr;
 }
 
 // The same where elements lie `by` bytes past whole vectors.
 template <Elem T>
-EP_DEV void sumShifted(const char *p, unsigned by, int from, int to, int lane, PartSums &mine) {
+EP_DEV void sumShifted(const char *p, unsigned by, int from, int to, int lane, Sums &mine) {
   for (int t = from; t < to; t++) {
     uint4 v[ROUNDS][RUN_VECTORS<T>];
 #pragma unroll
@@ -237,8 +225,8 @@ EP_DEV void sumShifted(const char *p, unsigned by, int from, int to, int lane, P
 
 // A tile at an end of the group or of the gradient.
 template <Elem T>
-static __device__ __noinline__ PartSums sumRagged(const ep_a2sgd_step_t &s, int64_t first,
-                                                  int64_t left, int lane) {
+static __device__ __noinline__ Sums sumRagged(const ep_a2sgd_step_t &s, int64_t first, int64_t left,
+                                              int lane) {
   constexpr int STRIDE = 32 * EP_A2SGD_RUN;
   uint4 v[ROUNDS][RUN_VECTORS<T>];
   const int64_t i = lane * EP_A2SGD_RUN;
@@ -248,35 +236,20 @@ static __device__ __noinline__ PartSums sumRagged(const ep_a2sgd_step_t &s, int6
   return sumTile<T>(v, lane, [](int) {});
 }
 
-template <Elem T> EP_DEV const char *laneRun(const ep_a2sgd_step_t &s, int64_t element, int lane) {
-  return (const char *)s.grad + (element + lane * EP_A2SGD_RUN) * ELEM_BYTES<T>;
-}
-
-// Where this lane's tile of whole vectors at the beginning of a part lies; NULL: there is none.
+// Part `idx` of a group: all threads of a block, and all get the sums.
 template <Elem T>
-EP_DEV const char *firstWhole(const ep_a2sgd_step_t &s, const ep_a2sgd_group_t &g, uint32_t idx,
-                              int warp, int lane) {
-  if (idx >= g.numParts) return nullptr;
-  const WarpTiles w = tilesOf<T>(s, g, idx, warp);
-  const char *p = laneRun<T>(s, g.first + w.at, lane);
-  return w.whole == 0 && w.ragged > 0 && ((uintptr_t)p & 15) == 0 ? p : nullptr;
-}
-
-// Part `idx` of a group: all threads of a block, and all get the sums. `next`: the block's part after it.
-template <Elem T>
-EP_DEV PartSums sumPart(const ep_a2sgd_step_t &s, const ep_a2sgd_group_t &g, uint32_t idx,
-                        uint32_t next, int warp, int lane, TileAhead<T> &ahead) {
+EP_DEV Sums sumPart(const ep_a2sgd_step_t &s, const ep_a2sgd_group_t &g, uint32_t idx, int warp,
+                    int lane) {
   const WarpTiles w = tilesOf<T>(s, g, idx, warp);
   const int64_t first = g.first + w.at;
-  PartSums mine = {0, 0, 0};
+  Sums mine = {0, 0, 0};
   for (int t = 0; t < w.num; t++) {
     if (t == w.whole && t < w.ragged) {
-      const char *p = laneRun<T>(s, first + (int64_t)t * EP_A2SGD_WARP_TILE, lane);
+      const int64_t run = first + (int64_t)t * EP_A2SGD_WARP_TILE + lane * EP_A2SGD_RUN;
+      const char *p = (const char *)s.grad + run * ELEM_BYTES<T>;
       const unsigned by = (unsigned)((uintptr_t)p & 15);
       if (by == 0)
-        sumWhole<T>(
-            p, t, w.ragged, lane, [&] { return firstWhole<T>(s, g, next, warp, lane); }, ahead,
-            mine);
+        sumWhole<T>(p, t, w.ragged, lane, mine);
       else
         sumShifted<T>(p, by, t, w.ragged, lane, mine);
       t = w.ragged - 1;
@@ -284,17 +257,16 @@ EP_DEV PartSums sumPart(const ep_a2sgd_step_t &s, const ep_a2sgd_group_t &g, uin
     }
     const int64_t past = (int64_t)t * EP_A2SGD_WARP_TILE;
     keepTile(mine, sumRagged<T>(s, first + past, g.count - w.at - past, lane), lane == t);
-    ahead = TileAhead<T>{}; // no registers across the call
   }
   return blockTree(mine);
 }
 
 // ---- Parts of a group
 
-EP_DEV void storePart(const ep_a2sgd_step_t &s, uint32_t part, const PartSums &sums) {
-  storeStream(
-      s.scratch + s.at.parts + (size_t)part * 16,
-      make_uint4(__float_as_uint(sums.plus), __float_as_uint(sums.minus), sums.numNegative, 0));
+EP_DEV void storePart(const ep_a2sgd_step_t &s, uint32_t part, const Sums &sums) {
+  storeStream(s.scratch + s.at.parts + (size_t)part * 16,
+              make_uint4(__float_as_uint(sums.plus), __float_as_uint(sums.minus),
+                         (unsigned)sums.numNegative, 0));
 }
 
 EP_DEV Sums loadPart(const ep_a2sgd_step_t &s, const ep_a2sgd_group_t &g, uint32_t idx) {

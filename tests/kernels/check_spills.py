@@ -20,7 +20,6 @@ SPILLS = {
     "DispatchTraitsILb1E": 96,  # the generic path: eight blocks of entries a lane
     "combineKernelIL4Elem": 128,  # warps of 20 and more need more registers than there are
     "partialKernelIL4Elem": 96,
-    "meansKernelIL4Elem": 24,  # once a part of A2SGD's gradient, not in the loop over its tiles
     "farDispatchKernelI7GinWire": 376,  # the relay has ten steps of a row in flight
     "farCombineKernelI7GinWire": 324,
     "farHtCombineKernelI7GinWire": 272,  # 18 warps, with the four duties of the poster
