@@ -5,7 +5,7 @@
 
 #include "plan/error.h"
 
-#define PARTS_PER_SM 48 /* enough that the last ones leave few blocks idle */
+#define PARTS_PER_SM 24 /* enough that the last ones leave few blocks idle */
 
 static uint32_t partsOf(int64_t count, int partShift) {
   int64_t part = (int64_t)EP_A2SGD_TILE << partShift;

@@ -26,29 +26,6 @@ template <class P> EP_DEV void passMetadata(const HtBlock &b, const P &p, int k,
   __syncwarp();
 }
 
-// A receiver's: once an item's stores are out, and so its chunks have been loaded, their FIFO slots are free;
-// weights and ids are written. It holds no stage: the loader need not wait for it.
-template <class P> EP_DEV void completionWarp(const HtBlock &b, const P &p, int lane) {
-  HtWatchdog deadline;
-  for (int k = 0;;) {
-    const int m = min(32, __shfl_sync(FULL_WARP, (int)loadAcquireShared(&b.at->stored), 0) - k);
-    if (m == 0) {
-      if (__shfl_sync(FULL_WARP, (int)loadAcquireShared(&b.at->head), 0) > k && b.item(k).n < 0)
-        return;
-      deadline();
-      __nanosleep(50);
-      continue;
-    }
-    __syncwarp(); // what lane 0 has acquired, all may read
-    passMetadata(b, p, k, m, lane);
-    if (lane < m) p.release(b.item(k + lane), b.entries(k + lane));
-    __syncwarp();
-    k += m;
-    if (lane == 0) storeReleaseShared(&b.at->retired, k);
-    deadline = HtWatchdog();
-  }
-}
-
 // The flags of items [k, end), which have been written, behind one fence for all of them.
 template <class P> EP_DEV void raiseFlags(const HtBlock &b, const P &p, int k, int end, int lane) {
   if (p.flags()) __threadfence_system();

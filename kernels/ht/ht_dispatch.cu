@@ -30,11 +30,9 @@ EP_DEV void waitAnnounce(const ep_ht_group_t &g, uint4 seen, unsigned long long 
 }
 
 template <bool EXPERT_MAJOR, HtWay WAY>
-__global__ void __launch_bounds__(htDispatchThreads(EXPERT_MAJOR, WAY), 1)
+__global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
     dispatchKernel(const __grid_constant__ HtDispatchArgs a) {
   constexpr bool PUSHES = WAY == HT_PUSH, PULLS = WAY == HT_PULL, WINDOWS = PUSHES || PULLS;
-  constexpr bool BY_ROWS = htReceivesByRows(EXPERT_MAJOR, WAY);
-  constexpr int PIPE = htPipeThreads(EXPERT_MAJOR, WAY);
   EP_DYNAMIC_SHARED(128, shared);
   const ep_ht_group_t &g = a.op.group;
   HtControl &c = htControl(g);
@@ -58,8 +56,8 @@ __global__ void __launch_bounds__(htDispatchThreads(EXPERT_MAJOR, WAY), 1)
     const HtShape &shape = noFifos ? a.push : a.sender;
     const HtBlock b = blockOf(shared, shape, a.room, a.stageStride);
     arm(b);
-    if (WINDOWS && threadIdx.x >= PIPE)
-      passWeights(a, t, *pairs, number, PIPE);
+    if (WINDOWS && threadIdx.x >= HT_PIPE_THREADS)
+      passWeights(a, t, *pairs, number, HT_PIPE_THREADS);
     else
       scatterPipe(b,
                   Sender<EXPERT_MAJOR, WAY>{a, t, c.fifos[0].sent, Divisor::of(a.row.numChunks),
@@ -72,11 +70,10 @@ __global__ void __launch_bounds__(htDispatchThreads(EXPERT_MAJOR, WAY), 1)
   }
   if (PUSHES) sendDone(g, *pairs);
   if (receives) {
-    const HtBlock b = BY_ROWS ? rowBlockOf(shared, a.receiver)
-                              : blockOf(shared, a.receiver, a.room, a.stageStride);
+    const HtBlock b = rowBlockOf(shared, a.receiver);
     arm(b);
-    if (WINDOWS && threadIdx.x >= PIPE) {
-      if (!sends) passWeights(a, t, *pairs, number, PIPE);
+    if (WINDOWS && threadIdx.x >= HT_PIPE_THREADS) {
+      if (!sends) passWeights(a, t, *pairs, number, HT_PIPE_THREADS);
     } else {
       const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
       const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
@@ -89,10 +86,7 @@ __global__ void __launch_bounds__(htDispatchThreads(EXPERT_MAJOR, WAY), 1)
                                                  Divisor::of(perToken),
                                                  pairs,
                                                  number};
-      if constexpr (BY_ROWS)
-        rowPipe<HtCopies>(b, receiver, a.receiver, &c.work[0][1]);
-      else
-        scatterPipe(b, receiver, a.receiver, &c.work[0][1]);
+      rowPipe<HtCopies>(b, receiver, a.receiver, &c.work[0][1]);
     }
   }
   if constexpr (PULLS) {

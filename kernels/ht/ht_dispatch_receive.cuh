@@ -6,12 +6,11 @@
 
 #include "kernels/ht/ht_push.cuh"
 #include "kernels/ht/ht_rows.cuh"
-#include "kernels/ht/ht_scatter.cuh"
 #include "kernels/ht/ht_weights.cuh"
 
 template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   static constexpr bool PUSHES = WAY == HT_PUSH, PULLS = WAY == HT_PULL;
-  static constexpr bool SENDS = false, WATCH_ONE = true, FENCE = true;
+  static constexpr bool SENDS = false, WATCH_ONE = true;
   static constexpr int LANES = EXPERT_MAJOR ? 4 : 1;
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;
@@ -148,7 +147,6 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   // Dropped or trapped: the FIFO slot is free at once.
   EP_DEV void isEmpty(const HtItem &item) const { free(item); }
 
-  // By rows.
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV HtChunkPlace source(const HtItem &item) const {
     if (item.code == HT_OWN)
@@ -156,36 +154,13 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
     if (PULLS && item.code == HT_REMOTE)
       return placeOf(a.row, item.token, item.chunk, pairs->tokens[item.source],
                      pairs->scales[item.source]);
+    if (PUSHES && item.code == HT_FIRST)
+      return placeOf(a.row, item.index, item.chunk, a.op.outTokens, a.op.outScales);
     if (item.code == HT_ZEROS) return contiguous(a.zeros);
     return contiguous(fifoSlotAt(group(), 0, group().rank, item.source, item.code));
   }
   EP_DEV HtChunkPlace place(const HtItem &item, int2 e) const {
     return placeOf(a.row, e.x, item.chunk, a.op.outTokens, a.op.outScales);
-  }
-  // By bulk copies.
-  EP_DEV void load(const HtItem &item, uint32_t stage, uint64_t *full) const {
-    const int bytes = chunkBytes(a.row, item.chunk);
-    if (item.code == HT_OWN) {
-      loadRow(a.row, item.token, item.chunk, a.op.tokens, a.op.scales, stage, full);
-    } else if (PUSHES && item.code == HT_FIRST) {
-      loadRow(a.row, item.index, item.chunk, a.op.outTokens, a.op.outScales, stage, full);
-    } else {
-      barrierExpect(full, bytes);
-      const char *from = item.code == HT_ZEROS
-                             ? a.zeros
-                             : fifoSlotAt(group(), 0, group().rank, item.source, item.code);
-      bulkLoad(stage, from, bytes, full);
-    }
-  }
-  EP_DEV void store(const HtItem &item, int2 e, uint32_t stage) const {
-    storeRow(a.row, e.x, item.chunk, a.op.outTokens, a.op.outScales, stage);
-  }
-  EP_DEV bool hasScales() const { return a.row.scaleBytes > 0; }
-  EP_DEV void storeSideData(const HtItem &item, const int2 *entries, const char *stage,
-                            int l) const {
-    storeScales(a.row, item.chunk, stage, item.n, l, [&](int j) {
-      return (char *)a.op.outScales + (size_t)entries[j].x * a.row.scaleBytes;
-    });
   }
   EP_DEV void free(const HtItem &item) const {
     if (isFifoSlot(item.code)) giveCredit(group(), 0, item.code, item.epoch);

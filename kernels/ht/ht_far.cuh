@@ -14,14 +14,14 @@ extern "C" {
 #include <cmath>
 
 template <class Network, bool EXPERT_MAJOR>
-static __global__ void __launch_bounds__(HT_SCATTER_THREADS, 1)
+static __global__ void __launch_bounds__(HT_PIPE_THREADS, 1)
     farHtDispatchKernel(const __grid_constant__ HtDispatchArgs a,
                         const __grid_constant__ HtFarArgs f) {
   EP_DYNAMIC_SHARED(128, shared);
   runFarDispatch<Network, EXPERT_MAJOR>(a, f, shared);
 }
 template <class Network, Elem T, bool EXPERT_MAJOR>
-static __global__ void __launch_bounds__(HT_GATHER_THREADS, 1)
+static __global__ void __launch_bounds__(HT_PIPE_THREADS, 1)
     farHtCombineKernel(const __grid_constant__ HtCombineArgs a,
                        const __grid_constant__ HtFarArgs f) {
   EP_DYNAMIC_SHARED(128, shared);

@@ -32,7 +32,7 @@ typedef struct ep_ht_far_layout {
   int numRanks, ranksPerDomain, numFar; /* numFar: other nodes */
   int ringSlots[2];                     /* by kind, a power of two */
   int batchSlots[2];                    /* with puts under way, so many are waited for */
-  size_t slotBytes; /* chunk, weights, a word that says whether it stands for nothing */
+  size_t slotBytes; /* chunk, weights, a word: its epoch if it stands for nothing */
   size_t voidAt;    /* of that word */
   /* in the window, after 128 bytes: */
   size_t rings[2][2]; /* [kind][out, in]: [far node][ringSlots] */

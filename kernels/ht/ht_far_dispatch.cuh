@@ -245,12 +245,12 @@ EP_DEV void runFarDispatch(const HtDispatchArgs &a, const HtFarArgs &f, char *sh
       scatterPipe(b, Forwarder(a, t, far), f.middle, &far.c.work[0]);
       disarm(b);
     }
-    const HtBlock b = blockOf(shared, a.receiver, a.room, a.stageStride);
+    const HtBlock b = rowBlockOf(shared, a.receiver);
     arm(b);
     const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
     const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
-    scatterPipe(b, FarReceiver<EXPERT_MAJOR>(a, t, far, padGroups, perToken, number), a.receiver,
-                &c.work[0][1]);
+    rowPipe<HtCopies>(b, FarReceiver<EXPERT_MAJOR>(a, t, far, padGroups, perToken, number),
+                      a.receiver, &c.work[0][1]);
   }
   leave<false>(
       g, t, a.row.numChunks, began, [&](int r) { return r != g.rank; },

@@ -31,6 +31,7 @@ struct HtPosted {
 #endif
 };
 constexpr int HT_MOST_CHUNKS = 4; // in a put, where so many wait
+constexpr int HT_SEARCH = 16;     // words a lane looks at, loads in flight
 constexpr int HT_POSTER_BYTES = HT_DUTIES * EP_HT_FAR_NODES * sizeof(HtPosted);
 
 template <class Network> class Poster {
@@ -77,13 +78,15 @@ public:
 
 private:
   EP_DEV void begin(int i, const HtFarTables &t, int numChunks) {
+    __syncwarp();
+    s = states[i];
+    if (i == item) return;
     const bool back = kind == 1;
+    item = i;
     ring = i / HT_DUTIES;
     before = far.c.rings[kind][ring];
     out = (unsigned long long)t.counts[back][ring] * numChunks;
     in = (unsigned long long)t.counts[!back][ring] * numChunks;
-    __syncwarp();
-    s = states[i];
   }
   EP_DEV void save(int i) {
     __syncwarp();
@@ -131,23 +134,52 @@ private:
     return __shfl_sync(FULL_WARP, (int)(lane == 0 && net.isIdle(peer())), 0);
   }
 
+  // One word a slot of this ring, by the slot's number; and one in each slot (only of a combine: its epoch,
+  // if it stands for nothing). In registers: system fences empty the cache that holds the tables.
+  struct Words {
+    uint32_t *first;
+    int bits;
+    EP_DEV HtLocation slot(unsigned long long q) const { return fifoSlotOf(0, q, bits); }
+    EP_DEV uint32_t load(unsigned long long q) const { return loadVolatile(first + slot(q).code); }
+    EP_DEV void set(unsigned long long q, bool isVoid) const {
+      const HtLocation u = slot(q);
+      storeRelaxed(first + u.code, (uint32_t)u.epoch << 1 | (uint32_t)isVoid);
+    }
+  };
+  struct Voids {
+    char *first;
+    size_t stride;
+    EP_DEV uint32_t *at(const HtLocation &u) const { return (uint32_t *)(first + u.code * stride); }
+  };
+  EP_DEV Words wordsOf(HtRingWord what) const {
+    return Words{far.wordAt(kind, what, (HT_RING_PEER + ring) << 24), far.f.slotBits[kind]};
+  }
+  EP_DEV Voids voidsOf(bool isIn) const {
+    const ep_ht_far_layout_t &l = far.f.far.at;
+    return Voids{far.ringSlotAt(1, isIn, (HT_RING_PEER + ring) << 24) + l.voidAt, l.slotBytes};
+  }
+
   // Moves on `at` up to `end`, over slots that have their word, to the first that has not.
-  // visit(u, isVoid): of those.
+  // visit(u, isVoid): of those. One fence for many words: with stores of a whole GPU under way it takes
+  // microseconds.
   template <class F>
   EP_DEV void extend(unsigned long long &at, unsigned long long end, HtRingWord what,
                      unsigned long long first, F visit) const {
+    const Words all = wordsOf(what);
     while (at < end) {
-      uint32_t words[BATCH];
+      uint32_t words[HT_SEARCH];
 #pragma unroll
-      for (int j = 0; j < BATCH; j++) {
+      for (int j = 0; j < HT_SEARCH; j++) {
         const unsigned long long q = at + j * 32 + lane;
-        if (q < end) words[j] = loadVolatile(far.wordAt(kind, what, ringSlotOf(first + q).code));
+        if (q < end) words[j] = all.load(first + q);
       }
+      const bool any = (int)(words[0] >> 1) == all.slot(first + at).epoch; // lane 0's
+      if (!__shfl_sync(FULL_WARP, any, 0)) return;
       __threadfence_system(); // what was written before these words
 #pragma unroll
-      for (int j = 0; j < BATCH; j++) {
+      for (int j = 0; j < HT_SEARCH; j++) {
         const unsigned long long q = at + lane; // `at` has moved on by j * 32
-        const HtLocation u = ringSlotOf(first + q);
+        const HtLocation u = all.slot(first + q);
         const bool is = q < end && (int)(words[j] >> 1) == u.epoch;
         const unsigned missing = ~__ballot_sync(FULL_WARP, is);
         const int there = missing ? __ffs(missing) - 1 : 32;
@@ -159,10 +191,6 @@ private:
   }
   EP_DEV HtLocation ringSlotOf(unsigned long long q) const {
     return far.ringSlotOf(kind, ring, q);
-  }
-
-  EP_DEV uint32_t *voidOf(bool isIn, const HtLocation &u) const {
-    return (uint32_t *)(far.ringSlotAt(kind, isIn, u.code) + far.f.far.at.voidAt);
   }
 
   // All lanes: a post that may have been refused.
@@ -178,9 +206,12 @@ private:
   // Slots are filled about as fast as they are looked at: without a limit the search goes on until all are.
   EP_DEV void post() {
     const int chunk = far.f.far.at.batchSlots[kind], large = HT_MOST_CHUNKS * chunk;
-    const unsigned long long end = s.done + large < out ? s.done + large : out;
-    extend(s.ready, end, HT_FILLED, before.sent,
-           [&](const HtLocation &u, bool isVoid) { *voidOf(false, u) = isVoid; });
+    const int search = max(32 * HT_SEARCH, chunk);
+    const unsigned long long end = s.done + search < out ? s.done + search : out;
+    const Voids voids = voidsOf(false);
+    extend(s.ready, end, HT_FILLED, before.sent, [&](const HtLocation &u, bool isVoid) {
+      if (isVoid) *voids.at(u) = (uint32_t)u.epoch;
+    });
     while (s.done < s.ready) {
       const unsigned long long waiting = s.ready - s.done;
       if (waiting < (unsigned)chunk && s.ready != out && !isIdle()) break;
@@ -204,22 +235,30 @@ private:
   EP_DEV void land() {
     const unsigned long long all = told(false, before.receivedBefore + before.received);
     const unsigned long long there = all < in ? all : in;
-    while (s.done < there) {
-      bool isVoid[BATCH];
+    if (s.done >= there) return;
+    const Words words = wordsOf(HT_LANDED);
+    __threadfence_system();
+    for (; s.done < there; s.done += HT_SEARCH * 32) {
+      bool isVoid[HT_SEARCH] = {};
+      if (kind == 1) areVoid(isVoid, there, words);
 #pragma unroll
-      for (int j = 0; j < BATCH; j++) {
+      for (int j = 0; j < HT_SEARCH; j++) {
         const unsigned long long q = s.done + j * 32 + lane;
-        if (q < there) isVoid[j] = loadVolatile(voidOf(true, ringSlotOf(before.received + q))) != 0;
+        if (q < there) words.set(before.received + q, isVoid[j]);
       }
-      __threadfence_system();
-#pragma unroll
-      for (int j = 0; j < BATCH; j++) {
-        const unsigned long long q = s.done + j * 32 + lane;
-        if (q < there) far.setWord(kind, HT_LANDED, ringSlotOf(before.received + q), isVoid[j]);
-      }
-      s.done += BATCH * 32;
     }
-    if (s.done > there) s.done = there;
+    s.done = there;
+  }
+  // Of slots that have come.
+  EP_DEV void areVoid(bool (&isVoid)[HT_SEARCH], unsigned long long there,
+                      const Words &words) const {
+    const Voids voids = voidsOf(true);
+#pragma unroll
+    for (int j = 0; j < HT_SEARCH; j++) {
+      const unsigned long long q = s.done + j * 32 + lane;
+      const HtLocation u = words.slot(before.received + q);
+      if (q < there) isVoid[j] = loadVolatile(voids.at(u)) == (uint32_t)u.epoch;
+    }
   }
 
   EP_DEV void giveBack() {
@@ -234,11 +273,11 @@ private:
 
   EP_DEV void refill() {
     const unsigned long long all = told(true, before.sentBefore);
-    if (s.done < all) __threadfence_system();
-    for (; s.done < all; s.done += 32) {
-      if (s.done + lane < all) far.setWord(kind, HT_REFILL, ringSlotOf(s.done + lane), false);
-    }
-    if (s.done > all) s.done = all;
+    if (s.done >= all) return;
+    const Words words = wordsOf(HT_REFILL);
+    __threadfence_system();
+    for (s.done += lane; s.done < all; s.done += 32) words.set(s.done, false);
+    s.done = all;
   }
 
 #ifdef TREFOIL_HT_FAR_STAMPS
@@ -269,15 +308,13 @@ private:
   }
 #endif
 
-  static constexpr int BATCH = 8; // slots a lane looks at, loads in flight
-
   const HtFar &far;
   const int kind;
   const unsigned waitKind;
   const int lane;
   HtPosted *const states;
   const Net<Network> net;
-  int ring = 0;
+  int item = -1, ring = 0; // the state's, and what belongs to it
   ep_ht_ring_count_t before = {};
   unsigned long long out = 0, in = 0;
   HtPosted s = {};

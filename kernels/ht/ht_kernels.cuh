@@ -72,7 +72,6 @@ const void *epHtDispatchKernel(bool expertMajor, HtWay way);
 // pulls: flat only.
 const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool pulls);
 
-constexpr int HT_SCATTER_THREADS = 128; // one warp for each of a scatter pipeline's four roles
 constexpr int HT_PAIRS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
 constexpr int HT_PULL_SOURCES_BYTES = EP_HT_MAX_RANKS * 12 + 8;
 constexpr int HT_ROW_WARPS = 16;                        // that sum (ht_rows.cuh)
@@ -80,17 +79,11 @@ constexpr int HT_ROW_VECTORS = 4;                       // of 16 bytes, of a lan
 constexpr int HT_ROW_DEPTH = 6;                         // steps whose copies are under way
 constexpr int HT_ROW_STEP = HT_ROW_VECTORS * 32 * 16;   // bytes of a chunk at a time
 constexpr int HT_ROW_RING = HT_ROW_DEPTH * HT_ROW_STEP; // shared memory of a warp
-constexpr int HT_GATHER_THREADS = (2 + HT_ROW_WARPS) * 32;
-// Whether a dispatch's receivers are warps with an item each (ht_rows.cuh), or bulk copies.
-__host__ __device__ constexpr bool htReceivesByRows(bool expertMajor, HtWay way) {
-  return expertMajor && way == HT_PULL;
-}
-// Of a dispatch's pipelines; behind them the warps for weights where there are windows.
-__host__ __device__ constexpr int htPipeThreads(bool expertMajor, HtWay way) {
-  return htReceivesByRows(expertMajor, way) ? HT_GATHER_THREADS : HT_SCATTER_THREADS;
-}
-__host__ __device__ constexpr int htDispatchThreads(bool expertMajor, HtWay way) {
-  return htPipeThreads(expertMajor, way) + (way == HT_FIFOS ? 0 : 64);
+constexpr int HT_PIPE_THREADS =
+    (2 + HT_ROW_WARPS) * 32; // a scatter pipeline has four warps of them
+// Of a dispatch; behind its pipelines' warps those for weights where there are windows.
+__host__ __device__ constexpr int htDispatchThreads(HtWay way) {
+  return HT_PIPE_THREADS + (way == HT_FIFOS ? 0 : 64);
 }
 constexpr int HT_DESC_HEAD = 8; // ints in front of a description's entries
 

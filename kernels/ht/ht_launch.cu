@@ -196,10 +196,8 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   const HtWay way = wayOf(op);
   const int spare = way == HT_FIFOS ? 0 : HT_PAIRS_BYTES;
   size_t shared = dealShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
-  if (htReceivesByRows(op.handle.expertMajor, way)) {
-    const size_t rings = dealRings(a.receiver, spare);
-    if (shared < rings) shared = rings;
-  }
+  const size_t rings = dealRings(a.receiver, spare);
+  if (shared < rings) shared = rings;
   a.pairsAt = (int)shared;
   a.push = a.sender;
   a.push.take = a.push.batch = 8;
@@ -215,7 +213,7 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   a.pushSplit = way == HT_PULL ? 0
                 : em           ? dispatchSplit(em, true, R, K).of(blocks, op.numSenders)
                                : blocks;
-  *l = HtLaunch{blocks, htDispatchThreads(op.handle.expertMajor, way), shared + spare};
+  *l = HtLaunch{blocks, htDispatchThreads(way), shared + spare};
   return TREFOIL_OK;
 }
 
@@ -256,7 +254,7 @@ trefoil_result_t epHtPrepareCombine(const ep_ht_combine_t &op, HtCombineArgs *ar
   a.fifoBits = log2Of(g.at.fifoSlots[1]);
   const int blocks = op.numSms < 2 ? 2 : op.numSms;
   a.split = combineSplit(expertMajor, R, K, blocks).of(blocks, op.numSenders);
-  *l = HtLaunch{blocks, HT_GATHER_THREADS, shared + spare};
+  *l = HtLaunch{blocks, HT_PIPE_THREADS, shared + spare};
   return TREFOIL_OK;
 }
 

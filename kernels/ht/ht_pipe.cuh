@@ -2,7 +2,7 @@
 //
 //   scatter  1 chunk -> n locations  scheduler -> loader -> storer -> completion   copies (ht_scatter.cuh)
 //   gather   n chunks -> 1 location  scheduler -> reducers -> completion           sums (ht_rows.cuh)
-//   rows     1 chunk -> n locations  the same                                      copies of pulled rows
+//   rows     1 chunk -> n locations  the same                                      a dispatch's receivers
 //
 //   scheduler   takes candidates off the operation's counter, waits for their flags or credits, describes
 //               them

@@ -67,7 +67,7 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
         __syncwarp();
         giveBack(k);
       }
-      if (P::SENDS && ++idle == HT_IDLE) {
+      if (++idle == HT_IDLE) {
         bulkDone<0>();
         __syncwarp();
         if (lane == 0) storeReleaseShared(&b.at->complete, k);
@@ -94,13 +94,9 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
     bulkRead<READ>();
     __syncwarp();
     if (end[READ - 1] > back) giveBack(end[READ - 1]);
-    if (P::SENDS) {
-      bulkDone<LAG>();
-      __syncwarp();
-      if (lane == 0) storeReleaseShared(&b.at->complete, end[LAG - 1]);
-    } else if (lane == 0) {
-      storeReleaseShared(&b.at->stored, k);
-    }
+    bulkDone<LAG>();
+    __syncwarp();
+    if (lane == 0) storeReleaseShared(&b.at->complete, end[LAG - 1]);
   }
   bulkDone<0>();
   __syncwarp();
@@ -117,11 +113,6 @@ EP_DEV void scatterPipe(const HtBlock &b, const P &p, const HtShape &shape, unsi
   if (role == 0) scheduler(b, p, shape, work, lane);
   if (role == 1) scatterLoader(b, p, lane);
   if (role == 2) scatterStorer(b, p, lane);
-  if (role == 3) {
-    if constexpr (P::SENDS)
-      signalWarp(b, p, lane);
-    else
-      completionWarp(b, p, lane);
-  }
+  if (role == 3) signalWarp(b, p, lane);
 }
 #endif
