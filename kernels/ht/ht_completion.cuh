@@ -1,5 +1,5 @@
-// The last warp of a pipeline (ht_pipe.cuh): what is signalled once chunks are through. A receiver's
-// gives FIFO slots back, a sender's raises flags; both pass weights and ids on.
+// What is signalled once chunks are through (ht_pipe.cuh): weights and ids are passed on and flags raised;
+// and the last warp of a dispatch's senders, which does both.
 #ifndef TREFOIL_KERNELS_HT_COMPLETION_CUH
 #define TREFOIL_KERNELS_HT_COMPLETION_CUH
 

@@ -50,7 +50,10 @@ FILES: dict[str, Any] = {
         ("domains_h200x4_4x1.json", "four domains of one"),
     ],
     "domains_predicted": "domains_predicted_h100x2.csv",
-    "gradients": "a2sgd_kernels_h100x2.json",
+    "gradients": [
+        ("a2sgd_kernels_h200x2.json", "Two H200"),
+        ("a2sgd_kernels_h100x2.json", "H100"),
+    ],
     "serving_data": "vllm_h200x2.json",
     "python": "python_h100x2.json",
 }
