@@ -118,11 +118,13 @@ static int isReadable(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *dis
          epGpuIsAtOneDistance(g, window, distance);
 }
 
-/* Expert-major rows, with their scales. */
+/* Expert-major rows, with their scales. With more ranks the link is the limit, and it takes stores faster
+   than loads. */
 static void findDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
                               ep_ht_dispatch_t *op) {
   ep_ht_input_t *in = &op->input;
-  if (!op->handle.expertMajor || !isReadable(g, call->tokensWindow, &in->tokens)) return;
+  if (!op->handle.expertMajor || g->R > EP_GPU_HT_PULLING_RANKS) return;
+  if (!isReadable(g, call->tokensWindow, &in->tokens)) return;
   if (call->scaleBytes && !isReadable(g, call->scalesWindow, &in->scales)) return;
   in->tokens += (int64_t)call->tokensOffset;
   in->scales += (int64_t)call->scalesOffset;
