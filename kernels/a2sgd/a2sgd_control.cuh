@@ -9,8 +9,8 @@
 struct A2sgdControl {
   WaitControl wait;
   unsigned long long epoch; // steps that are exchanged
-  unsigned arrived; // blocks of a step's first kernel, or of a synchronisation, that are through
-  unsigned nextChannel;     // of a synchronisation, that no block has taken
+  unsigned arrived;     // groups whose means are sent; blocks of a synchronisation that are through
+  unsigned nextChannel; // of a synchronisation, that no block has taken
   unsigned long long syncs; // synchronisations that are made
 };
 static_assert(sizeof(A2sgdControl) <= EP_A2SGD_MASK_AT, "EP_A2SGD_MASK_AT");
@@ -53,6 +53,21 @@ EP_DEV int groupOfPart(const ep_a2sgd_step_t &s, uint32_t part, int lane) {
     left = min(step, left - skipped);
   }
   return from;
+}
+
+// The same, and what it is. The only group of a model is known without a load.
+EP_DEV int loadGroup(const ep_a2sgd_step_t &s, uint32_t part, int lane, ep_a2sgd_group_t &g) {
+  if (s.at.numGroups == 1) {
+    g = ep_a2sgd_group_t{0, s.at.elements, 0, s.at.numParts};
+    return 0;
+  }
+  const int group = groupOfPart(s, part, lane);
+  g = groupsOf(s)[group];
+  return group;
+}
+
+EP_DEV bool isEmpty(const ep_a2sgd_step_t &s, int group) {
+  return s.at.numFilled < s.at.numGroups && groupsOf(s)[group].count == 0;
 }
 
 #endif

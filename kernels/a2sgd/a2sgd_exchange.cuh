@@ -15,13 +15,12 @@ EP_DEV unsigned meanBits(float sum, unsigned long long count) {
 }
 
 // The threads of a block.
-EP_DEV void sendMeans(const ep_a2sgd_step_t &s, unsigned long long epoch, int group,
+EP_DEV void sendMeans(const ep_a2sgd_step_t &s, unsigned long long epoch, int group, int64_t count,
                       const Sums &sums) {
-  const ep_a2sgd_group_t &g = groupsOf(s)[group];
   const int to = (int)threadIdx.x;
   if (to >= s.at.numRanks || !isActive(s, to)) return;
   storeSys(meansAt(s, to, epoch, group, s.rank),
-           make_uint4(meanBits(sums.plus, g.count - sums.numNegative),
+           make_uint4(meanBits(sums.plus, count - sums.numNegative),
                       meanBits(sums.minus, sums.numNegative), (unsigned)epoch,
                       (unsigned)(epoch >> 32)));
 }
@@ -64,39 +63,40 @@ static __device__ __noinline__ bool keepWaiting(const ep_a2sgd_step_t &s, const 
   return true;
 }
 
-// One thread: waits for a word; `w` says whose.
-EP_DEV void awaitWord(const ep_a2sgd_step_t &s, const char *at, Awaited w, const Expected &e) {
+// One thread: waits for a word, and returns the last one that it found; `w` says whose.
+EP_DEV uint4 awaitWord(const ep_a2sgd_step_t &s, const char *at, Awaited w, const Expected &e) {
   Spin spin;
   for (;;) {
-    const unsigned long long found = epochOf(loadSys(at));
-    if (found == e.number) return;
+    const uint4 word = loadSys(at);
+    const unsigned long long found = epochOf(word);
+    if (found == e.number) return word;
     w.received = (unsigned)found;
     if (found > e.number) {
       const uint64_t now = clockNs();
       giveUp(s, w, e, spin.since ? spin.since : now, now);
-      return;
+      return word;
     }
-    if ((++spin.polls & 255) == 0 && !keepWaiting(s, w, e, spin)) return;
+    if ((++spin.polls & 255) == 0 && !keepWaiting(s, w, e, spin)) return word;
   }
 }
 
 // One thread: waits for a rank's means of a group.
-EP_DEV void awaitMeans(const ep_a2sgd_step_t &s, unsigned long long epoch, int group, int rank) {
-  awaitWord(s, meansAt(s, s.rank, epoch, group, rank),
-            Awaited{EP_A2SGD_KIND_STEP, EP_WAIT_MEANS, rank, 0, group},
-            Expected{epoch, epoch, s.timeoutNs});
+EP_DEV uint4 awaitMeans(const ep_a2sgd_step_t &s, unsigned long long epoch, int group, int rank) {
+  return awaitWord(s, meansAt(s, s.rank, epoch, group, rank),
+                   Awaited{EP_A2SGD_KIND_STEP, EP_WAIT_MEANS, rank, 0, group},
+                   Expected{epoch, epoch, s.timeoutNs});
 }
 
 // One thread: the means over the active ranks in f64 in order of rank, less this rank's own.
-EP_DEV float2 moveOf(const ep_a2sgd_step_t &s, unsigned long long epoch, int group) {
+// wordOf(rank): a rank's.
+template <class F> EP_DEV float2 moveOf(const ep_a2sgd_step_t &s, F wordOf) {
   double plus = 0, minus = 0;
   float2 own = make_float2(0, 0);
   int n = 0;
   for (int r0 = 0; r0 < s.at.numRanks; r0 += 4) {
     uint4 words[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      words[i] = loadSys(meansAt(s, s.rank, epoch, group, min(r0 + i, s.at.numRanks - 1)));
+    for (int i = 0; i < 4; i++) words[i] = wordOf(min(r0 + i, s.at.numRanks - 1));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int r = r0 + i;
@@ -113,15 +113,23 @@ EP_DEV float2 moveOf(const ep_a2sgd_step_t &s, unsigned long long epoch, int gro
 
 // The last block of a launch, all of its threads: waits for all ranks, and notes each group's move.
 EP_DEV void receiveMeans(const ep_a2sgd_step_t &s, unsigned long long epoch) {
+  EP_SHARED_ARRAY(uint4, kept, EP_A2SGD_THREADS);
   const int R = s.at.numRanks, G = s.at.numGroups;
-  for (long long i = threadIdx.x; i < (long long)G * R; i += blockDim.x) {
+  const long long num = (long long)G * R;
+  const bool keeps = num <= EP_A2SGD_THREADS;
+  for (long long i = threadIdx.x; i < num; i += blockDim.x) {
     const int group = (int)(i / R), rank = (int)(i % R);
-    if (groupsOf(s)[group].count && isActive(s, rank)) awaitMeans(s, epoch, group, rank);
+    if (isEmpty(s, group) || !isActive(s, rank)) continue;
+    const uint4 word = awaitMeans(s, epoch, group, rank);
+    if (keeps) kept[i] = word;
   }
   __syncthreads();
   if (loadVolatile(&controlOf(s).wait.failed)) return;
   for (int group = (int)threadIdx.x; group < G; group += blockDim.x) {
-    if (groupsOf(s)[group].count) movesOf(s)[group] = moveOf(s, epoch, group);
+    if (isEmpty(s, group)) continue;
+    movesOf(s)[group] = moveOf(s, [&](int rank) {
+      return keeps ? kept[group * R + rank] : loadSys(meansAt(s, s.rank, epoch, group, rank));
+    });
   }
 }
 

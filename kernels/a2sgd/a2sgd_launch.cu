@@ -16,13 +16,14 @@ extern "C" {
 namespace {
 
 // All threads of a block: whether the counter reaches `all` now that it has counted `n`; if so, it starts
-// anew. What thread 0 and the whole block wrote before is seen by who finds it reached.
-EP_DEV bool reaches(unsigned *counter, unsigned n, unsigned all) {
+// anew. What thread 0 and the whole block wrote before is seen by who finds it reached. Thread 0's `counts`
+// is what matters: without it nothing is counted.
+EP_DEV bool reaches(unsigned *counter, unsigned n, unsigned all, bool counts = true) {
   EP_SHARED(int, isReached);
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
-    isReached = atomicAdd(counter, n) + n == all;
+    isReached = counts && atomicAdd(counter, n) + n == all;
     if (isReached) *counter = 0;
     __threadfence();
   }
@@ -34,11 +35,14 @@ EP_DEV bool isPartOf(const ep_a2sgd_group_t &g, uint32_t part) {
   return part - g.firstPart < g.numParts;
 }
 
-// The block has summed n parts of a group since it came to it.
-EP_DEV void finishParts(const ep_a2sgd_step_t &s, unsigned long long epoch, int group, unsigned n) {
-  const ep_a2sgd_group_t &g = groupsOf(s)[group];
-  if (n && reaches((unsigned *)(s.scratch + s.at.done) + group, n, g.numParts))
-    sendMeans(s, epoch, group, sumParts(s, g));
+// The block has summed n parts of a group since it came to it. True in the block that has then sent the
+// means of the last group.
+EP_DEV bool finishParts(const ep_a2sgd_step_t &s, const ep_a2sgd_group_t &g, int group, unsigned n,
+                        unsigned long long epoch, bool counts) {
+  if (!n || !reaches((unsigned *)(s.scratch + s.at.done) + group, n, g.numParts, counts))
+    return false;
+  sendMeans(s, epoch, group, g.count, sumParts(s, g));
+  return s.at.numFilled == 1 || reaches(&controlOf(s).arrived, 1, s.at.numFilled);
 }
 
 // Blocks on an SM at a time: f32 takes more registers.
@@ -52,23 +56,23 @@ __global__ void __launch_bounds__(EP_A2SGD_THREADS, MEANS_BLOCKS<T>)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   A2sgdControl &c = controlOf(s);
   const unsigned long long epoch = loadVolatile(&c.epoch) + 1;
-  if (loadVolatile(&c.wait.failed)) return;
+  const bool counts = !loadVolatile(&c.wait.failed); // looked at when parts are summed
   ep_a2sgd_group_t g = {0, 0, 0, 0};
   int group = 0;
+  bool isLast = false;
   unsigned numSummed = 0; // of the group's parts, by this block
   for (uint32_t part = blockIdx.x;; part += gridDim.x) {
     if (!isPartOf(g, part)) {
-      finishParts(s, epoch, group, numSummed);
+      isLast = finishParts(s, g, group, numSummed, epoch, counts);
       if (part >= s.at.numParts) break;
       numSummed = 0;
-      group = groupOfPart(s, part, lane);
-      g = groupsOf(s)[group];
+      group = loadGroup(s, part, lane, g);
     }
     const Sums sums = sumPart<T>(s, g, part - g.firstPart, warp, lane);
     if (threadIdx.x == 0) storePart(s, part, sums);
     numSummed++;
   }
-  if (!reaches(&c.arrived, 1, gridDim.x)) return;
+  if (!isLast) return;
   if (s.stamps && threadIdx.x == 0) s.stamps[0] = clockNs();
   receiveMeans(s, epoch);
   __syncthreads();
@@ -84,9 +88,7 @@ __global__ void __launch_bounds__(EP_A2SGD_THREADS, MOVE_BLOCKS)
   float2 by = make_float2(0, 0);
   for (uint32_t part = blockIdx.x; part < s.at.numParts; part += gridDim.x) {
     if (!isPartOf(g, part)) {
-      const int group = groupOfPart(s, part, threadIdx.x % 32);
-      g = groupsOf(s)[group];
-      by = movesOf(s)[group];
+      by = movesOf(s)[loadGroup(s, part, threadIdx.x % 32, g)];
     }
     movePart<T>(s, g, part - g.firstPart, by);
   }

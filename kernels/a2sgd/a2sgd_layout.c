@@ -42,7 +42,10 @@ trefoil_result_t epA2sgdLayout(int numGroups, const int64_t *counts, int numRank
            "%d ranks; A2SGD on GPUs takes 1..%d", numRanks, EP_KERNEL_MAX_RANKS);
   EP_TRY(countElements(numGroups, counts, &at.elements));
   at.partShift = chooseShift(at.elements, numSms);
-  for (int g = 0; g < numGroups; g++) at.numParts += partsOf(counts[g], at.partShift);
+  for (int g = 0; g < numGroups; g++) {
+    at.numParts += partsOf(counts[g], at.partShift);
+    at.numFilled += counts[g] > 0;
+  }
   at.imageBytes = EP_A2SGD_GROUPS_AT + groups * sizeof(ep_a2sgd_group_t);
   at.done = aligned(at.imageBytes);
   at.moves = aligned(at.done + groups * sizeof(uint32_t));

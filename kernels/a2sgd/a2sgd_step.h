@@ -44,7 +44,7 @@ typedef struct ep_a2sgd_group {
 } ep_a2sgd_group_t;
 
 typedef struct ep_a2sgd_layout {
-  int numGroups, numRanks;
+  int numGroups, numFilled, numRanks; /* filled: groups that have elements */
   int partShift; /* a part: EP_A2SGD_TILE << partShift elements, the last of a group fewer */
   uint32_t numParts;
   int64_t elements;

@@ -291,6 +291,7 @@ EP_DEV Sums sumParts(const ep_a2sgd_step_t &s, const ep_a2sgd_group_t &g) {
       for (int i = 0; i < n; i++) part[i] = addSums(part[2 * i], part[2 * i + 1]);
     }
     const Sums sum = blockTree(part[0]);
+    if (g.numParts <= AT_ONCE) return sum;
     if (threadIdx.x == t) mine = sum;
   }
   return blockTree(mine);
