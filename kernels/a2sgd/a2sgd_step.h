@@ -2,8 +2,8 @@
  * C and C++.
  *
  * Two kernels a step. The first reads the gradient once: parts of groups are summed by blocks; the last
- * block of a group stores the group's two means into the exchange memory of every rank; the last block
- * of the launch waits for those of the others and works out by how much each group's elements move. The
+ * block of a group stores the group's two means into the exchange memory of every rank; the block that stores
+ * the last group's waits for those of the others and works out by how much each group's elements move. The
  * second kernel moves them. Blocks wait for no other block, so any number of them fits on any GPU.
  *
  * A synchronisation is one kernel. The parameters are cut into chunks, which channels take in turn; a
