@@ -104,12 +104,10 @@ void layout(Rows &rows, Background &background, Ranks &w, const Options &o, bool
 void windowOf(Rows &rows, Ranks &w, const Options &o, bool expertMajor, bool fp8, int windows) {
   Work work;
   if (ready(rows, work, w, shapeOf(o, expertMajor, fp8, windows), UNIFORM, fp8 ? 1 : 2)) {
-    for (const int sms : {32, 28, 24, 20, 16, 12, 10, 8, 6, 4}) {
-      if (fp8 && sms > 24) continue;
+    for (const int sms : {132, 64, 40, 32, 28, 24, 20, 16, 12, 10, 8, 6, 4}) {
+      if (sms > (fp8 ? 24 : expertMajor ? 132 : 32)) continue;
       rows.time(work, 0, Sms{sms, 0});
       if (!expertMajor && !fp8) rows.time(work, 1, Sms{sms, 0});
-      for (int eighth = 3; expertMajor && windows == 1 && eighth < 8; eighth++)
-        rows.time(work, 0, Sms{sms, std::max(1, sms * eighth / 8)});
     }
   }
   w.free();
