@@ -22,13 +22,15 @@ SPILLS = {
     "partialKernelIL4Elem": 96,
     "farDispatchKernelI7GinWire": 376,  # the relay has ten steps of a row in flight
     "farCombineKernelI7GinWire": 324,
-    "farHtCombineKernelI7GinWire": 272,  # 18 warps, with the four duties of the poster
+    "dispatchKernelILb1EL5HtWay1E": 20,  # 20 warps: pushes, pipelines of both ends and weights
+    "farHtDispatchKernelI7GinWire": 232,  # 18 warps, with the four duties of the poster
+    "farHtCombineKernelI7GinWire": 316,
 }
 # Of kernels over GIN: registers, which their threads leave room for; bytes of stack.
 FAR = {
     "farDispatchKernelI7GinWire": (96, 360),
     "farCombineKernelI7GinWire": (96, 280),
-    "farHtDispatchKernelI7GinWire": (168, 512),
+    "farHtDispatchKernelI7GinWire": (96, 568),
     "farHtCombineKernelI7GinWire": (96, 576),
     "updateKernelI10FarDomainsI7GinWire": (160, 320),
 }
