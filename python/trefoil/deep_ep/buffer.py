@@ -235,14 +235,15 @@ class Buffer:
         require_experts(num_experts, self.group_size)
         require("topk_idx", topk_idx, IDS, -1, -1, device=self.device)
         after(previous_event)
-        used = topk_idx >= 0
-        ranks = topk_idx // (num_experts // self.group_size)
-        in_rank = torch.stack([((ranks == r) & used).any(1) for r in range(self.group_size)], 1)
-        per_expert = torch.bincount(topk_idx[used], minlength=num_experts)
+        per_expert = torch.bincount(topk_idx[topk_idx >= 0], minlength=num_experts)
         if len(per_expert) > num_experts:
             raise ep.InvalidArgumentError(
                 f"topk_idx names expert {int(topk_idx.max())} of {num_experts}"
             )
+        each = num_experts // self.group_size
+        ranks = (topk_idx // each).clamp(min=-1)  # none: in a column of its own
+        in_rank = ranks.new_zeros(len(ranks), self.group_size + 1, dtype=torch.bool)
+        in_rank = in_rank.scatter_(1, ranks + 1, True)[:, 1:].contiguous()
         per_node = None
         if self._nodes > 1:
             per_node = in_rank.unflatten(1, (self._nodes, -1)).any(2).sum(0).int()
@@ -307,8 +308,9 @@ class Buffer:
         if topk_idx is not None:
             weights = topk_weights if topk_weights is not None else torch.zeros_like(topk_idx)
             fields += [topk_idx.long(), weights.float()]
-        payload = _plain(pack(fields))
-        all_counts = self._exchange.ranks.gather([*counts, tokens, 2 * payload.shape[1]])
+        payloads = pack(fields)
+        widest = max(2 * rows.shape[1] for rows in payloads)
+        all_counts = self._exchange.ranks.gather([*counts, tokens, widest])
         per_rank = torch.tensor([c[: self.group_size] for c in all_counts])
         prefix = per_rank.cumsum(0).int()
         most = max(c[-2] for c in all_counts), max(c[-1] for c in all_counts)
@@ -318,7 +320,7 @@ class Buffer:
             int(prefix[-1, self.rank]),
             (most[0], max(most[1], hidden_bytes)),
         )
-        head, *rest = unpack(self._exchange.scatter(route, payload), fields)
+        head, *rest = self._scatter(route, payloads, fields)
         received_idx = received_weights = None
         if topk_idx is not None:
             *rest, received_idx, received_weights = rest
@@ -350,8 +352,12 @@ class Buffer:
             raise ep.InvalidArgumentError(
                 f"x: {len(parts[0])} rows, the handle's dispatch had {route.sent}"
             )
-        rows = unpack(self._exchange.scatter(route, _plain(pack(parts))), parts)
+        rows = self._scatter(route, pack(parts), parts)
         return [_grown(part, route.rows, 0) for part in rows]
+
+    def _scatter(self, route: Route, payloads: list[Tensor], fields: list[Tensor]) -> list[Tensor]:
+        """What of the fields came here."""
+        return unpack([self._exchange.scatter(route, rows) for rows in payloads], fields)
 
     def _handle(
         self, prefix: Tensor, sources: Tensor, in_rank: Tensor, route: Route
@@ -595,11 +601,6 @@ class Buffer:
             like = torch.empty(0, device=self.device)
             group.group.clean_mask(stream=stream_of(like))
             settle(like)
-
-
-def _plain(rows: Tensor) -> Tensor:
-    """As a type that the library moves without looking into it."""
-    return rows.view(torch.bfloat16)
 
 
 def _grown(t: Tensor | None, rows: int, fill: int) -> Tensor | None:

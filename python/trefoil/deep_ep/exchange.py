@@ -17,6 +17,7 @@ Tensor = torch.Tensor
 T = ep.Tensor
 BACKWARD = ep.PassDir.BWD
 LEAST_TOKENS, LEAST_BYTES = 128, 4096
+ALONE_BYTES = 512  # rows of so many bytes are not packed with others
 
 
 def padded(count: int, to: int) -> int:
@@ -27,30 +28,51 @@ def power_of_two(least: int, count: int) -> int:
     return max(least, 1 << max(count - 1, 0).bit_length())
 
 
-def as_bytes(t: Tensor) -> Tensor:
-    """uint8 [B, bytes of a row]."""
-    return t.contiguous().view(torch.uint8).reshape(t.shape[0], -1) if t.numel() else empty(t)
-
-
-def empty(t: Tensor) -> Tensor:
+def row_bytes(t: Tensor) -> int:
     width = t.element_size()
     for size in t.shape[1:]:
         width *= size
-    return torch.empty(t.shape[0], width, dtype=torch.uint8, device=t.device)
+    return width
 
 
-def pack(fields: list[Tensor]) -> Tensor:
-    """The fields of each row one after the other, uint8 [B, a multiple of 16]."""
-    rows = torch.cat([as_bytes(field) for field in fields], 1)
-    width = padded(rows.shape[1], 16)
-    return torch.nn.functional.pad(rows, (0, width - rows.shape[1])).contiguous()
+def as_bytes(t: Tensor) -> Tensor:
+    """uint8 [B, bytes of a row]."""
+    if t.numel():
+        return t.contiguous().view(torch.uint8).reshape(t.shape[0], -1)
+    return torch.empty(t.shape[0], row_bytes(t), dtype=torch.uint8, device=t.device)
 
 
-def unpack(rows: Tensor, like: list[Tensor]) -> list[Tensor]:
+def plain(rows: Tensor) -> Tensor:
+    """As a type that the library moves without looking into it."""
+    return rows.contiguous().view(torch.bfloat16)
+
+
+def travels_alone(field: Tensor) -> bool:
+    width = row_bytes(field)
+    return field.dim() == 2 and width >= ALONE_BYTES and width % 16 == 0
+
+
+def pack(fields: list[Tensor]) -> list[Tensor]:
+    """What travels for the fields of each row: those with long rows as they lie, the others in rows
+    of a multiple of 16 bytes, one after the other."""
+    alone = [plain(field) for field in fields if travels_alone(field)]
+    small = [as_bytes(field) for field in fields if not travels_alone(field)]
+    if not small:
+        return alone
+    width = sum(part.shape[1] for part in small)
+    small.append(small[0].new_zeros(len(small[0]), padded(width, 16) - width))
+    return [*alone, plain(torch.cat(small, 1))]
+
+
+def unpack(payloads: list[Tensor], like: list[Tensor]) -> list[Tensor]:
     """The fields of pack(like), for other rows."""
-    rows, fields, at = rows.view(torch.uint8), [], 0
+    alone, fields, at = iter(payloads), [], 0
+    rows = payloads[-1].view(torch.uint8)
     for field in like:
-        width = empty(field).shape[1]
+        if travels_alone(field):
+            fields.append(next(alone).view(field.dtype))
+            continue
+        width = row_bytes(field)
         part = rows[:, at : at + width].clone(memory_format=torch.contiguous_format)
         part = part.view(field.dtype)
         fields.append(part.reshape(rows.shape[0], *field.shape[1:]))
