@@ -619,5 +619,5 @@ def _columns(scales: Tensor, packed: bool) -> Tensor:
     """Room for scales [L, R N, S], or a quarter of S as int32, in column-major order."""
     experts, wide, count = scales.shape
     dtype, width = (torch.int32, count // 4) if packed else (scales.dtype, count)
-    room = torch.zeros(experts, width, wide, dtype=dtype, device=scales.device)
+    room = torch.empty(experts, width, wide, dtype=dtype, device=scales.device)
     return room.transpose(1, 2)

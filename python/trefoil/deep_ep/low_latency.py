@@ -103,7 +103,7 @@ class LowLatencyGroup:
     def _dispatch(
         self, slot: Slot, rows: Tensor, out: Tensor, scales: Tensor | None, config: Any
     ) -> Tensor:
-        counts = torch.zeros(self.local, dtype=torch.int32, device=rows.device)
+        counts = torch.empty(self.local, dtype=torch.int32, device=rows.device)
         slot.kept = rows, out, scales, counts
         slot.handle.dispatch(
             ep.DispatchInputs(tokens=T(rows)),
