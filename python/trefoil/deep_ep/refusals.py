@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def require_count(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, SupportsIndex) or value < least:
+    if not hasattr(value, "__index__") or value < least:
         raise ep.InvalidArgumentError(f"{name} is {value!r}; must be an integer from {least} on")
 
 

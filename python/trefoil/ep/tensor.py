@@ -133,6 +133,17 @@ def _torch_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@lru_cache
+def _torch_type(dtype: Any) -> DataType:
+    return _data_type(_torch_name(dtype))
+
+
+def _is_plain_on_gpu(buffer: Any) -> bool:
+    """Whether it is a tensor of torch that the GPU library takes as it lies."""
+    on_gpu = getattr(buffer, "is_cuda", False) and hasattr(buffer, "untyped_storage")
+    return on_gpu and buffer.is_contiguous() and not c.library()[2]
+
+
 def _from_torch(t: Any) -> _Memory:
     if not t.is_contiguous():
         _refuse_strides(tuple(t.shape))
@@ -252,6 +263,8 @@ class Tensor(c.Tensor):
             data = buffer
             if dtype is None or shape is None:
                 raise TypeError("a tensor at an address needs dtype and shape")
+        elif dtype is None and shape is None and _is_plain_on_gpu(buffer):
+            data, dtype, shape = buffer.data_ptr(), _torch_type(buffer.dtype), tuple(buffer.shape)
         else:
             memory = _memory_of(buffer)
             data, read_only = memory.data, memory.read_only
