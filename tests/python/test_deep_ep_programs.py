@@ -301,6 +301,24 @@ def hidden_sizes(rank: int, ranks: int, buffer: Buffer) -> None:
         assert difference(back, x * in_rank.sum(1, keepdim=True)) < 1e-4
 
 
+def routings(rank: int, ranks: int, buffer: Buffer) -> None:
+    """Rank 0 keeps its handles, so it makes new ones where the others use theirs again."""
+    kept, ids = [], routing(rank)[0]
+    for step in range(4):
+        ids = (ids + 1) % EXPERTS
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, EXPERTS)
+        x = torch.full((TOKENS, HIDDEN), rank + 2.0 * step).bfloat16()
+        layout = (per_rank, None, in_rank, per_expert)
+        rows, *_, handle, _ = buffer.dispatch(x, None, *layout)
+        back, _, _ = buffer.combine(rows, handle)
+        assert torch.equal(back, x * in_rank.sum(1, keepdim=True))
+        kept += [handle] if rank == 0 else []
+        del handle
+    free = [len(pool.free) for pool in buffer._exchange.pools]
+    assert free[-1] == (0 if rank == 0 else 1)
+    dist.barrier()
+
+
 # ---- What is refused --------------------------------------------------------------------------
 
 
@@ -453,7 +471,7 @@ def forked(rank: int, ranks: int, buffer: Buffer) -> None:
 
 
 def calls(rank: int, ranks: int, buffer: Buffer) -> None:
-    for work in (hooks, hidden_sizes, bad_high_throughput, bad_low_latency, forked):
+    for work in (routings, hooks, hidden_sizes, bad_high_throughput, bad_low_latency, forked):
         work(rank, ranks, buffer)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -66,33 +67,58 @@ def pack(fields: list[Tensor]) -> list[Tensor]:
 
 def unpack(payloads: list[Tensor], like: list[Tensor]) -> list[Tensor]:
     """The fields of pack(like), for other rows."""
-    alone, fields, at = iter(payloads), [], 0
+    alone, found, at = iter(payloads), [], 0
     rows = payloads[-1].view(torch.uint8)
-    for field in like:
-        if travels_alone(field):
-            fields.append(next(alone).view(field.dtype))
+    for one in like:
+        if travels_alone(one):
+            found.append(next(alone).view(one.dtype))
             continue
-        width = row_bytes(field)
+        width = row_bytes(one)
         part = rows[:, at : at + width].clone(memory_format=torch.contiguous_format)
-        part = part.view(field.dtype)
-        fields.append(part.reshape(rows.shape[0], *field.shape[1:]))
+        part = part.view(one.dtype)
+        found.append(part.reshape(rows.shape[0], *one.shape[1:]))
         at += width
-    return fields
+    return found
+
+
+@dataclass(eq=False)
+class Pool:
+    """Handles of a group that no route has, each with the stream of its last call. To destroy a
+    handle waits for the GPU; one that is used again on its stream need not wait."""
+
+    group: ep.Group
+    free: list[tuple[ep.Handle, Any]] = field(default_factory=list)
+
+    def take(self, ids: Tensor, stream: Any) -> ep.Handle:
+        """Collective: a handle with the routing ids."""
+        for i, (handle, last) in enumerate(self.free):
+            if last == stream:
+                handle.update(T(ids), stream=stream)
+                del self.free[i]
+                return handle
+        return self.group.create_handle(ep.Layout.FLAT, T(ids), stream=stream)
+
+    def destroy(self) -> None:
+        while self.free:
+            self.free.pop()[0].destroy()
 
 
 @dataclass(eq=False)
 class Route:
-    """A routing: what a handle of the library knows, and how many rows come and went. rows: of
+    """A routing: what a handle of the library knows, and how many rows come and go. rows: of
     results, those that nobody sent included."""
 
+    pool: Pool
     handle: ep.Handle
     sent: int
     received: int
     rows: int
+    stream: Any  # of the last call
 
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if not at_exit() and self.handle.live:
-            self.handle.destroy()
+            self.handle.drop_tensors()
+            self.pool.free.append((self.handle, self.stream))
 
 
 class Exchange:
@@ -102,14 +128,14 @@ class Exchange:
         self.comm, self.ranks, self.num_ranks = comm, ranks, ranks.size
         self.device = ep.get_device()
         self.tokens = self.bytes = 0
-        self.groups: list[ep.Group] = []
+        self.pools: list[Pool] = []
         self.routes: weakref.WeakSet[Route] = weakref.WeakSet()
 
-    def _grow(self, tokens: int, width: int) -> ep.Group:
-        """A group for so many tokens and bytes, the greatest of all ranks. Older ones stay, for the
-        routes that were made on them."""
+    def _grow(self, tokens: int, width: int) -> Pool:
+        """Of a group for so many tokens and bytes, the greatest of all ranks. Older ones stay, for
+        the routes that were made on them."""
         if tokens <= self.tokens and width <= self.bytes:
-            return self.groups[-1]
+            return self.pools[-1]
         self.tokens = max(self.tokens, power_of_two(LEAST_TOKENS, tokens))
         self.bytes = max(self.bytes, power_of_two(LEAST_BYTES, width))
         config = ep.GroupConfig(
@@ -119,20 +145,21 @@ class Exchange:
             max_token_bytes=self.bytes,
             num_topk=self.num_ranks,
         )
-        self.groups.append(ep.Group.create(self.comm, config))
-        return self.groups[-1]
+        self.pools.append(Pool(ep.Group.create(self.comm, config)))
+        return self.pools[-1]
 
     def route(self, is_token_in_rank: Tensor, received: int, most: tuple[int, int]) -> Route:
         """Collective. most: tokens of a rank and bytes of a row, the greatest of all ranks."""
         ep.set_device(self.device)
-        group = self._grow(*most)
+        pool = self._grow(*most)
         ranks = torch.arange(self.num_ranks, device=is_token_in_rank.device).expand(
             is_token_in_rank.shape
         )
         ids = torch.where(is_token_in_rank, ranks, -1).contiguous()
-        handle = group.create_handle(ep.Layout.FLAT, T(ids), stream=stream_of(ids))
+        stream = stream_of(ids)
+        handle = pool.take(ids, stream)
         settle(ids)
-        route = Route(handle, len(ids), received, received)
+        route = Route(pool, handle, len(ids), received, received, stream)
         self.routes.add(route)
         return route
 
@@ -140,11 +167,12 @@ class Exchange:
         """Collective: rows [B, ...] of all ranks, by source rank, then token."""
         ep.set_device(self.device)
         out = rows.new_empty(route.received, *rows.shape[1:])
+        route.stream = stream_of(out)
         route.handle.dispatch(
             ep.DispatchInputs(tokens=T(rows)),
             ep.DispatchOutputs(tokens=T(out)),
             config=ep.DispatchConfig(pass_direction=BACKWARD),
-            stream=stream_of(out),
+            stream=route.stream,
         )
         settle(out)
         return out
@@ -155,7 +183,8 @@ class Exchange:
         out = rows.new_empty(route.sent, rows.shape[1])
         rows = rows.contiguous()
         inputs, outputs = ep.CombineInputs(tokens=T(rows)), ep.CombineOutputs(tokens=T(out))
-        route.handle.combine(inputs, outputs, stream=stream_of(out))
+        route.stream = stream_of(out)
+        route.handle.combine(inputs, outputs, stream=route.stream)
         settle(out)
         return out
 
@@ -163,6 +192,7 @@ class Exchange:
         """Collective. Routes that callers still hold are of no use afterwards."""
         for route in self.routes:
             route.handle.destroy()
-        for group in self.groups:
-            group.destroy()
-        self.groups = []
+        for pool in self.pools:
+            pool.destroy()
+            pool.group.destroy()
+        self.pools = []
