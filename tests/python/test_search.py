@@ -18,6 +18,7 @@ from trefoil.capacity import __main__ as verb
 from trefoil.capacity import fleet, search_plots
 from trefoil.capacity.batch_search import Search
 from trefoil.capacity.configuration import Configuration
+from trefoil.capacity.planner import Planner
 from trefoil.capacity.question import PlanError, Question
 from trefoil.capacity.serving import IN_FP8, IN_MXFP4, MODELS, command_of
 
@@ -172,6 +173,25 @@ def test_more_traffic_takes_more_and_cached_input_less() -> None:
     cached = gpus("--requests-per-s", "200", "--cached", "0.75")
     assert cached[0] < ten[0] and cached[1] == ten[1]
     assert cached[0] > ten[0] / 4, "what is computed sees what is cached"
+
+
+def test_groups_that_cannot_win_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, set[int]] = {"prefill": set(), "decode": set()}
+    sweep = Planner.sweep
+
+    def counted(self: Planner, points: Any, label: str) -> Any:
+        points = list(points)
+        asked[self.load] |= {p["ep"] for p in points}
+        return sweep(self, points, label)
+
+    monkeypatch.setattr(Planner, "sweep", counted)
+    few = json.loads(told(*FLEET[:-2], "--json")[1])
+    for part in few["parts"]:
+        enough = {8, 16, 32, 64, 128, 256} & set(range(part["gpus"] + 1))
+        assert asked[part["load"]] == enough, "each that is no larger than what does it"
+    monkeypatch.setattr(fleet, "takes_fewest", lambda *_: False)
+    assert json.loads(told(*FLEET[:-2], "--json")[1]) == few
+    assert asked == dict.fromkeys(asked, {8, 16, 32, 64, 128, 256})
 
 
 def test_limits_of_a_fleet_say_which_binds() -> None:

@@ -106,7 +106,7 @@ def is_fleet(options: argparse.Namespace) -> bool:
 
 
 def fleet_answer(options: argparse.Namespace, program: str) -> Answer:
-    found = fleet.plan_fleet(options, lambda o: Planner(o, program).search())
+    found = fleet.plan_fleet(options, lambda o: Planner(o, program))
     text, data = fleet_text.as_text(found), fleet.to_json(found)
     if options.commands and found.is_met:
         for part in found.parts:

@@ -16,6 +16,7 @@ from typing import Any
 
 from trefoil.capacity.batch_search import Candidate, Search, row_of
 from trefoil.capacity.options import gpus_of
+from trefoil.capacity.planner import Planner
 from trefoil.capacity.question import PlanError, Question
 from trefoil.capacity.verdict import fits
 
@@ -175,6 +176,14 @@ def part_of(search: Search, traffic: Traffic) -> Part | str:
     return min(parts, key=lambda p: (p.gpus, p.latency))
 
 
+def takes_fewest(search: Search, traffic: Traffic, next_ep: int) -> bool:
+    """Whether what was found does the traffic with fewer GPUs than one group of the next size."""
+    if not any(plan.configurations for plan in search.plans):
+        return False
+    part = part_of(search, traffic)
+    return isinstance(part, Part) and part.gpus < next_ep
+
+
 def fleet_of(
     traffic: Traffic, searches: dict[str, Search], gpus: int | None, limit: str = ""
 ) -> Fleet:
@@ -190,11 +199,13 @@ def fleet_of(
     return fleet
 
 
-def plan_fleet(o: argparse.Namespace, search: Callable[[argparse.Namespace], Search]) -> Fleet:
-    """search: runs the planner with these options."""
+def plan_fleet(o: argparse.Namespace, planner: Callable[[argparse.Namespace], Planner]) -> Fleet:
     traffic = traffic_of(o)
     gpus = gpus_of(o)
-    searches = {load: search(options_of(o, traffic, load)) for load in ("prefill", "decode")}
+    searches = {
+        load: planner(options_of(o, traffic, load)).search(lambda s, ep: takes_fewest(s, traffic, ep))
+        for load in ("prefill", "decode")
+    }
     limit = f"--gpus {gpus}"
     if o.budget_hour is not None and not (o.gpus and int(o.gpus) == gpus):
         limit = f"--budget-hour {o.budget_hour:g}"

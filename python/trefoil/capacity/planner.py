@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -355,8 +355,10 @@ class Planner:
         is_timed = q.is_whole and q.compute_us is None
         return is_timed and "two-batch" in q.overlaps and q.tokens > 1
 
-    def search(self) -> Search:
-        """Every batch and context; points that make no sense are named and left out."""
+    def search(self, is_enough: Callable[[Search, int], bool] | None = None) -> Search:
+        """Every batch and context; points that make no sense are named and left out. is_enough: by
+        EP size, the smallest first, until it says of what was found that the next one adds nothing.
+        """
         q = self.question
         if not q.is_whole:
             raise PlanError(f"a search ranks steps: {why_no_step(q)}")
@@ -368,27 +370,34 @@ class Planner:
             for context in self.contexts
             for n in self.batches
         ]
+        found = Search([CapacityPlan(of, []) for of in questions])
+        for sizes in [[ep] for ep in sorted(q.ep_sizes)] if is_enough else [q.ep_sizes]:
+            if is_enough and is_enough(found, sizes[0]):
+                break
+            self._search_sizes(found, sizes)
+        if not any(plan.configurations for plan in found.plans):
+            raise PlanError(found.refused[0])
+        for plan in found.plans:
+            judge(plan)
+        return found
+
+    def _search_sizes(self, found: Search, sizes: list[int]) -> None:
+        """Adds the configurations of these EP sizes."""
+        questions = [plan.question for plan in found.plans]
+        pairs = pairs_of(replace(self.question, ep_sizes=sizes))
         halves = {half_of(n.tokens) for n in questions if self._wants_halves(n)}
-        pairs = pairs_of(q)
         keys = [(m, e, n) for n in sorted({*self.batches, *halves}) for m, e in pairs]
         outcomes = self.sweep([self.point(*key) for key in keys], "search")
         answers = {key: o.answer for key, o in zip(keys, outcomes, strict=True) if o.answer}
-        plans = []
-        for of in questions:
-            found = [(m, e, of.tokens) for m, e in pairs if (m, e, of.tokens) in answers]
-            plan = CapacityPlan(
-                of,
-                [
-                    configuration_of(answers[key], of, answers.get((*key[:2], half_of(key[2]))))
-                    for key in found
-                ],
-            )
-            judge(plan)
-            plans.append(plan)
-        refused = [o.refusal for o in outcomes if o.refusal]
-        if not answers:
-            raise PlanError(refused[0])
-        return Search(plans, refused)
+        for plan, of in zip(found.plans, questions, strict=True):
+            plan.configurations += [
+                configuration_of(
+                    answers[m, e, of.tokens], of, answers.get((m, e, half_of(of.tokens)))
+                )
+                for m, e in pairs
+                if (m, e, of.tokens) in answers
+            ]
+        found.refused += [o.refusal for o in outcomes if o.refusal]
 
     def _is_kept(self) -> bool:
         """The plan goes to files or programs: whole, whatever the time."""
