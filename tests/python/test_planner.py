@@ -661,6 +661,7 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (["--max-us", "-1"], "0 or more"),
         (["--max-memory-gb", "lots"], "lots"),
         (["--costs-ll", "no-such-record"], "no-such-record"),
+        (["--sms", "500"], "--sms 500: a GPU of cluster dgx-h100 has 132 SMs"),
         (["extra"], "extra"),
     ],
 )

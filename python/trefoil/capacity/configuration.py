@@ -19,7 +19,7 @@ from trefoil.capacity.step import Machine, Part, Work, parts_of
 from trefoil.capacity.whole_model import BF16, WEIGHT_BYTES, Model, other_dtype
 
 OPS = ("dispatch", "combine")
-SMS = 132  # of H100, H200, H800; of others an estimate
+SMS = 132  # of H100, H200, H800: where the cluster's file does not say
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ def _timing_of(
     waits = max(0.0, imbalance_of(of, q) / busiest_of(of) - 1)
     longer = max(1.0, q.terms.prefill_wait / busiest_of(of)) if of["ep"] > 1 else 1.0
     n, layers = (2 if how == "two-batch" else 1), q.model.num_layers
-    left = left_of(c, of) * (q.terms.interference if q.load == "prefill" else 1.0)
+    left = left_of(c, of, q) * (q.terms.interference if q.load == "prefill" else 1.0)
 
     def step(end: str) -> float:
         """The step where everything takes its most likely time, or its low or high end."""
@@ -388,7 +388,7 @@ def _timing_of(
     )
 
 
-def left_of(c: Configuration, answer: dict[str, Any]) -> float:
+def left_of(c: Configuration, answer: dict[str, Any], q: Question) -> float:
     """The share of the SMs that the operations leave. DeepEP's low-latency kernels give all of them
     back between sending and receiving (its README: receiving hook): what they take is the time in
     which the busiest rank's SMs send or receive."""
@@ -398,4 +398,5 @@ def left_of(c: Configuration, answer: dict[str, Any]) -> float:
         ops = [answer[name] for name in OPS]
         busy = sum(o["seconds"] * sms_share(o) for o in ops)
         return max(0.05, 1 - busy / sum(o["seconds"] for o in ops))
-    return max(0.05, 1 - c.sms / SMS)
+    sms = q.gpu.sms if q.gpu else None
+    return max(0.05, 1 - c.sms / (sms or SMS))

@@ -202,10 +202,12 @@ def fleet_of(
 def plan_fleet(o: argparse.Namespace, planner: Callable[[argparse.Namespace], Planner]) -> Fleet:
     traffic = traffic_of(o)
     gpus = gpus_of(o)
-    searches = {
-        load: planner(options_of(o, traffic, load)).search(lambda s, ep: takes_fewest(s, traffic, ep))
-        for load in ("prefill", "decode")
-    }
+
+    def search(load: str) -> Search:
+        of = planner(options_of(o, traffic, load))
+        return of.search(lambda found, next_ep: takes_fewest(found, traffic, next_ep))
+
+    searches = {load: search(load) for load in ("prefill", "decode")}
     limit = f"--gpus {gpus}"
     if o.budget_hour is not None and not (o.gpus and int(o.gpus) == gpus):
         limit = f"--budget-hour {o.budget_hour:g}"

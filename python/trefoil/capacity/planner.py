@@ -247,7 +247,8 @@ class Planner:
         hbm, bf16 = facts["gpu_hbm_gb_per_s"], facts["gpu_bf16_tflops"]
         if not hbm or not bf16:
             return None
-        return Gpu(hbm, bf16, facts["gpu_fp8_tflops"], facts["gpu_fp4_tflops"])
+        fp8, fp4 = facts["gpu_fp8_tflops"], facts["gpu_fp4_tflops"]
+        return Gpu(hbm, bf16, fp8, fp4, facts["gpu_sms"])
 
     def _reserve(self, memory_gb: float | None) -> float:
         said = self.options.reserve_gb

@@ -20,12 +20,13 @@ LAYER_PARTS = ("attention", "shared experts", "routed experts", "router, norms, 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Peak rates of one GPU."""
+    """Peak rates of one GPU, and its SMs."""
 
     hbm_gb_per_s: float
     bf16_tflops: float
     fp8_tflops: float | None = None  # None: fp8 products at the rate of bf16
     fp4_tflops: float | None = None  # None: fp4 products at the rate of fp8
+    sms: int | None = None  # None: the cluster's file does not say
 
     @property
     def fp4_rate(self) -> float:
