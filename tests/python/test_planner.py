@@ -633,6 +633,7 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (what,) = c["what_if"]
         assert (what["factor"] is not None) == (c["ep"] == 16)
         assert c["ep"] == 16 or "the trace has 16 ranks" in what["refusal"]
+        assert what["name"] == "trace t.npz (64 tokens a GPU)", "one column of the table"
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,20 @@ def test_limits_of_a_fleet_say_which_binds() -> None:
     assert code == 0, "the nearest works"
     code, text = told(*FLEET, "--requests-per-s", "2000", "--gpus", "128")
     words = " ".join(text.split())
-    assert code == 1 and "--gpus 128 binds: " in words and "requests/s" in words
+    assert code == 1 and "--gpus 128 binds: " in words
+    rate = words.split("128 do about ")[1].split()[0]
+    for part, (share, met) in {"fewer": (0.95, 0), "more": (1.05, 1)}.items():
+        asked = ("--requests-per-s", str(float(rate) * share), "--gpus", "128")
+        assert told(*FLEET, *asked)[0] == met, f"{part} requests than 128 GPUs do"
+
+
+def test_larger_groups_than_the_gpus_may_be_what_does_it() -> None:
+    free = json.loads(told(*FLEET[:-2], "--json")[1])
+    for gpus, why in (("16", "16 hold no group of each load"), ("8", "8 hold no group of each")):
+        code, text = told(*FLEET[:-2], "--gpus", gpus)
+        words = " ".join(text.split())
+        assert code == 1 and f"--gpus {gpus} binds: {free['gpus']} GPUs do it" in words
+        assert why in words and "nothing fits" not in words
 
 
 def test_a_budget_is_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:

@@ -466,8 +466,13 @@ class Planner:
             few = [{**points[i], "tokens": half_of(q.tokens) * self.terms.rows} for i in at]
             for i, outcome in zip(at, self.sweep(few, "what if"), strict=True):
                 halves[i] = outcome.answer
+        tokens = {
+            case[2]: o.answer["tokens"] for case, o in zip(cases, answers, strict=True) if o.answer
+        }
         for (c, pair, name, value), outcome, half in zip(cases, answers, halves, strict=True):
             shown = f"{name.replace('_', '-')} {Path(value).name if name == 'trace' else value}"
+            if name == "trace" and name in tokens:  # its own
+                shown += f" ({tokens[name]:,} tokens a GPU)"
             if outcome.answer is None:
                 c.what_if.append(WhatIf(shown, None, None, f"EP {c.ep}: {outcome.refusal}"))
             else:
@@ -490,7 +495,6 @@ class Planner:
         q, rows = self.question, self.terms.rows
         if shown.startswith("trace"):
             q = replace(q, tokens=-(-answer["tokens"] // rows))
-            shown += f" ({answer['tokens']:,} tokens a GPU)"
             point = {**self.point(*pair, q.tokens), "tokens": answer["tokens"]}
             (same,) = self.sweep([point], "what if")
             if same.answer is None:
