@@ -290,6 +290,7 @@ def test_page_holds_the_plan(tmp_path: Path) -> None:
     assert text.count("<svg ") == len(capacity_plots.PICTURES)
     for words in ('id="capacity"', "deepseek-v3, decode", "HT in groups of 8", "over the limit"):
         assert words in text
+    assert "tokens/s a GPU planned: HT, EP 8" in text
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     path.write_text("{}")

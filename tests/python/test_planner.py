@@ -122,6 +122,23 @@ def test_where_nothing_fits_what_would_is_named() -> None:
         assert run("plan", *same, *at).returncode == 1, "much more would fit, too"
 
 
+def test_the_first_sentence_and_the_page_have_the_step_and_its_interval(tmp_path: Path) -> None:
+    options = ("--gpus", "64", "--ep", "64", "--mode", "ll", "--no-crossover")
+    data = plan(*options)
+    (c,) = data["configurations"]
+    ends = [f"{c[f'step_{end}_seconds'] * 1e3:.1f} ms" for end in ("low", "high")]
+    said = f"{c['step_seconds'] * 1e3:.1f} ms per output token (interval {ends[0]} to {ends[1]})"
+    assert said in " ".join(run("plan", *options).stdout.split())
+    path, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    path.write_text(json.dumps(data))
+    assert run("report", "--capacity", str(path), "-o", str(page)).returncode == 0
+    text = page.read_text()
+    assert said in text and f"<b>{c['tokens_per_second']:,.0f}</b>" in text
+    assert text.index("<th>a step</th>") < text.index("<th>90 % interval</th>"), "the step first"
+    roofline = run("plan", *options, "--compute-costs", "roofline").stdout
+    assert "at least" in roofline and "interval" not in roofline.partition("\n\nmode")[0]
+
+
 def test_price_and_power_of_a_million_tokens() -> None:
     options = ("--gpus", "96", "--ep", "32,64", "--mode", "ll", "--tokens", "64", *CLOSED)
     done = run("plan", *options, "--gpu-hour", "2.5", "--gpu-watts", "1200", "--json")

@@ -361,12 +361,21 @@ def _answer(c: Configuration, q: Question) -> str:
     text = (
         f"{c.mode.upper()} in {groups}{f', {idle} GPUs idle' if idle else ''}: "
         f"{most}{rate:,.0f} tokens/s a GPU{node}, {least}"
-        f"{format_seconds(step * q.steps_of_latency)} {what}, "
+        f"{format_seconds(step * q.steps_of_latency)} {what}{interval_text(c, q)}, "
         f"{_waits(c, share)}; {memory}"
     )
     if c.max_tokens and c.max_tokens > q.tokens:
         text += f", {c.max_tokens:,} tokens a GPU would fit"
     return text + f"{_price(c, q)}."
+
+
+def interval_text(c: Configuration, q: Question) -> str:
+    """Of the latency, in brackets; "" where none is known."""
+    ends = None if is_roofline(c) else c.step_interval(q)
+    if ends is None:
+        return ""
+    low, high = (format_seconds(t * q.steps_of_latency) for t in ends)
+    return f" (interval {low} to {high})"
 
 
 def _unknown(q: Question) -> str:

@@ -11,6 +11,7 @@ from trefoil.capacity.plan_text import (
     binding_sentences,
     compute_notes,
     gpus_text,
+    interval_text,
     limits_of,
     unknown_memory,
     wrapped,
@@ -67,7 +68,7 @@ def best_sentence(candidate: Candidate, q: Question) -> str:
         f"Most tokens at context {of.context:,}{f' within {limits}' if limits else ''}: "
         f"{c.mode.upper()} in {c.replicas} group{'s'[: c.replicas > 1]} of {gpus_text(c.ep)}, "
         f"{of.tokens:,} tokens a GPU: {c.tokens_per_second(of) or 0:,.0f} tokens/s a GPU, "
-        f"{format_seconds(candidate.latency)} {what}{price}."
+        f"{format_seconds(candidate.latency)} {what}{interval_text(c, of)}{price}."
     )
 
 
