@@ -139,6 +139,41 @@ def test_the_first_sentence_and_the_page_have_the_step_and_its_interval(tmp_path
     assert "at least" in roofline and "interval" not in roofline.partition("\n\nmode")[0]
 
 
+def test_attention_of_several_gpus() -> None:
+    of = ("--gpus", "32", "--ep", "32", "--mode", "ht", *CLOSED)
+
+    def one(*more: str) -> dict[str, Any]:
+        (c,) = plan(*of, *more)["configurations"]
+        return c
+
+    prefill = ("--load", "prefill", "--tokens", "1024", "--context", "8192")
+    alone, eight = (one(*prefill, "--attention-tp", n) for n in ("1", "8"))
+    assert alone["memory"]["attention"] > 3 * eight["memory"]["attention"]
+    ratio = eight["step_seconds"] / alone["step_seconds"]
+    assert 1 < ratio < 2, "a step takes longer, but is of the whole prompt"
+    limit = ("--max-step-ms", str(1e3 * eight["step_seconds"] * 1.01))
+    assert one(*prefill, "--attention-tp", "8", *limit)["verdict"] == "cheapest"
+    assert run("plan", *of, *prefill, *limit).returncode == 1
+    decode = ("--tokens", "16", "--attention-tp")
+    for model, times in (("deepseek-v3", 4), ("qwen3-235b-a22b", 1)):  # MLA; 4 heads of keys
+        a, b = (one("--moe", model, *decode, n)["memory"]["kv_cache"] for n in ("1", "4"))
+        assert b == times * a, model
+
+
+@pytest.mark.parametrize(
+    ("n", "more", "words"),
+    [
+        ("3", (), "does not divide the 8 GPUs of a node of dgx-h100"),
+        ("8", ("--ep", "4,8", "--gpus", "8"), "does not divide EP 4"),
+        ("9", ("--cluster", "gb200-nvl72"), "does not divide the 128 heads of deepseek-v3"),
+        ("0", (), "expected a whole number"),
+    ],
+)
+def test_attention_that_cannot_be_shared(n: str, more: tuple[str, ...], words: str) -> None:
+    done = run("plan", "--attention-tp", n, *more)
+    assert done.returncode == 2 and words in done.stderr
+
+
 def test_price_and_power_of_a_million_tokens() -> None:
     options = ("--gpus", "96", "--ep", "32,64", "--mode", "ll", "--tokens", "64", *CLOSED)
     done = run("plan", *options, "--gpu-hour", "2.5", "--gpu-watts", "1200", "--json")

@@ -283,6 +283,26 @@ def test_commands_say_what_was_planned() -> None:
         assert (name in IN_MXFP4) == (preset["weight_bits"] == 4)
 
 
+def test_commands_share_attention() -> None:
+    options = {"gpus": 32, "ep": 32, "tokens": 32, "attention_tp": 4, "overlap": "none", **CLOSED}
+    (c,) = trefoil.plan(mode="ll", **options).candidates()
+    text = command_of("vllm", c.configuration, c.question)
+    for words in (
+        "--tensor-parallel-size 4",
+        "--data-parallel-size 8 --data-parallel-size-local 2",
+        "--data-parallel-start-rank $((NODE * 2))",
+        "--max-num-seqs 128",
+    ):
+        assert words in text
+    text = command_of("sglang", c.configuration, c.question)
+    assert "--tp-size 32 --attn-dp-size 8 --ep-size 32" in text
+    assert "--cuda-graph-max-bs-decode 128 --max-running-requests 1024" in text
+    options |= {"cluster": "gb200-nvl72", "gpus": 64, "ep": 64, "attention_tp": 8}
+    (c,) = trefoil.plan(mode="ll", **options).candidates()
+    refused = command_of("vllm", c.configuration, c.question)
+    assert refused == "# no vLLM command: --attention-tp 8: a host has 4 GPUs of a group"
+
+
 def test_commands_say_weights_in_another_dtype() -> None:
     options = {"gpus": 8, "ep": 8, "mode": "ll", "tokens": 8, "weight_dtype": "fp8", **CLOSED}
     for moe, is_told in (("qwen3-30b-a3b", True), ("minimax-m2", False)):

@@ -271,14 +271,14 @@ def _rest_of(m: Model, q: Question, tokens: int) -> dict[str, int]:
     # A draft's projection takes the row and the token's embedding, side by side.
     draft = q.draft_layers * (3 * m.hidden * m.shared_hidden * size + 2 * BF16 * m.hidden**2)
     rest = {
-        "attention": int(m.attention * size * more),
+        "attention": int(m.shard(q.attention_tp).attention * size * more),
         "shared": int(m.shared * size + m.router * BF16 + draft),
         "embeddings": int(m.embeddings * BF16),
     }
     if q.load != "training":
         w = work_of(q, tokens=tokens)
-        rest["kv_cache"] = math.ceil(w.sequences * m.kv_bytes(q.context, q.kv_dtype) * more)
-        rest["activations"] = m.activation_bytes(tokens, w.sequences * q.rows)
+        rest["kv_cache"] = math.ceil(w.attention.sequences * q.kv_bytes_of_gpu(q.context) * more)
+        rest["activations"] = m.activation_bytes(tokens, w.sequences * q.rows, q.attention_tp)
     return rest
 
 
@@ -294,6 +294,7 @@ def work_of(
         tokens=tokens,
         context=q.context,
         cached=q.cached,
+        attention_tp=q.attention_tp,
         is_prefill=q.load == "prefill",
         ep=ep,
         physical_experts=physical_experts,

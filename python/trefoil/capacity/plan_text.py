@@ -243,10 +243,7 @@ def step_notes(plan: CapacityPlan) -> list[str]:
         )
     if q.model is not None:
         kv = "" if q.load == "training" else f", KV cache in {q.kv_dtype}"
-        notes.append(
-            f"weights in {q.weight_dtype}{kv}; every GPU holds all of attention, shared experts "
-            "and embeddings (data-parallel attention)"
-        )
+        notes.append(f"weights in {q.weight_dtype}{kv}; {held_text(q)}")
     else:
         notes.append(
             f"memory is of routed experts and buffers alone: {_not_whole(q)}; --other-gb adds to it"
@@ -260,6 +257,19 @@ def step_notes(plan: CapacityPlan) -> list[str]:
             "(--reserve-gb) for CUDA's context, NCCL and workspaces"
         )
     return notes
+
+
+def held_text(q: Question) -> str:
+    n = q.attention_tp
+    if n == 1:
+        return (
+            "every GPU holds all of attention, shared experts and embeddings (data-parallel "
+            "attention)"
+        )
+    return (
+        f"{n} GPUs share a sequence's attention (--attention-tp), their exchange of rows counted "
+        "in it at the cluster's NVLink rate; every GPU holds all of shared experts and embeddings"
+    )
 
 
 def unknown_memory(q: Question) -> list[str]:

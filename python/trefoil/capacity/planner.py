@@ -27,7 +27,7 @@ from trefoil.capacity.schedule import SCHEDULES
 from trefoil.capacity.step import Gpu
 from trefoil.capacity.terms import Terms, preset
 from trefoil.capacity.verdict import fits, judge
-from trefoil.capacity.whole_model import DTYPE_OF_BITS, model_of
+from trefoil.capacity.whole_model import DTYPE_OF_BITS, Model, model_of
 from trefoil.sweeping import Outcome, Point, key_of, link_loads, run_point, sweep
 
 CROSSOVER_TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -201,6 +201,7 @@ class Planner:
             dispatch_dtype=self.base.get("dispatch_dtype", "bf16"),
             context=self.contexts[0],
             cached=self._cached(self.contexts[0]),
+            attention_tp=self._attention_tp(facts, model),
             kv_dtype=o.kv_dtype,
             max_step_ms=o.max_step_ms,
             model=model,
@@ -218,6 +219,22 @@ class Planner:
             if value is not None and not q.is_whole:
                 raise PlanError(f"{option}: {why_no_step(q)}; --compute-us would say it")
         return q
+
+    def _attention_tp(self, facts: dict[str, Any], model: Model | None) -> int:
+        n = self.options.attention_tp
+        if n == 1:
+            return n
+        if model is None:
+            raise PlanError(f"--attention-tp {n}: the file of {facts['moe']} states no attention")
+        wholes = {
+            f"the {self.gpus_per_node} GPUs of a node of {facts['cluster']}": self.gpus_per_node,
+            f"the {model.num_heads} heads of {facts['moe']}": model.num_heads,
+            **{f"EP {ep}": ep for ep in self.ep_sizes},
+        }
+        for whole, count in wholes.items():
+            if count % n:
+                raise PlanError(f"--attention-tp {n}: does not divide {whole}")
+        return n
 
     def _cached(self, context: int) -> int:
         """Of a prompt's tokens; one at least is computed."""
@@ -248,7 +265,8 @@ class Planner:
         if not hbm or not bf16:
             return None
         fp8, fp4 = facts["gpu_fp8_tflops"], facts["gpu_fp4_tflops"]
-        return Gpu(hbm, bf16, fp8, fp4, facts["gpu_sms"])
+        nvlink = facts["nvlink_gb_per_s"], facts["ll_fixed_us"]
+        return Gpu(hbm, bf16, fp8, fp4, facts["gpu_sms"], *nvlink)
 
     def _reserve(self, memory_gb: float | None) -> float:
         said = self.options.reserve_gb
