@@ -219,6 +219,15 @@ def test_larger_groups_than_the_gpus_may_be_what_does_it() -> None:
         assert why in words and "nothing fits" not in words
 
 
+def test_what_is_assumed_stands_below() -> None:
+    text = " ".join(told(*FLEET, "--attention-tp", "2")[1].split())
+    assert "decode: the busiest GPU's experts have 1.11 of the mean (--imbalance)" in text
+    assert "prefill: waits for unequal experts make a step 1.18 times" in text
+    assert text.count("2 GPUs share a sequence's attention (--attention-tp)") == 2
+    text = " ".join(told("--gpus", "64", "--ep", "64", "--tokens", "8,16")[1].split())
+    assert "the busiest GPU's experts have 1.11 of the mean (--imbalance)" in text
+
+
 def test_a_budget_is_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     paid = ("--gpu-hour", "2.5", "--budget-hour")
     text = told("--tokens", "8,16", "--mode", "ll", *paid, "163")[1]

@@ -259,6 +259,11 @@ def step_notes(plan: CapacityPlan) -> list[str]:
     return notes
 
 
+def assumed(q: Question) -> list[str]:
+    """Of a search or a fleet: what an operator could say otherwise."""
+    return terms_of(q) + ([held_text(q)] if q.attention_tp > 1 else [])
+
+
 def held_text(q: Question) -> str:
     n = q.attention_tp
     if n == 1:

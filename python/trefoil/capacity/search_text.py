@@ -8,6 +8,7 @@ from typing import Any
 
 from trefoil.capacity.batch_search import Candidate, Search
 from trefoil.capacity.plan_text import (
+    assumed,
     binding_sentences,
     compute_notes,
     gpus_text,
@@ -122,6 +123,7 @@ def as_text(s: Search) -> str:
         f"shown of {total} configurations: the frontier, where more tokens cost latency; nothing "
         "that meets the limits is better in both",
         *compute_notes(s.plans[0]),
+        *assumed(s.question),
         *unknown_memory(s.question),
     ]
     if any(c.configuration.outside for c in s.candidates()):
