@@ -228,6 +228,15 @@ def test_what_is_assumed_stands_below() -> None:
     assert "the busiest GPU's experts have 1.11 of the mean (--imbalance)" in text
 
 
+def test_short_prompts_take_small_steps() -> None:
+    short = ("--input-tokens", "500", "--max-ttft-ms")
+    (prefill, _) = json.loads(told(*FLEET, *short, "400", "--json")[1])["parts"]
+    assert prefill["configuration"]["tokens"] < 4096
+    text = told(*FLEET, *short, "1")[1]
+    nearest = text.split("--max-ttft-ms 1 binds: ")[1].split()[0]
+    assert int(nearest) < 400, "of the smallest step"
+
+
 def test_a_budget_is_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     paid = ("--gpu-hour", "2.5", "--budget-hour")
     text = told("--tokens", "8,16", "--mode", "ll", *paid, "163")[1]

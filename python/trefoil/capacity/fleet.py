@@ -21,7 +21,7 @@ from trefoil.capacity.question import PlanError, Question
 from trefoil.capacity.verdict import fits
 
 DECODE_BATCHES = "1..512"
-PREFILL_BATCHES = "4096,16384"
+PREFILL_BATCHES = "256,1024,4096,16384"
 
 
 @dataclass(frozen=True)
