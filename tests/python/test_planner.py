@@ -139,6 +139,16 @@ def test_the_first_sentence_and_the_page_have_the_step_and_its_interval(tmp_path
     assert "at least" in roofline and "interval" not in roofline.partition("\n\nmode")[0]
 
 
+def test_one_token_is_no_two_batches_but_has_the_interval_of_its_compute() -> None:
+    of = ("--gpus", "16", "--ep", "16", "--mode", "ll", "--tokens", "1", "--no-crossover")
+    ends = []
+    for overlap in ("two-batch", "none"):
+        (c,) = plan(*of, "--cluster", "hgx-h200", "--overlap", overlap)["configurations"]
+        assert c["overlap"] == "none"
+        ends.append((c["step_low_seconds"], c["step_seconds"], c["step_high_seconds"]))
+    assert ends[0] == ends[1]
+
+
 def test_attention_of_several_gpus() -> None:
     of = ("--gpus", "32", "--ep", "32", "--mode", "ht", *CLOSED)
 

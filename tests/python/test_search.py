@@ -254,6 +254,7 @@ def test_bad_fleets(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--output-tokens is missing" in refusal(capsys, *FLEET[:4])
     assert "--tokens is not of a fleet" in refusal(capsys, *FLEET, "--tokens", "8")
     assert "no traffic needs no fleet" in refusal(capsys, *FLEET, "--requests-per-s", "0")
+    assert "a fleet needs a traffic" in refusal(capsys, "--utilisation", "0.5")
     assert "--utilisation 2: more than 0" in refusal(capsys, *FLEET, "--utilisation", "2")
     assert "--cached 1: a share" in refusal(capsys, *FLEET, "--cached", "1")
 

@@ -101,7 +101,7 @@ def search_answer(planner: Planner, options: argparse.Namespace) -> Answer:
 
 
 def is_fleet(options: argparse.Namespace) -> bool:
-    of = ("requests_per_s", "input_tokens", "output_tokens", "max_ttft_ms")
+    of = ("requests_per_s", "input_tokens", "output_tokens", "max_ttft_ms", "utilisation")
     return any(getattr(options, name) is not None for name in of)
 
 

@@ -326,6 +326,8 @@ def configuration_of(
     if c.compute:
         c.timings = [_timing_of(how, c, answer, half, q) for how in q.overlaps]
         c.timings = [t for t in c.timings if t is not None]
+    if c.compute and q.overlaps and not c.timings:  # one token is no two batches
+        c.timings = [t for t in [_timing_of("none", c, answer, None, q)] if t is not None]
     return c
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trefoil.capacity.batch_search import Candidate, Search, row_of
-from trefoil.capacity.options import gpus_of
+from trefoil.capacity.options import UTILISATION, gpus_of
 from trefoil.capacity.planner import Planner
 from trefoil.capacity.question import PlanError, Question
 from trefoil.capacity.verdict import fits
@@ -107,15 +107,16 @@ def traffic_of(o: argparse.Namespace) -> Traffic:
     for name in ("tokens", "context", "load", "max_us"):
         if getattr(o, name) is not None:
             raise PlanError(f"--{name.replace('_', '-')} is not of a fleet: the traffic says it")
-    if not 0 < o.utilisation <= 1:
-        raise PlanError(f"--utilisation {o.utilisation:g}: more than 0, at most 1")
+    utilisation = UTILISATION if o.utilisation is None else o.utilisation
+    if not 0 < utilisation <= 1:
+        raise PlanError(f"--utilisation {utilisation:g}: more than 0, at most 1")
     return Traffic(
         requests_per_s=o.requests_per_s,
         input_tokens=o.input_tokens,
         output_tokens=o.output_tokens,
         max_ttft_ms=o.max_ttft_ms,
         max_step_ms=o.max_step_ms,
-        utilisation=o.utilisation,
+        utilisation=utilisation,
         cached=o.cached,
     )
 

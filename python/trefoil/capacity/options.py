@@ -224,7 +224,6 @@ def parser() -> argparse.ArgumentParser:
     fleet.add_argument(
         "--utilisation",
         type=_number,
-        default=UTILISATION,
         metavar="X",
         help=f"most that groups may be used (default {UTILISATION:g})",
     )
