@@ -158,6 +158,18 @@ static trefoil_result_t findIntervals(simulated_t *s) {
   return TREFOIL_OK;
 }
 
+/* An operation takes no more SMs than a GPU has. */
+static int limitSms(simulated_t *s) {
+  int most = s->of.cluster.gpuSms;
+  if (!most) return -1;
+  if (s->sms > most) {
+    return cliUsage(verb, "--sms %d: a GPU of cluster %s has %d SMs", s->sms, s->of.cluster.name,
+                    most);
+  }
+  if (!s->sms && s->hasRecord && s->record.costs.numSms > most) s->sms = most;
+  return -1;
+}
+
 /* The cluster, the model, the costs, and one step of routing. */
 static int load(const request_t *q, simulated_t *s) {
   int rc = scenarioLoad(verb, &s->args, &s->of);
@@ -165,6 +177,7 @@ static int load(const request_t *q, simulated_t *s) {
     rc = cliUsage(verb, "--combine partial is of ll: ht sends partial sums in any case");
   }
   if (rc < 0) rc = loadCosts(q, s);
+  if (rc < 0) rc = limitSms(s);
   if (rc >= 0) return rc;
   if (s->args.trace) {
     rc = scenarioReadTrace(verb, &s->args, &s->of, s->stepIdx, &s->step);

@@ -179,6 +179,9 @@ json_t *simulatedJson(const simulated_t *s) {
   json_object_set_new(shapes, "gpu_bf16_tflops", orNull(c->gpuBf16Tflops));
   json_object_set_new(shapes, "gpu_fp8_tflops", orNull(c->gpuFp8Tflops));
   json_object_set_new(shapes, "gpu_fp4_tflops", orNull(c->gpuFp4Tflops));
+  json_object_set_new(shapes, "nvlink_gb_per_s", json_real(c->nvlinkGbPerS));
+  json_object_set_new(shapes, "ll_fixed_us", json_real(c->llFixedUs));
+  json_object_set_new(shapes, "gpu_sms", c->gpuSms ? json_integer(c->gpuSms) : json_null());
   json_object_set_new(shapes, "gpus_per_host",
                       json_integer(c->gpusPerHost ? c->gpusPerHost : c->gpusPerNode));
   json_object_set_new(shapes, "model", modelJson(&s->of.moe));

@@ -87,6 +87,7 @@ static const field_t clusterFields[] = {
     {"gpu_fp8_tflops", offsetof(trefoil_cluster_t, gpuFp8Tflops), 0, 1, 1e9, 1},
     {"gpu_fp4_tflops", offsetof(trefoil_cluster_t, gpuFp4Tflops), 0, 1, 1e9, 1},
     {"gpus_per_host", offsetof(trefoil_cluster_t, gpusPerHost), 1, 1, TREFOIL_MAX_RANKS, 1},
+    {"gpu_sms", offsetof(trefoil_cluster_t, gpuSms), 1, 1, 1 << 16, 1},
 };
 static const field_t moeFields[] = {
     {"hidden_elements", offsetof(trefoil_moe_t, hidden), 1, 1, 1 << 24, 0},

@@ -88,7 +88,8 @@ static trefoil_result_t follow(child_t *c, double timeoutS) {
   pid_t got;
   while ((got = waitpid(c->pid, &status, 0)) < 0 && errno == EINTR) continue;
   EP_CHECK(inTime, TREFOIL_SYSTEM_ERROR,
-           "SimGrid did not finish within %.6g s: allow more, or use the engine of queues",
+           "SimGrid did not finish within %.6g s: allow more, or use the engine fair (the same "
+           "flows) or queues",
            timeoutS);
   if (c->shared->isDone) {
     EP_CHECK(c->shared->hadMemory, TREFOIL_SYSTEM_ERROR, "SimGrid's process ran out of memory");

@@ -40,6 +40,7 @@ typedef struct trefoil_cluster {
   double gpuFp8Tflops;  /* of fp8 */
   double gpuFp4Tflops;  /* of fp4 (nvfp4, mxfp4) */
   int gpusPerHost;      /* of one operating system; 0: a host is an NVLink domain */
+  int gpuSms;           /* SMs of one GPU; 0: not stated */
 } trefoil_cluster_t;
 
 typedef struct trefoil_moe {

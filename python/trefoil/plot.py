@@ -85,10 +85,25 @@ def time_axis(
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
 
 
-def doubling_axis(axes: Axes, values: Sequence[int]) -> None:
-    """Numbers that double, along a logarithmic axis."""
+def _readable(axes: Axes, values: Sequence[int], first: Sequence[int]) -> set[int]:
+    """Of rising values those whose labels lie side by side; `first` and the ends before others."""
+    wide = 72 * axes.figure.get_figwidth() * axes.get_position().width
+    doubling = wide / (math.log2(values[-1] / values[0]) + 1)  # points, with room at the ends
+    digit = 0.64 * rcParams["font.size"]
+    kept: set[int] = set()
+    for value in [*first, values[-1], values[0], *values]:
+        needs = {k: digit * (len(f"{value:,}") + len(f"{k:,}") + 1) / 2 for k in kept}
+        if all(abs(math.log2(value / k)) * doubling >= n for k, n in needs.items()):
+            kept.add(value)
+    return kept
+
+
+def doubling_axis(axes: Axes, values: Sequence[int], first: Sequence[int] = ()) -> None:
+    """Rising numbers that about double, along a logarithmic axis; where labels would overlap, not
+    all have one, but those of `first`."""
+    kept = _readable(axes, values, first)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(values, [f"{v:,}" for v in values])
+    axes.set_xticks(values, [f"{v:,}" if v in kept else "" for v in values])
     axes.xaxis.set_minor_locator(NullLocator())
 
 

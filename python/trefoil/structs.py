@@ -80,7 +80,7 @@ ClusterFields = _struct(
     int nodes_per_leaf, rail_leaves;
     double leaf_oversubscription, gpu_memory_gb, nvlink_line_gb_per_s;
     double gpu_hbm_gb_per_s, gpu_bf16_tflops, gpu_fp8_tflops, gpu_fp4_tflops;
-    int gpus_per_host
+    int gpus_per_host, gpu_sms
     """,
 )
 MoeFields = _struct(

@@ -154,6 +154,9 @@ def check_costs() -> None:
     check(few["dispatch"]["interval"]["kind"] == "interpolated", "fp8 rows were measured")
     many = simulate(*base, "--dispatch-dtype", "fp8", "--sms", 64)
     check("64 SMs" in many["combine"]["interval"]["outside"], "64 SMs were not measured")
+    ll = ("--gpus", 8, "--tokens", 8, "--costs", "deepep-ll-h100-1node", "--cluster")
+    check(simulate(*ll, "dgx-h100")["sms"] == 128, "the record's SMs")
+    check(simulate(*ll, "hgx-h20")["sms"] == 78, "all that the GPU has, fewer than the record's")
 
 
 def check_trace(folder: Path) -> None:
@@ -253,6 +256,8 @@ def check_refusals() -> None:
         (["--straggler", "8"], "8 ranks, 0 to 7"),
         (["--straggler", "1:0"], "above 0"),
         (["--straggler", "1"], "have no time of SMs"),
+        (["--sms", "133"], "a GPU of cluster dgx-h100 has 132 SMs"),
+        (["--sms", "79", "--cluster", "hgx-h20"], "a GPU of cluster hgx-h20 has 78 SMs"),
         (["--mode", "ht", "--combine", "partial"], "is of ll"),
         (["--slow-nic", "1:2GB"], "I:FACTOR"),
         (["--late", "1:-5"], "0 or more"),

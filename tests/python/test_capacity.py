@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import sample_capacity as sample
+from texts import overlapping, texts_of
 from trefoil.capacity import plan_plots as capacity_plots
 from trefoil.capacity import plan_text as capacity_text
 from trefoil.capacity.configuration import Configuration, configuration_of
-from trefoil.capacity.crossover import Sample, crossover_of, sample_of
+from trefoil.capacity.crossover import Crossover, Sample, crossover_of, sample_of
 from trefoil.capacity.plan import CapacityPlan
 from trefoil.capacity.plan_file import from_json, to_json
 from trefoil.capacity.question import PlanError
@@ -243,6 +244,29 @@ def test_labels_of_memory_stand_next_to_the_limit() -> None:
         assert not box.x0 < limit - 1 < box.x1 - 1, t.get_text()
 
 
+@pytest.mark.parametrize("tokens", [1, 5, 64, 72, 100, 128, 300, 3000])
+def test_labels_of_numbers_that_are_close_do_not_overlap(tokens: int) -> None:
+    plan = judged(tokens=tokens, gpus=320, ep_sizes=[8, 60, 64, 72, 256, 320])
+    plan.samples += [sample_of(sample.answer(c.mode, c.ep, tokens)) for c in plan.configurations]
+    plan.crossovers = [c for c in (crossover_of(plan.samples, ep) for ep in (8, 64)) if c]
+    for figure in (capacity_plots.scaling(plan), capacity_plots.crossover(plan)):
+        assert list(overlapping(figure)) == []
+    drawn = [t.get_text() for t in figure.axes[0].get_xticklabels()]
+    assert f"{tokens:,}" in drawn, "the plan's own"
+
+
+def test_the_crossover_is_named_where_there_is_room() -> None:
+    for tokens in (1.2, 40.0, 1000.0):
+        plan = judged()
+        of = plan.configurations[plan.pictured].ep
+        plan.crossovers = [Crossover(of, tokens, "ht", 1, 1024, ("made-up-ll", "made-up-ht"))]
+        figure = capacity_plots.crossover(plan)
+        assert list(overlapping(figure)) == []
+        (box,) = (b for t, _, b in texts_of(figure) if t.startswith("HT faster"))
+        inside = figure.axes[0].get_window_extent()
+        assert inside.x0 <= box.x0 and box.x1 <= inside.x1, tokens
+
+
 def test_lines_hold_the_numbers() -> None:
     plan = judged()
     (axes,) = capacity_plots.scaling(plan).axes
@@ -266,6 +290,7 @@ def test_page_holds_the_plan(tmp_path: Path) -> None:
     assert text.count("<svg ") == len(capacity_plots.PICTURES)
     for words in ('id="capacity"', "deepseek-v3, decode", "HT in groups of 8", "over the limit"):
         assert words in text
+    assert "tokens/s a GPU planned: HT, EP 8" in text
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     path.write_text("{}")

@@ -17,6 +17,9 @@ from trefoil.capacity.step import (
     Machine,
     Part,
     Work,
+    attention_core,
+    attention_costs,
+    exchange_seconds,
     hit_experts,
     part_of,
     parts_of,
@@ -62,6 +65,42 @@ def preset(name: str) -> Model:
     model, missing = model_of(json.loads(done.stdout))
     assert model is not None, missing
     return model
+
+
+def test_heads_that_are_shared() -> None:
+    half, quarter = TOY.shard(2), TOY.shard(4)
+    assert (half.num_heads, half.num_kv_heads, TOY.shard(1)) == (2, 1, TOY)
+    assert (quarter.num_heads, quarter.num_kv_heads) == (1, 1), "two GPUs have the same keys"
+    assert 2 * half.attention == TOY.attention and 4 * quarter.attention > TOY.attention
+    w = Work(10, 100, False, 4, 8, "bf16", "bf16")
+    shared = replace(w, attention_tp=2).attention
+    assert (shared.tokens, shared.sequences) == (20, 20)
+    one, two = attention_core(TOY, w, 100), attention_core(half, shared, 100)
+    assert (two.flops, two.bytes) == (one.flops, one.bytes), "twice the tokens, half the heads"
+    mla = replace(TOY, kv_lora=32, q_lora=16, rope=8, nope=16, v=16)
+    one, two = attention_core(mla, w, 100), attention_core(mla.shard(2), shared, 100)
+    assert (two.flops, two.bytes) == (one.flops, 2 * one.bytes), "compressed keys are on both"
+
+
+def test_sharing_attention_exchanges_rows() -> None:
+    gpu = Gpu(1.0, 1.0, nvlink_gb_per_s=2.0, exchange_us=3.0)
+    w = Work(10, 100, False, 4, 8, "bf16", "bf16")
+    assert exchange_seconds(TOY, gpu, w) == 0
+    each = 2 * 3 * 10 * 64 / 2e9 + 3e-6  # bf16 rows of three others
+    assert exchange_seconds(TOY, gpu, replace(w, attention_tp=4)) == pytest.approx(2 * 4 * each)
+    alone, four = (
+        next(
+            p
+            for p in parts_of(TOY, Machine(gpu), replace(w, attention_tp=n))
+            if p.name == "attention"
+        )
+        for n in (1, 4)
+    )
+    least = 2 * 4 * each
+    assert four.seconds > least and four.low > least and four.high > least
+    assert (
+        alone.seconds == part_of("attention", Machine(gpu), attention_costs(TOY, w, "bf16")).seconds
+    )
 
 
 def test_every_preset_has_a_published_size() -> None:

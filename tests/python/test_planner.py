@@ -122,6 +122,68 @@ def test_where_nothing_fits_what_would_is_named() -> None:
         assert run("plan", *same, *at).returncode == 1, "much more would fit, too"
 
 
+def test_the_first_sentence_and_the_page_have_the_step_and_its_interval(tmp_path: Path) -> None:
+    options = ("--gpus", "64", "--ep", "64", "--mode", "ll", "--no-crossover")
+    data = plan(*options)
+    (c,) = data["configurations"]
+    ends = [f"{c[f'step_{end}_seconds'] * 1e3:.1f} ms" for end in ("low", "high")]
+    said = f"{c['step_seconds'] * 1e3:.1f} ms per output token (interval {ends[0]} to {ends[1]})"
+    assert said in " ".join(run("plan", *options).stdout.split())
+    path, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    path.write_text(json.dumps(data))
+    assert run("report", "--capacity", str(path), "-o", str(page)).returncode == 0
+    text = page.read_text()
+    assert said in text and f"<b>{c['tokens_per_second']:,.0f}</b>" in text
+    assert text.index("<th>a step</th>") < text.index("<th>90 % interval</th>"), "the step first"
+    roofline = run("plan", *options, "--compute-costs", "roofline").stdout
+    assert "at least" in roofline and "interval" not in roofline.partition("\n\nmode")[0]
+
+
+def test_one_token_is_no_two_batches_but_has_the_interval_of_its_compute() -> None:
+    of = ("--gpus", "16", "--ep", "16", "--mode", "ll", "--tokens", "1", "--no-crossover")
+    ends = []
+    for overlap in ("two-batch", "none"):
+        (c,) = plan(*of, "--cluster", "hgx-h200", "--overlap", overlap)["configurations"]
+        assert c["overlap"] == "none"
+        ends.append((c["step_low_seconds"], c["step_seconds"], c["step_high_seconds"]))
+    assert ends[0] == ends[1]
+
+
+def test_attention_of_several_gpus() -> None:
+    of = ("--gpus", "32", "--ep", "32", "--mode", "ht", *CLOSED)
+
+    def one(*more: str) -> dict[str, Any]:
+        (c,) = plan(*of, *more)["configurations"]
+        return c
+
+    prefill = ("--load", "prefill", "--tokens", "1024", "--context", "8192")
+    alone, eight = (one(*prefill, "--attention-tp", n) for n in ("1", "8"))
+    assert alone["memory"]["attention"] > 3 * eight["memory"]["attention"]
+    ratio = eight["step_seconds"] / alone["step_seconds"]
+    assert 1 < ratio < 2, "a step takes longer, but is of the whole prompt"
+    limit = ("--max-step-ms", str(1e3 * eight["step_seconds"] * 1.01))
+    assert one(*prefill, "--attention-tp", "8", *limit)["verdict"] == "cheapest"
+    assert run("plan", *of, *prefill, *limit).returncode == 1
+    decode = ("--tokens", "16", "--attention-tp")
+    for model, times in (("deepseek-v3", 4), ("qwen3-235b-a22b", 1)):  # MLA; 4 heads of keys
+        a, b = (one("--moe", model, *decode, n)["memory"]["kv_cache"] for n in ("1", "4"))
+        assert b == times * a, model
+
+
+@pytest.mark.parametrize(
+    ("n", "more", "words"),
+    [
+        ("3", (), "does not divide the 8 GPUs of a node of dgx-h100"),
+        ("8", ("--ep", "4,8", "--gpus", "8"), "does not divide EP 4"),
+        ("9", ("--cluster", "gb200-nvl72"), "does not divide the 128 heads of deepseek-v3"),
+        ("0", (), "expected a whole number"),
+    ],
+)
+def test_attention_that_cannot_be_shared(n: str, more: tuple[str, ...], words: str) -> None:
+    done = run("plan", "--attention-tp", n, *more)
+    assert done.returncode == 2 and words in done.stderr
+
+
 def test_price_and_power_of_a_million_tokens() -> None:
     options = ("--gpus", "96", "--ep", "32,64", "--mode", "ll", "--tokens", "64", *CLOSED)
     done = run("plan", *options, "--gpu-hour", "2.5", "--gpu-watts", "1200", "--json")
@@ -633,6 +695,7 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (what,) = c["what_if"]
         assert (what["factor"] is not None) == (c["ep"] == 16)
         assert c["ep"] == 16 or "the trace has 16 ranks" in what["refusal"]
+        assert what["name"] == "trace t.npz (64 tokens a GPU)", "one column of the table"
 
 
 @pytest.mark.parametrize(
@@ -661,6 +724,7 @@ def test_loads_and_traces(tmp_path: Path) -> None:
         (["--max-us", "-1"], "0 or more"),
         (["--max-memory-gb", "lots"], "lots"),
         (["--costs-ll", "no-such-record"], "no-such-record"),
+        (["--sms", "500"], "--sms 500: a GPU of cluster dgx-h100 has 132 SMs"),
         (["extra"], "extra"),
     ],
 )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from trefoil.capacity.configuration import left_of
 from trefoil.capacity.schedule import (
     COMPUTE,
     NETWORK,
@@ -13,6 +17,7 @@ from trefoil.capacity.schedule import (
     step_seconds,
     whole_step,
 )
+from trefoil.capacity.step import Gpu
 
 # 10 layers, 8 of them MoE.
 BATCH = Batch(before=3.0, shared=1.0, routed=4.0, dispatch=2.0, combine=3.0, dense=5.0, head=7.0)
@@ -69,3 +74,12 @@ def test_the_replay_by_hand() -> None:
     assert replay([]) == 0.0
     with pytest.raises(ValueError, match="waits"):
         replay([Task(COMPUTE, 1.0, (1,)), Task(COMPUTE, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("sms", "left"), [(132, 1 - 24 / 132), (78, 1 - 24 / 78), (None, 1 - 24 / 132)]
+)
+def test_compute_has_what_an_operation_leaves_of_the_gpu(sms: int | None, left: float) -> None:
+    c: Any = SimpleNamespace(sms=24, mode="ht", costs="deepep-ht-h100")
+    q: Any = SimpleNamespace(gpu=Gpu(1.0, 1.0, sms=sms))
+    assert left_of(c, {}, q) == pytest.approx(left)

@@ -18,6 +18,7 @@ from trefoil.capacity import __main__ as verb
 from trefoil.capacity import fleet, search_plots
 from trefoil.capacity.batch_search import Search
 from trefoil.capacity.configuration import Configuration
+from trefoil.capacity.planner import Planner
 from trefoil.capacity.question import PlanError, Question
 from trefoil.capacity.serving import IN_FP8, IN_MXFP4, MODELS, command_of
 
@@ -174,6 +175,25 @@ def test_more_traffic_takes_more_and_cached_input_less() -> None:
     assert cached[0] > ten[0] / 4, "what is computed sees what is cached"
 
 
+def test_groups_that_cannot_win_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, set[int]] = {"prefill": set(), "decode": set()}
+    sweep = Planner.sweep
+
+    def counted(self: Planner, points: Any, label: str) -> Any:
+        points = list(points)
+        asked[self.load] |= {p["ep"] for p in points}
+        return sweep(self, points, label)
+
+    monkeypatch.setattr(Planner, "sweep", counted)
+    few = json.loads(told(*FLEET[:-2], "--json")[1])
+    for part in few["parts"]:
+        enough = {8, 16, 32, 64, 128, 256} & set(range(part["gpus"] + 1))
+        assert asked[part["load"]] == enough, "each that is no larger than what does it"
+    monkeypatch.setattr(fleet, "takes_fewest", lambda *_: False)
+    assert json.loads(told(*FLEET[:-2], "--json")[1]) == few
+    assert all(sizes == {8, 16, 32, 64, 128, 256} for sizes in asked.values())
+
+
 def test_limits_of_a_fleet_say_which_binds() -> None:
     code, text = told(*FLEET, "--max-ttft-ms", "20", "--max-step-ms", "5")
     assert code == 1 and "prefill: --max-ttft-ms 20 binds: " in text
@@ -183,7 +203,38 @@ def test_limits_of_a_fleet_say_which_binds() -> None:
     assert code == 0, "the nearest works"
     code, text = told(*FLEET, "--requests-per-s", "2000", "--gpus", "128")
     words = " ".join(text.split())
-    assert code == 1 and "--gpus 128 binds: " in words and "requests/s" in words
+    assert code == 1 and "--gpus 128 binds: " in words
+    rate = words.split("128 do about ")[1].split()[0]
+    for part, (share, met) in {"fewer": (0.95, 0), "more": (1.05, 1)}.items():
+        asked = ("--requests-per-s", str(float(rate) * share), "--gpus", "128")
+        assert told(*FLEET, *asked)[0] == met, f"{part} requests than 128 GPUs do"
+
+
+def test_larger_groups_than_the_gpus_may_be_what_does_it() -> None:
+    free = json.loads(told(*FLEET[:-2], "--json")[1])
+    for gpus, why in (("16", "16 hold no group of each load"), ("8", "8 hold no group of each")):
+        code, text = told(*FLEET[:-2], "--gpus", gpus)
+        words = " ".join(text.split())
+        assert code == 1 and f"--gpus {gpus} binds: {free['gpus']} GPUs do it" in words
+        assert why in words and "nothing fits" not in words
+
+
+def test_what_is_assumed_stands_below() -> None:
+    text = " ".join(told(*FLEET, "--attention-tp", "2")[1].split())
+    assert "decode: the busiest GPU's experts have 1.11 of the mean (--imbalance)" in text
+    assert "prefill: waits for unequal experts make a step 1.18 times" in text
+    assert text.count("2 GPUs share a sequence's attention (--attention-tp)") == 2
+    text = " ".join(told("--gpus", "64", "--ep", "64", "--tokens", "8,16")[1].split())
+    assert "the busiest GPU's experts have 1.11 of the mean (--imbalance)" in text
+
+
+def test_short_prompts_take_small_steps() -> None:
+    short = ("--input-tokens", "500", "--max-ttft-ms")
+    (prefill, _) = json.loads(told(*FLEET, *short, "400", "--json")[1])["parts"]
+    assert prefill["configuration"]["tokens"] < 4096
+    text = told(*FLEET, *short, "1")[1]
+    nearest = text.split("--max-ttft-ms 1 binds: ")[1].split()[0]
+    assert int(nearest) < 400, "of the smallest step"
 
 
 def test_a_budget_is_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +254,7 @@ def test_bad_fleets(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--output-tokens is missing" in refusal(capsys, *FLEET[:4])
     assert "--tokens is not of a fleet" in refusal(capsys, *FLEET, "--tokens", "8")
     assert "no traffic needs no fleet" in refusal(capsys, *FLEET, "--requests-per-s", "0")
+    assert "a fleet needs a traffic" in refusal(capsys, "--utilisation", "0.5")
     assert "--utilisation 2: more than 0" in refusal(capsys, *FLEET, "--utilisation", "2")
     assert "--cached 1: a share" in refusal(capsys, *FLEET, "--cached", "1")
 
@@ -248,6 +300,26 @@ def test_commands_say_what_was_planned() -> None:
         assert f"huggingface.co/{model}/" in preset["source"]
         assert (name in IN_FP8) == (preset["weight_bits"] == 8)
         assert (name in IN_MXFP4) == (preset["weight_bits"] == 4)
+
+
+def test_commands_share_attention() -> None:
+    options = {"gpus": 32, "ep": 32, "tokens": 32, "attention_tp": 4, "overlap": "none", **CLOSED}
+    (c,) = trefoil.plan(mode="ll", **options).candidates()
+    text = command_of("vllm", c.configuration, c.question)
+    for words in (
+        "--tensor-parallel-size 4",
+        "--data-parallel-size 8 --data-parallel-size-local 2",
+        "--data-parallel-start-rank $((NODE * 2))",
+        "--max-num-seqs 128",
+    ):
+        assert words in text
+    text = command_of("sglang", c.configuration, c.question)
+    assert "--tp-size 32 --attn-dp-size 8 --ep-size 32" in text
+    assert "--cuda-graph-max-bs-decode 128 --max-running-requests 1024" in text
+    options |= {"cluster": "gb200-nvl72", "gpus": 64, "ep": 64, "attention_tp": 8}
+    (c,) = trefoil.plan(mode="ll", **options).candidates()
+    refused = command_of("vllm", c.configuration, c.question)
+    assert refused == "# no vLLM command: --attention-tp 8: a host has 4 GPUs of a group"
 
 
 def test_commands_say_weights_in_another_dtype() -> None:

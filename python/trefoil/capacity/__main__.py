@@ -101,12 +101,12 @@ def search_answer(planner: Planner, options: argparse.Namespace) -> Answer:
 
 
 def is_fleet(options: argparse.Namespace) -> bool:
-    of = ("requests_per_s", "input_tokens", "output_tokens", "max_ttft_ms")
+    of = ("requests_per_s", "input_tokens", "output_tokens", "max_ttft_ms", "utilisation")
     return any(getattr(options, name) is not None for name in of)
 
 
 def fleet_answer(options: argparse.Namespace, program: str) -> Answer:
-    found = fleet.plan_fleet(options, lambda o: Planner(o, program).search())
+    found = fleet.plan_fleet(options, lambda o: Planner(o, program))
     text, data = fleet_text.as_text(found), fleet.to_json(found)
     if options.commands and found.is_met:
         for part in found.parts:

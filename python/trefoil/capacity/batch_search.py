@@ -127,7 +127,7 @@ def row_of(candidate: Candidate, on_frontier: bool) -> dict[str, Any]:
 
 
 # Options that a search from Python would leave aside.
-OF_THE_COMMAND = ("requests_per_s", "input_tokens", "output_tokens", "max_ttft_ms")
+OF_THE_COMMAND = ("requests_per_s", "input_tokens", "output_tokens", "max_ttft_ms", "utilisation")
 OF_THE_COMMAND += ("output", "json", "commands", "details", "crossover", "closed_form")
 
 

@@ -19,7 +19,7 @@ from trefoil.capacity.step import Machine, Part, Work, parts_of
 from trefoil.capacity.whole_model import BF16, WEIGHT_BYTES, Model, other_dtype
 
 OPS = ("dispatch", "combine")
-SMS = 132  # of H100, H200, H800; of others an estimate
+SMS = 132  # of H100, H200, H800: where the cluster's file does not say
 
 
 @dataclass(frozen=True)
@@ -271,14 +271,14 @@ def _rest_of(m: Model, q: Question, tokens: int) -> dict[str, int]:
     # A draft's projection takes the row and the token's embedding, side by side.
     draft = q.draft_layers * (3 * m.hidden * m.shared_hidden * size + 2 * BF16 * m.hidden**2)
     rest = {
-        "attention": int(m.attention * size * more),
+        "attention": int(m.shard(q.attention_tp).attention * size * more),
         "shared": int(m.shared * size + m.router * BF16 + draft),
         "embeddings": int(m.embeddings * BF16),
     }
     if q.load != "training":
         w = work_of(q, tokens=tokens)
-        rest["kv_cache"] = math.ceil(w.sequences * m.kv_bytes(q.context, q.kv_dtype) * more)
-        rest["activations"] = m.activation_bytes(tokens, w.sequences * q.rows)
+        rest["kv_cache"] = math.ceil(w.attention.sequences * q.kv_bytes_of_gpu(q.context) * more)
+        rest["activations"] = m.activation_bytes(tokens, w.sequences * q.rows, q.attention_tp)
     return rest
 
 
@@ -294,6 +294,7 @@ def work_of(
         tokens=tokens,
         context=q.context,
         cached=q.cached,
+        attention_tp=q.attention_tp,
         is_prefill=q.load == "prefill",
         ep=ep,
         physical_experts=physical_experts,
@@ -325,6 +326,8 @@ def configuration_of(
     if c.compute:
         c.timings = [_timing_of(how, c, answer, half, q) for how in q.overlaps]
         c.timings = [t for t in c.timings if t is not None]
+    if c.compute and q.overlaps and not c.timings:  # one token is no two batches
+        c.timings = [t for t in [_timing_of("none", c, answer, None, q)] if t is not None]
     return c
 
 
@@ -363,7 +366,7 @@ def _timing_of(
     waits = max(0.0, imbalance_of(of, q) / busiest_of(of) - 1)
     longer = max(1.0, q.terms.prefill_wait / busiest_of(of)) if of["ep"] > 1 else 1.0
     n, layers = (2 if how == "two-batch" else 1), q.model.num_layers
-    left = left_of(c, of) * (q.terms.interference if q.load == "prefill" else 1.0)
+    left = left_of(c, of, q) * (q.terms.interference if q.load == "prefill" else 1.0)
 
     def step(end: str) -> float:
         """The step where everything takes its most likely time, or its low or high end."""
@@ -388,7 +391,7 @@ def _timing_of(
     )
 
 
-def left_of(c: Configuration, answer: dict[str, Any]) -> float:
+def left_of(c: Configuration, answer: dict[str, Any], q: Question) -> float:
     """The share of the SMs that the operations leave. DeepEP's low-latency kernels give all of them
     back between sending and receiving (its README: receiving hook): what they take is the time in
     which the busiest rank's SMs send or receive."""
@@ -398,4 +401,5 @@ def left_of(c: Configuration, answer: dict[str, Any]) -> float:
         ops = [answer[name] for name in OPS]
         busy = sum(o["seconds"] * sms_share(o) for o in ops)
         return max(0.05, 1 - busy / sum(o["seconds"] for o in ops))
-    return max(0.05, 1 - c.sms / SMS)
+    sms = q.gpu.sms if q.gpu else None
+    return max(0.05, 1 - c.sms / (sms or SMS))

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from trefoil.capacity.batch_search import Candidate, Search, row_of
-from trefoil.capacity.options import gpus_of
+from trefoil.capacity.options import UTILISATION, gpus_of
+from trefoil.capacity.planner import Planner
 from trefoil.capacity.question import PlanError, Question
 from trefoil.capacity.verdict import fits
 
 DECODE_BATCHES = "1..512"
-PREFILL_BATCHES = "4096,16384"
+PREFILL_BATCHES = "256,1024,4096,16384"
 
 
 @dataclass(frozen=True)
@@ -106,15 +107,16 @@ def traffic_of(o: argparse.Namespace) -> Traffic:
     for name in ("tokens", "context", "load", "max_us"):
         if getattr(o, name) is not None:
             raise PlanError(f"--{name.replace('_', '-')} is not of a fleet: the traffic says it")
-    if not 0 < o.utilisation <= 1:
-        raise PlanError(f"--utilisation {o.utilisation:g}: more than 0, at most 1")
+    utilisation = UTILISATION if o.utilisation is None else o.utilisation
+    if not 0 < utilisation <= 1:
+        raise PlanError(f"--utilisation {utilisation:g}: more than 0, at most 1")
     return Traffic(
         requests_per_s=o.requests_per_s,
         input_tokens=o.input_tokens,
         output_tokens=o.output_tokens,
         max_ttft_ms=o.max_ttft_ms,
         max_step_ms=o.max_step_ms,
-        utilisation=o.utilisation,
+        utilisation=utilisation,
         cached=o.cached,
     )
 
@@ -148,18 +150,35 @@ def latency_of(c: Candidate) -> float:
     return step * (q.steps_of_latency + (0.5 if q.load == "prefill" else 0.0))
 
 
+def limit_of(load: str, traffic: Traffic) -> float | None:
+    return traffic.max_ttft_ms if load == "prefill" else traffic.max_step_ms
+
+
+def in_time(candidates: list[Candidate], limit_ms: float | None) -> list[Candidate]:
+    return [c for c in candidates if limit_ms is None or latency_of(c) * 1e3 <= limit_ms]
+
+
+def fitting(search: Search) -> list[Candidate]:
+    known = (c for c in search.candidates() if c.throughput > 0)
+    return [c for c in known if fits(c.configuration, c.question)]
+
+
+def group_rate(c: Candidate) -> float:
+    """Tokens a second of a group."""
+    return (c.configuration.tokens_per_second(c.question) or 0.0) * c.configuration.ep
+
+
 def part_of(search: Search, traffic: Traffic) -> Part | str:
     """The fewest GPUs; or why nothing does it, with the nearest limit that works."""
     load = search.question.load
-    limit_ms = traffic.max_ttft_ms if load == "prefill" else traffic.max_step_ms
-    known = [c for c in search.candidates() if c.throughput > 0]
-    fitting = [c for c in known if fits(c.configuration, c.question)]
-    if not fitting:
-        needs = min(c.configuration.memory.total for c in known) / 1e9
+    limit_ms = limit_of(load, traffic)
+    held = fitting(search)
+    if not held:
+        needs = min(c.configuration.memory.total for c in search.candidates()) / 1e9
         return f"{load}: nothing fits: the least is {needs:.1f} GB a GPU"
-    in_time = [c for c in fitting if limit_ms is None or latency_of(c) * 1e3 <= limit_ms]
-    if not in_time:
-        nearest = min(fitting, key=latency_of)
+    usable = in_time(held, limit_ms)
+    if not usable:
+        nearest = min(held, key=latency_of)
         of = nearest.configuration
         option = "--max-ttft-ms" if load == "prefill" else "--max-step-ms"
         return (
@@ -168,37 +187,80 @@ def part_of(search: Search, traffic: Traffic) -> Part | str:
         )
     demand = traffic.demand(load)
     parts = []
-    for c in in_time:
-        rate = (c.configuration.tokens_per_second(c.question) or 0.0) * c.configuration.ep
+    for c in usable:
+        rate = group_rate(c)
         groups = max(1, math.ceil(demand / (rate * traffic.utilisation)))
         parts.append(Part(load, c, groups, latency_of(c), demand / (rate * groups)))
     return min(parts, key=lambda p: (p.gpus, p.latency))
 
 
-def fleet_of(
-    traffic: Traffic, searches: dict[str, Search], gpus: int | None, limit: str = ""
-) -> Fleet:
-    """gpus: that there are, as the option `limit` says; None: as many as it takes."""
+def most_requests(searches: dict[str, Search], traffic: Traffic, gpus: int) -> float:
+    """A second, that so many GPUs do in whole groups of each load; 0: not a group of each."""
+
+    def of_groups(load: str) -> dict[int, float]:
+        """Requests a second of the best group of an EP size."""
+        most: dict[int, float] = {}
+        for c in in_time(fitting(searches[load]), limit_of(load, traffic)):
+            tokens = traffic.demand(load) / traffic.requests_per_s
+            rate, ep = group_rate(c) * traffic.utilisation / tokens, c.configuration.ep
+            most[ep] = max(rate, most.get(ep, 0.0))
+        return most
+
+    def rate_of(groups: dict[int, float], n: int) -> float:
+        return max((n // ep * rate for ep, rate in groups.items()), default=0.0)
+
+    prefill, decode = of_groups("prefill"), of_groups("decode")
+    splits = ((rate_of(prefill, n), rate_of(decode, gpus - n)) for n in range(gpus + 1))
+    return max(min(rates) for rates in splits)
+
+
+def takes_fewest(search: Search, traffic: Traffic, next_ep: int) -> bool:
+    """Whether what was found does the traffic with fewer GPUs than one group of the next size."""
+    if not any(plan.configurations for plan in search.plans):
+        return False
+    part = part_of(search, traffic)
+    return isinstance(part, Part) and part.gpus < next_ep
+
+
+def fleet_of(traffic: Traffic, searches: dict[str, Search]) -> Fleet:
     found = [part_of(searches[load], traffic) for load in ("prefill", "decode")]
     parts = [p for p in found if isinstance(p, Part)]
-    fleet = Fleet(traffic, parts, searches, [p for p in found if isinstance(p, str)])
-    if fleet.is_met and gpus is not None and fleet.gpus > gpus:
-        rate = traffic.requests_per_s * gpus / fleet.gpus
-        fleet.misses.append(
-            f"{limit} binds: {fleet.gpus} GPUs do it; {gpus} do about {rate:.3g} requests/s"
-        )
-    return fleet
+    return Fleet(traffic, parts, searches, [p for p in found if isinstance(p, str)])
 
 
-def plan_fleet(o: argparse.Namespace, search: Callable[[argparse.Namespace], Search]) -> Fleet:
-    """search: runs the planner with these options."""
+def too_few(fleet: Fleet, gpus: int, limit: str) -> str:
+    """Why these GPUs do not do it, as the option `limit` says them."""
+    rate = most_requests(fleet.searches, fleet.traffic, gpus)
+    instead = f"{gpus} do about {rate:.3g} requests/s"
+    if not rate:
+        instead = f"{gpus} hold no group of each load"
+    return f"{limit} binds: {fleet.gpus} GPUs do it; {instead}"
+
+
+def plan_fleet(o: argparse.Namespace, planner: Callable[[argparse.Namespace], Planner]) -> Fleet:
     traffic = traffic_of(o)
     gpus = gpus_of(o)
-    searches = {load: search(options_of(o, traffic, load)) for load in ("prefill", "decode")}
-    limit = f"--gpus {gpus}"
-    if o.budget_hour is not None and not (o.gpus and int(o.gpus) == gpus):
-        limit = f"--budget-hour {o.budget_hour:g}"
-    return fleet_of(traffic, searches, gpus, limit)
+
+    def plan(o: argparse.Namespace) -> Fleet:
+        def search(load: str) -> Search:
+            of = planner(options_of(o, traffic, load))
+            return of.search(lambda found, next_ep: takes_fewest(found, traffic, next_ep))
+
+        return fleet_of(traffic, {load: search(load) for load in ("prefill", "decode")})
+
+    fleet = plan(o)
+    if gpus is None or (fleet.is_met and fleet.gpus <= gpus):
+        return fleet
+    # Larger groups than these GPUs may do it with the fewest.
+    beyond = plan(argparse.Namespace(**{**vars(o), "gpus": None, "budget_hour": None}))
+    if beyond.is_met and (not fleet.is_met or beyond.gpus < fleet.gpus):
+        fleet = beyond
+    if fleet.is_met:
+        limit = f"--gpus {gpus}"
+        if o.budget_hour is not None and not (o.gpus and int(o.gpus) == gpus):
+            limit = f"--budget-hour {o.budget_hour:g}"
+        fleet.misses.append(too_few(fleet, gpus, limit))
+    return fleet
 
 
 def to_json(fleet: Fleet) -> dict[str, Any]:

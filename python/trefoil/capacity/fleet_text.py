@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trefoil.capacity.fleet import Fleet, Part
-from trefoil.capacity.plan_text import compute_notes, unknown_memory, wrapped
+from trefoil.capacity.plan_text import assumed, compute_notes, unknown_memory, wrapped
 from trefoil.table import aligned
 from trefoil.units import format_bytes, format_seconds
 
@@ -70,6 +70,7 @@ def as_text(fleet: Fleet) -> str:
         "step, then for its own; latencies are the upper ends of intervals",
         transfer_sentence(fleet),
         *compute_notes(fleet.searches["decode"].plans[0]),
+        *(f"{load}: {x}" for load, s in fleet.searches.items() for x in assumed(s.question)),
         *unknown_memory(q),
     ]
     if any(p.candidate.configuration.outside for p in fleet.parts):

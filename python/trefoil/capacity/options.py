@@ -158,6 +158,14 @@ def parser() -> argparse.ArgumentParser:
         help=f"of attention's products in decode (default {preset('attention_dtype')})",
     )
     need.add_argument(
+        "--attention-tp",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="GPUs of a node that compute a sequence's attention together, a part of the heads "
+        "each (default 1: data-parallel attention)",
+    )
+    need.add_argument(
         "--fp4-rate",
         type=_number,
         metavar="X",
@@ -216,7 +224,6 @@ def parser() -> argparse.ArgumentParser:
     fleet.add_argument(
         "--utilisation",
         type=_number,
-        default=UTILISATION,
         metavar="X",
         help=f"most that groups may be used (default {UTILISATION:g})",
     )

@@ -63,7 +63,8 @@ MAP_KINDS = (
 )
 
 
-LEFT_OF_LINE: dict[str, Any] = {"of": ("data", "axes fraction"), "ha": "right", "va": "top"}
+OF_LINE: dict[str, Any] = {"of": ("data", "axes fraction"), "va": "top", "fontsize": 8}
+LEGEND: dict[str, Any] = {"facecolor": "white", "framealpha": 1, "edgecolor": "none", "fontsize": 8}
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
@@ -84,8 +85,10 @@ def _time_axis(axes: Axes, values: Sequence[float]) -> None:
     grid_lines(axes)
 
 
-def _doubling_axis(axes: Axes, values: Sequence[int], room: float = 1.0) -> None:
-    plot.doubling_axis(axes, values)
+def _doubling_axis(
+    axes: Axes, values: Sequence[int], room: float = 1.0, first: Sequence[int] = ()
+) -> None:
+    plot.doubling_axis(axes, values, first)
     axes.set_xlim(min(values) / 1.25, max(values) * 1.25 * room)
 
 
@@ -162,7 +165,7 @@ def scaling(plan: CapacityPlan) -> Figure:
         axes.fill_between([], [], [], color=GREY, alpha=0.3, label="about 90 %")
     if carried:
         axes.plot([], [], color=GREY, markersize=5, label="extrapolated", **EMPTY)
-    axes.legend(loc="lower right", frameon=False, fontsize=8)
+    axes.legend(loc="lower right", **LEGEND)
     axes.set_title(f"{q.moe} on {q.cluster}, {q.tokens:,} tokens a GPU", fontsize=9)
     return figure
 
@@ -196,18 +199,22 @@ def crossover(plan: CapacityPlan) -> Figure | None:
     _name_lines(axes, ends)
     _time_axis(axes, values)
     shown = sorted(tokens)
-    _doubling_axis(axes, shown if len(shown) < 9 else shown[::2], 1.5)
-    axes.set_xlim(shown[0] / 1.3, shown[-1] * 2.2)
+    of_plan = [n for n in shown if n == plan.question.tokens]
+    _doubling_axis(axes, shown if len(shown) < 9 else shown[::2], 1.5, of_plan)
+    ends_at = shown[0] / 1.3, shown[-1] * 2.2
+    axes.set_xlim(ends_at)
     found = next((x for x in plan.crossovers if x.ep == ep), None)
     if found and found.tokens is not None:
         axes.axvline(found.tokens, color=INK, linewidth=1, linestyle=(0, (2, 2)))
         text = f"HT faster from\n~{round(found.tokens):,} tokens"
-        annotate(axes, text, (found.tokens, 0.97), (-5, 0), **LEFT_OF_LINE, fontsize=8)
+        is_left = found.tokens**2 < ends_at[0] * ends_at[1]  # of the middle: more room on the right
+        side, ha = (5, "left") if is_left else (-5, "right")
+        annotate(axes, text, (found.tokens, 0.97), (side, 0), ha=ha, **OF_LINE)
     axes.set_xlabel("tokens a GPU")
     axes.set_ylabel("dispatch + combine of a layer")
     if any(not s.covers for line in lines.values() for s in line):
         axes.plot([], [], color=GREY, markersize=5, label="extrapolated", **EMPTY)
-        axes.legend(loc="lower right", frameon=False, fontsize=8)
+        axes.legend(loc="lower right", **LEGEND)
     costs = ", ".join(found.costs) if found else ""
     axes.set_title(
         f"LL or HT in groups of {ep} GPUs" + (f"\ncosts {costs}" if costs else ""), fontsize=9

@@ -243,10 +243,7 @@ def step_notes(plan: CapacityPlan) -> list[str]:
         )
     if q.model is not None:
         kv = "" if q.load == "training" else f", KV cache in {q.kv_dtype}"
-        notes.append(
-            f"weights in {q.weight_dtype}{kv}; every GPU holds all of attention, shared experts "
-            "and embeddings (data-parallel attention)"
-        )
+        notes.append(f"weights in {q.weight_dtype}{kv}; {held_text(q)}")
     else:
         notes.append(
             f"memory is of routed experts and buffers alone: {_not_whole(q)}; --other-gb adds to it"
@@ -260,6 +257,24 @@ def step_notes(plan: CapacityPlan) -> list[str]:
             "(--reserve-gb) for CUDA's context, NCCL and workspaces"
         )
     return notes
+
+
+def assumed(q: Question) -> list[str]:
+    """Of a search or a fleet: what an operator could say otherwise."""
+    return terms_of(q) + ([held_text(q)] if q.attention_tp > 1 else [])
+
+
+def held_text(q: Question) -> str:
+    n = q.attention_tp
+    if n == 1:
+        return (
+            "every GPU holds all of attention, shared experts and embeddings (data-parallel "
+            "attention)"
+        )
+    return (
+        f"{n} GPUs share a sequence's attention (--attention-tp), their exchange of rows counted "
+        "in it at the cluster's NVLink rate; every GPU holds all of shared experts and embeddings"
+    )
 
 
 def unknown_memory(q: Question) -> list[str]:
@@ -361,12 +376,21 @@ def _answer(c: Configuration, q: Question) -> str:
     text = (
         f"{c.mode.upper()} in {groups}{f', {idle} GPUs idle' if idle else ''}: "
         f"{most}{rate:,.0f} tokens/s a GPU{node}, {least}"
-        f"{format_seconds(step * q.steps_of_latency)} {what}, "
+        f"{format_seconds(step * q.steps_of_latency)} {what}{interval_text(c, q)}, "
         f"{_waits(c, share)}; {memory}"
     )
     if c.max_tokens and c.max_tokens > q.tokens:
         text += f", {c.max_tokens:,} tokens a GPU would fit"
     return text + f"{_price(c, q)}."
+
+
+def interval_text(c: Configuration, q: Question) -> str:
+    """Of the latency, in brackets; "" where none is known."""
+    ends = None if is_roofline(c) else c.step_interval(q)
+    if ends is None:
+        return ""
+    low, high = (format_seconds(t * q.steps_of_latency) for t in ends)
+    return f" (interval {low} to {high})"
 
 
 def _unknown(q: Question) -> str:

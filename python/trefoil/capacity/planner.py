@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from trefoil.capacity.schedule import SCHEDULES
 from trefoil.capacity.step import Gpu
 from trefoil.capacity.terms import Terms, preset
 from trefoil.capacity.verdict import fits, judge
-from trefoil.capacity.whole_model import DTYPE_OF_BITS, model_of
+from trefoil.capacity.whole_model import DTYPE_OF_BITS, Model, model_of
 from trefoil.sweeping import Outcome, Point, key_of, link_loads, run_point, sweep
 
 CROSSOVER_TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -201,6 +201,7 @@ class Planner:
             dispatch_dtype=self.base.get("dispatch_dtype", "bf16"),
             context=self.contexts[0],
             cached=self._cached(self.contexts[0]),
+            attention_tp=self._attention_tp(facts, model),
             kv_dtype=o.kv_dtype,
             max_step_ms=o.max_step_ms,
             model=model,
@@ -218,6 +219,22 @@ class Planner:
             if value is not None and not q.is_whole:
                 raise PlanError(f"{option}: {why_no_step(q)}; --compute-us would say it")
         return q
+
+    def _attention_tp(self, facts: dict[str, Any], model: Model | None) -> int:
+        n = self.options.attention_tp
+        if n == 1:
+            return n
+        if model is None:
+            raise PlanError(f"--attention-tp {n}: the file of {facts['moe']} states no attention")
+        wholes = {
+            f"the {self.gpus_per_node} GPUs of a node of {facts['cluster']}": self.gpus_per_node,
+            f"the {model.num_heads} heads of {facts['moe']}": model.num_heads,
+            **{f"EP {ep}": ep for ep in self.ep_sizes},
+        }
+        for whole, count in wholes.items():
+            if count % n:
+                raise PlanError(f"--attention-tp {n}: does not divide {whole}")
+        return n
 
     def _cached(self, context: int) -> int:
         """Of a prompt's tokens; one at least is computed."""
@@ -247,7 +264,9 @@ class Planner:
         hbm, bf16 = facts["gpu_hbm_gb_per_s"], facts["gpu_bf16_tflops"]
         if not hbm or not bf16:
             return None
-        return Gpu(hbm, bf16, facts["gpu_fp8_tflops"], facts["gpu_fp4_tflops"])
+        fp8, fp4 = facts["gpu_fp8_tflops"], facts["gpu_fp4_tflops"]
+        nvlink = facts["nvlink_gb_per_s"], facts["ll_fixed_us"]
+        return Gpu(hbm, bf16, fp8, fp4, facts["gpu_sms"], *nvlink)
 
     def _reserve(self, memory_gb: float | None) -> float:
         said = self.options.reserve_gb
@@ -355,8 +374,10 @@ class Planner:
         is_timed = q.is_whole and q.compute_us is None
         return is_timed and "two-batch" in q.overlaps and q.tokens > 1
 
-    def search(self) -> Search:
-        """Every batch and context; points that make no sense are named and left out."""
+    def search(self, is_enough: Callable[[Search, int], bool] | None = None) -> Search:
+        """Every batch and context; points that make no sense are named and left out. is_enough: by
+        EP size, the smallest first, until it says of what was found that the next one adds nothing.
+        """
         q = self.question
         if not q.is_whole:
             raise PlanError(f"a search ranks steps: {why_no_step(q)}")
@@ -368,27 +389,34 @@ class Planner:
             for context in self.contexts
             for n in self.batches
         ]
+        found = Search([CapacityPlan(of, []) for of in questions])
+        for sizes in [[ep] for ep in sorted(q.ep_sizes)] if is_enough else [q.ep_sizes]:
+            if is_enough and is_enough(found, sizes[0]):
+                break
+            self._search_sizes(found, sizes)
+        if not any(plan.configurations for plan in found.plans):
+            raise PlanError(found.refused[0])
+        for plan in found.plans:
+            judge(plan)
+        return found
+
+    def _search_sizes(self, found: Search, sizes: list[int]) -> None:
+        """Adds the configurations of these EP sizes."""
+        questions = [plan.question for plan in found.plans]
+        pairs = pairs_of(replace(self.question, ep_sizes=sizes))
         halves = {half_of(n.tokens) for n in questions if self._wants_halves(n)}
-        pairs = pairs_of(q)
         keys = [(m, e, n) for n in sorted({*self.batches, *halves}) for m, e in pairs]
         outcomes = self.sweep([self.point(*key) for key in keys], "search")
         answers = {key: o.answer for key, o in zip(keys, outcomes, strict=True) if o.answer}
-        plans = []
-        for of in questions:
-            found = [(m, e, of.tokens) for m, e in pairs if (m, e, of.tokens) in answers]
-            plan = CapacityPlan(
-                of,
-                [
-                    configuration_of(answers[key], of, answers.get((*key[:2], half_of(key[2]))))
-                    for key in found
-                ],
-            )
-            judge(plan)
-            plans.append(plan)
-        refused = [o.refusal for o in outcomes if o.refusal]
-        if not answers:
-            raise PlanError(refused[0])
-        return Search(plans, refused)
+        for plan, of in zip(found.plans, questions, strict=True):
+            plan.configurations += [
+                configuration_of(
+                    answers[m, e, of.tokens], of, answers.get((m, e, half_of(of.tokens)))
+                )
+                for m, e in pairs
+                if (m, e, of.tokens) in answers
+            ]
+        found.refused += [o.refusal for o in outcomes if o.refusal]
 
     def _is_kept(self) -> bool:
         """The plan goes to files or programs: whole, whatever the time."""
@@ -456,8 +484,13 @@ class Planner:
             few = [{**points[i], "tokens": half_of(q.tokens) * self.terms.rows} for i in at]
             for i, outcome in zip(at, self.sweep(few, "what if"), strict=True):
                 halves[i] = outcome.answer
+        tokens = {
+            case[2]: o.answer["tokens"] for case, o in zip(cases, answers, strict=True) if o.answer
+        }
         for (c, pair, name, value), outcome, half in zip(cases, answers, halves, strict=True):
             shown = f"{name.replace('_', '-')} {Path(value).name if name == 'trace' else value}"
+            if name == "trace" and name in tokens:  # its own
+                shown += f" ({tokens[name]:,} tokens a GPU)"
             if outcome.answer is None:
                 c.what_if.append(WhatIf(shown, None, None, f"EP {c.ep}: {outcome.refusal}"))
             else:
@@ -480,7 +513,6 @@ class Planner:
         q, rows = self.question, self.terms.rows
         if shown.startswith("trace"):
             q = replace(q, tokens=-(-answer["tokens"] // rows))
-            shown += f" ({answer['tokens']:,} tokens a GPU)"
             point = {**self.point(*pair, q.tokens), "tokens": answer["tokens"]}
             (same,) = self.sweep([point], "what if")
             if same.answer is None:

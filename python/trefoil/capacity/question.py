@@ -44,6 +44,7 @@ class Question:
     gpus_per_host: int = 0  # of one operating system; 0: a plan of before
     context: int = DEFAULT_CONTEXT  # tokens of a sequence
     kv_dtype: str = "bf16"
+    attention_tp: int = 1  # GPUs that compute a sequence's attention together
     cached: int = 0  # prefill: of a prompt's tokens, those whose keys and values are there already
     max_step_ms: float | None = None  # limit of a step: time per output token, or to the first one
     model: Model | None = None  # all of it; None: `missing` says which key its file lacks
@@ -65,7 +66,14 @@ class Question:
     def steps_to_first_token(self) -> int:
         """Prefill: a prompt longer than a step's tokens takes several."""
         computed = self.context - self.cached
-        return -(-computed // self.tokens) if self.load == "prefill" else 1
+        together = self.tokens * self.attention_tp
+        return -(-computed // together) if self.load == "prefill" else 1
+
+    def kv_bytes_of_gpu(self, context: int) -> int:
+        """Of a sequence, on each GPU that shares its attention."""
+        if self.model is None:
+            return 0
+        return self.model.shard(self.attention_tp).kv_bytes(context, self.kv_dtype)
 
     @property
     def steps_of_latency(self) -> float:

@@ -62,7 +62,8 @@ def pareto(s: Search) -> Figure:
         of.set_ylim(0, max(c.throughput for c in known) * 1.15)
         grid_lines(of, "both")
         of.set_title(_panel_title(s, context), fontsize=9, loc="left")
-        of.set_ylabel("tokens/s a GPU")
+        idle = any(c.configuration.used(c.question) < c.question.gpus for c in known)
+        of.set_ylabel("tokens/s a GPU" + (", idle ones too" if idle else ""))
     axes[-1].set_xlabel(
         "time " + {"prefill": "to the first token"}.get(s.question.load, "of a token")
     )

@@ -8,9 +8,11 @@ from typing import Any
 
 from trefoil.capacity.batch_search import Candidate, Search
 from trefoil.capacity.plan_text import (
+    assumed,
     binding_sentences,
     compute_notes,
     gpus_text,
+    interval_text,
     limits_of,
     unknown_memory,
     wrapped,
@@ -67,7 +69,7 @@ def best_sentence(candidate: Candidate, q: Question) -> str:
         f"Most tokens at context {of.context:,}{f' within {limits}' if limits else ''}: "
         f"{c.mode.upper()} in {c.replicas} group{'s'[: c.replicas > 1]} of {gpus_text(c.ep)}, "
         f"{of.tokens:,} tokens a GPU: {c.tokens_per_second(of) or 0:,.0f} tokens/s a GPU, "
-        f"{format_seconds(candidate.latency)} {what}{price}."
+        f"{format_seconds(candidate.latency)} {what}{interval_text(c, of)}{price}."
     )
 
 
@@ -121,6 +123,7 @@ def as_text(s: Search) -> str:
         f"shown of {total} configurations: the frontier, where more tokens cost latency; nothing "
         "that meets the limits is better in both",
         *compute_notes(s.plans[0]),
+        *assumed(s.question),
         *unknown_memory(s.question),
     ]
     if any(c.configuration.outside for c in s.candidates()):

@@ -166,16 +166,18 @@ def _vllm_kernels(c: Configuration, q: Question) -> tuple[str, list[str]]:
 
 def _vllm(c: Configuration, q: Question, longest: int) -> list[str]:
     _check_fp4(q)
-    hosts, local = _hosts(c, q)
+    (hosts, local), tp = _hosts(c, q), q.attention_tp
+    if local % tp:
+        raise NoCommandError(f"--attention-tp {tp}: a host has {local} GPUs of a group")
     environment, kernels = _vllm_kernels(c, q)
     words = [
         f"{environment}vllm serve {_model(q)}",
-        "--tensor-parallel-size 1 --enable-expert-parallel",
-        f"--data-parallel-size {c.ep} --data-parallel-size-local {local}",
+        f"--tensor-parallel-size {tp} --enable-expert-parallel",
+        f"--data-parallel-size {c.ep // tp} --data-parallel-size-local {local // tp}",
         *kernels,
     ]
     if hosts > 1:
-        rank = f"--data-parallel-start-rank $((NODE * {local}))"
+        rank = f"--data-parallel-start-rank $((NODE * {local // tp}))"
         words.append(f"--data-parallel-address $HEAD --data-parallel-rpc-port 13345 {rank}")
         words.append("$([ $NODE = 0 ] || echo --headless)")
     if _overlap(c) == "two-batch":
@@ -183,12 +185,12 @@ def _vllm(c: Configuration, q: Question, longest: int) -> list[str]:
     if redundant := _redundant(c, q):
         words.append(f"--enable-eplb --eplb-config {_json({'num_redundant_experts': redundant})}")
     if q.load == "decode":
-        words.append(f"--max-num-seqs {q.tokens} --max-model-len {longest}")
+        words.append(f"--max-num-seqs {q.tokens * tp} --max-model-len {longest}")
         if q.rows > 1:
             drafts = {"method": "mtp", "num_speculative_tokens": q.rows - 1}
             words.append(f"--speculative-config {_json(drafts)}")
     else:
-        words.append(f"--max-num-batched-tokens {q.tokens} --max-model-len {longest}")
+        words.append(f"--max-num-batched-tokens {q.tokens * tp} --max-model-len {longest}")
     kv = " --kv-cache-dtype fp8" if q.kv_dtype == "fp8" else ""
     words.append(f"--gpu-memory-utilization {_share_of_memory(q)}{kv}")
     return words
@@ -235,7 +237,7 @@ def _sglang(c: Configuration, q: Question, longest: int) -> list[str]:
     # Dense layers and the head are whole on every GPU, as the plan counts them.
     words = [
         f"sglang serve --model-path {_model(q)}",
-        f"--tp-size {c.ep} --attn-dp-size {c.ep} --ep-size {c.ep}",
+        f"--tp-size {c.ep} --attn-dp-size {c.ep // q.attention_tp} --ep-size {c.ep}",
         "--moe-dense-tp-size 1 --enable-dp-lm-head",
         *_sglang_kernels(c, q),
     ]
@@ -246,8 +248,9 @@ def _sglang(c: Configuration, q: Question, longest: int) -> list[str]:
     if redundant := _redundant(c, q):
         words.append(f"--enable-eplb --ep-num-redundant-experts {redundant}")
     if q.load == "decode":
-        most = f"--cuda-graph-max-bs-decode {q.tokens} --max-running-requests {q.tokens * c.ep}"
-        words.append(f"--disaggregation-mode decode {most}")
+        most = f"--max-running-requests {q.tokens * c.ep}"
+        graphs = f"--cuda-graph-max-bs-decode {q.tokens * q.attention_tp}"
+        words.append(f"--disaggregation-mode decode {graphs} {most}")
         if q.rows > 1:
             drafts = f"--speculative-num-steps {q.rows - 1} --speculative-num-draft-tokens {q.rows}"
             words.append(f"--speculative-algorithm NEXTN --speculative-eagle-topk 1 {drafts}")

@@ -9,7 +9,7 @@ Weights are read once a pass and layer, those of an expert only if a row of the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trefoil.capacity.compute_costs import ComputeRecord
 from trefoil.capacity.terms import NEUTRAL, Terms
@@ -20,12 +20,15 @@ LAYER_PARTS = ("attention", "shared experts", "routed experts", "router, norms, 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Peak rates of one GPU."""
+    """Peak rates of one GPU, its SMs, and its NVLink."""
 
     hbm_gb_per_s: float
     bf16_tflops: float
     fp8_tflops: float | None = None  # None: fp8 products at the rate of bf16
     fp4_tflops: float | None = None  # None: fp4 products at the rate of fp8
+    sms: int | None = None  # None: the cluster's file does not say
+    nvlink_gb_per_s: float = 0.0  # 0: a plan of before
+    exchange_us: float = 0.0  # of GPUs of a node, without bytes
 
     @property
     def fp4_rate(self) -> float:
@@ -51,6 +54,12 @@ class Work:
     is_flat: bool = False  # dispatch leaves rows by source, not by expert: HT flat, LL rank-major
     terms: Terms = NEUTRAL
     cached: int = 0  # of a prompt's tokens: their keys and values are there already
+    attention_tp: int = 1  # GPUs that compute a sequence's attention together
+
+    @property
+    def attention(self) -> Work:
+        """Of attention: tokens of all GPUs that share it, a part of the heads each."""
+        return replace(self, tokens=self.tokens * self.attention_tp, attention_tp=1)
 
     @property
     def sequences(self) -> int:
@@ -245,18 +254,19 @@ def elementwise_costs(m: Model, w: Work, dtype: str) -> list[tuple[float, Cost]]
     # Two norms a layer: residual and addend in, sum and normalised row out. Rotary positions of
     # queries, and the cache's new rows: in and out. The router's choice: scores in.
     norm = Cost(0.0, BF16 * 4 * w.tokens * m.hidden, kind="elementwise")
-    turned = m.num_heads * (m.rope if m.is_mla else m.head) + m.kv_elements
-    positions = Cost(0.0, BF16 * 2 * w.tokens * turned, kind="elementwise")
+    s, a = m.shard(w.attention_tp), w.attention
+    turned = s.num_heads * (m.rope if m.is_mla else m.head) + s.kv_elements
+    positions = Cost(0.0, BF16 * 2 * a.tokens * turned, kind="elementwise")
     choice = Cost(0.0, 4.0 * w.tokens * m.experts, kind="elementwise")
     costs = [(2.0 * m.num_layers, norm), (1.0 * m.num_layers, positions)]
     costs.append((float(m.moe_layers), choice))
     if m.is_mla and w.is_prefill:  # keys: the part without positions and the other put together
-        keys = Cost(0.0, BF16 * 2 * w.keys * m.num_heads * (m.nope + m.rope), kind="elementwise")
+        keys = Cost(0.0, BF16 * 2 * a.keys * s.num_heads * (m.nope + m.rope), kind="elementwise")
         costs.append((float(m.num_layers), keys))
     if w.is_flat:
         costs += [(float(m.moe_layers), cost) for cost in permutation_costs(m, w)]
-    widths = {a for _, a, _ in m.attention_products()}
-    costs += [(float(m.num_layers), c) for a in widths for c in cast(w.tokens, a, dtype)]
+    widths = {inner for _, inner, _ in s.attention_products()}
+    costs += [(float(m.num_layers), c) for width in widths for c in cast(a.tokens, width, dtype)]
     rows = w.tokens * m.topk * w.busiest
     of_experts = activation(rows, m.expert_hidden, w.weight_dtype, w.terms)
     costs.append((float(m.moe_layers), of_experts))
@@ -265,6 +275,25 @@ def elementwise_costs(m: Model, w: Work, dtype: str) -> list[tuple[float, Cost]]
             each = [activation(w.tokens, width, dtype), *cast(w.tokens, m.hidden, dtype)]
             costs += [(float(layers), cost) for cost in each]
     return costs
+
+
+def exchange_seconds(m: Model, gpu: Gpu, w: Work) -> float:
+    """Of all layers: rows of the GPUs that share attention are gathered before it, and its parts
+    summed and scattered after it, each over NVLink in bf16."""
+    if w.attention_tp == 1:
+        return 0.0
+    size = BF16 * (w.attention_tp - 1) * w.tokens * m.hidden
+    each = size / (gpu.nvlink_gb_per_s * 1e9) + gpu.exchange_us * 1e-6
+    return 2 * m.num_layers * each
+
+
+def attention_part(m: Model, machine: Machine, w: Work, dtype: str) -> Part:
+    shard, edge = m.shard(w.attention_tp), machine.edge("attention-prefill")
+    costs = attention_costs(shard, w.attention, dtype, edge)
+    p = part_of(LAYER_PARTS[0], machine, costs, w.terms.batch_imbalance)
+    more = exchange_seconds(m, machine.gpu, w)
+    low, high = (p.seconds if end is None else end for end in (p.low, p.high))
+    return replace(p, seconds=p.seconds + more, low=low + more, high=high + more)
 
 
 def parts_of(m: Model, machine: Machine, w: Work) -> list[Part]:
@@ -280,12 +309,7 @@ def parts_of(m: Model, machine: Machine, w: Work) -> list[Part]:
     last = w.sequences if w.is_prefill else w.tokens  # rows that become a token
     head = [(1.0, product(last, m.hidden, m.vocabulary, "bf16"))]
     parts = [
-        part_of(
-            LAYER_PARTS[0],
-            machine,
-            attention_costs(m, w, dtype, machine.edge("attention-prefill")),
-            w.terms.batch_imbalance,
-        ),
+        attention_part(m, machine, w, dtype),
         part_of(LAYER_PARTS[1], machine, shared),
         part_of(LAYER_PARTS[2], machine, experts_costs(m, w, machine.row_tile)),
         part_of(LAYER_PARTS[3], machine, [router, *elementwise_costs(m, w, dtype)]),

@@ -81,7 +81,7 @@ def context_that_fits(c: Configuration, q: Question) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         more = 1 + q.draft_layers / q.model.num_layers
-        if q.tokens * q.model.kv_bytes(middle, q.kv_dtype) * more <= room:
+        if q.tokens * q.attention_tp * q.kv_bytes_of_gpu(middle) * more <= room:
             low = middle
         else:
             high = middle - 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Bytes of an element with its scales: fp8 has a float for each 128 x 128 block, fp4 (MXFP4) a byte
@@ -98,6 +98,12 @@ class Model:
         rest = self.attention + self.shared + self.router + self.embeddings
         return rest + self.routed(self.experts)
 
+    def shard(self, gpus: int) -> Model:
+        """Attention of one of so many GPUs that share its heads; kv_a and its cache are whole on
+        each, and keys and values that are fewer than the GPUs are on several."""
+        heads, kv_heads = self.num_heads // gpus, -(-self.num_kv_heads // gpus)
+        return replace(self, num_heads=heads, num_kv_heads=kv_heads)
+
     # ---- KV cache ----
 
     @property
@@ -122,11 +128,13 @@ class Model:
 
     # ---- Activations ----
 
-    def activation_bytes(self, tokens: int, logits: int) -> int:
+    def activation_bytes(self, tokens: int, logits: int, attention_tp: int = 1) -> int:
         """The most that is alive at a time in one pass: the residual and its norm, with either the
         widest product of a layer (inputs and outputs of attention, or rows, gate, up, product and
         output of the experts) or the logits in float of `logits` tokens."""
-        attention = sum(b for _, _, b in self.attention_products())
+        attention = attention_tp * sum(
+            b for _, _, b in self.shard(attention_tp).attention_products()
+        )
         experts = self.topk * (2 * self.hidden + 3 * self.expert_hidden)
         dense = 3 * max(self.dense_hidden, self.shared_hidden) + self.hidden
         widest = BF16 * tokens * max(attention, experts, dense)

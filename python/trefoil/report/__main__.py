@@ -217,6 +217,8 @@ def _capacity_facts(plans: Sequence[CapacityPlan]) -> list[tuple[str, str]]:
         if (c := plan.chosen) is not None:
             q = plan.question
             where = f"{c.mode.upper()}, EP {c.ep}, {q.moe}, {q.tokens:,} tokens a GPU"
+            if (rate := c.tokens_per_second(q)) is not None:
+                facts.append((f"{rate:,.0f}", f"tokens/s a GPU planned: {where}"))
             facts.append(
                 (format_seconds(c.layer), f"a layer's dispatch + combine planned: {where}")
             )
@@ -229,6 +231,12 @@ def _capacity(plan: CapacityPlan, own: Callable[[str], str]) -> dict[str, object
     verdict, *reasons = plan_text.verdict_sentences(plan)
     return {
         "title": plan_text.title_of(q),
+        "step": [
+            plan_text.step_headings(q),
+            *(plan_text.step_row(c, q) for c in plan.configurations),
+        ]
+        if q.is_whole
+        else [],
         "explanation": plan_text.explanation_of(q),
         "verdict": verdict,
         "reasons": reasons,
