@@ -1,6 +1,7 @@
-/* Bytes per destination (trefoil/device.h). Rows move by pull, so the reader counts: it adds the row's bytes to a word of the source's control block, which is its own
- * (EP_ARRAY_BYTES, [source][reader]), before the `taken` number. Whether a row counts depends on
- * what was on when the sender's operation was called; that travels with the rows. So a
+/* Bytes per destination (trefoil/device.h). Rows move by pull, so the reader counts: it adds
+ * the row's bytes to a word of the source's control block, which is its own
+ * (EP_ARRAY_BYTES, [source][reader]), before the `taken` number. Whether a row counts depends on what was on
+ * when the sender's operation was called; that travels with the rows. So a
  * source that has seen `taken` up to its last operation has all of its counts.
  *
  * What was counted is what was moved: nothing here looks at the plan. */

@@ -69,19 +69,19 @@ trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *r
 }
 
 /* 0 if it cannot be queried. */
-static int query(ncclComm_t comm, ncclCommProperties_t *p) {
+static int tryQuery(ncclComm_t comm, ncclCommProperties_t *p) {
   startQuery(p);
   return versionOf() >= OLDEST_NCCL && ncclCommQueryProperties(comm, p) == ncclSuccess;
 }
 
 uint64_t epGpuCommHash(ncclComm_t comm) {
   ncclCommProperties_t p;
-  return query(comm, &p) ? p.commHash : 0;
+  return tryQuery(comm, &p) ? p.commHash : 0;
 }
 
 int epGpuCommDomains(ncclComm_t comm) {
   ncclCommProperties_t p;
-  return !query(comm, &p) ? 0 : p.nLsaTeams > 1 ? p.nLsaTeams : 1;
+  return !tryQuery(comm, &p) ? 0 : p.nLsaTeams > 1 ? p.nLsaTeams : 1;
 }
 
 /* An aborted communicator is no more, or another one is at its address. */
