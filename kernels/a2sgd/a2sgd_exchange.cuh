@@ -64,7 +64,7 @@ static __device__ __noinline__ bool keepWaiting(const ep_a2sgd_step_t &s, const 
   return true;
 }
 
-// One thread: waits for a word; `w` says whose.
+// One thread: waits for a word; `w` has its rank.
 EP_DEV void awaitWord(const ep_a2sgd_step_t &s, const char *at, Awaited w, const Expected &e) {
   Spin spin;
   for (;;) {

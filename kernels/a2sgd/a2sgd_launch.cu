@@ -16,7 +16,7 @@ extern "C" {
 namespace {
 
 // All threads of a block: whether the counter reaches `all` now that it has counted `n`; if so, it starts
-// anew. What thread 0 and the whole block wrote before is seen by who finds it reached.
+// anew. What thread 0 and the whole block wrote before is visible to a reader that finds it reached.
 EP_DEV bool reaches(unsigned *counter, unsigned n, unsigned all) {
   EP_SHARED(int, isReached);
   __syncthreads();
