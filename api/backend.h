@@ -131,7 +131,7 @@ typedef struct ep_backend {
   trefoil_result_t (*sizing)(const ep_sizing_config_t *config, ep_sizing_t *out);
   trefoil_result_t (*topology)(ncclComm_t comm, int *rank, int *numRanks, int *ranksPerNode);
   /* Around a collective call (group, handle): it begins on this rank; it has failed, so that ranks
-   * that wait for this one in the same call hear why. Of no consequence if comm is not live. */
+   * that wait for this one in the same call get the reason. Of no consequence if comm is not live. */
   void (*callBegin)(ncclComm_t comm);
   void (*callFail)(ncclComm_t comm, trefoil_result_t code, const char *why);
   /* Fails if the group's communicator is no longer the one that it was made on. */

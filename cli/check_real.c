@@ -191,7 +191,7 @@ int cliRealFits(const char *verb, const ep_real_options_t *o) {
                  (long long)o->hidden, cliBytes(a, needed), cliBytes(b, there));
 }
 
-/* Refuses the options that speak of random cases. */
+/* Refuses the options of random cases. */
 static int randomOnly(const cli_check_t *v) {
   const char *option = v->numCases >= 0    ? "--cases"
                        : v->firstCase >= 0 ? "--case"

@@ -68,7 +68,7 @@ static int checkRequest(const request_t *q, simulated_t *s) {
   return -1;
 }
 
-/* The record that was asked for, or the one that speaks for the mode; "ideal" is none. */
+/* The record that was asked for, or the default one of the mode; "ideal" is none. */
 static int loadCosts(const request_t *q, simulated_t *s) {
   const char *name = q->costs;
   if (!name) name = trefoilCostRecordDefault(s->of.spec.mode, s->of.spec.variant);

@@ -27,7 +27,7 @@ static const struct {
 enum { numVerbs = sizeof verbs / sizeof *verbs };
 
 #ifdef __SANITIZE_ADDRESS__
-/* popt's context and strings live as long as the command: the leak checker is told so. */
+/* popt's context and strings live as long as the command: the leak checker ignores them. */
 #define SANITIZER_HOOK __attribute__((visibility("default"))) const char *
 SANITIZER_HOOK __lsan_default_suppressions(void);
 SANITIZER_HOOK __lsan_default_options(void);

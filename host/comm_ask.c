@@ -1,6 +1,6 @@
 /* Asking the server of another process (comm_wire.h). Nothing that comes is believed before its sender has
  * shown that it is of the same user and knows the secret, and no memory before its size is right: the name of
- * a process that has ended can be bound by anybody who shares the network namespace. */
+ * a process that has ended can be bound by any process in the network namespace. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -80,7 +80,7 @@ static outcome_t failErrno(asking_t *a) {
 }
 
 /* On a connected socket: challenge, request, answer. */
-static outcome_t talk(asking_t *a) {
+static outcome_t handshake(asking_t *a) {
   ep_challenge_t challenge;
   unsigned char mac[EP_DIGEST_BYTES];
   ssize_t got = recv(a->socket, &challenge, sizeof challenge, 0);
@@ -115,7 +115,7 @@ static outcome_t connectOnce(asking_t *a) {
     return failed(a, epNcclFail(ncclRemoteError,
                                 "process %d is gone: a process of another user has its name",
                                 a->owner->pid));
-  return talk(a);
+  return handshake(a);
 }
 
 /* Asks until there is an answer or the time is over. The socket stays open only where keep says so. */

@@ -292,7 +292,7 @@ static ncclResult_t startGin(gin_t *g, const char *func) {
   EP_NCCL_TRY(startEngine(g, func));
   EP_NCCL_TRY(ncclMemAlloc(&g->signalMemory, bytes));
   memset(g->signalMemory, 0, bytes);
-  /* Symmetric: ranks that ask for different numbers of signals are told so. */
+  /* Symmetric: ranks that require different numbers of signals get an error. */
   EP_NCCL_TRY(ncclCommWindowRegister(g->comm, g->signalMemory, bytes, &g->signals,
                                      NCCL_WIN_COLL_SYMMETRIC));
   EP_NCCL_CHECK(!pthread_create(&g->thread, NULL, progress, g), ncclSystemError, "%s: no thread",

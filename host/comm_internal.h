@@ -171,7 +171,7 @@ bool epCommPeerThere(ncclComm_t comm, int rank);
 bool epCommPeerLeft(ncclComm_t comm, int rank);
 void epCommRing(ncclComm_t comm, int rank);
 void epCommRingAll(ncclComm_t comm);
-/* Remembers the first error of stream-ordered work and tells the other ranks. */
+/* Remembers the first error of stream-ordered work and signals it to the other ranks. */
 void epCommSetAsync(ncclComm_t comm, ncclResult_t result, const char *sentence);
 /* The remembered error as a failure of func. */
 ncclResult_t epCommUsable(ncclComm_t comm, const char *func);

@@ -3,7 +3,7 @@
  * that this process made the id for, and memory segments that windows lie in. The thread starts with the
  * first unique id or window and ends with the process. Abstract names leave no files behind.
  *
- * It serves all its clients at once. One that says nothing has TALK_NS, and when MAX_TALKING do, a
+ * It serves all its clients at once. One that says nothing has REQUEST_NS, and when MAX_UNVERIFIED do, a
  * new one takes the place of the oldest: honest ones answer at once, and ask again if they were too slow.
  * A process that watches for this process's end stays connected. */
 #include <errno.h>
@@ -19,10 +19,10 @@
 #include "comm_wire.h"
 #include "plan/process.h"
 
-enum { MAX_TALKING = 64, MAX_CLIENTS = 2048 };
-#define TALK_NS  2000000000ull /* for a client's request */
-#define YOUNG_NS 200000000ull  /* no client's place is taken before */
-#define PAUSE_NS 50000000ull   /* after a descriptor was lacking */
+enum { MAX_UNVERIFIED = 64, MAX_CLIENTS = 2048 };
+#define REQUEST_NS  2000000000ull /* for a client's request */
+#define YOUNGEST_NS 200000000ull  /* no client's place is taken before */
+#define PAUSE_NS    50000000ull   /* after a descriptor was lacking */
 
 typedef struct pending {
   struct pending *next;
@@ -44,7 +44,7 @@ static pending_t *pendings;
 static uint64_t
     rankTimeoutNs; /* of the ranks, when they asked last: the thread reads no environment */
 static client_t clients[MAX_CLIENTS]; /* the thread's */
-static int numClients, numTalking;
+static int numClients, numUnverified;
 static uint64_t pausedUntilNs;
 
 /* ---- What is handed out ---- */
@@ -130,7 +130,7 @@ int epServerTake(const ep_request_t *request, ep_answer_t *answer) {
 /* Off the list before it is closed: a fork between the two closes what is on the list. */
 static void dropClient(int i) {
   int fd = clients[i].fd;
-  if (!clients[i].watches) numTalking--;
+  if (!clients[i].watches) numUnverified--;
   clients[i] = clients[--numClients];
   close(fd);
 }
@@ -173,7 +173,7 @@ static bool serve(client_t *client) {
   if (given >= 0) close(given);
   if (!sent || request.what != EP_ASK_WATCH) return false;
   client->watches = true;
-  numTalking--;
+  numUnverified--;
   return true;
 }
 
@@ -190,13 +190,13 @@ static void challengeClient(int socket, uint64_t now) {
     return;
   }
   clients[numClients++] = client;
-  numTalking++;
+  numUnverified++;
 }
 
 /* ---- All of them ---- */
 
 /* The client that has said nothing for longest, or -1. */
-static int oldestTalking(void) {
+static int oldestUnverified(void) {
   int oldest = -1;
   for (int i = 0; i < numClients; i++)
     if (!clients[i].watches && (oldest < 0 || clients[i].sinceNs < clients[oldest].sinceNs))
@@ -207,22 +207,24 @@ static int oldestTalking(void) {
 /* When there is something to do that no descriptor tells; UINT64_MAX: never. */
 static uint64_t nextMoment(void) {
   uint64_t next = pausedUntilNs ? pausedUntilNs : UINT64_MAX;
-  int oldest = oldestTalking();
+  int oldest = oldestUnverified();
   if (oldest < 0) return next;
-  uint64_t due = clients[oldest].sinceNs + (numTalking >= MAX_TALKING ? YOUNG_NS : TALK_NS);
+  uint64_t due =
+      clients[oldest].sinceNs + (numUnverified >= MAX_UNVERIFIED ? YOUNGEST_NS : REQUEST_NS);
   return due < next ? due : next;
 }
 
 static void dropSilent(uint64_t now) {
-  for (int i; (i = oldestTalking()) >= 0;) {
-    if (now - clients[i].sinceNs < (numTalking >= MAX_TALKING ? YOUNG_NS : TALK_NS)) return;
+  for (int i; (i = oldestUnverified()) >= 0;) {
+    if (now - clients[i].sinceNs < (numUnverified >= MAX_UNVERIFIED ? YOUNGEST_NS : REQUEST_NS))
+      return;
     dropClient(i);
   }
 }
 
 /* Whether the socket is still there. */
 static bool acceptClients(int fd, uint64_t now) {
-  while (numTalking < MAX_TALKING) {
+  while (numUnverified < MAX_UNVERIFIED) {
     int client = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (client >= 0) {
       challengeClient(client, now);
@@ -244,7 +246,7 @@ static void *serverMain(void *arg) {
   sem_post(&running);
   for (;;) {
     uint64_t now = epMonotonicNs(), next = nextMoment();
-    bool open = numTalking < MAX_TALKING && now >= pausedUntilNs;
+    bool open = numUnverified < MAX_UNVERIFIED && now >= pausedUntilNs;
     polls[0] = (struct pollfd){open ? fd : -1, POLLIN, 0};
     for (int i = 0; i < numClients; i++) polls[i + 1] = (struct pollfd){clients[i].fd, POLLIN, 0};
     int ms = next == UINT64_MAX ? -1 : next <= now ? 0 : (int)((next - now) / 1000000 + 1);
@@ -329,7 +331,7 @@ void epServerForked(void) {
   if (listenFd >= 0) close(listenFd);
   listenFd = -1;
   for (int i = 0; i < numClients; i++) close(clients[i].fd);
-  numClients = numTalking = 0;
+  numClients = numUnverified = 0;
   pausedUntilNs = 0;
   memset(&self, 0, sizeof self);
   for (pending_t *p = pendings; p; p = p->next) close(p->fd);

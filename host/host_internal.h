@@ -281,7 +281,6 @@ cudaError_t epCaptureForbids(const char *func);
 cudaError_t epCaptureForbidsLegacy(cudaStream_t legacy, const char *func);
 bool epCapturing(cudaStream_t stream);
 bool epDeviceCapturing(int device);
-uint64_t epCaptureIdLive(uint64_t id);
 void epCaptureForked(void);
 cudaGraph_t epGraphNew(void);
 struct CUgraphNode_st *epGraphAdd(cudaGraph_t graph, ep_stream_op_t *op,

@@ -23,7 +23,7 @@ struct cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w,
   return desc;
 }
 
-/* ---- Occupancy: by threads, registers as cudaFuncGetAttributes tells them, and shared memory ---- */
+/* ---- Occupancy: by threads, registers as from cudaFuncGetAttributes, and shared memory ---- */
 
 static cudaError_t deviceFigures(const void *func, int blockSize, struct cudaDeviceProp *prop,
                                  int *most, const char *name) {

@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-/* HT flat: kept tokens that use each local expert. A trapping rank tells the true numbers. */
+/* HT flat: kept tokens that use each local expert. A trapping rank reports the true numbers. */
 static trefoil_result_t countFlat(ep_placer_t *p, int rank, int64_t *counters) {
   const trefoil_case_t *c = p->c;
   int64_t *count = p->count + (int64_t)rank * p->numLocal;

@@ -12,7 +12,7 @@ typedef struct ep_fabric {
   ep_fs_t fixed;  /* the part of start that no row takes */
   ep_fs_t *rest;  /* [R] what a rank does after its last row has come */
   ep_fs_t *
-      announced; /* [R] when a rank has heard of all, and takes rows; its start without announceUs */
+      announced; /* [R] when a rank has all announcements, and takes rows; its start without announceUs */
   int ownRowsStay; /* rows of a rank to itself do not cross SEND */
   int32_t *portOf; /* [R] network port of a rank, after failures */
   int32_t *leafOf; /* [ports] */

@@ -1,7 +1,7 @@
 /* The end of an operation: a rank is done when it has taken its rows, its own SMs have sent theirs,
  * and every other rank has let it know that it sends nothing more. That word leaves a rank when its
  * SMs have issued its last row, and takes the latency of its way. Its receivers need the time of all
- * its rows from when it has heard of all. */
+ * its rows from when it has all announcements. */
 #include <stdlib.h>
 
 #include "plan/error.h"

@@ -3,7 +3,7 @@
  * SimGrid takes one platform in the life of a process and ends the process on an error, so each
  * replay is a child: forked, it writes its times into memory shared with the parent, sets `isDone`,
  * and leaves without running the parent's exit handlers. What it prints goes to a file in memory,
- * and tells the sentence of a failure. */
+ * and returns the message of a failure. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

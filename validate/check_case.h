@@ -217,7 +217,6 @@ trefoil_result_t epExpectGrad(const ep_check_case_t *c, const ep_check_op_t *op,
 /* Which ranks a TRAP stops, and how many slots arrive (HT); after the script is made. */
 trefoil_result_t epCountSlots(ep_check_case_t *c);
 trefoil_result_t epMakeRouting(ep_check_case_t *c, int routing, ep_rng_t *rng);
-int64_t epMaxTokens(const ep_check_routing_t *routing, int numRanks);
 
 /* ---- check_layout.c: tensors and their places ---- */
 void epTensorDims(const ep_check_case_t *c, const ep_check_op_t *op, ep_tensor_id_t tensor,

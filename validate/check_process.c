@@ -23,7 +23,7 @@ static void barrierAgain(ep_check_team_t *team, uint64_t numBarriers) {
     nanosleep(&pause, NULL);
 }
 
-/* Nonzero: the case failed, and it was told. */
+/* Nonzero: the case failed, and it was reported. */
 static int runCase(ep_worker_rank_t *worker, ep_slot_t *slot, uint64_t index) {
   ep_check_team_t *team = worker->team;
   char what[EP_CHECK_SENTENCE];

@@ -6,13 +6,6 @@
 
 #include <stdlib.h>
 
-int64_t epMaxTokens(const ep_check_routing_t *routing, int numRanks) {
-  int64_t most = 0;
-  for (int r = 0; r < numRanks; r++)
-    if (routing->numTokens[r] > most) most = routing->numTokens[r];
-  return most;
-}
-
 /* Full ranks, but for what the group's features allow. */
 static void limitedCounts(ep_check_routing_t *routing, const ep_check_group_t *g, ep_rng_t *rng) {
   const trefoil_shape_t *s = &g->shape;

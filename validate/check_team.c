@@ -63,7 +63,7 @@ static int failSetUp(ep_check_team_t *team, uint64_t index, const char *what) {
   return 1;
 }
 
-/* One spoiled row makes others wrong later on: of all ranks' differences the earliest is told. */
+/* One spoiled row makes others wrong later on: of all ranks' differences the earliest is reported. */
 static void recordDifference(ring_t *ring, int rank, uint64_t number, int region,
                              const char *what) {
   pthread_mutex_lock(&ring->mutex);

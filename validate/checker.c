@@ -26,7 +26,7 @@ typedef struct parent {
 
 static void startWorker(parent_t *p, int i, uint64_t firstBatch) {
   ep_check_job_t *job = &p->jobs[i];
-  const ep_job_range_t range = {i, p->numJobs, firstBatch, p->deadline};
+  const ep_job_range_t range = {p->numJobs, firstBatch, p->deadline};
   atomic_store(&job->failing, 0);
   atomic_store(&job->failed, 0);
   atomic_store(&job->finished, 0);

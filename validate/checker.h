@@ -147,7 +147,7 @@ void epTeamAwaitHanging(ep_check_team_t *team);
 
 /* ---- check_job.c ---- */
 typedef struct ep_job_range {
-  int jobIdx, numJobs;
+  int numJobs;
   uint64_t firstBatch;
   double deadline;
 } ep_job_range_t;
@@ -163,7 +163,7 @@ uint64_t epCutBits(const ep_check_team_t *team);
 /* ---- check_finding.c ---- */
 /* Completes a finding: text and replay. */
 void epFindingWrite(ep_check_finding_t *finding, const ep_check_options_t *options);
-/* Takes it into the outcome, in order of cases, and tells it. */
+/* Takes it into the outcome, in order of cases, and reports it. */
 void epFindingAdd(ep_check_outcome_t *outcome, const ep_check_options_t *options,
                   const ep_check_finding_t *finding);
 /* Green is only what was run: cases asked for against those that agree, where there are no findings. */

@@ -39,7 +39,7 @@ typedef struct ep_gpu_figures {
 
 typedef struct ep_gpu_times {
   int measured;
-  int hasKernelTimes; /* 0: the library does not tell them */
+  int hasKernelTimes; /* 0: the library does not report them */
   int iterations;     /* of each measurement */
   double backgroundAlone,
       background; /* the background work, a second: bytes or floating-point operations of the

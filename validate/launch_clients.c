@@ -94,7 +94,7 @@ static void admit(acceptor_t *d, client_t *g) {
   ssize_t peeked = old >= 0 ? recv(old, &byte, 1, MSG_PEEK | MSG_DONTWAIT) : 0;
   int isGone = old >= 0 && (peeked == 0 || (peeked < 0 && errno != EAGAIN && errno != EWOULDBLOCK));
   if (rank == 0 || (old >= 0 && !isGone)) {
-    d->isTwice = 1; /* the guest stays to hear of it */
+    d->isTwice = 1; /* the client stays to learn of it */
     return;
   }
   if (isGone) close(old);

@@ -35,7 +35,7 @@ typedef _Atomic uint64_t ep_word_t;
 
 typedef enum ep_kind { EP_KIND_UPDATE, EP_KIND_DISPATCH, EP_KIND_COMBINE, EP_NUM_KINDS } ep_kind_t;
 
-/* Rung by whoever changed a word that its owner may wait for. */
+/* Rung when a word has changed that its owner may wait for. */
 typedef struct ep_own_doorbell {
   _Alignas(64) ep_doorbell_t doorbell;
 } ep_own_doorbell_t;
@@ -87,7 +87,7 @@ typedef struct ep_peer {
   char *arena[2];
   _Atomic int active;      /* this rank's mask: 1 active, 0 masked by the caller, -1 given up */
   ep_word_t rowsFrom[2];   /* rows pulled from it: dispatch, combine */
-  uint64_t bytesNow[2][2]; /* [arena][dispatch, combine] taken from it, and not told yet */
+  uint64_t bytesNow[2][2]; /* [arena][dispatch, combine] taken from it, and not reported yet */
   uint64_t bytesBase[2];   /* what it had taken of mine at the last reset: dispatch, combine */
   uint64_t cleansTaken;    /* MaskCleans of its that this rank's have waited for */
   uint64_t ringSeq[2];     /* [arena] messages per ring so far, of this rank as origin */
@@ -192,7 +192,7 @@ typedef struct ep_record {
   int mask[]; /* MaskUpdate: [R] */
 } ep_record_t;
 
-/* An operation while it runs: what a wait needs to say whom it waits for. */
+/* An operation while it runs: what a wait needs to name its peer. */
 typedef struct ep_op {
   ep_cpu_group_t *g;
   ep_arena_t *a;
@@ -200,7 +200,7 @@ typedef struct ep_op {
   int arenaIdx;
   ep_kind_t kind;
   uint64_t no;
-  int refuses; /* HT combine: this rank's input is unfit; its messages are empty and say so */
+  int refuses; /* HT combine: this rank's input is unfit; its messages are empty and marked so */
   int counts;  /* what this rank sends in it is counted */
 } ep_op_t;
 
@@ -249,14 +249,14 @@ int epSleep(const ep_op_t *op, uint32_t seen, int peer, const char *what, ep_dea
 /* A receive: was anything sent? If not (a captured send that never ran) it is reported. */
 int epWasSent(const ep_op_t *op);
 void epGiveUp(const ep_op_t *op, int peer, const char *how, const char *what);
-/* With masks: notes whom this operation leaves out; and for a peer that has gone on: it left this
+/* With masks: records the ranks that this operation leaves out; and for a peer that has gone on: it left this
  * rank out already then (nothing of its is missing), or it is given up. */
 void epRecordMasked(const ep_op_t *op);
 /* Does a slot that operation `no` filled have to wait for rank r's reading? Not if r was given up, or
  * left out of that operation; a rank that the caller masked only since then is still read to. */
 int epOwesReading(const ep_op_t *op, int r, uint64_t no);
 void epWentOn(const ep_op_t *op, int peer);
-/* The way out: tells all ranks, waits for all on this rank's own memory. 0: one did not come. */
+/* The way out: signals all ranks, waits for all on this rank's own memory. 0: one did not come. */
 int epLeave(ep_cpu_group_t *g, uint64_t timeoutNs);
 int epCleanBarrier(ep_cpu_group_t *g);
 /* Rank r's rows are withdrawn: the group is lost, with a sentence about r. */
@@ -281,7 +281,7 @@ trefoil_result_t epIsCapturing(cudaStream_t stream, int *capturing);
 trefoil_result_t epCpuCountBytes(ncclEpGroup_t group, int on);
 trefoil_result_t epCpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,
                                 cudaStream_t stream);
-/* Bytes taken from rank r in this operation; told before r learns that its rows have been read. */
+/* Bytes taken from rank r in this operation; reported before r learns that its rows have been read. */
 static inline void epTook(const ep_op_t *op, int r, uint64_t bytes) {
   op->g->peers[r].bytesNow[op->arenaIdx][op->kind == EP_KIND_COMBINE] += bytes;
 }

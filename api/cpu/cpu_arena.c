@@ -70,7 +70,7 @@ static void resetCounters(ep_cpu_group_t *g, int arenaIdx) {
   memset(g->arenas[arenaIdx].ops, 0, sizeof g->arenas[arenaIdx].ops);
 }
 
-/* All ranks are here and idle. Registering ends on all or fails on all; nobody leaves it before all have
+/* All ranks are here and idle. Registering ends on all or fails on all; no rank leaves it before all have
  * reset their counters, which is right for the old arena too, should it stay. */
 static trefoil_result_t openArena(ep_cpu_group_t *g, int arenaIdx, ep_arena_t *a) {
   resetCounters(g, arenaIdx);
@@ -85,7 +85,7 @@ static trefoil_result_t openArena(ep_cpu_group_t *g, int arenaIdx, ep_arena_t *a
   return TREFOIL_OK;
 }
 
-/* What is allocated alone comes before the ranks meet: a rank that lacks memory is heard of there, and
+/* What is allocated alone comes before the ranks meet: a rank that lacks memory is named there, and
  * the arena that is in use stays until the new one is. */
 trefoil_result_t epArenaEnsure(ep_cpu_group_t *g, int arenaIdx, const ep_sizing_t *sizing,
                                int topk) {

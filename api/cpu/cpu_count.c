@@ -1,8 +1,8 @@
-/* Bytes per destination (trefoil/device.h). Rows move by pull, so the reader is the one that knows that a row
- * has gone over: it adds the row's bytes to a word of the source's control block, which is its own
- * (EP_ARRAY_BYTES, [source][reader]), before the number that says "taken". Whether a row counts is the
- * sender's to say, by what was on when its operation was called; that travels with the rows. So a
- * source that has seen "taken" up to its last operation has all of its counts.
+/* Bytes per destination (trefoil/device.h). Rows move by pull, so the reader counts: it adds
+ * the row's bytes to a word of the source's control block, which is its own
+ * (EP_ARRAY_BYTES, [source][reader]), before the `taken` number. Whether a row counts depends on what was on
+ * when the sender's operation was called; that travels with the rows. So a
+ * source that has seen `taken` up to its last operation has all of its counts.
  *
  * What was counted is what was moved: nothing here looks at the plan. */
 #include <time.h>
@@ -104,9 +104,9 @@ trefoil_result_t epCpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, 
   EP_CHECK(error == cudaSuccess, TREFOIL_INVALID_USAGE, "the stream is not usable: %s",
            cudaGetErrorString(error));
   EP_TRY(awaitTaken(g, isCombine ? EP_KIND_COMBINE : EP_KIND_DISPATCH));
-  const ep_word_t *told = epArray(g->peers[g->me].control, g->R, EP_ARRAY_BYTES + isCombine, 0);
+  const ep_word_t *counts = epArray(g->peers[g->me].control, g->R, EP_ARRAY_BYTES + isCombine, 0);
   for (int r = 0; r < g->R; r++) {
-    uint64_t all = epLoad(&told[r]);
+    uint64_t all = epLoad(&counts[r]);
     bytes[r] = all - g->peers[r].bytesBase[isCombine];
     if (reset) g->peers[r].bytesBase[isCombine] = all;
   }

@@ -4,10 +4,10 @@
  *
  * An operation whose rows are read in the caller's memory ends when they are read. If it ends without,
  * because the group has failed here, the caller may free them at once while a late rank still comes.
- * So a rank that fails withdraws its rows first, and waits for whoever is reading just now; a reader says
- * that it reads, then looks whether the rows are still there. Each side writes its own word and then
+ * So a rank that fails withdraws its rows first, and waits for the present readers; a reader raises
+ * its word, then checks whether the rows are still there. Each side writes its own word and then
  * looks at the other's, both in sequentially consistent order, so that one of them sees the other. A
- * reader waits for nobody while it reads: the wait of the one that leaves is a copy long at most. */
+ * reader waits for no rank while it reads: the wait of the one that leaves is a copy long at most. */
 #include <sched.h>
 
 #include "api/cpu/cpu.h"

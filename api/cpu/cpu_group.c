@@ -150,7 +150,7 @@ trefoil_result_t epCpuGroupCreate(ncclEpGroup_t group) {
   return TREFOIL_OK;
 }
 
-/* A group that lost a rank cannot tell when that rank, if it lives in this process, stops reading:
+/* A group that lost a rank has no sign of when that rank, if it lives in this process, stops reading:
  * then its windows stay mapped until the process ends. */
 static int everybodyLeft(ep_cpu_group_t *g) {
   int failed = atomic_load(&g->failed), dead = 0;

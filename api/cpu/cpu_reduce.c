@@ -141,7 +141,7 @@ static void mergeWeights(const reducer_t *r, int sender, int64_t rowIdx, int64_t
       epMessageWeights(r->op, (char *)(uintptr_t)r->op->g->peers[sender].message) + rowIdx * r->K;
   const int32_t *ids = r->op->h->rows[tokenOwner] + t * r->K;
   int first = sender / r->op->g->G * r->op->g->G, G = r->op->g->G, me = r->op->g->me;
-  int relayed = first != me / G * G; /* a relay's row speaks for its whole node */
+  int relayed = first != me / G * G; /* a relay's row stands for its whole node */
   for (int k = 0; k < r->K; k++) {
     int rank = ids[k] < 0 ? -1 : ids[k] / r->L;
     if (rank == sender || (relayed && rank >= first && rank < first + G)) out[k] = from[k];

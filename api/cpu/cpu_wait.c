@@ -1,13 +1,13 @@
 /* Waiting for other ranks, and giving up on them.
  *
- * A rank waits on its own doorbells (plan/doorbell.h), one a kind of operation; whoever changes a word
- * that it waits for rings. Who waits for one rank is woken by that one (or by a failure). Sleeps are cut
- * into slices, in which it looks whether the peer lives, whether another rank has given up (and on whom:
- * that one is named here too), and at the time.
+ * A rank waits on its own doorbells (plan/doorbell.h), one a kind of operation; a rank that changes
+ * a word rings its owner's. A rank that waits for one other is woken by that one (or by a failure). Sleeps
+ * are cut into slices, between which it checks whether the peer lives, whether another rank has given up
+ * (the rank that it gave up on is named here too), and the time.
  *
  * The way out and MaskClean push: rank r writes word [r] of every rank's own array, and each waits
- * on its own memory. A rank to which all have said that they leave is read by nobody any more and
- * may free its memory. */
+ * on its own memory. When all have left, a rank's memory has no readers any more and may be
+ * freed. */
 #include <stdio.h>
 
 #include "api/cpu/cpu.h"
@@ -41,7 +41,7 @@ void epRingAll(ep_cpu_group_t *g, ep_kind_t kind) {
   }
 }
 
-/* Without masks: the group is lost, and the others shall hear of it and of whose fault it is. */
+/* Without masks: the group is lost; the others get a failure notice with the culprit. */
 static void failGroup(const ep_op_t *op, int culprit) {
   ep_cpu_group_t *g = op->g;
   atomic_store(&g->failed, 1);

@@ -26,7 +26,7 @@ static void startQuery(ncclCommProperties_t *p) {
   p->version = NCCL_VERSION_CODE;
 }
 
-/* An older one may lack functions that are called here: it is asked for nothing but this. */
+/* An older one may lack functions that are called here: only this is called of it. */
 static int versionOf(void) {
   int version = 0;
   return ncclGetVersion(&version) == ncclSuccess ? version : 0;
@@ -68,20 +68,20 @@ trefoil_result_t epGpuTopology(ncclComm_t comm, int *rank, int *numRanks, int *r
   return epGpuRanks(comm, "ncclEpCreateGroup", rank, numRanks, ranksPerNode);
 }
 
-/* 0 if it cannot be asked. */
-static int ask(ncclComm_t comm, ncclCommProperties_t *p) {
+/* 0 if it cannot be queried. */
+static int tryQuery(ncclComm_t comm, ncclCommProperties_t *p) {
   startQuery(p);
   return versionOf() >= OLDEST_NCCL && ncclCommQueryProperties(comm, p) == ncclSuccess;
 }
 
 uint64_t epGpuCommHash(ncclComm_t comm) {
   ncclCommProperties_t p;
-  return ask(comm, &p) ? p.commHash : 0;
+  return tryQuery(comm, &p) ? p.commHash : 0;
 }
 
 int epGpuCommDomains(ncclComm_t comm) {
   ncclCommProperties_t p;
-  return !ask(comm, &p) ? 0 : p.nLsaTeams > 1 ? p.nLsaTeams : 1;
+  return !tryQuery(comm, &p) ? 0 : p.nLsaTeams > 1 ? p.nLsaTeams : 1;
 }
 
 /* An aborted communicator is no more, or another one is at its address. */

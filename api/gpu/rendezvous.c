@@ -1,8 +1,8 @@
 /* The rendezvous of a communicator's ranks.
  *
  * NCCL's own collective calls (window registration among them) wait for ever for a rank that does not
- * come, and cannot say which. So ranks first meet here, with a time limit, and go on to NCCL only when
- * everybody has come with the same call. plan/barrier_round.h holds the barrier rounds, at a site of
+ * come, and do not name it. So ranks first meet here, with a time limit, and go on to NCCL only when
+ * all have come with the same call. plan/barrier_round.h holds the barrier rounds, at a site of
  * rendezvous_site.h; here are the rendezvous of this process, and the comparison of calls. */
 #include "api/gpu/rendezvous.h"
 
@@ -23,7 +23,7 @@ struct ep_rendezvous {
   ncclComm_t comm;
   uint64_t hash;
   int numRanks, users;
-  int haveMet; /* nobody can come to this rendezvous any more */
+  int haveMet; /* no rank can come to this rendezvous any more */
   uint64_t rounds;
   ep_site_t *site;
 };
@@ -51,7 +51,7 @@ static struct ep_rendezvous *find(ncclComm_t comm, uint64_t hash) {
   return NULL;
 }
 
-/* Under listLock: one of a former communicator at the same address that nobody uses, off the list. */
+/* Under listLock: one of a former communicator at the same address that is not in use, off the list. */
 static struct ep_rendezvous *takeStale(ncclComm_t comm, uint64_t hash) {
   for (struct ep_rendezvous *b = rendezvousList; b; b = b->next) {
     if (b->comm != comm || b->hash == hash || b->users) continue;
@@ -153,8 +153,8 @@ static trefoil_result_t failGone(const struct ep_rendezvous *b, int rank, const 
                 rank);
 }
 
-static trefoil_result_t say(const struct ep_rendezvous *b, const ep_round_outcome_t *o,
-                            const char *call, uint64_t timeoutNs) {
+static trefoil_result_t resultOf(const struct ep_rendezvous *b, const ep_round_outcome_t *o,
+                                 const char *call, uint64_t timeoutNs) {
   const char *where = b->site->kind->where;
   switch (o->end) {
   case EP_ROUND_COMPLETE:
@@ -185,7 +185,7 @@ trefoil_result_t epRendezvousWait(struct ep_rendezvous *b, const ep_rendezvous_w
   if (mine->call == EP_RENDEZVOUS_DESTROY_GROUP || mine->call == EP_RENDEZVOUS_GRAD_DESTROY)
     kind->callBegin(b->site);
   kind->join(b->site, mine, sizeof *mine, all, timeoutNs, &outcome);
-  EP_TRY(say(b, &outcome, callNames[mine->call], timeoutNs));
+  EP_TRY(resultOf(b, &outcome, callNames[mine->call], timeoutNs));
   b->rounds++;
   return checkSameCall(all, b->numRanks);
 }

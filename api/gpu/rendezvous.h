@@ -1,4 +1,4 @@
-/* The rendezvous of a communicator's ranks in collective calls, before and beside NCCL. */
+/* The rendezvous of a communicator's ranks in collective calls, besides NCCL's own. */
 #ifndef TREFOIL_API_GPU_RENDEZVOUS_H
 #define TREFOIL_API_GPU_RENDEZVOUS_H
 
@@ -36,8 +36,8 @@ trefoil_result_t epRendezvousOpen(ncclComm_t comm, int rank, int numRanks, int d
                                   uint64_t timeoutNs, struct ep_rendezvous **out);
 void epRendezvousClose(struct ep_rendezvous *rendezvous);
 
-/* Waits until all ranks have come, then all[R] is what they said, in order of rank; or fails, on every
- * rank that came, and then nothing was met: TREFOIL_REMOTE_ERROR naming who did not come within
+/* Waits until all ranks have come, then all[R] is what they contributed, in order of rank; or fails, on every
+ * rank that came, and then nothing was met: TREFOIL_REMOTE_ERROR naming the rank that did not come within
  * timeoutNs; the sentence of a rank whose call failed before it came. The ranks must all make the same
  * call: TREFOIL_INVALID_USAGE. */
 trefoil_result_t epRendezvousWait(struct ep_rendezvous *rendezvous,
@@ -47,7 +47,7 @@ trefoil_result_t epRendezvousWait(struct ep_rendezvous *rendezvous,
 /* Rounds that took place: the same on all ranks between two of them. */
 uint64_t epRendezvousRounds(const struct ep_rendezvous *rendezvous);
 
-/* All ranks have come: nobody needs to find the rendezvous any more. */
+/* All ranks have come: the rendezvous need not be found any more. */
 void epRendezvousAllCame(struct ep_rendezvous *rendezvous);
 
 /* The backend's functions around a collective call. */

@@ -17,7 +17,7 @@ typedef struct ep_site_kind {
                ep_round_outcome_t *out);
   int (*processOf)(const ep_site_t *site, int rank);              /* 0: not known here */
   trefoil_result_t (*await)(ep_site_t *site, uint64_t timeoutNs); /* until it can be used */
-  void (*allCame)(ep_site_t *site);                               /* nobody else will come */
+  void (*allCame)(ep_site_t *site);                               /* no other rank will come */
   void (*close)(ep_site_t *site);                                 /* no rank meets here again */
 } ep_site_kind_t;
 
@@ -28,7 +28,7 @@ struct ep_site {
 /* One file a communicator in /dev/shm, named after its hash. */
 trefoil_result_t epSharedSiteOpen(uint64_t hash, int rank, int numRanks, ep_site_t **out);
 
-/* Collective, but for `await` it waits for nobody: rank 0's address comes by a broadcast of NCCL on a thread
+/* Collective, but for `await` it waits for no rank: rank 0's address comes by a broadcast of NCCL on a thread
  * of its own, which is the first thing that happens on the communicator. */
 trefoil_result_t epNetSiteOpen(ncclComm_t comm, int rank, int numRanks, ep_site_t **out);
 

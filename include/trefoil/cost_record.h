@@ -1,7 +1,7 @@
 /* Trefoil: cost records: fitted costs with what they were fitted to, and how far to trust them. C99
  * and C++.
  *
- * A record speaks for the kernels of one library on one platform, in LL or in HT. The records in
+ * A record describes the kernels of one library on one platform, in LL or in HT. The records in
  * models/costs are part of the library; a path reads a file of the same form. `trefoil fit` makes
  * them (docs/fit.md). Without jansson the load functions exist and fail with a sentence. */
 #ifndef TREFOIL_COST_RECORD_H
@@ -66,7 +66,7 @@ TREFOIL_API trefoil_result_t trefoilCostRecordParse(trefoil_cost_record_t *recor
                                                     const char *text, size_t numBytes);
 /* Names in alphabetical order; NULL past the last. */
 TREFOIL_API const char *trefoilCostRecordName(int i);
-/* The name of the record that speaks for a mode and variant where the caller says nothing else:
+/* The name of the default record of a mode and variant:
  * measured on H100 or H200, whatever the cluster is. */
 TREFOIL_API const char *trefoilCostRecordDefault(trefoil_mode_t mode, trefoil_variant_t variant);
 

@@ -37,7 +37,7 @@ typedef struct trefoil_op_costs {
   double slotGbPerSPerSm; /* the same by bytes: what one SM writes or reads; 0 = no limit */
   double
       announceUs; /* from a rank's start until its word is on the way to all others, beside its rows.
-                    Receivers begin when they have heard of all; 0 = with their rank */
+                    Receivers begin when they have all announcements; 0 = with their rank */
   double restGbPerSPerSm; /* the part of the receivers' work that transfers do not hide, after the
                              last row: bytes that came (dispatch) or of the rank's own tokens
                              (combine), a second and SM; 0 = all is hidden */

@@ -19,7 +19,7 @@ extern "C" {
 typedef struct trefoil_cluster {
   char name[TREFOIL_MODEL_NAME_BYTES];
   int gpusPerNode;     /* of one NVLink domain */
-  int maxGpus;         /* most that the preset speaks for */
+  int maxGpus;         /* most that the preset covers */
   int gpusPerNic;      /* sharing one network port */
   double nvlinkGbPerS; /* 10^9 payload bytes a second out of, and into, one GPU */
   double nicGbPerS;    /* the same of one network port; 0 = no network */

@@ -69,7 +69,7 @@ TREFOIL_API trefoil_result_t trefoilRefSlots(const trefoil_case_t *c, int rank,
 /* Counters of `rank`, any pointer may be NULL: expertCounters [L], expertOffsets [L] (HT
  * expert-major), total [1] (HT: true number, also over maxRecv), srcRankCounters [R] (LL
  * rank-major). A counter that the mode does not have is left untouched. DROP clamps the experts'
- * counters and offsets to what was kept; TRAP tells the true numbers. */
+ * counters and offsets to what was kept; TRAP reports the true numbers. */
 typedef struct trefoil_counters {
   int64_t *expertCounters, *expertOffsets, *total, *srcRankCounters;
 } trefoil_counters_t;

@@ -1,4 +1,4 @@
-// What the kernels of A2SGD know: control words, groups, and words of the exchange.
+// What the kernels of A2SGD share: control words, groups, and words of the exchange.
 #ifndef TREFOIL_KERNELS_A2SGD_A2SGD_CONTROL_CUH
 #define TREFOIL_KERNELS_A2SGD_A2SGD_CONTROL_CUH
 

@@ -63,7 +63,7 @@ static __device__ __noinline__ bool keepWaiting(const ep_a2sgd_step_t &s, const 
   return true;
 }
 
-// One thread: waits for a word, and returns the last one that it found; `w` says whose.
+// One thread: waits for a word, and returns the last one that it found; `w` has its rank.
 EP_DEV uint4 awaitWord(const ep_a2sgd_step_t &s, const char *at, Awaited w, const Expected &e) {
   Spin spin;
   for (;;) {

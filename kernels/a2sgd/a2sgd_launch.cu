@@ -16,8 +16,8 @@ extern "C" {
 namespace {
 
 // All threads of a block: whether the counter reaches `all` now that it has counted `n`; if so, it starts
-// anew. What thread 0 and the whole block wrote before is seen by who finds it reached. Thread 0's `counts`
-// is what matters: without it nothing is counted.
+// anew. What thread 0 and the whole block wrote before is visible to a reader that finds it reached. Thread
+// 0's `counts` is what matters: without it nothing is counted.
 EP_DEV bool reaches(unsigned *counter, unsigned n, unsigned all, bool counts = true) {
   EP_SHARED(int, isReached);
   __syncthreads();

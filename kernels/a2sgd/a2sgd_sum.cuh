@@ -123,7 +123,7 @@ EP_DEV void sumRun(const uint4 *v, float &plus, float &minus, unsigned &numNegat
 }
 
 // The rounds' runs of all lanes. Lanes exchange halves of what they have: in each of the first steps a
-// bit of the lane says which sign, then which rounds it goes on with.
+// bit of the lane selects the sign, then the rounds that it goes on with.
 EP_DEV float2 tileTree(const float (&plus)[ROUNDS], const float (&minus)[ROUNDS], int lane) {
   static_assert(ROUNDS == 4, "the exchanged halves");
   const bool isMinus = lane & 1, isLate = lane & 2, isOdd = lane & 4;

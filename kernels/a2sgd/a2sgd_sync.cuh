@@ -1,13 +1,13 @@
 // The synchronisation of parameters (docs/spec.md, A7, A17): they become the mean over the ranks, in place.
 //
 // Chunks of the parameters go round the channels. Of a chunk a rank copies its own elements into its exchange
-// memory, waits until all have, sums its slice of the chunk out of everybody's memory, and takes the other
+// memory, waits until all have, sums its slice of the chunk out of all ranks' memory, and copies the other
 // slices of the mean from the ranks that summed them. A channel's chunks are numbered through all
 // synchronisations; buffers and words have two places by the number's parity. A rank's word of chunk q + 1
-// says that it is through with q, so what it waits for before it sums q + 1 lets it write over q with q + 2.
+// implies that it has finished q, so what it waits for before it sums q + 1 lets it write over q with q + 2.
 //
 // With masks the mean is over the ranks that this rank regards as active. A slice of the mean comes with the
-// ranks that it is over; where these are others than this rank's, or nobody has summed it, this rank sums it
+// ranks that it is over; where these are others than this rank's, or no rank has summed it, this rank sums it
 // itself. A rank that goes on without this one may write over what is read here: before it does, it stores
 // the chunk's number as its stamp, and readers look at the stamp afterwards.
 #ifndef TREFOIL_KERNELS_A2SGD_A2SGD_SYNC_CUH
@@ -83,7 +83,7 @@ EP_DEV void storeParams(const ep_a2sgd_step_t &s, const Chunk &k, int v, uint4 x
 
 // ---- Words. All of these are for all threads of a block.
 
-// The ranks whose thread says so.
+// The ranks whose thread has `is` set.
 EP_DEV RankSet ranksWhere(bool is) {
   EP_SHARED_ARRAY(unsigned, halves, 2);
   static_assert(EP_KERNEL_MAX_RANKS == 64 && EP_A2SGD_THREADS >= 64, "two words of a warp");

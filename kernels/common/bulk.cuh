@@ -92,10 +92,6 @@ EP_DEV void proxyFence() { // ordinary and bulk accesses, in both directions
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-EP_DEV void proxyFenceShared() { // the same, shared memory only
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 EP_DEV uint32_t loadAcquire(const uint32_t *p) {
   uint32_t v;
   asm volatile("ld.acquire.sys.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");

@@ -1,4 +1,4 @@
-// Division by a number that is known before: a product with its inverse.
+// Division by a number that is the same for a whole launch: a product with its inverse.
 #ifndef TREFOIL_KERNELS_COMMON_DIVIDE_CUH
 #define TREFOIL_KERNELS_COMMON_DIVIDE_CUH
 

@@ -1,6 +1,6 @@
-// The few things of CUDA C++ that the sources say through names, because a second machine (tests/emulator)
-// says them otherwise: memory of a block and the address of a kernel. Another file of this name, earlier
-// on the include path, takes its place; so with ptx.cuh and bulk.cuh.
+// Names for the few things of CUDA C++ that the emulator (tests/emulator) implements otherwise: memory of a
+// block and the address of a kernel. Its file of this name, earlier on the include path, takes the place
+// of this one; so with ptx.cuh and bulk.cuh.
 #ifndef TREFOIL_KERNELS_COMMON_MACHINE_CUH
 #define TREFOIL_KERNELS_COMMON_MACHINE_CUH
 

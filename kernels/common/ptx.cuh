@@ -71,13 +71,6 @@ EP_DEV unsigned loadEarlyWordIf(const void *p, bool on, unsigned otherwise) {
                : "l"(p), "r"((int)on));
   return otherwise;
 }
-EP_DEV void storeSysIf(void *p, uint4 v, bool on) {
-  const uint64_t a = v.x | (uint64_t)v.y << 32, b = v.z | (uint64_t)v.w << 32;
-  asm volatile("{.reg .pred q; .reg .b128 w; setp.ne.b32 q,%3,0; mov.b128 w,{%1,%2}; "
-               "@q st.relaxed.sys.global.b128 [%0],w;}" ::"l"(p),
-               "l"(a), "l"(b), "r"((int)on)
-               : "memory");
-}
 EP_DEV void loadStreamIf(uint4 &v, const void *p, bool on) {
   asm volatile("{.reg .pred q; setp.ne.b32 q,%5,0; "
                "@q ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];}"
@@ -90,24 +83,6 @@ EP_DEV void storeStreamIf(void *p, uint4 v, bool on) {
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((int)on)
                : "memory");
 }
-// The first `bytes` (4, 8, 12 or more) of three words, none if bytes <= 0.
-EP_DEV void loadWordsIf(uint4 &v, const void *p, int bytes) {
-  asm volatile("{.reg .pred a,b,c; setp.gt.s32 a,%4,0; setp.gt.s32 b,%4,4; setp.gt.s32 c,%4,8; "
-               "@a ld.global.L1::no_allocate.u32 %0,[%3]; "
-               "@b ld.global.L1::no_allocate.u32 %1,[%3+4]; "
-               "@c ld.global.L1::no_allocate.u32 %2,[%3+8];}"
-               : "+r"(v.x), "+r"(v.y), "+r"(v.z)
-               : "l"(p), "r"(bytes));
-}
-EP_DEV void storeWordsIf(void *p, uint4 v, int bytes) {
-  asm volatile("{.reg .pred a,b,c; setp.gt.s32 a,%4,0; setp.gt.s32 b,%4,4; setp.gt.s32 c,%4,8; "
-               "@a st.global.L1::no_allocate.u32 [%3],%0; "
-               "@b st.global.L1::no_allocate.u32 [%3+4],%1; "
-               "@c st.global.L1::no_allocate.u32 [%3+8],%2;}" ::"r"(v.x),
-               "r"(v.y), "r"(v.z), "l"(p), "r"(bytes)
-               : "memory");
-}
-
 EP_DEV void storeStream(void *p, uint4 v) {
   asm volatile("st.global.L1::no_allocate.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
@@ -121,7 +96,7 @@ EP_DEV uint64_t clockNs() {
 }
 
 // All threads of the named group of warps; orders their shared and global accesses. bar.sync wants whole
-// warps, and lanes that left a polling loop apart need not have met again.
+// warps, and lanes that left a polling loop apart need not have converged.
 EP_DEV void syncWarps(int id, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory");
@@ -133,7 +108,7 @@ EP_DEV void arriveWarps(int id, int threads) {
   asm volatile("bar.arrive %0,%1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Sets bits of a word of shared memory, if so told: a branch would cost more.
+// Sets bits of a word of shared memory if `is`: a branch would cost more.
 EP_DEV void orShared(bool is, unsigned *word, unsigned bits) {
   asm volatile(
       "{.reg .pred p; setp.ne.u32 p,%0,0; @p red.shared.or.b32 [%1],%2;}" ::"r"((unsigned)is),

@@ -21,7 +21,7 @@ typedef enum ep_wait_phase {
   EP_WAIT_BUFFER = 5,   /* LL: the peer has not finished the operation before the last one */
   EP_WAIT_READ = 6,     /* HT: the peer has not read its rows out of this rank's window */
   EP_WAIT_CREDIT = 7,   /* HT: the peer has not taken chunks out of the FIFO that this rank fills */
-  EP_WAIT_BLOCKS = 8, /* HT Update: blocks of this rank's own launch do not run beside the others */
+  EP_WAIT_BLOCKS = 8, /* HT Update: blocks of this rank's own launch do not run at the same time */
   EP_WAIT_POST = 9,   /* across domains: the network takes no more puts to the peer */
   EP_WAIT_MEANS = 10, /* A2SGD: a group's two means */
   EP_WAIT_PARAMS = 11 /* A2SGD: parameters, or a slice of their mean */
@@ -36,7 +36,7 @@ typedef struct ep_wait_record {
   int32_t rank;            /* the rank waited for */
   uint64_t operation;      /* number of this rank's operation of that kind, from 1 */
   uint32_t expected;       /* flag of this operation */
-  uint32_t received;       /* flag found: an earlier one, 0 = nothing yet (ROWS: not told, 0) */
+  uint32_t received;       /* flag found: an earlier one, 0 = nothing yet (ROWS: unknown, 0) */
   int64_t item;            /* token or step waited for, -1 = none */
   uint64_t sinceNs, nowNs; /* device clock */
   uint32_t failed;         /* async error: 1 once a wait gave up */

@@ -177,7 +177,7 @@ trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *cudaStream);
 /* Loads all kernels on the current device, so that no later launch waits for that. */
 trefoil_result_t epHtLoad(void);
 
-/* Where a handle's memory tells the host or other kernels what an Update found (device memory). */
+/* What an Update found, for the host and other kernels, in the handle's memory (on the device). */
 typedef struct ep_ht_head {
   int64_t flatTotal;  /* tokens received, each counted once */
   int64_t rowTotal;   /* rows received, padding included: flatTotal when flat */

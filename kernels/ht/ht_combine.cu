@@ -16,7 +16,6 @@ namespace {
 template <Elem T, bool EXPERT_MAJOR, bool PULLS>
 __global__ void __launch_bounds__(HT_PIPE_THREADS, 1)
     combineKernel(const __grid_constant__ HtCombineArgs a) {
-  static_assert(!CombineSender<EXPERT_MAJOR, PULLS>::ZERO_ROW, "a sender sends no row for nothing");
   EP_DYNAMIC_SHARED(128, shared);
   const ep_ht_group_t &g = a.op.group;
   HtControl &c = htControl(g);

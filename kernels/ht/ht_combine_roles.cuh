@@ -12,7 +12,8 @@ EP_DEV const char *chunkAt(const HtCombineArgs &a, int row, int chunk) {
 }
 
 template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
-  static constexpr bool SENDS = true, WATCH_ONE = EXPERT_MAJOR, FENCE = false, ZERO_ROW = false;
+  static constexpr bool SENDS = true, WATCH_ONE = EXPERT_MAJOR, FENCE = false, SIDE_DATA = false,
+                        ZERO_ROW = false;
   static constexpr int LANES = EXPERT_MAJOR ? 4 : 1; // of the scheduler, for an item
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_CREDIT;
@@ -101,8 +102,6 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
   EP_DEV void store(const HtItem &item, int2, uint32_t stage) const {
     bulkStore(to(item), stage, chunkBytes(a.row, item.chunk));
   }
-  EP_DEV bool hasScales() const { return false; }
-  EP_DEV void storeSideData(const HtItem &, const int2 *, const char *, int) const {}
 
   // Backward: the gradient of each of the token's weights that is known here, at its k.
   struct Metadata {
@@ -159,7 +158,6 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineReceiver {
     item.chunk = c - item.token * a.row.numChunks;
     return t.width;
   }
-  EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
   EP_DEV int2 load(const HtItem &item, int i) const {
     return t.dests[(size_t)item.token * t.width + i];
   }

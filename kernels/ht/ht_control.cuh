@@ -54,7 +54,7 @@ struct HtTables {
   int width; // W
 };
 
-// Flat: an entry of a token says which of its local experts this is, and its column in the row of K
+// Flat: an entry of a token holds the local expert, and its column in the row of K
 // weights and ids: local experts by ascending id, then the entries that are none here.
 EP_DEV int flatEntry(int expert, int column) {
   return expert | column << 16;

@@ -15,7 +15,7 @@
 
 namespace {
 
-// Whether a rank's announcement of this dispatch is here; asked for early, looked at late.
+// A rank's announcement of this dispatch, if it is here; loaded early, tested late.
 EP_DEV uint4 readAnnounce(const ep_ht_group_t &g, unsigned long long number) {
   const int r = threadIdx.x;
   return r < g.numRanks ? loadSys(announceAt(g, g.rank, r, number)) : packFlagged(0, number);

@@ -25,7 +25,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV int missing() const { return missingAnnounce(group()); }
-  EP_DEV bool isDirect(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
+  EP_DEV bool isZeroCopy(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
   EP_DEV long long candidates() const {
     return (long long)max(t.head->mostTokens, padGroups ? 1 : 0) * perToken * a.row.numChunks;
   }
@@ -57,7 +57,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
     if (isPad(w)) return padGroup(w) < padGroups ? 0 : -1;
     const int source = sourceOf(w.turn);
     const size_t at = (size_t)source * group().maxTokens + w.token;
-    if (PULLS || !isDirect(source)) return t.index[at];
+    if (PULLS || !isZeroCopy(source)) return t.index[at];
     if (!EXPERT_MAJOR) return -1;
     if (source == group().rank) return t.index[at];
     const unsigned first = t.first[at];
@@ -86,7 +86,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
     item.source = sourceOf(w.turn);
     item.code = HT_OWN;
     if (item.source == group().rank) return bound();
-    if (isDirect(item.source)) {
+    if (isZeroCopy(item.source)) {
       item.code = PULLS ? HT_REMOTE : HT_FIRST;
     } else {
       const HtLocation u = fifoSlotOf(item.source,

@@ -1,6 +1,6 @@
 // What the senders of a dispatch do: own token -> the ranks that need it, one copy a rank crosses the
 // link. Into its FIFO, with its weights and a flag; or pushed into its output (HT_PUSH, ht_push.cuh),
-// the own rank's too if flat. Who pulls reads it where it lies (ht_pairs.cuh).
+// the own rank's too if flat. A rank that pulls reads it where it lies (ht_pairs.cuh).
 #ifndef TREFOIL_KERNELS_HT_DISPATCH_SEND_CUH
 #define TREFOIL_KERNELS_HT_DISPATCH_SEND_CUH
 
@@ -9,7 +9,7 @@
 
 template <bool EXPERT_MAJOR, HtWay WAY> struct Sender {
   static constexpr bool PUSHES = WAY == HT_PUSH;
-  static constexpr bool SENDS = true, WATCH_ONE = false, FENCE = false;
+  static constexpr bool WATCH_ONE = false, FENCE = false, SIDE_DATA = PUSHES;
   static constexpr int LANES = 4; // of the scheduler, for an item
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_CREDIT;
@@ -22,7 +22,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Sender {
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV int missing() const { return missingAnnounce(group()); }
-  EP_DEV bool isDirect(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
+  EP_DEV bool isZeroCopy(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numChunks; }
   EP_DEV int index(int) const { return 0; }
   EP_DEV HtAhead ahead(int c, int l) const {
@@ -38,7 +38,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Sender {
   // A rank, and the token's ordinal there; push and expert-major: its first row there, * 2 + more.
   EP_DEV int2 load(const HtItem &item, int i) const {
     int2 d = t.dests[(size_t)item.token * t.width + i];
-    if (PUSHES && EXPERT_MAJOR && d.x >= 0 && d.x != group().rank && isDirect(d.x)) {
+    if (PUSHES && EXPERT_MAJOR && d.x >= 0 && d.x != group().rank && isZeroCopy(d.x)) {
       d.y = (int)readRemoteRow(group(), d.x, item.token, number);
     }
     return d;
@@ -46,7 +46,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Sender {
   EP_DEV HtEntry entry(const HtItem &item, int, int2 d) const {
     HtEntry e = {};
     if (d.x < 0) return e;
-    if (isDirect(d.x)) return PUSHES ? push(item, d) : e;
+    if (isZeroCopy(d.x)) return PUSHES ? push(item, d) : e;
     if (d.x == group().rank) return e;
     e.is = true;
     e.location = fifoSlotOf(d.x, sent[d.x] + (unsigned long long)d.y * a.row.numChunks + item.chunk,
@@ -71,7 +71,6 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Sender {
     e.location = HtLocation{pushedTo(d.x, remoteRow & 1), (int)(remoteRow >> 1)};
     return e;
   }
-  EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
   EP_DEV void isVoid(const HtLocation &) const {}
   EP_DEV void isEmpty(const HtItem &) const {}
 
@@ -87,14 +86,14 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Sender {
     bulkStore(fifoSlotAt(group(), 0, fifoRank(e.x), group().rank, e.x), stage,
               chunkBytes(a.row, item.chunk));
   }
-  EP_DEV bool hasScales() const { return PUSHES && a.row.scaleBytes > 0; }
   EP_DEV void storeSideData(const HtItem &item, const int2 *entries, const char *stage,
                             int l) const {
-    storeScales(a.row, item.chunk, stage, item.n, l, [&](int j) -> char * {
-      const int2 e = entries[j];
-      if (!isPushed(e.x)) return nullptr; // its FIFO slot has them
-      return pairs->scales[pushedRank(e.x)] + (size_t)e.y * a.row.scaleBytes;
-    });
+    if (a.row.scaleBytes > 0)
+      storeScales(a.row, item.chunk, stage, item.n, l, [&](int j) -> char * {
+        const int2 e = entries[j];
+        if (!isPushed(e.x)) return nullptr; // its FIFO slot has them
+        return pairs->scales[pushedRank(e.x)] + (size_t)e.y * a.row.scaleBytes;
+      });
   }
   // The token's weights beside its first chunk; of pairs without FIFOs: ht_weights.cuh.
   struct Metadata {

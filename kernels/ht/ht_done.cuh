@@ -20,7 +20,7 @@ EP_DEV unsigned doneBefore(const ep_ht_group_t &g, size_t counts, int by) {
   return loadAcquire(doneAt(g, counts, g.rank, by));
 }
 
-// One thread of every block, after the block has met: through with the memory of rank r.
+// One thread of every block, after a barrier of the block: through with the memory of rank r.
 EP_DEV void addDone(const ep_ht_group_t &g, size_t counts, int r) {
   __threadfence_system();
   addRelaxed(doneAt(g, counts, r, g.rank), (uint32_t)epBlockTick(blockIdx.x, gridDim.x));

@@ -1,4 +1,4 @@
-// High throughput across NVLink domains over a Wire of kernels/net: kernels of its own beside those of one
+// High throughput across NVLink domains over a Wire of kernels/net: kernels of its own besides those of one
 // domain, which share their pipelines.
 #ifndef TREFOIL_KERNELS_HT_FAR_CUH
 #define TREFOIL_KERNELS_HT_FAR_CUH

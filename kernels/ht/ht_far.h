@@ -1,10 +1,10 @@
 /* High throughput across NVLink domains: what launches it. C and C++.
  *
  * Of each domain ("node") the ranks are numbered alike, and ranks with the same number form a rail. A rank
- * talks over the network to its rail alone. To each other node it has rings: slots of a chunk and a token's
+ * uses the network to its rail alone. To each other node it has rings: slots of a chunk and a token's
  * weights, one ring to send from and one to land in, for each kind of operation. A block of every dispatch
- * and combine is the poster: it puts what the others have filled, and tells them what has landed and what
- * may be filled again. docs/kernels_ht.md has the protocol.
+ * and combine is the poster: it puts what the others have filled, and raises words for what has landed and
+ * what may be filled again. docs/kernels_ht.md has the protocol.
  *
  * The caller provides what ht.h says, with peers[] of its own domain only, and for each rank besides
  *   - a window of the network with ep_ht_far_layout_t.bytes from port.scratch + 128 on;

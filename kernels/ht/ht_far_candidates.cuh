@@ -8,7 +8,8 @@
 
 // Of dispatch (kind 0) or combine (1), with its arguments.
 template <int OF, class Args> struct HtFarCandidates {
-  static constexpr bool SENDS = true, WATCH_ONE = false, FENCE = true, ZERO_ROW = false;
+  static constexpr bool SENDS = true, WATCH_ONE = false, FENCE = true, SIDE_DATA = false,
+                        ZERO_ROW = false;
   static constexpr int LANES = 4;
   const Args &a;
   const HtTables &t;
@@ -55,7 +56,6 @@ template <int OF, class Args> struct HtFarCandidates {
     item.epoch = u.epoch;
     return 1 + ft.width;
   }
-  EP_DEV HtWatch watchOne(const HtItem &) const { return HtWatch{}; }
   EP_DEV HtEntry slot(const HtItem &item) const {
     HtEntry e = {};
     e.location = HtLocation{item.code, item.epoch};

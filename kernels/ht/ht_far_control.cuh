@@ -1,4 +1,4 @@
-// High throughput across NVLink domains: who is where, a handle's further tables, the rings.
+// High throughput across NVLink domains: ranks and domains, a handle's further tables, the rings.
 #ifndef TREFOIL_KERNELS_HT_FAR_CONTROL_CUH
 #define TREFOIL_KERNELS_HT_FAR_CONTROL_CUH
 

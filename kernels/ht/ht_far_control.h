@@ -6,11 +6,11 @@
 
 #define EP_HT_FAR_NODES (EP_HT_MAX_RANKS - 1)
 
-/* Both rings of a kind and far node. Units count from the start of the rings, signals from that of the
+/* Both rings of a kind and far node. Slots count from the start of the rings, signals from that of the
  * communicator. */
 typedef struct ep_ht_ring_count {
-  unsigned long long sent, received; /* slots of earlier operations */
-  unsigned long long credited;       /* slots that may be filled again, as the words say */
+  unsigned long long sent, received;             /* slots of earlier operations */
+  unsigned long long credited;                   /* slots whose words allow a refill */
   unsigned long long sentBefore, receivedBefore; /* signals: slots of earlier rings */
 } ep_ht_ring_count_t;
 

@@ -112,8 +112,6 @@ struct Forwarder : HtFarCandidates<0, HtDispatchArgs> {
   EP_DEV void store(const HtItem &item, int2 e, uint32_t stage) const {
     bulkStore(slotAt(item, e.x), stage, chunkBytes(a.row, item.chunk));
   }
-  EP_DEV bool hasScales() const { return false; }
-  EP_DEV void storeSideData(const HtItem &, const int2 *, const char *, int) const {}
   struct Metadata {
     float weight;
     bool is;

@@ -1,4 +1,4 @@
-// The block of a dispatch or combine that talks to the network (ht_far.h). Each ring has four duties, and a
+// The block of a dispatch or combine that uses the network (ht_far.h). Each ring has four duties, and a
 // warp goes round some of them, of one ring or several; none of them waits:
 //
 //   post      slots that have been filled, without a gap, are put, with a strong signal: how many
@@ -6,7 +6,7 @@
 //   return    slots that have been read, without a gap, are signalled back
 //   refill    of slots that have been read at the other end, the words that senders and reducers wait for
 //
-// Both ends know from the tables how many slots an operation adds. The block stays until all of those are
+// The tables give both ends the number of slots that an operation adds. The block stays until all are
 // put, have landed and are signalled back; what comes back later the next launch takes.
 //
 // With nothing under way to the node all that is complete goes, else a batch of slots is waited for. To
@@ -123,7 +123,7 @@ private:
     return (2 * (int)credits + kind) * (far.num + 1) + node;
   }
   // All lanes: what the other end has added to a signal since the rings began.
-  EP_DEV unsigned long long told(bool credits, unsigned long long earlier) const {
+  EP_DEV unsigned long long signalled(bool credits, unsigned long long earlier) const {
     unsigned long long n = 0;
     if (lane == 0) n = net.readSignal(signalOf(credits, far.nodeOf(ring)));
     n = __shfl_sync(FULL_WARP, n, 0);
@@ -233,7 +233,7 @@ private:
   }
 
   EP_DEV void land() {
-    const unsigned long long all = told(false, before.receivedBefore + before.received);
+    const unsigned long long all = signalled(false, before.receivedBefore + before.received);
     const unsigned long long there = all < in ? all : in;
     if (s.done >= there) return;
     const Words words = wordsOf(HT_LANDED);
@@ -272,7 +272,7 @@ private:
   }
 
   EP_DEV void refill() {
-    const unsigned long long all = told(true, before.sentBefore);
+    const unsigned long long all = signalled(true, before.sentBefore);
     if (s.done >= all) return;
     const Words words = wordsOf(HT_REFILL);
     __threadfence_system();

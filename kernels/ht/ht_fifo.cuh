@@ -1,5 +1,5 @@
 // Rows of high throughput as they lie in the caller's tensors, and the FIFOs between ranks: FIFO slots,
-// flags and credits, and the codes that say where a chunk lies.
+// flags and credits, and the codes of a chunk's location.
 #ifndef TREFOIL_KERNELS_HT_FIFO_CUH
 #define TREFOIL_KERNELS_HT_FIFO_CUH
 
@@ -90,7 +90,7 @@ EP_DEV void storeScales(const HtRow &r, int chunk, const char *stage, int copies
 // ------------------------------------------------------------------------------------------- locations
 
 // Where a chunk lies: a code, and a number that goes with it. What is no FIFO slot has a bit of its own;
-// which of the others a code is, its policy knows.
+// the policy tells those apart.
 //
 //   a FIFO slot         rank << 24 | its number           its epoch
 //   dispatch, senders   pushedTo(rank, signals)           a row of a rank's output

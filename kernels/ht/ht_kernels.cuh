@@ -22,7 +22,7 @@ struct HtRow {
 
 // Shared memory of a block with one of the pipelines (ht/ht_pipe.cuh).
 struct HtShape {
-  int stages;   // of the ring, of a chunk each; gather: rings
+  int stages;   // of the ring, of a chunk each; rows: rings
   int descInts; // of a work item's description
   int take;     // candidates taken at a time, at most 32
   int batch;    // items described at a time, at most 32 / the policy's lanes
@@ -34,7 +34,7 @@ struct HtDispatchArgs {
   HtShape sender, receiver, push; // push: of senders where no pair needs a FIFO
   const char *zeros;              // a chunk of zeros
   int split, pushSplit;           // blocks below it send first
-  int pairsAt;                    // in shared memory: what a kernel with windows knows of its peers
+  int pairsAt;                    // in shared memory: a kernel with windows' peers
   int fifoBits;                   // log2 of fifoSlots
   int room;                       // stages that a block has memory for
   int stageStride;                // bytes of one
@@ -74,7 +74,7 @@ const void *epHtCombineKernel(trefoil_dtype_t dtype, bool expertMajor, bool pull
 
 constexpr int HT_PAIRS_BYTES = EP_HT_MAX_RANKS * 16 + 8;
 constexpr int HT_PULL_SOURCES_BYTES = EP_HT_MAX_RANKS * 12 + 8;
-constexpr int HT_ROW_WARPS = 16;                        // that sum (ht_rows.cuh)
+constexpr int HT_ROW_WARPS = 16;                        // reducers (ht_rows.cuh)
 constexpr int HT_ROW_VECTORS = 4;                       // of 16 bytes, of a lane in a step
 constexpr int HT_ROW_DEPTH = 6;                         // steps whose copies are under way
 constexpr int HT_ROW_STEP = HT_ROW_VECTORS * 32 * 16;   // bytes of a chunk at a time

@@ -1,5 +1,5 @@
 // High throughput: from an operation to a launch. Checks what the kernels rely on, cuts rows into chunks,
-// deals shared memory out, and chooses how many blocks send and how many receive.
+// partitions shared memory, and chooses how many blocks send and how many receive.
 #include "kernels/ht/ht_kernels.cuh"
 
 #include "kernels/ht/ht_pipe.cuh"
@@ -36,7 +36,8 @@ HtRow rowShape(int tokenBytes, int scaleBytes, const ep_ht_layout_t &at) {
 
 // Stages as shared memory allows; more than 60 bring nothing. `spare` bytes are left behind them. Sets the
 // shapes of both roles, room and stride in a kernel's arguments; returns a block's need without the spare.
-template <class Args> size_t dealShared(Args &a, int sendEntries, int receiveEntries, int spare) {
+template <class Args>
+size_t partitionShared(Args &a, int sendEntries, int receiveEntries, int spare) {
   a.stageStride = roundUp(a.row.chunkBytes, 128);
   a.sender.descInts = HT_DESC_HEAD + 2 * sendEntries;
   a.receiver.descInts = HT_DESC_HEAD + 2 * receiveEntries;
@@ -51,7 +52,7 @@ template <class Args> size_t dealShared(Args &a, int sendEntries, int receiveEnt
 
 // Of a pipeline that gathers (rowBlockOf): a ring a reducing warp, fewer where descriptions are long.
 // Returns what a block needs, without the spare.
-size_t dealRings(HtShape &shape, int spare) {
+size_t sizeRings(HtShape &shape, int spare) {
   const int ring = HT_ROW_RING + 2 * 8;
   const int fixed = (int)sizeof(HtProgress) + HT_DESCS * (shape.descInts * 4 + 8);
   shape.stages = (MAX_SHARED - fixed - spare) / ring;
@@ -98,8 +99,8 @@ HtWay wayOf(const ep_ht_dispatch_t &op) {
 }
 
 // How many blocks send, by what both sides take for a token (10 ns, H200); at most as many as fill the wire.
-// Expert-major dispatch rounds up, as a sender too few costs more than one too many. Somebody must receive
-// from the start, or full FIFOs would stop all senders.
+// Expert-major dispatch rounds up, as a sender too few costs more than one too many. At least one block
+// must receive from the start, or full FIFOs would stop all senders.
 struct Split {
   double sender, receiver, rounding;
   int most;
@@ -195,8 +196,8 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
            "tokens and scales must be 16-byte aligned");
   const HtWay way = wayOf(op);
   const int spare = way == HT_FIFOS ? 0 : HT_PAIRS_BYTES;
-  size_t shared = dealShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
-  const size_t rings = dealRings(a.receiver, spare);
+  size_t shared = partitionShared(a, R < K ? R : K, K > 8 ? K : 8, spare);
+  const size_t rings = sizeRings(a.receiver, spare);
   if (shared < rings) shared = rings;
   a.pairsAt = (int)shared;
   a.push = a.sender;
@@ -242,10 +243,10 @@ trefoil_result_t epHtPrepareCombine(const ep_ht_combine_t &op, HtCombineArgs *ar
            TREFOIL_INVALID_ARGUMENT, "tokens must be 16-byte aligned");
   const bool pulls = op.input.is && !expertMajor;
   const int spare = pulls ? HT_PULL_SOURCES_BYTES : 0;
-  size_t shared = dealShared(a, expertMajor ? K : 1, R < K ? R : K, spare);
-  size_t rings = dealRings(a.receiver, spare);
+  size_t shared = partitionShared(a, expertMajor ? K : 1, R < K ? R : K, spare);
+  size_t rings = sizeRings(a.receiver, spare);
   if (shared < rings) shared = rings;
-  if (expertMajor && shared < (rings = dealRings(a.sender, spare))) shared = rings;
+  if (expertMajor && shared < (rings = sizeRings(a.sender, spare))) shared = rings;
   a.sourcesAt = (int)shared;
   if (!expertMajor && a.sender.stages > SEND_STAGES) a.sender.stages = SEND_STAGES;
   a.sender.batch = expertMajor ? 8 : 6;

@@ -25,7 +25,7 @@
 // A block's table of its peers, in shared memory.
 struct HtPairs {
   char *tokens
-      [EP_HT_MAX_RANKS]; // push: where rank r's rows from here begin; pull: its input. NULL: by FIFO
+      [EP_HT_MAX_RANKS]; // push: start of rank r's rows from here; pull: its input. NULL: FIFO
   char *scales[EP_HT_MAX_RANKS];
   int numFifos; // pairs that use FIFOs; the own rank's counted too
 };
@@ -40,12 +40,12 @@ EP_DEV bool isOpen(const HtDispatchArgs &a, const HtTables &t) {
   const long long most = a.op.handle.maxRecv;
   return !t.head->trapped && !(most && t.head->rowTotal > most);
 }
-// Rows of an output before those of source r; 0 if peers are told the number of each row in the whole output.
+// Rows of an output before those of source r; 0 if peers get each row's number in the whole output.
 EP_DEV size_t rowsBefore(const HtDispatchArgs &a, const HtTables &t, int r) {
   return a.op.handle.expertMajor ? 0 : (size_t)t.head->recvBase[r];
 }
 
-// What the first word of an announcement says besides an address, a multiple of 16.
+// In the first word of an announcement, in the low bits of an address that is a multiple of 16.
 EP_DEV unsigned announcedAs(HtWay way) {
   return way == HT_PUSH ? 1 : 2;
 }
@@ -127,19 +127,19 @@ EP_DEV bool waitPeers(const HtDispatchArgs &a, const HtTables &t, unsigned long 
   return gone == 0;
 }
 
-EP_DEV bool isDirect(const ep_ht_group_t &g, const HtPairs &pairs, int r) {
+EP_DEV bool isZeroCopy(const ep_ht_group_t &g, const HtPairs &pairs, int r) {
   return r < g.numRanks && r != g.rank && pairs.tokens[r];
 }
-// All threads of a block that is through with its peers' memory, after they have met.
+// All threads of a block that is through with its peers' memory, after a barrier.
 EP_DEV void sendDone(const ep_ht_group_t &g, const HtPairs &pairs) {
-  if (isDirect(g, pairs, threadIdx.x)) addDone(g, g.at.dones, threadIdx.x);
+  if (isZeroCopy(g, pairs, threadIdx.x)) addDone(g, g.at.dones, threadIdx.x);
 }
 // All threads of the last block.
 template <HtWay WAY>
 EP_DEV void waitDone(const HtDispatchArgs &a, const HtTables &t, const HtPairs &pairs) {
   const ep_ht_group_t &g = a.op.group;
   const int r = threadIdx.x;
-  if (!isDirect(g, pairs, r)) return;
+  if (!isZeroCopy(g, pairs, r)) return;
   const unsigned before = loadVolatile(&htControl(g).doneBefore[r]);
   constexpr ep_wait_phase_t PHASE = WAY == HT_PULL ? EP_WAIT_READ : EP_WAIT_ROWS;
   if (!waitDone(g, g.at.dones, r, before, EP_HT_KIND_DISPATCH, PHASE)) return;

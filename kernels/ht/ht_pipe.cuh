@@ -1,16 +1,19 @@
 // A block of dispatch or combine: row chunks in shared memory, and warps with roles around them.
 //
-//   scatter  1 chunk -> n locations  scheduler -> loader -> storer -> completion   copies (ht_scatter.cuh)
-//   gather   n chunks -> 1 location  scheduler -> reducers -> completion           sums (ht_rows.cuh)
-//   rows     1 chunk -> n locations  the same                                      a dispatch's receivers
+//   scatter  1 chunk -> n locations  scheduler -> loader -> storer -> signal warp   senders' and forwarders'
+//                                    copies (ht_scatter.cuh)
+//   rows     n chunks -> 1 location  scheduler -> reducers -> completion warp       sums (ht_rows.cuh)
+//            1 chunk -> n locations  the same                                       a dispatch receiver's
+//                                                                                   copies
 //
 //   scheduler   takes candidates off the operation's counter, waits for their flags or credits, describes
 //               them
 //   loader      bulk loads into a ring of stages; a lane a chunk
 //   storer      bulk stores out of it, and gives the stages back once they have been read
 //   reducers    each sums, or copies, an item's chunks, which it streams through shared memory of its own
-//   completion  of a sender, the signal warp: for what has been written, one system fence, then the flags on
-//               the peers; of a receiver: for what has been loaded, the credits on the peers, weights and ids
+//   signal      for what has been written: weights, one system fence, then the flags on the peers
+//   completion  the same of a sender that sums; of a receiver: for what has been loaded, weights and ids, the
+//               credits on the peers
 //
 // Senders send to the peers' FIFOs, receivers empty the own FIFOs; a sender without further work becomes a
 // receiver. Candidates are taken off one counter a role, because SMs get unequal shares of the link, and
@@ -25,13 +28,12 @@
 // What policy P must provide, in the order of a chunk's way. Dispatch: Sender
 // (ht_dispatch_send.cuh), Receiver (ht_dispatch_receive.cuh); combine: both in ht_combine.cu.
 //
-//   constants  SENDS      a sender, else a receiver
-//              LANES      of the scheduler, for an item      WATCH_ONE the one side (a scatter's
-//                         source, a gather's destination) is waited for
-//              FENCE      scatter: chunks may have come over the link
-//              ZERO_ROW   sums: a sum of nothing is a row of zeros
+//   constants  LANES      of the scheduler, for an item
+//              WATCH_ONE  the one side (a copy's source, a sum's destination) is waited for: watchOne()
+//              FENCE, SIDE_DATA   scatter: chunks may have come over the link; there is storeSideData()
+//              SENDS, ZERO_ROW    rows: a sender, else a receiver; a sum of nothing is a row of zeros
 //              KIND, PHASE   of the record, should a wait for a peer be given up
-//   group(), row()        the operation's; row(): gather only
+//   group(), row()        the operation's; row(): rows only
 //   missing()             a rank that is not in the operation yet, which any wait is for; or -1
 //   scheduler  candidates(), index(c)     how many there are; whether c is an item (its index, or -1)
 //              ahead(c, l), load(item, i) what lane l, entry i needs of the tables, loaded a batch ahead
@@ -44,15 +46,15 @@
 //              source(item), place(item, entry) where the chunk lies, and where a copy belongs
 //   loader     load(item, stage, full)    the chunk
 //   storer     store(item, entry, stage)  a copy
-//              hasScales()                whether there is side data: few scales, by ordinary stores
-//              storeSideData()            stores it
+//              storeSideData()            few scales, by ordinary stores
 //   completion numMetadata()              how many weights and ids of an item, each a Metadata
 //              take(), give()             loads one, stores it
 //              release(item, entries)     receivers: the FIFO slots are free
 //              flags(), raise()           senders: whether there are flags; raises an item's
 //
-// In the pipeline the scheduler waits for peers (a pulling combine's completion warp, too, for gradients).
-// When it gives up it describes the end, and the pipeline drains.
+// In the pipeline the scheduler waits for peers (a pulling combine's completion warp, too, for gradients);
+// across domains some policies overload its nameCulprit() and keepWaiting(). When it gives up it describes
+// the end, and the pipeline drains.
 // Techniques and figures: docs/kernels_ht.md, "Facts behind the choices".
 #ifndef TREFOIL_KERNELS_HT_PIPE_CUH
 #define TREFOIL_KERNELS_HT_PIPE_CUH
@@ -77,11 +79,11 @@ constexpr int HT_IDLE = 32;  // polls after which a storer has nothing to do
 
 struct HtProgress {
   uint32_t head;            // items described
-  uint32_t loaded;          // items whose loads are out
+  uint32_t loaded;          // items whose loads are out; rows: items that reducers have taken
   uint32_t issued;          // chunks whose loads are out
-  uint32_t complete;        // items written for good (senders)
-  uint32_t ended;           // no more will be
-  uint32_t stored, retired; // items that the storer, the completion warp are through with
+  uint32_t complete;        // scatter: items written for good
+  uint32_t ended;           // scatter: no more will be
+  uint32_t stored, retired; // items that the last warp is through with, in both
   uint32_t end;             // items and the end, once it is described; before `head` says so
 };
 
@@ -90,7 +92,7 @@ struct HtBlock {
   uint64_t *full, *empty, *done;
   HtProgress *at;
   int *desc;
-  int S, room, descInts, stageStride; // room: stages (gather: rings) that there is memory for
+  int S, room, descInts, stageStride; // room: stages (rows: rings) that there is memory for
   Divisor byStages;
 
   EP_DEV HtItem &item(int k) const { return *(HtItem *)(desc + (k & (HT_DESCS - 1)) * descInts); }
@@ -103,8 +105,8 @@ struct HtBlock {
   EP_DEV char *stageAt(int c) const { return ring + stage(c) * stageStride; }
 };
 
-// A wait inside the block: others of its warps will make it come true. The limit is for errors in here: twice
-// what the scheduler, whom they all wait for, may wait for a peer (EP_HT_MAX_TIMEOUT_NS).
+// A wait inside the block, for other warps of it. The limit is for errors in here: twice what the scheduler,
+// for which they all wait, may wait for a peer (EP_HT_MAX_TIMEOUT_NS).
 struct HtWatchdog {
   unsigned polls = 0;
   unsigned long long since = 0;
@@ -167,7 +169,7 @@ EP_DEV HtBlock blockOf(char *shared, const HtShape &shape, int room, int stageSt
   b.stageStride = stageStride;
   return b;
 }
-// Of a gather pipeline: a ring for each reducing warp.
+// Of a row pipeline: a ring for each reducing warp.
 EP_DEV HtBlock rowBlockOf(char *shared, const HtShape &shape) {
   return blockOf(shared, shape, shape.stages, HT_ROW_RING);
 }

@@ -73,7 +73,9 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
   if (mine) {
     bound = p.begin(c, ahead.index, item);
     if (l < bound) e = p.entry(item, l, ahead.entry);
-    if (P::WATCH_ONE && l == 0) e.watch = p.watchOne(item);
+    if constexpr (P::WATCH_ONE) {
+      if (l == 0) e.watch = p.watchOne(item);
+    }
   }
   bool fin = !mine;
   Spin spin;

@@ -2,11 +2,11 @@
 // they are there.
 //
 //   flat          a source's rows are one range, whose start the announcement has.
-//   expert-major  the receiver tells each source its tokens' first rows (sendRemoteRows); only there does the
-//                 row cross the link, the receiver copies it to the token's others once `arrivals` says
-//                 that it is there.
+//   expert-major  the receiver sends each source its tokens' first rows (sendRemoteRows). A row crosses the
+//                 link to the first only; once its flag in `arrivals` is raised, the receiver copies it to
+//                 the token's others.
 //
-// Memory order: rows are bulk stores; the storer waits for them, the block meets, a system fence, the add.
+// Memory order: rows are bulk stores; the storer waits for them, a block barrier, a system fence, the add.
 // The words of row numbers are flagged 16-byte stores.
 #ifndef TREFOIL_KERNELS_HT_PUSH_CUH
 #define TREFOIL_KERNELS_HT_PUSH_CUH

@@ -1,4 +1,4 @@
-// The scatter pipeline: one chunk in, n copies out. Stage of item k is k mod S.
+// The scatter pipeline (ht_pipe.cuh): one chunk in, n copies out. Stage of item k is k mod S.
 #ifndef TREFOIL_KERNELS_HT_SCATTER_CUH
 #define TREFOIL_KERNELS_HT_SCATTER_CUH
 
@@ -83,7 +83,7 @@ template <class P> EP_DEV void scatterStorer(const HtBlock &b, const P &p, int l
       for (int j = lane & 7; j < item.n; j += 8) {
         p.store(item, b.entries(u)[j], sharedAddress(b.stageAt(u)));
       }
-      if (p.hasScales()) p.storeSideData(item, b.entries(u), b.stageAt(u), lane & 7);
+      if constexpr (P::SIDE_DATA) p.storeSideData(item, b.entries(u), b.stageAt(u), lane & 7);
     }
 #pragma unroll
     for (int j = LAG - 1; j > 0; j--) end[j] = end[j - 1];

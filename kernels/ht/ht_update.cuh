@@ -2,10 +2,10 @@
 // tokens go and what comes to it. One launch.
 //
 //   1. send      each own token's experts to every rank, as words {8 bytes of ids, number of the Update}:
-//                a word is flagged (no fence, no flag, no reset)
+//                a word is a flagged 16-byte store (no fence, no reset)
 //   2. count     a block takes a tile of 256 tokens of one source: one bit per (set, token), where the sets
 //                are the local experts, "comes here", and for own tokens each rank; it stores the counts
-//   3. meet      all blocks of the launch
+//   3. barrier   of all blocks of the launch
 //   4. number    a token's number in a set is the sum of the counts of the tiles before and the bits before
 //                its own, so numbers ascend by (source, token) whatever the order of the blocks
 //

@@ -6,7 +6,7 @@
 
 #include "kernels/ht/ht_pairs.cuh"
 
-// Flat: what an entry of row `row` says.
+// Flat: an entry of row `row`.
 EP_DEV void giveFlat(const HtDispatchArgs &a, long long row, int entry, float weight) {
   const ep_ht_group_t &g = a.op.group;
   const long long at = row * a.op.handle.numTopk + columnOf(entry);

@@ -8,7 +8,7 @@ static inline Partitioning partitioningOf(int items, int blocks) {
   return Partitioning{items / blocks, items % blocks};
 }
 
-// Deals shared memory out; returns how many bytes it takes, with all of it in shared memory.
+// Partitions shared memory; returns how many bytes it takes, with all of it in shared memory.
 static inline size_t layOutShared(DispatchArgs &a, bool generic) {
   const size_t R = a.numRanks, N = a.maxTokens, rows = a.op.handle.rankMajor ? 1 : a.numLocal;
   size_t at = ((R + 1) * 4 + 15) / 16 * 16;
@@ -90,7 +90,7 @@ static inline DispatchArgs dispatchArgs(const ep_ll_dispatch_t &op, unsigned par
 }
 
 // Whether the fast path takes this launch: one routing word a token, rows of several steps whose scales and
-// weights travel beside the flags, both parts at once, slot map in shared memory, which is then dealt out.
+// weights travel beside the flags, both parts at once, slot map in shared memory, which is then partitioned.
 static inline bool isFast(DispatchArgs &a, size_t maxShared) {
   const int steps = a.wire.steps;
   const long long items = (long long)a.maxTokens * a.groups * steps;

@@ -1,5 +1,5 @@
-// The receiving half of a dispatch: routing words, slots, rows as they come, and what combine and the caller
-// need to know. A lane is a pair (source of a group of four, k) wherever rows are found or handed out, in
+// The receiving half of a dispatch: routing words, slots, rows as they come, and the metadata for combine
+// and the caller. A lane is a pair (source of a group of four, k) wherever rows are found or handed out, in
 // blocks of eight k; a warp waits for the four sources of a step at once and delivers what has arrived.
 #ifndef TREFOIL_KERNELS_LL_DISPATCH_RECEIVE_CUH
 #define TREFOIL_KERNELS_LL_DISPATCH_RECEIVE_CUH
@@ -118,7 +118,7 @@ template <class T> struct Receiver {
     return true;
   }
 
-  // All lanes: waits for a token's routing words each, or until another word of the source has told that it
+  // All lanes: waits for a token's routing words each, or until another word of the source shows that it
   // has no such token (the word of token 0 always comes). The lanes go round together: those whose words
   // have come take them at once, not one after the other.
   EP_DEV void readTokens(bool pending, int src, int t) {
@@ -221,7 +221,7 @@ template <class T> struct Receiver {
     if (hasOwn(group) && t < a.numTokens) x.own = readInput<T>(a, t, x.p, lane);
   }
 
-  // All lanes, which have come together: a packet is loaded in one piece.
+  // All lanes, which have come together: a packet is loaded as a whole.
   EP_DEV void load(Step &x, unsigned sources) const {
     const size_t stride = (size_t)a.maxTokens * a.rowStride;
     __syncwarp();
@@ -317,7 +317,7 @@ template <class T> struct Receiver {
     }
   }
 
-  // All lanes: what combine and the caller need to know about one (token, group of sources). The sources
+  // All lanes: the metadata of one (token, group of sources) for combine and the caller. The sources
   // of the returned rows go round from token to token and rank to rank: if all ranks sent back in the same
   // order, all would send to the same rank at once.
   EP_DEV void writeMetadata(int t, int group, const Slots &slots) {
@@ -431,7 +431,7 @@ template <class T> struct Receiver {
       most = mostTokens();
       if (blockIdx.x > 0 && (int)blockIdx.x >= most * perToken) return -1;
       if (from > 0 || most <= to) break;
-      // A source that was given up may come after all: nobody would wait for all of its tokens.
+      // A source that was given up may come after all: no warp would wait for all of its tokens.
       active = sourcesAnnounced();
       from = to;
       to = most;

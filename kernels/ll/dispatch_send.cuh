@@ -1,7 +1,7 @@
 // The sending half of a dispatch: routing words, then rows, step by step, to every rank that needs them,
 // each rank starting elsewhere.
 //
-// A routing word says which of the destination's experts a token uses; it goes to every rank ahead of the
+// A routing word lists the destination's experts that a token uses; it goes to every rank ahead of the
 // row, so no counts are exchanged before sending. The first word of a token is {B | ack distance << 21,
 // ids, flag}.
 #ifndef TREFOIL_KERNELS_LL_DISPATCH_SEND_CUH
@@ -50,7 +50,7 @@ EP_DEV typename T::RankSet targetsOf(const DispatchArgs &a, const Experts<T> &e,
   return a.numRanks < 32 ? set & ((1u << a.numRanks) - 1) : set;
 }
 
-// All lanes, together: a packet is stored in one piece. Of other domains the first stands for all.
+// All lanes, together: a packet is stored as a whole. Of other domains the first stands for all.
 template <class T>
 EP_DEV void storeToRanks(const DispatchArgs &a, typename T::RankSet turned, int buf, size_t at,
                          bool on, uint4 v) {

@@ -141,7 +141,7 @@ trefoil_result_t epLlCombine(const ep_ll_combine_t *op, unsigned parts, void *cu
  * the next operation like it: Prepare, or Reuse if that returns 1, then Launch. */
 typedef struct ep_ll_ready {
   const void *kernel; /* NULL: zeroed, nothing is kept */
-  void *driver;       /* the same as the driver knows it; NULL: not at hand */
+  void *driver;       /* the driver's handle of it; NULL: none */
   size_t shared;
   int blocks, warps, isFast;
   uint64_t args[EP_LL_ARGS_WORDS]; /* what the kernel gets */
@@ -152,7 +152,7 @@ trefoil_result_t epLlPrepareDispatch(const ep_ll_dispatch_t *op, unsigned parts,
 trefoil_result_t epLlPrepareCombine(const ep_ll_combine_t *op, unsigned parts, ep_ll_ready_t *out);
 /* 1: *ready now has op's addresses; what it keeps differs from op in nothing else. 0: it is another
  * operation, and nothing was touched. Of op->group only stamps are read, of op->handle only the
- * routing: the caller knows that the rest is as it was, and prepares the same parts. */
+ * routing: the caller guarantees that the rest is as it was, and prepares the same parts. */
 int epLlReuseDispatch(ep_ll_ready_t *ready, const ep_ll_dispatch_t *op);
 int epLlReuseCombine(ep_ll_ready_t *ready, const ep_ll_combine_t *op);
 trefoil_result_t epLlLaunch(const ep_ll_ready_t *ready, void *cudaStream);

@@ -15,13 +15,13 @@ namespace {
 
 constexpr size_t MAX_SHARED = 200 * 1024; // of the 227 KB that a block can have
 
-// cuLaunchKernel, which takes the host 0.2 to 0.4 us less than cudaLaunchKernel; asked for by epLlLoad.
+// cuLaunchKernel, which takes the host 0.2 to 0.4 us less than cudaLaunchKernel; found by epLlLoad.
 using LaunchFn = int (*)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                          unsigned, void *, void **, void **);
 std::atomic<LaunchFn> driverLaunch;
 
-// Tokens by which warps are dealt: a rank without own ones is there for the others', of which it knows only
-// how many there may be.
+// Tokens that the number of warps follows: a rank without own ones serves the others', of which the host
+// has only the limit.
 int tokensToServe(int own, const ep_ll_group_t &g) {
   return own > 0 ? own : g.maxTokens;
 }
@@ -145,7 +145,7 @@ extern "C" size_t epLlDispatchScratch(const ep_ll_group_t *group, const ep_ll_ha
 }
 
 // The roles of the warps. Quantising, few warps store to peers, and slowly, as long as the block also polls.
-static trefoil_result_t dealWarps(DispatchArgs &a, bool fast) {
+static trefoil_result_t partitionWarps(DispatchArgs &a, bool fast) {
   const ep_ll_dispatch_t &op = a.op;
   Roles roles = fast ? fastRolesOf(op)
                      : rolesOf(EP_LL_DISPATCH, tokensToServe(op.numTokens, op.group),
@@ -186,7 +186,7 @@ extern "C" trefoil_result_t epLlPrepareDispatch(const ep_ll_dispatch_t *op, unsi
   const size_t all = layOutShared(a, !fast);
   EP_CHECK(fast || op->scratch || all <= MAX_SHARED, TREFOIL_INVALID_ARGUMENT,
            "this shape needs scratch memory (epLlDispatchScratch)");
-  EP_TRY(dealWarps(a, fast));
+  EP_TRY(partitionWarps(a, fast));
   const DispatchChoice choice = choiceOf(*op, a, fast);
   keep(out, epLlDispatchKernel(choice), op->group.numSms, a.numSend + a.numRecv,
        choice.scratch ? (size_t)a.bigAt : all, a);

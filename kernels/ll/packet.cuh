@@ -1,4 +1,4 @@
-// Packets (LL128): how a row travels. Each carries a flag that says that its data is there; no fence, no
+// Packets (LL128): how a row travels. Each carries a flag: where it is, the data is; no fence, no
 // separate signal.
 //
 // A row of W bytes (a multiple of 4) becomes n = ceil(W / 124) packets of 128 bytes, each the work of 8
@@ -10,8 +10,8 @@
 //
 // The flag is the operation's number, never 0 (signal.cuh). Lanes 0 to 6 move whole 16-byte vectors;
 // what does not fit in front, at most 12 bytes a packet, is the row's tail and travels beside the flags.
-// A reader takes a packet once its lane 7 sees the flag. That needs a packet to be stored and loaded in one
-// piece: one warp-wide store of 128 aligned bytes. NVLink and L2 do so in practice; PTX promises 16
+// A reader takes a packet once its lane 7 sees the flag. That needs a packet to be stored and loaded as a
+// whole: one warp-wide store of 128 aligned bytes. NVLink and L2 do so in practice; PTX promises 16
 // bytes. tests/kernels looks for torn packets in every run.
 #ifndef TREFOIL_KERNELS_LL_PACKET_CUH
 #define TREFOIL_KERNELS_LL_PACKET_CUH

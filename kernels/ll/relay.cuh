@@ -5,10 +5,10 @@
 //
 //     head, 128 bytes | dispatch: routing words of B tokens | records of 128 bytes and a row each
 //
-// A record says in its first word which row it is: the token; in combine the entry as in the return list, and
+// A record has in its first word the row's number: the token; in combine the entry as in the return list, and
 // in the next two, as bits, all k of the token that get the row.
 // A message is to one rank, or by rails (relay.h) to all ranks of its domain: then it has the routing words
-// of one rank behind those of another, and a record of a row says for which of them it is.
+// of one rank behind those of another, and a record of a row has bits for those it is for.
 // Records are in the order in which warps found their rows, which no result depends on.
 //
 //   SEND   waits for the launch's packets in the mirrors (mirror.cuh), or takes whole rows of a combine
@@ -16,7 +16,7 @@
 //   LAND   waits for the far rank's signal, then stores words and packets into the own exchange memory; by
 //          rails into that of all ranks of the domain, in the far rank's name
 //
-// A wait ends when the launch beside it gave up or is through without what is waited for: it has the limit.
+// A wait ends when the launch's other blocks gave up or finished without what it is for: they have the limit.
 #ifndef TREFOIL_KERNELS_LL_RELAY_CUH
 #define TREFOIL_KERNELS_LL_RELAY_CUH
 
@@ -222,7 +222,7 @@ private:
   }
 
   // The first slice: a launch may wait until the far rank has received the operation before the last one. Its
-  // receive-only launches signal that; the head of its next message says so, too, and may not have landed.
+  // receive-only launches signal that; the head of its next message has it, too, but may not have landed.
   EP_DEV void landFree() {
     if (slice || number < 3) return;
     const char *first = mirror() + (IS_DISPATCH ? routing(peer, 0) : announcement(peer));
@@ -257,8 +257,8 @@ private:
     return make_uint4((unsigned)n, (unsigned)(n >> 32), flagOf(n), 0);
   }
 
-  // One thread: that the peer has received this operation. By rails all ranks here hear so of it, though
-  // they may not wait for it: who has it from the peer's message alone may not have landed that yet.
+  // One thread: that the peer has received this operation. By rails all ranks here receive
+  // this, too: a rank that learns it from the peer's message alone may not have landed that yet.
   EP_DEV void storeFree(int parity, unsigned long long received) const {
     for (int d = here; d < here + numHere; d++) {
       storeSys(g.peers[d] + freeWord(peer, parity), freeOf(received));
@@ -545,7 +545,7 @@ private:
     return !missed;
   }
 
-  // The launch only received: at its end it says so in the mirror, and the far rank is told.
+  // The launch only received: at its end a word in the mirror says so, which is sent to the far rank.
   EP_DEV void passFree() {
     bool isLast = false;
     unsigned polls = 0;
@@ -590,8 +590,8 @@ EP_DEV void runRelay(const RelayArgs &a, int block, int numBlocks) {
   const unsigned long long number =
       sends ? loadVolatile(&c.numbers[KIND]) + 1 : headOf(a.op.handle).sent[KIND];
   // A message's warps lie in different blocks, as far as there are blocks.
-  const int unit = (int)(threadIdx.x / 32) * numBlocks + block, slice = unit / a.numRoles / a.far,
-            i = unit - slice * a.numRoles * a.far, role = i / a.far;
+  const int warp = (int)(threadIdx.x / 32) * numBlocks + block, slice = warp / a.numRoles / a.far,
+            i = warp - slice * a.numRoles * a.far, role = i / a.far;
   if (slice < a.slices) {
     Relay<Network, KIND, PARTIAL>(a, number, i - role * a.far, slice)
         .run((RelayRole)(a.roles >> role * 4 & 15));
@@ -617,9 +617,9 @@ static inline RelayArgs relayArgs(const RelayedOp &op, const ep_ll_relay_t &rela
   a.far =
       relay.at.numPeers[op.kind == EP_LL_DISPATCH ? EP_LL_MESSAGE_DISPATCH : EP_LL_MESSAGE_COMBINE];
   a.rails = op.kind == EP_LL_DISPATCH && relay.at.rails;
-  const int units = n * a.far, least = (units + warps - 1) / warps;
+  const int perSlice = n * a.far, least = (perSlice + warps - 1) / warps;
   *numBlocks = relay.blocks > least ? relay.blocks : least;
-  a.slices = *numBlocks * warps / units;
+  a.slices = *numBlocks * warps / perSlice;
   a.idVectors = (4 + op.handle.numTopk * idBytes + 11) / 12;
   a.weightVectors = (op.handle.numTopk + 2) / 3;
   a.wire = wire;

@@ -47,7 +47,7 @@ EP_LL_EITHER_SIDE int epLlRailIndex(int perDomain, int rank, int other) {
 }
 
 /* By rails what `source`, of another domain, dispatches comes to `rank` through this rank of its domain.
- * -1: it comes straight, or is of the own domain. */
+ * -1: it comes directly, or is of the own domain. */
 EP_LL_EITHER_SIDE int epLlRailVia(int perDomain, int rank, int source) {
   int here = rank / perDomain, via = here * perDomain + source % perDomain;
   return source / perDomain == here || via == rank ? -1 : via;
@@ -95,8 +95,7 @@ typedef struct ep_ll_relay {
 #define EP_LL_RELAY_LEAST_BLOCKS(numFar) (((numFar) + 1) / 2)
 
 /* As in ll.h, over NCCL's GIN: port.comm is an ncclDevComm. A dispatch is generic, also if `op` does not
- * ask for it. What is ready may be
- * reused as there. */
+ * require it. What is ready may be reused as there. */
 trefoil_result_t epLlFarLoad(void);
 trefoil_result_t epLlFarPrepareDispatch(const ep_ll_dispatch_t *op, unsigned parts,
                                         ep_ll_ready_t *out);

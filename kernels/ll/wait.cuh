@@ -2,13 +2,13 @@
 //
 // A wait polls freely; each 256th poll it looks at the clock, at the group's failure word and at the
 // mask. After a millisecond it keeps the record current (one writer each 2 ms), and with it a word in
-// exchange memory that tells the peers that this rank waits. When the limit passes, the first to notice
+// exchange memory that shows the peers that this rank waits. When the limit passes, the first to notice
 // either masks the rank or sets the failure word, and writes the final record; the others find the mask or
 // the word at their next look. A wait that must end returns false and its caller goes on without
 // that rank.
 //
-// With masks, a wait for a rank that itself waits lasts up to twice the limit: that rank will mask whom it
-// waits for at its own limit and go on. The mark is valid until it has ended two more operations
+// With masks, a wait for a rank that itself waits lasts up to twice the limit: that rank will mask the one
+// it waits for at its own limit and go on. The word is valid until it has ended two more operations
 // of that kind; a rank that dies before costs the others twice the limit, too.
 #ifndef TREFOIL_KERNELS_LL_WAIT_CUH
 #define TREFOIL_KERNELS_LL_WAIT_CUH

@@ -1,4 +1,4 @@
-/* What a kernel is told about the network between NVLink domains: one context of a device communicator, and
+/* A kernel's argument for the network between NVLink domains: one context of a device communicator, and
  * this rank's memory behind it. C and C++. */
 #ifndef TREFOIL_KERNELS_NET_NET_PORT_H
 #define TREFOIL_KERNELS_NET_NET_PORT_H

@@ -186,7 +186,7 @@ class CostRecord:
 
     @staticmethod
     def default(mode: str, variant: str) -> str:
-        """The name of the record that speaks for a mode and variant."""
+        """The name of the default record of a mode and variant."""
         function = library().trefoilCostRecordDefault
         function.restype = ct.c_char_p
         return bytes(function(MODES[mode], _index(VARIANTS, variant, "variant"))).decode()

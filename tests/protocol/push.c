@@ -31,7 +31,7 @@ static bool isOpen(const push_setup_t *p, int rank, int operation) {
 static bool pulls(const push_setup_t *p, int rank, int operation) {
   return p->pulls[rank] >> operation & 1;
 }
-static bool isDirect(const push_setup_t *p, int a, int b, int operation) {
+static bool isZeroCopy(const push_setup_t *p, int a, int b, int operation) {
   return a != b && isOpen(p, a, operation) && isOpen(p, b, operation) &&
          pulls(p, a, operation) == pulls(p, b, operation);
 }
@@ -54,9 +54,10 @@ static bool mayLeave(const push_setup_t *p, const push_rank_t *k, int r) {
   for (int q = 0; q < p->numRanks; q++) {
     for (int b = 0; b < p->numBlocks; b++) {
       if (!k->block[b].announced) return false;
-      if (isDirect(p, r, q, e) && !(k->block[b].written & k->block[b].done & 1u << q)) return false;
+      if (isZeroCopy(p, r, q, e) && !(k->block[b].written & k->block[b].done & 1u << q))
+        return false;
     }
-    if (!isDirect(p, r, q, e)) continue;
+    if (!isZeroCopy(p, r, q, e)) continue;
     if (!(k->taken & k->based & 1u << q)) return false;
     if (p->fault == PUSH_FAULT_NO_COUNT) continue;
     if ((uint8_t)(k->dones[q] - k->before[q]) != p->numBlocks) return false;
@@ -69,7 +70,7 @@ static int blockMoves(const push_setup_t *p, const push_rank_t *k, int r, int b,
   const bool early = p->fault == PUSH_FAULT_EARLY_DONE;
   unsigned pushed = 0;
   int n = 0;
-  for (int q = 0; q < p->numRanks; q++) pushed |= (unsigned)isDirect(p, r, q, k->operation) << q;
+  for (int q = 0; q < p->numRanks; q++) pushed |= (unsigned)isZeroCopy(p, r, q, k->operation) << q;
   if (!block->announced && hasAllAnnounces(p, k, r)) {
     moves[n++] = (move_t){WAIT, (uint8_t)r, (uint8_t)b, 0, 0};
   }
@@ -96,7 +97,7 @@ static int pushMoves(const void *model, const void *state, move_t moves[MAX_MOVE
     for (int q = 0; q < p->numRanks; q++) {
       const move_t v = {ANNOUNCE, (uint8_t)r, 0, 0, (uint8_t)q};
       if (q != r && !(k->announcedTo >> q & 1)) moves[n++] = v;
-      if (!isDirect(p, r, q, e)) continue;
+      if (!isZeroCopy(p, r, q, e)) continue;
       if ((k->announcedTo & ~k->based) >> q & 1) moves[n] = v, moves[n++].kind = BASE;
       if (!(k->taken >> q & 1) && k->weights[q] == e + 1) moves[n] = v, moves[n++].kind = TAKE;
     }
@@ -124,7 +125,7 @@ static const char *send(const push_setup_t *p, push_state_t *s, move_t v) {
 
 static const char *leave(const push_setup_t *p, push_rank_t *k, int r) {
   for (int q = 0; q < p->numRanks; q++) {
-    if (isDirect(p, r, q, k->operation) && k->rows[q] != (1u << p->numBlocks) - 1) {
+    if (isZeroCopy(p, r, q, k->operation) && k->rows[q] != (1u << p->numBlocks) - 1) {
       return "a rank has left an operation whose rows are not all there";
     }
   }

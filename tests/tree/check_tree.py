@@ -39,6 +39,7 @@ SOURCES = {".c", ".h", ".cu", ".cuh", ".cc", ".cpp", ".py", ".sh"}
 C_FAMILY = {".c", ".h", ".cu", ".cuh", ".cc", ".cpp"}
 TEXT = SOURCES | {".md", ".txt", ".cmake", ".in", ".json", ".toml", ".map", ".html", ".svg", ""}
 MAX_LINES = 800
+README_WORDS = 900
 MAX_COLUMNS = 110  # clang-format holds code to 100; a comment may run over by a word
 FOREIGN = {"cuda.h"}  # headers of others that documents name
 LIBRARY_FOLDERS = ("plan/", "net/", "ref/", "models/", "host/", "api/", "kernels/", "sim/")
@@ -206,6 +207,10 @@ def check_length(root: Path) -> list[str]:
             number = sum(1 for _ in lines_of(root, path))
             if number > MAX_LINES:
                 findings.append(f"{path}:{number}: over {MAX_LINES} lines: not one phase or noun")
+        if str(path) == "README.md":
+            count = len((root / path).read_text(encoding="utf-8").split())
+            if count > README_WORDS:
+                findings.append(f"{path}:1: {count} words, at most {README_WORDS}")
     return findings
 
 

@@ -81,7 +81,7 @@ SETS = (
     Set("trefoil-ll", "trefoil", "ll", "trefoil-ll-h200", "hgx-h200", (8, 16, 32, 64, 1024)),
     # Between nodes, one copy a (token, node).
     Set("trefoil-ll-rails", "trefoil", "ll", "trefoil-ll-h200", "hgx-h200", (16, 32, 64), "rails"),
-    # Our high throughput was measured inside a node; across nodes speaks the record that was.
+    # Our high throughput was measured inside a node; across nodes use the record that was.
     Set("trefoil-ht-1node", "trefoil", "ht", "trefoil-ht-h200", "hgx-h200", (8,)),
     Set("trefoil-ht", "trefoil", "ht", "deepep-ht-h100", "hgx-h200", (16, 32, 64, 1024)),
     Set("deepep-ll", "deepep", "ll", "deepep-ll-h100", "dgx-h100", (64, 1024), "per-expert", "fp8"),
@@ -208,7 +208,7 @@ def find_prediction(
     dispatch_dtype: str,
     by_rails: bool = False,
 ) -> tuple[Predictions, Predicted] | None:
-    """The first table's row that speaks for a case. sms 0: the table does not say.
+    """The first table's row for a case. sms 0: the table does not say.
 
     Predictions are of uniform routing and full ranks.
     """

@@ -44,7 +44,7 @@ class StepSetting:
     mode: str = "ht"
     tokens: int = 4096
     ep: int = 0  # 0: as large as can be
-    costs: str = ""  # "": the record that speaks for the mode
+    costs: str = ""  # "": the default record of the mode
     engine: str = "queues"
     compute_us: float | None = None  # of a layer's forward; None: by the model and the peak rate
     overlap: bool = True  # the averaging begins with the first layer that is through

@@ -19,7 +19,6 @@ import torch.distributed as dist
 TESTS = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TESTS / "python"))
 SKIPPED = 77
-WAIT_S = 20.0
 
 
 def parser(about: str) -> argparse.ArgumentParser:

@@ -54,7 +54,6 @@ template <int N> EP_DEV void copyWait() {
   emulator::awaitCopies(N);
 }
 EP_DEV void proxyFence() {}
-EP_DEV void proxyFenceShared() {}
 
 EP_DEV uint32_t loadAcquire(const uint32_t *p) {
   emulator::poll();

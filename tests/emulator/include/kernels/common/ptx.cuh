@@ -21,11 +21,8 @@ EP_DEV void loadSysIf(uint4 &v, const void *p, bool on) {
 EP_DEV void loadSysIf(uint4 &v, const void *base, unsigned i, unsigned stride, bool on) {
   loadSysIf(v, (const char *)base + (size_t)i * stride, on);
 }
-EP_DEV void storeSysIf(void *p, uint4 v, bool on) {
-  emulator::together(emulator::Access::STORE, p, &v, on);
-}
 EP_DEV void storeSys(void *p, uint4 v) {
-  storeSysIf(p, v, true);
+  emulator::together(emulator::Access::STORE, p, &v, true);
 }
 
 EP_DEV uint4 loadStream(const void *p) {
@@ -45,18 +42,6 @@ EP_DEV void storeStreamIf(void *p, uint4 v, bool on) {
 }
 EP_DEV void storeStream(void *p, uint4 v) {
   *(uint4 *)p = v;
-}
-EP_DEV void loadWordsIf(uint4 &v, const void *p, int bytes) {
-  const unsigned *w = (const unsigned *)p;
-  if (bytes > 0) v.x = w[0];
-  if (bytes > 4) v.y = w[1];
-  if (bytes > 8) v.z = w[2];
-}
-EP_DEV void storeWordsIf(void *p, uint4 v, int bytes) {
-  unsigned *w = (unsigned *)p;
-  if (bytes > 0) w[0] = v.x;
-  if (bytes > 4) w[1] = v.y;
-  if (bytes > 8) w[2] = v.z;
 }
 
 EP_DEV uint64_t clockNs() {
