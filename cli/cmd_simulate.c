@@ -62,6 +62,9 @@ static int checkRequest(const request_t *q, simulated_t *s) {
   if (s->args.trace && s->whatIf.zipf > 0) {
     return cliUsage(verb, "--zipf and --trace both say what the routing is: give one");
   }
+  if (s->args.trace && s->args.maskedSelections) {
+    return cliUsage(verb, "--masked-selections is of generated routing, a trace has its own");
+  }
   if (s->stepIdx && !s->args.trace) {
     return cliUsage(verb, "--step %d is a step of a trace: give --trace", s->stepIdx);
   }
@@ -326,6 +329,8 @@ int cmdSimulate(int argc, char **argv) {
       {"gpus", 0, POPT_ARG_INT, &s.gpus, CLI_POSITIVE,
        "GPUs: EP groups of them, as large as can be (default: --ep, or one node)", "G"},
       SCENARIO_OPTIONS(&s.args),
+      {"masked-selections", 0, POPT_ARG_LONGLONG, &s.args.maskedSelections, CLI_NOT_NEGATIVE,
+       "so many random selections of each rank are -1: no row (default 0)", "N"},
       {"step", 0, POPT_ARG_INT, &s.stepIdx, CLI_NOT_NEGATIVE, "of the trace (default 0)", "I"},
       {"costs", 0, POPT_ARG_STRING, &q.costs, 0,
        "cost record of the kernels: preset, file, or ideal: ports and latency alone (default: the "

@@ -11,7 +11,8 @@
 typedef struct scenario_args {
   char *cluster, *moe, *mode, *dispatchDtype, *combine, *variant, *trace, *placement;
   int ep, physicalExperts, grouped;
-  long long tokens, seed; /* tokens 0: the mode's default */
+  long long tokens, seed;     /* tokens 0: the mode's default */
+  long long maskedSelections; /* of each rank, in generated routing */
 } scenario_args_t;
 
 #define SCENARIO_DEFAULTS                                                                          \
@@ -116,7 +117,8 @@ typedef struct scenario_routing {
   const char *placement;        /* of experts: in-turn, global, hierarchical */
 } scenario_routing_t;
 
-/* Seeded routing of an EP group, experts popular by Zipf's law with this exponent (0: uniform). */
+/* Seeded routing of an EP group, experts popular by Zipf's law with this exponent (0: uniform);
+ * args->maskedSelections of each rank's selections are -1. */
 int scenarioGenerate(const char *verb, const scenario_args_t *args, const scenario_t *s, int ep,
                      double zipf, scenario_routing_t *r);
 /* The file args->trace, its experts copied to --physical-experts and placed; says where it does not

@@ -127,7 +127,12 @@ int scenarioGenerate(const char *verb, const scenario_args_t *args, const scenar
     t.numGroups = s->moe.numGroups;
     t.topkGroups = s->moe.topkGroups;
   }
+  t.numMasked = args->maskedSelections;
   *r = (scenario_routing_t){0};
+  if (t.numMasked > args->tokens * s->moe.topk) {
+    return cliUsage(verb, "--masked-selections %lld: a rank has %lld, top-%d of %lld tokens",
+                    args->maskedSelections, args->tokens * s->moe.topk, s->moe.topk, args->tokens);
+  }
   trefoil_result_t result = trefoilTraceGenerate(&r->trace, &t);
   if (result == TREFOIL_INVALID_ARGUMENT) return cliUsage(verb, "%s", trefoilLastError());
   if (result) return cliFail(verb, "%s", trefoilLastError());

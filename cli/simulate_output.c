@@ -38,6 +38,14 @@ static const char *limitName(const simulated_t *s, int op) {
 
 /* ---- JSON ---- */
 
+/* Until a rank is done, in the mean over ranks. */
+static double meanRankUs(const trefoil_sim_op_t *o) {
+  double sum = 0;
+  if (!o->finishUs) return o->us;
+  for (int rank = 0; rank < o->numRanks; rank++) sum += o->finishUs[rank];
+  return sum / o->numRanks;
+}
+
 /* Links of one kind together: how many carry bytes, the busiest, and the mean. */
 static json_t *linkKindJson(const trefoil_sim_op_t *o, int kind) {
   const trefoil_sim_link_t *busiest = NULL;
@@ -72,13 +80,14 @@ static json_t *opJson(const simulated_t *s, int op) {
   json_t *bytes = json_object();
   for (int tier = 0; tier < TREFOIL_NUM_TIERS; tier++)
     json_object_set_new(bytes, tierNames[tier], json_integer((json_int_t)l->totalBytes[tier]));
-  json_t *j = json_pack(
-      "{s:s, s:f, s:f, s:f, s:f, s:f, s:s, s:o, s:I, s:I}", "engine", engineName(s, op), "seconds",
-      o->us * 1e-6, "first_rank_seconds", o->firstUs * 1e-6, "bound_seconds", s->boundUs[op] * 1e-6,
-      "floor_seconds", o->floorUs * 1e-6, "closed_form_seconds", o->closedForm.us * 1e-6, "limit",
-      limitName(s, op), "bytes", bytes, "nvlink_port_bytes",
-      (json_int_t)larger(l, TREFOIL_PORT_NVLINK_OUT, TREFOIL_PORT_NVLINK_IN), "nic_port_bytes",
-      (json_int_t)larger(l, TREFOIL_PORT_NIC_OUT, TREFOIL_PORT_NIC_IN));
+  json_t *j =
+      json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:o, s:I, s:I}", "engine",
+                engineName(s, op), "seconds", o->us * 1e-6, "first_rank_seconds", o->firstUs * 1e-6,
+                "mean_rank_seconds", meanRankUs(o) * 1e-6, "bound_seconds", s->boundUs[op] * 1e-6,
+                "floor_seconds", o->floorUs * 1e-6, "closed_form_seconds", o->closedForm.us * 1e-6,
+                "limit", limitName(s, op), "bytes", bytes, "nvlink_port_bytes",
+                (json_int_t)larger(l, TREFOIL_PORT_NVLINK_OUT, TREFOIL_PORT_NVLINK_IN),
+                "nic_port_bytes", (json_int_t)larger(l, TREFOIL_PORT_NIC_OUT, TREFOIL_PORT_NIC_IN));
   json_object_set_new(j, "interval", intervalJson(s, op));
   if (s->closedForm) return j;
   json_t *links = json_object();
@@ -130,6 +139,8 @@ static json_t *routingJson(const simulated_t *s) {
     json_object_set_new(j, "groups", json_integer(s->of.moe.numGroups));
     json_object_set_new(j, "topk_groups", json_integer(s->of.moe.topkGroups));
   }
+  if (s->args.maskedSelections)
+    json_object_set_new(j, "masked_selections", json_integer(s->args.maskedSelections));
   return j;
 }
 
@@ -223,6 +234,8 @@ static void printWhat(const simulated_t *s) {
   }
   if (s->args.grouped)
     printf(", experts of %d of %d groups", of->moe.topkGroups, of->moe.numGroups);
+  if (s->args.maskedSelections)
+    printf(", %lld selections of each rank are -1", s->args.maskedSelections);
   printf("; dispatch %s, combine bf16", s->args.dispatchDtype);
   if (of->isLl) printf(" (%s)", s->args.combine);
   if (strcmp(s->args.variant, "ours")) printf(", rows %s", s->args.variant);

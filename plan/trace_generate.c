@@ -18,7 +18,16 @@
 #include "plan/philox.h"
 #include "plan/trace_object.h"
 
-enum { DRAW_EXPERT, DRAW_UNUSED, DRAW_WEIGHT, DRAW_COUNT, DRAW_ORDER, DRAW_EMPTY, DRAW_GROUP };
+enum {
+  DRAW_EXPERT,
+  DRAW_UNUSED,
+  DRAW_WEIGHT,
+  DRAW_COUNT,
+  DRAW_ORDER,
+  DRAW_EMPTY,
+  DRAW_GROUP,
+  DRAW_MASKED
+};
 enum { MAX_TRIES = 32, WEIGHT_BITS = 20 };
 
 typedef struct generator {
@@ -236,6 +245,7 @@ static trefoil_result_t checkSpec(const trefoil_trace_spec_t *s) {
   IN_RANGE(burstPeriod, "burst period", 0, 1 << 24);
   IN_RANGE(burstLow, "burst low", 0, 1);
   IN_RANGE(unusedFraction, "share of unused entries", 0, 1);
+  IN_RANGE(numMasked, "masked entries", 0, s->shape.maxTokens * s->shape.topk);
   IN_RANGE(numGroups, "groups", 0, s->shape.numExperts);
   if (s->numGroups == 0) return TREFOIL_OK;
   IN_RANGE(topkGroups, "groups of a row", 1, s->numGroups);
@@ -246,17 +256,47 @@ static trefoil_result_t checkSpec(const trefoil_trace_spec_t *s) {
   return TREFOIL_OK;
 }
 
+/* numMasked of a rank's entries become -1, each set of them alike: an entry is taken with the chance
+ * masked entries left / entries left. */
+static trefoil_result_t maskEntries(const generator_t *g, int step, int rank, int64_t numTokens,
+                                    int32_t *idx) {
+  int64_t masked = g->spec->numMasked, entries = 0;
+  int K = g->spec->shape.topk;
+  if (masked == 0) return TREFOIL_OK;
+  for (int64_t i = 0; i < numTokens * K; i++) entries += idx[i] >= 0;
+  EP_CHECK(masked <= entries, TREFOIL_INVALID_ARGUMENT,
+           "%lld masked entries: rank %d has %lld in step %d", (long long)masked, rank,
+           (long long)entries, step);
+  for (int64_t i = 0; i < numTokens * K && masked > 0; i++) {
+    if (idx[i] < 0) continue;
+    uint64_t bits = draw(g, DRAW_MASKED, step, rank, i / K, (int)(i % K));
+    if (toBelow(bits, (uint64_t)entries--) >= (uint64_t)masked) continue;
+    idx[i] = -1;
+    masked--;
+  }
+  return TREFOIL_OK;
+}
+
+static trefoil_result_t fillRank(const generator_t *g, int step, int rank, int64_t first,
+                                 int64_t numTokens, trefoil_trace_t *t) {
+  int K = t->shape.topk;
+  int32_t *idx = (int32_t *)t->topkIdx + first * K;
+  float *weights = (float *)t->topkWeights;
+  for (int64_t token = 0; token < numTokens; token++)
+    drawRow(g, step, rank, token, idx + token * K);
+  EP_TRY(maskEntries(g, step, rank, numTokens, idx));
+  for (int64_t token = 0; weights && token < numTokens; token++)
+    drawWeights(g, step, rank, token, idx + token * K, weights + (first + token) * K);
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t fillTrace(const generator_t *g, trefoil_trace_t *t) {
-  int R = t->shape.numRanks, K = t->shape.topk;
+  int R = t->shape.numRanks;
   for (int step = 0; step < t->numSteps; step++) {
     const int64_t *offsets = t->offsets + (int64_t)step * (R + 1);
     for (int rank = 0; rank < R; rank++) {
-      for (int64_t row = offsets[rank]; row < offsets[rank + 1]; row++) {
-        int32_t *idx = (int32_t *)t->topkIdx + row * K;
-        drawRow(g, step, rank, row - offsets[rank], idx);
-        if (!t->topkWeights) continue;
-        drawWeights(g, step, rank, row - offsets[rank], idx, (float *)t->topkWeights + row * K);
-      }
+      int64_t first = offsets[rank], numTokens = offsets[rank + 1] - first;
+      EP_TRY(fillRank(g, step, rank, first, numTokens, t));
     }
   }
   return epTraceFinish(t);
@@ -264,17 +304,19 @@ static trefoil_result_t fillTrace(const generator_t *g, trefoil_trace_t *t) {
 
 static trefoil_result_t describeSpec(const trefoil_trace_spec_t *s, trefoil_trace_t *t) {
   static const char *const names[] = {"uniform", "zipf", "hot-expert", "hot-rank"};
-  char provenance[512], groups[64] = "";
+  char provenance[512], groups[64] = "", masked[48] = "";
   if (s->numGroups > 0)
     snprintf(groups, sizeof groups, ", \"groups\": %d, \"topk_groups\": %d", s->numGroups,
              s->topkGroups);
+  if (s->numMasked > 0)
+    snprintf(masked, sizeof masked, ", \"masked\": %lld", (long long)s->numMasked);
   snprintf(
       provenance, sizeof provenance,
       "{\"generator\": \"%s\", \"seed\": %llu, \"skew\": %.17g, \"hot\": %d, \"ragged\": %.17g, "
       "\"empty_ranks\": %d, \"burst_period\": %d, \"burst_low\": %.17g, "
-      "\"unused_fraction\": %.17g%s}",
+      "\"unused_fraction\": %.17g%s%s}",
       names[s->popularity], (unsigned long long)s->seed, s->skew, s->hot, s->ragged,
-      s->numEmptyRanks, s->burstPeriod, s->burstLow, s->unusedFraction, groups);
+      s->numEmptyRanks, s->burstPeriod, s->burstLow, s->unusedFraction, groups, masked);
   return epTraceSetProvenance(t, provenance);
 }
 

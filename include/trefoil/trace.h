@@ -66,6 +66,7 @@ typedef struct trefoil_trace_spec {
    * E / numGroups consecutive experts. numGroups 0: of any. Groups are drawn without replacement by
    * the sums of their experts' weights. */
   int numGroups, topkGroups;
+  int64_t numMasked; /* so many of each rank's entries, at random, are -1; no rank may have fewer */
 } trefoil_trace_spec_t;
 
 /* Experts of a row are drawn one after the other without replacement by their weights. */

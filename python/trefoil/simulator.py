@@ -234,6 +234,7 @@ class Workload:
     hot: int = 0
     ragged: float = 0.0
     empty_ranks: int = 0
+    masked_selections: int = 0  # of each rank: so many random ones are -1
 
     @property
     def shape(self) -> Shape:
@@ -253,6 +254,11 @@ class OpResult:
     max_busy_us: dict[str, float] = field(default_factory=dict)
     bytes_of: dict[str, dict[int, int]] = field(default_factory=dict)  # of every link, by kind
     busy_us_of: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    @property
+    def mean_rank_us(self) -> float:
+        """Until a rank is done, in the mean over ranks."""
+        return float(self.finish_us.mean())
 
 
 @dataclass
@@ -284,6 +290,7 @@ class Simulation:
             )
             fill = (w.ragged, w.empty_ranks)
             spec = TraceSpec(w.shape, 1, w.seed, popularity, w.skew, w.hot, *fill)
+            spec.num_masked = w.masked_selections
             _check(lib.trefoilTraceGenerate(ct.byref(self._trace), ct.byref(spec)))
             _check(lib.trefoilTraceRouting(self._trace, 0, ct.byref(self._routing)))
         else:

@@ -168,7 +168,8 @@ TraceSpec = _struct(
     double ragged;
     int num_empty_ranks, burst_period;
     double burst_low, unused_fraction;
-    int with_weights, num_groups, topk_groups
+    int with_weights, num_groups, topk_groups;
+    int64 num_masked
     """,
 )
 SimWorkload = _struct(

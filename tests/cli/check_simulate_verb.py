@@ -58,6 +58,7 @@ def check_answers(schema: dict[str, Any]) -> None:
         ("--gpus", 16, "--variant", "rails"),
         ("--cluster", "h100-single-rail", "--gpus", 16, "--slow-nic", "1:0.25"),
         ("--gpus", 8, "--background", "0-1:100,2-3"),
+        ("--gpus", 16, "--masked-selections", 5, "--grouped"),
     ]
     for case in cases:
         answer = simulate(*small, *case)
@@ -69,7 +70,8 @@ def check_answers(schema: dict[str, Any]) -> None:
         for op in ("dispatch", "combine"):
             o = answer[op]
             check(o["seconds"] >= o["bound_seconds"] * (1 - 1e-9), f"{case}: {op} beats its bound")
-            check(o["first_rank_seconds"] <= o["seconds"], f"{case}: {op}: first rank")
+            ends = [o[f"{rank}seconds"] for rank in ("first_rank_", "mean_rank_", "")]
+            check(ends == sorted(ends), f"{case}: {op}: first, mean and last rank {ends}")
     # The same routing gives the same bytes, whoever adds them up; exact combine: a row an entry.
     queues, closed = (
         simulate(*small, "--gpus", 32, "--engine", e) for e in ("queues", "closed-form")
@@ -91,6 +93,32 @@ def check_answers(schema: dict[str, Any]) -> None:
     for answer in (first, second):
         del answer["wall_seconds"]
     check(first == second, "the same seed, another answer")
+
+
+def check_masked_selections(folder: Path) -> None:
+    """Rows of each rank that a public table of DeepEP gives, top-8, by tokens and -1 selections."""
+    rows = ((2, 8, 8), (4, 8, 24), (8, 10, 54), (12, 10, 86), (16, 10, 118), (2, 16, 0))
+    steps = []
+    for tokens, masked, count in rows:
+        base = ("--gpus", 16, "--variant", "per-expert", "--tokens", tokens)
+        base += ("--costs", "ideal", "--masked-selections", masked, "--json")
+        steps.append([str(word) for word in base])
+        answer = simulate(*base)
+        check(answer["routing"]["masked_selections"] == masked, f"{tokens} tokens: the number")
+        for op in ("dispatch", "combine"):
+            sent = sum(answer[op]["bytes"].values())
+            check(sent == 16 * count * 14336, f"{tokens} tokens: {op} has {sent} bytes")
+    file = folder / "steps.jsonl"
+    file.write_text("".join(json.dumps(words) + "\n" for words in steps))
+    lines = run("simulate", "--each", file).stdout.splitlines()
+    for line, (tokens, _, count) in zip(lines, rows, strict=True):
+        sent = json.loads(json.loads(line)["out"])["dispatch"]["bytes"].values()
+        check(sum(sent) == 16 * count * 14336, f"--each: {tokens} tokens")
+    text = run("simulate", "--tokens", 4, "--masked-selections", 8).stdout
+    check("8 selections of each rank are -1" in text, text)
+    refuse(["--tokens", 2, "--masked-selections", 17], "a rank has 16, top-8 of 2 tokens")
+    refuse(["--masked-selections", -1], "0 or more")
+    refuse(["--trace", folder / "t.npz", "--masked-selections", 1], "a trace has its own")
 
 
 def check_limits() -> None:
@@ -322,6 +350,7 @@ def main() -> int:
     check_costs()
     with tempfile.TemporaryDirectory() as folder:
         check_trace(Path(folder))
+        check_masked_selections(Path(folder))
         check_each(Path(folder))
         check_timeline(Path(folder), "--gpus", 16)
         check_timeline(Path(folder), "--gpus", 32, "--mode", "ht", "--slow-nvlink", "3:0.1")

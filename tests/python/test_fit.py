@@ -357,6 +357,16 @@ def test_a_table_that_is_not_text_or_not_there(tmp_path: Path) -> None:
         ({"table": "nowhere.csv"}, "cannot be read"),
         ({"cluster": "moon"}, "no cluster is called moon"),
         ({"leave_out": [{"tokens": [1]}]}, "leave_out does not say why"),
+        ({"observable": "first-rank"}, "observable must be one of last-rank, mean-rank"),
+        ({"masked_selections": {"2": 8}}, "must have from_tokens and source"),
+        (
+            {"masked_selections": {"from_tokens": {"2": -1}, "source": "s"}},
+            "'2': -1 must be a count from so many tokens",
+        ),
+        (
+            {"masked_selections": {"from_tokens": {"1": 9}, "source": "s"}},
+            "masked entries 9: must be in [0, 8]",
+        ),
         ({"leave_out": [{"colour": [1], "why": "x"}]}, "leave_out names colour"),
     ],
 )
@@ -378,6 +388,71 @@ def test_rows_left_out_are_neither_fitted_nor_scored() -> None:
     job = make_job(split)
     assert not [c for c in job.inside + job.outside if (c.nodes, c.sms) == (2, 12)]
     assert [c for c in job.outside if c.sms == 12], "of four nodes"
+
+
+PUBLIC = ("deepep-ll-h100", "deepep-ll-h100-1node", "deepep-ll-h200-1node")
+
+
+def sent_rows(row: dict[str, str], op: str) -> float:
+    """Bandwidth times time over the bytes of a row, in dispatch with its head of 16 bytes."""
+    hidden = int(row["hidden_size"])
+    size = hidden + hidden // 32 + 16 if op == "dispatch" else 2 * hidden
+    return 1e3 * float(row[f"{op}_bandwidth_gbps"]) * float(row[f"{op}_avg_t_us"]) / size
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_masked_selections_are_what_bandwidth_columns_leave(name: str) -> None:
+    """Of rank 0; on one node of the table with masks the mean of ranks whose times differ."""
+    split = load_split(name)
+    job = make_job(split)
+    known = {(*c.point.values(), c.op): c for c in job.inside + job.outside}
+    seen = 0
+    with split.table.open() as file:
+        for row in csv.DictReader(file):
+            columns = ("node_num", "hidden_size", "num_experts", "num_topk", "num_token")
+            nodes, *shape = (int(row[column]) for column in columns)
+            for op in PLANTED_OPS:
+                case = known.get((nodes, 8 * nodes, *shape, op))
+                if case is None:
+                    continue
+                is_mean = nodes == 1 and case.masked_selections > 0
+                left = pytest.approx(
+                    case.topk * case.tokens - case.masked_selections,
+                    abs=1.0 if is_mean else 0.2,
+                    rel=1e-2 if is_mean else 1e-3,
+                )
+                assert sent_rows(row, op) == left, case
+                seen += 1
+    assert seen == len(known) == len(job.inside + job.outside)
+
+
+def test_masked_cases_have_the_published_rows() -> None:
+    """8, 24, 54, 86 and 118 of each rank."""
+    job = make_job(load_split("deepep-ll-h100"))
+    found = {}
+    for case in job.inside:
+        if case.nodes == 2 and case.experts == 256 and case.op == "combine" and case.tokens <= 16:
+            bytes_of = job.plans.of(case).traffic("combine")
+            found[case.tokens] = set((bytes_of.sum(axis=0) // 14336).tolist())
+    assert found == {2: {8}, 4: {24}, 8: {54}, 12: {86}, 16: {118}}
+
+
+def test_the_mean_rank_is_sooner_than_the_last() -> None:
+    """In both forms, which agree where routing is balanced; a hot rank makes the last one late."""
+    costs = Costs({**GIVEN, **PLANTED})
+
+    def predict(form: type, cases: list[Case], observable: str) -> np.ndarray:
+        return form(Plans(replace(SETTING, observable=observable)), cases).predict(costs)
+
+    balanced = cases_of((1, 2))
+    means = [predict(form, balanced, "mean-rank") for form in (ClosedForm, Replay)]
+    assert means[0] == pytest.approx(means[1], rel=0.08)
+    hot = [replace(case, routing="hot-rank", skew=16.0) for case in balanced]
+    for cases, most in ((balanced, 1.0), (hot, 0.8)):
+        for form in (ClosedForm, Replay):
+            last, mean = (predict(form, cases, name) for name in ("last-rank", "mean-rank"))
+            assert (mean <= last * (1 + 1e-9)).all()
+            assert (mean < last)[-4:].all() and mean[-2] < most * last[-2]
 
 
 def test_a_split_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:

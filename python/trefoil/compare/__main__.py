@@ -42,7 +42,7 @@ from trefoil.compare.slow_parts import (
 from trefoil.export.interchange import cases_of_bench
 from trefoil.export.predicted import prediction_files, read_predictions
 from trefoil.fit.cases import Case, TableError, read_table
-from trefoil.fit.split import SplitError, load_split
+from trefoil.fit.split import SplitError, load_split, split_of_table
 from trefoil.inputs import read_text
 from trefoil.reference import TrefoilError
 from trefoil.sentence_parser import SentenceParser
@@ -107,6 +107,8 @@ def _operations(a: argparse.Namespace) -> tuple[Model, list[Row], int]:
         like = load_split(_model(a, mode).name)  # how the record's own table was read
         per_node = a.gpus_per_node or like.setting.gpus_per_node
         cases = read_table(a.file, like.text.get("time", "transmit"), per_node)
+        own = split_of_table(a.file)
+        cases = own.with_masks(cases) if own else cases
         left_out = 0
     if len({case.mode for case in cases}) > 1:
         raise TableError(f"{a.file}: holds LL and HT: give one file for each")

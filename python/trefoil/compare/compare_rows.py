@@ -126,7 +126,7 @@ def _row(case: Case, model: Model, tables: Sequence[Predictions]) -> Row:
         beyond, closed = bool(p.extrapolated), p.closed_form_us
         source = f"predicted {table.about.get('date', table.path.name)}"
     else:
-        us = replayed.us
+        us = model.setting.time_of(replayed)
         interval = model.record.interval(case.op, {**case.point, "sms": case.sms}, us)
         low, high, n = interval.low_us, interval.high_us, interval.n
         beyond, closed, source = interval.extrapolated, replayed.closed_form_us, "model"

@@ -60,6 +60,7 @@ class Case:
     seed: int = 1
     late_us: float = 0.0  # the last rank's start after the others'
     background: str = "nothing"  # what ran meanwhile (docs/measure.md), one of BACKGROUNDS
+    masked_selections: int = 0  # of each rank, which are -1
 
     @property
     def is_balanced(self) -> bool:

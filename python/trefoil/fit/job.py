@@ -51,6 +51,7 @@ def make_job(split: Split, table: Path | None = None) -> Job:
             f"{split.path}: is for {split.text['mode']}, but {table or split.table} has the "
             f"columns of {cases[0].mode}"
         )
+    cases = split.with_masks(cases)
     inside, outside = split.choose("fit", cases), split.choose("score", cases)
     if set(inside) & set(outside):
         raise SplitError(f"{split.path}: some rows are both fitted and scored")

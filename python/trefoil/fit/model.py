@@ -13,6 +13,7 @@ busiest instance of each resource need (SMs that send, forward and receive, NVLi
 ports); the term behind it, only with several nodes in HT, is the time that the first chunk needs to
 get through the stages of the pipeline before they all work; rest is what receivers do after the
 last row. Background copies take flow_share of the NVLink ports that they cross, from start to end.
+Where times are of the mean rank, busy is of a rank's own resources, and the mean over ranks counts.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ import numpy as np
 import numpy.typing as npt
 
 from trefoil.fit.cases import OPS, Case
-from trefoil.simulator import Cluster, Costs, Result, Simulation, Workload
+from trefoil.simulator import Cluster, Costs, OpResult, Result, Simulation, Workload
 
 Array = npt.NDArray[np.float64]
 ROW_KINDS = ("send", "forward", "nvlink-out", "nvlink-in", "nic-out", "nic-in", "receive")
 RECEIVE = 1  # of the busy times
-RANK_COUNTS = ("send", "leaving", "nvlink-out", "nvlink-in", "receive", "slots")
+RANK_COUNTS = (*ROW_KINDS, "leaving", "slots")
 NEAR_PORTS = ("nvlink-out", "nvlink-in")
+FAR_PORTS = ("nic-out", "nic-in")
 DIRECT, SELF = 0, 0  # a phase and a tier
+OBSERVABLES = ("last-rank", "mean-rank")  # until the last is done; until one is, in the mean
 DEFAULT_CHUNK = 64
 
 
@@ -52,6 +55,7 @@ class Setting:
     dispatch_row: str = "fp8-128"
     combine_row: str = "bf16"
     combine_partial: bool = False
+    observable: str = "last-rank"  # what a time is of, one of OBSERVABLES
 
     def workload(self, case: Case) -> Workload:
         return Workload(
@@ -70,7 +74,16 @@ class Setting:
             skew=case.skew,
             ragged=case.ragged,
             empty_ranks=case.empty_ranks,
+            masked_selections=case.masked_selections,
         )
+
+    @property
+    def is_mean(self) -> bool:
+        return self.observable == "mean-rank"
+
+    def time_of(self, result: OpResult) -> float:
+        """What a measured time is compared with, us."""
+        return result.mean_rank_us if self.is_mean else result.us
 
 
 class Plans:
@@ -105,7 +118,7 @@ class Replay:
                 self.plans.cluster, costs, self.engine, **first.circumstances
             )
             for i in indices:
-                times[i] = result[self.cases[i].op].us
+                times[i] = self.plans.setting.time_of(result[self.cases[i].op])
         return times
 
 
@@ -114,6 +127,8 @@ class ClosedForm:
 
     def __init__(self, plans: Plans, cases: Sequence[Case]) -> None:
         self.cases, cluster = list(cases), plans.cluster
+        self.is_mean = plans.setting.is_mean
+        self.numbers = np.array([case.ranks for case in self.cases], dtype=float)
         self.cluster_rates = (cluster.fields.nvlink_gb_per_s, cluster.fields.nic_gb_per_s)
         self.net_latency_ns = 1e3 * cluster.fields.net_latency_us
         counting = Costs({"num_sms": 1, "nvlink_gb_per_s": 1, "nic_gb_per_s": 1})
@@ -121,7 +136,6 @@ class ClosedForm:
             counting.set({f"{op}.send_row_ns": 1, f"{op}.receive_row_ns": 1})
         # SMs are busy at 1 us a slot and with nothing else: their times are the slots of a rank.
         slots = Costs({"num_sms": 1, **{f"{op}.slot_ns": 1000 for op in OPS}})
-        self.rows = np.zeros((len(self.cases), len(ROW_KINDS)))
         most = max((case.ranks for case in self.cases), default=1)
         self.ranks = {kind: np.zeros((len(self.cases), most)) for kind in RANK_COUNTS}
         self.row_bytes = np.empty(len(self.cases))
@@ -139,10 +153,10 @@ class ClosedForm:
             if case.op == "combine":
                 size = workload.combine_row_bytes
             self.row_bytes[i] = size
-            self.rows[i] = [of.max_bytes.get(kind, 0) / size for kind in ROW_KINDS]
-            for kind in ("send", "nvlink-out", "nvlink-in", "receive"):
-                for rank, count in of.bytes_of.get(kind, {}).items():
-                    self.ranks[kind][i, rank] = count // size
+            for kind in ROW_KINDS:
+                gpus = cluster.fields.gpus_per_nic if kind in FAR_PORTS else 1
+                for index, count in of.bytes_of.get(kind, {}).items():
+                    self.ranks[kind][i, _ranks_of(index, gpus, workload)] = count / size
             own = np.diagonal(simulation.traffic(case.op, DIRECT, SELF)) // size
             self.ranks["leaving"][i, : case.ranks] = self.ranks["send"][i, : case.ranks] - own
             kind = "receive" if case.op == "dispatch" else "send"
@@ -154,7 +168,7 @@ class ClosedForm:
         self.is_dispatch = np.array([case.op == "dispatch" for case in self.cases])
         self.tokens = np.array([case.tokens for case in self.cases], dtype=float)
         self.sms = np.array([case.sms for case in self.cases], dtype=float)
-        self.has_net = self.rows[:, ROW_KINDS.index("nic-out")] > 0
+        self.has_net = self.ranks["nic-out"].any(axis=1)
         self.has_products = np.array([case.background == "gemm" for case in self.cases])
         self.is_ragged = np.array([case.ragged > 0 or case.empty_ranks > 0 for case in self.cases])
         several = np.array([case.nodes > 1 for case in self.cases])
@@ -172,14 +186,19 @@ class ClosedForm:
                 setattr(found, name, [value[i] for i in chosen])
         return found
 
+    def _over_ranks(self, work: Array) -> Array:
+        """Of each case's ranks, the last axis: the most, or the mean."""
+        found: Array = work.sum(axis=-1) / self.numbers if self.is_mean else work.max(axis=-1)
+        return found
+
     def _of_op(self, costs: Costs, name: str) -> Array:
         return np.where(
             self.is_dispatch, costs.get(f"dispatch.{name}"), costs.get(f"combine.{name}")
         )
 
     def _busy_us(self, costs: Costs) -> Array:
-        size, rows = self.row_bytes, dict(zip(ROW_KINDS, self.rows.T, strict=True))
-        ranks = self.ranks
+        """By kind of resource, case and rank."""
+        size, ranks = self.row_bytes, self.ranks
         nvlink, nic = self.cluster_rates
         nvlink, nic = costs.get("nvlink_gb_per_s") or nvlink, costs.get("nic_gb_per_s") or nic
         sms = np.where(self.sms > 0, self.sms, costs.get("num_sms"))
@@ -201,17 +220,17 @@ class ClosedForm:
         back = costs.get("nvlink_back_share")
         sending = _work(sent, send, np.where(is_dispatch, token, places))
         taking = _work(ranks["receive"], take, np.where(is_dispatch, places, token))
-        works = sending.max(axis=1), taking.max(axis=1)
+        works = self._over_ranks(sending), self._over_ranks(taking)
         sends, takes = self._split(costs, np.where(self.is_staged, sms * (1 - share), sms), *works)
         speed = np.where(self.has_products, 1 - costs.get("product_share"), 1)
         self.takes = takes * speed
         messages = costs.get("net_message_ns") / (costs.get("rows_per_message") or 1)
         busy_ns = {
-            "send": sending.max(axis=1) / (sends * speed),
-            "receive": taking.max(axis=1) / (takes * speed),
-            "forward": rows["forward"]
-            * np.where(self.is_dispatch, send, take)
-            / (sms * share * speed),
+            "send": sending / (sends * speed)[:, None],
+            "receive": taking / (takes * speed)[:, None],
+            "forward": ranks["forward"]
+            * np.where(self.is_dispatch, send, take)[:, None]
+            / (sms * share * speed)[:, None],
         }
         taken = self._of_op(costs, "flow_share")
         taken = np.where(taken > 0, taken, 0.5)
@@ -219,15 +238,15 @@ class ClosedForm:
         for kind, other in (("nvlink-out", "nvlink-in"), ("nvlink-in", "nvlink-out")):
             work = _work(ranks[kind], port, back * ranks[other] * port[:, None])
             left = 1 - taken[:, None] * self.contested[kind]
-            busy_ns[kind] = (work / left).max(axis=1)
+            busy_ns[kind] = work / left
         if nic > 0:
-            for kind in ("nic-out", "nic-in"):
-                busy_ns[kind] = rows[kind] * (size / nic + messages)
+            for kind in FAR_PORTS:
+                busy_ns[kind] = ranks[kind] * (size / nic + messages)[:, None]
         return np.array(list(busy_ns.values())) * 1e-3
 
     def predict(self, costs: Costs) -> Array:
-        busy = self._busy_us(costs)
-        longest = busy.max(axis=0)
+        each = self._busy_us(costs)
+        longest, busy = self._over_ranks(each.max(axis=0)), self._over_ranks(each)
         # Out and in of a link are the two ends of one stage.
         stages = busy[:3].sum(axis=0) + busy[3:5].max(axis=0)
         if len(busy) > 5:
@@ -258,9 +277,17 @@ class ClosedForm:
 
     def _rest_us(self, costs: Costs) -> Array:
         row = _time(self.row_bytes, self._of_op(costs, "rest_gb_per_s_per_sm"))
-        rows = np.where(self.is_dispatch, self.rows[:, ROW_KINDS.index("receive")], self.tokens)
+        rows = np.where(self.is_dispatch, self._over_ranks(self.ranks["receive"]), self.tokens)
         missing = np.where(self.is_ragged, self._of_op(costs, "missing_us"), 0.0)
         return 1e-3 * rows * row / self.takes + missing
+
+
+def _ranks_of(index: int, gpus: int, workload: Workload) -> slice:
+    """The ranks of a resource that so many GPUs of a node share."""
+    per_node = workload.ranks_per_node
+    node, port = divmod(index, -(-per_node // gpus))
+    first = node * per_node + port * gpus
+    return slice(first, min(first + gpus, (node + 1) * per_node))
 
 
 def _work(rows: Array, each: Array, side: Array) -> Array:

@@ -80,6 +80,8 @@ def record_of(
     record["fit"] = {
         "command": f"trefoil fit {text['name']}",
         "table": text["table"],
+        "observable": job.split.setting.observable,
+        "masked_selections": text.get("masked_selections", {}).get("from_tokens", {}),
         **range_of(job),
         "inside": {k: _score(s) for k, s in outcome.inside.items()},
         "outside": {k: _score(s) for k, s in outcome.outside.items()},

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trefoil.fit.cases import Case
-from trefoil.fit.model import Setting
+from trefoil.fit.model import OBSERVABLES, Setting
 from trefoil.fit.search import Range
 from trefoil.inputs import read_json
 from trefoil.places import measurements
@@ -46,7 +46,18 @@ class Split:
             t.get("dispatch_row", "fp8-128"),
             t.get("combine_row", "bf16"),
             t.get("combine_partial", False),
+            t.get("observable", OBSERVABLES[0]),
         )
+
+    def with_masks(self, cases: Sequence[Case]) -> list[Case]:
+        """The table's cases with the selections that were -1."""
+        counts = self.text.get("masked_selections", {}).get("from_tokens", {})
+
+        def masked(tokens: int) -> int:
+            known = [int(least) for least in counts if int(least) <= tokens]
+            return counts[str(max(known))] if known else 0
+
+        return [replace(case, masked_selections=masked(case.tokens)) for case in cases]
 
     @property
     def ranges(self) -> dict[str, Range]:
@@ -82,6 +93,15 @@ def split_files() -> dict[str, Path]:
     return {path.name.removesuffix(".split.json"): path for path in found}
 
 
+def split_of_table(table: Path) -> Split | None:
+    """The first committed one of this very table."""
+    for name in split_files():
+        split = load_split(name)
+        if split.table.resolve() == table.resolve():
+            return split
+    return None
+
+
 def load_split(name_or_path: str) -> Split:
     """By the name of a committed split, or by path."""
     is_path = "/" in name_or_path or name_or_path.endswith(".json")
@@ -95,6 +115,18 @@ def load_split(name_or_path: str) -> Split:
     return Split(path, text)
 
 
+def _check_masked(path: Path, text: dict[str, Any]) -> None:
+    if "masked_selections" not in text:
+        return
+    of = text["masked_selections"]
+    where = f"{path}: masked_selections"
+    if not isinstance(of, dict) or set(of) != {"from_tokens", "source"}:
+        raise SplitError(f"{where} must have from_tokens and source")
+    for tokens, count in of["from_tokens"].items():
+        if not tokens.isdecimal() or not isinstance(count, int) or count < 0:
+            raise SplitError(f"{where}: {tokens!r}: {count!r} must be a count from so many tokens")
+
+
 def _check_split(path: Path, text: Any) -> None:
     if not isinstance(text, dict):
         raise SplitError(f"{path}: must be a JSON object")
@@ -105,6 +137,9 @@ def _check_split(path: Path, text: Any) -> None:
         raise SplitError(f'{path}: mode must be "ll" or "ht"')
     if text["variant"] not in ("ours", "per-expert"):
         raise SplitError(f'{path}: variant must be "ours" or "per-expert"')
+    if text.get("observable", OBSERVABLES[0]) not in OBSERVABLES:
+        raise SplitError(f"{path}: observable must be one of {', '.join(OBSERVABLES)}")
+    _check_masked(path, text)
     chosen = [(part, text[part]) for part in ("fit", "score")]
     chosen += [("leave_out", rows) for rows in text.get("leave_out", ())]
     for part, rows in chosen:

@@ -94,14 +94,15 @@ class Rows:
         if key not in self._runs:
             self._runs[key] = simulation.run(self._plans.cluster, self._costs, **case.circumstances)
         found = self._runs[key][case.op]
-        interval = self._record.interval(case.op, {**case.point, "sms": case.sms}, found.us)
+        us = self._plans.setting.time_of(found)
+        interval = self._record.interval(case.op, {**case.point, "sms": case.sms}, us)
         busy = found.max_busy_us
         limit = max(busy, key=lambda kind: busy[kind], default="")
         fixed = self._costs.fixed_us(case.op, self._plans.setting.workload(case).shape)
         return TimedRow(
             case,
             part,
-            found.us,
+            us,
             interval.low_us,
             interval.high_us,
             fixed,
