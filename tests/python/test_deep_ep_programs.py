@@ -319,6 +319,21 @@ def routings(rank: int, ranks: int, buffer: Buffer) -> None:
     dist.barrier()
 
 
+def unaligned(rank: int, ranks: int, buffer: Buffer) -> None:
+    """Rows that begin an element behind a multiple of 16 bytes."""
+    ids = routing(rank)[0]
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, EXPERTS)
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        room = torch.full((TOKENS * HIDDEN + 1,), float(rank + 1)).to(dtype)
+        x, scales = room[1:].view(TOKENS, HIDDEN), torch.ones(TOKENS, HIDDEN // 128)
+        given = x if dtype == torch.bfloat16 else (x, scales)
+        got, *_ = buffer.dispatch(given, None, per_rank, None, in_rank, per_expert)
+        rows = bf16_of(got)
+        ends = gathered(per_rank, ranks)[:, rank].cumsum(0).tolist()
+        for r, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            assert (rows[begin:end] == r + 1).all()
+
+
 # ---- What is refused --------------------------------------------------------------------------
 
 
@@ -471,7 +486,8 @@ def forked(rank: int, ranks: int, buffer: Buffer) -> None:
 
 
 def calls(rank: int, ranks: int, buffer: Buffer) -> None:
-    for work in (routings, hooks, hidden_sizes, bad_high_throughput, bad_low_latency, forked):
+    works = routings, unaligned, hooks, hidden_sizes, bad_high_throughput, bad_low_latency, forked
+    for work in works:
         work(rank, ranks, buffer)
 
 
