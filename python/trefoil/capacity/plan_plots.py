@@ -241,7 +241,7 @@ def memory(plan: CapacityPlan) -> Figure:
         text = format_bytes(total * 1e9) + (" ✓ cheapest" if c.verdict == "cheapest" else "")
         # Beside the line of the limit, not across it.
         begin = limit if 0 <= limit - total < 0.3 * most else total
-        axes.text(begin, at, f" {text}", va="center", fontsize=8)
+        annotate(axes, text, (begin, at), (4, 0), va="center", fontsize=8)
     if q.usable_gb is not None:
         axes.axvline(q.usable_gb, color=INK, linewidth=1, linestyle=(0, (6, 3)))
         above = {"of": ("data", "axes fraction"), "ha": "center", "va": "bottom", "fontsize": 8}
