@@ -188,40 +188,56 @@ def greedy(llm: Any, rank: int, ranks: int, vocabulary: int) -> list[Any]:
     ]
 
 
-def kernels_of(profile: Any, count: int) -> dict[str, float]:
+def begin_profile(worker: Any) -> None:
+    """In the process that drives the GPU: with several ranks it is not the engine's."""
+    import torch
+
+    torch.cuda.synchronize()
+    worker.steps_profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    worker.steps_profile.start()
+
+
+def end_profile(worker: Any) -> dict[str, float]:
+    """Milliseconds by kernel since begin_profile."""
+    import torch
+
+    torch.cuda.synchronize()
+    worker.steps_profile.stop()
+    return {e.key: e.self_device_time_total / 1e3 for e in worker.steps_profile.key_averages()}
+
+
+def kernels_of(times: dict[str, float], count: int) -> dict[str, float]:
     """Milliseconds a step by kernel, the longest first."""
-    times = {e.key: e.self_device_time_total / 1e3 / count for e in profile.key_averages()}
-    return dict(sorted(((k, t) for k, t in times.items() if t > 0), key=lambda kt: -kt[1]))
+    ordered = sorted(times.items(), key=lambda kernel: -kernel[1])
+    found = {name: ms / count for name, ms in ordered if ms > 0}
+    if not found:
+        raise RuntimeError("the profile has no kernel")
+    return found
 
 
 def decode(llm: Any, load: int, size: Size, on_gpu: bool) -> dict[str, Any]:
     """Of `load` requests: milliseconds of steps; of further ones, what the GPU did."""
-    import torch
-
     requests(
         llm.llm_engine,
         prompts_of(load, 8, size.vocabulary, 3),
         WARM + MEASURED + PROFILED + 2,
     )
     times: list[float] = []
-    activities = [torch.profiler.ProfilerActivity.CUDA] if on_gpu else []
-    profile = torch.profiler.profile(activities=activities) if on_gpu else None
+    kernels: dict[str, float] = {}
     for ms in steps(llm.llm_engine):
         times.append(ms)
-        if profile and len(times) == WARM + MEASURED:
-            torch.cuda.synchronize()
-            profile.start()
-        if profile and len(times) == WARM + MEASURED + PROFILED:
-            torch.cuda.synchronize()
-            profile.stop()
+        if on_gpu and len(times) == WARM + MEASURED:
+            llm.collective_rpc(begin_profile)
+        if on_gpu and len(times) == WARM + MEASURED + PROFILED:
+            kernels = llm.collective_rpc(end_profile)[0]
     measured = sorted(times[WARM : WARM + MEASURED])
     tenth = len(measured) // 10
     found: dict[str, Any] = {
         "ms": statistics.median(measured),
         "p10_p90_n": [measured[tenth], measured[-1 - tenth], len(measured)],
     }
-    if profile:
-        found["kernels_ms"] = kernels_of(profile, PROFILED)
+    if on_gpu:
+        found["kernels_ms"] = kernels_of(kernels, PROFILED)
     return found
 
 
