@@ -278,7 +278,7 @@ def test_an_interval_says_that_it_extrapolates() -> None:
     assert not inside.extrapolated and inside.low_us <= 100 <= inside.high_us
     assert outside.extrapolated and "1024 ranks (fitted: 8 to 16)" in outside.outside
     assert outside.doublings == 6  # from 16 ranks
-    each = record.fields.per_doubling[0].value
+    each = record.fields.per_scale[0].value
     assert outside.low_us == pytest.approx(inside.low_us * np.exp(-6 * each))
     assert outside.high_us == pytest.approx(inside.high_us * np.exp(6 * each))
 
@@ -393,10 +393,11 @@ def test_rows_left_out_are_neither_fitted_nor_scored() -> None:
 PUBLIC = ("deepep-ll-h100", "deepep-ll-h100-1node", "deepep-ll-h200-1node")
 
 
-def sent_rows(row: dict[str, str], op: str) -> float:
-    """Bandwidth times time over the bytes of a row, in dispatch with its head of 16 bytes."""
+def sent_rows(row: dict[str, str], op: str, costs: Costs) -> float:
+    """Bandwidth times time over the bytes of a row with its head."""
     hidden = int(row["hidden_size"])
-    size = hidden + hidden // 32 + 16 if op == "dispatch" else 2 * hidden
+    size = hidden + hidden // 32 if op == "dispatch" else 2 * hidden
+    size += round(costs.get(f"{op}.row_head_bytes"))
     return 1e3 * float(row[f"{op}_bandwidth_gbps"]) * float(row[f"{op}_avg_t_us"]) / size
 
 
@@ -404,7 +405,8 @@ def sent_rows(row: dict[str, str], op: str) -> float:
 def test_masked_selections_are_what_bandwidth_columns_leave(name: str) -> None:
     """Of rank 0; on one node of the table with masks the mean of ranks whose times differ."""
     split = load_split(name)
-    job = make_job(split)
+    job, costs = make_job(split), Costs.record(name)
+    assert costs.get("dispatch.row_head_bytes") == 16
     known = {(*c.point.values(), c.op): c for c in job.inside + job.outside}
     seen = 0
     with split.table.open() as file:
@@ -421,9 +423,33 @@ def test_masked_selections_are_what_bandwidth_columns_leave(name: str) -> None:
                     abs=1.0 if is_mean else 0.2,
                     rel=1e-2 if is_mean else 1e-3,
                 )
-                assert sent_rows(row, op) == left, case
+                assert sent_rows(row, op, costs) == left, case
                 seen += 1
     assert seen == len(known) == len(job.inside + job.outside)
+
+
+def test_a_head_takes_the_time_of_its_bytes(plans: Plans) -> None:
+    """Rows with a head are as long as larger rows; the slots of a row have none."""
+    cases = [case for case in cases_of((1, 2)) if case.op == "dispatch"]
+    row, head = 7392, 1848
+    larger = Simulation(replace(SETTING.workload(cases[-1]), dispatch_row_bytes=row + head))
+    for cost in (
+        "nvlink_gb_per_s",
+        "dispatch.send_gb_per_s_per_sm",
+        "dispatch.receive_gb_per_s_per_sm",
+    ):
+        rate = {"num_sms": 4, "nic_gb_per_s": 48, cost: 2}
+        costs = Costs(rate).set({"dispatch.row_head_bytes": head})
+        for form in (ClosedForm(plans, cases[-1:]), Replay(plans, cases[-1:])):
+            plain, with_head = form.predict(Costs(rate))[0], form.predict(costs)[0]
+            assert with_head > 1.2 * plain
+        assert with_head == pytest.approx(
+            larger.run(plans.cluster, Costs(rate)).dispatch.us, rel=1e-9
+        )
+    slots = {"num_sms": 4, "nic_gb_per_s": 48, "dispatch.slot_gb_per_s_per_sm": 0.05}
+    costs = Costs(slots).set({"dispatch.row_head_bytes": head})
+    for form in (ClosedForm(plans, cases[-1:]), Replay(plans, cases[-1:])):
+        assert form.predict(costs)[0] < 1.001 * form.predict(Costs(slots))[0]
 
 
 def test_masked_cases_have_the_published_rows() -> None:
