@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -426,6 +427,38 @@ def test_masked_selections_are_what_bandwidth_columns_leave(name: str) -> None:
                 assert sent_rows(row, op, costs) == left, case
                 seen += 1
     assert seen == len(known) == len(job.inside + job.outside)
+
+
+def published_ht_routing(nodes: int, tokens: int) -> list[np.ndarray]:
+    """As DeepEP's test of several nodes draws it: the best 8 of 256 experts, of those of the
+    min(nodes, 4) nodes whose best expert is best."""
+    rng, found = np.random.default_rng(5), []
+    for _ in range(8 * nodes):
+        scores = np.abs(rng.standard_normal((tokens, nodes, 256 // nodes))) + 1
+        best = np.argsort(-scores.max(axis=2), axis=1)[:, : min(nodes, 4)]
+        is_left = np.zeros((tokens, nodes), dtype=bool)
+        np.put_along_axis(is_left, best, True, axis=1)
+        left = np.where(is_left[:, :, None], scores, 0).reshape(tokens, 256)
+        found.append(np.argsort(-left, axis=1)[:, :8].astype(np.int32))
+    return found
+
+
+@pytest.mark.parametrize(("nodes", "share"), [(2, 1.0), (4, 1.0), (8, 0.75)])
+def test_published_ht_routing_against_that_of_the_fit(nodes: int, share: float) -> None:
+    """Rows that leave a node, of a dispatch: as many in all that is fitted and held out."""
+    split = load_split("deepep-ht-h100")
+    job, net = make_job(split), 2
+    case = Case("dispatch", "ht", nodes, 8 * nodes, 7168, 128, 8, 256, 20, 1.0)
+    workload = split.setting.workload(case)
+    free, drawn = (
+        Simulation(workload, idx).traffic("dispatch", tier=net).sum() / workload.dispatch_row_bytes
+        for idx in (None, published_ht_routing(nodes, case.tokens))
+    )
+    is_in_table = any(c.nodes == nodes for c in job.inside + job.outside)
+    assert is_in_table == (share == 1.0)
+    assert drawn / free == pytest.approx(share, abs=0.01)
+    outside = (nodes - 1) * (1 - math.comb(256 - 256 // nodes, 8) / math.comb(256, 8))
+    assert free == pytest.approx(case.ranks * case.tokens * outside, rel=0.01)
 
 
 def test_a_head_takes_the_time_of_its_bytes(plans: Plans) -> None:
