@@ -122,6 +122,15 @@ def test_more_nodes_than_fitted(name: str, fitted: int, tested: int) -> None:
 def test_a_records_own_intervals_beyond_its_range(name: str) -> None:
     """By the record's costs, range and growth as they are in the library."""
     record, rows = CostRecord(name), [row for row in beyond(name) if row.is_whole]
+    job = make_job(load_split(name))
+    held = [case for case in job.outside if case.is_balanced]
+    within, covered = 0, 0
+    for case, us in zip(held, by_record(job, name)[len(job.inside) :], strict=True):
+        own = record.interval(case.op, {**case.point, "sms": case.sms}, float(us))
+        within += own.doublings == 0
+        covered += own.doublings == 0 and own.low_us <= case.us <= own.high_us
+    print(f"{name:<24} inside its range: {covered} of {within}")
+    assert within < LEAST_ROWS or is_nine_in_ten(covered, within)
     for step, is_near in (("one", True), ("two", False)):
         chosen = [row for row in rows if row.is_near == is_near]
         covered = 0
