@@ -154,7 +154,7 @@ TEST(a_head_goes_with_every_row) {
   w.costs.op[0].rowHeadBytes = 1000;
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.11);
   CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 10 * 0.1); /* none of the combine's rows has one */
-  w.costs.op[0].sendGbPerSPerSm = 20;                    /* 0.55 us of an SM */
+  w.costs.op[0].sendGbPerSPerSm = 20;                   /* 0.55 us of an SM */
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.55);
   w.costs.op[0].receiveGbPerSPerSm = 10;
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 1.1);
