@@ -6,6 +6,7 @@ by the record. They were not fitted, and are at one step (up to one doubling) or
 tables of docs/fit.md.
 """
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -25,8 +26,9 @@ from trefoil.fit.growth import (
     rows_beyond,
     scored_cases,
 )
-from trefoil.fit.job import Job, Outcome, make_job
+from trefoil.fit.job import Job, Outcome, make_job, run_form
 from trefoil.fit.model import Array, ClosedForm, Replay
+from trefoil.fit.record import record_of
 from trefoil.fit.search import Fitted, scores
 from trefoil.fit.split import load_split, split_files
 from trefoil.simulator import CostRecord, Costs
@@ -115,6 +117,23 @@ def test_more_nodes_than_fitted(name: str, fitted: int, tested: int) -> None:
     assert n == NODES[name, fitted, tested] and is_nine_in_ten(covered, n, most)
     stated = re.search(rf"\| {name} \| {fitted} \| {tested} \| (\d+) of {n} \|", PAGE)
     assert int(stated[1]) == pytest.approx(covered, abs=POINTS * n / 100 + 0.5)
+
+
+@needs_scipy
+@pytest.mark.parametrize(("name", "n"), [("deepep-ll-h100", 52), ("deepep-ht-h100", 190)])
+def test_a_record_of_one_node_on_two(name: str, n: int) -> None:
+    """By the record that `trefoil fit --engine closed-form` writes for such a split."""
+    split = load_split(name)
+    parts = {part: {**split.text[part], "nodes": [k]} for part, k in (("fit", 1), ("score", 2))}
+    job = make_job(replace(split, text={**split.text, "name": "one-node", **parts}))
+    outcome = run_form(job, "closed-form")
+    text = json.dumps(record_of(job, outcome, [outcome], growth_of(job, outcome)))
+    record, covered = CostRecord("one-node", text), 0
+    for case, us in zip(job.outside, outcome.outside_us, strict=True):
+        own = record.interval(case.op, {**case.point, "sms": case.sms}, us)
+        covered += own.low_us <= case.us <= own.high_us
+    print(f"{name}, its rows of one node fitted, of two tested: {covered} of {n}")
+    assert len(job.outside) == n and is_nine_in_ten(covered, n)
 
 
 @needs_scipy
