@@ -353,7 +353,7 @@ int cmdSimulate(int argc, char **argv) {
       {"platform", 0, POPT_ARG_STRING, &q.platform, 0,
        "write the platform of dispatch, as SimGrid's XML", "FILE"},
       {"timeout", 0, POPT_ARG_DOUBLE, &q.timeoutS, CLI_POSITIVE,
-       "SimGrid's wall clock (default 600)", "SECONDS"},
+       "wall clock of SimGrid and fair (default 600)", "SECONDS"},
       {"each", 0, POPT_ARG_STRING, &q.each, 0,
        "alone: a step a line, its options as a JSON list (-: stdin); a JSON line with code, out "
        "and err for each",

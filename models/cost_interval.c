@@ -1,7 +1,7 @@
 /* How far to trust a prediction: the spread of measured over predicted times, of the rows that were
- * fitted and of those held out, whichever is wider. Fitted rows alone flatter: of rows that were held
- * out inside the range their quantiles hold two thirds, not nine tenths. Outside the range the spread
- * grows with the distance. */
+ * fitted and of those held out inside the range, whichever is wider. Fitted rows alone flatter: of rows
+ * that were held out there their quantiles hold two thirds, not nine tenths. Outside the range the
+ * spread grows with the distance; rows held out there say how much, and count once. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,20 +37,40 @@ static double beyondPorts(char text[512], const trefoil_fit_point_t *point) {
   return 1;
 }
 
-/* The sum over what can differ by itself: ranks grow with nodes, bytes of a row with hidden. */
-static double doublingsBeyond(char text[512], const trefoil_fit_range_t *r, trefoil_op_t op,
-                              const trefoil_fit_point_t *point) {
+/* More experts than fitted count as far as ranks are not as many more: a rank has what it had. */
+static double expertsBeyond(char text[512], const trefoil_fit_range_t *r,
+                            const trefoil_fit_point_t *point) {
+  double experts = beyond(text, "experts", point->experts, r->experts[0], r->experts[1]);
+  if (point->experts <= r->experts[1] || point->ranks <= r->ranks[1]) return experts;
+  return fmax(experts - log2((double)point->ranks / r->ranks[1]), 0);
+}
+
+/* Of nodes and ranks, which grow together; and the sum over what else can differ by itself. */
+typedef struct distance {
+  double scale, rest;
+} distance_t;
+
+static distance_t distanceOf(char text[512], const trefoil_fit_range_t *r, trefoil_op_t op,
+                             const trefoil_fit_point_t *point) {
   double scale = beyond(text, "nodes", point->nodes, r->nodes[0], r->nodes[1]);
   scale = fmax(scale, beyond(text, "ranks", point->ranks, r->ranks[0], r->ranks[1]));
   double rest = beyond(text, "tokens", point->tokens, r->tokens[0], r->tokens[1]);
   double row = beyond(text, "hidden", point->hidden, r->hidden[0], r->hidden[1]);
-  rest += beyond(text, "experts", point->experts, r->experts[0], r->experts[1]);
+  rest += expertsBeyond(text, r, point);
   rest += beyond(text, "top-k", point->topk, r->topk[0], r->topk[1]);
   int sms = point->sms ? point->sms : r->sms[0];
   int rowBytes = point->rowBytes ? point->rowBytes : r->rowBytes[op][0];
   rest += beyond(text, "SMs", sms, r->sms[0], r->sms[1]);
   row = fmax(row, beyond(text, "bytes a row", rowBytes, r->rowBytes[op][0], r->rowBytes[op][1]));
-  return scale + rest + row + beyondPorts(text, point);
+  return (distance_t){scale, rest + row + beyondPorts(text, point)};
+}
+
+static double growthOf(const trefoil_cost_record_t *record, trefoil_op_t op,
+                       const trefoil_fit_point_t *point, distance_t far) {
+  int isAcross = point->nodes > 1 && record->range.nodes[1] == 1;
+  double nodes = isAcross ? log2(point->nodes) : 0;
+  return record->perScale[op].value * fmax(far.scale - nodes, 0) +
+         record->acrossNodes[op].value * nodes + record->perDoubling[op].value * far.rest;
 }
 
 trefoil_result_t trefoilCostRecordInterval(const trefoil_cost_record_t *record, trefoil_op_t op,
@@ -60,20 +80,18 @@ trefoil_result_t trefoilCostRecordInterval(const trefoil_cost_record_t *record, 
   EP_CHECK(op == TREFOIL_OP_DISPATCH || op == TREFOIL_OP_COMBINE, TREFOIL_INVALID_ARGUMENT,
            "operation %d is neither dispatch nor combine", (int)op);
   EP_CHECK(us >= 0, TREFOIL_INVALID_ARGUMENT, "a time of %g us: must not be negative", us);
-  const trefoil_fit_range_t *r = &record->range;
   trefoil_interval_t found = {.n = record->inside[op].n};
-  found.doublings = doublingsBeyond(found.outside, r, op, point);
+  distance_t far = distanceOf(found.outside, &record->range, op, point);
+  found.doublings = far.scale + far.rest;
   found.isExtrapolated = found.outside[0] != 0;
   double low = fmin(record->inside[op].low, 1); /* the prediction itself belongs to its interval */
   double high = fmax(record->inside[op].high, 1);
-  if (record->outside[op].n > 0) {
-    found.n += record->outside[op].n;
-    low = fmin(low, record->outside[op].low);
-    high = fmax(high, record->outside[op].high);
+  if (record->within[op].n > 0) {
+    found.n += record->within[op].n;
+    low = fmin(low, record->within[op].low);
+    high = fmax(high, record->within[op].high);
   }
-  double growth = record->perDoubling[op].value * found.doublings;
-  if (point->nodes > 1 && r->nodes[1] == 1)
-    growth += record->acrossNodes[op].value * log2(point->nodes);
+  double growth = growthOf(record, op, point, far);
   found.lowUs = us * low * exp(-growth);
   found.highUs = us * high * exp(growth);
   *interval = found;

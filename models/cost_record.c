@@ -89,6 +89,7 @@ static const cost_field_t opFields[] = {
     OPTIONAL_COST("rest_gb_per_s_per_sm", restGbPerSPerSm),
     OPTIONAL_COST("missing_us", missingUs),
     OPTIONAL_COST("flow_share", flowShare),
+    OPTIONAL_COST("row_head_bytes", rowHeadBytes),
 };
 enum {
   numCostFields = sizeof costFields / sizeof *costFields,
@@ -229,7 +230,9 @@ static trefoil_result_t takeFit(const json_t *fit, const char *file, trefoil_cos
   for (int op = 0; op < 2; op++) {
     EP_TRY(takeResiduals(fit, file, "inside", op, &r->inside[op]));
     EP_TRY(takeResiduals(fit, file, "outside", op, &r->outside[op]));
+    EP_TRY(takeResiduals(fit, file, "within", op, &r->within[op]));
     EP_TRY(takeGrowth(fit, file, "per_doubling", op, &r->perDoubling[op]));
+    EP_TRY(takeGrowth(fit, file, "per_scale", op, &r->perScale[op]));
     EP_TRY(takeGrowth(fit, file, "across_nodes", op, &r->acrossNodes[op]));
   }
   return TREFOIL_OK;

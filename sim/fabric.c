@@ -117,9 +117,14 @@ static double backOf(const work_t *w, int64_t rows, int64_t otherRows) {
   return rows > 0 ? w->costs->nvlinkBackShare * (double)otherRows / (double)rows : 0;
 }
 
+/* A row with the head that the library puts before it. */
+static double bytesUnderWay(const work_t *w) {
+  return (double)w->replay->rowBytes + w->op->rowHeadBytes;
+}
+
 static void setPorts(const work_t *w) {
   const trefoil_cluster_t *cl = w->run->cluster;
-  double bytes = (double)w->replay->rowBytes;
+  double bytes = bytesUnderWay(w);
   double nvlink = w->costs->nvlinkGbPerS > 0 ? w->costs->nvlinkGbPerS : cl->nvlinkGbPerS;
   double nic = w->costs->nicGbPerS > 0 ? w->costs->nicGbPerS : cl->nicGbPerS;
   double rows = w->costs->rowsPerMessage > 0 ? w->costs->rowsPerMessage : 1;
@@ -139,9 +144,9 @@ static void setPorts(const work_t *w) {
   }
 }
 
-/* What a row takes of some SMs that share its work: ns, or 0. */
-static double smRowNs(double rowNs, double gbPerS, const work_t *w) {
-  return rowNs + (gbPerS > 0 ? (double)w->replay->rowBytes / gbPerS : 0);
+/* What so many bytes of a row take of some SMs that share its work: ns, or 0. */
+static double smRowNs(double rowNs, double gbPerS, double bytes) {
+  return rowNs + (gbPerS > 0 ? bytes / gbPerS : 0);
 }
 
 /* What the SMs of each kind have to do for a row, and beside rows for tokens and places: ns of one. */
@@ -199,11 +204,12 @@ static void setSms(const work_t *w) {
   double sms = w->run->numSms > 0 ? w->run->numSms : w->costs->numSms;
   double forwardSms = sms * share, missing = missingNs(w);
   if (replay->hasNetPhases) sms -= forwardSms;
-  sm_work_t c = {.send = smRowNs(op->sendRowNs, op->sendGbPerSPerSm, w),
-                 .take = smRowNs(op->receiveRowNs, op->receiveGbPerSPerSm, w),
+  double bytes = (double)replay->rowBytes, withHead = bytesUnderWay(w);
+  sm_work_t c = {.send = smRowNs(op->sendRowNs, op->sendGbPerSPerSm, withHead),
+                 .take = smRowNs(op->receiveRowNs, op->receiveGbPerSPerSm, withHead),
                  .token = op->tokenNs,
-                 .slot = smRowNs(op->slotNs, op->slotGbPerSPerSm, w),
-                 .rest = smRowNs(0, op->restGbPerSPerSm, w)};
+                 .slot = smRowNs(op->slotNs, op->slotGbPerSPerSm, bytes),
+                 .rest = smRowNs(0, op->restGbPerSPerSm, bytes)};
   int areSplit = op->sendShare > 0 || op->mostSendSms > 0;
   double sendSms = areSplit ? sendSmsOf(w, &c, sms) : sms;
   double takeSms = areSplit ? sms - sendSms : sms;
@@ -242,7 +248,7 @@ static trefoil_result_t setLeaves(const work_t *w) {
     int ports = 0;
     for (int p = 0; p < f->numPorts; p++) ports += f->leafOf[p] == leaf && !w->isDown[p];
     if (ports == 0) continue;
-    ep_fs_t t = toFs((double)w->replay->rowBytes * over / (nic * ports));
+    ep_fs_t t = toFs(bytesUnderWay(w) * over / (nic * ports));
     f->row[TREFOIL_RESOURCE_LEAF_UP][leaf] = f->row[TREFOIL_RESOURCE_LEAF_DOWN][leaf] = t;
     f->gbPerS[TREFOIL_RESOURCE_LEAF_UP][leaf] = nic * ports / over;
     f->gbPerS[TREFOIL_RESOURCE_LEAF_DOWN][leaf] = nic * ports / over;

@@ -60,6 +60,7 @@ static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
       {"slotGbPerSPerSm", c->slotGbPerSPerSm},
       {"restGbPerSPerSm", c->restGbPerSPerSm},
       {"missingUs", c->missingUs},
+      {"rowHeadBytes", c->rowHeadBytes},
   };
   return checkNumbers(numbers, sizeof numbers / sizeof *numbers, of);
 }

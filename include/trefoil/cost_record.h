@@ -45,8 +45,10 @@ typedef struct trefoil_cost_record {
   trefoil_fit_range_t range;
   trefoil_residuals_t inside[2];              /* by trefoil_op_t: the rows that were fitted */
   trefoil_residuals_t outside[2];             /* the rows of the split that were held out */
+  trefoil_residuals_t within[2];              /* of these, those that lie inside the range */
   char cluster[TREFOIL_RECORD_CLUSTER_BYTES]; /* where they were measured: a preset or a path */
-  trefoil_growth_t perDoubling[2]; /* by trefoil_op_t: of each doubling beyond the range */
+  trefoil_growth_t perDoubling[2]; /* by trefoil_op_t: of each doubling of a shape or of SMs */
+  trefoil_growth_t perScale[2];    /* of each doubling of nodes or ranks */
   trefoil_growth_t acrossNodes[2]; /* of each doubling of nodes, where one node was fitted */
 } trefoil_cost_record_t;
 
@@ -89,11 +91,14 @@ typedef struct trefoil_interval {
 } trefoil_interval_t;
 
 /* The interval round a predicted time `us`: from the wider of the fitted rows' residuals and those
- * of the rows held out. Outside the range it widens on either side by the factor
- * exp(perDoubling x doublings), and by exp(acrossNodes x log2(nodes)) where one node was fitted.
- * Doublings count from the nearest end of the range, and add up over scale (the farther of
- * nodes and ranks), tokens, size of a row (the farther of hidden and bytes), experts, top-k and SMs.
- * Ports of other rates than fitted count as one. */
+ * of the rows held out inside the range. Outside the range it widens on either side by the factor
+ *
+ *     exp(perScale x scale + acrossNodes x nodes + perDoubling x rest)
+ *
+ * in doublings from the nearest end of the range. scale: the farther of nodes and ranks. nodes: where
+ * one node was fitted, log2(nodes), which scale then has less. rest: the sum of tokens, size of a row
+ * (the farther of hidden and bytes), experts (more than fitted: only as far as ranks are not, too),
+ * top-k and SMs; ports of other rates than fitted count as one. */
 TREFOIL_API trefoil_result_t trefoilCostRecordInterval(const trefoil_cost_record_t *record,
                                                        trefoil_op_t op,
                                                        const trefoil_fit_point_t *point, double us,

@@ -45,6 +45,8 @@ typedef struct trefoil_op_costs {
                        until a word says that there are no more */
   double flowShare; /* of a port that both want, what flows of others get together, [0, 1): less if
                        the operation has more stores under way; 0 = 0.5 */
+  double rowHeadBytes; /* that the library puts before each row besides the plan's bytes: SMs that
+                          send, forward and receive, and ports carry them */
 } trefoil_op_costs_t;
 
 /* All zero but numSms is legal: then only bytes over ports take time. */

@@ -100,7 +100,7 @@ OpCosts = _struct(
     double launch_us, token_ns, send_row_ns, send_gb_per_s_per_sm, receive_row_ns,
     receive_gb_per_s_per_sm, forward_share, signal_ns, net_signal_ns, net_start_us,
     node_round_us, send_share, most_send_sms, slot_ns, slot_gb_per_s_per_sm, announce_us,
-    rest_gb_per_s_per_sm, missing_us, flow_share
+    rest_gb_per_s_per_sm, missing_us, flow_share, row_head_bytes
     """,
 )
 CostFields = _struct(
@@ -134,9 +134,9 @@ Record = _struct(
     CostFields costs;
     int is_ht, variant;
     FitRange range;
-    Residuals[2] inside, outside;
+    Residuals[2] inside, outside, within;
     char[256] cluster;
-    Growth[2] per_doubling, across_nodes
+    Growth[2] per_doubling, per_scale, across_nodes
     """,
 )
 Point = _struct(

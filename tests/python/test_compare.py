@@ -67,13 +67,13 @@ def test_what_was_predicted_is_inside(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_slow_links_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Everything takes 1.6 times as long over two nodes: the network cards."""
-    path = table_of(tmp_path / "t.csv", {"dispatch": 1.6, "combine": 1.6}, nodes=2)
+    """Everything takes twice as long over two nodes: the network cards."""
+    path = table_of(tmp_path / "t.csv", {"dispatch": 2.0, "combine": 2.0}, nodes=2)
     code, answer = answer_of(capsys, path, "--gpus-per-node", 8)
     assert code == 1 and answer["summary"]["outside"] == 6
     assert all(row["measured_us"] > row["interval_us"][1] for row in answer["rows"])
     assert {f["what"] for f in answer["slow"]} <= {"nic-out", "nic-in"}
-    assert answer["slow"] and all(0.5 < f["share"] < 0.75 for f in answer["slow"])
+    assert answer["slow"] and all(0.4 < f["share"] < 0.6 for f in answer["slow"])
     assert verb.main([str(path), "--gpus-per-node", "8"]) == 1
     text = capsys.readouterr().out
     assert "ABOVE" in text and "of the model's rate" in text

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -190,6 +191,8 @@ def test_scores_by_hand() -> None:
     assert score.mape_percent == pytest.approx(20 / 3)
     assert (score.low, score.high) == (pytest.approx(100 / 110), pytest.approx(100 / 90))
     assert Score.of(np.empty(0), np.empty(0)).n == 0
+    ends = {n: Score.of(np.ones(n), np.arange(1.0, n + 1)) for n in (9, 11, 18, 40)}
+    assert [(s.low, s.high) for s in ends.values()] == [(1, 9), (2, 10), (2, 17), (3, 38)]
 
 
 # ---- Committed splits and records ---------------------------------------------------------------
@@ -278,7 +281,7 @@ def test_an_interval_says_that_it_extrapolates() -> None:
     assert not inside.extrapolated and inside.low_us <= 100 <= inside.high_us
     assert outside.extrapolated and "1024 ranks (fitted: 8 to 16)" in outside.outside
     assert outside.doublings == 6  # from 16 ranks
-    each = record.fields.per_doubling[0].value
+    each = record.fields.per_scale[0].value
     assert outside.low_us == pytest.approx(inside.low_us * np.exp(-6 * each))
     assert outside.high_us == pytest.approx(inside.high_us * np.exp(6 * each))
 
@@ -393,10 +396,11 @@ def test_rows_left_out_are_neither_fitted_nor_scored() -> None:
 PUBLIC = ("deepep-ll-h100", "deepep-ll-h100-1node", "deepep-ll-h200-1node")
 
 
-def sent_rows(row: dict[str, str], op: str) -> float:
-    """Bandwidth times time over the bytes of a row, in dispatch with its head of 16 bytes."""
+def sent_rows(row: dict[str, str], op: str, costs: Costs) -> float:
+    """Bandwidth times time over the bytes of a row with its head."""
     hidden = int(row["hidden_size"])
-    size = hidden + hidden // 32 + 16 if op == "dispatch" else 2 * hidden
+    size = hidden + hidden // 32 if op == "dispatch" else 2 * hidden
+    size += round(costs.get(f"{op}.row_head_bytes"))
     return 1e3 * float(row[f"{op}_bandwidth_gbps"]) * float(row[f"{op}_avg_t_us"]) / size
 
 
@@ -404,7 +408,8 @@ def sent_rows(row: dict[str, str], op: str) -> float:
 def test_masked_selections_are_what_bandwidth_columns_leave(name: str) -> None:
     """Of rank 0; on one node of the table with masks the mean of ranks whose times differ."""
     split = load_split(name)
-    job = make_job(split)
+    job, costs = make_job(split), Costs.record(name)
+    assert costs.get("dispatch.row_head_bytes") == 16
     known = {(*c.point.values(), c.op): c for c in job.inside + job.outside}
     seen = 0
     with split.table.open() as file:
@@ -421,9 +426,65 @@ def test_masked_selections_are_what_bandwidth_columns_leave(name: str) -> None:
                     abs=1.0 if is_mean else 0.2,
                     rel=1e-2 if is_mean else 1e-3,
                 )
-                assert sent_rows(row, op) == left, case
+                assert sent_rows(row, op, costs) == left, case
                 seen += 1
     assert seen == len(known) == len(job.inside + job.outside)
+
+
+def published_ht_routing(nodes: int, tokens: int) -> list[np.ndarray]:
+    """As DeepEP's test of several nodes draws it: the best 8 of 256 experts, of those of the
+    min(nodes, 4) nodes whose best expert is best."""
+    rng, found = np.random.default_rng(5), []
+    for _ in range(8 * nodes):
+        scores = np.abs(rng.standard_normal((tokens, nodes, 256 // nodes))) + 1
+        best = np.argsort(-scores.max(axis=2), axis=1)[:, : min(nodes, 4)]
+        is_left = np.zeros((tokens, nodes), dtype=bool)
+        np.put_along_axis(is_left, best, True, axis=1)
+        left = np.where(is_left[:, :, None], scores, 0).reshape(tokens, 256)
+        found.append(np.argsort(-left, axis=1)[:, :8].astype(np.int32))
+    return found
+
+
+@pytest.mark.parametrize(("nodes", "share"), [(2, 1.0), (4, 1.0), (8, 0.75)])
+def test_published_ht_routing_against_that_of_the_fit(nodes: int, share: float) -> None:
+    """Rows that leave a node, of a dispatch: as many in all that is fitted and held out."""
+    split = load_split("deepep-ht-h100")
+    job, net = make_job(split), 2
+    case = Case("dispatch", "ht", nodes, 8 * nodes, 7168, 128, 8, 256, 20, 1.0)
+    workload = split.setting.workload(case)
+    free, drawn = (
+        Simulation(workload, idx).traffic("dispatch", tier=net).sum() / workload.dispatch_row_bytes
+        for idx in (None, published_ht_routing(nodes, case.tokens))
+    )
+    is_in_table = any(c.nodes == nodes for c in job.inside + job.outside)
+    assert is_in_table == (share == 1.0)
+    assert drawn / free == pytest.approx(share, abs=0.01)
+    outside = (nodes - 1) * (1 - math.comb(256 - 256 // nodes, 8) / math.comb(256, 8))
+    assert free == pytest.approx(case.ranks * case.tokens * outside, rel=0.01)
+
+
+def test_a_head_takes_the_time_of_its_bytes(plans: Plans) -> None:
+    """Rows with a head are as long as larger rows; the slots of a row have none."""
+    cases = [case for case in cases_of((1, 2)) if case.op == "dispatch"]
+    row, head = 7392, 1848
+    larger = Simulation(replace(SETTING.workload(cases[-1]), dispatch_row_bytes=row + head))
+    for cost in (
+        "nvlink_gb_per_s",
+        "dispatch.send_gb_per_s_per_sm",
+        "dispatch.receive_gb_per_s_per_sm",
+    ):
+        rate = {"num_sms": 4, "nic_gb_per_s": 48, cost: 2}
+        costs = Costs(rate).set({"dispatch.row_head_bytes": head})
+        for form in (ClosedForm(plans, cases[-1:]), Replay(plans, cases[-1:])):
+            plain, with_head = form.predict(Costs(rate))[0], form.predict(costs)[0]
+            assert with_head > 1.2 * plain
+        assert with_head == pytest.approx(
+            larger.run(plans.cluster, Costs(rate)).dispatch.us, rel=1e-9
+        )
+    slots = {"num_sms": 4, "nic_gb_per_s": 48, "dispatch.slot_gb_per_s_per_sm": 0.05}
+    costs = Costs(slots).set({"dispatch.row_head_bytes": head})
+    for form in (ClosedForm(plans, cases[-1:]), Replay(plans, cases[-1:])):
+        assert form.predict(costs)[0] < 1.001 * form.predict(Costs(slots))[0]
 
 
 def test_masked_cases_have_the_published_rows() -> None:

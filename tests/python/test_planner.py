@@ -76,6 +76,19 @@ def test_plan_is_what_simulate_answers() -> None:
     from_json(data)
 
 
+def test_the_answer_in_the_introduction_is_that_of_today() -> None:
+    """docs/use_plan_capacity.md shows it shortened: its lines in their order."""
+    question = ["--moe", "deepseek-v3", "--gpus", "96"]
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        assert planner.main(question) == 0
+    lines = told.getvalue().splitlines()
+    page = (ROOT / "docs" / "use_plan_capacity.md").read_text(encoding="utf-8")
+    answer = page.split(f"The answer of `trefoil plan {' '.join(question)}`, shortened:")[1]
+    shown = [line for line in answer.split("```")[1].splitlines() if line not in ("", "...")]
+    rest = iter(lines)
+    assert len(shown) > 6 and [line for line in shown if line not in rest] == []
+
+
 def test_closed_form_is_the_same_in_both_verbs() -> None:
     data = plan(*SMALL, "--engine", "closed-form", "--no-crossover", "--mode", "ll")
     done = run("plan", "--closed-form", "--json", "--gpus", "8..32", "--tokens", "16", "--grouped")

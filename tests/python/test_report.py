@@ -225,6 +225,58 @@ def test_no_text_is_smaller_than_11_pixels(everything: tuple[list[Figure], str, 
         assert min(sizes) * least / width >= 11
 
 
+class Boxes(HTMLParser):
+    """What is around each table and picture: its open ancestors as (tag, classes)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str]] = []
+        self.around: list[tuple[str, list[tuple[str, str]]]] = []
+        self.styles, self.is_scaled = "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        of = dict(attrs)
+        if tag in ("table", "svg"):
+            self.around.append((tag, list(self.open)))
+        if tag == "meta" and of.get("name") == "viewport":
+            self.is_scaled = of["content"] == "width=device-width, initial-scale=1"
+        if tag not in ("meta", "link", "br", "hr", "img", "col"):
+            self.open.append((tag, of.get("class") or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        while any(name == tag for name, _ in self.open) and self.open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1][0] == "style" and not self.styles:
+            self.styles = data
+
+
+PHONE = 390 - 32  # pixels beside the page's margins
+
+
+def test_a_phone_has_one_column(everything: tuple[list[Figure], str, str]) -> None:
+    """What may be wider than the screen scrolls in a box of its own."""
+    page_of_run = everything[1].partition("</html>")[0]
+    for text in (page_of_run, everything[2]):
+        boxes = Boxes(text)
+        assert boxes.is_scaled and len(boxes.around) > 5
+        for tag, around in boxes.around:
+            scrolls = [c for t, c in around if t == "figure" or "scroll" in c.split()]
+            assert scrolls, (tag, around)
+        rules = dict(re.findall(r"([^{}]+)\{([^{}]*)\}", boxes.styles.partition("@media")[0]))
+        rules = {name.strip().rpartition("}")[2].strip(): rule for name, rule in rules.items()}
+        assert "overflow-x: auto" in rules[".scroll"] and "overflow-x: auto" in rules["figure"]
+        assert "overflow-wrap: anywhere" in rules["code"] + rules["pre"]
+        for name, rule in rules.items():
+            widths = re.findall(r"(?<!max-)(?:min-)?width: (\d+)px", rule)
+            assert all(int(width) <= PHONE for width in widths), name
+            for least in re.findall(r"minmax\((?!min\(100%)(\d+)px", rule):
+                assert 2 * int(least) <= PHONE, name
+        assert "minmax(min(100%, 400px), 1fr)" in rules[".pictures"]  # two need 816 pixels
+
+
 def test_texts_fall_back_to_a_sans_serif_font(everything: tuple[list[Figure], str, str]) -> None:
     families = set(re.findall(r"font-family: ([^;]+);", "".join(everything[1:])))
     assert families == {"'DejaVu Sans', Verdana, Arial, sans-serif"}

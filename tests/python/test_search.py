@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import trefoil
 from trefoil.capacity import __main__ as verb
 from trefoil.capacity import fleet, search_plots
-from trefoil.capacity.batch_search import Search
+from trefoil.capacity.batch_search import NO_PANDAS, Search
 from trefoil.capacity.configuration import Configuration
 from trefoil.capacity.planner import Planner
 from trefoil.capacity.question import PlanError, Question
@@ -120,6 +121,41 @@ def test_a_data_frame(monkeypatch: pytest.MonkeyPatch, found: Search) -> None:
     fake = types.SimpleNamespace(DataFrame=lambda rows: ("frame", rows))
     monkeypatch.setitem(sys.modules, "pandas", fake)
     assert found.frame() == ("frame", found.rows())
+
+
+WITHOUT_PANDAS = """
+import sys
+asked = []
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "pandas":
+            asked.append(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import trefoil, trefoil.simulator
+from trefoil.capacity import __main__ as verb
+found = trefoil.plan(gpus=64, ep="64", tokens="8,16", engine="closed-form")
+point = {"gpus": 8, "tokens": 8, "costs": "ideal"}
+print(len(found.rows()), [bool(o.answer) for o in trefoil.sweep([point])])
+print(verb.main(["--engine", "closed-form", "--gpus", "64", "--ep", "64", "--tokens", "8,16"]))
+print(asked)
+try:
+    found.frame()
+except ImportError as error:
+    print(error)
+print(asked)
+"""
+
+
+def test_only_a_data_frame_needs_pandas() -> None:
+    """Blocked by a finder: whatever asks for pandas, however deep, is seen."""
+    command = [sys.executable, "-c", WITHOUT_PANDAS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert lines[0] == "4 [True]"  # LL and HT of two batches; a point of a sweep
+    assert lines[-4:-2] == ["0", "[]"]  # the verb's table is above
+    assert lines[-2] == NO_PANDAS and lines[-1] == "['pandas']"
 
 
 def test_bad_searches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,6 +147,22 @@ TEST(what_transfers_do_not_hide_comes_after_the_last_row) {
   CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 20 * 0.1 + 10);
 }
 
+/* A row of 10000 bytes takes 0.1 us of a port: a head of a tenth makes it 0.11. The plan's bytes stay. */
+TEST(a_head_goes_with_every_row) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 10);
+  w.costs.op[0].rowHeadBytes = 1000;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.11);
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 10 * 0.1); /* none of the combine's rows has one */
+  w.costs.op[0].sendGbPerSPerSm = 20;                   /* 0.55 us of an SM */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.55);
+  w.costs.op[0].receiveGbPerSPerSm = 10;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 1.1);
+  w.costs.op[0].receiveGbPerSPerSm = 0, w.costs.op[0].sendGbPerSPerSm = 0;
+  w.costs.op[0].restGbPerSPerSm = 10; /* what is copied out has no head */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.11 + 10);
+}
+
 TEST(tokens_that_are_missing_are_looked_for) {
   world_t w;
   initPair(&w, TREFOIL_LL_EXPERT_MAJOR, WORLD_TOKENS);

@@ -17,6 +17,8 @@ from trefoil.capacity.plan import CapacityPlan
 from trefoil.capacity.question import Question
 from trefoil.capacity.verdict import fits
 
+NO_PANDAS = "a data frame needs pandas (pip install pandas); rows() has the same as dictionaries"
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -86,9 +88,11 @@ class Search:
         return [row_of(c, id(c.configuration) in on_frontier) for c in self.candidates()]
 
     def frame(self) -> Any:
-        """The rows as a pandas data frame."""
-        import pandas
-
+        """The rows as a pandas data frame. ImportError: without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError(NO_PANDAS) from None
         return pandas.DataFrame(self.rows())
 
 

@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
         simgrid = compare_with_simgrid(job, outcomes[-1], arguments.simgrid)
     record = {}
     if arguments.out or arguments.json:
-        record = record_of(job, outcomes[-1], outcomes, growth_of(job))
+        record = record_of(job, outcomes[-1], outcomes, growth_of(job, outcomes[-1]))
     if arguments.out:
         write_whole(arguments.out, json.dumps(record, indent=2) + "\n")
     if arguments.json:

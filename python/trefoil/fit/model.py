@@ -198,7 +198,8 @@ class ClosedForm:
 
     def _busy_us(self, costs: Costs) -> Array:
         """By kind of resource, case and rank."""
-        size, ranks = self.row_bytes, self.ranks
+        size = self.row_bytes + self._of_op(costs, "row_head_bytes")
+        ranks = self.ranks
         nvlink, nic = self.cluster_rates
         nvlink, nic = costs.get("nvlink_gb_per_s") or nvlink, costs.get("nic_gb_per_s") or nic
         sms = np.where(self.sms > 0, self.sms, costs.get("num_sms"))
@@ -211,7 +212,7 @@ class ClosedForm:
             size, self._of_op(costs, "receive_gb_per_s_per_sm")
         )
         place = self._of_op(costs, "slot_ns") + _time(
-            size, self._of_op(costs, "slot_gb_per_s_per_sm")
+            self.row_bytes, self._of_op(costs, "slot_gb_per_s_per_sm")
         )
         places = ranks["slots"] * place[:, None]
         token = (self.tokens * self._of_op(costs, "token_ns"))[:, None]

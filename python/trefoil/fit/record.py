@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,8 +13,9 @@ import numpy as np
 from trefoil.fit.cases import OPS, Case
 from trefoil.fit.job import Job, Outcome
 from trefoil.fit.model import row_bytes
-from trefoil.fit.search import Score
+from trefoil.fit.search import Score, scores
 from trefoil.simulator import CostRecord, Costs
+from trefoil.structs import Record
 
 
 def _number(job: Job, name: str, outcome: Outcome) -> dict[str, Any]:
@@ -36,7 +38,10 @@ def _number(job: Job, name: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def _score(score: Score) -> dict[str, Any]:
-    return {k: v if isinstance(v, int) else round(v, 4) for k, v in asdict(score).items()}
+    """An interval's ends are rounded outwards, so that the rows at its ends stay inside."""
+    found = {k: v if isinstance(v, int) else round(v, 4) for k, v in asdict(score).items()}
+    ends = {"low": math.floor(1e4 * score.low) / 1e4, "high": math.ceil(1e4 * score.high) / 1e4}
+    return {**found, **ends}
 
 
 def _span(cases: Sequence[Case], name: str) -> list[int]:
@@ -62,6 +67,32 @@ def range_of(job: Job) -> dict[str, list[int]]:
     return {**{column: _span(job.inside, column) for column in columns}, **fitted_rows(job)}
 
 
+def point_of(case: Case) -> dict[str, int]:
+    return {**case.point, "sms": case.sms}
+
+
+def range_record(job: Job) -> CostRecord:
+    """With the range of what was fitted, and nothing else."""
+    fields = Record()
+    for name, ends in range_of(job).items():
+        op, _, rest = name.partition("_")
+        is_row = rest == "row_bytes"
+        place = fields.range.row_bytes[OPS.index(op)] if is_row else getattr(fields.range, name)
+        place[:] = ends
+    return CostRecord.of_fields(fields)
+
+
+def _within(job: Job, outcome: Outcome) -> dict[str, Score]:
+    """Of the rows held out, those inside the range."""
+    record = range_record(job)
+    places = [
+        i
+        for i, case in enumerate(job.outside)
+        if record.interval(case.op, point_of(case), 1.0).doublings == 0
+    ]
+    return scores([job.outside[i] for i in places], np.array(outcome.outside_us)[places])
+
+
 def record_of(
     job: Job, outcome: Outcome, all_outcomes: list[Outcome], growth: dict[str, Any]
 ) -> dict[str, Any]:
@@ -85,6 +116,7 @@ def record_of(
         **range_of(job),
         "inside": {k: _score(s) for k, s in outcome.inside.items()},
         "outside": {k: _score(s) for k, s in outcome.outside.items()},
+        "within": {k: _score(s) for k, s in _within(job, outcome).items()},
         "forms": {
             o.form: {"inside": _score(o.inside["both"]), "outside": _score(o.outside["both"])}
             for o in all_outcomes

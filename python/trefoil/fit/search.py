@@ -153,7 +153,7 @@ class Score:
     mape_percent: float
     p90_percent: float
     worst_percent: float
-    low: float  # 5 and 95 % quantiles of measured / predicted
+    low: float  # of measured / predicted: beyond either end lies a twentieth, in whole rows
     high: float
 
     @classmethod
@@ -161,14 +161,15 @@ class Score:
         if len(measured) == 0:
             return cls(0, 0.0, 0.0, 0.0, 1.0, 1.0)
         error = 100 * np.abs(predicted / measured - 1)
-        ratio = measured / predicted
+        ratio = np.sort(measured / predicted)
+        beyond = round(len(ratio) / 20)
         return cls(
             len(measured),
             float(error.mean()),
             float(np.quantile(error, 0.9)),
             float(error.max()),
-            float(np.quantile(ratio, 0.05, method="lower")),
-            float(np.quantile(ratio, 0.95, method="higher")),
+            float(ratio[beyond]),
+            float(ratio[-1 - beyond]),
         )
 
 
