@@ -113,7 +113,7 @@ struct Split {
 
 // A sender stores a row to each rank of the token; receivers of an expert-major dispatch store all its rows.
 Split dispatchSplit(bool expertMajor, bool push, int ranks, int topk) {
-  if (!expertMajor) return Split{1, 1, 0, ranks > 2 ? 8 : 10};
+  if (!expertMajor) return Split{1, 1, 0, ranks > 2 ? 9 : 10};
   const double rows = ranks * (1 - pow(1 - 1.0 / ranks, topk)); // of a token, uniform routing
   return push ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 9}
               : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 9};

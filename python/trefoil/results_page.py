@@ -44,17 +44,19 @@ FILES: dict[str, Any] = {
     ],
     "against": "against_nccl_ep_h200x2.json",
     "package": "nccl_ep_package_h200x2.json",
-    "domains": "domains_h100x2.json",
+    "domains": "domains_h200x2.json",
+    "domains_fitted": "domains_h100x2.json",
     "domains_four": [
         ("domains_h200x4_2x2.json", "two domains of two"),
         ("domains_h200x4_4x1.json", "four domains of one"),
     ],
     "domains_predicted": "domains_predicted_h100x2.csv",
     "gradients": [
-        ("a2sgd_kernels_h200x2.json", "Two H200"),
+        ("a2sgd_kernels_h200x4.json", "Four H200"),
         ("a2sgd_kernels_h100x2.json", "H100"),
     ],
     "serving_data": "vllm_h200x2.json",
+    "python_hosts": "python_calls_h200x2.json",
     "python": "python_h100x2.json",
 }
 
@@ -328,8 +330,8 @@ def summary() -> str:
         ],
         [
             "simulated times against measured ones, held out",
-            f"low latency off by {_held_out('trefoil-ll-h200x2b')}, high throughput by "
-            f"{_held_out('trefoil-ht-h200x2b')}",
+            f"low latency off by {_held_out('trefoil-ll-h200x4')}, high throughput by "
+            f"{_held_out('trefoil-ht-h200x4')}",
             "`trefoil validate --only times`",
         ],
     ]

@@ -142,9 +142,9 @@ def test_a_records_own_intervals_beyond_its_range(name: str) -> None:
     """By the record's costs, range and growth as they are in the library."""
     record, rows = CostRecord(name), [row for row in beyond(name) if row.is_whole]
     job = make_job(load_split(name))
-    held = [case for case in job.outside if case.is_balanced]
     within, covered = 0, 0
-    for case, us in zip(held, by_record(job, name)[len(job.inside) :], strict=True):
+    predicted = Replay(job.plans, job.outside).predict(Costs.record(name)) if job.outside else []
+    for case, us in zip(job.outside, predicted, strict=True):
         own = record.interval(case.op, {**case.point, "sms": case.sms}, float(us))
         within += own.doublings == 0
         covered += own.doublings == 0 and own.low_us <= case.us <= own.high_us
@@ -160,8 +160,12 @@ def test_a_records_own_intervals_beyond_its_range(name: str) -> None:
         print(f"{name:<24} {step} beyond its range: {covered} of {len(chosen)}")
         if len(chosen) >= LEAST_ROWS:
             assert is_nine_in_ten(covered, len(chosen)), step
-        else:  # too few to tell nine in ten
-            assert covered >= math.floor(0.85 * len(chosen)), step
+        elif (
+            chosen
+        ):  # too few to tell nine in ten; so few are inside in less than one case in twenty
+            from scipy.stats import binom
+
+            assert binom.cdf(covered, len(chosen), 0.9) > 0.05, step
 
 
 @needs_scipy
@@ -192,7 +196,7 @@ def outcome_of(job: Job, name: str) -> Outcome:
 @needs_scipy
 def test_a_record_has_the_growth_of_its_split() -> None:
     """The smallest; one with rows of its own, and one that takes another record's."""
-    for name in ("trefoil-ll-h200x2b", "trefoil-ht-h200"):
+    for name in ("trefoil-ll-h200x4", "trefoil-ht-h200"):
         job, fields = make_job(load_split(name)), CostRecord(name).fields
         found = growth_of(job, outcome_of(job, name))
         for i, op in enumerate(("dispatch", "combine")):
@@ -228,8 +232,8 @@ def test_the_growth_nearest_to_nine_in_ten() -> None:
 
 
 def test_a_part_of_the_closed_form_predicts_the_same() -> None:
-    job = make_job(load_split("trefoil-ll-h200x2b"))
-    costs = Costs.record("trefoil-ll-h200x2b")
+    job = make_job(load_split("trefoil-ll-h200x4"))
+    costs = Costs.record("trefoil-ll-h200x4")
     cases = [replace(case) for case in job.outside[:12]]
     form, chosen = ClosedForm(job.plans, cases), np.array([1, 4, 7])
     assert form.part(chosen).predict(costs).tolist() == form.predict(costs)[chosen].tolist()

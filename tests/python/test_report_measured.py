@@ -118,7 +118,7 @@ def test_of_a_folders_campaigns_the_newest_counts(tmp_path: Path) -> None:
     found = {(f.ranks, f.tokens, f.source.split("/")[0][-1]) for f in load_figures(tmp_path)}
     assert found == {(2, 8, "b"), (4, 8, "a")}
     committed = {f.source for f in load_figures(FOLDER) if f.how == "campaign"}
-    assert committed == {"2026-11-22-h200x2b/figures.csv"}
+    assert committed == {"2026-11-27-h200x4/figures.csv"}
 
 
 def test_kinds_are_not_mixed_in_a_curve(tmp_path: Path) -> None:

@@ -181,8 +181,8 @@ def growth_of(job: Job, outcome: Outcome) -> dict[str, Any]:
         own, known = [row for row in rows if row.case.op == op], {}
         for name in GROWTHS:
             chosen = [row for row in own if row.kind == name]
-            enough = len(chosen) >= LEAST_ROWS
-            known[name] = _growth(name, chosen, known) if enough else _borrowed(name, job, op)
+            growth = _growth(name, chosen, known) if len(chosen) >= LEAST_ROWS else None
+            known[name] = growth if growth and growth["value"] else _borrowed(name, job, op)
         found[op] = known
     return found
 
