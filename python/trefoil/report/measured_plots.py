@@ -121,6 +121,15 @@ def latency_curve(title: str, figures: Sequence[Figure], goals: Sequence[Answer]
     return as_svg(figure, f"{title}: time over tokens")
 
 
+def _apart(values: Sequence[int], least: float) -> list[int]:
+    """Of ascending values the first, and each that is `least` or more above the last one kept."""
+    kept: list[int] = []
+    for value in values:
+        if not kept or value - kept[-1] >= least:
+            kept.append(value)
+    return kept
+
+
 def sm_sweep(title: str, figures: Sequence[Figure], goals: Sequence[Answer]) -> str:
     """figures: one operation, ascending SMs."""
     figure, axes = picture(4.2, 3.1)
@@ -131,17 +140,16 @@ def sm_sweep(title: str, figures: Sequence[Figure], goals: Sequence[Answer]) -> 
         label = "plain copy of its bytes"
         axes.axhline(bound, color=GREY, linestyle="--", linewidth=1.3, label=label)
     _goal_marks(axes, [g.max_sms for g in goals], [g.goal_us for g in goals])
-    labelled = -max(sms)
-    for f in figures:  # a label has the room of a tenth of the axis
-        if f.bound_us and f.sms - labelled >= 0.13 * max(sms):
+    labelled = _apart([f.sms for f in figures if f.bound_us], 0.13 * max(sms))
+    for f in figures:
+        if f.bound_us and f.sms in labelled:
             share = f"{100 * f.bound_us / f.us:.0f} %"
             annotate(axes, share, (f.sms, f.high_us), (5, 7), ha="center", fontsize=8)
-            labelled = f.sms
     high = max(f.high_us for f in figures)
     axes.set_ylim(0, high * 1.25)
     _us_axis(axes, [high], log=False)
     axes.set_xlim(0, max(sms) * 1.12)
-    axes.set_xticks(sms)
+    axes.set_xticks(_apart(sms, 0.08 * max(sms)))
     axes.set_xlabel("SMs of the kernel")
     axes.set_ylabel("time of the slowest rank")
     axes.set_title(f"{title}; % of the copy's rate", fontsize=9)
