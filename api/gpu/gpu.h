@@ -30,7 +30,9 @@
 #define EP_GPU_HT_SMS_WINDOW      16 /* flat, tensors in windows */
 #define EP_GPU_HT_SMS_EXPERT_PAIR 64
 #define EP_GPU_HT_SMS_LINK        32
-#define EP_GPU_HT_PULLING_RANKS   2 /* expert-major dispatch of more ranks reads no inputs */
+/* Expert-major dispatch reads inputs where they lie with so few ranks, or so few SMs. */
+#define EP_GPU_HT_PULLING_RANKS 2
+#define EP_GPU_HT_PULLING_SMS   24
 
 /* An operation to launch: its kind, ep_ll_kind_t or EP_HT_KIND_*, and the struct of that kind. */
 typedef struct ep_gpu_op {

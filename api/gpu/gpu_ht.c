@@ -118,12 +118,16 @@ static int isReadable(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *dis
          epGpuIsAtOneDistance(g, window, distance);
 }
 
-/* Expert-major rows, with their scales. With more ranks the link is the limit, and it takes stores faster
-   than loads. */
+/* With more ranks and SMs the link is the limit, and it takes stores faster than loads. */
+static int pulls(const ep_gpu_group_t *g) {
+  return g->R <= EP_GPU_HT_PULLING_RANKS || g->ll.numSms <= EP_GPU_HT_PULLING_SMS;
+}
+
+/* Expert-major rows, with their scales. */
 static void findDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
                               ep_ht_dispatch_t *op) {
   ep_ht_input_t *in = &op->input;
-  if (!op->handle.expertMajor || g->R > EP_GPU_HT_PULLING_RANKS) return;
+  if (!op->handle.expertMajor || !pulls(g)) return;
   if (!isReadable(g, call->tokensWindow, &in->tokens)) return;
   if (call->scaleBytes && !isReadable(g, call->scalesWindow, &in->scales)) return;
   in->tokens += (int64_t)call->tokensOffset;
