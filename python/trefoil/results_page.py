@@ -143,7 +143,7 @@ def high_throughput(name: str) -> str:
     return ht_rows.as_markdown([a for a in found if a.figure != "not measured"]) + "\n"
 
 
-SMS = (8, 12, 16, 20, 24, 28, 32, 40, 64, 132)
+SMS = (8, 12, 16, 18, 20, 22, 24, 28, 32, 40, 64, 132)
 
 
 def over_sms(name: str) -> str:

@@ -191,8 +191,15 @@ def test_scores_by_hand() -> None:
     assert score.mape_percent == pytest.approx(20 / 3)
     assert (score.low, score.high) == (pytest.approx(100 / 110), pytest.approx(100 / 90))
     assert Score.of(np.empty(0), np.empty(0)).n == 0
-    ends = {n: Score.of(np.ones(n), np.arange(1.0, n + 1)) for n in (9, 11, 18, 40)}
-    assert [(s.low, s.high) for s in ends.values()] == [(1, 9), (2, 10), (2, 17), (3, 38)]
+    ends = {n: Score.of(np.ones(n), np.arange(1.0, n + 1)) for n in (9, 10, 11, 18, 30, 40)}
+    assert [(s.low, s.high) for s in ends.values()] == [
+        (1, 9),
+        (1, 10),
+        (2, 10),
+        (2, 17),
+        (2, 29),
+        (3, 38),
+    ]
 
 
 # ---- Committed splits and records ---------------------------------------------------------------

@@ -162,7 +162,7 @@ class Score:
             return cls(0, 0.0, 0.0, 0.0, 1.0, 1.0)
         error = 100 * np.abs(predicted / measured - 1)
         ratio = np.sort(measured / predicted)
-        beyond = round(len(ratio) / 20)
+        beyond = (len(ratio) + 9) // 20  # rounded, halves down
         return cls(
             len(measured),
             float(error.mean()),

@@ -7,8 +7,9 @@ GPU's, the time of a step, and what of it the GPU spends on communication betwee
 A Qwen3-MoE with random weights is made first. A step is a run of vLLM: its name says backend and
 datatype. Tokens: 16 prompts, against one GPU in the same datatype. Decode: so many requests a rank,
 the median of the engine's steps; then further steps under torch's profiler, which says how long
-kernels of communication ran, waiting for peers included. Prompts: as many of 512 tokens at once,
-until the last one's first token. Times are the slower rank's.
+kernels of communication ran, waiting for peers included; a profiled step takes longer. Prompts: as
+many of 512 tokens at once, until the last one's first token. Times are the slower rank's, and so is
+the profile.
 
 Needs vLLM, transformers, a GPU a rank, and the library (docs/use_in_torch.md). --nccl: where
 libnccl.so.2 is that all processes load first. --tiny: a small model on vLLM's CPU platform, to try
