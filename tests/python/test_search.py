@@ -150,7 +150,8 @@ print(asked)
 def test_only_a_data_frame_needs_pandas() -> None:
     """Blocked by a finder: whatever asks for pandas, however deep, is seen."""
     command = [sys.executable, "-c", WITHOUT_PANDAS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    told = {**os.environ, "PYTHONPATH": str(Path(trefoil.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=told)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert lines[0] == "4 [True]"  # LL and HT of two batches; a point of a sweep
