@@ -144,7 +144,7 @@ def sm_sweep(title: str, figures: Sequence[Figure], goals: Sequence[Answer]) -> 
     for f in figures:
         if f.bound_us and f.sms in labelled:
             share = f"{100 * f.bound_us / f.us:.0f} %"
-            annotate(axes, share, (f.sms, f.high_us), (5, 7), ha="center", fontsize=8)
+            annotate(axes, share, (f.sms, f.high_us), (4, 5), ha="left", fontsize=8)
     high = max(f.high_us for f in figures)
     axes.set_ylim(0, high * 1.25)
     _us_axis(axes, [high], log=False)
