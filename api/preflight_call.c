@@ -17,6 +17,7 @@ void epLimitsOf(const ncclEpGroupConfig_t *c, ep_group_limits_t *out) {
       .zeroCopy = (unsigned)c->zero_copy,
       .overflowPolicy = (unsigned)c->overflow_policy,
       .numTopk = c->num_topk,
+      .maxSms = c->max_num_sms,
   };
 }
 

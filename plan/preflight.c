@@ -195,6 +195,7 @@ ep_sizing_config_t epSizingConfig(const ep_group_limits_t *g, const ep_handle_li
                 .maxTokens = g->maxTokens},
       .maxTokenBytes = g->maxTokenBytes,
       .zeroCopyOn = g->zeroCopy == ZERO_COPY_ON,
+      .maxSms = (int)g->maxSms,
   };
 }
 

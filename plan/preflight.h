@@ -14,6 +14,7 @@ typedef struct ep_group_limits {
   unsigned numExperts, maxTokens, maxRecv, maxTokenBytes;
   int halfAllocator; /* one of the two functions only */
   unsigned enableMask, zeroCopy, overflowPolicy, numTopk;
+  unsigned maxSms; /* 0: the library's choice */
 } ep_group_limits_t;
 
 typedef struct ep_handle_limits {

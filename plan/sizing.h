@@ -40,6 +40,7 @@ typedef struct ep_sizing_config {
   size_t maxTokenBytes;
   int zeroCopyOn; /* the caller's dispatch outputs lie in windows */
   int anyRanks;   /* low latency on GPUs: sizes of more ranks than it takes, too */
+  int maxSms;     /* on GPUs: most SMs of a launch; 0: the library's choice */
 } ep_sizing_config_t;
 
 typedef enum ep_memory {

@@ -30,9 +30,6 @@
 #define EP_GPU_HT_SMS_WINDOW      16 /* flat, tensors in windows */
 #define EP_GPU_HT_SMS_EXPERT_PAIR 64
 #define EP_GPU_HT_SMS_LINK        32
-/* Expert-major dispatch reads inputs where they lie with so few ranks, or so few SMs. */
-#define EP_GPU_HT_PULLING_RANKS 2
-#define EP_GPU_HT_PULLING_SMS   24
 
 /* An operation to launch: its kind, ep_ll_kind_t or EP_HT_KIND_*, and the struct of that kind. */
 typedef struct ep_gpu_op {
@@ -225,6 +222,8 @@ trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream);
 /* ---- gpu_ht.c ---- */
 trefoil_result_t epGpuHtHandleCreate(ep_gpu_handle_t *h);
 void epGpuHtHandleDestroy(ep_gpu_handle_t *h);
+/* Copies the rows of a dispatch that lie in no window to where peers read them, if it is such a one. */
+trefoil_result_t epGpuHtStage(const ep_ht_dispatch_t *op, cudaStream_t stream);
 trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
                                cudaStream_t stream);
 trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *call,

@@ -45,6 +45,15 @@ static int ranksOnGpu(const ep_rendezvous_word_t *all, int rank, int numRanks) {
   return n;
 }
 
+/* Sizes of memory are equal on all ranks: the most that any may take; 0 is as many as it likes. */
+static unsigned mostSms(const ep_rendezvous_word_t *all, int numRanks) {
+  unsigned most = all[0].maxSms;
+  for (int r = 1; r < numRanks && most; r++) {
+    if (!all[r].maxSms || all[r].maxSms > most) most = all[r].maxSms;
+  }
+  return most;
+}
+
 /* Kernels of ranks that share a GPU wait for each other, so all of them must fit on it. */
 static void chooseSms(ep_gpu_group_t *g) {
   unsigned most = g->group->config.max_num_sms;
@@ -148,12 +157,14 @@ static void release(ep_gpu_group_t *g, const ep_buffer_t *control) {
 static trefoil_result_t join(ep_gpu_group_t *g, const ep_sizing_t *sizing) {
   ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_CREATE_GROUP};
   ep_settings_t settings[EP_KERNEL_MAX_RANKS];
+  mine.maxSms = g->group->config.max_num_sms;
   epSettingsOf(g->group, &mine.settings);
   EP_TRY(gpuName(g, &mine));
   EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
   for (int r = 0; r < g->R; r++) settings[r] = all[r].settings;
   EP_TRY(epSettingsCompare(settings, g->R));
   g->ranksOnGpu = ranksOnGpu(all, g->me, g->R);
+  g->group->limits.maxSms = mostSms(all, g->R);
   g->id = epRendezvousRounds(g->rendezvous);
   EP_TRY(prepare(g, sizing));
   mine.call = EP_RENDEZVOUS_GROUP_READY;

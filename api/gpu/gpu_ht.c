@@ -123,16 +123,45 @@ static int pulls(const ep_gpu_group_t *g) {
   return g->R <= EP_GPU_HT_PULLING_RANKS || g->ll.numSms <= EP_GPU_HT_PULLING_SMS;
 }
 
-/* Expert-major rows, with their scales. */
 static void findDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
-                              ep_ht_dispatch_t *op) {
-  ep_ht_input_t *in = &op->input;
-  if (!op->handle.expertMajor || !pulls(g)) return;
+                              ep_ht_input_t *in) {
   if (!isReadable(g, call->tokensWindow, &in->tokens)) return;
   if (call->scaleBytes && !isReadable(g, call->scalesWindow, &in->scales)) return;
   in->tokens += (int64_t)call->tokensOffset;
   in->scales += (int64_t)call->scalesOffset;
   in->is = ((in->tokens | in->scales) & 15) == 0;
+}
+
+/* Where rows outside windows are copied to. */
+static void stageDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
+                               ep_ht_input_t *in) {
+  in->is = 1;
+  in->tokens = (int64_t)g->ht.at.input;
+  in->scales = in->tokens + call->numTokens * (int64_t)call->tokenBytes;
+}
+
+/* Expert-major rows, with their scales. */
+static void offerDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
+                               ep_ht_dispatch_t *op) {
+  if (!op->handle.expertMajor || !pulls(g)) return;
+  findDispatchInput(g, call, &op->input);
+  if (!op->input.is && g->ht.at.input) stageDispatchInput(g, call, &op->input);
+}
+
+static trefoil_result_t copyRows(char *to, const void *from, int64_t bytes, cudaStream_t stream) {
+  if (!bytes) return TREFOIL_OK;
+  EP_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDeviceToDevice, stream));
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuHtStage(const ep_ht_dispatch_t *op, cudaStream_t stream) {
+  const ep_ht_input_t *in = &op->input;
+  char *own = op->group.peers[op->group.rank];
+  int64_t bytes = in->scales - in->tokens;
+  if (!in->is || !op->group.at.input || in->tokens != (int64_t)op->group.at.input)
+    return TREFOIL_OK;
+  EP_TRY(copyRows(own + in->tokens, op->tokens, bytes, stream));
+  return copyRows(own + in->scales, op->scales, bytes / op->tokenBytes * op->scaleBytes, stream);
 }
 
 trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *call,
@@ -147,7 +176,7 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   op.outTokens = call->out.tokens;
   op.outScales = call->out.scales;
   findOutputs(g, call, &op.window);
-  findDispatchInput(g, call, &op);
+  offerDispatchInput(g, call, &op);
   op.outWeights = call->hasWeights ? call->out.weights : NULL;
   op.outIdx = call->out.idx;
   op.topkRows = call->out.topkRows;

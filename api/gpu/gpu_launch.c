@@ -78,7 +78,10 @@ static void setStamps(ep_gpu_op_t op, uint64_t *stamps) {
 static trefoil_result_t launchHt(const ep_gpu_group_t *g, ep_gpu_op_t op, cudaStream_t stream) {
   if (g->far) return epGpuFarLaunchHt(g, op, stream);
   if (op.kind == EP_HT_KIND_UPDATE) return epHtUpdate(op.htUpdate, stream);
-  if (op.kind == EP_HT_KIND_DISPATCH) return epHtDispatch(op.htDispatch, stream);
+  if (op.kind == EP_HT_KIND_DISPATCH) {
+    EP_TRY(epGpuHtStage(op.htDispatch, stream)); /* behind the launches that read the last rows */
+    return epHtDispatch(op.htDispatch, stream);
+  }
   return epHtCombine(op.htCombine, stream);
 }
 

@@ -25,12 +25,15 @@ ep_ll_config_t epGpuConfig(const ep_sizing_config_t *config) {
 
 ep_ht_config_t epGpuHtConfig(const ep_sizing_config_t *config) {
   const trefoil_shape_t *s = &config->shape;
+  int few = config->maxSms > 0 && config->maxSms <= EP_GPU_HT_STAGING_SMS(s->numRanks);
   return (ep_ht_config_t){.numRanks = s->numRanks,
                           .numExperts = s->numExperts,
                           .maxTopk = s->topk,
                           .maxTokens = s->maxTokens,
                           .maxTokenBytes = config->maxTokenBytes,
-                          .windows = config->zeroCopyOn};
+                          .windows = config->zeroCopyOn,
+                          .inputs = few && !config->zeroCopyOn && s->numRanks > 1 &&
+                                    s->ranksPerNode == s->numRanks};
 }
 
 static void addFixed(ep_sizing_t *t, int ht) {
@@ -106,10 +109,11 @@ static trefoil_result_t sizeHt(const ep_sizing_config_t *config, ep_sizing_t *t)
   size_t scratch = isFar ? epHtFarScratchBytes(&ht, perNode) : epHtScratchBytes(&ht);
   size_t handle =
       isFar ? epHtFarHandleBytes(&ht, perNode, ht.maxTopk) : epHtHandleBytes(&ht, ht.maxTopk);
-  epSizingAdd(t, EP_BUFFER_EXCHANGE,
-              (ep_buffer_t){"exchange",
-                            "2 R * FIFOs, 2 R N * ids, R N * (weights, slots, 4 chunks)",
-                            EP_MEMORY_SHARED, 0, at.bytes, 0});
+  epSizingAdd(
+      t, EP_BUFFER_EXCHANGE,
+      (ep_buffer_t){"exchange",
+                    "2 R * FIFOs, 2 R N * ids, R N * (weights, slots, 4 chunks), 0 or N rows",
+                    EP_MEMORY_SHARED, 0, at.bytes, 0});
   epSizingAdd(
       t, EP_BUFFER_SCRATCH,
       (ep_buffer_t){"scratch", "14336 + 4 (L + R) R N / 256", EP_MEMORY_DEVICE, 0, scratch, 0});

@@ -10,6 +10,12 @@
 #define EP_GPU_RECORD_BYTES        4096
 #define EP_GPU_HANDLE_OBJECT_BYTES 6144
 
+/* Expert-major dispatch reads inputs where they lie with so few ranks, or so few SMs. Inputs outside windows
+ * are copied to the group's memory first, if max_num_sms says so: with two ranks up to 32. */
+#define EP_GPU_HT_PULLING_RANKS  2
+#define EP_GPU_HT_PULLING_SMS    24
+#define EP_GPU_HT_STAGING_SMS(R) ((R) <= EP_GPU_HT_PULLING_RANKS ? 32 : EP_GPU_HT_PULLING_SMS)
+
 /* Control memory: the kernels' part (of the mode), mask, byte counters. */
 #define EP_GPU_CONTROL_PART(ht)  ((ht) ? (size_t)EP_HT_CONTROL_BYTES : (size_t)EP_LL_CONTROL_BYTES)
 #define EP_GPU_MASK_AT(ht)       EP_GPU_CONTROL_PART(ht)

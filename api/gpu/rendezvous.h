@@ -12,6 +12,7 @@ typedef struct ep_rendezvous_word {
   uint32_t topk;
   uint64_t groupId; /* of the group that it is about, the same on all ranks */
   char gpu[16];     /* its UUID, with CREATE_GROUP */
+  uint32_t maxSms;  /* max_num_sms, with CREATE_GROUP */
   uint64_t limitNs; /* of this rank's wait, with DESTROY_GROUP */
   int undrained;    /* its puts may still be under way, with GROUP_DRAINED */
   ep_settings_t settings;

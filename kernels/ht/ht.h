@@ -41,6 +41,7 @@ typedef struct ep_ht_config {
   size_t maxTokenBytes; /* of one token's row, scales included */
   int fifoSlots;        /* chunks of each FIFO, a power of two; 0 = chosen from maxTokens */
   int windows;          /* dispatch pushes into windows as a rule: small FIFOs for it */
+  int inputs;           /* room for a dispatch's input, which peers read there */
 } ep_ht_config_t;
 
 /* Where things lie in the exchange memory; equal on all ranks. Kinds: 0 dispatch, 1 combine. */
@@ -61,6 +62,7 @@ typedef struct ep_ht_layout {
   size_t inputs;        /* [R][2] W, by rank: where its input lies */
   size_t gradients;     /* [R][N][weightWords] W, by expert's rank: of an own token's weights */
   size_t reads;         /* [R] u32, by destination: it has read all its rows here */
+  size_t input;         /* config.inputs: [N] rows of the largest; else 0 */
   size_t fifoSlotBytes; /* payload of a FIFO slot; the token's weights follow it */
   size_t fifoSlotStride;
   int fifoSlots[2];

@@ -73,7 +73,9 @@ static void layOutPush(const ep_ht_config_t *c, ep_ht_layout_t *at, size_t next)
   at->gradients = next;
   next += roundUp(R * N * (size_t)at->weightWords * 16, 512);
   at->reads = next;
-  at->bytes = next + roundUp(R * 4, 512);
+  next += roundUp(R * 4, 512);
+  at->input = c->inputs ? next : 0;
+  at->bytes = next + (c->inputs ? roundUp(N * c->maxTokenBytes, 512) : 0);
 }
 
 trefoil_result_t epHtLayout(const ep_ht_config_t *c, ep_ht_layout_t *out) {

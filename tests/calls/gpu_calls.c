@@ -39,6 +39,7 @@ static step_case_t anyHtCase(uint64_t seed) {
   c.maxRecv = seed / 2 % 4 == 0 ? 0 : most;
   c.drop = c.maxRecv && seed / 2 % 5 == 0;
   if (c.drop) c.maxRecv = c.maxTokens;
+  if (s & 1024) c.maxSms = 1 + (unsigned)(s % 24);
   return c;
 }
 

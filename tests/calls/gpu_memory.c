@@ -47,8 +47,10 @@ static void runMemory(team_rank_t *r) {
   teamOk(r, ncclEpGroupDestroy(group));
 }
 
-/* Bytes of device memory of a high-throughput group with one handle, and that the preflight says so. */
-static void htMemory(team_rank_t *r, ncclEpZeroCopyMode_t zeroCopy, size_t *bytes) {
+/* Bytes of device memory of a high-throughput group with one handle, and that the preflight says so for
+ * saidSms SMs. */
+static void htMemory(team_rank_t *r, ncclEpZeroCopyMode_t zeroCopy, unsigned maxSms,
+                     unsigned saidSms, size_t *bytes) {
   ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
   config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
   config.num_experts = 256;
@@ -56,9 +58,11 @@ static void htMemory(team_rank_t *r, ncclEpZeroCopyMode_t zeroCopy, size_t *byte
   config.max_token_bytes = 7168 * 2;
   config.num_topk = 8;
   config.zero_copy = zeroCopy;
+  config.max_num_sms = saidSms;
   ncclEpPreflight_t says = NCCL_EP_PREFLIGHT_INIT, is = NCCL_EP_PREFLIGHT_INIT;
   teamOk(r,
          ncclEpPreflight(&config, NCCL_EP_LAYOUT_FLAT, NULL, 8, r->numRanks, r->numRanks, &says));
+  config.max_num_sms = maxSms;
   ncclEpGroup_t group;
   ncclEpHandle_t h;
   teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
@@ -73,8 +77,8 @@ static void htMemory(team_rank_t *r, ncclEpZeroCopyMode_t zeroCopy, size_t *byte
 
 static void runHtMemory(team_rank_t *r) {
   size_t any = 0, windows = 0;
-  htMemory(r, NCCL_EP_ZERO_COPY_AUTO, &any);
-  htMemory(r, NCCL_EP_ZERO_COPY_ON, &windows);
+  htMemory(r, NCCL_EP_ZERO_COPY_AUTO, 0, 0, &any);
+  htMemory(r, NCCL_EP_ZERO_COPY_ON, 0, 0, &windows);
   teamCheck(r, any <= (size_t)300 << 20, "%zu bytes of device memory", any);
   /* One of two kinds of rings is small. */
   teamCheck(r, r->numRanks < 2 || windows < any * 6 / 10, "%zu bytes with windows, %zu without",
@@ -88,6 +92,29 @@ static void runHtMemory(team_rank_t *r) {
 TEST(ht_memory_is_what_the_preflight_says_and_less_with_windows) {
   if (!numGpus()) SKIP("needs a GPU");
   const char *error = teamThreads(numGpus(), runHtMemory, NULL);
+  CHECK(!*error, "%s", error);
+}
+
+/* Room for inputs outside windows, which peers read with few SMs: of all ranks or of none. */
+static void runStaged(team_rank_t *r) {
+  const size_t rows = (size_t)4096 * 7168 * 2;
+  size_t any = 0, few = 0, windows = 0, unlike = 0;
+  const unsigned most = r->numRanks == 2 ? 32 : 24;
+  htMemory(r, NCCL_EP_ZERO_COPY_AUTO, most + 1, most + 1, &any);
+  htMemory(r, NCCL_EP_ZERO_COPY_AUTO, most, most, &few);
+  teamCheck(r, few == any + (r->numRanks > 1 ? rows : 0), "%zu bytes with %u SMs, %zu with more",
+            few, most, any);
+  htMemory(r, NCCL_EP_ZERO_COPY_ON, most, most, &windows);
+  teamCheck(r, r->numRanks < 2 || windows < any * 6 / 10, "%zu bytes in windows", windows);
+  htMemory(r, NCCL_EP_ZERO_COPY_AUTO, r->rank ? 8 : most, most, &unlike);
+  teamCheck(r, unlike == few, "%zu bytes where ranks take unlike numbers of SMs", unlike);
+  htMemory(r, NCCL_EP_ZERO_COPY_AUTO, r->rank ? 8 : 0, r->numRanks > 1 ? 0 : 8, &unlike);
+  teamCheck(r, unlike == any, "%zu bytes where one rank takes any SMs", unlike);
+}
+
+TEST(inputs_of_few_sms_have_room) {
+  if (!numGpus()) SKIP("needs a GPU");
+  const char *error = teamThreads(numGpus(), runStaged, NULL);
   CHECK(!*error, "%s", error);
 }
 
