@@ -19,7 +19,8 @@ int epNetCudaEnter(ep_net_cuda_t *cuda, char *why);
 
 int epNetCudaCopy(ep_net_cuda_t *cuda, int stream, uint64_t to, uint64_t from, size_t bytes,
                   uint32_t *ticket, char *why);
-bool epNetCudaFinished(const ep_net_cuda_t *cuda, int stream, uint32_t ticket);
+/* In this thread's context. Copies of a stream finish in their order. */
+bool epNetCudaFinished(ep_net_cuda_t *cuda, int stream, uint32_t ticket);
 /* After all earlier work of the stream. */
 int epNetCudaWrite(ep_net_cuda_t *cuda, int stream, uint64_t at, uint64_t value, char *why);
 

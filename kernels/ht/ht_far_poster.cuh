@@ -161,7 +161,7 @@ private:
 
   // Moves on `at` up to `end`, over slots that have their word, to the first that has not.
   // visit(u, isVoid): of those. One fence for many words: with stores of a whole GPU under way it takes
-  // microseconds.
+  // microseconds. Of the GPU's scope, as the words are its own blocks'; a post has one of the system's.
   template <class F>
   EP_DEV void extend(unsigned long long &at, unsigned long long end, HtRingWord what,
                      unsigned long long first, F visit) const {
@@ -175,7 +175,7 @@ private:
       }
       const bool any = (int)(words[0] >> 1) == all.slot(first + at).epoch; // lane 0's
       if (!__shfl_sync(FULL_WARP, any, 0)) return;
-      __threadfence_system(); // what was written before these words
+      __threadfence(); // what was written before these words
 #pragma unroll
       for (int j = 0; j < HT_SEARCH; j++) {
         const unsigned long long q = at + lane; // `at` has moved on by j * 32

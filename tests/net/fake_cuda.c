@@ -75,10 +75,8 @@ typedef struct {
 static void doWork(const work_t *w) {
   if (w->from)
     memcpy(w->to, w->from, w->bytes);
-  else if (w->bytes == 8)
-    __atomic_store_n((uint64_t *)(void *)w->to, w->value, __ATOMIC_RELEASE);
   else
-    __atomic_store_n((uint32_t *)(void *)w->to, (uint32_t)w->value, __ATOMIC_RELEASE);
+    __atomic_store_n((uint64_t *)(void *)w->to, w->value, __ATOMIC_RELEASE);
 }
 
 static void *serve(void *argument) {
@@ -140,11 +138,36 @@ F(cuStreamDestroy_v2, void *stream) {
 F(cuMemcpyAsync, uint64_t to, uint64_t from, size_t bytes, void *stream) {
   return post(stream, (work_t){bytesAt(to), bytesAt(from), bytes, 0});
 }
-F(cuStreamWriteValue32_v2, void *stream, uint64_t at, uint32_t value, unsigned flags) {
-  return flags ? 1 : post(stream, (work_t){bytesAt(at), NULL, 4, value});
-}
 F(cuStreamWriteValue64_v2, void *stream, uint64_t at, uint64_t value, unsigned flags) {
   return flags ? 1 : post(stream, (work_t){bytesAt(at), NULL, 8, value});
+}
+
+/* ---- Events ---- */
+
+typedef struct {
+  stream_t *stream;
+  uint64_t posted; /* before it was recorded */
+} event_t;
+
+F(cuEventCreate, void **event, unsigned flags) {
+  return *event = calloc(1, sizeof(event_t)), flags == 2 ? 0 : 1;
+}
+F(cuEventRecord, void *event, void *stream) {
+  stream_t *s = stream;
+  pthread_mutex_lock(&s->lock);
+  *(event_t *)event = (event_t){s, s->posted};
+  pthread_mutex_unlock(&s->lock);
+  return 0;
+}
+F(cuEventQuery, void *event) {
+  const event_t *e = event;
+  pthread_mutex_lock(&e->stream->lock);
+  int ready = e->stream->done >= e->posted;
+  pthread_mutex_unlock(&e->stream->lock);
+  return ready ? 0 : 600;
+}
+F(cuEventDestroy_v2, void *event) {
+  return free(event), 0;
 }
 
 /* ---- Contexts and memory ---- */
@@ -167,9 +190,6 @@ F(cuMemHostAlloc, void **out, size_t bytes, unsigned flags) {
 }
 F(cuMemFreeHost, void *memory) {
   return free(memory), 0;
-}
-F(cuMemHostGetDevicePointer_v2, uint64_t *out, void *memory, unsigned flags) {
-  return *out = (uint64_t)(uintptr_t)memory, flags ? 1 : 0;
 }
 F(cuMemGetAddressRange_v2, uint64_t *base, size_t *span, uint64_t address) {
   range_t *r = rangeOf(address);
