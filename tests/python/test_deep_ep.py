@@ -388,6 +388,69 @@ def test_methods(ranks: int, tmp_path: Path) -> None:
     on_ranks(everything, ranks, tmp_path)
 
 
+COLLECTIVES = """allgather _allgather_base allgather_coalesced allgather_into_tensor_coalesced
+    allreduce alltoall alltoall_base barrier broadcast gather recv reduce reduce_scatter scatter
+    send"""
+
+
+def without_collectives(rank: int, ranks: int, buffer: Buffer) -> None:
+    """What a process group does between its ranks raises."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("a collective of torch.distributed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in COLLECTIVES.split():
+            patch.setattr(dist.ProcessGroup, name, refused)
+        for collective in (lambda: dist.all_gather_object([None] * ranks, 1), dist.barrier):
+            with pytest.raises(AssertionError, match="a collective"):
+                collective()
+        normal(rank, ranks, buffer)
+        other_types(rank, ranks, buffer)
+
+
+def test_dispatch_calls_no_collective_of_torch(tmp_path: Path) -> None:
+    on_ranks(without_collectives, 2, tmp_path)
+
+
+def dispatched(rank: int, ranks: int, buffer: Buffer, experts: int) -> list[int]:
+    """A token from each rank to each expert; rows of the experts here."""
+    ids = placed(torch.arange(experts).unsqueeze(0))
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, experts)
+    x = placed(torch.full((1, 16), float(rank)))
+    rows, _, _, counts, handle, _ = buffer.dispatch(x, None, per_rank, None, in_rank, per_expert)
+    assert rows[:, 0].tolist() == list(range(ranks))
+    assert handle[0].tolist() == [[r + 1] * ranks for r in range(ranks)]
+    return counts
+
+
+def expert_counts(rank: int, ranks: int, buffer: Buffer) -> None:
+    """More experts than before, fewer, and not as many on all ranks."""
+    for experts in (2, 58, 60, 200, 2):
+        assert dispatched(rank, ranks, buffer, experts) == [ranks] * (experts // ranks)
+    with pytest.raises(ep.InvalidArgumentError, match=r"tell \[6, 8\] numbers"):
+        dispatched(rank, ranks, buffer, 2 + 2 * rank)
+    assert dispatched(rank, ranks, buffer, 4) == [ranks, ranks]
+
+
+def test_counts_of_experts(tmp_path: Path) -> None:
+    on_ranks(expert_counts, 2, tmp_path)
+
+
+def late(rank: int, ranks: int, buffer: Buffer) -> None:
+    """Rank 1 does not dispatch: the others' wait ends at the library's limit, and names it."""
+    dispatched(rank, ranks, buffer, 2)
+    if rank == 0:
+        with pytest.raises(ep.RemoteError, match=r"rank 1 did not come within 0\.500 s"):
+            dispatched(rank, ranks, buffer, 2)
+    dist.barrier()
+
+
+def test_a_late_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", "500")
+    on_ranks(late, 2, tmp_path)
+
+
 def test_masks(tmp_path: Path) -> None:
     on_ranks(masks, min(4, torch.cuda.device_count()) if ON_GPU else 4, tmp_path, shrink=True)
 

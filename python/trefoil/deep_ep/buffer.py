@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from trefoil import ep
+from trefoil.deep_ep.counts import Counts
 from trefoil.deep_ep.exchange import Exchange, Route, pack, padded, unpack
 from trefoil.deep_ep.host_group import ranks_of
 from trefoil.deep_ep.low_latency import (
@@ -100,9 +101,9 @@ HANDLES = Handle, NodesHandle
 class Buffer:
     """Dispatch and combine over the ranks of a torch.distributed group or an mpi4py communicator.
 
-    group: its backend gathers host tensors (gloo), or those of a GPU (nccl); comm counts where it
-    is None. enable_shrink: low latency goes on without ranks that are masked or late. Sizes in
-    bytes and the other options are accepted and not needed.
+    group: where the ranks meet when a buffer is made, not later; comm counts where it is None.
+    enable_shrink: low latency goes on without ranks that are masked or late. Sizes in bytes and the
+    other options are accepted and not needed.
 
     ranks_per_node: of a multiple of so many ranks, layouts and handles are those of several nodes.
 
@@ -136,7 +137,7 @@ class Buffer:
         enter_device()
         self.device = device_of_library()
         self.comm = ranks.communicator()
-        self._exchange = Exchange(self.comm, ranks)
+        self._exchange, self._counts = Exchange(self.comm), Counts(self.comm)
         self._low_latency: dict[Sizes, LowLatencyGroup] = {}
         self._masked: set[int] = set()
 
@@ -156,6 +157,7 @@ class Buffer:
             for low_latency in self._low_latency.values():
                 low_latency.destroy()
             self._exchange.destroy()
+            self._counts.destroy()
             self.comm.destroy()
 
     # ---- Settings ----------------------------------------------------------------------------
@@ -310,7 +312,7 @@ class Buffer:
             fields += [topk_idx.long(), weights.float()]
         payloads = pack(fields)
         widest = max(2 * rows.shape[1] for rows in payloads)
-        all_counts = self._exchange.ranks.gather([*counts, tokens, widest])
+        all_counts = self._counts.gather([*counts, tokens, widest], self.device)
         per_rank = torch.tensor([c[: self.group_size] for c in all_counts])
         prefix = per_rank.cumsum(0).int()
         most = max(c[-2] for c in all_counts), max(c[-1] for c in all_counts)

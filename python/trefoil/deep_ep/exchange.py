@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from trefoil import ep
-from trefoil.deep_ep.host_group import Ranks
 from trefoil.on_device import settle, stream_of
 
 Tensor = torch.Tensor
@@ -125,8 +124,8 @@ class Route:
 class Exchange:
     """Routes over a communicator. Its groups grow with what all ranks ask for."""
 
-    def __init__(self, comm: ep.Communicator, ranks: Ranks) -> None:
-        self.comm, self.ranks, self.num_ranks = comm, ranks, ranks.size
+    def __init__(self, comm: ep.Communicator) -> None:
+        self.comm, self.num_ranks = comm, comm.num_ranks
         self.device = ep.get_device()
         self.tokens = self.bytes = 0
         self.pools: list[Pool] = []
