@@ -47,6 +47,19 @@ typedef struct trefoil_op_costs {
                        the operation has more stores under way; 0 = 0.5 */
   double rowHeadBytes; /* that the library puts before each row besides the plan's bytes: SMs that
                           send, forward and receive, and ports carry them */
+  double batchSources; /* dispatch: rows with the same token number of so many ranks are received
+                          together, as a batch; 0 = none are */
+  double batchGbPerSPerSm; /* bytes of a row that one SM waits for and finds the places of, for each
+                              batch, beside receiving its rows; 0 = no limit */
+  double slotGbPerS; /* bytes of places that all SMs of a rank together write or read: its memory;
+                        0 = no limit */
+  double roundUs;       /* combine: what each round of an SM's receivers takes after the last row, but for
+                           the first */
+  double roundBytes;    /* bytes of a rank's own tokens that they sum in a round; 0 = no rounds */
+  double fewTokens;     /* a rank with fewer tokens has small blocks: */
+  double fewRoundBytes; /* theirs in a round */
+  double flowWaitUs; /* what the last word of each other rank waits where flows of others take all that
+                        they get of a port on its way from the start */
 } trefoil_op_costs_t;
 
 /* All zero but numSms is legal: then only bytes over ports take time. */

@@ -531,3 +531,24 @@ def test_a_split_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
     case = replace(cases_of((1,))[0], ranks=3, nodes=1)
     with pytest.raises(TrefoilError):
         Simulation(replace(SETTING.workload(case), ranks_per_node=2))
+
+
+@needs_scipy
+def test_costs_of_sms_are_those_of_the_sweep() -> None:
+    """What the split of low latency gives, fitted anew to times over 16 to 132 SMs."""
+    split = load_split("trefoil-ll-h200x4")
+    cases = read_table(split.path.parent / "ll_sms_h200x2.csv")
+    kept = [case for case in cases if case.op == "dispatch" or case.sms >= 24]  # docs/fit.md
+    replay, measured = Replay(Plans(split.setting), kept), np.array([case.us for case in kept])
+    errors = scores(kept, replay.predict(Costs.record(split.text["name"])))
+    print({op: (round(e.mape_percent, 1), round(e.p90_percent, 1)) for op, e in errors.items()})
+    assert errors["dispatch"].mape_percent < 5 and errors["combine"].mape_percent < 7
+    given = {n: p for n, p in split.text["given"].items() if "ll_sms_h200x2" in p["source"]}
+    ranges = {name: Range(p["value"], p["low"], p["high"]) for name, p in given.items()}
+    for name in ("dispatch.announce_us", "combine.launch_us", "combine.round_us"):
+        ranges[name] = split.ranges[name]
+    found = fit(replay.predict, measured, Costs.record(split.text["name"]), ranges)
+    assert len(given) == 7
+    for name, p in given.items():
+        assert found.states[name] == "fitted", name
+        assert found.values[name] == pytest.approx(p["value"], abs=found.deviations[name]), name
