@@ -155,10 +155,10 @@ static double slotNs(const trefoil_op_costs_t *op, double bytes, double sms) {
               sms * smRowNs(0, op->slotGbPerS, bytes));
 }
 
-/* What the SMs of each kind have to do for a row, and beside rows for tokens and places: ns of one;
- * batch: of all. */
+/* What the SMs of each kind have to do for a row, and beside rows for tokens, places and batches: ns of one;
+ * and how many there are. */
 typedef struct sm_work {
-  double send, take, token, slot, rest, batch;
+  double send, take, token, slot, rest, batch, sms;
 } sm_work_t;
 
 /* A row that a rank's SMs send, with its part of the tokens (dispatch) or places (combine). */
@@ -178,18 +178,22 @@ static int64_t mostTokens(const work_t *w) {
   return most;
 }
 
-/* Batches that every rank of a dispatch goes through: for each token number that a rank has, one for so
- * many sources. */
-static double batchesOf(const work_t *w) {
-  double sources = w->op->batchSources;
-  return sources > 0 ? (double)mostTokens(w) * ceil(w->f->numRanks / sources) : 0;
+/* Batches of a rank: for each token number that a rank has, one for so many sources. SMs have as many each;
+ * those without a row cost nothing, and the SM with the most others, two standard deviations above the
+ * mean with rows spread evenly, ends last. */
+static double batchesOf(const work_t *w, double sms, int r) {
+  double sources = w->op->batchSources, tokens = (double)mostTokens(w), ranks = w->f->numRanks;
+  if (sources == 0 || tokens == 0) return 0;
+  double groups = ceil(ranks / sources), rows = (double)w->replay->takenRows[r] / (tokens * ranks);
+  double each = tokens * groups / sms, share = 1 - pow(1 - fmin(rows, 1), ranks / groups);
+  return sms * fmin(each, each * share + 2 * sqrt(each * share * (1 - share)));
 }
 
 /* A row that it takes, with its part of the places and batches (dispatch) or tokens (combine). */
 static double takeNs(const work_t *w, const sm_work_t *c, int r) {
   int64_t rows = w->replay->takenRows[r];
   int isDispatch = w->replay->op == TREFOIL_OP_DISPATCH;
-  double sideNs = isDispatch ? (double)w->replay->slots[r] * c->slot + c->batch
+  double sideNs = isDispatch ? (double)w->replay->slots[r] * c->slot + batchesOf(w, c->sms, r) * c->batch
                              : (double)w->sim->numTokens[r] * c->token;
   return rows > 0 ? c->take + sideNs / (double)rows : c->take;
 }
@@ -239,7 +243,8 @@ static void setSms(const work_t *w) {
                  .token = op->tokenNs,
                  .slot = slotNs(op, bytes, sms),
                  .rest = smRowNs(0, op->restGbPerSPerSm, bytes),
-                 .batch = batchesOf(w) * smRowNs(0, op->batchGbPerSPerSm, bytes)};
+                 .batch = smRowNs(0, op->batchGbPerSPerSm, bytes),
+                 .sms = sms};
   int areSplit = op->sendShare > 0 || op->mostSendSms > 0;
   double sendSms = areSplit ? sendSmsOf(w, &c, sms) : sms;
   double takeSms = areSplit ? sms - sendSms : sms;

@@ -189,6 +189,17 @@ TEST(rows_of_several_ranks_are_taken_as_a_batch) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4 + 10 * 0.1);
 }
 
+/* 16 groups of 4 ranks and ten token numbers; ten of 640 rows are there. */
+TEST(batches_without_a_row_cost_nothing) {
+  world_t w;
+  worldInit(&w, 64, 64, TREFOIL_LL_EXPERT_MAJOR);
+  worldSend(&w, 0, 1, 10);
+  w.costs.op[0].batchGbPerSPerSm = 10;
+  w.costs.op[0].batchSources = 4;
+  double share = 1 - pow(1 - 1 / 64.0, 4), mean = 160 * share;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + mean + 2 * sqrt(mean * (1 - share)));
+}
+
 TEST(memory_bounds_how_fast_all_sms_write_places) {
   world_t w;
   initTwoExperts(&w, TREFOIL_LL_EXPERT_MAJOR);

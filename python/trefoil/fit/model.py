@@ -222,7 +222,7 @@ class ClosedForm:
         sent = ranks["leaving"] if costs.get("own_rows_stay") else ranks["send"]
         back = costs.get("nvlink_back_share")
         sending = _work(sent, send, np.where(is_dispatch, token, places))
-        batches = self._batch_ns(costs)[:, None]
+        batches = self._batch_ns(costs, np.where(self.is_staged, sms * (1 - share), sms))
         taking = _work(ranks["receive"], take, np.where(is_dispatch, places + batches, token))
         works = self._over_ranks(sending), self._over_ranks(taking)
         sends, takes = self._split(costs, np.where(self.is_staged, sms * (1 - share), sms), *works)
@@ -279,12 +279,17 @@ class ClosedForm:
         sends = np.minimum(sms * share, np.where(most > 0, most, sms))
         return np.where(is_split, sends, sms), np.where(is_split, sms - sends, sms)
 
-    def _batch_ns(self, costs: Costs) -> Array:
-        """SM time of the batches that every rank of a dispatch goes through."""
+    def _batch_ns(self, costs: Costs, sms: Array) -> Array:
+        """SM time of each rank's batches that have rows, where most are on an SM (docs/sim.md)."""
         sources = self._of_op(costs, "batch_sources")
-        groups = np.where(sources > 0, np.ceil(self.numbers / np.maximum(sources, 1e-9)), 0)
+        groups = np.ceil(self.numbers / np.where(sources > 0, sources, np.inf))
+        filled = self.ranks["receive"] / (self.tokens * self.numbers)[:, None]
+        size = np.divide(self.numbers, groups, out=np.zeros_like(groups), where=groups > 0)
         each = _time(self.row_bytes, self._of_op(costs, "batch_gb_per_s_per_sm"))
-        found: Array = self.tokens * groups * each
+        part = 1 - (1 - np.minimum(filled, 1)) ** size[:, None]
+        of_sm = (self.tokens * groups / sms)[:, None]
+        most = np.minimum(of_sm, of_sm * part + 2 * np.sqrt(of_sm * part * (1 - part)))
+        found: Array = most * (sms * each)[:, None]
         return found
 
     def _rounds_us(self, costs: Costs, sms: Array) -> Array:
@@ -300,7 +305,7 @@ class ClosedForm:
         return found
 
     def _wait_us(self, costs: Costs) -> Array:
-        """Of the last words of other ranks that cross a port with copies on it: of the rank with most."""
+        """Of other ranks' last words that cross a port with copies: of the rank with most."""
         out, into = (self.contested[kind] > 0 for kind in NEAR_PORTS)
         others = out.sum(axis=1)[:, None] - out
         words = np.where(into, self.numbers[:, None] - 1, others)
