@@ -97,6 +97,7 @@ static const cost_field_t opFields[] = {
     OPTIONAL_COST("round_bytes", roundBytes),
     OPTIONAL_COST("few_tokens", fewTokens),
     OPTIONAL_COST("few_round_bytes", fewRoundBytes),
+    OPTIONAL_COST("rank_round_us", rankRoundUs),
     OPTIONAL_COST("flow_wait_us", flowWaitUs),
 };
 enum {

@@ -68,6 +68,7 @@ static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
       {"roundBytes", c->roundBytes},
       {"fewTokens", c->fewTokens},
       {"fewRoundBytes", c->fewRoundBytes},
+      {"rankRoundUs", c->rankRoundUs},
       {"flowWaitUs", c->flowWaitUs},
   };
   return checkNumbers(numbers, sizeof numbers / sizeof *numbers, of);

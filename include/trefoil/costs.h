@@ -58,6 +58,8 @@ typedef struct trefoil_op_costs {
   double roundBytes;    /* bytes of a rank's own tokens that they sum in a round; 0 = no rounds */
   double fewTokens;     /* a rank with fewer tokens has small blocks: */
   double fewRoundBytes; /* theirs in a round */
+  double rankRoundUs; /* what the operation waits for each doubling of the ranks: for the last of all
+                         their words */
   double flowWaitUs; /* what the last word of each other rank waits where flows of others take all that
                         they get of a port on its way from the start */
 } trefoil_op_costs_t;
@@ -88,9 +90,9 @@ typedef struct trefoil_costs {
 TREFOIL_API trefoil_result_t trefoilCostsIdeal(trefoil_costs_t *costs,
                                                const trefoil_cluster_t *cluster,
                                                trefoil_mode_t mode);
-/* The part of an operation's time that no row takes: launchUs, with several nodes netStartUs and
- * nodeRoundUs * log2(nodes), and the flags of a rank to all others. Every engine adds it to the time
- * of the rows. */
+/* The part of an operation's time that no row takes: launchUs, rankRoundUs * log2(ranks), with several
+ * nodes netStartUs and nodeRoundUs * log2(nodes), and the flags of a rank to all others. Every engine
+ * adds it to the time of the rows. */
 TREFOIL_API double trefoilCostsFixedUs(const trefoil_costs_t *costs, trefoil_op_t op,
                                        const trefoil_shape_t *shape);
 /* Numbers must be finite and, netLatencyNs apart, not negative; numSms >= 1; forwardShare, sendShare,

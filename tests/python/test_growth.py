@@ -35,8 +35,6 @@ from trefoil.simulator import CostRecord, Costs
 
 needs_scipy = pytest.mark.skipif(find_spec("scipy") is None, reason="Python lacks scipy")
 NO_STEP = {  # no part of ten rows
-    "trefoil-ll-h200": "10 rows",
-    "trefoil-ht-h200": "8 rows",
     "trefoil-ll-domains-h100x2": "10 rows",
     "trefoil-ht-domains-h100x2": "2 rows",
 }
@@ -189,7 +187,7 @@ def outcome_of(job: Job, name: str) -> Outcome:
 @needs_scipy
 def test_a_record_has_the_growth_of_its_split() -> None:
     """The smallest; one with rows of its own, and one that takes another record's."""
-    for name in ("trefoil-ll-h200x4", "trefoil-ht-h200"):
+    for name in ("trefoil-ll-h200", "trefoil-ll-domains-h100x2"):
         job, fields = make_job(load_split(name)), CostRecord(name).fields
         found = growth_of(job, outcome_of(job, name))
         for i, op in enumerate(("dispatch", "combine")):
@@ -225,8 +223,8 @@ def test_the_growth_nearest_to_nine_in_ten() -> None:
 
 
 def test_a_part_of_the_closed_form_predicts_the_same() -> None:
-    job = make_job(load_split("trefoil-ll-h200x4"))
-    costs = Costs.record("trefoil-ll-h200x4")
+    job = make_job(load_split("trefoil-ll-h200"))
+    costs = Costs.record("trefoil-ll-h200")
     cases = [replace(case) for case in job.outside[:12]]
     form, chosen = ClosedForm(job.plans, cases), np.array([1, 4, 7])
     assert form.part(chosen).predict(costs).tolist() == form.predict(costs)[chosen].tolist()
