@@ -193,8 +193,9 @@ static double batchesOf(const work_t *w, double sms, int r) {
 static double takeNs(const work_t *w, const sm_work_t *c, int r) {
   int64_t rows = w->replay->takenRows[r];
   int isDispatch = w->replay->op == TREFOIL_OP_DISPATCH;
-  double sideNs = isDispatch ? (double)w->replay->slots[r] * c->slot + batchesOf(w, c->sms, r) * c->batch
-                             : (double)w->sim->numTokens[r] * c->token;
+  double sideNs = isDispatch
+                      ? (double)w->replay->slots[r] * c->slot + batchesOf(w, c->sms, r) * c->batch
+                      : (double)w->sim->numTokens[r] * c->token;
   return rows > 0 ? c->take + sideNs / (double)rows : c->take;
 }
 

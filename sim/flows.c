@@ -162,7 +162,8 @@ trefoil_result_t epFlowsApply(ep_fabric_t *f, const trefoil_shape_t *shape,
   EP_CHECK(run->numFlows >= 0 && run->numFlows <= MAX_FLOWS && (run->numFlows == 0 || run->flows),
            TREFOIL_INVALID_ARGUMENT, "%d flows: must be in [0, %d], with a list that is not NULL",
            run->numFlows, MAX_FLOWS);
-  flows_t w = {.f = f, .shape = shape, .run = run, .share = costs->flowShare > 0 ? costs->flowShare : 0.5};
+  flows_t w = {
+      .f = f, .shape = shape, .run = run, .share = costs->flowShare > 0 ? costs->flowShare : 0.5};
   for (int i = 0; i < run->numFlows; i++) EP_TRY(check(&w, &run->flows[i]));
   if (run->numFlows == 0) return TREFOIL_OK;
   size_t ports = 0;

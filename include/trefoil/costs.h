@@ -41,8 +41,8 @@ typedef struct trefoil_op_costs {
   double restGbPerSPerSm; /* the part of the receivers' work that transfers do not hide, after the
                              last row: bytes that came (dispatch) or of the rank's own tokens
                              (combine), a second and SM; 0 = all is hidden */
-  double missingUs; /* more where a rank has fewer tokens than the shape's: receivers look for them
-                       until a word says that there are no more */
+  double missingUs; /* more of a rank with tokens, but fewer than another: it reads the words of the
+                       tokens that it did not expect in a second round */
   double flowShare; /* of a port that both want, what flows of others get together, [0, 1): less if
                        the operation has more stores under way; 0 = 0.5 */
   double rowHeadBytes; /* that the library puts before each row besides the plan's bytes: SMs that
@@ -53,15 +53,14 @@ typedef struct trefoil_op_costs {
                               batch, beside receiving its rows; 0 = no limit */
   double slotGbPerS; /* bytes of places that all SMs of a rank together write or read: its memory;
                         0 = no limit */
-  double roundUs;       /* combine: what each round of an SM's receivers takes after the last row, but for
+  double roundUs; /* combine: what each round of an SM's receivers takes after the last row, but for
                            the first */
   double roundBytes;    /* bytes of a rank's own tokens that they sum in a round; 0 = no rounds */
   double fewTokens;     /* a rank with fewer tokens has small blocks: */
   double fewRoundBytes; /* theirs in a round */
-  double rankRoundUs; /* what the operation waits for each doubling of the ranks: for the last of all
-                         their words */
-  double flowWaitUs; /* what the last word of each other rank waits where flows of others take all that
-                        they get of a port on its way from the start */
+  double rankRoundUs;   /* wait for each doubling of the ranks: for the last of all their words */
+  double flowWaitUs;    /* wait for the last word of each other rank that crosses a port of which a
+                           flow of others takes all that it gets, from the start */
 } trefoil_op_costs_t;
 
 /* All zero but numSms is legal: then only bytes over ports take time. */

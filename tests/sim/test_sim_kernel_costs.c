@@ -220,7 +220,8 @@ TEST(own_tokens_are_summed_in_whole_rounds) {
     w.costs.op[op].roundBytes = 20000; /* two tokens */
   }
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.1);
-  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 10 * 0.1 + 4 * 2); /* five rounds, four after the first */
+  CHECK_US(&w, TREFOIL_OP_COMBINE,
+           3 + 0.5 + 10 * 0.1 + 4 * 2); /* five rounds, four after the first */
   w.costs.numSms = 2;
   CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 10 * 0.1 + 2 * 2);
   w.costs.op[1].fewTokens = 11;
