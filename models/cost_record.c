@@ -90,6 +90,15 @@ static const cost_field_t opFields[] = {
     OPTIONAL_COST("missing_us", missingUs),
     OPTIONAL_COST("flow_share", flowShare),
     OPTIONAL_COST("row_head_bytes", rowHeadBytes),
+    OPTIONAL_COST("batch_sources", batchSources),
+    OPTIONAL_COST("batch_gb_per_s_per_sm", batchGbPerSPerSm),
+    OPTIONAL_COST("slot_gb_per_s", slotGbPerS),
+    OPTIONAL_COST("round_us", roundUs),
+    OPTIONAL_COST("round_bytes", roundBytes),
+    OPTIONAL_COST("few_tokens", fewTokens),
+    OPTIONAL_COST("few_round_bytes", fewRoundBytes),
+    OPTIONAL_COST("rank_round_us", rankRoundUs),
+    OPTIONAL_COST("flow_wait_us", flowWaitUs),
 };
 enum {
   numCostFields = sizeof costFields / sizeof *costFields,

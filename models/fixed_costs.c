@@ -16,5 +16,5 @@ double trefoilCostsFixedUs(const trefoil_costs_t *costs, trefoil_op_t op,
   double netSignalNs = c->netSignalNs > 0 ? c->netSignalNs : c->signalNs;
   double signalsNs = near * c->signalNs + far * netSignalNs;
   double netUs = nodes > 1 ? c->netStartUs + c->nodeRoundUs * log2(nodes) : 0;
-  return c->launchUs + netUs + 1e-3 * signalsNs;
+  return c->launchUs + c->rankRoundUs * log2(shape->numRanks) + netUs + 1e-3 * signalsNs;
 }

@@ -149,9 +149,16 @@ static double smRowNs(double rowNs, double gbPerS, double bytes) {
   return rowNs + (gbPerS > 0 ? bytes / gbPerS : 0);
 }
 
-/* What the SMs of each kind have to do for a row, and beside rows for tokens and places: ns of one. */
+/* A place of a row: of SMs that share the work, or of the memory that all have. */
+static double slotNs(const trefoil_op_costs_t *op, double bytes, double sms) {
+  return fmax(smRowNs(op->slotNs, op->slotGbPerSPerSm, bytes),
+              sms * smRowNs(0, op->slotGbPerS, bytes));
+}
+
+/* What the SMs of each kind have to do for a row, and beside rows for tokens, places and batches: ns of one;
+ * and how many there are. */
 typedef struct sm_work {
-  double send, take, token, slot, rest;
+  double send, take, token, slot, rest, batch, sms;
 } sm_work_t;
 
 /* A row that a rank's SMs send, with its part of the tokens (dispatch) or places (combine). */
@@ -163,12 +170,32 @@ static double sendNs(const work_t *w, const sm_work_t *c, int r) {
   return rows > 0 ? c->send + sideNs / (double)rows : c->send;
 }
 
-/* A row that it takes, with its part of the places (dispatch) or tokens (combine). */
+static int64_t mostTokens(const work_t *w) {
+  int64_t most = 0;
+  for (int r = 0; r < w->f->numRanks; r++) {
+    if (w->sim->numTokens[r] > most) most = w->sim->numTokens[r];
+  }
+  return most;
+}
+
+/* Batches of a rank: for each token number that a rank has, one for so many sources. SMs have as many each;
+ * those without a row cost nothing, and the SM with the most others, two standard deviations above the
+ * mean with rows spread evenly, ends last. */
+static double batchesOf(const work_t *w, double sms, int r) {
+  double sources = w->op->batchSources, tokens = (double)mostTokens(w), ranks = w->f->numRanks;
+  if (sources == 0 || tokens == 0) return 0;
+  double groups = ceil(ranks / sources), rows = (double)w->replay->takenRows[r] / (tokens * ranks);
+  double each = tokens * groups / sms, share = 1 - pow(1 - fmin(rows, 1), ranks / groups);
+  return sms * fmin(each, each * share + 2 * sqrt(each * share * (1 - share)));
+}
+
+/* A row that it takes, with its part of the places and batches (dispatch) or tokens (combine). */
 static double takeNs(const work_t *w, const sm_work_t *c, int r) {
   int64_t rows = w->replay->takenRows[r];
   int isDispatch = w->replay->op == TREFOIL_OP_DISPATCH;
-  double sideNs =
-      isDispatch ? (double)w->replay->slots[r] * c->slot : (double)w->sim->numTokens[r] * c->token;
+  double sideNs = isDispatch
+                      ? (double)w->replay->slots[r] * c->slot + batchesOf(w, c->sms, r) * c->batch
+                      : (double)w->sim->numTokens[r] * c->token;
   return rows > 0 ? c->take + sideNs / (double)rows : c->take;
 }
 
@@ -188,12 +215,19 @@ static double sendSmsOf(const work_t *w, const sm_work_t *c, double sms) {
   return sms * share < most ? sms * share : most;
 }
 
-/* ns that receivers look for the words of tokens that are not there. */
-static double missingNs(const work_t *w) {
-  for (int r = 0; r < w->f->numRanks; r++) {
-    if (w->sim->numTokens[r] < w->shape->maxTokens) return w->op->missingUs * 1e3;
-  }
-  return 0;
+/* ns that a rank which has fewer tokens than another takes once more; one without any expects none. */
+static double missingNs(const work_t *w, int64_t most, int r) {
+  int64_t own = w->sim->numTokens[r];
+  return own > 0 && own < most ? w->op->missingUs * 1e3 : 0;
+}
+
+/* ns of the rounds after the first in which a rank's SMs sum its own tokens. */
+static double roundsNs(const work_t *w, double sms, int r) {
+  double tokens = (double)w->sim->numTokens[r];
+  double bytes = tokens < w->op->fewTokens ? w->op->fewRoundBytes : w->op->roundBytes;
+  if (w->replay->op != TREFOIL_OP_COMBINE || bytes <= 0 || tokens == 0) return 0;
+  double rounds = ceil(tokens * (double)w->replay->rowBytes / (sms * bytes));
+  return (rounds - 1) * w->op->roundUs * 1e3;
 }
 
 static void setSms(const work_t *w) {
@@ -202,17 +236,20 @@ static void setSms(const work_t *w) {
   int isDispatch = replay->op == TREFOIL_OP_DISPATCH;
   double share = op->forwardShare > 0 ? op->forwardShare : 0.5;
   double sms = w->run->numSms > 0 ? w->run->numSms : w->costs->numSms;
-  double forwardSms = sms * share, missing = missingNs(w);
+  double forwardSms = sms * share;
   if (replay->hasNetPhases) sms -= forwardSms;
   double bytes = (double)replay->rowBytes, withHead = bytesUnderWay(w);
   sm_work_t c = {.send = smRowNs(op->sendRowNs, op->sendGbPerSPerSm, withHead),
                  .take = smRowNs(op->receiveRowNs, op->receiveGbPerSPerSm, withHead),
                  .token = op->tokenNs,
-                 .slot = smRowNs(op->slotNs, op->slotGbPerSPerSm, bytes),
-                 .rest = smRowNs(0, op->restGbPerSPerSm, bytes)};
+                 .slot = slotNs(op, bytes, sms),
+                 .rest = smRowNs(0, op->restGbPerSPerSm, bytes),
+                 .batch = smRowNs(0, op->batchGbPerSPerSm, bytes),
+                 .sms = sms};
   int areSplit = op->sendShare > 0 || op->mostSendSms > 0;
   double sendSms = areSplit ? sendSmsOf(w, &c, sms) : sms;
   double takeSms = areSplit ? sms - sendSms : sms;
+  int64_t most = mostTokens(w);
   for (int r = 0; r < w->f->numRanks; r++) {
     double speed = w->smFactor[r] * (w->run->hasProducts ? 1 - w->costs->productShare : 1);
     int64_t last = isDispatch ? replay->takenRows[r] : w->sim->numTokens[r];
@@ -220,7 +257,8 @@ static void setSms(const work_t *w) {
     w->f->row[TREFOIL_RESOURCE_RECEIVE][r] = toFs(takeNs(w, &c, r) / (takeSms * speed));
     w->f->row[TREFOIL_RESOURCE_FORWARD][r] =
         toFs((isDispatch ? c.send : c.take) / (forwardSms * speed));
-    w->f->rest[r] = toFs((double)last * c.rest / (takeSms * speed) + missing);
+    w->f->rest[r] = toFs((double)last * c.rest / (takeSms * speed) +
+                         roundsNs(w, takeSms, r) / speed + missingNs(w, most, r));
   }
 }
 
@@ -359,7 +397,7 @@ static trefoil_result_t fill(work_t *w) {
   w->f->latency[TREFOIL_TIER_NVLINK] = toFs(w->costs->nvlinkLatencyNs);
   w->f->latency[TREFOIL_TIER_NET] = toFs(net < 0 ? cl->netLatencyUs * 1e3 : net);
   setAnnounced(w);
-  return epFlowsApply(w->f, w->shape, w->run, w->op->flowShare);
+  return epFlowsApply(w->f, w->shape, w->run, w->op);
 }
 
 trefoil_result_t epFabricBuild(ep_fabric_t *fabric, const trefoil_sim_t *sim,

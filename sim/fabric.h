@@ -30,9 +30,9 @@ trefoil_result_t epFabricBuild(ep_fabric_t *fabric, const trefoil_sim_t *sim,
                                const trefoil_sim_run_t *run, trefoil_op_t op);
 void epFabricFree(ep_fabric_t *fabric);
 
-/* Takes the run's flows off the ports. */
+/* Takes the run's flows off the ports, and lets words wait for them. */
 trefoil_result_t epFlowsApply(ep_fabric_t *fabric, const trefoil_shape_t *shape,
-                              const trefoil_sim_run_t *run, double flowShare);
+                              const trefoil_sim_run_t *run, const trefoil_op_costs_t *costs);
 /* When a resource that begins so much work, as by itself, is done with it. */
 ep_fs_t epServed(const ep_fabric_t *fabric, trefoil_resource_t kind, int at, ep_fs_t begin,
                  ep_fs_t work);

@@ -129,12 +129,41 @@ static trefoil_result_t allocate(flows_t *w) {
   return TREFOIL_OK;
 }
 
+/* Counts for every NVLink port the flows that are there from the start and take all that they get. */
+static void countGreedy(const flows_t *w) {
+  for (int k = TREFOIL_RESOURCE_NVLINK_OUT; k <= TREFOIL_RESOURCE_NVLINK_IN; k++) {
+    for (int i = 0; i < w->f->count[k]; i++) w->numOn[k][i] = 0;
+    for (int i = 0; i < w->run->numFlows; i++) {
+      const trefoil_flow_t *flow = &w->run->flows[i];
+      int at = portOf(w, flow, k);
+      if (at >= 0 && flow->gbPerS == 0 && flow->startUs == 0) w->numOn[k][at]++;
+    }
+  }
+}
+
+/* The last word of each other rank of the node comes later, if a port on its way has such a flow. */
+static void addWaits(const flows_t *w, double waitUs) {
+  const int32_t *out = w->numOn[TREFOIL_RESOURCE_NVLINK_OUT];
+  const int32_t *in = w->numOn[TREFOIL_RESOURCE_NVLINK_IN];
+  int G = w->shape->ranksPerNode;
+  countGreedy(w);
+  for (int first = 0; first < w->f->numRanks; first += G) {
+    int senders = 0;
+    for (int r = first; r < first + G; r++) senders += out[r] > 0;
+    for (int r = first; r < first + G; r++) {
+      int words = in[r] > 0 ? G - 1 : senders - (out[r] > 0);
+      w->f->rest[r] += timeOf(words * waitUs);
+    }
+  }
+}
+
 trefoil_result_t epFlowsApply(ep_fabric_t *f, const trefoil_shape_t *shape,
-                              const trefoil_sim_run_t *run, double flowShare) {
+                              const trefoil_sim_run_t *run, const trefoil_op_costs_t *costs) {
   EP_CHECK(run->numFlows >= 0 && run->numFlows <= MAX_FLOWS && (run->numFlows == 0 || run->flows),
            TREFOIL_INVALID_ARGUMENT, "%d flows: must be in [0, %d], with a list that is not NULL",
            run->numFlows, MAX_FLOWS);
-  flows_t w = {.f = f, .shape = shape, .run = run, .share = flowShare > 0 ? flowShare : 0.5};
+  flows_t w = {
+      .f = f, .shape = shape, .run = run, .share = costs->flowShare > 0 ? costs->flowShare : 0.5};
   for (int i = 0; i < run->numFlows; i++) EP_TRY(check(&w, &run->flows[i]));
   if (run->numFlows == 0) return TREFOIL_OK;
   size_t ports = 0;
@@ -148,6 +177,7 @@ trefoil_result_t epFlowsApply(ep_fabric_t *f, const trefoil_shape_t *shape,
   trefoil_result_t result = allocate(&w);
   if (result == TREFOIL_OK) findParts(&w);
   for (int p = 0; p < f->numParts && result == TREFOIL_OK; p++) fillPart(&w, p);
+  if (result == TREFOIL_OK) addWaits(&w, costs->flowWaitUs);
   free(numOn);
   return result;
 }

@@ -61,6 +61,15 @@ static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
       {"restGbPerSPerSm", c->restGbPerSPerSm},
       {"missingUs", c->missingUs},
       {"rowHeadBytes", c->rowHeadBytes},
+      {"batchSources", c->batchSources},
+      {"batchGbPerSPerSm", c->batchGbPerSPerSm},
+      {"slotGbPerS", c->slotGbPerS},
+      {"roundUs", c->roundUs},
+      {"roundBytes", c->roundBytes},
+      {"fewTokens", c->fewTokens},
+      {"fewRoundBytes", c->fewRoundBytes},
+      {"rankRoundUs", c->rankRoundUs},
+      {"flowWaitUs", c->flowWaitUs},
   };
   return checkNumbers(numbers, sizeof numbers / sizeof *numbers, of);
 }

@@ -41,12 +41,26 @@ typedef struct trefoil_op_costs {
   double restGbPerSPerSm; /* the part of the receivers' work that transfers do not hide, after the
                              last row: bytes that came (dispatch) or of the rank's own tokens
                              (combine), a second and SM; 0 = all is hidden */
-  double missingUs; /* more where a rank has fewer tokens than the shape's: receivers look for them
-                       until a word says that there are no more */
+  double missingUs; /* more of a rank with tokens, but fewer than another: it reads the words of the
+                       tokens that it did not expect in a second round */
   double flowShare; /* of a port that both want, what flows of others get together, [0, 1): less if
                        the operation has more stores under way; 0 = 0.5 */
   double rowHeadBytes; /* that the library puts before each row besides the plan's bytes: SMs that
                           send, forward and receive, and ports carry them */
+  double batchSources; /* dispatch: rows with the same token number of so many ranks are received
+                          together, as a batch; 0 = none are */
+  double batchGbPerSPerSm; /* bytes of a row that one SM waits for and finds the places of, for each
+                              batch, beside receiving its rows; 0 = no limit */
+  double slotGbPerS; /* bytes of places that all SMs of a rank together write or read: its memory;
+                        0 = no limit */
+  double roundUs; /* combine: what each round of an SM's receivers takes after the last row, but for
+                           the first */
+  double roundBytes;    /* bytes of a rank's own tokens that they sum in a round; 0 = no rounds */
+  double fewTokens;     /* a rank with fewer tokens has small blocks: */
+  double fewRoundBytes; /* theirs in a round */
+  double rankRoundUs;   /* wait for each doubling of the ranks: for the last of all their words */
+  double flowWaitUs;    /* wait for the last word of each other rank that crosses a port of which a
+                           flow of others takes all that it gets, from the start */
 } trefoil_op_costs_t;
 
 /* All zero but numSms is legal: then only bytes over ports take time. */
@@ -75,9 +89,9 @@ typedef struct trefoil_costs {
 TREFOIL_API trefoil_result_t trefoilCostsIdeal(trefoil_costs_t *costs,
                                                const trefoil_cluster_t *cluster,
                                                trefoil_mode_t mode);
-/* The part of an operation's time that no row takes: launchUs, with several nodes netStartUs and
- * nodeRoundUs * log2(nodes), and the flags of a rank to all others. Every engine adds it to the time
- * of the rows. */
+/* The part of an operation's time that no row takes: launchUs, rankRoundUs * log2(ranks), with several
+ * nodes netStartUs and nodeRoundUs * log2(nodes), and the flags of a rank to all others. Every engine
+ * adds it to the time of the rows. */
 TREFOIL_API double trefoilCostsFixedUs(const trefoil_costs_t *costs, trefoil_op_t op,
                                        const trefoil_shape_t *shape);
 /* Numbers must be finite and, netLatencyNs apart, not negative; numSms >= 1; forwardShare, sendShare,

@@ -330,8 +330,8 @@ def summary() -> str:
         ],
         [
             "simulated times against measured ones, held out",
-            f"low latency off by {_held_out('trefoil-ll-h200x4')}, high throughput by "
-            f"{_held_out('trefoil-ht-h200x4')}",
+            f"low latency off by {_held_out('trefoil-ll-h200')}, high throughput by "
+            f"{_held_out('trefoil-ht-h200')}",
             "`trefoil validate --only times`",
         ],
     ]

@@ -283,7 +283,7 @@ def check_refusals() -> None:
         (["--rail-fail", "0", "--cluster", "h200-x8"], "there are no rails"),
         (["--straggler", "8"], "8 ranks, 0 to 7"),
         (["--straggler", "1:0"], "above 0"),
-        (["--straggler", "1"], "have no time of SMs"),
+        (["--straggler", "1", "--costs", "ideal"], "have no time of SMs"),
         (["--sms", "133"], "a GPU of cluster dgx-h100 has 132 SMs"),
         (["--sms", "79", "--cluster", "hgx-h20"], "a GPU of cluster hgx-h20 has 78 SMs"),
         (["--mode", "ht", "--combine", "partial"], "is of ll"),

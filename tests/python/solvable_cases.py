@@ -87,10 +87,14 @@ class Case:
     def _closed_form(self, simulation: Simulation, costs: Costs) -> float:
         w = simulation.workload
         shape = (w.ranks, ROW // 2, w.tokens, w.topk, w.experts, round(costs.get("num_sms")))
-        ragged = float(any(len(self.sends.get(r, [])) < w.tokens for r in range(self.ranks)))
+        counts = [len(self.sends.get(r, [])) for r in range(self.ranks)]
+        ragged = float(any(0 < count < w.tokens for count in counts))
         background = "copies-from-0" if self.flows == ((0, 1),) else "nothing"  # steady ones alone
         measured = Measured(
-            self.op, self.mode, 1, *shape, 1.0, ragged=ragged, background=background
+            *(self.op, self.mode, 1, *shape, 1.0),
+            ragged=ragged,
+            empty_ranks=counts.count(0),
+            background=background,
         )
         plans = Plans(Setting(self.mode, "ours", self.cluster))
         plans.of = lambda case: simulation  # type: ignore[method-assign]
@@ -208,7 +212,6 @@ CASES = (
         num_sms=10,
         **{"combine.rest_gb_per_s_per_sm": SM},
     ),
-    # 70 rows one way; the rank without tokens is asked for them for 30 us.
     # Of the port that 70 rows need for 10 us a copy takes six tenths.
     _kernel(
         "a copy over the busiest port",
@@ -241,7 +244,61 @@ CASES = (
         flows=((0, 1, 0, 8),),
         **{"dispatch.flow_share": 0.6},
     ),
-    _kernel("missing tokens", 70 * PORT + 30, {0: [(1,)] * 70}, **{"dispatch.missing_us": 30}),
+    # The other rank has one token, and looks for those that it did not expect.
+    _kernel(
+        "missing tokens",
+        70 * PORT + 30,
+        {0: [(1,)] * 70, 1: [(0,)]},
+        **{"dispatch.missing_us": 30},
+    ),
+    # Ten SMs take 70 batches, 100 us each.
+    _kernel(
+        "batches",
+        70 * 100 / 10,
+        {0: [(1,)] * 70},
+        num_sms=10,
+        **{"dispatch.batch_sources": 4, "dispatch.batch_gb_per_s_per_sm": SM},
+    ),
+    # 140 places of 50 000 bytes at 100 GB/s, however many SMs.
+    _kernel(
+        "places by memory",
+        140 * 0.5,
+        {0: [(2, 3)] * 70},
+        experts=4,
+        num_sms=10,
+        **{"dispatch.slot_gb_per_s": 100},
+    ),
+    # Ten SMs sum 70 tokens, one each a round: seven rounds, six after the first.
+    _kernel(
+        "whole rounds",
+        70 * PORT + 6 * 5,
+        {0: [(1,)] * 70},
+        op="combine",
+        num_sms=10,
+        **{"combine.round_us": 5, "combine.round_bytes": ROW},
+    ),
+    # With fewer than 80 tokens two SMs sum one together.
+    _kernel(
+        "whole rounds of small blocks",
+        70 * PORT + 13 * 5,
+        {0: [(1,)] * 70},
+        op="combine",
+        num_sms=10,
+        **{
+            "combine.round_us": 5,
+            "combine.round_bytes": ROW,
+            "combine.few_tokens": 80,
+            "combine.few_round_bytes": ROW / 2,
+        },
+    ),
+    # The one word of the other rank waits 20 us.
+    _kernel(
+        "a word behind a copy",
+        70 * PORT / 0.4 + 20,
+        {0: [(1,)] * 70},
+        flows=((0, 1),),
+        **{"dispatch.flow_share": 0.6, "dispatch.flow_wait_us": 20},
+    ),
 )
 
 

@@ -304,7 +304,7 @@ def test_pictures_of_models_hold_every_part() -> None:
 def test_scaling_shows_the_newest_table_of_each_set() -> None:
     tables = report_measured.newest_tables()
     dates = {t.path.name: t.about["date"] for t in tables}
-    assert len(tables) == 6 and "2026-11-27c-trefoil-ll.csv" in dates
+    assert len(tables) == 6 and "2026-11-28-trefoil-ll.csv" in dates
     figures_of_8 = [replace(f, ranks=8) for f in load_figures(FOLDER / KERNELS)]
     told = report_measured.scaling(tables, figures_of_8, own)
     assert "measured" in told["svgs"][0] + told["svgs"][1]

@@ -43,6 +43,26 @@ TEST(one_port_of_the_way_is_enough) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4);
 }
 
+TEST(last_words_wait_behind_flows) {
+  trefoil_flow_t flow = {.from = 0, .to = 1};
+  world_t w;
+  initPair(&w, 4, 40, &flow);
+  w.costs.op[0].flowWaitUs = 2;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4 / 0.5 + 3 * 2); /* into rank 1: all three words */
+  flow.to = 2;                                                  /* that of rank 0 alone */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4 / 0.5 + 2);
+  flow.from = 2, flow.to = 3; /* that of rank 2 */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4 + 2);
+  flow.startUs = 1; /* only those that are there from the start */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4);
+  flow.startUs = 0, flow.gbPerS = 20; /* and take all that they get */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4);
+  flow = (trefoil_flow_t){.from = 0, .to = 2}; /* over the network no word of NVLink */
+  initPair(&w, 2, 40, &flow);
+  w.costs.op[0].flowWaitUs = 2;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 5);
+}
+
 TEST(flows_divide_their_share_alike) {
   trefoil_flow_t flows[] = {{.from = 0, .to = 2}, {.from = 0, .to = 3, .gbPerS = 10}};
   world_t w;

@@ -163,15 +163,72 @@ TEST(a_head_goes_with_every_row) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.11 + 10);
 }
 
-TEST(tokens_that_are_missing_are_looked_for) {
+TEST(a_rank_with_fewer_tokens_than_another_looks_again) {
   world_t w;
-  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, WORLD_TOKENS);
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 20);
   w.costs.op[0].missingUs = 4;
-  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 64 * 0.1 + 4); /* rank 1 has none */
-  worldSend(&w, 1, 0, WORLD_TOKENS - 1);
-  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 64 * 0.1 + 4);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 20 * 0.1); /* rank 1 has none, and knows */
+  worldSend(&w, 1, 0, 19);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 20 * 0.1 + 4);
   worldSend(&w, 1, 0, 1);
-  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 64 * 0.1);
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 20 * 0.1);
+}
+
+TEST(rows_of_several_ranks_are_taken_as_a_batch) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 10);
+  w.costs.op[0].batchGbPerSPerSm = 10; /* 1 us for the bytes of a row */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.1);
+  w.costs.op[0].batchSources = 4;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10);
+  w.costs.numSms = 5;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 2);
+  w.costs.op[0].batchSources = 1; /* one for either rank, though one has no tokens */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4);
+  w.costs.op[0].receiveRowNs = 500;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4 + 10 * 0.1);
+}
+
+/* 16 groups of 4 ranks and ten token numbers; ten of 640 rows are there. */
+TEST(batches_without_a_row_cost_nothing) {
+  world_t w;
+  worldInit(&w, 64, 64, TREFOIL_LL_EXPERT_MAJOR);
+  worldSend(&w, 0, 1, 10);
+  w.costs.op[0].batchGbPerSPerSm = 10;
+  w.costs.op[0].batchSources = 4;
+  double share = 1 - pow(1 - 1 / 64.0, 4), mean = 160 * share;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + mean + 2 * sqrt(mean * (1 - share)));
+}
+
+TEST(memory_bounds_how_fast_all_sms_write_places) {
+  world_t w;
+  initTwoExperts(&w, TREFOIL_LL_EXPERT_MAJOR);
+  w.costs.op[0].slotGbPerS = 50; /* 200 ns for the bytes of a row */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 20 * 0.2);
+  w.costs.numSms = 8;
+  w.costs.op[0].slotGbPerSPerSm = 10; /* 125 ns with eight */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 20 * 0.2);
+  w.costs.op[0].slotGbPerSPerSm = 5;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 20 * 0.25);
+}
+
+TEST(own_tokens_are_summed_in_whole_rounds) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 10);
+  for (int op = 0; op < 2; op++) {
+    w.costs.op[op].roundUs = 2;
+    w.costs.op[op].roundBytes = 20000; /* two tokens */
+  }
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 10 * 0.1);
+  CHECK_US(&w, TREFOIL_OP_COMBINE,
+           3 + 0.5 + 10 * 0.1 + 4 * 2); /* five rounds, four after the first */
+  w.costs.numSms = 2;
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 10 * 0.1 + 2 * 2);
+  w.costs.op[1].fewTokens = 11;
+  w.costs.op[1].fewRoundBytes = 10000;
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 10 * 0.1 + 4 * 2);
+  w.costs.op[1].fewTokens = 10;
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 3 + 0.5 + 10 * 0.1 + 2 * 2);
 }
 
 TEST_MAIN()

@@ -91,12 +91,17 @@ def _case(op: str, row: Mapping[str, Any], us: float) -> Case:
     return Case(op, "ll", 1, *numbers, 0, us)
 
 
+def _is_ll(row: Mapping[str, Any]) -> bool:
+    """The kernels of high throughput have operations of the same name."""
+    return "kernel_us" not in row
+
+
 def _of_kernels(rows: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
     for row in rows:
         op, _, layout = row["operation"].partition(" ")
         if layout == "flat" and op in OPS and row.get("check", "ok") == "ok":
             yield replace(_case(op, row, row["kernel_us"]), mode="ht", sms=int(row["sms"]))
-        elif row["operation"] in OWN_OPERATIONS and row.get("check") == "ok":
+        elif row["operation"] in OWN_OPERATIONS and _is_ll(row) and row.get("check") == "ok":
             yield _case(OPS[OWN_OPERATIONS.index(row["operation"])], row, row["lockstep_us"])
 
 

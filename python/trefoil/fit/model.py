@@ -170,7 +170,7 @@ class ClosedForm:
         self.sms = np.array([case.sms for case in self.cases], dtype=float)
         self.has_net = self.ranks["nic-out"].any(axis=1)
         self.has_products = np.array([case.background == "gemm" for case in self.cases])
-        self.is_ragged = np.array([case.ragged > 0 or case.empty_ranks > 0 for case in self.cases])
+        self.is_ragged = np.array([_has_short_ranks(case) for case in self.cases])
         several = np.array([case.nodes > 1 for case in self.cases])
         self.is_staged = several & (plans.setting.mode in ("ht", "ht-expert-major"))
 
@@ -214,17 +214,20 @@ class ClosedForm:
         place = self._of_op(costs, "slot_ns") + _time(
             self.row_bytes, self._of_op(costs, "slot_gb_per_s_per_sm")
         )
+        memory = _time(self.row_bytes, self._of_op(costs, "slot_gb_per_s"))
+        place = np.maximum(place, np.where(self.is_staged, sms * (1 - share), sms) * memory)
         places = ranks["slots"] * place[:, None]
         token = (self.tokens * self._of_op(costs, "token_ns"))[:, None]
         is_dispatch = self.is_dispatch[:, None]
         sent = ranks["leaving"] if costs.get("own_rows_stay") else ranks["send"]
         back = costs.get("nvlink_back_share")
         sending = _work(sent, send, np.where(is_dispatch, token, places))
-        taking = _work(ranks["receive"], take, np.where(is_dispatch, places, token))
+        batches = self._batch_ns(costs, np.where(self.is_staged, sms * (1 - share), sms))
+        taking = _work(ranks["receive"], take, np.where(is_dispatch, places + batches, token))
         works = self._over_ranks(sending), self._over_ranks(taking)
         sends, takes = self._split(costs, np.where(self.is_staged, sms * (1 - share), sms), *works)
         speed = np.where(self.has_products, 1 - costs.get("product_share"), 1)
-        self.takes = takes * speed
+        self.takes, self.rounds_us = takes * speed, self._rounds_us(costs, takes) / speed
         messages = costs.get("net_message_ns") / (costs.get("rows_per_message") or 1)
         busy_ns = {
             "send": sending / (sends * speed)[:, None],
@@ -276,11 +279,48 @@ class ClosedForm:
         sends = np.minimum(sms * share, np.where(most > 0, most, sms))
         return np.where(is_split, sends, sms), np.where(is_split, sms - sends, sms)
 
+    def _batch_ns(self, costs: Costs, sms: Array) -> Array:
+        """SM time of each rank's batches that have rows, where most are on an SM (docs/sim.md)."""
+        sources = self._of_op(costs, "batch_sources")
+        groups = np.ceil(self.numbers / np.where(sources > 0, sources, np.inf))
+        filled = self.ranks["receive"] / (self.tokens * self.numbers)[:, None]
+        size = np.divide(self.numbers, groups, out=np.zeros_like(groups), where=groups > 0)
+        each = _time(self.row_bytes, self._of_op(costs, "batch_gb_per_s_per_sm"))
+        part = 1 - (1 - np.minimum(filled, 1)) ** size[:, None]
+        of_sm = (self.tokens * groups / sms)[:, None]
+        most = np.minimum(of_sm, of_sm * part + 2 * np.sqrt(of_sm * part * (1 - part)))
+        found: Array = most * (sms * each)[:, None]
+        return found
+
+    def _rounds_us(self, costs: Costs, sms: Array) -> Array:
+        """The rounds after the first in which SMs sum their rank's own tokens."""
+        few = self.tokens < self._of_op(costs, "few_tokens")
+        size = np.where(
+            few, self._of_op(costs, "few_round_bytes"), self._of_op(costs, "round_bytes")
+        )
+        size = np.where(self.is_dispatch, 0, size)
+        parts = np.divide(self.row_bytes, size, out=np.zeros_like(size), where=size > 0)
+        rounds = np.ceil(self.tokens * parts / sms)
+        found: Array = np.maximum(rounds - 1, 0) * self._of_op(costs, "round_us")
+        return found
+
+    def _wait_us(self, costs: Costs) -> Array:
+        """Of other ranks' last words that cross a port with copies: of the rank with most."""
+        out, into = (self.contested[kind] > 0 for kind in NEAR_PORTS)
+        others = out.sum(axis=1)[:, None] - out
+        words = np.where(into, self.numbers[:, None] - 1, others)
+        return words.max(axis=1) * self._of_op(costs, "flow_wait_us")
+
     def _rest_us(self, costs: Costs) -> Array:
         row = _time(self.row_bytes, self._of_op(costs, "rest_gb_per_s_per_sm"))
         rows = np.where(self.is_dispatch, self._over_ranks(self.ranks["receive"]), self.tokens)
         missing = np.where(self.is_ragged, self._of_op(costs, "missing_us"), 0.0)
-        return 1e-3 * rows * row / self.takes + missing
+        return 1e-3 * rows * row / self.takes + self.rounds_us + missing + self._wait_us(costs)
+
+
+def _has_short_ranks(case: Case) -> bool:
+    """Whether a rank has tokens, but fewer than another."""
+    return case.ragged > 0 and case.ranks - case.empty_ranks > 1
 
 
 def _ranks_of(index: int, gpus: int, workload: Workload) -> slice:
