@@ -25,11 +25,12 @@
 #include "kernels/ll/relay.h"
 
 /* Blocks of a high-throughput dispatch or combine by default: the fewest within 3 % of the best time that was
- * measured (docs/results.md); expert-major with more than two ranks, and across domains: by the link. */
+ * measured (docs/results.md); expert-major with more than two ranks: by the link. */
 #define EP_GPU_HT_SMS             28
 #define EP_GPU_HT_SMS_WINDOW      16 /* flat, tensors in windows */
 #define EP_GPU_HT_SMS_EXPERT_PAIR 64
 #define EP_GPU_HT_SMS_LINK        32
+#define EP_GPU_HT_SMS_DOMAINS     40
 
 /* An operation to launch: its kind, ep_ll_kind_t or EP_HT_KIND_*, and the struct of that kind. */
 typedef struct ep_gpu_op {

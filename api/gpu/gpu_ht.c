@@ -13,7 +13,8 @@
 #define MEMORY_MAGIC 0x5448504545435254ull
 
 static int defaultSms(const ep_gpu_group_t *g, int expertMajor, int inWindow) {
-  if (g->far || (expertMajor && g->R > 2)) return EP_GPU_HT_SMS_LINK;
+  if (g->far) return EP_GPU_HT_SMS_DOMAINS;
+  if (expertMajor && g->R > 2) return EP_GPU_HT_SMS_LINK;
   if (expertMajor) return EP_GPU_HT_SMS_EXPERT_PAIR;
   return inWindow ? EP_GPU_HT_SMS_WINDOW : EP_GPU_HT_SMS;
 }

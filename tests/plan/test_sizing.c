@@ -6,7 +6,7 @@
 
 /* 8 ranks on 2 nodes, 100 tokens of up to 1000 bytes (stride 1008), top-3, 4 experts a rank. */
 static ep_sizing_t tableOf(trefoil_mode_t mode) {
-  ep_sizing_config_t c = {EP_BACKEND_CPU, mode, {8, 4, 32, 3, 100}, 1000, 0, 0};
+  ep_sizing_config_t c = {EP_BACKEND_CPU, mode, {8, 4, 32, 3, 100}, 1000, 0, 0, 0};
   ep_sizing_t t = {.rowStride = 0};
   CHECK(epSizing(&c, &t) == TREFOIL_OK, "%s", trefoilLastError());
   CHECK(t.rowStride == 1008, "stride %zu", t.rowStride);
@@ -56,7 +56,7 @@ TEST(shared_buffers_by_hand) {
 /* One node forwards nothing; three forward for two others. */
 TEST(areas_of_nodes) {
   for (int nodes = 1; nodes <= 4; nodes++) {
-    ep_sizing_config_t c = {EP_BACKEND_CPU, TREFOIL_HT_FLAT, {12, 12 / nodes, 12, 2, 50}, 64, 0, 0};
+    ep_sizing_config_t c = {EP_BACKEND_CPU, TREFOIL_HT_FLAT, {12, 12 / nodes, 12, 2, 50}, 64, 0, 0, 0};
     ep_sizing_t t = {.rowStride = 0};
     REQUIRE(epSizing(&c, &t) == TREFOIL_OK, "%s", trefoilLastError());
     CHECK(t.buffers[EP_BUFFER_FORWARD_ROWS].bytes == up256((size_t)(nodes - 1) * 50 * 64),
