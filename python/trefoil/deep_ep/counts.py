@@ -83,4 +83,4 @@ class Counts:
             self.handle.destroy()
         if self.group is not None:
             self.group.destroy()
-        self.group = self.handle = None
+        self.group, self.handle, self.width = None, None, 0
