@@ -552,3 +552,23 @@ def test_costs_of_sms_are_those_of_the_sweep() -> None:
     for name, p in given.items():
         assert found.states[name] == "fitted", name
         assert found.values[name] == pytest.approx(p["value"], abs=found.deviations[name]), name
+
+
+@needs_scipy
+def test_words_behind_copies_are_those_of_the_node_and_at_most_three() -> None:
+    plans = Plans(Setting("ll", "ours", "hgx-h200", dispatch_row="bf16"))
+    without = Costs.record("trefoil-ll-h200").set({"dispatch.flow_wait_us": 0})
+    costs = Costs.record("trefoil-ll-h200").set({"dispatch.flow_wait_us": 2})
+    cases = [
+        Case("dispatch", "ll", -(-ranks // 8), ranks, 7168, 1, 8, 256, 132, 1.0, background=beside)
+        for ranks in (2, 4, 8, 16)
+        for beside in ("copies", "copies-from-0")
+    ]
+    words = [1, 1, 3, 3, 3, 3, 3, 3]
+    together = ClosedForm(plans, cases)
+    # In a replay the rank that waits most need not be the last otherwise.
+    for form, off in ((together, 1e-6), (Replay(plans, cases), 0.2)):
+        waited = form.predict(costs) - form.predict(without)
+        assert waited == pytest.approx(2 * np.array(words), rel=off), type(form).__name__
+    alone = [float(ClosedForm(plans, [case]).predict(costs)[0]) for case in cases]
+    assert together.predict(costs) == pytest.approx(alone)

@@ -156,7 +156,7 @@ def test_refusals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 
 
 def sample(ok: bool = True) -> dict:
-    """What --json prints; if not ok, with one difference in bytes and times that miss their goal."""
+    """What --json prints; if not ok, with one difference in bytes, and times that miss a goal."""
     own = validated_times.times_of_split("trefoil-ht-h200")
     times = [validated_times.json_of(own if ok else replace(own, p90=8.1))]
     traffic = {"ok": ok, "cases": 321, "numbers_compared": 98765, "tables": {"plan": 640}}

@@ -122,6 +122,9 @@ class Replay:
         return times
 
 
+MOST_WORDS = 3  # four ranks were measured: more words are taken to come beside those
+
+
 class ClosedForm:
     """Times by the formula above. Loads are counted once, from the same transfers."""
 
@@ -172,6 +175,15 @@ class ClosedForm:
         self.has_products = np.array([case.background == "gemm" for case in self.cases])
         self.is_ragged = np.array([_has_short_ranks(case) for case in self.cases])
         per_node = [plans.setting.workload(case).ranks_per_node for case in self.cases]
+        self.words = np.array(
+            [
+                _most_words(
+                    *(self.contested[kind][i, : case.ranks] > 0 for kind in NEAR_PORTS), per_node[i]
+                )
+                for i, case in enumerate(self.cases)
+            ],
+            dtype=float,
+        )
         self.has_peers = np.array(per_node) > 2
         several = np.array([case.nodes > 1 for case in self.cases])
         self.is_staged = several & (plans.setting.mode in ("ht", "ht-expert-major"))
@@ -313,16 +325,22 @@ class ClosedForm:
 
     def _wait_us(self, costs: Costs) -> Array:
         """Of other ranks' last words that cross a port with copies: of the rank with most."""
-        out, into = (self.contested[kind] > 0 for kind in NEAR_PORTS)
-        others = out.sum(axis=1)[:, None] - out
-        words = np.where(into, self.numbers[:, None] - 1, others)
-        return words.max(axis=1) * self._of_op(costs, "flow_wait_us")
+        found: Array = self.words * self._of_op(costs, "flow_wait_us")
+        return found
 
     def _rest_us(self, costs: Costs) -> Array:
         row = _time(self.row_bytes, self._of_op(costs, "rest_gb_per_s_per_sm"))
         rows = np.where(self.is_dispatch, self._over_ranks(self.ranks["receive"]), self.tokens)
         missing = np.where(self.is_ragged, self._of_op(costs, "missing_us"), 0.0)
         return 1e-3 * rows * row / self.takes + self.rounds_us + missing + self._wait_us(costs)
+
+
+def _most_words(out: Array, into: Array, per_node: int) -> int:
+    """Last words from a rank's node that cross a port with copies: of the rank with most, at most
+    MOST_WORDS."""
+    out, into = out.reshape(-1, per_node), into.reshape(-1, per_node)
+    others = out.sum(axis=1, keepdims=True) - out
+    return min(int(np.where(into, per_node - 1, others).max()), MOST_WORDS)
 
 
 def _has_short_ranks(case: Case) -> bool:
