@@ -71,7 +71,7 @@ struct ep_rendezvous;
 struct ep_gpu_hang;
 struct ep_gpu_far;
 
-#define EP_GPU_COUNTS   64 /* bits of countsTaken */
+#define EP_GPU_COUNTS   64                    /* bits of countsTaken */
 #define EP_GPU_HT_MAGIC 0x5448504545435254ull /* in front of a routing in handle_mem */
 
 typedef struct ep_gpu_group {
@@ -92,7 +92,7 @@ typedef struct ep_gpu_group {
   ep_ht_status_t statusSeen;
   volatile int64_t *counts; /* there, too: EP_GPU_COUNTS rows that arrive, of a handle each */
   int64_t *countsOnDevice;
-  uint64_t countsTaken; /* bits */
+  uint64_t countsTaken;     /* bits */
   struct ep_gpu_hang *hang; /* NULL: no file */
   uint64_t *finished;       /* with a file: on the device, [kind] operations finished */
   uint32_t gaveUpSeen;
@@ -245,7 +245,7 @@ trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *cal
 void epGpuCountTake(ep_gpu_handle_t *h);
 void epGpuCountLeave(ep_gpu_handle_t *h);
 /* Where an Update counts the rows that arrive: where the caller asked, else in that word, if any. */
-ep_ht_counter_t epGpuCountInto(ep_gpu_handle_t *h, ep_counter_t asked);
+ep_counter_t epGpuCountInto(ep_gpu_handle_t *h, ep_counter_t asked);
 trefoil_result_t epGpuReadRouted(ncclEpHandle_t handle, cudaStream_t stream, ep_routed_t *out);
 trefoil_result_t epGpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, int64_t *count);
 

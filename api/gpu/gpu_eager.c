@@ -23,10 +23,10 @@ void epGpuCountLeave(ep_gpu_handle_t *h) {
   h->countAt = 0;
 }
 
-ep_ht_counter_t epGpuCountInto(ep_gpu_handle_t *h, ep_counter_t asked) {
+ep_counter_t epGpuCountInto(ep_gpu_handle_t *h, ep_counter_t asked) {
   if (asked.data) h->countElsewhere = 1; /* for good: a graph may replay this Update */
-  if (asked.data || !h->countAt) return (ep_ht_counter_t){asked.data, asked.is64};
-  return (ep_ht_counter_t){h->g->countsOnDevice + h->countAt - 1, 1};
+  if (asked.data || !h->countAt) return asked;
+  return (ep_counter_t){h->g->countsOnDevice + h->countAt - 1, 1};
 }
 
 /* -1: no word of host memory tells. */

@@ -41,14 +41,12 @@ trefoil_result_t epGpuHtHandleCreate(ep_gpu_handle_t *h) {
   h->htHead = (char *)at;
   h->htMemory = h->htHead + EP_GPU_HT_HEAD_BYTES;
   if (h->handle->ownsMem) EP_CUDA(cudaMemset(h->htHead, 0, EP_GPU_HT_HEAD_BYTES));
-  epGpuCountTake(h);
   EP_CUDA(cudaEventCreateWithFlags(&h->updated, cudaEventDisableTiming));
   return TREFOIL_OK;
 }
 
 void epGpuHtHandleDestroy(ep_gpu_handle_t *h) {
   if (h->updated) cudaEventDestroy(h->updated);
-  epGpuCountLeave(h);
 }
 
 trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
@@ -60,7 +58,7 @@ trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
   op.numTokens = (int)call->numTokens;
   op.expertCounters = (ep_ht_counter_t){call->expertCounters.data, call->expertCounters.is64};
   op.expertOffsets = (ep_ht_counter_t){call->expertOffsets.data, call->expertOffsets.is64};
-  op.total = epGpuCountInto(h, call->total);
+  op.total = (ep_ht_counter_t){call->total.data, call->total.is64};
   op.numSms = g->ll.numSms;
   ep_ht_memory_t memory = {
       .magic = EP_GPU_HT_MAGIC,

@@ -43,8 +43,8 @@ typedef struct bed {
 } bed_t;
 
 static ncclEpTensor_t tensor(unsigned ndim, ncclDataType_t type, size_t *sizes, void *data) {
-  return (ncclEpTensor_t){NCCL_EP_TENSOR_INIT_INLINE, .ndim = ndim, .datatype = type,
-                          .data = data, .sizes = sizes};
+  return (ncclEpTensor_t){NCCL_EP_TENSOR_INIT_INLINE, .ndim = ndim, .datatype = type, .data = data,
+                          .sizes = sizes};
 }
 
 static void fill(bed_t *b) {
@@ -170,7 +170,8 @@ TEST(many_handles) {
   openBed(&b);
   if (testFailures) return;
   for (int i = 0; i < MANY; i++) {
-    for (int t = 0; t < TOKENS; t++) b.ids[TOPK * t] = b.ids[TOPK * t + 1] = t <= 1 + i % 14 ? 0 : -1;
+    for (int t = 0; t < TOKENS; t++)
+      b.ids[TOPK * t] = b.ids[TOPK * t + 1] = t <= 1 + i % 14 ? 0 : -1;
     OK(ncclEpInitHandle(&handles[i], b.group, NCCL_EP_LAYOUT_FLAT, NULL, TOPK, NULL));
     OK(ncclEpUpdateHandle(handles[i], &b.idx, NULL, b.stream));
     cudaStreamSynchronize(b.stream);

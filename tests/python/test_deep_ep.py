@@ -536,32 +536,31 @@ class Costs(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
+def costs_of(work: Callable[..., Any], *args: Any, **named: Any) -> tuple[Any, Costs]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trefoil.deep_ep.buffer, "require_known", lambda *_: None)  # on the CPU alone
+        with Costs(patch) as seen:
+            return work(*args, **named), seen
+
+
 def warm_steps(rank: int, ranks: int, buffer: Buffer) -> None:
     """A dispatch with a new routing waits for the counts, once; nothing else waits. No call makes
     a group or a handle."""
     topk = {"topk_idx": ids_of(rank), "topk_weights": weights_of(rank)}
     x = rows_of(rank)
 
-    def costs(work: Callable[[], Any]) -> tuple[Any, Costs]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trefoil.deep_ep.buffer, "require_known", lambda *_: None)  # on the CPU
-            with Costs(patch) as seen:
-                return work(), seen
-
     for step in range(4):
-        (per_rank, _, per_expert, in_rank, _), found = costs(
-            lambda: buffer.get_dispatch_layout(topk["topk_idx"], EXPERTS)
-        )
+        layout, found = costs_of(buffer.get_dispatch_layout, topk["topk_idx"], EXPERTS)
         assert found.waits == [] and len(found.kernels) <= 10, (found.waits, found.kernels)
-        (rows, *_, handle, _), found = costs(
-            lambda: buffer.dispatch(x, None, per_rank, None, in_rank, per_expert, **topk)
-        )
+        per_rank, _, per_expert, in_rank, _ = layout
+        routing = per_rank, None, in_rank, per_expert
+        (rows, *_, handle, _), found = costs_of(buffer.dispatch, x, None, *routing, **topk)
         if step < 2:  # groups, and a handle for each of two routes at a time
             continue
         assert found.made == [] and found.waits == ["wait"], (found.made, found.waits)
-        assert len(found.kernels) <= 17, found.kernels
-        for work in (lambda: buffer.dispatch(x, handle=handle), lambda: buffer.combine(rows, handle)):
-            _, found = costs(work)
+        assert len(found.kernels) <= 16, found.kernels
+        for method, given in ((buffer.dispatch, x), (buffer.combine, rows)):
+            _, found = costs_of(method, given, handle)
             assert found.made == found.waits == found.kernels == []
 
 

@@ -315,7 +315,7 @@ class Buffer:
             weights = topk_weights if topk_weights is not None else torch.zeros_like(topk_idx)
             fields += [topk_idx.long(), weights.float()]
         tell = [*counts, self._strays(topk_idx, num_experts)]
-        route, payloads, prefix, told = self._meet(fields, is_token_in_rank.bool(), tell)
+        route, payloads, prefix, told = self._routed(fields, is_token_in_rank.bool(), tell)
         require_agreement(told, self.rank, topk_idx)
         sources, *rest = self._scatter(route, payloads, fields)
         received_idx = received_weights = None
@@ -365,11 +365,11 @@ class Buffer:
     def _rows(self, x: Rows, parts: list[Tensor]) -> Rows:
         return (parts[0], parts[1]) if isinstance(x, tuple) else parts[0]
 
-    def _meet(
+    def _routed(
         self, fields: list[Tensor], in_rank: Tensor, tell: list[Tensor]
     ) -> tuple[Route, list[Tensor], Tensor, Numbers]:
-        """Collective: a routing; what travels for the fields, an int32 first, then rows; tokens that
-        ranks 0 to i send to rank j; what each rank tells. The host waits once, for what they tell."""
+        """Collective: a routing; what travels for the fields, of which the second are the rows;
+        tokens that ranks 0 to i send to rank j; what each rank tells, all that is waited for."""
         tokens = len(in_rank)
         widest = max(widest_payload(fields), 4 * fields[1].shape[1])  # float32 may come back
         of_all = self._counts.queue([tokens, widest], tell)

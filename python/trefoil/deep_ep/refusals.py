@@ -66,7 +66,7 @@ def require_topk(
 def counts_of(
     per_rank: Tensor, in_rank: Tensor, per_expert: Tensor, tokens: int, ranks: int
 ) -> list[Tensor]:
-    """int32: tokens for each rank as dispatch was told, and as in_rank has them; for each expert."""
+    """int32: tokens for each rank as dispatch was told, and as in_rank has it; for each expert."""
     device = in_rank.device if isinstance(in_rank, Tensor) else torch.device("cpu")
     require("is_token_in_rank", in_rank, FLAGS, tokens, ranks, device=device)
     require("num_tokens_per_rank", per_rank, COUNTS, ranks, device=device)
@@ -76,8 +76,8 @@ def counts_of(
 
 
 def require_agreement(told: Numbers, rank: int, topk_idx: Tensor | None) -> None:
-    """told: of each rank, [R, 2 R + E + 1], what counts_of gave and how many ids of its topk_idx are
-    no experts. The rank itself is told what is wrong, the others which rank it is."""
+    """told: of each rank, [R, 2 R + E + 1], what counts_of gave and how many ids of its topk_idx
+    name no expert. The rank itself is told what is wrong, the others which rank it is."""
     ranks = len(told)
     per_rank, found, strays = told[:, :ranks], told[:, ranks : 2 * ranks], told[:, -1]
     differs = (per_rank != found).any(1)
