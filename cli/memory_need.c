@@ -1,5 +1,6 @@
 /* Memory by the libraries' own sizing tables. Left out are slot tables in device memory for very large
- * numbers of experts and tokens, which depend on the launch. */
+ * numbers of experts and tokens, which depend on the launch, and the room for inputs that high throughput
+ * copies with a max_num_sms of 1 to 24. */
 #include "cli/memory_need.h"
 
 #include "api/gpu/gpu_sizing.h"

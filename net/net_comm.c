@@ -141,12 +141,19 @@ int epNetConnect(const ep_net_settings_t *settings, ep_net_listener_t *listener,
 
 /* ---- Progress ---- */
 
-static int progress(ep_net_comm_t *c, char *why) {
-  if (c->cuda && epNetCudaEnter(c->cuda, why)) return -1;
+static int advance(ep_net_comm_t *c, char *why) {
   if (epNetEngineProgress(c->engine, epNetNow(), why)) return -1;
   for (int p = 0; p < c->numRanks; p++)
     if (p != c->rank && epNetStreamProgress(c, p, why)) return -1;
   return epNetSignalsProgress(c, why);
+}
+
+static int progress(ep_net_comm_t *c, char *why) {
+  int mode = EP_NET_CAPTURE_RELAXED;
+  if (!c->cuda) return advance(c, why);
+  if (epNetCudaEnter(c->cuda, why) || epNetCudaExchangeMode(c->cuda, &mode, why)) return -1;
+  int result = advance(c, why);
+  return epNetCudaExchangeMode(c->cuda, &mode, why) ? -1 : result;
 }
 
 /* Keeps the first failure; later calls give its sentence. */

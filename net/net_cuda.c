@@ -29,6 +29,7 @@ enum { EVENTS = 64 };
   X(cuStreamSynchronize, (void *))                                                                 \
   X(cuStreamWriteValue64_v2, (void *, uint64_t, uint64_t, unsigned))                               \
   X(cuMemcpyAsync, (uint64_t, uint64_t, size_t, void *))                                           \
+  X(cuThreadExchangeStreamCaptureMode, (int *))                                                    \
   X(cuEventCreate, (void **, unsigned))                                                            \
   X(cuEventRecord, (void *, void *))                                                               \
   X(cuEventQuery, (void *))                                                                        \
@@ -137,9 +138,14 @@ int epNetCudaEnter(ep_net_cuda_t *cuda, char *why) {
   return 0;
 }
 
+int epNetCudaExchangeMode(ep_net_cuda_t *cuda, int *mode, char *why) {
+  CALL(cuThreadExchangeStreamCaptureMode, mode);
+  return 0;
+}
+
 /* ---- Copies ---- */
 
-/* An event, which the next copy does not wait for; to write a number behind each copy costs 3 us a copy. */
+/* An event, which the next copy does not wait for, as it does for a number written behind a copy. */
 int epNetCudaCopy(ep_net_cuda_t *cuda, int stream, uint64_t to, uint64_t from, size_t bytes,
                   uint32_t *ticket, char *why) {
   stream_t *s = &cuda->streams[stream];

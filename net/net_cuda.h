@@ -17,6 +17,11 @@ void epNetCudaClose(ep_net_cuda_t *cuda);
 /* Makes the context current in this thread. */
 int epNetCudaEnter(ep_net_cuda_t *cuda, char *why);
 
+/* This thread's mode of stream captures, and *mode in its place. A question about an event ends captures of
+ * other threads in the global mode unless the thread that asks has the relaxed one. */
+#define EP_NET_CAPTURE_RELAXED 2
+int epNetCudaExchangeMode(ep_net_cuda_t *cuda, int *mode, char *why);
+
 int epNetCudaCopy(ep_net_cuda_t *cuda, int stream, uint64_t to, uint64_t from, size_t bytes,
                   uint32_t *ticket, char *why);
 /* In this thread's context. Copies of a stream finish in their order. */

@@ -228,11 +228,13 @@ trefoil_result_t epGpuCombine(ncclEpHandle_t handle, const ep_combine_call_t *ca
                               cudaStream_t stream);
 trefoil_result_t epGpuComplete(ncclEpHandle_t handle, cudaStream_t stream);
 
+/* ---- gpu_stage.c ---- */
+/* Copies the rows of a dispatch that lie in no window to where peers read them, if it is such a one. */
+trefoil_result_t epGpuHtStage(const ep_ht_dispatch_t *op, cudaStream_t stream);
+
 /* ---- gpu_ht.c ---- */
 trefoil_result_t epGpuHtHandleCreate(ep_gpu_handle_t *h);
 void epGpuHtHandleDestroy(ep_gpu_handle_t *h);
-/* Copies the rows of a dispatch that lie in no window to where peers read them, if it is such a one. */
-trefoil_result_t epGpuHtStage(const ep_ht_dispatch_t *op, cudaStream_t stream);
 trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
                                cudaStream_t stream);
 trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *call,

@@ -131,7 +131,13 @@ static void findDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t 
   in->is = ((in->tokens | in->scales) & 15) == 0;
 }
 
-/* Where rows outside windows are copied to. */
+/* Rows outside windows are copied, unless to push them into outputs in windows is as fast. */
+static int stages(const ep_gpu_group_t *g, int pushes) {
+  int more = g->R > EP_GPU_HT_PULLING_RANKS && g->ll.numSms <= EP_GPU_HT_STAGING_SMS;
+  return g->ht.at.input && (!pushes || more);
+}
+
+/* Where they are copied to. */
 static void stageDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
                                ep_ht_input_t *in) {
   in->is = 1;
@@ -144,23 +150,7 @@ static void offerDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t
                                ep_ht_dispatch_t *op) {
   if (!op->handle.expertMajor || !pulls(g)) return;
   findDispatchInput(g, call, &op->input);
-  if (!op->input.is && g->ht.at.input) stageDispatchInput(g, call, &op->input);
-}
-
-static trefoil_result_t copyRows(char *to, const void *from, int64_t bytes, cudaStream_t stream) {
-  if (!bytes) return TREFOIL_OK;
-  EP_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDeviceToDevice, stream));
-  return TREFOIL_OK;
-}
-
-trefoil_result_t epGpuHtStage(const ep_ht_dispatch_t *op, cudaStream_t stream) {
-  const ep_ht_input_t *in = &op->input;
-  char *own = op->group.peers[op->group.rank];
-  int64_t bytes = in->scales - in->tokens;
-  if (!in->is || !op->group.at.input || in->tokens != (int64_t)op->group.at.input)
-    return TREFOIL_OK;
-  EP_TRY(copyRows(own + in->tokens, op->tokens, bytes, stream));
-  return copyRows(own + in->scales, op->scales, bytes / op->tokenBytes * op->scaleBytes, stream);
+  if (!op->input.is && stages(g, op->window.is)) stageDispatchInput(g, call, &op->input);
 }
 
 trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *call,

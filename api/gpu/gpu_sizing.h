@@ -11,10 +11,11 @@
 #define EP_GPU_HANDLE_OBJECT_BYTES 6144
 
 /* Expert-major dispatch reads inputs where they lie with so few ranks, or so few SMs. Inputs outside windows
- * are copied to the group's memory first, if max_num_sms says so: with two ranks up to 32. */
-#define EP_GPU_HT_PULLING_RANKS  2
-#define EP_GPU_HT_PULLING_SMS    24
-#define EP_GPU_HT_STAGING_SMS(R) ((R) <= EP_GPU_HT_PULLING_RANKS ? 32 : EP_GPU_HT_PULLING_SMS)
+ * are copied to the group's memory first, if max_num_sms says so; where outputs lie in windows, with more
+ * ranks and at most EP_GPU_HT_STAGING_SMS. */
+#define EP_GPU_HT_PULLING_RANKS 2
+#define EP_GPU_HT_PULLING_SMS   24
+#define EP_GPU_HT_STAGING_SMS   20
 
 /* Control memory: the kernels' part (of the mode), mask, byte counters. */
 #define EP_GPU_CONTROL_PART(ht)  ((ht) ? (size_t)EP_HT_CONTROL_BYTES : (size_t)EP_LL_CONTROL_BYTES)

@@ -161,7 +161,8 @@ private:
 
   // Moves on `at` up to `end`, over slots that have their word, to the first that has not.
   // visit(u, isVoid): of those. One fence for many words: with stores of a whole GPU under way it takes
-  // microseconds. Of the GPU's scope, as the words are its own blocks'; a post has one of the system's.
+  // microseconds. Of the GPU's scope, as the words are its own blocks': what a put takes of them to
+  // the network is NCCL's part.
   template <class F>
   EP_DEV void extend(unsigned long long &at, unsigned long long end, HtRingWord what,
                      unsigned long long first, F visit) const {

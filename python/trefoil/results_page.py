@@ -44,7 +44,7 @@ FILES: dict[str, Any] = {
     ],
     "against": "against_nccl_ep_h200x2.json",
     "package": "nccl_ep_package_h200x2.json",
-    "domains": "domains_h200x2.json",
+    "domains": "domains_h100x2b.json",
     "domains_fitted": "domains_h100x2.json",
     "domains_four": [
         ("domains_h200x4_2x2.json", "two domains of two"),

@@ -99,7 +99,7 @@ TEST(ht_memory_is_what_the_preflight_says_and_less_with_windows) {
 static void runStaged(team_rank_t *r) {
   const size_t rows = (size_t)4096 * 7168 * 2;
   size_t any = 0, few = 0, windows = 0, unlike = 0;
-  const unsigned most = r->numRanks == 2 ? 32 : 24;
+  const unsigned most = 24;
   htMemory(r, NCCL_EP_ZERO_COPY_AUTO, most + 1, most + 1, &any);
   htMemory(r, NCCL_EP_ZERO_COPY_AUTO, most, most, &few);
   teamCheck(r, few == any + (r->numRanks > 1 ? rows : 0), "%zu bytes with %u SMs, %zu with more",

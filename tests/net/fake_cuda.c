@@ -159,7 +159,14 @@ F(cuEventRecord, void *event, void *stream) {
   pthread_mutex_unlock(&s->lock);
   return 0;
 }
+static __thread int captureMode; /* 0: as if another thread captured in the global mode */
+F(cuThreadExchangeStreamCaptureMode, int *mode) {
+  int before = captureMode;
+  captureMode = *mode;
+  return *mode = before, 0;
+}
 F(cuEventQuery, void *event) {
+  if (captureMode != 2) return 900;
   const event_t *e = event;
   pthread_mutex_lock(&e->stream->lock);
   int ready = e->stream->done >= e->posted;

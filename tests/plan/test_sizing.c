@@ -56,7 +56,8 @@ TEST(shared_buffers_by_hand) {
 /* One node forwards nothing; three forward for two others. */
 TEST(areas_of_nodes) {
   for (int nodes = 1; nodes <= 4; nodes++) {
-    ep_sizing_config_t c = {EP_BACKEND_CPU, TREFOIL_HT_FLAT, {12, 12 / nodes, 12, 2, 50}, 64, 0, 0, 0};
+    ep_sizing_config_t c = {
+        EP_BACKEND_CPU, TREFOIL_HT_FLAT, {12, 12 / nodes, 12, 2, 50}, 64, 0, 0, 0};
     ep_sizing_t t = {.rowStride = 0};
     REQUIRE(epSizing(&c, &t) == TREFOIL_OK, "%s", trefoilLastError());
     CHECK(t.buffers[EP_BUFFER_FORWARD_ROWS].bytes == up256((size_t)(nodes - 1) * 50 * 64),

@@ -66,8 +66,9 @@ class Counts:
             max_token_bytes=4 * width,
             num_topk=self.num_ranks,
         )
-        self.group, self.width = ep.Group.create(self.comm, config), width
+        self.group = ep.Group.create(self.comm, config)
         self.handle, self.row = self._routed(), Row(self.num_ranks, width, self.on)
+        self.width = width
 
     def _routed(self) -> ep.Handle:
         """Collective: a token that goes to all ranks."""
@@ -123,3 +124,4 @@ class Counts:
         if self.group is not None:
             self.group.destroy()
         self.group = self.handle = self.row = None
+        self.width = 0
