@@ -83,6 +83,8 @@ static const cost_field_t opFields[] = {
     OP_COST("node_round_us", nodeRoundUs),
     OPTIONAL_COST("send_share", sendShare),
     OPTIONAL_COST("most_send_sms", mostSendSms),
+    OPTIONAL_COST("peers_flow_share", peersFlowShare),
+    OPTIONAL_COST("whole_sms_from", wholeSmsFrom),
     OPTIONAL_COST("slot_ns", slotNs),
     OPTIONAL_COST("slot_gb_per_s_per_sm", slotGbPerSPerSm),
     OPTIONAL_COST("announce_us", announceUs),
@@ -299,6 +301,13 @@ static trefoil_result_t takeAll(json_t *root, const char *file, trefoil_cost_rec
            TREFOIL_INVALID_ARGUMENT,
            "%s: product_share %g, flow_share %g and %g: must be less than 1 each", file,
            c->productShare, c->op[0].flowShare, c->op[1].flowShare);
+  EP_CHECK(c->op[0].peersFlowShare < 1 && c->op[1].peersFlowShare < 1 &&
+               c->op[0].wholeSmsFrom <= 1 && c->op[1].wholeSmsFrom <= 1,
+           TREFOIL_INVALID_ARGUMENT,
+           "%s: peers_flow_share %g and %g, whole_sms_from %g and %g: must be less than 1, and at "
+           "most 1",
+           file, c->op[0].peersFlowShare, c->op[1].peersFlowShare, c->op[0].wholeSmsFrom,
+           c->op[1].wholeSmsFrom);
   return TREFOIL_OK;
 }
 

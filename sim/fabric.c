@@ -199,20 +199,34 @@ static double takeNs(const work_t *w, const sm_work_t *c, int r) {
   return rows > 0 ? c->take + sideNs / (double)rows : c->take;
 }
 
-/* How many of some SMs send while the others receive. Without a share it is the work that the busiest
- * rank sends, of that and the work that the busiest takes; at least one SM either side. */
-static double sendSmsOf(const work_t *w, const sm_work_t *c, double sms) {
-  double most = w->op->mostSendSms > 0 ? w->op->mostSendSms : sms, share = w->op->sendShare;
-  if (share == 0) {
-    double sent = 0, taken = 0, least = sms > 2 ? 1 / sms : 0.5;
-    for (int r = 0; r < w->f->numRanks; r++) {
-      sent = fmax(sent, (double)epRowsToSend(w->f, w->replay, r) * sendNs(w, c, r));
-      taken = fmax(taken, (double)w->replay->takenRows[r] * takeNs(w, c, r));
-    }
-    share = sent > 0 ? sent / (sent + taken) : 0;
-    share = share < least ? least : share > 1 - least ? 1 - least : share;
+typedef struct sm_split {
+  double send, take; /* SMs */
+} sm_split_t;
+
+/* The work that the busiest rank sends, of that and the work that the busiest takes. */
+static double sentShare(const work_t *w, const sm_work_t *c) {
+  double sent = 0, taken = 0;
+  for (int r = 0; r < w->f->numRanks; r++) {
+    sent = fmax(sent, (double)epRowsToSend(w->f, w->replay, r) * sendNs(w, c, r));
+    taken = fmax(taken, (double)w->replay->takenRows[r] * takeNs(w, c, r));
   }
-  return sms * share < most ? sms * share : most;
+  return sent > 0 ? sent / (sent + taken) : 0;
+}
+
+/* How many SMs send while the others receive: by the share of the costs or the work's, at least one SM
+ * either side. */
+static double sendSmsOf(const work_t *w, double sms, double fair) {
+  double least = sms > 2 ? 1 / sms : 0.5, from = w->op->wholeSmsFrom;
+  double share = w->op->sendShare > 0 ? w->op->sendShare : fmin(fmax(fair, least), 1 - least);
+  double send = w->op->mostSendSms > 0 ? fmin(sms * share, w->op->mostSendSms) : sms * share;
+  return from > 0 && sms > 1 ? fmin(fmax(floor(send + 1 - from + 1e-9), 1), sms - 1) : send;
+}
+
+/* Senders that are done before all work would be, evenly spread, receive the rest with the others. */
+static sm_split_t splitOf(const work_t *w, const sm_work_t *c) {
+  if (w->op->sendShare == 0 && w->op->mostSendSms == 0) return (sm_split_t){c->sms, c->sms};
+  double fair = sentShare(w, c), send = sendSmsOf(w, c->sms, fair), even = c->sms * (1 - fair);
+  return (sm_split_t){send, w->op->wholeSmsFrom > 0 ? fmax(c->sms - send, even) : c->sms - send};
 }
 
 /* ns that a rank which has fewer tokens than another takes once more; one without any expects none. */
@@ -246,19 +260,17 @@ static void setSms(const work_t *w) {
                  .rest = smRowNs(0, op->restGbPerSPerSm, bytes),
                  .batch = smRowNs(0, op->batchGbPerSPerSm, bytes),
                  .sms = sms};
-  int areSplit = op->sendShare > 0 || op->mostSendSms > 0;
-  double sendSms = areSplit ? sendSmsOf(w, &c, sms) : sms;
-  double takeSms = areSplit ? sms - sendSms : sms;
+  sm_split_t split = splitOf(w, &c);
   int64_t most = mostTokens(w);
   for (int r = 0; r < w->f->numRanks; r++) {
     double speed = w->smFactor[r] * (w->run->hasProducts ? 1 - w->costs->productShare : 1);
     int64_t last = isDispatch ? replay->takenRows[r] : w->sim->numTokens[r];
-    w->f->row[TREFOIL_RESOURCE_SEND][r] = toFs(sendNs(w, &c, r) / (sendSms * speed));
-    w->f->row[TREFOIL_RESOURCE_RECEIVE][r] = toFs(takeNs(w, &c, r) / (takeSms * speed));
+    w->f->row[TREFOIL_RESOURCE_SEND][r] = toFs(sendNs(w, &c, r) / (split.send * speed));
+    w->f->row[TREFOIL_RESOURCE_RECEIVE][r] = toFs(takeNs(w, &c, r) / (split.take * speed));
     w->f->row[TREFOIL_RESOURCE_FORWARD][r] =
         toFs((isDispatch ? c.send : c.take) / (forwardSms * speed));
-    w->f->rest[r] = toFs((double)last * c.rest / (takeSms * speed) +
-                         roundsNs(w, takeSms, r) / speed + missingNs(w, most, r));
+    w->f->rest[r] = toFs((double)last * c.rest / (split.take * speed) +
+                         roundsNs(w, split.take, r) / speed + missingNs(w, most, r));
   }
 }
 

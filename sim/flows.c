@@ -1,10 +1,10 @@
 /* What flows of others leave of the ports.
  *
  * A flow has the same rate on all ports of its way: what it wants, but of no port more than its part of
- * flowShare, which the flows that are there at a time share alike. What it gets beyond that where the
- * operation leaves a port idle is not worked out: it takes nothing from the operation. So a port's rate is
- * constant between the times at which flows begin or end, and both engines read it from here: SMs, rows and
- * their max-min fairness or queues then share what is left.
+ * flowShare (peersFlowShare in nodes of more than two ranks), which the flows that are there at a time share
+ * alike. What it gets beyond that where the operation leaves a port idle is not worked out: it takes nothing
+ * from the operation. So a port's rate is constant between the times at which flows begin or end, and both
+ * engines read it from here: SMs, rows and their max-min fairness or queues then share what is left.
  *
  * Why a share, and not one more flow among the operation's: an operation has a flow to each peer, and ports
  * do not know how many those are; what they divide is the traffic of copy engines and that of SMs. */
@@ -157,13 +157,18 @@ static void addWaits(const flows_t *w, double waitUs) {
   }
 }
 
+/* Of a port that flows and rows want. */
+static double shareOf(const trefoil_op_costs_t *costs, int ranksPerNode) {
+  if (ranksPerNode > 2 && costs->peersFlowShare > 0) return costs->peersFlowShare;
+  return costs->flowShare > 0 ? costs->flowShare : 0.5;
+}
+
 trefoil_result_t epFlowsApply(ep_fabric_t *f, const trefoil_shape_t *shape,
                               const trefoil_sim_run_t *run, const trefoil_op_costs_t *costs) {
   EP_CHECK(run->numFlows >= 0 && run->numFlows <= MAX_FLOWS && (run->numFlows == 0 || run->flows),
            TREFOIL_INVALID_ARGUMENT, "%d flows: must be in [0, %d], with a list that is not NULL",
            run->numFlows, MAX_FLOWS);
-  flows_t w = {
-      .f = f, .shape = shape, .run = run, .share = costs->flowShare > 0 ? costs->flowShare : 0.5};
+  flows_t w = {.f = f, .shape = shape, .run = run, .share = shareOf(costs, shape->ranksPerNode)};
   for (int i = 0; i < run->numFlows; i++) EP_TRY(check(&w, &run->flows[i]));
   if (run->numFlows == 0) return TREFOIL_OK;
   size_t ports = 0;

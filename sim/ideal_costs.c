@@ -43,6 +43,10 @@ static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
            "costs: sendShare %.10g%s: must be in [0, 1)", c->sendShare, of);
   EP_CHECK(c->flowShare >= 0 && c->flowShare < 1, TREFOIL_INVALID_ARGUMENT,
            "costs: flowShare %.10g%s: must be in [0, 1)", c->flowShare, of);
+  EP_CHECK(c->peersFlowShare >= 0 && c->peersFlowShare < 1, TREFOIL_INVALID_ARGUMENT,
+           "costs: peersFlowShare %.10g%s: must be in [0, 1)", c->peersFlowShare, of);
+  EP_CHECK(c->wholeSmsFrom >= 0 && c->wholeSmsFrom <= 1, TREFOIL_INVALID_ARGUMENT,
+           "costs: wholeSmsFrom %.10g%s: must be in [0, 1]", c->wholeSmsFrom, of);
   const named_number_t numbers[] = {
       {"launchUs", c->launchUs},
       {"tokenNs", c->tokenNs},

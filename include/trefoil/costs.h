@@ -31,7 +31,10 @@ typedef struct trefoil_op_costs {
   double sendShare; /* share of the SMs that send while the others receive, [0, 1); 0: shared by the
                          busiest work of either side if there is mostSendSms, else all do both */
   double mostSendSms; /* at most so many SMs send, the rest receive; 0 = no limit */
-  double slotNs; /* SM time of each place of a row (expert-major: one for each expert of a token;
+  double
+      wholeSmsFrom; /* with sendShare or mostSendSms, (0, 1]: whole SMs send, one more from this part
+                          of one on, and receive when they are done; 0 = parts of SMs, which only send */
+  double slotNs;    /* SM time of each place of a row (expert-major: one for each expert of a token;
                          else one a rank): written by who receives a dispatch, read by who sends a
                          combine */
   double slotGbPerSPerSm; /* the same by bytes: what one SM writes or reads; 0 = no limit */
@@ -45,6 +48,9 @@ typedef struct trefoil_op_costs {
                        tokens that it did not expect in a second round */
   double flowShare; /* of a port that both want, what flows of others get together, [0, 1): less if
                        the operation has more stores under way; 0 = 0.5 */
+  double
+      peersFlowShare; /* the same if a node has more than two ranks: rows meet flows of other ranks at
+                            either end; 0 = flowShare */
   double rowHeadBytes; /* that the library puts before each row besides the plan's bytes: SMs that
                           send, forward and receive, and ports carry them */
   double batchSources; /* dispatch: rows with the same token number of so many ranks are received

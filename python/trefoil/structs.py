@@ -99,10 +99,11 @@ OpCosts = _struct(
     """
     double launch_us, token_ns, send_row_ns, send_gb_per_s_per_sm, receive_row_ns,
     receive_gb_per_s_per_sm, forward_share, signal_ns, net_signal_ns, net_start_us,
-    node_round_us, send_share, most_send_sms, slot_ns, slot_gb_per_s_per_sm, announce_us,
-    rest_gb_per_s_per_sm, missing_us, flow_share, row_head_bytes, batch_sources,
-    batch_gb_per_s_per_sm, slot_gb_per_s, round_us, round_bytes, few_tokens,
-    few_round_bytes, rank_round_us, flow_wait_us
+    node_round_us, send_share, most_send_sms, whole_sms_from, slot_ns,
+    slot_gb_per_s_per_sm, announce_us, rest_gb_per_s_per_sm, missing_us, flow_share,
+    peers_flow_share, row_head_bytes, batch_sources, batch_gb_per_s_per_sm,
+    slot_gb_per_s, round_us, round_bytes, few_tokens, few_round_bytes, rank_round_us,
+    flow_wait_us
     """,
 )
 CostFields = _struct(

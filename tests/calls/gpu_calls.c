@@ -142,6 +142,24 @@ TEST(high_throughput) {
   }
 }
 
+/* Inputs outside windows are copied first where SMs are few: of ranks with fewer tokens than the most, too. */
+static void runFewSms(team_rank_t *r) {
+  for (uint64_t seed = 0; seed < 6; seed++) {
+    step_case_t c = smallCase(TREFOIL_HT_EXPERT_MAJOR, 4900 + seed);
+    c.maxTokens = 30;
+    c.width = 512;
+    c.maxSms = 24;
+    c.quant = seed & 1 ? TREFOIL_QUANT_CALLER : TREFOIL_QUANT_NONE;
+    runOne(r, &c);
+  }
+}
+
+TEST(few_sms_of_high_throughput) {
+  if (!numGpus()) SKIP("needs a GPU");
+  const char *error = teamThreads(numGpus(), runFewSms, NULL);
+  CHECK(!*error, "%s", error);
+}
+
 /* ---- two in flight, two streams -------------------------------------------------------------- */
 
 typedef struct pair {

@@ -108,7 +108,9 @@ static void runStaged(team_rank_t *r) {
   teamCheck(r, r->numRanks < 2 || windows < any * 6 / 10, "%zu bytes in windows", windows);
   htMemory(r, NCCL_EP_ZERO_COPY_AUTO, r->rank ? 8 : most, most, &unlike);
   teamCheck(r, unlike == few, "%zu bytes where ranks take unlike numbers of SMs", unlike);
-  htMemory(r, NCCL_EP_ZERO_COPY_AUTO, r->rank ? 8 : 0, r->numRanks > 1 ? 0 : 8, &unlike);
+  htMemory(r, NCCL_EP_ZERO_COPY_AUTO, r->rank ? most + 1 : 8, most + 1, &unlike);
+  teamCheck(r, unlike == any, "%zu bytes where one rank takes more SMs", unlike);
+  htMemory(r, NCCL_EP_ZERO_COPY_AUTO, r->rank ? 8 : 0, 0, &unlike);
   teamCheck(r, unlike == any, "%zu bytes where one rank takes any SMs", unlike);
 }
 

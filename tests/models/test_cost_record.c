@@ -147,6 +147,14 @@ TEST(costs_that_may_be_missing) {
   expectRefused("\"send_share\": {\n      \"value\": 0,\n      \"low\": 0,\n      \"high\": 0",
                 "\"send_share\": {\n      \"value\": 1,\n      \"low\": 0,\n      \"high\": 1",
                 "send_share 1 and 0: must be less than 1 each");
+  expectRefused("\"send_share\": {",
+                "\"whole_sms_from\": {\"value\": 2, \"low\": 0, \"high\": 2, \"source\": \"x\", "
+                "\"state\": \"given\"}, \"send_share\": {",
+                "whole_sms_from 2 and 0: must be less than 1, and at most 1");
+  expectRefused("\"send_share\": {",
+                "\"peers_flow_share\": {\"value\": 1, \"low\": 0, \"high\": 1, \"source\": \"x\", "
+                "\"state\": \"given\"}, \"send_share\": {",
+                "peers_flow_share 1 and 0, whole_sms_from 0 and 0: must be");
   expectRefused("\"slot_ns\": {\n      \"value\": 0", "\"slot_ns\": {\n      \"worth\": 0",
                 "slot_ns in dispatch must be {\"value\"");
 }

@@ -192,6 +192,32 @@ CASES = (
             "dispatch.most_send_sms": 4,
         },
     ),
+    # Half of five SMs are two, which send 20 rows, 100 us each; those that receive wait for them.
+    _kernel(
+        "two of five SMs send",
+        20 * 100 / 2,
+        {0: [(1,)] * 20},
+        num_sms=5,
+        **{
+            "dispatch.send_gb_per_s_per_sm": SM,
+            "dispatch.receive_gb_per_s_per_sm": SM,
+            "dispatch.send_share": 0.5,
+            "dispatch.whole_sms_from": 1,
+        },
+    ),
+    # Three of five send for 667 us, and take rows then with the others: 4000 us of SMs.
+    _kernel(
+        "senders receive when they are done",
+        40 * 100 / 5,
+        {0: [(1,)] * 20},
+        num_sms=5,
+        **{
+            "dispatch.send_gb_per_s_per_sm": SM,
+            "dispatch.receive_gb_per_s_per_sm": SM,
+            "dispatch.send_share": 0.5,
+            "dispatch.whole_sms_from": 0.5,
+        },
+    ),
     # 20 tokens go to rank 1 once and lie there at two experts: 40 places of 100 us on ten SMs.
     _kernel(
         "two places of each row",

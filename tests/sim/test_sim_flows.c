@@ -43,6 +43,19 @@ TEST(one_port_of_the_way_is_enough) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4);
 }
 
+TEST(flows_take_more_among_more_than_two_ranks) {
+  trefoil_flow_t flow = {.from = 0, .to = 1};
+  world_t w;
+  initPair(&w, 4, 40, &flow);
+  w.costs.op[0].flowShare = 0.6;
+  w.costs.op[0].peersFlowShare = 0.75;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4 / 0.25);
+  initPair(&w, 2, 40, &flow);
+  w.costs.op[0].flowShare = 0.6;
+  w.costs.op[0].peersFlowShare = 0.75;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4 / 0.4);
+}
+
 TEST(last_words_wait_behind_flows) {
   trefoil_flow_t flow = {.from = 0, .to = 1};
   world_t w;
@@ -147,7 +160,9 @@ TEST(flows_that_make_no_sense) {
   expectRefusal(&w, "do not know what background matrix products take: productShare is 0");
   w.run.hasProducts = 0, w.costs.op[1].flowShare = 1;
   expectRefusal(&w, "costs: flowShare 1 of combine: must be in [0, 1)");
-  w.costs.op[1].flowShare = 0, w.costs.productShare = -0.5;
+  w.costs.op[1].flowShare = 0, w.costs.op[1].peersFlowShare = 1;
+  expectRefusal(&w, "costs: peersFlowShare 1 of combine: must be in [0, 1)");
+  w.costs.op[1].peersFlowShare = 0, w.costs.productShare = -0.5;
   expectRefusal(&w, "costs: productShare -0.5: must be in [0, 1)");
 }
 

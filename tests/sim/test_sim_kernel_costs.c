@@ -88,6 +88,34 @@ TEST(sms_are_shared_by_the_work_of_either_side) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 0.15);
 }
 
+/* The same rows: 36 us of SMs to send, 72 to take. */
+TEST(whole_sms_send_and_then_receive) {
+  world_t w;
+  initPair(&w, TREFOIL_LL_EXPERT_MAJOR, 30);
+  w.costs.numSms = 8;
+  w.costs.op[0].sendRowNs = 1200;
+  w.costs.op[0].receiveRowNs = 2400;
+  w.costs.op[0].mostSendSms = 8;
+  w.costs.op[0].wholeSmsFrom = 0.5; /* a third is 2.7, so three: they are done after 12 us */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 3.6 / 8);
+  w.costs.op[0].wholeSmsFrom = 1; /* two: the others wait for their rows */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 0.6);
+  w.costs.op[0].wholeSmsFrom = 0.5;
+  w.costs.op[0].mostSendSms = 2;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 0.6);
+  w.costs.op[0].mostSendSms = 8;
+  w.costs.op[0].sendShare = 0.5;
+  w.costs.numSms = 5; /* 2.5 are three, three parts of work of five */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 3.6 / 5);
+  w.costs.op[0].receiveRowNs = 240; /* two receive: three send 12 us */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 0.4);
+  w.costs.op[0].sendShare = 0.05; /* a quarter of one: one sends all the same */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 1.2);
+  w.costs.op[0].sendShare = 0.95; /* and one is left */
+  w.costs.op[0].sendRowNs = 4800;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 1.2);
+}
+
 TEST(places_are_written_by_who_receives_a_dispatch) {
   world_t w;
   initTwoExperts(&w, TREFOIL_LL_EXPERT_MAJOR);

@@ -80,6 +80,9 @@ TEST(costs_out_of_range) {
   w.costs.op[0].sendShare = 1;
   CHECK_REFUSED(&w, "costs: sendShare 1 of dispatch: must be in [0, 1)");
   initSome(&w);
+  w.costs.op[0].wholeSmsFrom = 1.5;
+  CHECK_REFUSED(&w, "costs: wholeSmsFrom 1.5 of dispatch: must be in [0, 1]");
+  initSome(&w);
   w.costs.nvlinkBackShare = -0.5;
   CHECK_REFUSED(&w, "costs: nvlinkBackShare -0.5: must be in [0, 1)");
   initSome(&w);

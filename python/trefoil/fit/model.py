@@ -171,6 +171,8 @@ class ClosedForm:
         self.has_net = self.ranks["nic-out"].any(axis=1)
         self.has_products = np.array([case.background == "gemm" for case in self.cases])
         self.is_ragged = np.array([_has_short_ranks(case) for case in self.cases])
+        per_node = [plans.setting.workload(case).ranks_per_node for case in self.cases]
+        self.has_peers = np.array(per_node) > 2
         several = np.array([case.nodes > 1 for case in self.cases])
         self.is_staged = several & (plans.setting.mode in ("ht", "ht-expert-major"))
 
@@ -236,8 +238,8 @@ class ClosedForm:
             * np.where(self.is_dispatch, send, take)[:, None]
             / (sms * share * speed)[:, None],
         }
-        taken = self._of_op(costs, "flow_share")
-        taken = np.where(taken > 0, taken, 0.5)
+        taken, peers = (self._of_op(costs, name) for name in ("flow_share", "peers_flow_share"))
+        taken = np.where(self.has_peers & (peers > 0), peers, np.where(taken > 0, taken, 0.5))
         port = size / nvlink + costs.get("nvlink_row_ns")
         for kind, other in (("nvlink-out", "nvlink-in"), ("nvlink-in", "nvlink-out")):
             work = _work(ranks[kind], port, back * ranks[other] * port[:, None])
@@ -277,7 +279,12 @@ class ClosedForm:
         fair = np.divide(sent, works, out=np.zeros_like(works), where=works > 0)
         share = np.where(share > 0, share, np.clip(fair, least, 1 - least))
         sends = np.minimum(sms * share, np.where(most > 0, most, sms))
-        return np.where(is_split, sends, sms), np.where(is_split, sms - sends, sms)
+        start = self._of_op(costs, "whole_sms_from")
+        is_whole = (start > 0) & (sms > 1)
+        whole = np.clip(np.floor(sends + 1 - start + 1e-9), 1, np.maximum(sms - 1, 1))
+        sends = np.where(is_whole, whole, sends)
+        takes = np.maximum(sms - sends, np.where(start > 0, sms * (1 - fair), 0))
+        return np.where(is_split, sends, sms), np.where(is_split, takes, sms)
 
     def _batch_ns(self, costs: Costs, sms: Array) -> Array:
         """SM time of each rank's batches that have rows, where most are on an SM (docs/sim.md)."""

@@ -2,8 +2,8 @@
 
 What is simulated, by the engines of `trefoil simulate`, is one dispatch and one combine of an EP
 group: alone, and with flows of the averaging on its NVLink or network ports. A flow gets flow_share
-of a port while the operation works (docs/sim.md), and all of it otherwise. The step is then
-replayed as two tracks:
+(peers_flow_share) of a port while the operation works (docs/sim.md), and all of it otherwise. The
+step is then replayed as two tracks:
 
     operations   forward: layers x (compute, dispatch, combine); backward: the same, compute twice
     averaging    a bucket a layer, ready when its backward is through; buckets one after the other
@@ -154,6 +154,14 @@ def _rate(cluster: Cluster, costs: Costs | None, tier: str) -> float:
     return 1e9 * (own or getattr(cluster.fields, key))
 
 
+def _flow_share(costs: Costs | None, op: str, per_node: int) -> float:
+    """Of a port that rows want, too."""
+    if costs is None:
+        return DEFAULT_SHARE
+    peers = costs.get(f"{op}.peers_flow_share") if per_node > 2 else 0
+    return peers or costs.get(f"{op}.flow_share") or DEFAULT_SHARE
+
+
 def _operation(
     alone: OpResult,
     under_load: dict[str, OpResult],
@@ -163,8 +171,8 @@ def _operation(
     op: str,
 ) -> Operation:
     costs = _costs(s, cluster)
-    share = (costs.get(f"{op}.flow_share") if costs else 0) or DEFAULT_SHARE
     per_node = library().trefoilRanksPerNode(ranks, cluster.fields.gpus_per_node)
+    share = _flow_share(costs, op, per_node)
     sharing = {NVLINK: 1, NETWORK: min(cluster.fields.gpus_per_nic, per_node)}
     ported = {tier: alone.bytes_of.get(port, {}) for tier, port in PORTS.items()}
     rates = {
