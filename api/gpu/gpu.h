@@ -71,6 +71,9 @@ struct ep_rendezvous;
 struct ep_gpu_hang;
 struct ep_gpu_far;
 
+#define EP_GPU_COUNTS   64                    /* bits of countsTaken */
+#define EP_GPU_HT_MAGIC 0x5448504545435254ull /* in front of a routing in handle_mem */
+
 typedef struct ep_gpu_group {
   struct ncclEpGroup *group;
   int device, R, me;
@@ -87,6 +90,9 @@ typedef struct ep_gpu_group {
   ep_wait_record_t *record;
   ep_ht_status_t *status, *statusOnDevice; /* in the same page */
   ep_ht_status_t statusSeen;
+  volatile int64_t *counts; /* there, too: EP_GPU_COUNTS rows that arrive, of a handle each */
+  int64_t *countsOnDevice;
+  uint64_t countsTaken;     /* bits */
   struct ep_gpu_hang *hang; /* NULL: no file */
   uint64_t *finished;       /* with a file: on the device, [kind] operations finished */
   uint32_t gaveUpSeen;
@@ -126,6 +132,8 @@ typedef struct ep_gpu_handle {
   char *htHead, *htMemory; /* in handle_mem */
   cudaEvent_t updated;     /* eager sizing: after the last Update that was not captured */
   int hasUpdated;
+  int countAt;              /* 1 + index in the group's counts, 0: none */
+  int countElsewhere;       /* an Update stored its count where the caller wanted it */
   int receivedEarly;        /* by a younger operation of its kind, */
   cudaStream_t earlyStream; /* on this stream */
 } ep_gpu_handle_t;
@@ -233,6 +241,13 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
                                  cudaStream_t stream);
 trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *call,
                                 cudaStream_t stream);
+
+/* ---- gpu_eager.c ---- */
+/* A word of the group's for the rows that arrive, if one is free and the handle may use it. */
+void epGpuCountTake(ep_gpu_handle_t *h);
+void epGpuCountLeave(ep_gpu_handle_t *h);
+/* Where an Update counts the rows that arrive: where the caller asked, else in that word, if any. */
+ep_counter_t epGpuCountInto(ep_gpu_handle_t *h, ep_counter_t asked);
 trefoil_result_t epGpuReadRouted(ncclEpHandle_t handle, cudaStream_t stream, ep_routed_t *out);
 trefoil_result_t epGpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, int64_t *count);
 

@@ -23,6 +23,7 @@ static trefoil_result_t makeMemory(ncclEpHandle_t handle) {
   ep_gpu_group_t *g = epGpu(handle->group);
   if (epIsHt(handle->group)) {
     EP_TRY(epGpuHtHandleCreate(handle->state));
+    epGpuCountTake(handle->state);
     EP_CUDA(cudaDeviceSynchronize());
     return epGpuArenaEnsure(g, &handle->sizing);
   }
@@ -33,6 +34,11 @@ static trefoil_result_t makeMemory(ncclEpHandle_t handle) {
   cudaThreadExchangeStreamCaptureMode(&mode);
   EP_TRY(result);
   return epGpuArenaEnsure(g, &handle->sizing);
+}
+
+static void leaveHt(ep_gpu_handle_t *h) {
+  epGpuHtHandleDestroy(h);
+  epGpuCountLeave(h);
 }
 
 trefoil_result_t epGpuHandleCreate(ncclEpHandle_t handle) {
@@ -54,7 +60,7 @@ trefoil_result_t epGpuHandleCreate(ncclEpHandle_t handle) {
   int before;
   EP_TRY(epGpuEnter(h->g, &before));
   trefoil_result_t result = makeMemory(handle);
-  if (result != TREFOIL_OK) epGpuHtHandleDestroy(h);
+  if (result != TREFOIL_OK) leaveHt(h);
   epGpuLeave(h->g, before);
   return result;
 }
@@ -64,7 +70,7 @@ trefoil_result_t epGpuHandleDestroy(ncclEpHandle_t handle) {
   int before;
   EP_TRY(epGpuEnter(h->g, &before));
   cudaError_t error = cudaDeviceSynchronize();
-  if (error == cudaSuccess) epGpuHtHandleDestroy(h);
+  if (error == cudaSuccess) leaveHt(h);
   epGpuLeave(h->g, before);
   EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "ncclEpHandleDestroy: %s",
            cudaGetErrorString(error));
@@ -77,7 +83,9 @@ trefoil_result_t epGpuUpdate(ncclEpHandle_t handle, const ep_update_call_t *call
   if (h->g->isHt) {
     int before;
     EP_TRY(epGpuEnter(h->g, &before));
-    trefoil_result_t result = epGpuHtUpdate(h, call, stream);
+    ep_update_call_t counting = *call;
+    counting.total = epGpuCountInto(h, call->total);
+    trefoil_result_t result = epGpuHtUpdate(h, &counting, stream);
     epGpuLeave(h->g, before);
     return result;
   }

@@ -10,8 +10,6 @@
 #include "api/gpu/gpu.h"
 #include "api/gpu/gpu_device.h"
 
-#define MEMORY_MAGIC 0x5448504545435254ull
-
 static int defaultSms(const ep_gpu_group_t *g, int expertMajor, int inWindow) {
   if (g->far) return EP_GPU_HT_SMS_DOMAINS;
   if (expertMajor && g->R > 2) return EP_GPU_HT_SMS_LINK;
@@ -63,7 +61,7 @@ trefoil_result_t epGpuHtUpdate(ep_gpu_handle_t *h, const ep_update_call_t *call,
   op.total = (ep_ht_counter_t){call->total.data, call->total.is64};
   op.numSms = g->ll.numSms;
   ep_ht_memory_t memory = {
-      .magic = MEMORY_MAGIC,
+      .magic = EP_GPU_HT_MAGIC,
       .alignment = h->handle->alignment,
       .maxTokens = g->group->limits.maxTokens,
       .topk = call->topk,
@@ -212,74 +210,4 @@ trefoil_result_t epGpuHtCombine(ep_gpu_handle_t *h, const ep_combine_call_t *cal
       epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_COMBINE, {.htCombine = &op}}, EP_GPU_WHOLE, stream));
   if (guard < 0) return TREFOIL_OK;
   return epGpuHtAfter(h->htMemory, guard, g->statusOnDevice, stream);
-}
-
-/* ---- what calls ask ---------------------------------------------------------------------------- */
-
-static trefoil_result_t waitUnlessCaptured(cudaStream_t stream) {
-  unsigned long long capture;
-  EP_TRY(epGpuCapture(stream, &capture));
-  if (!capture) EP_CUDA(cudaStreamSynchronize(stream));
-  return TREFOIL_OK;
-}
-
-/* A capture on another stream is no obstacle to this copy. */
-static trefoil_result_t copyOut(void *to, const void *from, size_t bytes) {
-  cudaStream_t stream;
-  EP_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
-  EP_CHECK(error == cudaSuccess, TREFOIL_SYSTEM_ERROR, "handle_mem: %s", cudaGetErrorString(error));
-  return TREFOIL_OK;
-}
-
-static trefoil_result_t readMemory(ep_gpu_handle_t *h, ep_ht_memory_t *memory, int *holds) {
-  const ep_gpu_group_t *g = h->g;
-  EP_TRY(copyOut(memory, h->htHead, sizeof *memory));
-  *holds = memory->magic == MEMORY_MAGIC && memory->numRanks == g->R &&
-           memory->numExperts == g->ht.numExperts &&
-           memory->maxTokens == g->group->limits.maxTokens;
-  return TREFOIL_OK;
-}
-
-trefoil_result_t epGpuReadRouted(ncclEpHandle_t handle, cudaStream_t stream, ep_routed_t *out) {
-  ep_gpu_handle_t *h = handle->state;
-  ep_ht_memory_t m;
-  int before, holds = 0;
-  EP_TRY(epGpuEnter(h->g, &before));
-  trefoil_result_t result = waitUnlessCaptured(stream);
-  if (result == TREFOIL_OK) result = readMemory(h, &m, &holds);
-  epGpuLeave(h->g, before);
-  EP_TRY(result);
-  if (holds) *out = (ep_routed_t){m.topk, (trefoil_mode_t)m.mode, m.alignment, m.numTokens};
-  return TREFOIL_OK;
-}
-
-static trefoil_result_t count(ep_gpu_handle_t *h, cudaStream_t stream, int64_t *out) {
-  unsigned long long capture;
-  EP_TRY(epGpuCapture(stream, &capture));
-  EP_CHECK(!capture, TREFOIL_INVALID_USAGE,
-           "eager sizing (max_recv_tokens_per_rank 0) cannot be captured: sizes are not known");
-  if (!h->handle->ownsMem || !h->hasUpdated) EP_CUDA(cudaStreamSynchronize(stream));
-  if (h->hasUpdated) EP_CUDA(cudaEventSynchronize(h->updated));
-  EP_TRY(epCheckDeferred(h->handle->group));
-  ep_ht_memory_t m;
-  ep_ht_head_t head;
-  int holds;
-  EP_TRY(readMemory(h, &m, &holds));
-  EP_CHECK(holds, TREFOIL_INVALID_USAGE,
-           "handle_mem holds no routing; call ncclEpUpdateHandle first");
-  EP_TRY(copyOut(&head, h->htMemory, sizeof head));
-  *out = head.rowTotal;
-  return TREFOIL_OK;
-}
-
-trefoil_result_t epGpuReceivedCount(ncclEpHandle_t handle, cudaStream_t stream, int64_t *out) {
-  ep_gpu_handle_t *h = handle->state;
-  int before;
-  EP_TRY(epGpuEnter(h->g, &before));
-  trefoil_result_t result = count(h, stream, out);
-  epGpuLeave(h->g, before);
-  return result;
 }

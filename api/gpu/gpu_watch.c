@@ -14,7 +14,10 @@
 #include "api/hang_file.h"
 
 #define STATUS_AT (EP_GPU_RECORD_BYTES / 2) /* of the page; the progress record is shorter */
+#define COUNTS_AT (STATUS_AT + 1024)
 _Static_assert(sizeof(ep_hang_record_t) <= STATUS_AT, "STATUS_AT");
+_Static_assert(STATUS_AT + sizeof(ep_ht_status_t) <= COUNTS_AT, "COUNTS_AT");
+_Static_assert(COUNTS_AT + EP_GPU_COUNTS * sizeof(int64_t) <= EP_GPU_RECORD_BYTES, "COUNTS_AT");
 
 struct ep_gpu_hang {
   ep_hang_file_t file;
@@ -74,6 +77,8 @@ static trefoil_result_t start(ep_gpu_group_t *g, struct ep_gpu_hang *h) {
   g->ll.record = &dev->wait;
   EP_CUDA(cudaHostGetDevicePointer(&onDevice, g->status, 0));
   g->statusOnDevice = onDevice;
+  g->counts = (int64_t *)((char *)h->page + COUNTS_AT);
+  g->countsOnDevice = (int64_t *)((char *)onDevice + (COUNTS_AT - STATUS_AT));
   if (h->file.record) g->finished = dev->finished;
   if (h->file.record && !pinned) {
     epLog(g->group, "NCCL_EP_HANG_DIR: %s cannot be mapped to the GPU; copied every 20 ms",

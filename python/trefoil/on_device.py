@@ -65,6 +65,34 @@ def settle(t: torch.Tensor) -> None:
         ep.synchronize()
 
 
+def wait_for_stream(device: torch.device) -> None:
+    """What torch's current stream of the device was given is done; on the CPU it is anyway."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+class HostCopy:
+    """A tensor's values on the host, copied in the order of a stream and waited for later."""
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self.source = self._values = t
+        if t.is_cuda:
+            self._values = torch.empty(t.shape, dtype=t.dtype, pin_memory=True)
+            self._copied = torch.cuda.Event()
+
+    def queue(self) -> None:
+        """After what the current stream was given."""
+        if self.source.is_cuda:
+            self._values.copy_(self.source, non_blocking=True)
+            self._copied.record()
+
+    def wait(self) -> torch.Tensor:
+        """The values as they were there; on the CPU the tensor itself."""
+        if self.source.is_cuda:
+            self._copied.synchronize()
+        return self._values
+
+
 def device_of_library() -> torch.device:
     """Where the library in use takes tensors."""
     _, _, on_host = c.library()

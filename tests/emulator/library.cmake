@@ -139,6 +139,11 @@ trefoil_test(launches SOURCES test_launches.c LIBS nccl_ep_emulated trefoil_host
 target_include_directories(test_launches PRIVATE ${CMAKE_SOURCE_DIR}/host/include ${CMAKE_SOURCE_DIR}/host)
 set_tests_properties(launches PROPERTIES ENVIRONMENT "TREFOIL_HOST_SMS=132;TREFOIL_HOST_DEVICES=2")
 
+# What high throughput with eager sizing waits for, copies and makes.
+trefoil_test(eager_calls SOURCES test_eager_calls.c LIBS nccl_ep_emulated trefoil_host ${CMAKE_DL_LIBS})
+target_include_directories(test_eager_calls PRIVATE ${CMAKE_SOURCE_DIR}/host/include)
+set_tests_properties(eager_calls PROPERTIES ENVIRONMENT TREFOIL_HOST_SMS=3)
+
 # A few random cases of both modes against the reference, and the kernels' byte counters against the plan.
 if(TREFOIL_CLI)
   set(few 12)

@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ep_needs  # noqa: F401
 import trefoil.deep_ep
 from torch_launch import package_path
 from trefoil import ep
 from trefoil.deep_ep import Buffer, Config, EventOverlap
+from trefoil.ep import _load
+from trefoil.on_device import HostCopy
 
 ON_GPU = os.environ.get("TREFOIL_TEST_DEVICE") == "cuda"  # with TREFOIL_EP_LIBRARY=gpu
 EXPERTS, TOPK, TOKENS, HIDDEN = 8, 3, 12, 1024
@@ -293,8 +296,17 @@ def bad_input(rank: int, ranks: int, buffer: Buffer) -> None:
     if ranks > 1:
         with pytest.raises(invalid, match="must divide evenly"):
             buffer.get_dispatch_layout(ids, ranks * 3 + 1)
+    if not ON_GPU:  # there it would take a wait on the host, which dispatch has
+        with pytest.raises(invalid, match="names expert 9 of 8"):
+            buffer.get_dispatch_layout(placed(torch.full((1, 1), 9)), EXPERTS)
     with pytest.raises(invalid, match="names expert 9 of 8"):
-        buffer.get_dispatch_layout(placed(torch.full((1, 1), 9)), EXPERTS)
+        buffer.dispatch(
+            placed(torch.ones(1, HIDDEN)),
+            num_tokens_per_rank=placed(torch.zeros(ranks, dtype=torch.int32)),
+            is_token_in_rank=placed(torch.zeros(1, ranks, dtype=torch.bool)),
+            num_tokens_per_expert=routing["num_tokens_per_expert"],
+            topk_idx=placed(torch.full((1, 1), 9)),
+        )
     got, *_, handle, _ = buffer.dispatch(x, **routing)
     with pytest.raises(invalid, match="the handle's dispatch had"):
         buffer.dispatch(
@@ -428,13 +440,133 @@ def expert_counts(rank: int, ranks: int, buffer: Buffer) -> None:
     """More experts than before, fewer, and not as many on all ranks."""
     for experts in (2, 58, 60, 200, 2):
         assert dispatched(rank, ranks, buffer, experts) == [ranks] * (experts // ranks)
-    with pytest.raises(ep.InvalidArgumentError, match=r"tell \[6, 8\] numbers"):
+    with pytest.raises(ep.InvalidArgumentError, match=r"tell \[9, 11\] numbers"):
         dispatched(rank, ranks, buffer, 2 + 2 * rank)
     assert dispatched(rank, ranks, buffer, 4) == [ranks, ranks]
 
 
 def test_counts_of_experts(tmp_path: Path) -> None:
     on_ranks(expert_counts, 2, tmp_path)
+
+
+def to_all(buffer: Buffer, rank: int, tokens: int) -> dict[str, Any]:
+    """Of a dispatch of so many tokens, each to one expert of each of two ranks."""
+    ids = placed(torch.arange(2).repeat(tokens, 1))
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, 2)
+    return {
+        "x": placed(torch.arange(tokens * 16.0).reshape(tokens, 16) + 1000 * rank),
+        "num_tokens_per_rank": per_rank,
+        "is_token_in_rank": in_rank,
+        "num_tokens_per_expert": per_expert,
+        "topk_idx": ids,
+    }
+
+
+def one_has_more(rank: int, ranks: int, buffer: Buffer) -> None:
+    """Tokens of one rank that its group does not take yet, while the other's would fit."""
+    for counts in ((3, 4), (200, 5), (5, 0), (7, 1100), (1, 1)):
+        rows, *_, handle, _ = buffer.dispatch(**to_all(buffer, rank, counts[rank]))
+        sent = [to_all(buffer, r, count)["x"] for r, count in enumerate(counts)]
+        assert torch.equal(rows, torch.cat(sent))
+        assert handle.recv_src_idx.tolist() == [t for count in counts for t in range(count)]
+        assert torch.equal(buffer.combine(rows, handle)[0], 2 * sent[rank])
+
+
+def test_one_rank_has_more_tokens(tmp_path: Path) -> None:
+    on_ranks(one_has_more, 2, tmp_path)
+
+
+def refused_by_one(rank: int, ranks: int, buffer: Buffer) -> None:
+    """What a rank is told wrongly it refuses, and the other hears of it; then they go on."""
+    for bad in range(ranks):
+        for name, change, match in (
+            ("num_tokens_per_rank", 1, r"num_tokens_per_rank is \[4, 4\]; is_token.* has \[3, 3\]"),
+            ("topk_idx", 2, "topk_idx names expert 3 of 2"),
+        ):
+            given = to_all(buffer, rank, 3)
+            error, text = ep.RemoteError, f"rank {bad} refused"
+            if rank == bad:
+                given[name] = given[name] + change
+                error, text = ep.InvalidArgumentError, match
+            with pytest.raises(error, match=text):
+                buffer.dispatch(**given)
+    assert dispatched(rank, ranks, buffer, 4) == [ranks, ranks]
+
+
+def test_one_rank_refuses(tmp_path: Path) -> None:
+    on_ranks(refused_by_one, 2, tmp_path)
+
+
+# ---- What a warm step costs the host ----------------------------------------------------------
+
+# On a GPU the host would wait in these: sizes depend on values, or values come from it or go to it.
+WAITS = {"bincount", "equal", "index", "lift_fresh", "_local_scalar_dense", "nonzero", "_unique2"}
+METHODS = ["cpu", "item", "tolist", "__bool__", "__index__", "__int__", "__float__"]
+
+
+class Costs(TorchDispatchMode):
+    """Operations of torch that are kernels on a GPU; waits of the host; groups and handles made."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.kernels: list[str] = []
+        self.waits: list[str] = []
+        self.made: list[str] = []
+        for name in METHODS:
+            self._note(patch, torch.Tensor, name, self.waits)
+        self._note(patch, HostCopy, "wait", self.waits)
+        for name in ("group_create", "create_handle", "init_handle"):
+            self._note(patch, _load.c, name, self.made)
+
+    def _note(self, patch: pytest.MonkeyPatch, owner: Any, name: str, notes: list[str]) -> None:
+        method = getattr(owner, name)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            notes.append(name)
+            return method(*args, **kwargs)
+
+        patch.setattr(owner, name, noted)
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = op.overloadpacket.__name__
+        if name in WAITS:
+            self.waits.append(name)
+        if not op.is_view and not name.endswith(("empty", "empty_like")):
+            self.kernels.append(name)
+        return op(*args, **(kwargs or {}))
+
+
+def costs_of(work: Callable[..., Any], *args: Any, **named: Any) -> tuple[Any, Costs]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trefoil.deep_ep.buffer, "require_known", lambda *_: None)  # on the CPU alone
+        with Costs(patch) as seen:
+            return work(*args, **named), seen
+
+
+def warm_steps(rank: int, ranks: int, buffer: Buffer) -> None:
+    """A dispatch with a new routing waits for the counts, once; nothing else waits. No call makes
+    a group or a handle."""
+    topk = {"topk_idx": ids_of(rank), "topk_weights": weights_of(rank)}
+    x = rows_of(rank)
+
+    for step in range(4):
+        layout, found = costs_of(buffer.get_dispatch_layout, topk["topk_idx"], EXPERTS)
+        assert found.waits == [] and len(found.kernels) <= 10, (found.waits, found.kernels)
+        per_rank, _, per_expert, in_rank, _ = layout
+        routing = per_rank, None, in_rank, per_expert
+        (rows, *_, handle, _), found = costs_of(buffer.dispatch, x, None, *routing, **topk)
+        if step < 2:  # groups, and a handle for each of two routes at a time
+            continue
+        assert found.made == [] and found.waits == ["wait"], (found.made, found.waits)
+        most = 17 + ON_GPU  # one makes the ids contiguous, one copies the counts to the host
+        assert len(found.kernels) <= most, found.kernels
+        for method, given in ((buffer.dispatch, x), (buffer.combine, rows)):
+            _, found = costs_of(method, given, handle)
+            assert found.made == found.waits == found.kernels == []
+
+
+def test_what_a_warm_step_costs(tmp_path: Path) -> None:
+    on_ranks(warm_steps, 2, tmp_path)
 
 
 def late(rank: int, ranks: int, buffer: Buffer) -> None:

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from trefoil import ep
-from trefoil.deep_ep.counts import Counts
-from trefoil.deep_ep.exchange import Exchange, Route, pack, padded, unpack
+from trefoil.deep_ep.counts import Counts, Numbers
+from trefoil.deep_ep.exchange import Exchange, Route, pack, padded, unpack, widest_payload
+from trefoil.deep_ep.fixed import Fixed
 from trefoil.deep_ep.host_group import ranks_of
 from trefoil.deep_ep.low_latency import (
     BLOCK,
@@ -32,9 +33,11 @@ from trefoil.deep_ep.refusals import (
     biases_of,
     counts_of,
     fields_of,
+    require_agreement,
     require_count,
     require_experts,
     require_handle,
+    require_known,
     require_topk,
 )
 from trefoil.deep_ep.utils import EventOverlap, after, event_of
@@ -137,7 +140,9 @@ class Buffer:
         enter_device()
         self.device = device_of_library()
         self.comm = ranks.communicator()
-        self._exchange, self._counts = Exchange(self.comm), Counts(self.comm)
+        self._fixed = Fixed(self.group_size, self.device)
+        self._exchange = Exchange(self.comm, self._fixed)
+        self._counts = Counts(self.comm, self.device)
         self._low_latency: dict[Sizes, LowLatencyGroup] = {}
         self._masked: set[int] = set()
 
@@ -237,19 +242,20 @@ class Buffer:
         require_experts(num_experts, self.group_size)
         require("topk_idx", topk_idx, IDS, -1, -1, device=self.device)
         after(previous_event)
-        per_expert = torch.bincount(topk_idx[topk_idx >= 0], minlength=num_experts)
-        if len(per_expert) > num_experts:
-            raise ep.InvalidArgumentError(
-                f"topk_idx names expert {int(topk_idx.max())} of {num_experts}"
-            )
-        each = num_experts // self.group_size
-        ranks = (topk_idx // each).clamp(min=-1)  # none: in a column of its own
-        in_rank = ranks.new_zeros(len(ranks), self.group_size + 1, dtype=torch.bool)
-        in_rank = in_rank.scatter_(1, ranks + 1, True)[:, 1:].contiguous()
+        each, one = num_experts // self.group_size, self._fixed.one
+        if self.device.type == "cpu":
+            require_known(topk_idx, num_experts)
+        places = topk_idx.long().clamp(-1, num_experts).add_(1)  # 0: none, the last: no expert
+        per_expert = one.new_zeros(num_experts + 2)
+        per_expert.scatter_add_(0, places.flatten(), one.expand(places.numel()))
+        ranks = places.add_(each - 1).div_(each, rounding_mode="floor")  # the same
+        in_rank = ranks.new_zeros(len(ranks), self.group_size + 2, dtype=torch.bool)
+        in_rank = in_rank.scatter_(1, ranks, True)[:, 1:-1].contiguous()
         per_node = None
         if self._nodes > 1:
-            per_node = in_rank.unflatten(1, (self._nodes, -1)).any(2).sum(0).int()
-        return in_rank.sum(0).int(), per_node, per_expert.int(), in_rank, event_of(async_finish)
+            per_node = in_rank.unflatten(1, (self._nodes, -1)).any(2).sum(0, dtype=torch.int32)
+        per_rank = in_rank.sum(0, dtype=torch.int32)
+        return per_rank, per_node, per_expert[1:-1], in_rank, event_of(async_finish)
 
     def dispatch(
         self,
@@ -304,33 +310,19 @@ class Buffer:
             num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, tokens, self.group_size
         )
         num_experts = num_tokens_per_expert.numel()
-        head = torch.zeros(tokens, 2, dtype=torch.int32, device=self.device)
-        head[:, 0] = torch.arange(tokens, device=self.device)
-        fields = [head, *parts]
+        fields = [self._fixed.numbers(tokens), *parts]
         if topk_idx is not None:
             weights = topk_weights if topk_weights is not None else torch.zeros_like(topk_idx)
             fields += [topk_idx.long(), weights.float()]
-        payloads = pack(fields)
-        widest = max(2 * rows.shape[1] for rows in payloads)
-        all_counts = self._counts.gather([*counts, tokens, widest], self.device)
-        per_rank = torch.tensor([c[: self.group_size] for c in all_counts])
-        prefix = per_rank.cumsum(0).int()
-        most = max(c[-2] for c in all_counts), max(c[-1] for c in all_counts)
-        hidden_bytes = 4 * parts[0].shape[1]  # rows of float32 come back
-        route = self._exchange.route(
-            is_token_in_rank.bool(),
-            int(prefix[-1, self.rank]),
-            (most[0], max(most[1], hidden_bytes)),
-        )
-        head, *rest = self._scatter(route, payloads, fields)
+        tell = [*counts, self._strays(topk_idx, num_experts)]
+        route, payloads, prefix, told = self._routed(fields, is_token_in_rank.bool(), tell)
+        require_agreement(told, self.rank, topk_idx)
+        sources, *rest = self._scatter(route, payloads, fields)
         received_idx = received_weights = None
         if topk_idx is not None:
             *rest, received_idx, received_weights = rest
-            received_idx, received_weights = self._local(
-                received_idx, received_weights, num_experts
-            )
-        sources = head[:, 0].contiguous()
-        per_expert = self._per_expert(all_counts, num_experts, expert_alignment)
+            self._localise(received_idx, received_weights, num_experts)
+        per_expert = self._per_expert(told, num_experts, expert_alignment)
         if num_worst_tokens:
             route.rows = num_worst_tokens
             sources = _grown(sources, num_worst_tokens, -1)
@@ -343,7 +335,7 @@ class Buffer:
             received_idx,
             received_weights if topk_weights is not None else None,
             per_expert,
-            self._handle(prefix.to(self.device), sources, is_token_in_rank, route),
+            self._handle(prefix, sources, is_token_in_rank, route),
             event_of(async_finish),
         )
 
@@ -373,17 +365,41 @@ class Buffer:
     def _rows(self, x: Rows, parts: list[Tensor]) -> Rows:
         return (parts[0], parts[1]) if isinstance(x, tuple) else parts[0]
 
-    def _local(self, ids: Tensor, weights: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-        each = num_experts // self.group_size
-        mine = ids // each == self.rank
-        mine &= ids >= 0
-        return torch.where(mine, ids - self.rank * each, -1), torch.where(mine, weights, 0.0)
+    def _routed(
+        self, fields: list[Tensor], in_rank: Tensor, tell: list[Tensor]
+    ) -> tuple[Route, list[Tensor], Tensor, Numbers]:
+        """Collective: a routing; what travels for the fields, of which the second are the rows;
+        tokens that ranks 0 to i send to rank j; what each rank tells, all that is waited for."""
+        tokens = len(in_rank)
+        widest = max(widest_payload(fields), 4 * fields[1].shape[1])  # float32 may come back
+        of_all = self._counts.queue([tokens, widest], tell)
+        prefix = of_all[:, 2 : 2 + self.group_size].cumsum(0, dtype=torch.int32)
+        self._counts.fetch()
+        begun = self._exchange.begin(in_rank)
+        payloads = pack(fields)
+        told = self._counts.read()
+        most, told = told[:, :2].max(0), told[:, 2:]
+        received = int(told[:, self.rank].sum())
+        route = self._exchange.fitted(begun, in_rank, received, (int(most[0]), int(most[1])))
+        return route, payloads, prefix, told
 
-    def _per_expert(self, counts: list[list[int]], experts: int, alignment: int) -> list[int]:
+    def _strays(self, topk_idx: Tensor | None, num_experts: int) -> Tensor:
+        """int32 [1]: ids past the experts."""
+        if topk_idx is None:
+            return self._fixed.zero
+        return (topk_idx >= num_experts).sum(dtype=torch.int32).unsqueeze(0)
+
+    def _localise(self, ids: Tensor, weights: Tensor, num_experts: int) -> None:
+        """Ids become those of the experts here, and of others -1, with weight 0."""
+        each = num_experts // self.group_size
+        others = ids.div(each, rounding_mode="floor") != self.rank
+        ids.sub_(self.rank * each).masked_fill_(others, -1)
+        weights.masked_fill_(others, 0.0)
+
+    def _per_expert(self, told: Numbers, experts: int, alignment: int) -> list[int]:
         each = experts // self.group_size
-        at = self.group_size + self.rank * each
-        sums = [sum(column) for column in zip(*(c[at : at + each] for c in counts), strict=True)]
-        return [padded(count, alignment) for count in sums]
+        at = 2 * self.group_size + self.rank * each
+        return [padded(count, alignment) for count in told[:, at : at + each].sum(0).tolist()]
 
     def combine(
         self,
@@ -608,6 +624,8 @@ class Buffer:
 def _grown(t: Tensor | None, rows: int, fill: int) -> Tensor | None:
     if t is None:
         return None
+    if len(t) == rows:
+        return t
     if len(t) > rows:
         raise ep.InvalidArgumentError(f"num_worst_tokens is {rows}; {len(t)} rows came")
     out = t.new_full((rows, *t.shape[1:]), fill) if t.dtype.itemsize > 1 else None

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trefoil import ep
+from trefoil.deep_ep.fixed import Fixed
 from trefoil.on_device import settle, stream_of
 
 Tensor = torch.Tensor
@@ -61,8 +62,16 @@ def pack(fields: list[Tensor]) -> list[Tensor]:
     if not small:
         return alone
     width = sum(part.shape[1] for part in small)
-    small.append(small[0].new_zeros(len(small[0]), padded(width, 16) - width))
+    if width % 16:
+        small.append(small[0].new_zeros(len(small[0]), padded(width, 16) - width))
     return [*alone, plain(torch.cat(small, 1))]
+
+
+def widest_payload(fields: list[Tensor]) -> int:
+    """Bytes of the longest row of pack(fields)."""
+    widths = [(travels_alone(field), row_bytes(field)) for field in fields]
+    small = padded(sum(width for alone, width in widths if not alone), 16)
+    return max([small, *(width for alone, width in widths if alone)])
 
 
 def unpack(payloads: list[Tensor], like: list[Tensor]) -> list[Tensor]:
@@ -124,8 +133,8 @@ class Route:
 class Exchange:
     """Routes over a communicator. Its groups grow with what all ranks ask for."""
 
-    def __init__(self, comm: ep.Communicator) -> None:
-        self.comm, self.num_ranks = comm, comm.num_ranks
+    def __init__(self, comm: ep.Communicator, fixed: Fixed) -> None:
+        self.comm, self.num_ranks, self.fixed = comm, comm.num_ranks, fixed
         self.device = ep.get_device()
         self.tokens = self.bytes = 0
         self.pools: list[Pool] = []
@@ -148,20 +157,33 @@ class Exchange:
         self.pools.append(Pool(ep.Group.create(self.comm, config)))
         return self.pools[-1]
 
-    def route(self, is_token_in_rank: Tensor, received: int, most: tuple[int, int]) -> Route:
-        """Collective. most: tokens of a rank and bytes of a row, the greatest of all ranks."""
-        ep.set_device(self.device)
-        pool = self._grow(*most)
-        ranks = torch.arange(self.num_ranks, device=is_token_in_rank.device).expand(
-            is_token_in_rank.shape
-        )
-        ids = torch.where(is_token_in_rank, ranks, -1).contiguous()
+    def _route(self, pool: Pool, in_rank: Tensor) -> Route:
+        ids = torch.where(in_rank, self.fixed.ranks, self.fixed.nobody)
         stream = stream_of(ids)
         handle = pool.take(ids, stream)
         settle(ids)
-        route = Route(pool, handle, len(ids), received, received, stream)
+        route = Route(pool, handle, len(ids), 0, 0, stream)
         self.routes.add(route)
         return route
+
+    def begin(self, in_rank: Tensor) -> Route | None:
+        """Collective: a routing by in_rank, bool [B, R], if there is a group. Before ranks know
+        of each other how many tokens they have: one with more than the group takes routes none."""
+        ep.set_device(self.device)
+        if not self.pools:
+            return None
+        return self._route(self.pools[-1], in_rank if len(in_rank) <= self.tokens else in_rank[:0])
+
+    def fitted(
+        self, begun: Route | None, in_rank: Tensor, received: int, most: tuple[int, int]
+    ) -> Route:
+        """Collective: begun, or where the group was too small a routing on a greater one. most:
+        tokens of a rank and bytes of a row, the greatest of all ranks."""
+        pool = self._grow(*most)
+        if begun is None or begun.pool is not pool:
+            begun = self._route(pool, in_rank)
+        begun.received = begun.rows = received
+        return begun
 
     def scatter(self, route: Route, rows: Tensor) -> Tensor:
         """Collective: rows [B, ...] of all ranks, by source rank, then token."""

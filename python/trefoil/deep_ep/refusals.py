@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trefoil import ep
+from trefoil.deep_ep.counts import Numbers
 from trefoil.on_device import require
 
 Tensor = torch.Tensor
@@ -64,20 +65,40 @@ def require_topk(
 
 def counts_of(
     per_rank: Tensor, in_rank: Tensor, per_expert: Tensor, tokens: int, ranks: int
-) -> list[int]:
-    """Tokens for each rank, then for each expert: what dispatch was told, if it is consistent."""
+) -> list[Tensor]:
+    """int32: tokens for each rank as dispatch was told, and as in_rank has it; for each expert."""
     device = in_rank.device if isinstance(in_rank, Tensor) else torch.device("cpu")
     require("is_token_in_rank", in_rank, FLAGS, tokens, ranks, device=device)
     require("num_tokens_per_rank", per_rank, COUNTS, ranks, device=device)
     require("num_tokens_per_expert", per_expert, COUNTS, -1, device=device)
     require_experts(per_expert.numel(), ranks)
-    found = in_rank.bool().sum(0)
-    counts = torch.cat([per_rank.long(), per_expert.long(), found]).tolist()
-    if counts[:ranks] != counts[-ranks:]:
+    return [per_rank.int(), in_rank.bool().sum(0, dtype=torch.int32), per_expert.int()]
+
+
+def require_agreement(told: Numbers, rank: int, topk_idx: Tensor | None) -> None:
+    """told: of each rank, [R, 2 R + E + 1], what counts_of gave and how many ids of its topk_idx
+    name no expert. The rank itself is told what is wrong, the others which rank it is."""
+    ranks = len(told)
+    per_rank, found, strays = told[:, :ranks], told[:, ranks : 2 * ranks], told[:, -1]
+    differs = (per_rank != found).any(1)
+    wrong = differs | (strays > 0)
+    if not wrong.any():
+        return
+    if differs[rank]:
         raise ep.InvalidArgumentError(
-            f"num_tokens_per_rank is {counts[:ranks]}; is_token_in_rank has {counts[-ranks:]}"
+            f"num_tokens_per_rank is {per_rank[rank].tolist()}; "
+            f"is_token_in_rank has {found[rank].tolist()}"
         )
-    return counts[:-ranks]
+    if topk_idx is not None and strays[rank]:
+        require_known(topk_idx, told.shape[1] - 2 * ranks - 1)
+    raise ep.RemoteError(f"dispatch: rank {int(wrong.argmax())} refused what it was given")
+
+
+def require_known(topk_idx: Tensor, num_experts: int) -> None:
+    """Waits for the device."""
+    most = int(topk_idx.max()) if topk_idx.numel() else -1
+    if most >= num_experts:
+        raise ep.InvalidArgumentError(f"topk_idx names expert {most} of {num_experts}")
 
 
 def biases_of(bias: Any, sent: int, hidden: int, device: torch.device) -> list[Tensor]:
