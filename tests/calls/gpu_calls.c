@@ -142,7 +142,7 @@ TEST(high_throughput) {
   }
 }
 
-/* Inputs outside windows are copied first where SMs are few: also of ranks with fewer tokens than the most. */
+/* Inputs outside windows are copied first where SMs are few; ranks have unlike numbers of tokens. */
 static void runFewSms(team_rank_t *r) {
   for (uint64_t seed = 0; seed < 6; seed++) {
     step_case_t c = smallCase(TREFOIL_HT_EXPERT_MAJOR, 4900 + seed);
