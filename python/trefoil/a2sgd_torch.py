@@ -15,6 +15,7 @@ path). Refusals raise TrefoilError.
 import ctypes as ct
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -150,8 +151,11 @@ def _check_gpu(code: int, lib: ct.CDLL) -> None:
 
 
 def _gpu_library() -> ct.CDLL:
-    """The dynamic loader opens it once."""
-    named = os.environ.get("TREFOIL_EP_LIBRARY", "gpu")
+    return _opened(os.environ.get("TREFOIL_EP_LIBRARY", "gpu"))
+
+
+@cache
+def _opened(named: str) -> ct.CDLL:
     try:
         lib = ct.CDLL(gpu_library() if named in ("cpu", "gpu") else named)
     except OSError as error:
