@@ -117,9 +117,11 @@ static int isReadable(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *dis
          epGpuIsAtOneDistance(g, window, distance);
 }
 
-/* With more ranks and SMs the link is the limit, and it takes stores faster than loads. */
-static int pulls(const ep_gpu_group_t *g) {
-  return g->R <= EP_GPU_HT_PULLING_RANKS || g->ll.numSms <= EP_GPU_HT_PULLING_SMS;
+/* Expert-major: with more ranks and SMs the link is the limit, and it takes stores faster than loads. */
+static int pulls(const ep_gpu_group_t *g, const ep_ht_dispatch_t *op) {
+  int few = g->ll.numSms <= EP_GPU_HT_PULLING_SMS, pair = g->R <= EP_GPU_HT_PULLING_RANKS;
+  if (op->handle.expertMajor) return few || pair;
+  return pair && !op->window.is && (few || !g->group->config.max_num_sms);
 }
 
 static void findDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
@@ -131,10 +133,12 @@ static void findDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t 
   in->is = ((in->tokens | in->scales) & 15) == 0;
 }
 
-/* Rows outside windows are copied, unless to push them into outputs in windows is as fast. */
-static int stages(const ep_gpu_group_t *g, int pushes) {
-  int more = g->R > EP_GPU_HT_PULLING_RANKS && g->ll.numSms <= EP_GPU_HT_STAGING_SMS;
-  return g->ht.at.input && (!pushes || more);
+/* Rows outside windows are copied where that is faster than FIFOs, or than pushes into outputs in windows. */
+static int stages(const ep_gpu_group_t *g, const ep_ht_dispatch_t *op) {
+  int sms = g->ll.numSms, pair = g->R <= EP_GPU_HT_PULLING_RANKS;
+  if (!g->ht.at.input) return 0;
+  if (!op->handle.expertMajor) return sms <= EP_GPU_HT_STAGING_SMS_FLAT;
+  return !op->window.is || (!pair && sms <= EP_GPU_HT_STAGING_SMS_PUSHED);
 }
 
 /* Where they are copied to. */
@@ -145,12 +149,12 @@ static void stageDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t
   in->scales = in->tokens + call->numTokens * (int64_t)call->tokenBytes;
 }
 
-/* Expert-major rows, with their scales. */
+/* Rows, with their scales. */
 static void offerDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,
                                ep_ht_dispatch_t *op) {
-  if (!op->handle.expertMajor || !pulls(g)) return;
+  if (!pulls(g, op)) return;
   findDispatchInput(g, call, &op->input);
-  if (!op->input.is && stages(g, op->window.is)) stageDispatchInput(g, call, &op->input);
+  if (!op->input.is && stages(g, op)) stageDispatchInput(g, call, &op->input);
 }
 
 trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *call,
@@ -172,7 +176,7 @@ trefoil_result_t epGpuHtDispatch(ep_gpu_handle_t *h, const ep_dispatch_call_t *c
   op.tokenBytes = (int)call->tokenBytes;
   op.scaleBytes = (int)call->scaleBytes;
   op.globalIds = call->globalIds;
-  op.numSms = numSmsOf(g, op.handle.expertMajor, op.window.is);
+  op.numSms = numSmsOf(g, op.handle.expertMajor, op.window.is || op.input.is);
   int64_t guard = guardOf(h, op.outWeights != NULL, op.topkRows);
   if (guard >= 0) EP_TRY(epGpuHtGuard(h->htMemory, guard, stream));
   EP_TRY(epGpuLaunch(h, (ep_gpu_op_t){EP_HT_KIND_DISPATCH, {.htDispatch = &op}}, EP_GPU_WHOLE,

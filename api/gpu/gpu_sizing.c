@@ -25,7 +25,9 @@ ep_ll_config_t epGpuConfig(const ep_sizing_config_t *config) {
 
 ep_ht_config_t epGpuHtConfig(const ep_sizing_config_t *config) {
   const trefoil_shape_t *s = &config->shape;
-  int few = config->maxSms > 0 && config->maxSms <= EP_GPU_HT_PULLING_SMS;
+  int most =
+      s->numRanks > EP_GPU_HT_PULLING_RANKS ? EP_GPU_HT_PULLING_SMS : EP_GPU_HT_STAGING_SMS_PAIR;
+  int few = config->maxSms > 0 && config->maxSms <= most;
   return (ep_ht_config_t){.numRanks = s->numRanks,
                           .numExperts = s->numExperts,
                           .maxTopk = s->topk,

@@ -10,12 +10,15 @@
 #define EP_GPU_RECORD_BYTES        4096
 #define EP_GPU_HANDLE_OBJECT_BYTES 6144
 
-/* Expert-major dispatch reads inputs where they lie with so few ranks, or so few SMs. Inputs outside windows
- * are copied to the group's memory first, if max_num_sms says so; where outputs lie in windows, with more
- * ranks and at most EP_GPU_HT_STAGING_SMS. */
-#define EP_GPU_HT_PULLING_RANKS 2
-#define EP_GPU_HT_PULLING_SMS   24
-#define EP_GPU_HT_STAGING_SMS   20
+/* Up to how many SMs a dispatch reads rows in the peers' inputs (docs/kernels_ht.md has the times): rows in
+ * windows, and rows that it copies to the group's memory first. Two ranks: expert-major always, copied up to
+ * EP_GPU_HT_STAGING_SMS_PAIR; flat, where the output is in no window. More ranks: expert-major, copied
+ * where the output is in a window up to EP_GPU_HT_STAGING_SMS_PUSHED. Copies need max_num_sms. */
+#define EP_GPU_HT_PULLING_RANKS      2
+#define EP_GPU_HT_PULLING_SMS        24
+#define EP_GPU_HT_STAGING_SMS_FLAT   20
+#define EP_GPU_HT_STAGING_SMS_PAIR   48
+#define EP_GPU_HT_STAGING_SMS_PUSHED 20
 
 /* Control memory: the kernels' part (of the mode), mask, byte counters. */
 #define EP_GPU_CONTROL_PART(ht)  ((ht) ? (size_t)EP_HT_CONTROL_BYTES : (size_t)EP_LL_CONTROL_BYTES)

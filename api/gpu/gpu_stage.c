@@ -1,4 +1,4 @@
-/* Expert-major rows outside windows on their way to where peers read them. */
+/* Rows of a dispatch outside windows on their way to where peers read them. */
 #include "api/gpu/gpu.h"
 
 static trefoil_result_t copyRows(char *to, const void *from, int64_t bytes, cudaStream_t stream) {

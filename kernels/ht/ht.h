@@ -135,9 +135,9 @@ typedef struct ep_ht_window {
   uint64_t tokensOffset, scalesOffset; /* of this rank's outputs in its own, multiples of 16 */
 } ep_ht_window_t;
 
-/* Inputs of an expert-major dispatch or a flat combine that every rank can read where they lie: so many bytes
- * past this rank's exchange memory. Between two ranks that both have such inputs, each reads the other's
- * rows there; between others they go through the FIFO. Such a dispatch does not use `window`. */
+/* Inputs of a dispatch or a flat combine that every rank can read where they lie: so many bytes past this
+ * rank's exchange memory. Between two ranks that both have such inputs, each reads the other's rows there;
+ * between others they go through the FIFO. Such a dispatch does not use `window`. */
 typedef struct ep_ht_input {
   int is;                 /* 0: no */
   int64_t tokens, scales; /* multiples of 16 */
@@ -150,9 +150,9 @@ typedef struct ep_ht_dispatch {
   const float *weights;        /* [B, K], or NULL: tokens only (backward) */
   void *outTokens, *outScales; /* [rows, .] */
   ep_ht_window_t window;
-  ep_ht_input_t input; /* flat: not used */
-  float *outWeights;   /* flat [topkRows, K], expert-major [topkRows] */
-  int64_t *outIdx;     /* flat [topkRows, K] */
+  ep_ht_input_t input;
+  float *outWeights; /* flat [topkRows, K], expert-major [topkRows] */
+  int64_t *outIdx;   /* flat [topkRows, K] */
   int64_t topkRows;
   int tokenBytes, scaleBytes; /* of a row, multiples of 16 */
   int globalIds;

@@ -13,6 +13,8 @@
 #include "kernels/ht/ht_dispatch_send.cuh"
 #include "kernels/ht/ht_dispatch_receive.cuh"
 
+#include <type_traits>
+
 namespace {
 
 // A rank's announcement of this dispatch, if it is here; loaded early, tested late.
@@ -51,13 +53,13 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
     noFifos = pairs->numFifos == 0;
   }
   const bool sends = (int)blockIdx.x < (noFifos ? a.pushSplit : a.split);
-  const bool receives = EXPERT_MAJOR || !noFifos;
+  const bool receives = EXPERT_MAJOR || PULLS || !noFifos;
   if (sends) {
     const HtShape &shape = noFifos ? a.push : a.sender;
     const HtBlock b = blockOf(shared, shape, a.room, a.stageStride);
     arm(b);
     if (WINDOWS && threadIdx.x >= HT_PIPE_THREADS)
-      passWeights(a, t, *pairs, number, HT_PIPE_THREADS);
+      passWeights(a, t, *pairs, number, EXPERT_MAJOR || PULLS, HT_PIPE_THREADS);
     else
       scatterPipe(b,
                   Sender<EXPERT_MAJOR, WAY>{a, t, c.fifos[0].sent, Divisor::of(a.row.numChunks),
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
     const HtBlock b = rowBlockOf(shared, a.receiver);
     arm(b);
     if (WINDOWS && threadIdx.x >= HT_PIPE_THREADS) {
-      if (!sends) passWeights(a, t, *pairs, number, HT_PIPE_THREADS);
+      if (!sends) passWeights(a, t, *pairs, number, EXPERT_MAJOR || PULLS, HT_PIPE_THREADS);
     } else {
       const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
       const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
@@ -109,11 +111,11 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
 } // namespace
 
 const void *epHtDispatchKernel(bool expertMajor, HtWay way) {
-  if (!expertMajor) {
-    return way == HT_FIFOS ? EP_KERNEL(dispatchKernel<false, HT_FIFOS>)
-                           : EP_KERNEL(dispatchKernel<false, HT_PUSH>);
-  }
-  return way == HT_FIFOS  ? EP_KERNEL(dispatchKernel<true, HT_FIFOS>)
-         : way == HT_PUSH ? EP_KERNEL(dispatchKernel<true, HT_PUSH>)
-                          : EP_KERNEL(dispatchKernel<true, HT_PULL>);
+  const auto of = [way](auto em) {
+    constexpr bool EM = decltype(em)::value;
+    return way == HT_FIFOS  ? EP_KERNEL(dispatchKernel<EM, HT_FIFOS>)
+           : way == HT_PUSH ? EP_KERNEL(dispatchKernel<EM, HT_PUSH>)
+                            : EP_KERNEL(dispatchKernel<EM, HT_PULL>);
+  };
+  return expertMajor ? of(std::true_type()) : of(std::false_type());
 }

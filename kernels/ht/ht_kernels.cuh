@@ -48,7 +48,7 @@ struct HtCombineArgs {
   int sourcesAt; // in shared memory: where a pulling combine reads
 };
 
-// How a dispatch's rows go to a peer if both have windows for it (ht_pairs.cuh). Pull: expert-major only.
+// How a dispatch's rows go to a peer if both have windows for it (ht_pairs.cuh).
 enum HtWay { HT_FIFOS, HT_PUSH, HT_PULL };
 
 // What ht_launch.cu works out of an operation: a launch, and its kernel's arguments.

@@ -94,8 +94,7 @@ trefoil_result_t checkRow(const HtRow &row, const ep_ht_group_t &g) {
 }
 
 HtWay wayOf(const ep_ht_dispatch_t &op) {
-  if (op.handle.expertMajor && op.input.is) return HT_PULL;
-  return op.window.is ? HT_PUSH : HT_FIFOS;
+  return op.input.is ? HT_PULL : op.window.is ? HT_PUSH : HT_FIFOS;
 }
 
 // How many blocks send, by what both sides take for a token (10 ns, H200); at most as many as fill the wire.
@@ -270,12 +269,11 @@ extern "C" trefoil_result_t epHtCombine(const ep_ht_combine_t *op, void *stream)
 }
 
 extern "C" trefoil_result_t epHtLoad(void) {
-  const void *kernels[6 + 3 * NUM_SUMMED];
+  const void *kernels[7 + 3 * NUM_SUMMED];
   int n = 0;
   kernels[n++] = epHtUpdateKernel();
   for (const HtWay way : {HT_FIFOS, HT_PUSH, HT_PULL}) {
-    if (way != HT_PULL) kernels[n++] = epHtDispatchKernel(false, way);
-    kernels[n++] = epHtDispatchKernel(true, way);
+    for (const bool em : {false, true}) kernels[n++] = epHtDispatchKernel(em, way);
   }
   for (const trefoil_dtype_t t : SUMMED) {
     kernels[n++] = epHtCombineKernel(t, false, false);

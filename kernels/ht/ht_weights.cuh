@@ -55,6 +55,7 @@ struct HtWeights {
   const HtTables &t;
   const HtPairs &pairs;
   unsigned long long number;
+  bool ownByReceivers; // they write those of the own rank
   long long i, step;
 
   EP_DEV int words() const { return (a.op.handle.numTopk + 1) / 2; }
@@ -91,7 +92,7 @@ struct HtWeights {
     d.source = s < 0 ? s + g.numRanks : s;
     d.token = rest / per;
     d.j = rest - d.token * per;
-    if (pairs.tokens[d.source] && !(a.op.handle.expertMajor && d.source == g.rank)) {
+    if (pairs.tokens[d.source] && !(ownByReceivers && d.source == g.rank)) {
       d.index = t.index[(size_t)d.source * g.maxTokens + d.token];
     }
     return d;
@@ -142,12 +143,13 @@ struct HtWeights {
 
 // All threads of the warps that a dispatch with windows has for this.
 EP_DEV void passWeights(const HtDispatchArgs &a, const HtTables &t, const HtPairs &pairs,
-                        unsigned long long number, int firstThread) {
+                        unsigned long long number, bool ownByReceivers, int firstThread) {
   const int each = blockDim.x - firstThread;
   const HtWeights w = {a,
                        t,
                        pairs,
                        number,
+                       ownByReceivers,
                        (long long)blockIdx.x * each + threadIdx.x - firstThread,
                        (long long)gridDim.x * each};
   clearTail(a, t, w.i, w.step);

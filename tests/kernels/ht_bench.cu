@@ -116,7 +116,6 @@ void windowOf(Rows &rows, Ranks &w, const Options &o, bool expertMajor, bool fp8
 // Flat: all blocks of a dispatch send, all of a combine receive. Pulled: all of a dispatch receive.
 void window(Rows &rows, Ranks &w, const Options &o, bool expertMajor) {
   for (const int windows : {1, 3}) {
-    if (windows == 3 && !expertMajor) continue;
     for (const bool fp8 : {false, true}) windowOf(rows, w, o, expertMajor, fp8, windows);
   }
 }

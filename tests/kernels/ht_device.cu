@@ -79,7 +79,7 @@ Shape randomShape(Rng &rng, int R, bool big, int maxTokens, int perDomain) {
   s.holes = rng.one(2) ? 2 + rng.below(6) : 0;
   s.sowsBad = rng.one(3);
   s.spare = s.E % 3 * 7;
-  s.windows = rng.below(s.expertMajor ? 4 : 3);
+  s.windows = rng.below(4);
   s.combines = rng.one(3) ? 3 : 1;
   s.config = ep_ht_config_t{R,
                             s.E,

@@ -58,7 +58,6 @@ struct Edges {
     if (!windows) return;
     s.windows = 1;
     all.push_back(Edge{whole + ", windows", s, fill});
-    if (!s.expertMajor) return;
     s.windows = 3;
     all.push_back(Edge{whole + ", windows of inputs", s, fill});
   }

@@ -124,7 +124,7 @@ void Run::queue(int round, int pass, int r) {
     d.window.id = 1;
     for (int p = 0; p < f.R; p++) d.window.tokens[p] = buffers[p].received;
   }
-  if (em && (f.windows == 1 ? round % 2 : f.windows && round / 2 % 3 == 1)) {
+  if (f.windows == 1 ? round % 2 : f.windows && round / 2 % 3 == 1) {
     d.input.is = 1;
     d.input.tokens = (const char *)b.tokens - g.peers[r];
   }
