@@ -307,9 +307,10 @@ def page_of(data: dict[str, Any], found: Sequence[Predicted]) -> str:
     for name, a in data["accounts"].items():
         read = f"; {a['read']}" if "read" in a else ""
         lines.append(f"- `{name}`: {a['title']}, {a['url']}{read}")
-    lines += ["", "Left out:", ""]
-    left_out = grouped((x["account"], x["why"]) for x in data["left_out"])
-    lines += [f"- {'; '.join(names)}: {why}" for why, names in left_out.items()]
+    lines += [
+        "",
+        f"Left out, with reasons: {len(data['left_out'])} entries (`left_out` in the data file).",
+    ]
     return "\n".join(lines) + "\n"
 
 
