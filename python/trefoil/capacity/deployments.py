@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ TERMS: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class Predicted:
     row: dict[str, Any]
+    number: int  # of the row on the page, from 1
     kernels: float  # tokens a second without terms
     effects: dict[str, float]  # of each term on top of those before it: factor of the rate less 1
     configuration: Configuration
@@ -116,7 +117,7 @@ def rate_of(account: str, words: Sequence[str], program: str, resume: Path) -> R
     return Rate(c, rate, low, high)
 
 
-def predict(row: dict[str, Any], program: str, resume: Path) -> Predicted:
+def predict(row: dict[str, Any], number: int, program: str, resume: Path) -> Predicted:
     """resume: a file that keeps the points of all rows."""
     names, loads = list(TERMS), loads_of(row)
     known: dict[tuple[str, ...], Rate] = {}  # terms that a row does not have change nothing
@@ -134,12 +135,14 @@ def predict(row: dict[str, Any], program: str, resume: Path) -> Predicted:
     rates = [together(step, "likely") for step in steps]
     effects = {name: rates[n + 1] / rates[n] - 1 for n, name in enumerate(names)}
     low, high = (together(steps[-1], end) for end in ("low", "high"))
-    return Predicted(row, rates[0], effects, steps[-1][0].configuration, rates[-1], low, high)
+    c = steps[-1][0].configuration
+    return Predicted(row, number, rates[0], effects, c, rates[-1], low, high)
 
 
 def predict_all(rows: Sequence[dict[str, Any]], program: str) -> list[Predicted]:
     with tempfile.TemporaryDirectory() as folder:
-        return [predict(row, program, Path(folder) / "points.jsonl") for row in rows]
+        points = Path(folder) / "points.jsonl"
+        return [predict(row, n, program, points) for n, row in enumerate(rows, start=1)]
 
 
 def mean_error(found: Sequence[Predicted]) -> float:
@@ -161,6 +164,7 @@ def cells_of(p: Predicted) -> list[str]:
     r = p.row
     inside = "" if p.low <= r["tokens_per_second"] <= p.high else ", outside"
     return [
+        str(p.number),
         r["account"],
         r["moe"],
         r["load"],
@@ -173,12 +177,9 @@ def cells_of(p: Predicted) -> list[str]:
     ]
 
 
-EFFECT_HEADINGS = (
-    *("account", "model", "load", "machine", "tokens a GPU", "context"),
-    *("kernels alone", *TERMS),
-)
+EFFECT_HEADINGS = ("row", "kernels alone", "each term's effect on the rate")
 HEADINGS = (
-    *("account", "model", "load", "machine", "tokens a GPU", "context"),
+    *("row", "account", "model", "load", "machine", "tokens a GPU", "context"),
     *("published tokens/s a GPU", "predicted", "error"),
 )
 UNSEEN_HEADINGS = (*HEADINGS, "first predicted", "error")
@@ -195,10 +196,9 @@ def unseen_cells_of(p: Predicted) -> list[str]:
 
 def effects_of(p: Predicted) -> list[str]:
     """Cells of the table of terms."""
-    r = p.row
-    effects = [f"{e:+.0%}" if abs(e) >= 0.0005 else "" for e in p.effects.values()]
-    error = p.kernels / r["tokens_per_second"] - 1
-    return [*cells_of(p)[:6], f"{p.kernels:,.0f} ({error:+.0%})", *effects]
+    effects = [f"{name} {e:+.0%}" for name, e in p.effects.items() if abs(e) >= 0.0005]
+    error = p.kernels / p.row["tokens_per_second"] - 1
+    return [str(p.number), f"{p.kernels:,.0f} ({error:+.0%})", ", ".join(effects)]
 
 
 def term_lines() -> list[str]:
@@ -216,6 +216,21 @@ def reasons_of(p: Predicted) -> str:
     said = [*r["not_modelled"], *(f"assumed: {text}" for text in r["assumed"])]
     share = f"{timing.overlap}, {1 - timing.compute_seconds / timing.seconds:.0%} waiting"
     return f"{'; '.join(said) or 'none known'} (schedule: {share})"
+
+
+def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Of each text the names that have it, in the order of the pairs."""
+    found: dict[str, list[str]] = {}
+    for name, text in pairs:
+        found.setdefault(text, []).append(name)
+    return found
+
+
+def reason_lines(found: Sequence[Predicted]) -> list[str]:
+    """Of rows that are far off, the worst first; rows with the same reasons are one line."""
+    off = sorted((p for p in found if abs(p.error) > WORST), key=lambda p: -abs(p.error))
+    rows = grouped((f"row {p.number} ({p.error:+.0%})", reasons_of(p)) for p in off)
+    return [f"- {', '.join(names)}: {text}" for text, names in rows.items()]
 
 
 OWN = "sglang-h100"
@@ -246,22 +261,20 @@ def page_of(data: dict[str, Any], found: Sequence[Predicted]) -> str:
         "",
         "Generated from `validate/data/deployments.json` by "
         "`python -m trefoil.capacity.deployments`; a test compares.",
-        "Nothing in the planner is fitted to these rows, and one default is the ratio of two of "
-        "them: presets, uniform routing, DeepEP's costs, the compute record `deepgemm-h800`, "
-        "published terms.",
+        "Presets, uniform routing, DeepEP's costs, the compute record `deepgemm-h800`, published "
+        "terms; nothing in the planner is fitted to these rows.",
         "",
         f"Mean error {mean_error(seen):.1%} of {len(seen)} rows (goal: 15 %): {by_load(seen)}.",
-        "The terms were looked for with these rows at hand, because prefill was predicted too "
-        "fast; each has a source and a value of its own. One source is an account of the table: "
-        f"the three rows of `{OWN}` in prefill with its own distribution do not test "
-        f"`--prefill-wait`, the ratio of two of its rates. Without them: {by_load(others)}.",
+        "The terms were looked for with these rows at hand; each has a source and a value of its "
+        f"own, but `--prefill-wait` is the ratio of two rates of `{OWN}`, whose three rows of "
+        f"prefill with its own distribution do not test it. Without them: {by_load(others)}.",
         "",
         *markdown([HEADINGS, *(cells_of(p) for p in seen)]),
         "",
         "## Rows found afterwards",
         "",
-        f"Mean error {mean_error(unseen):.1%} of {len(unseen)} rows: {by_load(unseen)}. They were "
-        "predicted before anything was changed, and all were too fast: "
+        f"Mean error {mean_error(unseen):.1%} of {len(unseen)} rows: {by_load(unseen)}. "
+        "Predicted before anything was changed, all were too fast: "
         f"{sum(abs(first_error(p)) for p in unseen) / len(unseen):.1%} (last columns). What has "
         "changed since has no value from these rows: `--prefill-wait`; in `mixed`, of GPUs that do "
         "both loads in one step (rates are of output tokens), that all wait where one has a "
@@ -275,8 +288,7 @@ def page_of(data: dict[str, Any], found: Sequence[Predicted]) -> str:
         "## Terms",
         "",
         "From the kernels alone (balanced, the fastest schedule, a token a step) to the "
-        f"prediction: mean error {mean_error_of_kernels(found):.0%}, then what each term does to "
-        "the rate.",
+        f"prediction; mean error of kernels alone {mean_error_of_kernels(found):.0%}.",
         "",
         *markdown([EFFECT_HEADINGS, *(effects_of(p) for p in found)]),
         "",
@@ -289,18 +301,16 @@ def page_of(data: dict[str, Any], found: Sequence[Predicted]) -> str:
         "In brackets: 90 % of rows that costs were fitted to. Not modelled in rows that are off "
         f"by more than {WORST:.0%}:",
         "",
+        *reason_lines(found),
     ]
-    off = sorted((p for p in found if abs(p.error) > WORST), key=lambda p: -abs(p.error))
-    for p in off:
-        r = p.row
-        what = f"{r['account']}, {r['load']}, EP {r['ep']}, context {r['context']:,}"
-        lines.append(f"- {what} ({p.error:+.0%}): {reasons_of(p)}")
     lines += ["", "## Accounts", ""]
     for name, a in data["accounts"].items():
         read = f"; {a['read']}" if "read" in a else ""
         lines.append(f"- `{name}`: {a['title']}, {a['url']}{read}")
-    lines += ["", "Left out:", ""]
-    lines += [f"- {x['account']}: {x['why']}" for x in data["left_out"]]
+    lines += [
+        "",
+        f"Left out, with reasons: {len(data['left_out'])} entries (`left_out` in the data file).",
+    ]
     return "\n".join(lines) + "\n"
 
 

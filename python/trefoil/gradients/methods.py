@@ -2,7 +2,7 @@
 
 A method's passes are bytes of memory traffic at the rate that its kernels reach, by the records of
 trefoil.gradients.costs. What they are is ours, from the rules of docs/spec.md, section A;
-docs/a2sgd.md lists them with their sources.
+docs/a2sgd.md has the sources. Dense has none: links and collectives sum.
 """
 
 from __future__ import annotations
