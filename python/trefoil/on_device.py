@@ -65,6 +65,14 @@ def settle(t: torch.Tensor) -> None:
         ep.synchronize()
 
 
+def settle_of(t: torch.Tensor, group: ep.Group, layout: ep.Layout, num_topk: int) -> None:
+    """After operations of group on t: on the CPU what failed is raised by now (on a GPU by the
+    next call), by a call that no other rank takes part in."""
+    settle(t)
+    if not t.is_cuda and (layout is not ep.Layout.FLAT or group.async_error):  # LL may not be asked
+        group.init_handle(layout, num_topk).destroy()
+
+
 def wait_for_stream(device: torch.device) -> None:
     """What torch's current stream of the device was given is done; on the CPU it is anyway."""
     if device.type == "cuda":

@@ -317,7 +317,7 @@ def bad_input(rank: int, ranks: int, buffer: Buffer) -> None:
             buffer.combine(got[1:], handle)
     with pytest.raises(invalid, match="use_ue8m0 needs round_scale"):
         buffer.low_latency_dispatch(x, ids, TOKENS, EXPERTS, use_ue8m0=True)
-    with pytest.raises(invalid, match="a multiple of 128"):
+    with pytest.raises(invalid, match="a multiple of 512"):
         buffer.low_latency_dispatch(x[:, :64].contiguous(), ids, TOKENS, EXPERTS)
     with pytest.raises(ep.InvalidUsageError, match="masks need enable_shrink=True"):
         buffer.low_latency_query_mask_buffer(placed(torch.zeros(ranks, dtype=torch.int32)))
@@ -581,6 +581,47 @@ def late(rank: int, ranks: int, buffer: Buffer) -> None:
 def test_a_late_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", "500")
     on_ranks(late, 2, tmp_path)
+
+
+def late_combine(rank: int, ranks: int, buffer: Buffer) -> None:
+    """Rank 1 does not combine: the call that waits for it fails, not the next one."""
+    x, ids = placed(torch.ones(1, HIDDEN, dtype=torch.bfloat16)), placed(torch.arange(ranks)[None])
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, ranks)
+    rows, _, _, _, handle, _ = buffer.dispatch(x, None, per_rank, None, in_rank, per_expert)
+    low, _, of_low, _, _ = buffer.low_latency_dispatch(x, ids, TOKENS, ranks, use_fp8=False)
+    weights = placed(torch.ones(1, ranks))
+    if rank == 0:
+        for combine in (
+            lambda: buffer.combine(rows, handle),
+            lambda: buffer.low_latency_combine(low, ids, weights, of_low),
+        ):
+            with pytest.raises(ep.RemoteError, match=r"rank 1 did not come within"):
+                combine()
+    dist.barrier()
+
+
+def test_a_late_combine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if ON_GPU:
+        pytest.skip("there a queued operation's failure comes with the next call")
+    monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", "500")
+    on_ranks(late_combine, 2, tmp_path)
+
+
+def refused(rank: int, ranks: int, buffer: Buffer) -> None:
+    """A dispatch that is refused takes no place: the one before can still be combined."""
+    x, ids = placed(torch.ones(1, HIDDEN, dtype=torch.bfloat16)), placed(torch.arange(ranks)[None])
+    sizes = {"num_max_dispatch_tokens_per_rank": TOKENS, "num_experts": ranks, "use_fp8": False}
+    first, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, **sizes)
+    many = TOKENS + 1
+    with pytest.raises(ep.InvalidArgumentError):
+        buffer.low_latency_dispatch(x.expand(many, -1), ids.expand(many, -1), **sizes)
+    buffer.low_latency_dispatch(x, ids, **sizes)
+    out, _, _ = buffer.low_latency_combine(first, ids, placed(torch.ones(1, ranks)), handle)
+    assert out.tolist() == [[float(ranks)] * HIDDEN]
+
+
+def test_refused(tmp_path: Path) -> None:
+    on_ranks(refused, 2, tmp_path)
 
 
 def test_masks(tmp_path: Path) -> None:

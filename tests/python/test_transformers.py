@@ -10,6 +10,8 @@ import pytest
 
 from torch_launch import ROOT, torchrun
 
+pytest.importorskip("transformers", minversion="5.22")
+
 
 def losses(ranks: int) -> list[float]:
     text = str(ROOT / "docs" / "spec.md")

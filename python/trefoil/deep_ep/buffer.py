@@ -490,10 +490,9 @@ class Buffer:
         round_scale, use_ue8m0 = use_fp8 and round_scale, use_fp8 and use_ue8m0
         if use_ue8m0 and not round_scale:
             raise ep.InvalidArgumentError("use_ue8m0 needs round_scale")
-        if use_fp8 and x.shape[1] % (4 * BLOCK if use_ue8m0 else BLOCK):
+        if use_fp8 and x.shape[1] % (4 * BLOCK):
             raise ep.InvalidArgumentError(
-                f"hidden is {x.shape[1]}; with use_fp8 a multiple of {BLOCK} "
-                f"(use_ue8m0: {4 * BLOCK})"
+                f"hidden is {x.shape[1]}; with use_fp8 a multiple of {4 * BLOCK}"
             )
         group = self._sized(num_max_dispatch_tokens_per_rank, x.shape[1], num_experts)
         rows, scales, counts, handle, hook = group.dispatch(

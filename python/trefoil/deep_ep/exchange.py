@@ -12,7 +12,7 @@ import torch
 
 from trefoil import ep
 from trefoil.deep_ep.fixed import Fixed
-from trefoil.on_device import settle, stream_of
+from trefoil.on_device import settle, settle_of, stream_of
 
 Tensor = torch.Tensor
 T = ep.Tensor
@@ -196,8 +196,11 @@ class Exchange:
             config=ep.DispatchConfig(pass_direction=BACKWARD),
             stream=route.stream,
         )
-        settle(out)
+        self._settle(route, out)
         return out
+
+    def _settle(self, route: Route, out: Tensor) -> None:
+        settle_of(out, route.pool.group, ep.Layout.FLAT, self.num_ranks)
 
     def reduce(self, route: Route, rows: Tensor) -> Tensor:
         """Collective: for each token the sum of its rows, ranks ascending, in float32."""
@@ -207,7 +210,7 @@ class Exchange:
         inputs, outputs = ep.CombineInputs(tokens=T(rows)), ep.CombineOutputs(tokens=T(out))
         route.stream = stream_of(out)
         route.handle.combine(inputs, outputs, stream=route.stream)
-        settle(out)
+        self._settle(route, out)
         return out
 
     def destroy(self) -> None:

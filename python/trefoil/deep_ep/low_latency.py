@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trefoil import ep
-from trefoil.on_device import settle, stream_of
+from trefoil.on_device import settle_of, stream_of
 
 Tensor = torch.Tensor
 T = ep.Tensor
@@ -86,7 +86,6 @@ class LowLatencyGroup:
     def next_slot(self, topk_idx: Tensor) -> Slot:
         """Combine reads topk_idx, too: on a GPU the caller leaves it as it is until then."""
         number = self.dispatches
-        self.dispatches += 1
         if len(self.slots) < IN_FLIGHT:
             handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk_idx.shape[1])
             self.slots.append(Slot(handle))
@@ -96,9 +95,14 @@ class LowLatencyGroup:
             slot.handle.destroy()
             slot.handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk_idx.shape[1])
         kept = topk_idx.contiguous() if topk_idx.is_cuda else topk_idx.clone()
+        slot.handle.update(T(kept), stream=stream_of(kept))  # what it refuses takes no slot
         slot.number, slot.topk_idx, slot.combine_buffer = number, kept, None
-        slot.handle.update(T(slot.topk_idx), stream=stream_of(kept))
+        self.dispatches += 1
         return slot
+
+    def _settle(self, slot: Slot) -> None:
+        k = slot.topk_idx
+        settle_of(k, self.group, ep.Layout.EXPERT_MAJOR, k.shape[1])
 
     def _dispatch(
         self, slot: Slot, rows: Tensor, out: Tensor, scales: Tensor | None, config: Any
@@ -123,10 +127,10 @@ class LowLatencyGroup:
             if slot.number == number:
                 ep.set_device(self.device)
                 slot.complete()
-                settle(slot.topk_idx)
+                self._settle(slot)
 
         if not later:
-            settle(slot.topk_idx)
+            self._settle(slot)
         return complete if later else None
 
     def _sources(self, slot: Slot, rank: int, tokens: int) -> tuple[Tensor, Tensor]:
@@ -138,7 +142,7 @@ class LowLatencyGroup:
         shape = self.local, self.wide, 8
         out = torch.full(shape, -1, dtype=torch.int16, device=device).view(torch.bfloat16)
         self._dispatch(slot, head.view(torch.bfloat16), out, None, None)
-        settle(out)
+        self._settle(slot)
         found = out.view(torch.int32)
         ranks = torch.arange(self.rank_count, device=device)
         each = (found[:, :, :1] == ranks).sum(1)
