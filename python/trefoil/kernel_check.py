@@ -93,6 +93,30 @@ def _rows(name: str, data: Any, width: int | None = None) -> tuple[Array, Array]
     return values, raw
 
 
+def _most_tokens(
+    mode: str, ranks: int, given: Mapping[str, Any], max_tokens: int | None
+) -> int | None:
+    """N, as the arrays of low latency with three dimensions have it."""
+    for name, data in given.items():
+        shape = getattr(data, "shape", ())
+        if len(shape) != 3 or not mode.startswith("ll-"):
+            continue
+        of_expert = ranks if mode == "ll-expert-major" else 1
+        if shape[1] % of_expert or max_tokens not in (None, shape[1] // of_expert):
+            raise TrefoilError(
+                f"{name}: {shape[1]} slots in dimension 1; N is {max_tokens or 'not known'}, "
+                f"{of_expert} N expected"
+            )
+        max_tokens = shape[1] // of_expert
+    return max_tokens
+
+
+def _require_tokens(name: str, rows: Sequence[Any], topk_idx: Sequence[Any]) -> None:
+    found, expected = [len(r) for r in rows], [len(ids) for ids in topk_idx]
+    if found != expected:
+        raise TrefoilError(f"{name}: {found} by rank; topk_idx has {expected} tokens")
+
+
 class _Sources:
     """The rows of all ranks, found again by what they hold."""
 
@@ -152,13 +176,17 @@ def check_dispatch(
 
     mode: ll-expert-major, ll-rank-major, ht-flat, ht-expert-major. topk_idx, tokens: [B, K] and
     [B, H] of every rank. received: by rank, [L, R N, H], [R, N, H] or [slots, H]; slots that hold
-    no token are not looked at. max_tokens: N, by default the greatest B. alignment: of HT
+    no token are not looked at. max_tokens: N, by default as received has it, where that has two
+    dimensions the greatest B. alignment: of HT
     expert-major zones. order_free: rows may come in any order within an expert (ll-rank-major: a
     source rank; ht-flat: the rank).
 
     Raises TrefoilError with the reason where shapes, ids or the mode do not fit.
     """
-    step = Step([_array(ids) for ids in topk_idx], num_experts, max_tokens=max_tokens)
+    _require_tokens("rows of tokens", tokens, topk_idx)
+    arrays = {f"received of rank {rank}": data for rank, data in received.items()}
+    most = _most_tokens(mode, len(topk_idx), arrays, max_tokens)
+    step = Step([_array(ids) for ids in topk_idx], num_experts, max_tokens=most)
     sources = _Sources(tokens)
     found = Found()
     for rank, data in sorted(received.items()):
@@ -247,7 +275,11 @@ def check_combine(
     """
     if (mode == "ll-expert-major") != (topk_weights is not None):
         raise TrefoilError("topk_weights are for ll-expert-major, and needed there")
-    step = Step([_array(ids) for ids in topk_idx], num_experts, max_tokens=max_tokens)
+    if topk_weights is not None:
+        _require_tokens("topk_weights", topk_weights, topk_idx)
+    arrays = {f"rows of rank {rank}": data for rank, data in enumerate(rows)}
+    most = _most_tokens(mode, len(topk_idx), arrays, max_tokens)
+    step = Step([_array(ids) for ids in topk_idx], num_experts, max_tokens=most)
     given = [_rows(f"rows of rank {r}", data)[0].astype(np.float64) for r, data in enumerate(rows)]
     if len(given) != step.num_ranks:
         raise TrefoilError(f"rows of {len(given)} ranks; topk_idx has {step.num_ranks}")

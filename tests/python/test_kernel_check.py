@@ -153,6 +153,30 @@ def test_nothing_compared_is_not_ok() -> None:
     assert found.compared == 0 and not found.ok
 
 
+@pytest.mark.parametrize("mode", ["ll-expert-major", "ll-rank-major"])
+def test_most_tokens(mode: str) -> None:
+    """N is above every rank's tokens, and the arrays' shapes say so."""
+    sparse = Case(mode, seed=5)
+    ranks = range(sparse.ranks)
+    ids = [sparse.routing(r)[:4] for r in ranks]
+    rows = [sparse.rows(r)[:4] for r in ranks]
+    step = Step(ids, sparse.experts, max_tokens=sparse.tokens)
+    received = {}
+    for r in ranks:
+        slots = step.slots(mode, r)
+        out = np.zeros((len(slots), sparse.hidden), rows[0].dtype)
+        for slot in np.flatnonzero(slots["src"] >= 0):
+            out[slot] = rows[slots["src"][slot]][slots["token"][slot]]
+        shape = (sparse.local, -1) if mode == "ll-expert-major" else (sparse.ranks, -1)
+        received[r] = out.reshape(*shape, sparse.hidden)
+    found = check_dispatch(mode, ids, rows, received, num_experts=sparse.experts)
+    assert found.ok, found
+    with pytest.raises(TrefoilError, match="slots in dimension 1; N is 5"):
+        check_dispatch(mode, ids, rows, received, num_experts=sparse.experts, max_tokens=5)
+    with pytest.raises(TrefoilError, match=r"rows of tokens: .* by rank; topk_idx has"):
+        check_dispatch(mode, ids, rows[:2], received, num_experts=sparse.experts)
+
+
 def test_bad_input() -> None:
     case = Case("ht-flat", ranks=2, seed=1)
     outputs = by_reference(case)
