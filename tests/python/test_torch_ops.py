@@ -320,6 +320,26 @@ def test_operators_as_torch_checks_them() -> None:
     run(layer, body)
 
 
+def test_refused_low_latency() -> None:
+    """A dispatch that is refused takes no place: the two before it can be combined."""
+    layer = Layer(ranks=2, seed=20)
+
+    def body(rank: int, group: EPGroup) -> list[torch.Tensor]:
+        x, ids, weights = layer.x(rank), layer.ids(rank), layer.weights(rank)
+        with torch.no_grad():
+            for _ in range(2):
+                rows, _, first = ll_dispatch(group, x, ids)
+                ll_dispatch(group, x, ids)
+                with pytest.raises(ep.InvalidArgumentError):
+                    ll_dispatch(group, x.repeat(9, 1), ids.repeat(9, 1))
+                out = ll_combine(group, rows, weights, first)
+                scale = weights.masked_fill(ids < 0, 0).sum(1, keepdim=True)
+                torch.testing.assert_close(out, x * scale)
+        return []
+
+    run(layer, body, low_latency=True)
+
+
 @compiles
 def test_low_latency() -> None:
     """Expert-major: more operations than handles, routings of the last two, and a compiled one."""

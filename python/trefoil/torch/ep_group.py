@@ -120,16 +120,22 @@ class EPGroup(Scoped):
             if not self.low_latency:
                 self._group.clear_error()
 
-    def next_handle(self) -> tuple[int, ep.Handle]:
-        """Low latency: the handle of the next dispatch, which forgets an older one."""
+    def next_handle(self, ids: ep.Tensor) -> tuple[int, ep.Handle]:
+        """Low latency: the handle of the next dispatch, with the routing ids, which forgets an
+        older one. Ids that are refused change nothing."""
         ep.set_device(self.device)
         if len(self.pending) < PENDING:
             number = len(self.pending)
             handle = self._group.init_handle(self.layout, self.num_topk)
         else:
-            oldest, handle = self.pending.pop(0)
-            number = oldest + PENDING
-        self.pending.append((number, handle))
+            number, handle = self.pending[0][0] + PENDING, self.pending[0][1]
+        try:
+            handle.update(ids, stream=self.stream)
+        except ep.Error:
+            if number < PENDING:
+                handle.destroy()
+            raise
+        self.pending = [*self.pending, (number, handle)][-PENDING:]
         return number, handle
 
     def pending_handle(self, number: int) -> ep.Handle:

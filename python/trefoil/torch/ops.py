@@ -321,8 +321,7 @@ def _ll_dispatch(
     inputs, outputs = ep.DispatchInputs(tokens=T(x)), ep.DispatchOutputs(tokens=T(rows))
     info = ep.LayoutInfo(expert_counters=T(counts))
     ids = T(topk_idx.clone())  # combine reads it, too
-    number, handle = g.next_handle()
-    handle.update(ids, stream=g.stream)
+    number, handle = g.next_handle(ids)
     handle.dispatch(inputs, outputs, layout_info=info, stream=g.stream)
     g.finish()
     order.add_(1)
