@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
     const HtBlock b = blockOf(shared, shape, a.room, a.stageStride);
     arm(b);
     if (WINDOWS && threadIdx.x >= HT_PIPE_THREADS)
-      passWeights(a, t, *pairs, number, EXPERT_MAJOR || PULLS, HT_PIPE_THREADS);
+      passWeights(a, t, *pairs, number, HT_PIPE_THREADS);
     else
       scatterPipe(b,
                   Sender<EXPERT_MAJOR, WAY>{a, t, c.fifos[0].sent, Divisor::of(a.row.numChunks),
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
     const HtBlock b = rowBlockOf(shared, a.receiver);
     arm(b);
     if (WINDOWS && threadIdx.x >= HT_PIPE_THREADS) {
-      if (!sends) passWeights(a, t, *pairs, number, EXPERT_MAJOR || PULLS, HT_PIPE_THREADS);
+      if (!sends) passWeights(a, t, *pairs, number, HT_PIPE_THREADS);
     } else {
       const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
       const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;

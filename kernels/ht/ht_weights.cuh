@@ -55,9 +55,10 @@ struct HtWeights {
   const HtTables &t;
   const HtPairs &pairs;
   unsigned long long number;
-  bool ownByReceivers; // they write those of the own rank
   long long i, step;
 
+  // A flat dispatch that pushes has no receivers for the own rank's.
+  EP_DEV bool ownByReceivers() const { return a.op.handle.expertMajor || a.op.input.is; }
   EP_DEV int words() const { return (a.op.handle.numTopk + 1) / 2; }
 
   EP_DEV void send() const {
@@ -92,7 +93,7 @@ struct HtWeights {
     d.source = s < 0 ? s + g.numRanks : s;
     d.token = rest / per;
     d.j = rest - d.token * per;
-    if (pairs.tokens[d.source] && !(ownByReceivers && d.source == g.rank)) {
+    if (pairs.tokens[d.source] && !(ownByReceivers() && d.source == g.rank)) {
       d.index = t.index[(size_t)d.source * g.maxTokens + d.token];
     }
     return d;
@@ -143,13 +144,12 @@ struct HtWeights {
 
 // All threads of the warps that a dispatch with windows has for this.
 EP_DEV void passWeights(const HtDispatchArgs &a, const HtTables &t, const HtPairs &pairs,
-                        unsigned long long number, bool ownByReceivers, int firstThread) {
+                        unsigned long long number, int firstThread) {
   const int each = blockDim.x - firstThread;
   const HtWeights w = {a,
                        t,
                        pairs,
                        number,
-                       ownByReceivers,
                        (long long)blockIdx.x * each + threadIdx.x - firstThread,
                        (long long)gridDim.x * each};
   clearTail(a, t, w.i, w.step);

@@ -65,12 +65,22 @@ def settle(t: torch.Tensor) -> None:
         ep.synchronize()
 
 
-def settle_of(t: torch.Tensor, group: ep.Group, layout: ep.Layout, num_topk: int) -> None:
-    """After operations of group on t: on the CPU what failed is raised by now (on a GPU by the
-    next call), by a call that no other rank takes part in."""
-    settle(t)
-    if not t.is_cuda and (layout is not ep.Layout.FLAT or group.async_error):  # LL may not be asked
+def raise_what_failed(group: ep.Group, layout: ep.Layout, num_topk: int, asks: bool) -> None:
+    """Raises what is known to have failed in operations of group, by a call that no other rank
+    takes part in: any call says it. asks: whether the group answers async_error (low latency
+    without masks does not)."""
+    if not asks or group.async_error:
         group.init_handle(layout, num_topk).destroy()
+
+
+def settle_of(
+    t: torch.Tensor, group: ep.Group, layout: ep.Layout, num_topk: int, asks: bool
+) -> None:
+    """After operations of group on t: on the CPU what failed is raised now, on a GPU by the next
+    call."""
+    settle(t)
+    if not t.is_cuda:
+        raise_what_failed(group, layout, num_topk, asks)
 
 
 def wait_for_stream(device: torch.device) -> None:

@@ -11,6 +11,7 @@
 enum { TOKENS = 16, WIDTH = 64, EXPERTS = 8, TOPK = 2, STEPS = 3 };
 
 static atomic_int launches, mostBlocks, lastBlocks;
+static _Thread_local int lastThreads; /* of a block of this rank's last launch */
 
 static void *prepare(const void *function, const trefoil_host_launch_t *launch) {
   static int any;
@@ -19,6 +20,7 @@ static void *prepare(const void *function, const trefoil_host_launch_t *launch) 
   if (blocks > atomic_load(&mostBlocks)) atomic_store(&mostBlocks, blocks);
   atomic_store(&lastBlocks, blocks);
   atomic_fetch_add(&launches, 1);
+  lastThreads = (int)launch->blockDim.x;
   return &any;
 }
 
@@ -63,6 +65,8 @@ static void fillTensors(bed_t *b, int ht) {
   b->counters = tensor(b, 1, ncclInt32, b->counts);
 }
 
+static unsigned maxSms; /* 0: the library's choice */
+
 static ncclEpGroupConfig_t configOf(int ht, unsigned maxRecv) {
   ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
   config.algorithm = ht ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY;
@@ -70,6 +74,7 @@ static ncclEpGroupConfig_t configOf(int ht, unsigned maxRecv) {
   config.max_dispatch_tokens_per_rank = TOKENS;
   config.max_recv_tokens_per_rank = maxRecv;
   config.max_token_bytes = WIDTH * 2;
+  config.max_num_sms = maxSms;
   return config;
 }
 
@@ -249,6 +254,75 @@ static void dispatchOnce(pair_t *p) {
 static void *pairMain(void *argument) {
   dispatchOnce(argument);
   return NULL;
+}
+
+/* ---- Who reads the peers' inputs ---- */
+
+/* A dispatch of inputs and outputs in no window, which copies its rows first, or goes through FIFOs. */
+typedef struct choice {
+  unsigned sms;
+  int ranks, expertMajor, copies;
+} choice_t;
+
+typedef struct chooser {
+  pair_t at;
+  const choice_t *choice;
+} chooser_t;
+
+static void chosen(const chooser_t *c) {
+  enum { FIFO_THREADS = 576, WINDOW_THREADS = 640 }; /* htDispatchThreads */
+  const choice_t *want = c->choice;
+  ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+  ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+  pair_t p = c->at;
+  bed_t *b = &p.bed;
+  unsigned slots = (unsigned)want->ranks * TOKENS * TOPK;
+  cudaSetDevice(p.device);
+  openRank(b, 1, slots, p.rank, want->ranks, p.id);
+  if (testFailures) return;
+  if (want->expertMajor) {
+    OK(ncclEpHandleDestroy(b->handle));
+    OK(ncclEpInitHandle(&b->handle, b->group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, TOPK, NULL));
+    b->outWeights.ndim = 1;
+  }
+  b->slots[0] = b->slotTopk[0] = slots;
+  in.tokens = &b->in;
+  in.topk_weights = &b->weights;
+  out.tokens = &b->out;
+  out.topk_weights = &b->outWeights;
+  if (!want->expertMajor) out.topk_idx = &b->outIdx;
+  OK(ncclEpUpdateHandle(b->handle, &b->idx, NULL, b->stream));
+  OK(ncclEpDispatch(b->handle, &in, &out, NULL, NULL, b->stream));
+  int wanted = want->copies ? WINDOW_THREADS : FIFO_THREADS;
+  CHECK(lastThreads == wanted, "%d ranks, %u SMs, %s: blocks of %d threads, should be %d",
+        want->ranks, want->sms, want->expertMajor ? "expert-major" : "flat", lastThreads, wanted);
+  closeBed(b);
+}
+
+static void *chooserMain(void *argument) {
+  chosen(argument);
+  return NULL;
+}
+
+static void choose(const choice_t *choice) {
+  ncclUniqueId id;
+  pthread_t threads[3];
+  chooser_t choosers[3];
+  REQUIRE(!ncclGetUniqueId(&id), "id");
+  maxSms = choice->sms;
+  for (int r = 0; r < choice->ranks; r++) {
+    choosers[r] = (chooser_t){{.id = id, .rank = r, .device = r}, choice};
+    REQUIRE(!pthread_create(&threads[r], NULL, chooserMain, &choosers[r]), "thread");
+  }
+  for (int r = 0; r < choice->ranks; r++) pthread_join(threads[r], NULL);
+  maxSms = 0;
+}
+
+TEST(who_copies_rows_first) {
+  static const choice_t choices[] = {{20, 2, 0, 1}, {21, 2, 0, 0}, {0, 2, 0, 0},  {20, 3, 0, 0},
+                                     {48, 2, 1, 1}, {49, 2, 1, 0}, {24, 3, 1, 1}, {25, 3, 1, 0}};
+  for (size_t i = 0; i < sizeof choices / sizeof *choices && !testFailures; i++)
+    choose(&choices[i]);
 }
 
 /* They wait for each other's kernels: each takes half of the SMs at most. */

@@ -611,11 +611,17 @@ def refused(rank: int, ranks: int, buffer: Buffer) -> None:
     """A dispatch that is refused takes no place: the one before can still be combined."""
     x, ids = placed(torch.ones(1, HIDDEN, dtype=torch.bfloat16)), placed(torch.arange(ranks)[None])
     sizes = {"num_max_dispatch_tokens_per_rank": TOKENS, "num_experts": ranks, "use_fp8": False}
-    first, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, **sizes)
     many = TOKENS + 1
-    with pytest.raises(ep.InvalidArgumentError):
-        buffer.low_latency_dispatch(x.expand(many, -1), ids.expand(many, -1), **sizes)
+
+    def too_many(topk: int) -> None:
+        with pytest.raises(ep.InvalidArgumentError):
+            buffer.low_latency_dispatch(x.expand(many, -1), ids[:, :topk].expand(many, -1), **sizes)
+
+    too_many(1)
+    first, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, **sizes)
+    too_many(ranks)
     buffer.low_latency_dispatch(x, ids, **sizes)
+    too_many(1)
     out, _, _ = buffer.low_latency_combine(first, ids, placed(torch.ones(1, ranks)), handle)
     assert out.tolist() == [[float(ranks)] * HIDDEN]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trefoil import ep
-from trefoil.on_device import HostCopy, settle, stream_of
+from trefoil.on_device import HostCopy, raise_what_failed, settle, stream_of
 
 Tensor = torch.Tensor
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
@@ -80,8 +80,7 @@ class Counts:
 
     def _raise_what_failed(self) -> None:
         assert self.group is not None
-        if self.group.async_error:  # the next call says what it was; this one is local
-            self.group.init_handle(ep.Layout.FLAT, self.num_ranks).destroy()
+        raise_what_failed(self.group, ep.Layout.FLAT, self.num_ranks, asks=True)
 
     def queue(self, numbers: Sequence[int], parts: Sequence[Tensor]) -> Tensor:
         """Collective: what every rank tells, int32 [R, length], until the next call: numbers below

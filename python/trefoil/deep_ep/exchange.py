@@ -200,7 +200,7 @@ class Exchange:
         return out
 
     def _settle(self, route: Route, out: Tensor) -> None:
-        settle_of(out, route.pool.group, ep.Layout.FLAT, self.num_ranks)
+        settle_of(out, route.pool.group, ep.Layout.FLAT, self.num_ranks, asks=True)
 
     def reduce(self, route: Route, rows: Tensor) -> Tensor:
         """Collective: for each token the sum of its rows, ranks ascending, in float32."""

@@ -24,6 +24,7 @@ class Slot:
     """A handle, and what lives until it is used again."""
 
     handle: ep.Handle
+    num_topk: int  # of the handle
     number: int = -1  # of the dispatch that uses it
     topk_idx: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     kept: Any = None
@@ -85,24 +86,40 @@ class LowLatencyGroup:
 
     def next_slot(self, topk_idx: Tensor) -> Slot:
         """Combine reads topk_idx, too: on a GPU the caller leaves it as it is until then."""
-        number = self.dispatches
-        if len(self.slots) < IN_FLIGHT:
-            handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk_idx.shape[1])
-            self.slots.append(Slot(handle))
-        slot = self.slots[number % IN_FLIGHT]
-        slot.complete()
-        if slot.number >= 0 and slot.topk_idx.shape[1] != topk_idx.shape[1]:
-            slot.handle.destroy()
-            slot.handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk_idx.shape[1])
+        number, num_topk = self.dispatches, topk_idx.shape[1]
+        slot = None if number < IN_FLIGHT else self.slots[number % IN_FLIGHT]
+        if slot is not None:
+            slot.complete()
         kept = topk_idx.contiguous() if topk_idx.is_cuda else topk_idx.clone()
-        slot.handle.update(T(kept), stream=stream_of(kept))  # what it refuses takes no slot
+        handle = self._updated(slot, kept)
+        if slot is None:
+            slot = Slot(handle, num_topk)
+            self.slots.append(slot)
+        elif handle is not slot.handle:
+            slot.handle.destroy()
+            slot.handle, slot.num_topk = handle, num_topk
         slot.number, slot.topk_idx, slot.combine_buffer = number, kept, None
         self.dispatches += 1
         return slot
 
+    def _updated(self, slot: Slot | None, ids: Tensor) -> ep.Handle:
+        """The slot's handle, or one of another K, with the routing ids. What is refused changes
+        nothing."""
+        num_topk = ids.shape[1]
+        if slot is not None and slot.num_topk == num_topk:
+            slot.handle.update(T(ids), stream=stream_of(ids))
+            return slot.handle
+        handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, num_topk)
+        try:
+            handle.update(T(ids), stream=stream_of(ids))
+        except ep.Error:
+            handle.destroy()
+            raise
+        return handle
+
     def _settle(self, slot: Slot) -> None:
-        k = slot.topk_idx
-        settle_of(k, self.group, ep.Layout.EXPERT_MAJOR, k.shape[1])
+        ids, layout = slot.topk_idx, ep.Layout.EXPERT_MAJOR
+        settle_of(ids, self.group, layout, slot.num_topk, asks=False)
 
     def _dispatch(
         self, slot: Slot, rows: Tensor, out: Tensor, scales: Tensor | None, config: Any

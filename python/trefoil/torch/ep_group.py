@@ -11,7 +11,7 @@ import torch
 
 from trefoil import ep
 from trefoil.ep.comm import Scoped
-from trefoil.on_device import device_of_library, enter_device
+from trefoil.on_device import device_of_library, enter_device, raise_what_failed
 
 _live: dict[int, EPGroup] = {}
 _keys = itertools.count(1)
@@ -112,13 +112,13 @@ class EPGroup(Scoped):
     def finish(self) -> None:
         """Waits for the queued work, and raises what failed in it."""
         ep.synchronize(self.stream)
-        if not self.low_latency and not self._group.async_error:
-            return
-        try:  # any call says what failed before; this one is local
-            self._group.init_handle(self.layout, self.num_topk).destroy()
-        finally:
-            if not self.low_latency:
+        asks = not self.low_latency
+        try:
+            raise_what_failed(self._group, self.layout, self.num_topk, asks)
+        except ep.Error:
+            if asks:
                 self._group.clear_error()
+            raise
 
     def next_handle(self, ids: ep.Tensor) -> tuple[int, ep.Handle]:
         """Low latency: the handle of the next dispatch, with the routing ids, which forgets an
