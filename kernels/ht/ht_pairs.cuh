@@ -2,8 +2,9 @@
 //
 //   start  every rank announces to every rank in every dispatch that it takes part, and what of it lies in a
 //          window (sendAnnounces): its output, into which peers may push, or its input, out of which they may
-//          pull. A pair pushes if both have announced outputs in the same windows (ht_push.cuh), pulls if both have announced inputs, else uses its FIFOs. An announcement
-//          implies that the rank's earlier work on the output is done and that the input is ready.
+//          pull. A pair pushes if both have announced outputs in the same windows (ht_push.cuh), pulls if
+//          both have announced inputs, else uses its FIFOs. An announcement implies that the rank's earlier
+//          work on the output is done and that the input is ready.
 //   pull   the receiver loads each row where it lies, and stores it to all of the token's rows.
 //   end    a block that has sent (push), or read (pull), its last chunk adds to the peers' `dones`
 //          (ht_done.cuh). The last block of a rank waits for all of them: its output is
