@@ -9,7 +9,7 @@
 struct A2sgdControl {
   WaitControl wait;
   unsigned long long epoch; // steps that are exchanged
-  unsigned arrived;     // groups whose means are sent; blocks of a synchronisation that are through
+  unsigned arrived;     // groups whose means are sent; blocks of a synchronisation that have ended
   unsigned nextChannel; // of a synchronisation, that no block has taken
   unsigned long long syncs; // synchronisations that are made
 };

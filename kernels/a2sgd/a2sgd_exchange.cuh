@@ -35,32 +35,26 @@ struct Expected {
   uint64_t limitNs;
 };
 
-// One thread: gives up `w.rank`: masks it, or all leave.
+EP_DEV int *maskOrNull(const ep_a2sgd_step_t &s) {
+  return s.enableMask ? maskOf(s) : nullptr;
+}
+
+// One thread: gives up `w.rank`.
 EP_DEV void giveUp(const ep_a2sgd_step_t &s, const Awaited &w, const Expected &e, uint64_t since,
                    uint64_t now) {
-  WaitControl &c = controlOf(s).wait;
-  const bool isFirst =
-      s.enableMask ? atomicExch(maskOf(s) + w.rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
-  if (!isFirst) return;
-  recordTimeout(
-      c, [&] { writeRecord(s.record, w, e.operation, (unsigned)e.number, since, now, true); });
+  giveUp(controlOf(s).wait, maskOrNull(s), w.rank,
+         [&] { writeRecord(s.record, w, e.operation, (unsigned)e.number, since, now, true); });
 }
 
 // One thread, seldom: false when the wait must end.
 static __device__ __noinline__ bool keepWaiting(const ep_a2sgd_step_t &s, const Awaited &w,
                                                 const Expected &e, Spin &spin) {
-  WaitControl &c = controlOf(s).wait;
-  if (loadVolatile(&c.failed) || !isActive(s, w.rank)) return false;
-  const uint64_t now = clockNs();
-  if (!spin.since) spin.since = now;
-  if (now - spin.since >= e.limitNs) {
-    giveUp(s, w, e, spin.since, now);
-    return false;
-  }
-  recordWait(c, now - spin.since, now, [&] {
-    writeRecord(s.record, w, e.operation, (unsigned)e.number, spin.since, now, false);
-  });
-  return true;
+  return checkWait(
+      controlOf(s).wait, maskOrNull(s), w.rank, e.limitNs, spin.since,
+      [](uint64_t) { return false; },
+      [&](uint64_t now, bool gaveUp) {
+        writeRecord(s.record, w, e.operation, (unsigned)e.number, spin.since, now, gaveUp);
+      });
 }
 
 // One thread: waits for a word, and returns the last one that it found; `w` has its rank.

@@ -1,6 +1,9 @@
-// Waiting for a peer, in low latency and high throughput: what a wait is for, how long it has lasted, and
-// the record that names the rank (ep_wait_record_t). The modes differ in what ends a wait: checkLimit
-// (ll/wait.cuh) and htCheckLimit (ht/ht_control.cuh).
+// Waiting for a peer, in every mode: what a wait is for, how long it has lasted, its limit, and the record
+// that names the rank (ep_wait_record_t).
+//
+// A wait polls freely; each 256th poll it calls checkWait. When the limit passes, the first thread to notice
+// either masks the rank (groups with masks) or sets `failed`, and writes the final record; the others find
+// the mask or the word at their next look.
 //
 // The record is written by threads of many blocks: one at a time, and what was written of a wait that was
 // given up stays. Otherwise a thread that had just decided to record that it still waits could write over
@@ -82,6 +85,31 @@ template <typename F> EP_DEV void recordTimeout(WaitControl &c, F write) {
   write();
   __threadfence();
   atomicExch(&c.writing, 0u);
+}
+
+// One thread: the wait for `rank` ends without it. mask: of a group with masks, else NULL. Calls write() if no
+// other thread was first.
+template <typename F> EP_DEV void giveUp(WaitControl &c, int *mask, int rank, F write) {
+  const bool isFirst = mask ? atomicExch(mask + rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
+  if (isFirst) recordTimeout(c, write);
+}
+
+// One thread, seldom: false when the wait must end. since: when it began, 0 = sets it. isLate(waited): beyond
+// the limit, whether to go on all the same. write(now, gaveUp) writes the record.
+template <typename L, typename F>
+EP_DEV bool checkWait(WaitControl &c, int *mask, int rank, uint64_t limitNs, uint64_t &since,
+                      L isLate, F write) {
+  if (loadVolatile(&c.failed) || (mask && loadVolatile(mask + rank) == 0)) return false;
+  const uint64_t now = clockNs();
+  if (!since) since = now;
+  const uint64_t waited = now - since;
+  if (waited < limitNs) {
+    recordWait(c, waited, now, [&] { write(now, false); });
+    return true;
+  }
+  if (isLate(waited)) return true;
+  giveUp(c, mask, rank, [&] { write(now, true); });
+  return false;
 }
 
 #endif

@@ -24,7 +24,9 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
   const HtPullSources *sources; // PULLS
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
-  EP_DEV int missing() const { return EXPERT_MAJOR ? -1 : missingInput(group()); }
+  EP_DEV int missing() const {
+    return EXPERT_MAJOR ? -1 : missingInput(group(), 0, group().numRanks);
+  }
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV int owners() const { return group().numRanks - (EXPERT_MAJOR ? 0 : 1); }
   EP_DEV long long candidates() const {
@@ -144,7 +146,9 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineReceiver {
   unsigned long long number;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
-  EP_DEV int missing() const { return EXPERT_MAJOR ? -1 : missingInput(group()); }
+  EP_DEV int missing() const {
+    return EXPERT_MAJOR ? -1 : missingInput(group(), 0, group().numRanks);
+  }
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numChunks; }
   EP_DEV int index(int) const { return 0; }

@@ -1,4 +1,4 @@
-// What is signalled once chunks are through (ht_pipe.cuh): weights and ids are passed on and flags raised;
+// What is signalled once chunks are stored (ht_pipe.cuh): weights and ids are passed on and flags raised;
 // and the last warp of a dispatch's senders, which does both.
 #ifndef TREFOIL_KERNELS_HT_COMPLETION_CUH
 #define TREFOIL_KERNELS_HT_COMPLETION_CUH

@@ -1,9 +1,8 @@
 // High throughput: what the kernels of a rank share in control memory, the tables that an Update leaves
 // in a handle, and waiting for peers.
 //
-// Every wait for a peer is made by a thread that may give up: after the time limit the first to notice
-// writes the record and sets `failed`; the others see it at their next look. A group that failed is lost:
-// its later launches return at once.
+// Every wait for a peer is made by a thread that may give up (common/wait_record.cuh). A group that failed is
+// lost: its later launches return at once.
 #ifndef TREFOIL_KERNELS_HT_CONTROL_CUH
 #define TREFOIL_KERNELS_HT_CONTROL_CUH
 
@@ -98,21 +97,13 @@ EP_DEV HtTables htTables(const ep_ht_group_t &g, const ep_ht_handle_t &h) {
 
 static __device__ __noinline__ bool htCheckLimit(const ep_ht_group_t &g, Awaited w,
                                                  unsigned expected, Spin &spin) {
-  WaitControl &c = htControl(g).wait;
-  if (loadVolatile(&c.failed)) return false;
-  const uint64_t now = clockNs();
-  if (!spin.since) spin.since = now;
-  const auto write = [&](bool gaveUp) {
-    const unsigned long long *numbers = htControl(g).numbers;
-    const unsigned long long ended = loadVolatile(&numbers[w.kind - EP_HT_KIND_DISPATCH]);
-    writeRecord(g.record, w, ended + 1, expected, spin.since, now, gaveUp);
-  };
-  if (now - spin.since < g.timeoutNs) {
-    recordWait(c, now - spin.since, now, [&] { write(false); });
-    return true;
-  }
-  if (atomicCAS(&c.failed, 0u, 1u) == 0) recordTimeout(c, [&] { write(true); });
-  return false;
+  return checkWait(
+      htControl(g).wait, nullptr, w.rank, g.timeoutNs, spin.since, [](uint64_t) { return false; },
+      [&](uint64_t now, bool gaveUp) {
+        const unsigned long long *numbers = htControl(g).numbers;
+        const unsigned long long ended = loadVolatile(&numbers[w.kind - EP_HT_KIND_DISPATCH]);
+        writeRecord(g.record, w, ended + 1, expected, spin.since, now, gaveUp);
+      });
 }
 
 // One thread: true to poll again.
@@ -129,8 +120,20 @@ EP_DEV uint4 packFlagged(unsigned long long data, unsigned long long number) {
 EP_DEV unsigned long long flaggedData(uint4 q) {
   return q.x | (unsigned long long)q.y << 32;
 }
+EP_DEV unsigned long long flagOf(uint4 q) {
+  return q.z | (unsigned long long)q.w << 32;
+}
 EP_DEV bool isFlagged(uint4 q, unsigned long long number) {
-  return (q.z | (unsigned long long)q.w << 32) == number;
+  return flagOf(q) == number;
+}
+
+// Of n ranks from rank `first`, the first whose word of operation `number` is not here; -1: all are. A wait for
+// something else then names that rank: other ranks may be waiting for it, too. at(rank): where the word is.
+template <class At> EP_DEV int firstMissing(int first, int n, unsigned long long number, At at) {
+  for (int r = first; r < first + n; r++) {
+    if (flagOf(loadSys(at(r))) < number) return r;
+  }
+  return -1;
 }
 
 // One thread: waits for a word of operation `number`; false if it will not come. w: received is filled in.

@@ -22,14 +22,6 @@ EP_DEV uint4 readAnnounce(const ep_ht_group_t &g, unsigned long long number) {
   const int r = threadIdx.x;
   return r < g.numRanks ? loadSys(announceAt(g, g.rank, r, number)) : packFlagged(0, number);
 }
-// All threads of the last block, through FIFOs only: all ranks are in this dispatch (ht_pairs.cuh, buffers).
-EP_DEV void waitAnnounce(const ep_ht_group_t &g, uint4 seen, unsigned long long number) {
-  if (isFlagged(seen, number)) return;
-  const int r = threadIdx.x;
-  const Awaited w = {EP_HT_KIND_DISPATCH, EP_WAIT_ANNOUNCE, r, 0, -1};
-  unsigned long long ignored;
-  waitFlagged(g, announceAt(g, g.rank, r, number), number, w, ignored);
-}
 
 template <bool EXPERT_MAJOR, HtWay WAY>
 __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
@@ -102,8 +94,8 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
       [&] {
         if constexpr (WINDOWS)
           waitDone<WAY>(a, t, *pairs);
-        else
-          waitAnnounce(g, announce, number);
+        else if (!isFlagged(announce, number))
+          waitAnnounce(g, threadIdx.x, number);
         __syncthreads(); // the operation's number stays until no thread waits any more
       });
 }

@@ -18,9 +18,7 @@
 
 // A near rank that is not in the flat combine yet.
 template <bool EXPERT_MAJOR> EP_DEV int missingNearInput(const HtFar &far) {
-  if (EXPERT_MAJOR) return -1;
-  const unsigned long long number = loadVolatile(&htControl(far.g).numbers[1]) + 1;
-  return far.missing(number, [&](int r) { return inputAt(far.g, far.g.rank, r); });
+  return EXPERT_MAJOR ? -1 : missingInput(far.g, far.near(0), far.per);
 }
 
 template <bool EXPERT_MAJOR> struct FarCombineSender : CombineSender<EXPERT_MAJOR, false> {

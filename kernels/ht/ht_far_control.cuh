@@ -118,15 +118,6 @@ struct HtFar {
     return HtWatch{wordAt(kind, HT_LANDED, u.code), u.epoch, railRank(ringOf(u.code))};
   }
 
-  // The first near rank whose word of this operation is not here; -1: all are. at(r): where it is.
-  template <class At> EP_DEV int missing(unsigned long long number, At at) const {
-    for (int l = 0; l < per; l++) {
-      const uint4 word = loadSys(at(near(l)));
-      if ((word.z | (unsigned long long)word.w << 32) < number) return near(l);
-    }
-    return -1;
-  }
-
   // What a wait for a near rank (`missing`, if it is not in the operation at all) or for a far one is for.
   EP_DEV void nameCulprit(int missing, ep_wait_phase_t ofFar, Awaited &w,
                           unsigned &expected) const {

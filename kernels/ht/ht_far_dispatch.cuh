@@ -19,8 +19,7 @@
 
 // A near rank that is not in the dispatch yet.
 EP_DEV int missingNear(const HtFar &far) {
-  const unsigned long long number = loadVolatile(&htControl(far.g).numbers[0]) + 1;
-  return far.missing(number, [&](int r) { return announceAt(far.g, far.g.rank, r, number); });
+  return missingAnnounce(far.g, far.near(0), far.per);
 }
 
 template <bool EXPERT_MAJOR> struct FarSender : Sender<EXPERT_MAJOR, HT_FIFOS> {
@@ -198,15 +197,6 @@ EP_DEV bool keepWaiting(const FarReceiver<EXPERT_MAJOR> &p, const Awaited &w, un
   return htCheckLimit(g, w, expected, second);
 }
 
-// All threads of the last block: all near ranks are in this dispatch (ht_pairs.cuh, buffers).
-EP_DEV void waitAnnounces(const HtFar &far, unsigned long long number) {
-  if ((int)threadIdx.x >= far.per) return;
-  const int r = far.near(threadIdx.x);
-  const Awaited w = {EP_HT_KIND_DISPATCH, EP_WAIT_ANNOUNCE, r, 0, -1};
-  unsigned long long ignored;
-  waitFlagged(far.g, announceAt(far.g, far.g.rank, r, number), number, w, ignored);
-}
-
 // All threads of a launch's blocks, of which the last is the poster.
 template <class Network, bool EXPERT_MAJOR>
 EP_DEV void runFarDispatch(const HtDispatchArgs &a, const HtFarArgs &f, char *shared) {
@@ -253,7 +243,8 @@ EP_DEV void runFarDispatch(const HtDispatchArgs &a, const HtFarArgs &f, char *sh
   leave<false>(
       g, t, a.row.numChunks, began, [&](int r) { return r != g.rank; },
       [&] {
-        waitAnnounces(far, number);
+        const int l = threadIdx.x;
+        if (l < far.per) waitAnnounce(g, far.near(l), number);
         far.countRingSlots(0, ft, a.row.numChunks);
         __syncthreads(); // the operation's number stays until no thread waits any more
       });

@@ -1,4 +1,4 @@
-// Zero-copy dispatch: which pairs of ranks do without FIFOs, and when they are through.
+// Zero-copy dispatch: which pairs of ranks do without FIFOs, and when they are done.
 //
 //   start  every rank announces to every rank in every dispatch that it takes part, and what of it lies in a
 //          window (sendAnnounces): its output, into which peers may push, or its input, out of which they may
@@ -77,14 +77,17 @@ EP_DEV void sendAnnounces(const HtDispatchArgs &a, const HtTables &t, unsigned l
   }
 }
 
-// The first rank of which this dispatch has no announcement yet; -1: all are in it (as missingInput,
-// ht_pull.cuh).
-EP_DEV int missingAnnounce(const ep_ht_group_t &g) {
+// Of n ranks from `first`, one that has not announced this dispatch yet; -1: none.
+EP_DEV int missingAnnounce(const ep_ht_group_t &g, int first, int n) {
   const unsigned long long number = loadVolatile(&htControl(g).numbers[0]) + 1;
-  for (int r = 0; r < g.numRanks; r++) {
-    if (!isFlagged(loadSys(announceAt(g, g.rank, r, number)), number)) return r;
-  }
-  return -1;
+  return firstMissing(first, n, number, [&](int r) { return announceAt(g, g.rank, r, number); });
+}
+
+// One thread of the last block of a dispatch through FIFOs only: rank r is in this dispatch (buffers, above).
+EP_DEV void waitAnnounce(const ep_ht_group_t &g, int r, unsigned long long number) {
+  const Awaited w = {EP_HT_KIND_DISPATCH, EP_WAIT_ANNOUNCE, r, 0, -1};
+  unsigned long long ignored;
+  waitFlagged(g, announceAt(g, g.rank, r, number), number, w, ignored);
 }
 
 // One thread a rank: whether its announcement comes. Its words are loaded together.
@@ -130,7 +133,7 @@ EP_DEV bool waitPeers(const HtDispatchArgs &a, const HtTables &t, unsigned long 
 EP_DEV bool isZeroCopy(const ep_ht_group_t &g, const HtPairs &pairs, int r) {
   return r < g.numRanks && r != g.rank && pairs.tokens[r];
 }
-// All threads of a block that is through with its peers' memory, after a barrier.
+// All threads of a block that no longer uses its peers' memory, after a barrier.
 EP_DEV void sendDone(const ep_ht_group_t &g, const HtPairs &pairs) {
   if (isZeroCopy(g, pairs, threadIdx.x)) addDone(g, g.at.dones, threadIdx.x);
 }

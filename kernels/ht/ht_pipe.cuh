@@ -83,7 +83,7 @@ struct HtProgress {
   uint32_t issued;          // chunks whose loads are out
   uint32_t complete;        // scatter: items written for good
   uint32_t ended;           // scatter: no more will be
-  uint32_t stored, retired; // items that the last warp is through with, in both
+  uint32_t stored, retired; // items that the last warp has finished, in both
   uint32_t end;             // items and the end, once it is described; before `head` says so
 };
 

@@ -68,15 +68,10 @@ EP_DEV void announceInput(const HtCombineArgs &a, const HtTables &t, unsigned lo
   }
 }
 
-// The first rank of which this combine has no word yet; -1: all are in it. A wait for something else then
-// names that rank: other ranks may be waiting for it, too.
-EP_DEV int missingInput(const ep_ht_group_t &g) {
+// Of n ranks from `first`, one that has not announced this combine yet; -1: none.
+EP_DEV int missingInput(const ep_ht_group_t &g, int first, int n) {
   const unsigned long long number = loadVolatile(&htControl(g).numbers[1]) + 1;
-  for (int r = 0; r < g.numRanks; r++) {
-    const uint4 word = loadSys(inputAt(g, g.rank, r));
-    if ((word.z | (unsigned long long)word.w << 32) < number) return r;
-  }
-  return -1;
+  return firstMissing(first, n, number, [&](int r) { return inputAt(g, g.rank, r); });
 }
 
 // One thread a rank: whether its word comes.
@@ -89,7 +84,7 @@ EP_DEV bool waitInput(const HtCombineArgs &a, int r, unsigned long long number,
   Spin spin;
   for (;;) {
     const uint4 where = loadSys(at), rows = loadSys(at + 16);
-    const unsigned long long flag = where.z | (unsigned long long)where.w << 32;
+    const unsigned long long flag = flagOf(where);
     if (flag > number || (flag == number && !(where.x & 1))) return true;
     if (flag == number && isFlagged(rows, number)) {
       sources.rows[r] = g.peers[r] + (long long)(flaggedData(where) - 1);
@@ -182,7 +177,7 @@ EP_DEV void waitReadDone(const HtCombineArgs &a, const HtTables &t, const HtPull
   if (!isPulled(g, sources, r)) return;
   const unsigned before = loadVolatile(&htControl(g).readBefore[r]);
   if (!waitDone(g, g.at.reads, r, before, EP_HT_KIND_COMBINE, EP_WAIT_READ)) return;
-  // Counting is each rank's own affair, so the owner counts, by what it has announced to the reader.
+  // Bytes are counted by the rank whose memory is read: it knows the count from its announcement.
   if (g.bytes) g.bytes[g.numRanks + r] += (unsigned long long)rowsFor(t, r) * a.row.rowBytes;
 }
 

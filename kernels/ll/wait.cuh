@@ -1,11 +1,8 @@
 // Waiting: every spin has a time limit, and records the rank waited for.
 //
-// A wait polls freely; each 256th poll it looks at the clock, at the group's failure word and at the
-// mask. After a millisecond it keeps the record current (one writer each 2 ms), and with it a word in
-// exchange memory that shows the peers that this rank waits. When the limit passes, the first to notice
-// either masks the rank or sets the failure word, and writes the final record; the others find the mask or
-// the word at their next look. A wait that must end returns false and its caller goes on without
-// that rank.
+// Limit and record are common/wait_record.cuh's. With the record a wait keeps a word in exchange memory
+// current that shows the peers that this rank waits. A wait that must end returns false and its caller goes
+// on without that rank.
 //
 // With masks, a wait for a rank that itself waits lasts up to twice the limit: that rank will mask the one
 // it waits for at its own limit and go on. The word is valid until it has ended two more operations
@@ -36,31 +33,24 @@ __device__ inline bool isWaiting(const ep_ll_group_t &g, int rank) {
 }
 
 // One thread, seldom. Returns when the wait began, or 0 if it must end.
+// For its own rows a rank waits as long as for a rank that itself waits: what they wait for is at its limit
+// first, and is the one to name.
 static __device__ __noinline__ uint64_t checkLimit(const ep_ll_group_t &g,
                                                    unsigned long long number, Awaited w,
                                                    uint64_t since) {
-  WaitControl &c = controlOf(g).wait;
-  if (loadVolatile(&c.failed)) return 0;
-  if (g.enableMask && loadVolatile(g.mask + w.rank) == 0) return 0;
-  const uint64_t t = clockNs();
-  if (!since) since = t;
-  const uint64_t waited = t - since;
-  // For its own rows a rank waits as long as for a rank that itself waits: what they wait for is at its limit
-  // first, and is the one to name.
-  if (waited < (w.rank == g.rank ? 2 * g.timeoutNs : g.timeoutNs)) {
-    recordWait(c, waited, t, [&] {
-      writeRecord(g.record, w, number, flagOf(number), since, t, false);
-      storeSys(waitAt(g, g.rank),
-               make_uint4((unsigned)number, (unsigned)(number >> 32), w.kind, 1));
-    });
-    return since;
-  }
-  if (g.enableMask && waited < 2 * g.timeoutNs && isWaiting(g, w.rank)) return since;
-  const bool first =
-      g.enableMask ? atomicExch(g.mask + w.rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
-  if (first)
-    recordTimeout(c, [&] { writeRecord(g.record, w, number, flagOf(number), since, t, true); });
-  return 0;
+  const bool goesOn = checkWait(
+      controlOf(g).wait, g.enableMask ? g.mask : nullptr, w.rank,
+      w.rank == g.rank ? 2 * g.timeoutNs : g.timeoutNs, since,
+      [&](uint64_t waited) {
+        return g.enableMask && waited < 2 * g.timeoutNs && isWaiting(g, w.rank);
+      },
+      [&](uint64_t now, bool gaveUp) {
+        writeRecord(g.record, w, number, flagOf(number), since, now, gaveUp);
+        if (!gaveUp)
+          storeSys(waitAt(g, g.rank),
+                   make_uint4((unsigned)number, (unsigned)(number >> 32), w.kind, 1));
+      });
+  return goesOn ? since : 0;
 }
 
 // One thread: true to poll again.
