@@ -87,8 +87,8 @@ template <typename F> EP_DEV void recordTimeout(WaitControl &c, F write) {
   atomicExch(&c.writing, 0u);
 }
 
-// One thread: the wait for `rank` ends without it. mask: of a group with masks, else NULL. Calls write() if no
-// other thread was first.
+// One thread: the wait for `rank` ends without it. mask: of a group with masks, else NULL. Calls write() if
+// no other thread was first.
 template <typename F> EP_DEV void giveUp(WaitControl &c, int *mask, int rank, F write) {
   const bool isFirst = mask ? atomicExch(mask + rank, 0) != 0 : atomicCAS(&c.failed, 0u, 1u) == 0;
   if (isFirst) recordTimeout(c, write);

@@ -127,8 +127,9 @@ EP_DEV bool isFlagged(uint4 q, unsigned long long number) {
   return flagOf(q) == number;
 }
 
-// Of n ranks from rank `first`, the first whose word of operation `number` is not here; -1: all are. A wait for
-// something else then names that rank: other ranks may be waiting for it, too. at(rank): where the word is.
+// Of n ranks from rank `first`, the first whose word of operation `number` is not here; -1: all are. A wait
+// for something else then names that rank: other ranks may be waiting for it, too. at(rank): where the word
+// is.
 template <class At> EP_DEV int firstMissing(int first, int n, unsigned long long number, At at) {
   for (int r = first; r < first + n; r++) {
     if (flagOf(loadSys(at(r))) < number) return r;

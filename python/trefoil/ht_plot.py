@@ -17,7 +17,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trefoil.ht_rows import GOALS, OPERATIONS, TOKENS, Row, RowsError, read
+from trefoil.ht_rows import OPERATIONS, TOKENS, Row, RowsError, goals_of, read
 from trefoil.plot import (
     BLUE,
     GREY,
@@ -65,7 +65,7 @@ def _panel(axes: Axes, rows: Sequence[Row], operation: str) -> None:
     bound = shown[0]["port_bytes"] and shown[0]["kernel_us"] * shown[0]["copy_share"]
     if bound:
         axes.axhline(bound, color=GREY, linestyle="--", label="its bytes by the plain copy")
-    for goal in GOALS:
+    for goal in goals_of(shown).times:
         if goal.operation in (operation, f"{operation} window") and goal.sms:
             axes.plot([goal.sms], [goal.us], color=ORANGE, marker="D", linestyle="", label="goal")
     axes.set_ylim(bottom=0)

@@ -47,23 +47,66 @@ class Goal:
     share: float = 0.0  # of the rate of the plain copy
 
 
-GOALS = (
-    Goal("update flat", 25, 0),
-    Goal("update expert-major", 25, 0),
-    Goal("dispatch flat window", 465, 12, 0.97),
-    Goal("dispatch flat", 480, 24, 0.94),
-    Goal("combine flat", 490, 20, 0.93),
-    Goal("combine flat", 505, 10),
-    Goal("combine flat window", 490, 20, 0.93),
-    Goal("combine flat window", 505, 10),
-    Goal("dispatch expert-major window", 490, 24),
-    Goal("dispatch expert-major", 490, 24),
-    Goal("combine expert-major", 500, 28),
-)
-FP8_SHARE, FP8_SMS = 0.55, 16
-SKEWED_SHARE = 0.85
+@dataclass(frozen=True)
+class Goals:
+    """What is asked on so many GPUs."""
+
+    times: tuple[Goal, ...]
+    fp8_share: float  # of the time of bf16 rows
+    skewed_share: float  # of the rate of the plain copy
+
+
+UPDATES = (Goal("update flat", 25, 0), Goal("update expert-major", 25, 0))
+GOALS = {
+    2: Goals(
+        times=(
+            *UPDATES,
+            Goal("dispatch flat window", 202, 12),
+            Goal("dispatch flat window", 170, 16),
+            Goal("dispatch flat", 240, 16),
+            Goal("dispatch flat", 190, 24),
+            Goal("combine flat window", 235, 10),
+            Goal("combine flat window", 200, 12),
+            Goal("combine flat window", 186, 16),
+            Goal("combine flat", 250, 16),
+            Goal("combine flat", 205, 24),
+            Goal("dispatch expert-major pulled", 345, 24),
+            Goal("dispatch expert-major pulled", 265, 32),
+            Goal("dispatch expert-major", 380, 24),
+            Goal("dispatch expert-major", 295, 32),
+            Goal("combine expert-major", 400, 24),
+            Goal("combine expert-major", 370, 28),
+            Goal("combine expert-major", 320, 32),
+        ),
+        fp8_share=0.53,
+        skewed_share=0.88,
+    ),
+    4: Goals(
+        times=(
+            *UPDATES,
+            Goal("dispatch flat window", 465, 12, 0.97),
+            Goal("dispatch flat", 480, 24, 0.94),
+            Goal("combine flat", 490, 20, 0.93),
+            Goal("combine flat", 505, 10),
+            Goal("combine flat window", 490, 20, 0.93),
+            Goal("combine flat window", 505, 10),
+            Goal("dispatch expert-major window", 490, 24),
+            Goal("dispatch expert-major", 490, 24),
+            Goal("combine expert-major", 500, 28),
+        ),
+        fp8_share=0.55,
+        skewed_share=0.85,
+    ),
+}
+NO_GOALS = Goals(times=(), fp8_share=0.0, skewed_share=0.0)
+FP8_SMS = 16
 EVENT_OVER_KERNEL_US, HOST_US = 10.0, 6.0
-SLOWER = 1.02  # than by the share of SMs: what still counts as the same
+SLOWER = 1.05  # than by the share of SMs: what still counts as the same
+
+
+def goals_of(rows: Sequence[Row]) -> Goals:
+    """Of rows that were measured on one number of GPUs."""
+    return GOALS.get(rows[0]["ranks"], NO_GOALS) if rows else NO_GOALS
 
 
 @dataclass(frozen=True)
@@ -126,8 +169,8 @@ def _figure(row: Row) -> str:
     return text
 
 
-def _timed(rows: Sequence[Row]) -> Iterator[Answer]:
-    for goal in GOALS:
+def _timed(rows: Sequence[Row], goals: Goals) -> Iterator[Answer]:
+    for goal in goals.times:
         asked = f"{goal.operation} <= {goal.us:g} us" + (f" [{goal.sms}]" if goal.sms else "")
         if goal.share:
             asked += f", >= {100 * goal.share:.0f} %"
@@ -139,16 +182,18 @@ def _timed(rows: Sequence[Row]) -> Iterator[Answer]:
             yield Answer(asked, _figure(row), reached)
 
 
-def _fp8(rows: Sequence[Row]) -> Iterator[Answer]:
-    for where in ("", " window"):
-        asked = f"dispatch flat fp8{where} <= {FP8_SHARE} of bf16's [{FP8_SMS}]"
+def _fp8(rows: Sequence[Row], goals: Goals) -> Iterator[Answer]:
+    for where in ("", " window") if goals.fp8_share else ():
+        asked = f"dispatch flat fp8{where} <= {goals.fp8_share} of bf16's [{FP8_SMS}]"
         fp8 = best(rows, f"dispatch flat fp8{where}", FP8_SMS)
         bf16 = best(rows, f"dispatch flat{where}", 24)
         if fp8 is None or bf16 is None:
             yield Answer(asked, "not measured", None)
             continue
         ratio = fp8["kernel_us"] / bf16["kernel_us"]
-        yield Answer(asked, f"{ratio:.3f}: {_figure(fp8)} to {_figure(bf16)}", ratio <= FP8_SHARE)
+        yield Answer(
+            asked, f"{ratio:.3f}: {_figure(fp8)} to {_figure(bf16)}", ratio <= goals.fp8_share
+        )
 
 
 def _twice(rows: Sequence[Row]) -> Iterator[Answer]:
@@ -170,12 +215,12 @@ def _twice(rows: Sequence[Row]) -> Iterator[Answer]:
         yield Answer(asked, f"{ratio:.2f}: {_figure(large)}", ratio <= 2.0)
 
 
-def _skewed(rows: Sequence[Row]) -> Iterator[Answer]:
-    asked = f"{{}} >= {100 * SKEWED_SHARE:.0f} % of the bound of the exact port loads"
+def _skewed(rows: Sequence[Row], goals: Goals) -> Iterator[Answer]:
+    asked = f"{{}} >= {100 * goals.skewed_share:.0f} % of the bound of the exact port loads"
     skewed = [r for r in rows if r.get("skew", 0) > 0]
     for row in skewed:
         name = asked.format(row["operation"])
-        yield Answer(name, _figure(row), row["copy_share"] >= SKEWED_SHARE)
+        yield Answer(name, _figure(row), row["copy_share"] >= goals.skewed_share)
     if not skewed:
         yield Answer(asked.format("skewed routing"), "not measured", None)
 
@@ -220,11 +265,13 @@ def _called(runs: Sequence[Row]) -> Iterator[Answer]:
 
 
 def answers(bench: Mapping[str, Any], api: Mapping[str, Any] | None = None) -> list[Answer]:
-    """Every goal with its figure, in the order of the goals' table."""
+    """Every goal for so many GPUs with its figure, in the order of the goals' table."""
     rows = [r for r in bench["rows"] if r.get("check", "ok") == "ok"]
     try:
+        goals = goals_of(rows)
         plain = [r for r in rows if not r["operation"].endswith(" background")]
-        found = [*_timed(plain), *_fp8(plain), *_twice(plain), *_skewed(plain), *_background(rows)]
+        found = [*_timed(plain, goals), *_fp8(plain, goals), *_twice(plain)]
+        found += [*_skewed(plain, goals), *_background(rows)]
         return found + (list(_called(api["gpu_benchmarks"])) if api else [])
     except (KeyError, TypeError) as error:
         raise RowsError(f"the benchmark's rows lack {error}") from None

@@ -101,10 +101,10 @@ def test_one_bad_row_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_our_benchmarks_and_the_public_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    _, answer = answer_of(capsys, FOLDER / "ll_api_h200x4b.json")
+    _, answer = answer_of(capsys, FOLDER / "ll_api_h200x4.json")
     assert answer["record"] == "trefoil-ll-h200" and answer["summary"]["mape_percent"] < 3
     assert answer["summary"]["inside"] == len(answer["rows"]) == 10
-    _, answer = answer_of(capsys, FOLDER / "ht_kernels_h200x4b.json")  # expert-major rows too
+    _, answer = answer_of(capsys, FOLDER / "ht_kernels_h200x4.json")  # expert-major rows too
     assert answer["record"] == "trefoil-ht-h200" and answer["summary"]["mape_percent"] < 4
     assert answer["summary"]["inside"] >= 30 and len(answer["rows"]) == 34
     code, answer = answer_of(capsys, FOLDER / "public/h100_deepep_ll_1to4nodes.csv")

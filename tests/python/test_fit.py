@@ -235,7 +235,7 @@ DATA = Path(__file__).parents[2] / "validate" / "data"
 
 
 def test_tables_across_domains_are_the_faster_of_two_runs() -> None:
-    rows = json.loads((DATA / "domains_h100x2.json").read_text())["rows"]
+    rows = json.loads((DATA / "domains_fitted_h100x2.json").read_text())["rows"]
     modes = {"ll": "ll-expert-major", "ht": "ht-flat"}
     for mode, layout in modes.items():
         of = [row for row in rows if row["mode"] == layout and row["variant"] == "plain"]

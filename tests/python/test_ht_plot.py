@@ -16,7 +16,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "validate" / "data"
 def data():
     rows = [
         {"operation": name, "sms": sms, "senders": senders, "tokens": 4096, "topk": 8,
-         "experts": 256, "hidden": 7168, "kernel_us": 9600.0 / sms + senders,
+         "experts": 256, "hidden": 7168, "ranks": 4, "kernel_us": 9600.0 / sms + senders,
          "kernel_p99_us": 9700.0 / sms + senders, "kernel_max_us": 9800.0 / sms + senders,
          "port_bytes": 1.6e8, "copy_share": 0.5}
         for name in ("dispatch flat", "dispatch flat window", "combine expert-major", "update flat")

@@ -54,6 +54,18 @@ def found(data: dict[str, Any], api: dict[str, Any] | None = None) -> dict[str, 
     return {a.goal: a for a in ht_rows.answers(data, api)}
 
 
+def test_goals_are_those_of_the_number_of_gpus() -> None:
+    data = bench()
+    for row in data["rows"]:
+        row["ranks"] = 2
+    a = found(data)
+    assert a["dispatch flat <= 190 us [24]"].reached is False
+    assert a["dispatch flat zipf 1.2 >= 88 % of the bound of the exact port loads"].reached is True
+    for row in data["rows"]:
+        row["ranks"] = 3
+    assert not any("us [" in goal for goal in found(data))
+
+
 def test_each_goal_takes_the_fastest_row_with_few_enough_sms() -> None:
     a = found(bench())
     assert a["dispatch flat <= 480 us [24], >= 94 %"].reached is True

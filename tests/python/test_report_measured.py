@@ -23,7 +23,7 @@ from trefoil.report.results import ResultError
 from trefoil.report.validated import TimedPoint, ValidatedTimes
 
 FOLDER = committed_folder()
-KERNELS = "ll_kernels_h200x4b.json"
+KERNELS = "ll_kernels_h200x4.json"
 
 
 def own(svg: str) -> str:
@@ -155,10 +155,10 @@ def test_files_without_figures_are_refused(tmp_path: Path, text: str) -> None:
 def test_goals_are_judged_by_time_and_sms(tmp_path: Path) -> None:
     found = load_figures(FOLDER / "ht_kernels_h200x4.json")
     flat = [a for a in goals.answers(found) if (a.mode, a.name) == ("ht", "combine flat")]
-    assert [(a.max_sms, a.reached) for a in flat] == [(20, False), (10, None)]
+    assert [(a.max_sms, a.reached) for a in flat] == [(20, True), (10, False)]
     fast = [replace(f, us=f.us / 2) for f in found]
     flat = [a for a in goals.answers(fast) if (a.mode, a.name) == ("ht", "combine flat")]
-    assert [(a.max_sms, a.reached) for a in flat] == [(20, True), (10, None)]
+    assert [(a.max_sms, a.reached) for a in flat] == [(20, True), (10, True)]
     other = [replace(f, ranks=2) for f in fast]
     assert all(a.reached is None for a in goals.answers(other))
     skewed = [replace(f, routing="zipf", skew=1.2) for f in fast]
@@ -181,7 +181,7 @@ def test_the_committed_figures_against_the_goals() -> None:
 def test_a_time_just_above_its_goal_is_told_apart() -> None:
     found = report_measured.speed(load_figures(FOLDER / "ll_kernels_h200x4.json"), own)
     row = next(r for r in found["ll"] if r["name"] == "combine expert-major")
-    assert (row["cells"][3]["measured"], row["cells"][3]["mark"][0]) == ("21.504", "✗")  # goal 21.5
+    assert (row["cells"][3]["measured"], row["cells"][3]["mark"][0]) == ("21.57", "✗")  # goal 21.5
 
 
 # ---- What was not measured ----------------------------------------------------------------------
@@ -190,8 +190,10 @@ def test_a_time_just_above_its_goal_is_told_apart() -> None:
 def test_what_is_missing_is_said_with_its_command(tmp_path: Path) -> None:
     kernels = tmp_path / "kernels"
     kernels.mkdir()
-    for name in ("ll_kernels_h200x4.json", "ht_kernels_h200x4.json"):
-        shutil.copy(FOLDER / name, kernels)
+    shutil.copy(FOLDER / "ll_kernels_h200x4.json", kernels)
+    data = json.loads((FOLDER / "ht_kernels_h200x4.json").read_text())
+    data["rows"] = [row for row in data["rows"] if not row.get("skew")]
+    (kernels / "ht.json").write_text(json.dumps(data))
     text = page(tmp_path, "--measured", kernels)
     for what, command in (
         ("skewed routing", "tools/measure --stages &#39;skewed routing&#39;"),

@@ -1,7 +1,7 @@
 """trefoil export: predictions, measured figures and plans in the forms of other tools.
 
     trefoil export table --gpus 8,16,32 --tokens 1,8,64,128 -o predicted.csv
-    trefoil export bench validate/data/ll_kernels_h200x4b.json -o measured.csv
+    trefoil export bench validate/data/ll_kernels_h200x4.json -o measured.csv
     trefoil export goal --gpus 16 --mode ht --op dispatch -o dispatch.goal
     trefoil export predictions -o validate/data/predictions
 

@@ -77,7 +77,7 @@ def answers(figures: Sequence[Figure]) -> list[Answer]:
         for (op, layout, variant), goals in LL_GOALS.items()
         for tokens, us in zip(LL_TOKENS, goals, strict=True)
     ]
-    for goal in HT_GOALS:
+    for goal in HT_GOALS[RANKS].times:
         op, layout, *rest = goal.operation.split()
         variant = " ".join(rest) or "plain"
         wanted.append(Answer("ht", op, layout, variant, HT_TOKENS, goal.sms, goal.us, None))

@@ -29,7 +29,7 @@ from trefoil.simulator import CostRecord, Costs, Result
 
 STATED_WITHIN = 0.1  # percent points: records keep four digits
 GOAL_MAPE, GOAL_P90 = 4.0, 8.0  # percent, on rows that were not fitted
-OTHERS = "ll_kernels_h200x4b.json"  # its OTHER_OPERATIONS are set beside the record of LL
+OTHERS = "ll_kernels_h200x4.json"  # its OTHER_OPERATIONS are set beside the record of LL
 
 
 @dataclass(frozen=True)
