@@ -161,7 +161,7 @@ typedef struct ep_backend {
   trefoil_result_t (*maskQuery)(ncclEpGroup_t group, int *deviceMask, cudaStream_t stream);
   trefoil_result_t (*maskUpdate)(ncclEpGroup_t group, const int *hostMask, cudaStream_t stream);
   trefoil_result_t (*maskClean)(ncclEpGroup_t group, cudaStream_t stream);
-  /* May be NULL. Looks for failures that no epReport has told yet; ErrorClear was called. */
+  /* May be NULL. Looks for failures that no epReport has returned yet; ErrorClear was called. */
   void (*poll)(ncclEpGroup_t group);
   void (*errorCleared)(ncclEpGroup_t group);
   /* A2SGD (trefoil/a2sgd.h): objects of gradBytes, whose beginning (grad_object.h) is filled but for the

@@ -53,7 +53,7 @@ trefoil_result_t epCheckDeferred(ncclEpGroup_t g) {
   }
   lockDeferred(g);
   trefoil_result_t code = epFail(g->deferredCode, "%s", g->deferredText);
-  /* LL without masks has no ErrorClear: told once, then the group goes on */
+  /* LL without masks has no ErrorClear: reported once, then the group goes on */
   int once = !epIsHt(g) && !g->limits.enableMask && atomic_load(&g->deferred) == EP_DEFERRED_STICKY;
   if (once) atomic_store(&g->deferred, EP_DEFERRED_NONE);
   unlockDeferred(g);

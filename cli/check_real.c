@@ -224,7 +224,7 @@ static void printReplay(const cli_check_t *v, const ep_real_options_t *o) {
   puts(v->library.gpu ? " --gpu" : "");
 }
 
-/* One mode, which is told; -1, or an exit code after the sentence. */
+/* One mode, which is printed; -1, or an exit code after the sentence. */
 static int checkMode(const cli_check_t *v, ep_real_options_t *o, ep_real_result_t *r,
                      json_t *runs) {
   int rc = cliRealFits("check", o);

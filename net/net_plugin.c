@@ -26,7 +26,7 @@ typedef struct {
 typedef struct {
   comm_t *comm;
   int first, count;
-  bool told; /* of a failure in progress: it is called again and again */
+  bool logged; /* of a failure in progress: it is called again and again */
 } contexts_t;
 
 #define SAY(log, level, subsystems, ...)                                                           \
@@ -222,15 +222,15 @@ static rma_result_t test(void *comm, void *request, int *done) {
   bool is = false;
   int failed = epNetTest(((comm_t *)comm)->net, request, &is, why);
   *done = is;
-  return failed ? RMA_SYSTEM_ERROR : RMA_SUCCESS; /* progress has told why */
+  return failed ? RMA_SYSTEM_ERROR : RMA_SUCCESS; /* progress has logged why */
 }
 
 static rma_result_t progress(void *rma) {
   contexts_t *x = rma;
   char why[EP_NET_WHY];
   if (!epNetProgress(x->comm->net, why)) return RMA_SUCCESS;
-  rma_result_t result = x->told ? RMA_SYSTEM_ERROR : resultOf(-1, x->comm->log, why);
-  x->told = true;
+  rma_result_t result = x->logged ? RMA_SYSTEM_ERROR : resultOf(-1, x->comm->log, why);
+  x->logged = true;
   return result;
 }
 

@@ -1,5 +1,5 @@
-/* A finding in words. The case is made again from its number: whoever found it may not have lived to
- * tell. */
+/* A finding in words. The case is made again from its number: the process that found it may not have lived
+ * to tell. */
 #include "validate/checker.h"
 
 #include "validate/check_report.h"

@@ -364,7 +364,7 @@ static void runLoop(loop_t *l) {
 }
 
 /* Too few rows for the slots that arrived, which only the operation sees: this rank sends none, and
- * every rank that misses them is told. */
+ * every rank that misses them gets the reason. */
 static void checkSlotWeights(ep_op_t *op, const ep_combine_call_t *c) {
   int64_t slots = op->h->layout.numSlots[op->g->me];
   op->refuses = c->rows < slots || (c->backward && c->slotWeightRows < slots);

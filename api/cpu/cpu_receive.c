@@ -1,6 +1,6 @@
 /* Dispatch, the receiving half: LL reads every source's routing and makes the layout; then each
  * row this rank's experts want is copied from its source (HT on another node: from the same-rail
- * rank of this node) into its slots. When all is read, every source is told.
+ * rank of this node) into its slots. When all is read, every source is notified.
  *
  * With masks a source that does not come is left out, and one that went on without us (its number has
  * passed the slot's next use) too: then everything is placed again without it. */

@@ -156,7 +156,7 @@ int epExchangeRouting(const ep_op_t *op, const ep_update_call_t *call) {
   return 1;
 }
 
-/* A number that int32 cannot hold is told and saturates: padding alone may come to more. */
+/* A number that int32 cannot hold is reported and saturates: padding alone may come to more. */
 static void writeCounter(const ep_op_t *op, const ep_counter_t *c, const char *name, int64_t i,
                          int64_t value) {
   if (!c->data) return;

@@ -238,7 +238,7 @@ int epLeave(ep_cpu_group_t *g, uint64_t timeoutNs) {
   return 1;
 }
 
-/* MaskClean's: every rank is told, the unmasked ones are waited for. Ranks that are masked need not come,
+/* MaskClean's: every rank is notified, the unmasked ones are waited for. Ranks that are masked need not come,
  * so their counts differ: each waits for one more of a peer's than it has waited for before. */
 int epCleanBarrier(ep_cpu_group_t *g) {
   uint64_t deadline = deadlineAfter(epMonotonicNs(), g->group->timeoutNs);

@@ -29,8 +29,8 @@ ep_counter_t epGpuCountInto(ep_gpu_handle_t *h, ep_counter_t asked) {
   return (ep_counter_t){h->g->countsOnDevice + h->countAt - 1, 1};
 }
 
-/* -1: no word of host memory tells. */
-static int64_t told(const ep_gpu_handle_t *h) {
+/* As mapped host memory has it; -1: this count is not there. */
+static int64_t mappedCount(const ep_gpu_handle_t *h) {
   return h->countAt && !h->countElsewhere ? h->g->counts[h->countAt - 1] : -1;
 }
 
@@ -93,7 +93,7 @@ static trefoil_result_t count(ep_gpu_handle_t *h, cudaStream_t stream, int64_t *
   if (!h->handle->ownsMem || !h->hasUpdated) EP_CUDA(cudaStreamSynchronize(stream));
   if (h->hasUpdated) EP_CUDA(cudaEventSynchronize(h->updated));
   EP_TRY(epCheckDeferred(h->handle->group));
-  *out = told(h);
+  *out = mappedCount(h);
   return *out < 0 ? copyCount(h, out) : TREFOIL_OK;
 }
 

@@ -117,11 +117,13 @@ static int isReadable(const ep_gpu_group_t *g, ncclWindow_t window, int64_t *dis
          epGpuIsAtOneDistance(g, window, distance);
 }
 
-/* Expert-major: with more ranks and SMs the link is the limit, and it takes stores faster than loads. */
+/* With more ranks and SMs the link is the limit, and it takes stores faster than loads. */
 static int pulls(const ep_gpu_group_t *g, const ep_ht_dispatch_t *op) {
-  int few = g->ll.numSms <= EP_GPU_HT_PULLING_SMS, pair = g->R <= EP_GPU_HT_PULLING_RANKS;
+  int sms = g->ll.numSms, pair = g->R <= EP_GPU_HT_PULLING_RANKS;
+  int few = sms <= EP_GPU_HT_PULLING_SMS;
   if (op->handle.expertMajor) return few || pair;
-  return pair && !op->window.is && (few || !g->group->config.max_num_sms);
+  if (op->window.is) return 0;
+  return pair ? few || !g->group->config.max_num_sms : sms <= EP_GPU_HT_PULLING_SMS_FLAT;
 }
 
 static void findDispatchInput(const ep_gpu_group_t *g, const ep_dispatch_call_t *call,

@@ -13,9 +13,11 @@
 /* Up to how many SMs a dispatch reads rows in the peers' inputs (docs/kernels_ht.md has the times): rows in
  * windows, and rows that it copies to the group's memory first. Two ranks: expert-major always, copied up to
  * EP_GPU_HT_STAGING_SMS_PAIR; flat, where the output is in no window. More ranks: expert-major, copied
- * where the output is in a window up to EP_GPU_HT_STAGING_SMS_PUSHED. Copies need max_num_sms. */
+ * where the output is in a window up to EP_GPU_HT_STAGING_SMS_PUSHED; flat up to EP_GPU_HT_PULLING_SMS_FLAT,
+ * where the output is in no window. Copies need max_num_sms. */
 #define EP_GPU_HT_PULLING_RANKS      2
 #define EP_GPU_HT_PULLING_SMS        24
+#define EP_GPU_HT_PULLING_SMS_FLAT   16 /* more ranks than two */
 #define EP_GPU_HT_STAGING_SMS_FLAT   20
 #define EP_GPU_HT_STAGING_SMS_PAIR   48
 #define EP_GPU_HT_STAGING_SMS_PUSHED 20

@@ -115,7 +115,7 @@ __attribute__((destructor)) static void removeLeftFiles(void) {
   }
 }
 
-/* Whoever makes the file gives it its size, all zeros; the others wait for that. */
+/* The rank that creates the file sets its size, all zeros; the others wait for that. */
 static trefoil_result_t mapShared(int fd, shared_file_t **out) {
   struct stat info = {.st_nlink = 1};
   for (uint64_t since = epMonotonicNs();; usleep(200)) {

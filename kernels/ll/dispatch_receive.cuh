@@ -12,7 +12,7 @@ EP_DEV void clearShared(const DispatchArgs &a, const SlotMap &map, unsigned *ret
   const int i0 = warp * 32 + lane, di = a.numRecv * 32;
   uint4 *bits = (uint4 *)map.bits;
 #pragma unroll 1
-  for (int i = i0; i < map.lines * map.stride / 4; i += di) bits[i] = make_uint4(0, 0, 0, 0);
+  for (int i = i0; i < map.numBitmaps * map.stride / 4; i += di) bits[i] = make_uint4(0, 0, 0, 0);
 #pragma unroll 1
   for (int i = i0; i < a.maxTokens * a.groups; i += di) returns[i] = 0;
 }

@@ -5,16 +5,16 @@
 //     bits[e]: source 0 token 0, 1, .., N' - 1 | source 1 token 0, .. | ...      N' = N rounded up to 32
 //
 // A count looks at one span of 512 bits; with more than one span, `before` holds the counts of the
-// spans in front. Rank-major uses one line of bits and counts from its source's first.
+// spans in front. Rank-major uses one bitmap and counts from its source's first.
 #ifndef TREFOIL_KERNELS_LL_SLOTS_CUH
 #define TREFOIL_KERNELS_LL_SLOTS_CUH
 
 #include "kernels/common/ptx.cuh"
 
 struct SlotMap {
-  unsigned *bits;   // [lines][stride]
-  unsigned *before; // [lines][spans], if spans > 1
-  int lines, spans, stride, perSource;
+  unsigned *bits;   // [numBitmaps][stride]
+  unsigned *before; // [numBitmaps][spans], if spans > 1
+  int numBitmaps, spans, stride, perSource;
 
   static __host__ __device__ int spansOf(int numRanks, int perSource) {
     return (int)(((long long)numRanks * perSource + 511) / 512);
@@ -23,8 +23,8 @@ struct SlotMap {
 
   EP_DEV int bitOf(int src, int t) const { return src * perSource + t; }
 
-  EP_DEV void set(int line, int bit) const {
-    atomicOr(&bits[line * stride + (bit >> 5)], 1u << (bit & 31));
+  EP_DEV void set(int bitmap, int bit) const {
+    atomicOr(&bits[bitmap * stride + (bit >> 5)], 1u << (bit & 31));
   }
 
   // The lowest n bits, n of any size.
@@ -32,11 +32,11 @@ struct SlotMap {
     return __popc(__funnelshift_lc(0u, bits, max(32 - n, 0)));
   }
 
-  // Set bits of the line before this one.
-  EP_DEV int countBefore(int line, int bit) const {
+  // Set bits of the bitmap before this one.
+  EP_DEV int countBefore(int bitmap, int bit) const {
     const int span = bit >> 9;
-    const uint4 *w = (const uint4 *)(bits + line * stride + span * 16);
-    int n = spans > 1 ? (int)before[line * spans + span] : 0;
+    const uint4 *w = (const uint4 *)(bits + bitmap * stride + span * 16);
+    int n = spans > 1 ? (int)before[bitmap * spans + span] : 0;
 #pragma unroll 2
     for (int left = bit & 511; left > 0; left -= 128) {
       const uint4 q = *w++;
@@ -46,7 +46,7 @@ struct SlotMap {
     return n;
   }
 
-  // Set bits of the only line in [from, bit), from a multiple of 32.
+  // Set bits of the only bitmap in [from, bit), from a multiple of 32.
   EP_DEV int countBetween(int from, int bit) const {
     int n = __popc(bits[bit >> 5] & ((1u << (bit & 31)) - 1));
 #pragma unroll 1
@@ -54,18 +54,18 @@ struct SlotMap {
     return n;
   }
 
-  // Set bits of the whole line. All lanes of a warp.
-  EP_DEV int countAll(int line, int lane) const {
+  // Set bits of the whole bitmap. All lanes of a warp.
+  EP_DEV int countAll(int bitmap, int lane) const {
     int n = 0;
 #pragma unroll 1
-    for (int i = lane; i < spans * 16; i += 32) n += __popc(bits[line * stride + i]);
+    for (int i = lane; i < spans * 16; i += 32) n += __popc(bits[bitmap * stride + i]);
     return __reduce_add_sync(FULL_WARP, n);
   }
 
-  // Fills `before`: one warp a line.
+  // Fills `before`: one warp a bitmap.
   EP_DEV void scan(int warp, int numWarps, int lane) const {
 #pragma unroll 1
-    for (int line = warp; line < lines; line += numWarps) {
+    for (int bitmap = warp; bitmap < numBitmaps; bitmap += numWarps) {
       int carry = 0;
 #pragma unroll 1
       for (int c0 = 0; c0 < spans; c0 += 32) {
@@ -73,7 +73,7 @@ struct SlotMap {
         int n = 0;
         if (c < spans) {
 #pragma unroll 4
-          for (int i = 0; i < 16; i++) n += __popc(bits[line * stride + c * 16 + i]);
+          for (int i = 0; i < 16; i++) n += __popc(bits[bitmap * stride + c * 16 + i]);
         }
         int sum = n;
 #pragma unroll
@@ -81,7 +81,7 @@ struct SlotMap {
           const int up = __shfl_up_sync(FULL_WARP, sum, d);
           if (lane >= d) sum += up;
         }
-        if (c < spans) before[line * spans + c] = (unsigned)(carry + sum - n);
+        if (c < spans) before[bitmap * spans + c] = (unsigned)(carry + sum - n);
         carry += __shfl_sync(FULL_WARP, sum, 31);
       }
     }

@@ -319,8 +319,9 @@ static void choose(const choice_t *choice) {
 }
 
 TEST(who_copies_rows_first) {
-  static const choice_t choices[] = {{20, 2, 0, 1}, {21, 2, 0, 0}, {0, 2, 0, 0},  {20, 3, 0, 0},
-                                     {48, 2, 1, 1}, {49, 2, 1, 0}, {24, 3, 1, 1}, {25, 3, 1, 0}};
+  static const choice_t choices[] = {{20, 2, 0, 1}, {21, 2, 0, 0}, {0, 2, 0, 0},
+                                     {16, 3, 0, 1}, {17, 3, 0, 0}, {48, 2, 1, 1},
+                                     {49, 2, 1, 0}, {24, 3, 1, 1}, {25, 3, 1, 0}};
   for (size_t i = 0; i < sizeof choices / sizeof *choices && !testFailures; i++)
     choose(&choices[i]);
 }
