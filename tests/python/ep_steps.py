@@ -244,6 +244,7 @@ def with_threads(work: Work, ranks: int) -> list[Any]:
     found = _gather(results, ranks)
     for thread in threads:
         thread.join(WAIT)
+    assert not any(thread.is_alive() for thread in threads)
     return found
 
 
@@ -261,4 +262,5 @@ def with_processes(work: Work, ranks: int) -> list[Any]:
     found = _gather(results, ranks)
     for process in processes:
         process.join(WAIT)
+    assert [process.exitcode for process in processes] == [0] * ranks  # None: it has not ended
     return found

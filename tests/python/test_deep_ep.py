@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import shutil
@@ -354,6 +355,7 @@ def masks(rank: int, ranks: int, buffer: Buffer) -> None:
 
 def rank_main(work: Work, ranks: int, rank: int, path: str, shrink: bool, results: Any) -> None:
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(45)  # where a rank that does not end is
     if ON_GPU:
         torch.cuda.set_device(rank)
         Buffer.sources = True
@@ -386,8 +388,9 @@ def on_ranks(work: Work, ranks: int, tmp_path: Path, shrink: bool = False) -> No
         process.start()
     found = [results.get(timeout=100) for _ in range(ranks)]
     for process in processes:
-        process.join(60)
+        process.join(40)
     assert [text for _, text in found if text] == []
+    assert [process.exitcode for process in processes] == [0] * ranks  # None: it has not ended
 
 
 def everything(rank: int, ranks: int, buffer: Buffer) -> None:
