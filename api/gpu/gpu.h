@@ -203,6 +203,8 @@ void epGpuFarClose(ep_gpu_group_t *g);
 int epGpuFarBlocks(const ep_gpu_group_t *g, int most);
 /* Collective, after a window's registration: the device communicator, once; and its end. */
 trefoil_result_t epGpuFarJoin(ep_gpu_group_t *g);
+/* That call failed and is still under way: nothing may be done on the communicator. */
+int epGpuFarIsGivenUp(const ep_gpu_group_t *g);
 void epGpuFarLeave(ep_gpu_group_t *g);
 /* Waits until no put of this rank is under way: before a window goes, while no operation runs. */
 trefoil_result_t epGpuFarDrain(ep_gpu_group_t *g, uint64_t timeoutNs, const char *call);

@@ -73,6 +73,17 @@ add_test(NAME undrained_emulated COMMAND undrained_emulated)
 set_tests_properties(undrained_emulated PROPERTIES TIMEOUT 120 LABELS cpu
   ENVIRONMENT "TREFOIL_HOST_SMS=4;NCCL_LSA_TEAM_SIZE=1;TREFOIL_EMULATOR_SLOWER=1")
 
+# A device communicator that cannot be made on one rank.
+add_executable(far_start_emulated test_far_start.c $<TARGET_OBJECTS:emulated_calls>
+  $<TARGET_OBJECTS:emulated_calls_steps> $<TARGET_OBJECTS:ep_plan_core> $<TARGET_OBJECTS:ep_ref>)
+target_include_directories(far_start_emulated PRIVATE ${CMAKE_SOURCE_DIR}/tests/calls
+  ${CMAKE_SOURCE_DIR}/tests/api ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/host/include)
+target_link_libraries(far_start_emulated PRIVATE trefoil_flags nccl_ep_emulated trefoil_host
+  Threads::Threads m rt ${CMAKE_DL_LIBS})
+add_test(NAME far_start_emulated COMMAND far_start_emulated)
+set_tests_properties(far_start_emulated PROPERTIES TIMEOUT 120 LABELS cpu
+  ENVIRONMENT "TREFOIL_HOST_SMS=4;NCCL_LSA_TEAM_SIZE=1")
+
 # By rails: a dead source, and a dead rank that forwards.
 if(TREFOIL_CLI)
   add_executable(forwarder_emulated test_forwarder.c $<TARGET_OBJECTS:emulated_calls>
