@@ -109,6 +109,13 @@ static void printCases(const ep_check_options_t *o, const ep_check_outcome_t *ou
          s->seconds > 0 ? (double)s->cases / s->seconds : 0);
 }
 
+/* Some number of ranks does not consist of whole nodes, as they were asked for. */
+static int areUneven(const ep_check_choice_t *c) {
+  int uneven = 0, least = c->minRanks ? c->minRanks : 1, most = c->maxRanks ? c->maxRanks : 8;
+  for (int R = least; c->ranksPerNode && R <= most; R++) uneven |= R % c->ranksPerNode != 0;
+  return uneven;
+}
+
 int cliPrintOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outcome, int json) {
   const ep_check_status_t *s = &outcome->status;
   if (json) return printJson(o, outcome);
@@ -124,6 +131,10 @@ int cliPrintOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outco
       outcome->status.cases + (uint64_t)outcome->numFindings < outcome->asked)
     printf("%d finding%s ended the run (--findings)\n", outcome->numFindings,
            outcome->numFindings == 1 ? "" : "s");
+  if (areUneven(&o->choice))
+    printf("where nodes of %d do not divide the ranks, domains were of the greatest common "
+           "divisor\n",
+           o->choice.ranksPerNode);
   if (o->countBytes && s->counted)
     printf("%s counted by the library as sent, by source and destination as in the plan\n",
            cliBytes(bytes, (double)s->counted));

@@ -121,7 +121,7 @@ static trefoil_result_t failLate(const ep_rendezvous_word_t *all, int numRanks,
 static trefoil_result_t compare(const ep_gpu_group_t *g, const ep_rendezvous_word_t *all) {
   for (int r = 0; r < g->R; r++) {
     EP_CHECK(all[r].pending != BROKEN, TREFOIL_REMOTE_ERROR,
-             "ncclEpInitHandle: it failed on rank %d: %.191s; abort the communicator", r,
+             "ncclEpInitHandle: it failed on rank %d: %.175s; abort the communicator", r,
              all[r].why);
   }
   return countOf(all, g->R, LATE) ? failLate(all, g->R, g->group->timeoutNs) : TREFOIL_OK;
@@ -139,7 +139,7 @@ static trefoil_result_t meet(ep_gpu_group_t *g, const call_t *c, state_t state, 
   ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_DEVICE_READY};
   mine.groupId = g->id;
   mine.pending = (int)state;
-  if (state == BROKEN) snprintf(mine.why, sizeof mine.why, "%.191s", c->why);
+  if (state == BROKEN) snprintf(mine.why, sizeof mine.why, "%.175s", c->why);
   trefoil_result_t result = epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all);
   if (state == BROKEN) return epFail(c->result, "%s", c->why);
   EP_TRY(result);

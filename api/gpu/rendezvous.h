@@ -12,13 +12,14 @@ typedef struct ep_rendezvous_word {
   uint32_t topk;
   uint64_t groupId; /* of the group that it is about, the same on all ranks */
   char gpu[16];     /* its UUID, with CREATE_GROUP */
+  uint64_t machine; /* a hash of its name, with CREATE_GROUP */
   uint32_t maxSms;  /* max_num_sms, with CREATE_GROUP */
   uint64_t limitNs; /* of this rank's wait, with DESTROY_GROUP */
   int pending;      /* of this rank's call of NCCL, with DEVICE_READY */
   int undrained;    /* its puts may still be under way, with GROUP_DRAINED */
   union {
     ep_settings_t settings; /* with CREATE_GROUP */
-    char why[192];          /* it failed, with DEVICE_READY */
+    char why[176];          /* it failed, with DEVICE_READY */
   };
 } ep_rendezvous_word_t;
 

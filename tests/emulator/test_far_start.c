@@ -1,6 +1,6 @@
-/* The device communicator of a group across NVLink domains, which NCCL makes collectively and without a limit:
- * it fails on one rank, or never comes back there. All ranks are told within the limit, with that rank's
- * name, and the communicator can be aborted. */
+/* The start of a group across NVLink domains. Its device communicator, which NCCL makes collectively and without
+ * a limit, fails on one rank, or never comes back there: all ranks are told within the limit, with that
+ * rank's name, and the communicator can be aborted. And nodes with different numbers of ranks. */
 #include <dlfcn.h>
 #include <string.h>
 
@@ -75,6 +75,48 @@ TEST(a_rank_whose_call_fails_is_named_to_all) {
 
 TEST(a_rank_whose_call_hangs_is_named_within_the_limit) {
   play(TREFOIL_LL_EXPERT_MAJOR, HANGS);
+}
+
+/* ---- Uneven nodes ---- */
+
+static char logFile[] = "/tmp/trefoil-uneven-XXXXXX";
+
+static void openAlone(team_rank_t *r) {
+  const scene_t *s = r->user;
+  ncclEpGroup_t group;
+  ncclEpGroupConfig_t config = stepGroupConfig(&s->c, r->numRanks);
+  config.timeout_ns = 60000000000u;
+  teamCheck(r, r->rank || freopen(logFile, "w", stderr), "no log");
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpGroupDestroy(group));
+  fflush(stderr);
+  teamBarrier(r);
+}
+
+/* What rank 0 logs, in `text`. */
+static void logOf(int ranks, const char *perNode, char *text, size_t bytes) {
+  scene_t s = {smallCase(TREFOIL_LL_EXPERT_MAJOR, 5), FAILS};
+  setenv("NCCL_LSA_TEAM_SIZE", perNode, 1);
+  setenv("NCCL_EP_DEBUG", "1", 1);
+  const char *error = teamProcesses(ranks, openAlone, &s, 0);
+  CHECK(!*error, "%s", error);
+  FILE *f = fopen(logFile, "r");
+  REQUIRE(f, "no log");
+  text[fread(text, 1, bytes - 1, f)] = 0;
+  fclose(f);
+  unsetenv("NCCL_EP_DEBUG");
+  setenv("NCCL_LSA_TEAM_SIZE", "1", 1);
+}
+
+TEST(the_log_says_that_a_machine_is_several_domains) {
+  char text[2000];
+  REQUIRE(mkstemp(logFile) >= 0, "no file");
+  logOf(3, "2", text, sizeof text);
+  CHECK(strstr(text, "the 3 ranks of this machine are 3 NVLink domains of 1"), "%s", text);
+  CHECK(strstr(text, "the greatest common divisor"), "%s", text);
+  logOf(2, "2", text, sizeof text);
+  CHECK(strstr(text, "group ") && !strstr(text, "NVLink domains of"), "%s", text);
+  unlink(logFile);
 }
 
 TEST_MAIN()
