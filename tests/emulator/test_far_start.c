@@ -1,5 +1,5 @@
-/* The start of a group across NVLink domains. Its device communicator, which NCCL makes collectively and without
- * a limit, fails on one rank, or never comes back there: all ranks are told within the limit, with that
+/* The start of a group across NVLink domains. Its device communicator, which NCCL makes collectively and
+ * without a limit, fails on one rank, or never comes back there: all are told within the limit, with that
  * rank's name, and the communicator can be aborted. And nodes with different numbers of ranks. */
 #include <dlfcn.h>
 #include <string.h>
