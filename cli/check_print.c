@@ -76,6 +76,10 @@ static int printJson(const ep_check_options_t *o, const ep_check_outcome_t *outc
     json_object_set_new(j, "shared_gpus", json_integer(outcome->sharedDevices));
   if (o->outcomes) json_object_set_new(j, "order_open", json_integer(numOpen(o)));
   if (o->countBytes) json_object_set_new(j, "bytes_counted", json_integer((json_int_t)s->counted));
+  if (o->countBytes && s->puts) {
+    json_object_set_new(j, "puts", json_integer((json_int_t)s->puts));
+    json_object_set_new(j, "least_puts", json_integer((json_int_t)s->leastPuts));
+  }
   if (outcome->failed) {
     const char *text = outcome->numFindings ? outcome->findings[0].text : outcome->text;
     json_object_set_new(j, "failed_case", json_integer((json_int_t)outcome->failedCase));
@@ -140,6 +144,10 @@ int cliPrintOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outco
            cliBytes(bytes, (double)s->counted));
   else if (o->countBytes && isGreen(outcome))
     printf("the library counts no bytes of its own (ncclEpCountBytes)\n");
+  if (o->countBytes && s->puts)
+    printf("%llu puts between NVLink domains; rows alone need %llu at least, one a peer and "
+           "operation\n",
+           (unsigned long long)s->puts, (unsigned long long)s->leastPuts);
   if (outcome->sharedDevices)
     printf("ranks shared %d GPU%s, a process each\n", outcome->sharedDevices,
            outcome->sharedDevices == 1 ? "" : "s");

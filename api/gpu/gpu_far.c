@@ -82,6 +82,10 @@ void epGpuFarClose(ep_gpu_group_t *g) {
   g->far = NULL;
 }
 
+const uint64_t *epGpuFarPosted(const ep_gpu_group_t *g) {
+  return g->far ? g->far->relay.port.posted : NULL;
+}
+
 int epGpuFarIsGivenUp(const ep_gpu_group_t *g) {
   return g->far && g->far->givenUp;
 }

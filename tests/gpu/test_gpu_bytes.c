@@ -20,6 +20,27 @@ static trefoil_tier_t tierTo(const ep_check_rank_t *k, int to) {
   return to / perNode == k->rank / perNode ? TREFOIL_TIER_NVLINK : TREFOIL_TIER_NET;
 }
 
+/* Puts go to other domains alone, and to all ranks there that get rows. */
+static trefoil_result_t comparePuts(ep_check_rank_t *k, const counted_t *counted) {
+  uint64_t puts[EP_MAX_RANKS];
+  int R = k->group->shape.numRanks;
+  EP_CHECK(k->lib->ncclEpReadPuts, TREFOIL_INTERNAL_ERROR, "the library has no ncclEpReadPuts");
+  ncclResult_t rc = k->lib->ncclEpReadPuts(k->epGroup, puts, k->stream);
+  if (gpuIsCpuLibrary()) {
+    EP_CHECK(rc == ncclInvalidUsage, TREFOIL_INTERNAL_ERROR, "ncclEpReadPuts returned %d", (int)rc);
+    return TREFOIL_OK;
+  }
+  k->doing = "ncclEpReadPuts";
+  EP_TRY_EP(k, rc);
+  for (int q = 0; q < R; q++) {
+    int isNet = tierTo(k, q) == TREFOIL_TIER_NET, at = k->rank * R + q;
+    int least = isNet && (counted->bytes[0][at] || counted->bytes[1][at]);
+    EP_CHECK(puts[q] >= (uint64_t)least && (isNet || !puts[q]), TREFOIL_INTERNAL_ERROR,
+             "%llu puts to rank %d", (unsigned long long)puts[q], q);
+  }
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t runCounted(gpu_rank_t *rank) {
   ep_check_rank_t *k = &rank->rank;
   const ep_library_t *lib = k->lib;
@@ -37,6 +58,7 @@ static trefoil_result_t runCounted(gpu_rank_t *rank) {
   for (int q = 0; q < R; q++)
     EP_CHECK(tiers[q] == (int)tierTo(k, q), TREFOIL_INTERNAL_ERROR, "tier %d of the way to rank %d",
              tiers[q], q);
+  EP_TRY(comparePuts(k, counted));
   /* off: the same work leaves the counts at zero */
   k->doing = "ncclEpCountBytes";
   EP_TRY_EP(k, lib->ncclEpCountBytes(k->epGroup, 0));
