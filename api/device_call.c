@@ -44,6 +44,17 @@ ncclResult_t ncclEpReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int
   return (ncclResult_t)readBytes(group, kind, bytes, tiers, reset, stream);
 }
 
+static trefoil_result_t readPuts(ncclEpGroup_t g, uint64_t *puts, cudaStream_t stream) {
+  EP_TRY(epCheckGroup(g, "ncclEpReadPuts"));
+  EP_TRY(checkOffered(epBackend.readPuts != NULL, "ncclEpReadPuts"));
+  EP_CHECK(puts, TREFOIL_INVALID_ARGUMENT, "ncclEpReadPuts: puts is NULL");
+  return epBackend.readPuts(g, puts, stream);
+}
+
+ncclResult_t ncclEpReadPuts(ncclEpGroup_t group, uint64_t *puts, cudaStream_t stream) {
+  return (ncclResult_t)readPuts(group, puts, stream);
+}
+
 static trefoil_result_t keepTimes(ncclEpGroup_t g, unsigned maxLaunches) {
   EP_TRY(epCheckGroup(g, "ncclEpKeepTimes"));
   EP_TRY(checkOffered(epBackend.keepTimes != NULL, "ncclEpKeepTimes"));

@@ -76,6 +76,10 @@ static int printJson(const ep_check_options_t *o, const ep_check_outcome_t *outc
     json_object_set_new(j, "shared_gpus", json_integer(outcome->sharedDevices));
   if (o->outcomes) json_object_set_new(j, "order_open", json_integer(numOpen(o)));
   if (o->countBytes) json_object_set_new(j, "bytes_counted", json_integer((json_int_t)s->counted));
+  if (o->countBytes && s->puts) {
+    json_object_set_new(j, "puts", json_integer((json_int_t)s->puts));
+    json_object_set_new(j, "least_puts", json_integer((json_int_t)s->leastPuts));
+  }
   if (outcome->failed) {
     const char *text = outcome->numFindings ? outcome->findings[0].text : outcome->text;
     json_object_set_new(j, "failed_case", json_integer((json_int_t)outcome->failedCase));
@@ -109,6 +113,13 @@ static void printCases(const ep_check_options_t *o, const ep_check_outcome_t *ou
          s->seconds > 0 ? (double)s->cases / s->seconds : 0);
 }
 
+/* Some number of ranks does not consist of whole nodes, as they were asked for. */
+static int areUneven(const ep_check_choice_t *c) {
+  int uneven = 0, least = c->minRanks ? c->minRanks : 1, most = c->maxRanks ? c->maxRanks : 8;
+  for (int R = least; c->ranksPerNode && R <= most; R++) uneven |= R % c->ranksPerNode != 0;
+  return uneven;
+}
+
 int cliPrintOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outcome, int json) {
   const ep_check_status_t *s = &outcome->status;
   if (json) return printJson(o, outcome);
@@ -124,11 +135,19 @@ int cliPrintOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outco
       outcome->status.cases + (uint64_t)outcome->numFindings < outcome->asked)
     printf("%d finding%s ended the run (--findings)\n", outcome->numFindings,
            outcome->numFindings == 1 ? "" : "s");
+  if (areUneven(&o->choice))
+    printf("where nodes of %d do not divide the ranks, domains were of the greatest common "
+           "divisor\n",
+           o->choice.ranksPerNode);
   if (o->countBytes && s->counted)
     printf("%s counted by the library as sent, by source and destination as in the plan\n",
            cliBytes(bytes, (double)s->counted));
   else if (o->countBytes && isGreen(outcome))
     printf("the library counts no bytes of its own (ncclEpCountBytes)\n");
+  if (o->countBytes && s->puts)
+    printf("%llu puts between NVLink domains; rows alone need %llu at least, one a peer and "
+           "operation\n",
+           (unsigned long long)s->puts, (unsigned long long)s->leastPuts);
   if (outcome->sharedDevices)
     printf("ranks shared %d GPU%s, a process each\n", outcome->sharedDevices,
            outcome->sharedDevices == 1 ? "" : "s");

@@ -211,7 +211,9 @@ int cmdCheck(int argc, char **argv) {
       {"count-bytes", 0, POPT_ARG_NONE, &v.countBytes, 0,
        "also compare the bytes that the library counts with the plan", NULL},
       {"gpu-cases", 0, POPT_ARG_NONE, &v.gpuCases, 0,
-       "only cases that GPUs of one NVLink domain run, as with --gpu", NULL},
+       "only cases that GPUs run, as with --gpu: in one NVLink domain, "
+       "with --ranks-per-node in several",
+       NULL},
       CLI_LIBRARY_OPTIONS(&v.library),
       {"moe", 0, POPT_ARG_STRING, &v.moe, 0, "one real shape: a model's layer", "NAME"},
       {"hidden", 0, POPT_ARG_LONGLONG, &v.hidden, CLI_POSITIVE, "or by hand: hidden size", "H"},

@@ -125,6 +125,7 @@ static json_t *memoryJson(const memory_need_t *m) {
       json_pack("{s:s, s:I}", "library", m->library, "output_bytes", (json_int_t)m->outputBytes);
   for (int i = 0; i < 6; i++)
     json_object_set_new(j, keys[i / 3][i % 3], json_integer((json_int_t)m->totals[i / 3][i % 3]));
+  if (!strcmp(m->library, "cpu")) json_object_set_new(j, "gpu_refuses", json_string(m->why));
   return j;
 }
 

@@ -41,6 +41,9 @@ void epNetEngineDestroy(ep_net_engine_t *e) {
 
 int epNetEngineCreate(const ep_net_settings_t *settings, ep_net_link_t link, int rank, int numRanks,
                       ep_net_engine_t **out, char *why) {
+  if (settings->deadRank >= numRanks)
+    return epNetFail(why, "TREFOIL_NET_DEAD_RANK names rank %lld, which is not in [0, %d)",
+                     (long long)settings->deadRank, numRanks);
   ep_net_engine_t *e = calloc(1, sizeof *e);
   if (!e) return epNetFail(why, "no memory for the network's engine");
   e->settings = *settings;

@@ -338,6 +338,24 @@ static int readHandle(const ep_net_listener_t *l, const void *from, int rank, ha
       why, "rank %d has another carrier: TREFOIL_NET_CARRIER must be the same on all ranks", rank);
 }
 
+/* Of the ranks that connect to this one. */
+static int failMissing(const ep_net_ends_t *ends, int rank, int numRanks, int64_t deadline,
+                       char *why) {
+  int r = rank + 1;
+  while (r < numRanks && ends[r].control >= 0 && ends[r].data >= 0) r++;
+  if (epNetNow() < deadline) return -1;
+  return epNetFail(why,
+                   "rank %d: rank %d did not connect within TREFOIL_NET_TIMEOUT_MS; its own log "
+                   "says why",
+                   rank, r);
+}
+
+static int failUnreached(int rank, int to, char *why) {
+  char reason[EP_NET_WHY];
+  memcpy(reason, why, sizeof reason);
+  return epNetFail(why, "rank %d, to rank %d: %.200s", rank, to, reason);
+}
+
 static int connectAll(ep_net_listener_t *l, void *const *handles, int numRanks, int rank,
                       int64_t deadline, ep_net_ends_t *ends, char *why) {
   handle_t h;
@@ -345,11 +363,11 @@ static int connectAll(ep_net_listener_t *l, void *const *handles, int numRanks, 
     if (readHandle(l, handles[r], r, &h, why)) return -1;
   for (int r = 0; r < rank; r++) {
     memcpy(&h, handles[r], sizeof h);
-    if (dialBoth(&h, rank, deadline, &ends[r], why)) return -1;
+    if (dialBoth(&h, rank, deadline, &ends[r], why)) return failUnreached(rank, r, why);
   }
   for (int missing = 2 * (numRanks - 1 - rank); missing;) {
     int taken = takeOne(l, rank, numRanks, deadline, ends, why);
-    if (taken < 0) return -1;
+    if (taken < 0) return failMissing(ends, rank, numRanks, deadline, why);
     missing -= taken;
   }
   return 0;

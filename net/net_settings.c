@@ -102,5 +102,8 @@ int epNetSettings(char *(*get)(const char *), ep_net_settings_t *out, char *why)
     return epNetFail(why,
                      "TREFOIL_NET_SLOW_RAIL or _FAILING_RAIL names a rail that is not in [0, %lld)",
                      (long long)out->rails);
+  if (out->slowRail >= 0 && !out->mbps)
+    return epNetFail(why, "TREFOIL_NET_SLOW_RAIL needs TREFOIL_NET_MBPS: without a bandwidth no "
+                          "rail is slow");
   return 0;
 }

@@ -34,6 +34,10 @@ static int inRange(ep_verdict_t *out, const char *field, unsigned long long valu
                 "%s is %llu; must be %llu to %llu", field, value, least, most);
 }
 
+static int commonDivisor(int a, int b) {
+  return b ? commonDivisor(b, a % b) : a;
+}
+
 static int checkTopology(int numRanks, int ranksPerNode, ep_verdict_t *out) {
   if (numRanks < 1 || numRanks > EP_MAX_RANKS) {
     return refuse(out, TREFOIL_INVALID_ARGUMENT, "num_ranks", numRanks < 1 ? 1 : EP_MAX_RANKS,
@@ -42,8 +46,13 @@ static int checkTopology(int numRanks, int ranksPerNode, ep_verdict_t *out) {
   if (ranksPerNode >= 1 && ranksPerNode <= numRanks && numRanks % ranksPerNode == 0) return 1;
   int nearest = ranksPerNode < 1 ? 1 : ranksPerNode > numRanks ? numRanks : ranksPerNode;
   while (numRanks % nearest) nearest--;
+  if (ranksPerNode < 1 || ranksPerNode > numRanks)
+    return refuse(out, TREFOIL_INVALID_ARGUMENT, "ranks_per_node", (unsigned long long)nearest,
+                  "ranks_per_node is %d; must divide the %d ranks evenly", ranksPerNode, numRanks);
   return refuse(out, TREFOIL_INVALID_ARGUMENT, "ranks_per_node", (unsigned long long)nearest,
-                "ranks_per_node is %d; must divide the %d ranks evenly", ranksPerNode, numRanks);
+                "ranks_per_node is %d; must divide the %d ranks evenly: NCCL makes uneven nodes "
+                "NVLink domains of the greatest common divisor, here %d",
+                ranksPerNode, numRanks, commonDivisor(ranksPerNode, numRanks));
 }
 
 static int checkHtLimits(const ep_group_limits_t *g, ep_verdict_t *out) {

@@ -36,6 +36,10 @@ static trefoil_variant_t variantOf(const ep_check_group_t *g) {
   return isRails ? TREFOIL_VARIANT_RAILS : TREFOIL_VARIANT_OURS;
 }
 
+static int isFar(const trefoil_shape_t *s, int a, int b) {
+  return a / s->ranksPerNode != b / s->ranksPerNode;
+}
+
 static trefoil_result_t addPlan(const ep_check_case_t *c, const ep_check_op_t *op, int round,
                                 ep_check_counts_t *counts) {
   trefoil_case_t rc;
@@ -51,7 +55,10 @@ static trefoil_result_t addPlan(const ep_check_case_t *c, const ep_check_op_t *o
   EP_TRY(trefoilPlanCreate(&plan, &rc.routing, &config));
   trefoil_result_t result = trefoilPlanTraffic(plan, -1, once);
   trefoilPlanDestroy(plan);
-  for (int i = 0; result == TREFOIL_OK && i < R * R; i++) counts->bytes[isCombine][i] += once[i];
+  for (int i = 0; result == TREFOIL_OK && i < R * R; i++) {
+    counts->bytes[isCombine][i] += once[i];
+    counts->leastPuts[i / R] += once[i] && isFar(&c->group->shape, i / R, i % R);
+  }
   return result;
 }
 
@@ -76,8 +83,31 @@ trefoil_result_t epPlanCounts(const ep_check_case_t *c, ep_check_counts_t *count
   return TREFOIL_OK;
 }
 
+/* Since the last time; a library without a network says that it cannot tell. */
+static trefoil_result_t comparePuts(ep_check_rank_t *rank, const ep_check_counts_t *planned,
+                                    ep_check_compared_t *out) {
+  uint64_t all[EP_MAX_RANKS], sum = 0, least = planned->leastPuts[rank->rank];
+  const trefoil_shape_t *s = &rank->group->shape;
+  if (!rank->lib->ncclEpReadPuts || s->ranksPerNode == s->numRanks) return TREFOIL_OK;
+  rank->doing = "ncclEpReadPuts";
+  ncclResult_t result = rank->lib->ncclEpReadPuts(rank->epGroup, all, rank->stream);
+  if (result == ncclInvalidUsage) return TREFOIL_OK;
+  EP_TRY_EP(rank, result);
+  for (int q = 0; q < s->numRanks; q++) sum += all[q];
+  uint64_t puts = sum - rank->putsBefore;
+  rank->putsBefore = sum;
+  if (!planned->isPlanned) return TREFOIL_OK;
+  EP_CHECK(puts >= least, TREFOIL_INTERNAL_ERROR,
+           "%llu puts counted by the library, expected at least %llu: one a peer in another domain "
+           "and operation",
+           (unsigned long long)puts, (unsigned long long)least);
+  out->puts = puts;
+  out->leastPuts = least;
+  return TREFOIL_OK;
+}
+
 trefoil_result_t epRankCompareCounts(ep_check_rank_t *rank, const ep_check_counts_t *planned,
-                                     uint64_t *compared) {
+                                     ep_check_compared_t *out) {
   int R = rank->group->shape.numRanks, tiers[EP_MAX_RANKS];
   uint64_t counted[EP_MAX_RANKS];
   for (int kind = 0; kind < 2; kind++) {
@@ -91,8 +121,8 @@ trefoil_result_t epRankCompareCounts(ep_check_rank_t *rank, const ep_check_count
                kindNames[kind], q,
                (unsigned)tiers[q] < TREFOIL_NUM_TIERS ? tierNames[tiers[q]] : "an unknown tier",
                (unsigned long long)counted[q], (unsigned long long)wanted[q]);
-      *compared += counted[q];
+      out->bytes += counted[q];
     }
   }
-  return TREFOIL_OK;
+  return comparePuts(rank, planned, out);
 }

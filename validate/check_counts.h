@@ -8,13 +8,20 @@
 typedef struct ep_check_counts {
   int isPlanned;                                  /* 0: this case is not compared */
   uint64_t bytes[2][EP_MAX_RANKS * EP_MAX_RANKS]; /* [dispatch, combine][src, dst] */
+  uint64_t leastPuts[EP_MAX_RANKS]; /* of each rank, that its rows to other nodes take:
+                                                     one a peer and operation */
 } ep_check_counts_t;
+
+/* Of one rank in a case. */
+typedef struct ep_check_compared {
+  uint64_t bytes, puts, leastPuts;
+} ep_check_compared_t;
 
 int epCanCount(const ep_library_t *lib);
 trefoil_result_t epPlanCounts(const ep_check_case_t *c, ep_check_counts_t *counts);
 /* After epRankRun, on a rank that counts: reads this rank's counts, sets them to zero, compares, and adds
- * the bytes that were compared. */
+ * the bytes that were compared. Puts between domains, where the library counts them: no fewer than the least. */
 trefoil_result_t epRankCompareCounts(ep_check_rank_t *rank, const ep_check_counts_t *planned,
-                                     uint64_t *compared);
+                                     ep_check_compared_t *out);
 
 #endif

@@ -156,10 +156,13 @@ void epWorkerRankFailed(ep_worker_rank_t *worker, ep_phase_t phase) {
 
 /* What this rank sent, as the library counts it. */
 static trefoil_result_t compareCounts(ep_worker_rank_t *worker, const ep_slot_t *slot) {
-  uint64_t compared = 0;
+  ep_check_compared_t compared = {0};
+  ep_check_job_t *job = worker->team->job;
   if (!worker->rank.counts) return TREFOIL_OK;
   EP_TRY(epRankCompareCounts(&worker->rank, &slot->counts, &compared));
-  atomic_fetch_add(&worker->team->job->counted, compared);
+  atomic_fetch_add(&job->counted, compared.bytes);
+  atomic_fetch_add(&job->puts, compared.puts);
+  atomic_fetch_add(&job->leastPuts, compared.leastPuts);
   return TREFOIL_OK;
 }
 

@@ -203,6 +203,8 @@ void epGpuFarClose(ep_gpu_group_t *g);
 int epGpuFarBlocks(const ep_gpu_group_t *g, int most);
 /* Collective, after a window's registration: the device communicator, once; and its end. */
 trefoil_result_t epGpuFarJoin(ep_gpu_group_t *g);
+/* That call failed and is still under way: nothing may be done on the communicator. */
+int epGpuFarIsGivenUp(const ep_gpu_group_t *g);
 void epGpuFarLeave(ep_gpu_group_t *g);
 /* Waits until no put of this rank is under way: before a window goes, while no operation runs. */
 trefoil_result_t epGpuFarDrain(ep_gpu_group_t *g, uint64_t timeoutNs, const char *call);
@@ -210,6 +212,8 @@ trefoil_result_t epGpuFarDrain(ep_gpu_group_t *g, uint64_t timeoutNs, const char
 trefoil_result_t epGpuFarSettle(ep_gpu_group_t *g);
 /* Launches use this window from now on. */
 void epGpuFarUse(ep_gpu_group_t *g, const ep_gpu_arena_t *a);
+/* Puts to each rank so far, on the device; NULL: one domain. */
+const uint64_t *epGpuFarPosted(const ep_gpu_group_t *g);
 /* As epLlPrepare* and epLlLaunch, with a relay in the launch. */
 trefoil_result_t epGpuFarPrepare(ep_gpu_op_t op, unsigned parts, ep_ll_ready_t *out);
 trefoil_result_t epGpuFarLaunch(const ep_gpu_group_t *g, unsigned kind, const ep_ll_ready_t *ready,
@@ -278,6 +282,7 @@ trefoil_result_t epGpuMaskClean(ncclEpGroup_t group, cudaStream_t stream);
 trefoil_result_t epGpuCountBytes(ncclEpGroup_t group, int on);
 trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,
                                 cudaStream_t stream);
+trefoil_result_t epGpuReadPuts(ncclEpGroup_t group, uint64_t *puts, cudaStream_t stream);
 trefoil_result_t epGpuKeepTimes(ncclEpGroup_t group, unsigned maxLaunches);
 trefoil_result_t epGpuReadTimes(ncclEpGroup_t group, ncclEpKernelTime_t *times, unsigned *count,
                                 cudaStream_t stream);

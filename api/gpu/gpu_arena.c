@@ -107,6 +107,12 @@ static void setLayout(ep_gpu_group_t *g, const ep_sizing_config_t *config) {
   }
 }
 
+/* Until the process ends. */
+static void keepWindow(ep_gpu_arena_t *a) {
+  a->window = NULL;
+  a->memory = NULL;
+}
+
 static trefoil_result_t waitForDevice(void) {
   cudaError_t error = cudaDeviceSynchronize();
   EP_CHECK(error != cudaErrorStreamCaptureUnsupported, TREFOIL_INVALID_USAGE,
@@ -119,6 +125,9 @@ static trefoil_result_t waitForDevice(void) {
 
 trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) {
   if (!needsNew(g, sizing)) return TREFOIL_OK;
+  EP_CHECK(!epGpuFarIsGivenUp(g), TREFOIL_INVALID_USAGE,
+           "ncclEpInitHandle: an earlier call failed and NCCL's part of it is still under way; "
+           "abort the communicator");
   EP_CHECK(g->group->numPending == 0, TREFOIL_INVALID_USAGE,
            "ncclEpInitHandle: a send_only operation is pending and the buffers must grow; call "
            "ncclEpComplete first");
@@ -155,6 +164,7 @@ trefoil_result_t epGpuArenaEnsure(ep_gpu_group_t *g, const ep_sizing_t *sizing) 
   if (result != TREFOIL_OK) {
     for (int r = 0; r < g->R; r++) g->ll.peers[r] = before[r];
     if (!g->numArenas) epGpuFarLeave(g);
+    if (epGpuFarIsGivenUp(g)) keepWindow(&a);
     epGpuArenaFree(g, &a);
     return result;
   }

@@ -30,6 +30,7 @@ const ep_backend_t epBackend = {
     .errorCleared = epGpuErrorCleared,
     .countBytes = epGpuCountBytes,
     .readBytes = epGpuReadBytes,
+    .readPuts = epGpuReadPuts,
     .keepTimes = epGpuKeepTimes,
     .readTimes = epGpuReadTimes,
     .gradBytes = epGpuGradBytes,

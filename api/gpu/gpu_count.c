@@ -41,6 +41,25 @@ trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, 
   return result;
 }
 
+static trefoil_result_t readPuts(const ep_gpu_group_t *g, uint64_t *puts, cudaStream_t stream) {
+  uint64_t copy[EP_KERNEL_MAX_RANKS] = {0};
+  const uint64_t *posted = epGpuFarPosted(g);
+  size_t size = (size_t)g->R * sizeof(uint64_t);
+  if (posted) EP_CUDA(cudaMemcpyAsync(copy, posted, size, cudaMemcpyDeviceToHost, stream));
+  EP_CUDA(cudaStreamSynchronize(stream));
+  memcpy(puts, copy, size);
+  return TREFOIL_OK;
+}
+
+trefoil_result_t epGpuReadPuts(ncclEpGroup_t group, uint64_t *puts, cudaStream_t stream) {
+  const ep_gpu_group_t *g = epGpu(group);
+  int before;
+  EP_TRY(epGpuEnter(g, &before));
+  trefoil_result_t result = readPuts(g, puts, stream);
+  epGpuLeave(g, before);
+  return result;
+}
+
 /* ---- times ----------------------------------------------------------------------------------- */
 
 /* High throughput takes two blocks at least: one sends, one receives. */

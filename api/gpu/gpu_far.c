@@ -8,17 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <nccl.h>
-#include <nccl_device.h>
-
-#include "api/gpu/gpu.h"
+#include "api/gpu/gpu_dev_comm.h"
 #include "kernels/net/net_drain.h"
 
 enum { MOST_RELAY_BLOCKS = 32 };
 
 struct ep_gpu_far {
   ncclDevComm_t comm;
-  int hasComm;
+  int hasComm, givenUp; /* givenUp: NCCL still makes it, though this group no longer waits */
   ep_buffer_t buffer;
   char *memory; /* EP_GPU_RELAY_BYTES on the device */
   ep_ll_relay_t relay;
@@ -85,6 +82,14 @@ void epGpuFarClose(ep_gpu_group_t *g) {
   g->far = NULL;
 }
 
+const uint64_t *epGpuFarPosted(const ep_gpu_group_t *g) {
+  return g->far ? g->far->relay.port.posted : NULL;
+}
+
+int epGpuFarIsGivenUp(const ep_gpu_group_t *g) {
+  return g->far && g->far->givenUp;
+}
+
 trefoil_result_t epGpuFarJoin(ep_gpu_group_t *g) {
   struct ep_gpu_far *f = g->far;
   if (!f || f->hasComm) return TREFOIL_OK;
@@ -94,8 +99,7 @@ trefoil_result_t epGpuFarJoin(ep_gpu_group_t *g) {
   needs.ginSignalCount =
       g->isHt ? EP_HT_FAR_SIGNALS(g->R / g->group->ranksPerNode) : EP_LL_RELAY_SIGNALS(g->R);
   needs.ginCounterCount = g->R;
-  EP_TRY(epGpuNccl(g->group->comm, ncclDevCommCreate(g->group->comm, &needs, &f->comm),
-                   "ncclEpInitHandle: ncclDevCommCreate"));
+  EP_TRY(epGpuDevComm(g, &needs, &f->comm, &f->givenUp));
   f->hasComm = 1;
   return copyIn(f->memory + EP_GPU_RELAY_COMM_AT, &f->comm, sizeof f->comm);
 }

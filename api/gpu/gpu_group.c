@@ -1,6 +1,7 @@
 /* Groups: what every rank has alone, then all together. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "api/gpu/rendezvous.h"
 #include "api/gpu/gpu.h"
@@ -37,6 +38,26 @@ static trefoil_result_t gpuName(const ep_gpu_group_t *g, ep_rendezvous_word_t *m
   EP_CUDA(cudaGetDeviceProperties(&p, g->device));
   memcpy(mine->gpu, p.uuid.bytes, sizeof mine->gpu);
   return TREFOIL_OK;
+}
+
+static uint64_t machineOf(void) {
+  char name[256] = "";
+  uint64_t hash = 14695981039346656037ull; /* FNV-1a */
+  gethostname(name, sizeof name - 1);
+  for (const char *c = name; *c; c++) hash = (hash ^ (unsigned char)*c) * 1099511628211ull;
+  return hash;
+}
+
+/* Domains have one size: those of machines with different numbers of ranks are smaller than the machines. */
+static void logDomains(const ep_gpu_group_t *g, const ep_rendezvous_word_t *all) {
+  int here = 0, of = g->group->ranksPerNode;
+  for (int r = 0; r < g->R; r++) here += all[r].machine == all[g->me].machine;
+  if (here <= of) return;
+  epLog(g->group,
+        "the %d ranks of this machine are %d NVLink domains of %d: NCCL gives all domains one "
+        "size, the greatest common divisor of uneven nodes (or of NCCL_LSA_TEAM_SIZE and the "
+        "ranks)",
+        here, here / of, of);
 }
 
 static int ranksOnGpu(const ep_rendezvous_word_t *all, int rank, int numRanks) {
@@ -158,6 +179,7 @@ static trefoil_result_t join(ep_gpu_group_t *g, const ep_sizing_t *sizing) {
   ep_rendezvous_word_t all[EP_KERNEL_MAX_RANKS], mine = {.call = EP_RENDEZVOUS_CREATE_GROUP};
   ep_settings_t settings[EP_KERNEL_MAX_RANKS];
   mine.maxSms = g->group->config.max_num_sms;
+  mine.machine = machineOf();
   epSettingsOf(g->group, &mine.settings);
   EP_TRY(gpuName(g, &mine));
   EP_TRY(epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all));
@@ -166,6 +188,7 @@ static trefoil_result_t join(ep_gpu_group_t *g, const ep_sizing_t *sizing) {
   g->ranksOnGpu = ranksOnGpu(all, g->me, g->R);
   g->group->limits.maxSms = mostSms(all, g->R);
   g->id = epRendezvousRounds(g->rendezvous);
+  logDomains(g, all);
   EP_TRY(prepare(g, sizing));
   mine.call = EP_RENDEZVOUS_GROUP_READY;
   return epRendezvousWait(g->rendezvous, &mine, g->group->timeoutNs, all);

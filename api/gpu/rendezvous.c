@@ -134,7 +134,8 @@ static const char *const callNames[] = {"",
                                         "ncclEpGroupDestroy",
                                         "trefoilGradGpuCreate",
                                         "trefoilGradGpuCreate",
-                                        "trefoilGradGpuDestroy"};
+                                        "trefoilGradGpuDestroy",
+                                        "ncclEpInitHandle"};
 
 static trefoil_result_t checkSameCall(const ep_rendezvous_word_t *all, int numRanks) {
   for (int r = 1; r < numRanks; r++) {

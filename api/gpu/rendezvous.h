@@ -12,10 +12,15 @@ typedef struct ep_rendezvous_word {
   uint32_t topk;
   uint64_t groupId; /* of the group that it is about, the same on all ranks */
   char gpu[16];     /* its UUID, with CREATE_GROUP */
+  uint64_t machine; /* a hash of its name, with CREATE_GROUP */
   uint32_t maxSms;  /* max_num_sms, with CREATE_GROUP */
   uint64_t limitNs; /* of this rank's wait, with DESTROY_GROUP */
+  int pending;      /* of this rank's call of NCCL, with DEVICE_READY */
   int undrained;    /* its puts may still be under way, with GROUP_DRAINED */
-  ep_settings_t settings;
+  union {
+    ep_settings_t settings; /* with CREATE_GROUP */
+    char why[176];          /* it failed, with DEVICE_READY */
+  };
 } ep_rendezvous_word_t;
 
 typedef enum ep_rendezvous_call {
@@ -28,7 +33,8 @@ typedef enum ep_rendezvous_call {
   EP_RENDEZVOUS_GROUP_DRAINED = 7, /* with several NVLink domains */
   EP_RENDEZVOUS_GRAD_CREATE = 8,
   EP_RENDEZVOUS_GRAD_READY = 9,
-  EP_RENDEZVOUS_GRAD_DESTROY = 10
+  EP_RENDEZVOUS_GRAD_DESTROY = 10,
+  EP_RENDEZVOUS_DEVICE_READY = 11 /* while the device communicator is made */
 } ep_rendezvous_call_t;
 
 /* Opens this rank's view of the communicator's rendezvous; several groups share it. With several NVLink

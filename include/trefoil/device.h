@@ -36,6 +36,11 @@ NCCL_EP_PUBLIC ncclResult_t ncclEpCountBytes(ncclEpGroup_t group, int on);
 NCCL_EP_PUBLIC ncclResult_t ncclEpReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes,
                                             int *tiers, int reset, cudaStream_t stream);
 
+/* Waits for the stream, then puts[R]: how many puts between NVLink domains this rank's kernels have posted to
+ * each rank since the group was made, those that only signal included; 0 to ranks of its own domain. */
+NCCL_EP_PUBLIC ncclResult_t ncclEpReadPuts(ncclEpGroup_t group, uint64_t *puts,
+                                           cudaStream_t stream);
+
 /* ---- Kernel times -----------------------------------------------------------------------------
  * The device clock (%globaltimer, nanoseconds) at the start of a launch's first block and at the end
  * of its last. Clocks of different GPUs need not agree; differences on one GPU are times. */

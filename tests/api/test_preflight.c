@@ -184,6 +184,14 @@ TEST(eager_expert_major_needs_a_top_k) {
   }
 }
 
+TEST(uneven_nodes_are_told_of_their_domains) {
+  drawn_t d = drawConfig();
+  ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;
+  REQUIRE(ncclEpPreflight(&d.g, d.layout, &d.h, d.topk, 6, 4, &p) == ncclSuccess, "%s",
+          ncclEpGetLastError());
+  CHECK(!p.supported && strstr(p.reason, "of the greatest common divisor, here 2"), "%s", p.reason);
+}
+
 TEST(bad_calls) {
   drawn_t d = drawConfig();
   ncclEpPreflight_t p = NCCL_EP_PREFLIGHT_INIT;

@@ -411,6 +411,7 @@ TEST(settings_are_read_and_wrong_ones_refused) {
       {"TREFOIL_NET_RAILS", "17", "must be an integer in [1, 16]"},
       {"TREFOIL_NET_DEAD_RANK", "3", "must be NUMBER:VALUE"},
       {"TREFOIL_NET_SLOW_RAIL", "1:4", "not in [0, 1)"},
+      {"TREFOIL_NET_SLOW_RAIL", "0:4", "needs TREFOIL_NET_MBPS"},
       {"TREFOIL_NET_FAILING_RAIL", "0:1000001", "must be NUMBER:VALUE"},
   };
   ep_net_settings_t s;
@@ -429,6 +430,18 @@ TEST(settings_are_read_and_wrong_ones_refused) {
   givenName = "TREFOIL_NET_DEAD_RANK";
   givenValue = "3:40";
   CHECK(!epNetSettings(given, &s, why) && s.deadRank == 3 && s.deadAfter == 40, "%s", why);
+}
+
+TEST(a_dead_rank_must_be_one_of_the_communicator) {
+  char why[EP_NET_WHY] = "";
+  ep_net_engine_t *e = NULL;
+  ep_net_settings_t s = plain();
+  const ep_net_link_t link = {NULL, moveAtOnce, always, recordOp};
+  s.deadRank = 3;
+  CHECK(epNetEngineCreate(&s, link, 0, 3, &e, why) == -1 && !e, "3 is none of 3 ranks");
+  CHECK(strstr(why, "TREFOIL_NET_DEAD_RANK names rank 3, which is not in [0, 3)"), "%s", why);
+  CHECK(!epNetEngineCreate(&s, link, 0, 4, &e, why), "%s", why);
+  epNetEngineDestroy(e);
 }
 
 TEST_MAIN()

@@ -183,6 +183,21 @@ TEST(a_wrong_setting_is_an_error_of_init_and_logged) {
   plugin->finalize(context);
 }
 
+TEST(a_dead_rank_that_does_not_exist_is_an_error_of_connect_and_logged) {
+  void *context, *listener, *comm = NULL;
+  char handle[HANDLE];
+  void *handles[] = {handle};
+  setenv("TREFOIL_NET_DEAD_RANK", "1:0", 1);
+  REQUIRE(!plugin->init(&context, 1, hear), "%s", logged);
+  unsetenv("TREFOIL_NET_DEAD_RANK");
+  REQUIRE(!plugin->listen(context, 0, handle, &listener), "%s", logged);
+  CHECK(plugin->connect(context, handles, 1, 0, listener, &comm) == RMA_SYSTEM_ERROR && !comm,
+        "it was taken");
+  CHECK(strstr(logged, "TREFOIL_NET_DEAD_RANK names rank 1, which is not in [0, 1)"), "%s", logged);
+  plugin->closeListen(listener);
+  plugin->finalize(context);
+}
+
 int main(int argc, char **argv) {
   void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
   plugin = library ? dlsym(library, "ncclRmaPlugin_v14") : NULL;

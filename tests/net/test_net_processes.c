@@ -417,11 +417,28 @@ TEST(a_rank_that_does_not_come_ends_the_wait) {
   for (int r = 0; r < 2; r++) REQUIRE(!epNetListen(&s, handles[r], &listeners[r], why), "%s", why);
   int64_t began = epNetNow();
   CHECK(epNetConnect(&s, listeners[0], all, 2, 0, &comm, why) == -1, "nobody came");
-  CHECK(strstr(why, "did not answer in time") && epNetNow() - began < 3000000000, "%s", why);
+  CHECK(strstr(why, "rank 0: rank 1 did not connect within") && epNetNow() - began < 3000000000,
+        "%s", why);
   CHECK(epNetConnect(&s, listeners[0], all, 2, 2, &comm, why) == -1 &&
             strstr(why, "rank 2 is not in [0, 2)"),
         "%s", why);
   for (int r = 0; r < 2; r++) epNetListenClose(listeners[r]);
+}
+
+TEST(a_rank_that_has_stopped_listening_is_named) {
+  char handles[2][EP_NET_HANDLE_BYTES], why[EP_NET_WHY] = "";
+  void *const all[] = {handles[0], handles[1]};
+  ep_net_listener_t *listeners[2];
+  ep_net_comm_t *comm;
+  for (int carrier = 0; carrier < 2; carrier++) {
+    ep_net_settings_t s = settingsOf(carrier);
+    for (int r = 0; r < 2; r++)
+      REQUIRE(!epNetListen(&s, handles[r], &listeners[r], why), "%s", why);
+    epNetListenClose(listeners[0]);
+    CHECK(epNetConnect(&s, listeners[1], all, 2, 1, &comm, why) == -1, "nobody listens");
+    CHECK(strstr(why, "rank 1, to rank 0: a rank's listener cannot be reached: "), "%s", why);
+    epNetListenClose(listeners[1]);
+  }
 }
 
 TEST(ranks_with_different_carriers_are_told) {

@@ -59,6 +59,7 @@ def answer(mode: str, ep: int, tokens: int = 128, spread: float = 0.1) -> dict[s
         "seconds": 2 * half,
         "memory": {
             "library": "gpu" if ep == 8 else "cpu",
+            **({} if ep == 8 else {"gpu_refuses": "made-up reason"}),
             "output_bytes": 10**8 if mode == "ll" else 10**6,
             "group_device_bytes": 10**6,
             "group_shared_bytes": 2 * 10**6 * tokens,

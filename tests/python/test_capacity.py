@@ -177,7 +177,7 @@ def test_tables() -> None:
         "HT EP 32: takes 267 us",
         "x 1.50",
         "extrapolated beyond",
-        "c: buffers of",
+        "c: buffers of the CPU library: made-up reason",
     ):
         assert words in text
         assert words in markdown

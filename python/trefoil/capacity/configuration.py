@@ -49,6 +49,7 @@ class Memory:
     other: int  # the caller's
     refused: str = ""  # why the sizing table has no answer
     library: str = "gpu"  # whose buffers; "gpu-formula", "cpu": the GPU library lacks the shape
+    gpu_refuses: str = ""  # with "cpu": why
     attention: int = 0  # weights, as the next two
     shared: int = 0  # shared experts, layers without experts, routers
     embeddings: int = 0  # and the head
@@ -260,6 +261,7 @@ def memory_of(answer: dict[str, Any], q: Question) -> Memory:
         other=int(q.other_gb * 1e9),
         refused=table.get("refused", ""),
         library=table.get("library", "cpu"),
+        gpu_refuses=table.get("gpu_refuses", ""),
         **rest,
     )
 

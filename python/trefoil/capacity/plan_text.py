@@ -335,7 +335,8 @@ def notes_of(plan: CapacityPlan) -> list[str]:
     if "gpu-formula" in libraries:
         notes.append("g: buffers by the GPU library's formula; it takes at most 64 ranks")
     if "cpu" in libraries:
-        notes.append("c: buffers of the CPU library; the GPU library does not take that shape")
+        why = sorted({c.memory.gpu_refuses for c in configurations} - {""})
+        notes.append("c: buffers of the CPU library" + (f": {'; '.join(why[:2])}" if why else ""))
     return [*notes, *step_notes(plan)]
 
 
