@@ -106,7 +106,7 @@ class Step:
         if any(a.size and (a.min() < -1 or a.max() >= num_experts) for a in arrays):
             raise TrefoilError(f"topk_idx: expected ids in [0, {num_experts}), or -1")
         self.idx = [np.ascontiguousarray(a, dtype=np.int32) for a in arrays]
-        self.num_ranks = len(arrays)
+        self.num_ranks, self.num_experts = len(arrays), num_experts
         self._tokens = np.array([len(a) for a in arrays], dtype=np.int64)
         self._pointers = (ct.c_void_p * self.num_ranks)(*(a.ctypes.data for a in self.idx))
         most = int(self._tokens.max(initial=1))
