@@ -1,4 +1,5 @@
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "module.h"
@@ -59,6 +60,16 @@ static PyType_Slot objectSlots[] = {{Py_tp_new, newObject},
 static PyType_Spec objectSpec = {"trefoil._c.Object", sizeof(ep_object_t), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, objectSlots};
 
+static void raiseGone(ep_kind_t kind) {
+  char sentence[64];
+  snprintf(sentence, sizeof sentence, "the %s was destroyed", kindNames[kind]);
+  pyRaise(ncclInvalidUsage,
+          kind == EP_COMM
+              ? "the communicator was destroyed or aborted, or Ctrl-C ended a call that "
+                "waited for its ranks; its groups are lost with it"
+              : sentence);
+}
+
 void *pyValue(PyObject *object, ep_kind_t kind) {
   const ep_object_t *o = (ep_object_t *)object;
   if (!PyObject_TypeCheck(object, (PyTypeObject *)pyObjectType) || o->kind != (int)kind) {
@@ -67,7 +78,7 @@ void *pyValue(PyObject *object, ep_kind_t kind) {
     pyRaise(ncclInvalidUsage, "the object was made before a fork of this process, or by a library "
                               "that is no longer in use");
   } else if (!o->value) {
-    pyRaise(ncclInvalidUsage, "the object was destroyed, or its communicator aborted");
+    raiseGone(kind);
   } else {
     return o->value;
   }

@@ -111,6 +111,30 @@ def test_rendezvous_by_file(tmp_path: Path) -> None:
         ep.Communicator.from_file(tmp_path / "none", 2, 1, timeout=0.05)
 
 
+def test_groups_come_before_their_communicator() -> None:
+    """A communicator with groups is not destroyed, and works on; aborted, it takes them along."""
+
+    def work(rank: int, comm: ep.Communicator) -> None:
+        first, second = (ep.Group.create(comm, LL.group_config()) for _ in range(2))
+        with pytest.raises(ep.InvalidUsageError, match="destroy: 2 of its groups not destroyed"):
+            comm.destroy()
+        first.destroy()
+        with pytest.raises(ep.InvalidUsageError, match="destroy: 1 of its groups not destroyed"):
+            comm.destroy()
+        handle = second.init_handle(LL.layout(), LL.topk)
+        handle.update(ep.Tensor(LL.routing(rank)))
+        comm.abort()
+        with pytest.raises(ep.InvalidUsageError, match="its groups are lost with it"):
+            second.destroy()
+        handle.destroy()
+        with pytest.raises(ep.InvalidUsageError, match="the handle was destroyed"):
+            handle.update(ep.Tensor(LL.routing(rank)))
+        with pytest.raises(ep.InvalidUsageError, match="the group was destroyed"):
+            first.handle_mem_size(LL.layout(), LL.topk)
+
+    with_threads(work, 2)
+
+
 class OfCudaCore:
     """A stream of others: cuda.core's protocol."""
 

@@ -33,7 +33,7 @@ class Group(Scoped, c.Object):
     exception is on its way: other ranks may then not come to destroy it.
     """
 
-    __slots__ = ("_comm",)
+    __slots__ = ("__weakref__", "_comm")
     _comm: Communicator | None
 
     def __new__(cls, ptr: int) -> Group:
@@ -48,6 +48,7 @@ class Group(Scoped, c.Object):
             comm = Communicator(comm if isinstance(comm, int) else comm.ptr)
         self = cls(c.group_create(comm, config))
         self._comm = comm
+        comm._groups.add(self)
         return self
 
     def create_handle(
