@@ -139,7 +139,9 @@ class RoutingRecorder:
         on other ranks, no token, or not the same K.
         """
         if provenance is not None and not isinstance(provenance, dict):
-            raise ep.InvalidArgumentError(f"provenance: found {type(provenance).__name__}, a dict")
+            raise ep.InvalidArgumentError(
+                f"provenance: found {type(provenance).__name__}, expected a dict"
+            )
         ranks = [self.steps]
         if dist.is_initialized():
             box: list[Any] = [None] * dist.get_world_size(group)
