@@ -200,6 +200,18 @@ def test_numpy_and_dlpack_agree(dtype: str) -> None:
     assert ep.Tensor(array).buffer is array
 
 
+def test_what_is_no_memory() -> None:
+    """Objects and times; NumPy's scalars, whose memory lies in a temporary array. An array of no
+    dimension is a tensor."""
+    with pytest.raises(TypeError, match="float32 is no tensor"):
+        ep.Tensor(np.float32(3))
+    for dtype in ("O", "M8[s]"):  # whatever is said to lie there
+        with pytest.raises(ep.InvalidArgumentError, match="no type of NCCL's"):
+            ep.Tensor(np.zeros(4, dtype), dtype=ep.DataType.INT8, shape=(4,))
+    array = np.zeros((), np.float32)
+    assert (ep.Tensor(array).data, ep.Tensor(array).sizes) == (array.ctypes.data, ())
+
+
 def test_small_floats() -> None:
     types = pytest.importorskip("ml_dtypes")
     found = {

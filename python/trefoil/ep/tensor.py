@@ -9,6 +9,7 @@ whose storage was resized since, but queued work still uses the old memory.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from functools import lru_cache
@@ -228,6 +229,8 @@ def _root_of(buffer: Any) -> Any:
 
 def _from_interface(buffer: Any, about: dict[str, Any], on_host: bool) -> _Memory:
     shape, typestr = tuple(about["shape"]), about["typestr"]
+    if not typestr[2:].isdigit():  # objects, times
+        raise c.InvalidArgumentError(f"the tensor's elements are {typestr}: no type of NCCL's")
     item = int(typestr[2:])
     strides = about.get("strides")
     if not _contiguous(shape, strides, item):
@@ -265,12 +268,19 @@ def _from_dlpack(buffer: Any) -> _Memory:
     return _Memory(data, _DLPACK[code, bits], shape, on_host, False, capsule, data, extent)
 
 
+def _is_scalar(buffer: Any) -> bool:
+    """NumPy's scalars have the array interface of a temporary array."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(buffer, numpy.generic)
+
+
 def _memory_of(buffer: Any) -> _Memory:
     if hasattr(buffer, "data_ptr") and hasattr(buffer, "untyped_storage"):
         return _from_torch(buffer)
     if (about := getattr(buffer, "__cuda_array_interface__", None)) is not None:
         return _from_interface(buffer, about, on_host=False)
-    if (about := getattr(buffer, "__array_interface__", None)) is not None:
+    about = None if _is_scalar(buffer) else getattr(buffer, "__array_interface__", None)
+    if about is not None:
         return _from_interface(buffer, about, on_host=True)
     if hasattr(buffer, "__dlpack__"):
         return _from_dlpack(buffer)
