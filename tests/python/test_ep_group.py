@@ -114,8 +114,10 @@ def test_check_tells_of_a_lost_rank() -> None:
     with_threads(work, 2)
 
 
-def test_check_tells_of_bad_ids_once() -> None:
-    """The rank that has them hears of it before combine, which all make then: nothing is lost."""
+@pytest.mark.parametrize("asks", [True, False])
+def test_bad_ids_are_told_once(asks: bool) -> None:
+    """The rank that has them hears of it from check, or from combine, which it can make again:
+    nothing is lost, and they counted as unused."""
     tokens = [len(LL.routing(r)) for r in range(LL.ranks)]
 
     def work(rank: int, comm: ep.Communicator) -> bytes:
@@ -124,13 +126,18 @@ def test_check_tells_of_bad_ids_once() -> None:
             ids[0, 0] = 99 if spoilt else -1
         with ll_group(comm) as group, group.create_handle(LL.layout(), ep.Tensor(ids)) as handle:
             out = dispatch(handle, rank)
+            rows = ep.Tensor(np.where(np.isnan(out.tokens), 0, out.tokens))
+            sums = ep.CombineOutputs(tokens=ep.Tensor(out.combined))
+
+            def combine() -> None:
+                handle.combine(ep.CombineInputs(tokens=rows), sums)
+
             if rank == 0 and spoilt:
                 with pytest.raises(ep.InvalidArgumentError, match="token 0, k = 0: expert 99"):
-                    group.check()
-            group.check()
-            rows = np.where(np.isnan(out.tokens), 0, out.tokens)
-            sums = ep.CombineOutputs(tokens=ep.Tensor(out.combined))
-            handle.combine(ep.CombineInputs(tokens=ep.Tensor(rows)), sums)
+                    group.check() if asks else combine()
+            if asks:
+                group.check()
+            combine()
             ep.synchronize()
             group.check()
             return out.combined.tobytes()
