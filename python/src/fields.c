@@ -63,7 +63,7 @@ int pyReadTensor(PyObject *object, int written, ncclEpTensor_t **out) {
     return -1;
   }
   *out = &t->tensor;
-  return 0;
+  return pyTensorStays(t);
 }
 
 /* NULL: the field was deleted, which is none. Held, since the field may change while the call runs. */

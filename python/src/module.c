@@ -56,21 +56,26 @@ static PyObject *pin(PyObject *module, PyObject *args) {
                                                 cudaHostRegisterDefault));
 }
 
-/* unpin(address, device): once the device's queued work, which may use it, is done. */
-static PyObject *unpin(PyObject *module, PyObject *args) {
+/* settle(device): waits for the device's queued work. */
+static PyObject *settle(PyObject *module, PyObject *args) {
   (void)module;
-  unsigned long long address;
   int device, current = 0;
-  cudaError_t code;
-  if (!PyArg_ParseTuple(args, "Ki", &address, &device)) return NULL;
+  if (!PyArg_ParseTuple(args, "i", &device)) return NULL;
   Py_BEGIN_ALLOW_THREADS;
   pyLibrary->cudaGetDevice(&current);
   pyLibrary->cudaSetDevice(device);
   pyLibrary->cudaDeviceSynchronize();
-  code = pyLibrary->cudaHostUnregister((void *)(uintptr_t)address);
   pyLibrary->cudaSetDevice(current);
   Py_END_ALLOW_THREADS;
-  return pyDoneCuda(code);
+  Py_RETURN_NONE;
+}
+
+/* unpin(address): the end of pin. */
+static PyObject *unpin(PyObject *module, PyObject *args) {
+  (void)module;
+  unsigned long long address;
+  if (!PyArg_ParseTuple(args, "K", &address)) return NULL;
+  return pyDoneCuda(pyLibrary->cudaHostUnregister((void *)(uintptr_t)address));
 }
 
 /* Whether the runtime knows the memory there. */
@@ -110,6 +115,7 @@ PyMethodDef pyRuntimeMethods[] = {{"load", load, METH_VARARGS, NULL},
                                   {"get_device", getDevice, METH_NOARGS, NULL},
                                   {"device_count", deviceCount, METH_NOARGS, NULL},
                                   {"pin", pin, METH_VARARGS, NULL},
+                                  {"settle", settle, METH_VARARGS, NULL},
                                   {"unpin", unpin, METH_VARARGS, NULL},
                                   {"known", known, METH_VARARGS, NULL},
                                   {"stream_create", streamCreate, METH_NOARGS, NULL},

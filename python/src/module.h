@@ -34,7 +34,11 @@ typedef struct {
   PyObject_HEAD ncclEpTensor_t tensor;
   size_t sizes[EP_MAX_DIMS];
   int readOnly;
+  PyObject *storage; /* of torch, which may move what it holds; else NULL */
+  void *storageData; /* where it was */
 } ep_tensor_object_t;
+/* Refuses a tensor whose storage holds other memory by now; -1 with an exception. */
+int pyTensorStays(const ep_tensor_object_t *t);
 
 /* What every call reads: trefoil.ep's dataclasses of these names have their fields here, where reading one is
  * no look-up. A field is NULL when it was deleted. */

@@ -1,11 +1,12 @@
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "module.h"
 
 PyObject *pyObjectType, *pyTensorType;
 static unsigned epoch;
-static PyObject *cudaStreamName, *torchStreamName;
+static PyObject *cudaStreamName, *torchStreamName, *dataPtrName;
 static const char *const kindNames[] = {"communicator", "group", "handle", "stream"};
 
 void pyNextEpoch(void) {
@@ -59,6 +60,16 @@ static PyType_Slot objectSlots[] = {{Py_tp_new, newObject},
 static PyType_Spec objectSpec = {"trefoil._c.Object", sizeof(ep_object_t), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, objectSlots};
 
+static void raiseGone(ep_kind_t kind) {
+  char sentence[64];
+  snprintf(sentence, sizeof sentence, "the %s was destroyed", kindNames[kind]);
+  pyRaise(ncclInvalidUsage,
+          kind == EP_COMM
+              ? "the communicator was destroyed or aborted, or Ctrl-C ended a call that "
+                "waited for its ranks; its groups are lost with it"
+              : sentence);
+}
+
 void *pyValue(PyObject *object, ep_kind_t kind) {
   const ep_object_t *o = (ep_object_t *)object;
   if (!PyObject_TypeCheck(object, (PyTypeObject *)pyObjectType) || o->kind != (int)kind) {
@@ -67,7 +78,7 @@ void *pyValue(PyObject *object, ep_kind_t kind) {
     pyRaise(ncclInvalidUsage, "the object was made before a fork of this process, or by a library "
                               "that is no longer in use");
   } else if (!o->value) {
-    pyRaise(ncclInvalidUsage, "the object was destroyed, or its communicator aborted");
+    raiseGone(kind);
   } else {
     return o->value;
   }
@@ -146,6 +157,42 @@ static PyObject *newTensor(PyTypeObject *type, PyObject *args, PyObject *keyword
   return NULL;
 }
 
+static void *addressIn(PyObject *storage) {
+  PyObject *number = PyObject_CallMethodObjArgs(storage, dataPtrName, NULL);
+  void *address = number ? PyLong_AsVoidPtr(number) : NULL;
+  Py_XDECREF(number);
+  return address;
+}
+
+int pyTensorStays(const ep_tensor_object_t *t) {
+  if (!t->storage) return 0;
+  const void *now = addressIn(t->storage);
+  if (!PyErr_Occurred() && now != t->storageData) {
+    pyRaise(ncclInvalidArgument,
+            "the storage of the tensor was resized since its ep.Tensor was made; "
+            "make that again");
+  }
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+/* _watch(storage): one with data_ptr(), which every call asks. */
+static PyObject *watch(PyObject *self, PyObject *storage) {
+  ep_tensor_object_t *t = (ep_tensor_object_t *)self;
+  t->storageData = addressIn(storage);
+  if (PyErr_Occurred()) return NULL;
+  Py_XDECREF(t->storage);
+  Py_INCREF(storage);
+  t->storage = storage;
+  Py_RETURN_NONE;
+}
+
+static void freeTensor(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  Py_XDECREF(((ep_tensor_object_t *)self)->storage);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
 static PyObject *tensorPtr(PyObject *self, void *closure) {
   (void)closure;
   return PyLong_FromVoidPtr(&((ep_tensor_object_t *)self)->tensor);
@@ -183,8 +230,12 @@ static PyGetSetDef tensorFields[] = {
     {"datatype", tensorDatatype, NULL, "The elements' ncclDataType_t.", NULL},
     {"sizes", tensorSizes, NULL, "Elements in each dimension, the slowest first.", NULL},
     {0}};
-static PyType_Slot tensorSlots[] = {
-    {Py_tp_new, newTensor}, {Py_tp_getset, tensorFields}, {0, NULL}};
+static PyMethodDef tensorMethods[] = {{"_watch", watch, METH_O, NULL}, {0}};
+static PyType_Slot tensorSlots[] = {{Py_tp_new, newTensor},
+                                    {Py_tp_dealloc, freeTensor},
+                                    {Py_tp_getset, tensorFields},
+                                    {Py_tp_methods, tensorMethods},
+                                    {0, NULL}};
 static PyType_Spec tensorSpec = {"trefoil._c.Tensor", sizeof(ep_tensor_object_t), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, tensorSlots};
 
@@ -198,8 +249,9 @@ static PyObject *addType(PyObject *module, const char *name, PyType_Spec *spec) 
 int pyObjectsInit(PyObject *module) {
   cudaStreamName = PyUnicode_InternFromString("__cuda_stream__");
   torchStreamName = PyUnicode_InternFromString("cuda_stream");
+  dataPtrName = PyUnicode_InternFromString("data_ptr");
   pyObjectType = addType(module, "Object", &objectSpec);
   pyTensorType = addType(module, "Tensor", &tensorSpec);
   pthread_atfork(NULL, NULL, pyNextEpoch);
-  return cudaStreamName && torchStreamName && pyObjectType && pyTensorType ? 0 : -1;
+  return cudaStreamName && torchStreamName && dataPtrName && pyObjectType && pyTensorType ? 0 : -1;
 }

@@ -18,11 +18,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from trefoil.reference import Step, TrefoilError
+from trefoil.kernel_inputs import (
+    Array,
+    InputError,
+    Layout,
+    by_rank,
+    float_rows,
+    ids_of,
+    of_ranks,
+    require_mode,
+    rounding,
+    rows_of,
+    tokens_of,
+    weights_of,
+)
+from trefoil.reference import Step
 
-Array = npt.NDArray[Any]
 MOST_TOLD = 20
 
 
@@ -61,67 +73,11 @@ class Found:
         return "\n".join([*lines, f"{self.compared} rows compared, {self.wrong} wrong"])
 
 
-def _array(data: Any) -> Array:
-    """On the host."""
-    return np.asarray(data.detach().cpu().numpy() if hasattr(data, "detach") else data)
-
-
-def _pair(data: Any) -> tuple[Array, Array]:
-    """Values to show, and the same as they lie in memory: NumPy lacks torch's bfloat16 and fp8."""
-    if not hasattr(data, "detach"):
-        values = np.ascontiguousarray(data)
-        return values, values
-    data = data.detach().cpu().contiguous()
-    import torch
-
-    if data.is_floating_point() and data.dtype not in (torch.float64, torch.float32):
-        kind = torch.int16 if data.itemsize == 2 else torch.uint8
-        return data.float().numpy(), data.view(kind).numpy()
-    return data.numpy(), data.numpy()
-
-
-def _rows(name: str, data: Any, width: int | None = None) -> tuple[Array, Array]:
-    """[rows, H] values, and their bytes [rows, bytes]."""
-    values, raw = _pair(data)
-    if values.ndim < 2:
-        raise TrefoilError(f"{name}: {values.ndim} dimensions; rows of H values expected")
-    values = values.reshape(-1, values.shape[-1])
-    raw = raw.reshape(values.shape)
-    raw = raw.view(np.uint8).reshape(len(values), values.shape[1] * raw.itemsize)
-    if width is not None and raw.shape[1] != width:
-        raise TrefoilError(f"{name}: rows of {raw.shape[1]} bytes, the tokens have {width}")
-    return values, raw
-
-
-def _most_tokens(
-    mode: str, ranks: int, given: Mapping[str, Any], max_tokens: int | None
-) -> int | None:
-    """N, as the arrays of low latency with three dimensions have it."""
-    for name, data in given.items():
-        shape = getattr(data, "shape", ())
-        if len(shape) != 3 or not mode.startswith("ll-"):
-            continue
-        of_expert = ranks if mode == "ll-expert-major" else 1
-        if shape[1] % of_expert or max_tokens not in (None, shape[1] // of_expert):
-            raise TrefoilError(
-                f"{name}: {shape[1]} slots in dimension 1; N is {max_tokens or 'not known'}, "
-                f"{of_expert} N expected"
-            )
-        max_tokens = shape[1] // of_expert
-    return max_tokens
-
-
-def _require_tokens(name: str, rows: Sequence[Any], topk_idx: Sequence[Any]) -> None:
-    found, expected = [len(r) for r in rows], [len(ids) for ids in topk_idx]
-    if found != expected:
-        raise TrefoilError(f"{name}: {found} by rank; topk_idx has {expected} tokens")
-
-
 class _Sources:
     """The rows of all ranks, found again by what they hold."""
 
-    def __init__(self, tokens: Sequence[Any]) -> None:
-        self.rows = [_rows(f"tokens of rank {r}", data) for r, data in enumerate(tokens)]
+    def __init__(self, rows: list[tuple[Array, Array]]) -> None:
+        self.rows = rows
         self.width = next((raw.shape[1] for _, raw in self.rows if len(raw)), 0)
         self.owners: dict[bytes, list[tuple[int, int]]] = {}
         for rank, (_, raw) in enumerate(self.rows):
@@ -131,11 +87,14 @@ class _Sources:
     def raw(self, rank: int, token: int) -> Array:
         return self.rows[rank][1][token]
 
+    def owner_names(self, found: Array) -> str:
+        """The tokens whose row it is; "" of none."""
+        owners = self.owners.get(found.tobytes(), [])
+        return " or ".join(f"(rank {r}, token {t})" for r, t in owners[:3])
+
     def describe(self, found: Array, rank: int, token: int, values: Array) -> str:
         """What stands where the row of (rank, token) should be."""
-        owners = self.owners.get(found.tobytes(), [])
-        if owners:
-            names = " or ".join(f"(rank {r}, token {t})" for r, t in owners[:3])
+        if names := self.owner_names(found):
             return f"holds the row of {names}"
         if not found.any():
             return "holds zeros"
@@ -154,10 +113,12 @@ def _place(mode: str, rank: int, slot: int, expert: int, step: Step) -> str:
     """Names a slot as the layout counts it."""
     if mode == "ll-expert-major":
         wide = step.num_ranks * step.max_tokens
-        return f"rank {rank}, local expert {slot // wide} (expert {expert}), slot {slot % wide}"
+        local = slot // wide
+        expert = rank * -(-step.num_experts // step.num_ranks) + local
+        return f"rank {rank}, local expert {local} (expert {expert}), slot {slot % wide}"
     if mode == "ll-rank-major":
         return f"rank {rank}, source rank {slot // step.max_tokens}, slot {slot % step.max_tokens}"
-    of = f" (expert {expert})" if mode == "ht-expert-major" else ""
+    of = f" (expert {expert})" if mode == "ht-expert-major" and expert >= 0 else ""
     return f"rank {rank}, slot {slot}{of}"
 
 
@@ -171,37 +132,53 @@ def check_dispatch(
     max_tokens: int | None = None,
     alignment: int = 0,
     order_free: bool = False,
+    stale: bool = False,
 ) -> Found:
     """Compares what ranks received with what a dispatch must bring them, byte for byte.
 
     mode: ll-expert-major, ll-rank-major, ht-flat, ht-expert-major. topk_idx, tokens: [B, K] and
-    [B, H] of every rank. received: by rank, [L, R N, H], [R, N, H] or [slots, H]; slots that hold
-    no token are not looked at. max_tokens: N, by default as received has it, where that has two
-    dimensions the greatest B. alignment: of HT
+    [B, H] of every rank. received: by rank, [L, R N, H], [R, N, H] or [slots, H], of high
+    throughput with as many slots as tokens arrive, or more. max_tokens: N, by default as received
+    has it, where that has two dimensions the greatest B. alignment: of HT
     expert-major zones. order_free: rows may come in any order within an expert (ll-rank-major: a
-    source rank; ht-flat: the rank).
+    source rank; ht-flat: the rank). A slot that no token belongs in is wrong if it holds a token's
+    row (zeros apart); stale: it may, since the memory was used before.
 
-    Raises TrefoilError with the reason where shapes, ids or the mode do not fit.
+    Raises trefoil.kernel_inputs.InputError, a ValueError, which names the argument that does not
+    fit.
     """
-    _require_tokens("rows of tokens", tokens, topk_idx)
-    arrays = {f"received of rank {rank}": data for rank, data in received.items()}
-    most = _most_tokens(mode, len(topk_idx), arrays, max_tokens)
-    step = Step([_array(ids) for ids in topk_idx], num_experts, max_tokens=most)
-    sources = _Sources(tokens)
+    require_mode(mode)
+    ids = ids_of(topk_idx)
+    sources = _Sources(tokens_of(ids, tokens))
+    given = by_rank("received", received, len(ids))
+    arrays = {f"received of rank {rank}": data for rank, data in given}
+    layout = Layout(mode, ids, arrays, num_experts, max_tokens, alignment)
     found = Found()
-    for rank, data in sorted(received.items()):
-        slots = step.slots(mode, rank, alignment=alignment)
-        values, raw = _rows(f"received of rank {rank}", data, sources.width or None)
-        used = np.flatnonzero(slots["src"] >= 0)
-        if len(used) and len(raw) <= used[-1]:
-            raise TrefoilError(
-                f"received of rank {rank}: {len(raw)} rows; slot {used[-1]} holds a token"
-            )
+    for (rank, _), (name, data) in zip(given, arrays.items(), strict=True):
+        slots = layout.slots(rank)
+        values, raw = rows_of(name, data, sources.width or None)
+        layout.require_rows(name, values, slots)
         if order_free:
-            _compare_sets(found, mode, step, rank, slots, raw, sources)
+            _compare_sets(found, mode, layout.step, rank, slots, raw, sources)
         else:
-            _compare_slots(found, mode, step, rank, slots, values, raw, sources)
+            _compare_slots(found, mode, layout.step, rank, slots, values, raw, sources)
+        if not stale:
+            _find_surplus(found, layout, rank, slots, raw, sources)
     return found
+
+
+def _find_surplus(
+    found: Found, layout: Layout, rank: int, slots: Array, raw: Array, sources: _Sources
+) -> None:
+    """Rows of tokens in slots where none belongs."""
+    free = np.ones(len(raw), bool)
+    free[np.flatnonzero(slots["src"] >= 0)] = False
+    for slot in np.flatnonzero(free & raw.any(axis=1)):
+        if not (names := sources.owner_names(raw[slot])):
+            continue
+        place = _place(layout.mode, rank, int(slot), -1, layout.step)
+        text = f"{place}: holds the row of {names}; no token belongs there"
+        found.add(rank, int(slot), -1, text)
 
 
 def _compare_slots(
@@ -271,48 +248,68 @@ def check_combine(
     its own terms: (terms + 1) epsilon times the sum of their magnitudes. epsilon: by default that
     of float32 (bfloat16: 2**-8, float16: 2**-11).
 
-    Raises TrefoilError with the reason where shapes, ids or the mode do not fit.
+    Raises trefoil.kernel_inputs.InputError, a ValueError, which names the argument that does not
+    fit.
     """
+    require_mode(mode)
     if (mode == "ll-expert-major") != (topk_weights is not None):
-        raise TrefoilError("topk_weights are for ll-expert-major, and needed there")
-    if topk_weights is not None:
-        _require_tokens("topk_weights", topk_weights, topk_idx)
-    arrays = {f"rows of rank {rank}": data for rank, data in enumerate(rows)}
-    most = _most_tokens(mode, len(topk_idx), arrays, max_tokens)
-    step = Step([_array(ids) for ids in topk_idx], num_experts, max_tokens=most)
-    given = [_rows(f"rows of rank {r}", data)[0].astype(np.float64) for r, data in enumerate(rows)]
-    if len(given) != step.num_ranks:
-        raise TrefoilError(f"rows of {len(given)} ranks; topk_idx has {step.num_ranks}")
-    width = given[0].shape[1]
-    bound = float(np.finfo(np.float32).eps) if epsilon is None else epsilon
-    weights = None if topk_weights is None else [_array(w) for w in topk_weights]
-    sums = [np.zeros((len(ids), width)) for ids in step.idx]
-    sizes = [np.zeros((len(ids), width)) for ids in step.idx]
-    terms = [np.zeros(len(ids), np.int64) for ids in step.idx]
-    for rank, of_rank in enumerate(given):
-        slots = step.slots(mode, rank, alignment=alignment)
-        for slot in np.flatnonzero(slots["src"] >= 0):
-            source, token, k = (int(slots[slot][n]) for n in ("src", "token", "k"))
-            term = of_rank[slot] if weights is None else of_rank[slot] * weights[source][token, k]
-            sums[source][token] += term
-            sizes[source][token] += np.abs(term)
-            terms[source][token] += 1
+        raise InputError("topk_weights are for ll-expert-major, and needed there")
+    ids = ids_of(topk_idx)
+    weights = None if topk_weights is None else weights_of(ids, topk_weights)
+    bound, wanted = rounding(epsilon), by_rank("combined", combined, len(ids))
+    arrays = {f"rows of rank {rank}": data for rank, data in enumerate(of_ranks("rows", rows))}
+    if len(arrays) != len(ids):
+        raise InputError(f"rows of {len(arrays)} ranks; topk_idx has {len(ids)}")
+    layout = Layout(mode, ids, arrays, num_experts, max_tokens, alignment)
+    given: list[Array] = []
+    for name, data in arrays.items():
+        given.append(float_rows(name, data, given[0].shape[1] if given else None))
+        layout.require_rows(name, given[-1], layout.slots(len(given) - 1))
+    return _compare_sums(wanted, _Sums(layout, given, weights), bound)
+
+
+class _Sums:
+    """Of every rank's tokens: the sums [B, H] of their rows, those of the magnitudes, and how many
+    rows they are."""
+
+    def __init__(self, layout: Layout, rows: list[Array], weights: list[Array] | None) -> None:
+        width = rows[0].shape[1]
+        self.sums = [np.zeros((len(ids), width)) for ids in layout.step.idx]
+        self.sizes = [np.zeros((len(ids), width)) for ids in layout.step.idx]
+        self.terms = [np.zeros(len(ids), np.int64) for ids in layout.step.idx]
+        for rank, of_rank in enumerate(rows):
+            slots = layout.slots(rank)
+            for slot in np.flatnonzero(slots["src"] >= 0):
+                source, token, k = (int(slots[slot][n]) for n in ("src", "token", "k"))
+                weight = 1.0 if weights is None else weights[source][token, k]
+                self._add(source, token, of_rank[slot] * weight)
+
+    def _add(self, source: int, token: int, term: Array) -> None:
+        self.sums[source][token] += term
+        self.sizes[source][token] += np.abs(term)
+        self.terms[source][token] += 1
+
+
+def _compare_sums(combined: list[tuple[int, Any]], expected: _Sums, bound: float) -> Found:
     found = Found()
-    for rank, data in sorted(combined.items()):
-        got = _rows(f"combined of rank {rank}", data)[0].astype(np.float64)
-        if got.shape != sums[rank].shape:
-            raise TrefoilError(
-                f"combined of rank {rank}: {list(got.shape)}; expected {list(sums[rank].shape)}"
+    for rank, data in combined:
+        sums, terms = expected.sums[rank], expected.terms[rank]
+        got = float_rows(f"combined of rank {rank}", data)
+        if got.shape != sums.shape or np.ndim(data) != 2:
+            raise InputError(
+                f"combined of rank {rank}: {list(np.shape(data))}; expected {list(sums.shape)}"
             )
-        allowed = (terms[rank][:, None] + 1) * bound * sizes[rank]
-        wrong = ~(np.abs(got - sums[rank]) <= allowed)
+        allowed = (terms[:, None] + 1) * bound * expected.sizes[rank]
+        with np.errstate(invalid="ignore"):
+            near = np.isfinite(sums) & (np.abs(got - sums) <= allowed)
+        wrong = ~(near | (got == sums) | (np.isnan(got) & np.isnan(sums)))
         found.compared += len(got)
         for token in np.flatnonzero(wrong.any(axis=1)):
             at = int(np.flatnonzero(wrong[token])[0])
             text = (
-                f"rank {rank}, token {token}: {int(wrong[token].sum())} of {width} values are no "
-                f"sum of its {terms[rank][token]} rows, first value {at}: "
-                f"found {got[token, at]:.9g}, expected {sums[rank][token, at]:.9g} "
+                f"rank {rank}, token {token}: {int(wrong[token].sum())} of {len(got[token])} "
+                f"values are no sum of its {terms[token]} rows, first value {at}: "
+                f"found {got[token, at]:.9g}, expected {sums[token, at]:.9g} "
                 f"+- {allowed[token, at]:.1g}"
             )
             found.add(rank, int(token), -1, text)

@@ -87,6 +87,17 @@ def _index(names: Sequence[str], name: str, what: str) -> int:
     return names.index(name)
 
 
+def _integers(name: str, data: npt.ArrayLike) -> npt.NDArray[np.integer]:
+    """Rounding would be another routing. An array without tokens may have any type."""
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise TrefoilError(f"{name}: no array of numbers: {error}") from error
+    if array.size and array.dtype.kind not in "iu":
+        raise TrefoilError(f"{name}: elements are {array.dtype}; integers expected")
+    return array
+
+
 class Step:
     """The routing of one step: topk_idx is one [tokens, K] integer array a rank.
 
@@ -100,13 +111,13 @@ class Step:
         ranks_per_node: int | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        arrays = [np.asarray(a) for a in topk_idx]
+        arrays = [_integers(f"topk_idx of rank {r}", a) for r, a in enumerate(topk_idx)]
         if not arrays or any(a.ndim != 2 or a.shape[1] != arrays[0].shape[1] for a in arrays):
             raise TrefoilError("topk_idx: expected one [tokens, K] array a rank, with the same K")
         if any(a.size and (a.min() < -1 or a.max() >= num_experts) for a in arrays):
             raise TrefoilError(f"topk_idx: expected ids in [0, {num_experts}), or -1")
         self.idx = [np.ascontiguousarray(a, dtype=np.int32) for a in arrays]
-        self.num_ranks = len(arrays)
+        self.num_ranks, self.num_experts = len(arrays), num_experts
         self._tokens = np.array([len(a) for a in arrays], dtype=np.int64)
         self._pointers = (ct.c_void_p * self.num_ranks)(*(a.ctypes.data for a in self.idx))
         most = int(self._tokens.max(initial=1))

@@ -110,13 +110,24 @@ def low_latency(name: str) -> str:
     return table(["tokens", *map(str, LL_TOKENS)], rows)
 
 
+HOST_GOAL_US = 4.0
+
+
 def host_time(name: str) -> str:
+    """Calls of C, and in how many runs the goal is reached."""
     runs = _read(name)["runs"]
     medians = {op: [run["one_stream"][op][1] for run in runs] for op in ("dispatch", "combine")}
     medians |= {op: [run["one_stream"][op][1] for run in runs] for op in ("update", "complete")}
     medians["the smallest launch"] = [run["smallest_launch"][1] for run in runs]
-    rows = [[op, f"{min(us):.2f} to {max(us):.2f}"] for op, us in medians.items()]
-    return table(["call", "us"], rows)
+    rows = [
+        [
+            op,
+            f"{min(us):.2f} to {max(us):.2f}",
+            f"in {sum(u <= HOST_GOAL_US for u in us)} of {len(us)}",
+        ]
+        for op, us in medians.items()
+    ]
+    return table(["call", "us", f"runs with at most {HOST_GOAL_US:g}"], rows)
 
 
 # ---- High throughput ----------------------------------------------------------------------------
@@ -481,6 +492,7 @@ def exchange(name: str) -> str:
     return table(["ranks", "rank that was sent last, us", "first"], rows)
 
 
+PYTHON_CALLS = "dispatch", "combine"
 MEDIAN = 1  # of the 10 % quantile, the median and the 99 % quantile
 
 
@@ -495,6 +507,32 @@ def python_calls(name: str) -> str:
     for of in data["c_host_us"]:
         rows.append(["C", *(f"{of[call][MEDIAN]:.1f}" for call in ("dispatch", "combine"))])
     return table(["call", "dispatch", "combine"], rows)
+
+
+BOTH_GOAL_US, CALL_GOAL_US = 6.0, 1.5
+
+
+def _above(us: float, goal: float) -> list[str]:
+    return [f"{us:.1f}", "yes" if us <= goal else "no"]
+
+
+def python_goals(name: str) -> str:
+    """What trefoil.ep adds to C, us, medians, and whether that is within the goals."""
+    data, rows = _read(name), []
+    plain = {call: min(of[call][MEDIAN] for of in data["c_host_us"]) for call in PYTHON_CALLS}
+    for what, of in data["host_us"].items():
+        if what == "deep_ep":
+            continue
+        added = [of[call][MEDIAN] - plain[call] for call in PYTHON_CALLS]
+        both = _above(sum(added), BOTH_GOAL_US)
+        rows.append([what, *both, *_above(max(added), CALL_GOAL_US)])
+    head = [
+        f"both (goal {BOTH_GOAL_US:g})",
+        "reached",
+        f"a call (goal {CALL_GOAL_US:g})",
+        "reached",
+    ]
+    return table(["`trefoil.ep` above C, us", *head], rows)
 
 
 def training(name: str) -> str:
@@ -523,13 +561,35 @@ def serving(name: str) -> str:
     return table(head, rows)
 
 
+SHARE_GOAL = 0.5  # of allgather_reducescatter's
+GOAL_REQUESTS = "32", "128"
+
+
+def _share(step: Mapping[str, float]) -> str:
+    return f"{step['communication_ms'] / step['ms']:.1%} ({step['communication_ms']:.3f} ms)"
+
+
+def serving_goal(name: str) -> str:
+    """What of a decode step is communication, ours beside allgather_reducescatter's."""
+    steps = {row["step"]: row.get("decode") for row in _read(name)["rows"]}
+    rows = []
+    for requests in GOAL_REQUESTS:
+        ours, theirs = (steps[step][requests] for step in ("ll_bf16", "agrs_bf16"))
+        shares = [of["communication_ms"] / of["ms"] for of in (ours, theirs)]
+        ratio = shares[0] / shares[1]
+        reached = "yes" if ratio <= SHARE_GOAL else "no"
+        rows.append([requests, _share(ours), _share(theirs), f"{ratio:.2f}", reached])
+    head = ["requests a rank", "deepep_low_latency", "allgather_reducescatter"]
+    return table([*head, f"ratio of shares (goal {SHARE_GOAL:g})", "reached"], rows)
+
+
 # ---- Pages --------------------------------------------------------------------------------------
 
 TABLES = (
     *(source, low_latency, host_time, high_throughput, over_sms, skewed, has_products, products),
     *(two_libraries, two_packages, records, across_nodes, conformance, checks),
     *(domains_ll, domains_ht, network, network_fit, simulated_domains, update_across),
-    *(gradient_passes, exchange, python_calls, training, serving),
+    *(gradient_passes, exchange, python_calls, python_goals, training, serving, serving_goal),
 )
 
 

@@ -22,6 +22,7 @@ import trefoil.deep_ep
 from torch_launch import package_path
 from trefoil import ep
 from trefoil.deep_ep import Buffer, Config, EventOverlap
+from trefoil.deep_ep.exchange import pack, unpack
 from trefoil.ep import _load
 from trefoil.on_device import HostCopy
 
@@ -179,6 +180,9 @@ def other_types(rank: int, ranks: int, buffer: Buffer) -> None:
         return placed(torch.arange(n * 4, dtype=torch.float32).reshape(n, 4) + source)
 
     assert torch.equal(got_scales, picked(scales_of, pairs))
+    column = scales[:, 1].clone().as_strided((len(x), 1), (1, len(x)))
+    (_, got_scales), *_ = buffer.dispatch((fp8, column), **routing)
+    assert torch.equal(got_scales, picked(lambda r: scales_of(r)[:, 1:2], pairs))
     got, *_, handle, _ = buffer.dispatch(x, **routing)
     back, _, _ = buffer.combine(got, handle)
     visits = routing["is_token_in_rank"].sum(1, keepdim=True)
@@ -722,3 +726,11 @@ def test_a_handle_at_exit(tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.stdout == "1\n" and "ignored" not in done.stderr, done.stderr
+
+
+def test_rows_of_any_stride() -> None:
+    """Strides of a dimension of one element mean nothing."""
+    row = torch.arange(1024, dtype=torch.uint8).as_strided((1, 1024), (1, 1))
+    assert pack([row])[0].view(torch.uint8).tolist() == row.tolist()
+    column = torch.arange(6.0).as_strided((6, 1), (1, 6))
+    assert unpack(pack([column]), [column])[0].tolist() == column.tolist()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ep_needs  # noqa: F401
-from ep_steps import Case, with_threads
+from ep_steps import Case, Outputs, with_threads
 from trefoil import ep
 
 LL = Case("ll-rank-major", ranks=2)
@@ -67,6 +67,109 @@ def test_async_error() -> None:
     with_threads(work, 1)
 
 
+def ll_group(comm: ep.Communicator, **more: object) -> ep.Group:
+    config = LL.group_config()
+    for name, value in more.items():
+        setattr(config, name, value)
+    return ep.Group.create(comm, config)
+
+
+def dispatch(handle: ep.Handle, rank: int) -> Outputs:
+    """All that a dispatch of LL brings."""
+    out = Outputs.poisoned(LL, rank)
+    handle.dispatch(
+        ep.DispatchInputs(
+            tokens=ep.Tensor(LL.rows(rank)), topk_weights=ep.Tensor(LL.weights(rank))
+        ),
+        ep.DispatchOutputs(
+            tokens=ep.Tensor(out.tokens),
+            topk_weights=ep.Tensor(out.weights),
+            topk_idx=ep.Tensor(out.ids),
+        ),
+    )
+    ep.synchronize()
+    return out
+
+
+def test_check_tells_of_a_lost_rank() -> None:
+    """Low latency without masks: rank 1 does not come, and nothing else says so."""
+
+    def work(rank: int, comm: ep.Communicator) -> None:
+        group = ll_group(comm, timeout_ns=300_000_000)
+        group.check()
+        handle = group.create_handle(LL.layout(), ep.Tensor(LL.routing(rank)))
+        group.check()
+        if rank == 0:
+            dispatch(handle, rank)
+            with pytest.raises(ep.InvalidUsageError, match="only with enable_mask"):
+                assert group.async_error
+            for _ in range(2):
+                with pytest.raises(ep.RemoteError, match=r"rank 1 .* the group is lost"):
+                    group.check()
+        came.wait(30)
+        handle.destroy()
+        group.destroy()
+
+    came = threading.Barrier(2)
+    with_threads(work, 2)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_bad_ids_are_told_once(asks: bool) -> None:
+    """The rank that has them hears of it from check, or from combine, which it can make again:
+    nothing is lost, and they counted as unused."""
+    tokens = [len(LL.routing(r)) for r in range(LL.ranks)]
+
+    def work(rank: int, comm: ep.Communicator) -> bytes:
+        ids = LL.routing(rank)
+        if rank == 0:
+            ids[0, 0] = 99 if spoilt else -1
+        with ll_group(comm) as group, group.create_handle(LL.layout(), ep.Tensor(ids)) as handle:
+            out = dispatch(handle, rank)
+            rows = ep.Tensor(np.where(np.isnan(out.tokens), 0, out.tokens))
+            sums = ep.CombineOutputs(tokens=ep.Tensor(out.combined))
+
+            def combine() -> None:
+                handle.combine(ep.CombineInputs(tokens=rows), sums)
+
+            if rank == 0 and spoilt:
+                with pytest.raises(ep.InvalidArgumentError, match="token 0, k = 0: expert 99"):
+                    group.check() if asks else combine()
+            if asks:
+                group.check()
+            combine()
+            ep.synchronize()
+            group.check()
+            return out.combined.tobytes()
+
+    spoilt = False
+    expected = with_threads(work, 2)
+    assert [len(found) for found in expected] == [n * LL.hidden * 4 for n in tokens]
+    spoilt = True
+    assert with_threads(work, 2) == expected
+
+
+def test_check_with_masks() -> None:
+    """A rank that does not come is masked: nothing raises, the flag and the mask have it."""
+
+    def work(rank: int, comm: ep.Communicator) -> None:
+        with (
+            ll_group(comm, enable_mask=True, timeout_ns=300_000_000) as group,
+            group.create_handle(LL.layout(), ep.Tensor(LL.routing(rank))) as handle,
+        ):
+            if rank == 0:
+                dispatch(handle, rank)
+                group.check()
+                mask = np.full(LL.ranks, -1, np.int32)
+                group.query_mask(ep.Tensor(mask))
+                ep.synchronize()
+                assert group.async_error and mask.tolist() == [1, 0]
+            came.wait(30)
+
+    came = threading.Barrier(2)
+    with_threads(work, 2)
+
+
 def test_memory_of_a_handle() -> None:
     """Preflight and handle_mem_size agree, and that much is enough."""
 
@@ -109,6 +212,30 @@ def test_rendezvous_by_file(tmp_path: Path) -> None:
         ep.Communicator.from_file(path, 2, 0)
     with pytest.raises(TimeoutError, match="rank 0 did not make"):
         ep.Communicator.from_file(tmp_path / "none", 2, 1, timeout=0.05)
+
+
+def test_groups_come_before_their_communicator() -> None:
+    """A communicator with groups is not destroyed, and works on; aborted, it takes them along."""
+
+    def work(rank: int, comm: ep.Communicator) -> None:
+        first, second = (ep.Group.create(comm, LL.group_config()) for _ in range(2))
+        with pytest.raises(ep.InvalidUsageError, match="destroy: 2 of its groups not destroyed"):
+            comm.destroy()
+        first.destroy()
+        with pytest.raises(ep.InvalidUsageError, match="destroy: 1 of its groups not destroyed"):
+            comm.destroy()
+        handle = second.init_handle(LL.layout(), LL.topk)
+        handle.update(ep.Tensor(LL.routing(rank)))
+        comm.abort()
+        with pytest.raises(ep.InvalidUsageError, match="its groups are lost with it"):
+            second.destroy()
+        handle.destroy()
+        with pytest.raises(ep.InvalidUsageError, match="the handle was destroyed"):
+            handle.update(ep.Tensor(LL.routing(rank)))
+        with pytest.raises(ep.InvalidUsageError, match="the group was destroyed"):
+            first.handle_mem_size(LL.layout(), LL.topk)
+
+    with_threads(work, 2)
 
 
 class OfCudaCore:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -199,6 +200,18 @@ def test_numpy_and_dlpack_agree(dtype: str) -> None:
     assert ep.Tensor(array).buffer is array
 
 
+def test_what_is_no_memory() -> None:
+    """Objects and times; NumPy's scalars, whose memory lies in a temporary array. An array of no
+    dimension is a tensor."""
+    with pytest.raises(TypeError, match="float32 is no tensor"):
+        ep.Tensor(np.float32(3))
+    for dtype in ("O", "M8[s]"):  # whatever is said to lie there
+        with pytest.raises(ep.InvalidArgumentError, match="no type of NCCL's"):
+            ep.Tensor(np.zeros(4, dtype), dtype=ep.DataType.INT8, shape=(4,))
+    array = np.zeros((), np.float32)
+    assert (ep.Tensor(array).data, ep.Tensor(array).sizes) == (array.ctypes.data, ())
+
+
 def test_small_floats() -> None:
     types = pytest.importorskip("ml_dtypes")
     found = {
@@ -237,6 +250,74 @@ def test_array_outlives_its_tensor() -> None:
     tensor = ep.Tensor(np.full(100_000, 7, np.int32))
     found = ctypes.cast(tensor.data, ctypes.POINTER(ctypes.c_int32))
     assert found[99_999] == 7
+
+
+def test_array_of_a_tensor_is_not_resized() -> None:
+    """Not even with refcheck=False, also where a memoryview lies between."""
+    array = np.zeros(100_000, np.int32)
+    for view in (array, array[5:9], np.frombuffer(array, np.float32)):
+        tensor = ep.Tensor(view)
+        with pytest.raises(ValueError, match="cannot resize"):
+            array.resize(10, refcheck=False)
+        del tensor
+    del view
+    array.resize(10, refcheck=False)
+    assert len(array) == 10
+
+
+def at(array: np.ndarray) -> SimpleNamespace:
+    """A producer of the array interface alone, which says nothing of the memory's owner."""
+    return SimpleNamespace(__array_interface__=array.__array_interface__, array=array)
+
+
+def test_views_of_several_producers() -> None:
+    """Whoever made them: each lies in memory that the library knows, until the last has gone."""
+    from trefoil.ep._load import c
+
+    array = np.arange(4000, dtype=np.float32)
+    address = array.ctypes.data
+    left, right = ep.Tensor(at(array[1000:2000])), ep.Tensor(at(array[3000:3500]))
+    across = ep.Tensor(at(array[1900:3100]))
+    assert across.data == address + 4 * 1900
+    whole, shape = ep.Tensor(array), ep.Tensor(Dlpack(array[500:1500]))
+    assert c.known(address) and c.known(address + 4 * 3999)
+    assert dispatched_rows(array[1000:3000]) == array[1000:3000].tobytes()
+    del whole, across
+    assert c.known(left.data) and c.known(right.data) and c.known(shape.data)
+    del left, right
+    with pytest.raises(ValueError, match="cannot resize"):
+        array.resize(10, refcheck=False)
+    del shape
+    assert not c.known(address)
+
+
+def dispatched_rows(rows: np.ndarray) -> bytes:
+    """What one rank's dispatch of a row brings."""
+    config = ep.GroupConfig(
+        num_experts=1, max_dispatch_tokens_per_rank=1, max_token_bytes=rows.nbytes
+    )
+    out, ids = np.zeros((1, 1, rows.size), rows.dtype), ep.Tensor(np.zeros((1, 1), np.int64))
+
+    def work(rank: int, comm: ep.Communicator) -> None:
+        with (
+            ep.Group.create(comm, config) as group,
+            group.create_handle(ep.Layout.EXPERT_MAJOR, ids) as handle,
+        ):
+            inputs = ep.DispatchInputs(tokens=ep.Tensor(at(rows.reshape(1, -1))))
+            counts = ep.LayoutInfo(expert_counters=ep.Tensor(np.zeros(1, np.int32)))
+            outputs = ep.DispatchOutputs(tokens=ep.Tensor(out))
+            handle.dispatch(inputs, outputs, layout_info=counts)
+            ep.synchronize()
+
+    with_threads(work, 1)
+    return out.tobytes()
+
+
+@pytest.mark.parametrize("step", [-1, 2])
+def test_strides(step: int) -> None:
+    """The sentence has them, and what makes a copy."""
+    with pytest.raises(ep.InvalidArgumentError, match=rf"strides of \({4 * step},\) bytes.*ascont"):
+        ep.Tensor(np.zeros(8, np.float32)[::step])
 
 
 # ---- Cost -------------------------------------------------------------------------------------

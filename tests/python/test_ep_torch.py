@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from ep_steps import with_threads
 from trefoil import check_combine, check_dispatch, ep
 
 
@@ -15,6 +17,40 @@ def test_torch_tensors() -> None:
     assert (found.data, found.sizes, found.datatype) == (tensor.data_ptr(), (2, 3), 9)
     with pytest.raises(ep.InvalidArgumentError, match="not C-contiguous"):
         ep.Tensor(tensor.t())
+
+
+def test_views_of_torch_and_numpy() -> None:
+    """The same memory by torch and by NumPy, the part first and the whole first."""
+    array = np.zeros(4000, np.float32)
+    for one, other in ((array[10:20], array), (array, array[10:20])):
+        first = ep.Tensor(torch.from_numpy(one))
+        second = ep.Tensor(other)
+        third = ep.Tensor(torch.from_numpy(array[15:400]))
+        assert third.data == array.ctypes.data + 60
+        del first, second, third
+
+
+def test_resized_storage() -> None:
+    """A call refuses what was freed under its tensor; a new tensor works."""
+    ids = torch.zeros(1 << 16, 1, dtype=torch.int64)
+    config = ep.GroupConfig(
+        num_experts=1, max_dispatch_tokens_per_rank=len(ids), max_token_bytes=16
+    )
+
+    def work(rank: int, comm: ep.Communicator) -> None:
+        with (
+            ep.Group.create(comm, config) as group,
+            group.init_handle(ep.Layout.EXPERT_MAJOR, 1) as handle,
+        ):
+            tensor = ep.Tensor(ids)
+            handle.update(tensor)
+            ids.untyped_storage().resize_(0)
+            with pytest.raises(ep.InvalidArgumentError, match="was resized"):
+                handle.update(tensor)
+            ids.untyped_storage().resize_(8 << 16)
+            handle.update(ep.Tensor(ids.zero_()))
+
+    with_threads(work, 1)
 
 
 def test_checks_take_tensors_of_torch() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,26 +180,235 @@ def test_most_tokens(mode: str) -> None:
         check_dispatch(mode, ids, rows[:2], received, num_experts=sparse.experts)
 
 
-def test_bad_input() -> None:
-    case = Case("ht-flat", ranks=2, seed=1)
+@pytest.mark.parametrize("mode", MODES)
+def test_surplus_rows(mode: str) -> None:
+    """A token's row where none belongs is named, unless the memory is known to be old."""
+    case = Case(mode, seed=3)
     outputs = by_reference(case)
-    ids, rows = [case.routing(r) for r in range(2)], [case.rows(r) for r in range(2)]
-    with pytest.raises(TrefoilError, match="mode 'flat': expected"):
-        check_dispatch("flat", ids, rows, {0: outputs[0].tokens}, num_experts=8)
-    with pytest.raises(TrefoilError, match="rows of 64 bytes, the tokens have 128"):
-        narrow = {0: outputs[0].tokens[:, :16]}
-        check_dispatch("ht-flat", ids, rows, narrow, num_experts=8)
-    with pytest.raises(TrefoilError, match=r"1 rows; slot \d+ holds a token"):
-        check_dispatch("ht-flat", ids, rows, {0: outputs[0].tokens[:1]}, num_experts=8)
-    with pytest.raises(TrefoilError, match="1 dimensions; rows of H values expected"):
-        check_dispatch("ht-flat", ids, rows, {0: outputs[0].tokens[0]}, num_experts=8)
-    with pytest.raises(TrefoilError, match="and needed there"):
-        check_combine("ll-expert-major", ids, rows, {}, num_experts=8)
-    with pytest.raises(TrefoilError, match="rows of 1 ranks; topk_idx has 2"):
-        check_combine("ht-flat", ids, rows[:1], {}, num_experts=8)
-    with pytest.raises(TrefoilError, match=r"combined of rank 0: \[1, 32\]; expected"):
-        gave = [out.tokens for out in outputs]
-        check_combine("ht-flat", ids, gave, {0: rows[0][:1]}, num_experts=8)
+    slots, used = used_slots(case, 2)
+    rows = outputs[2].tokens.reshape(-1, case.hidden)
+    free = next(s for s in range(len(rows)) if s not in used and s > used[-1])
+    owner = tuple(int(slots[int(used[0])][n]) for n in ("src", "token"))
+    rows[free] = rows[used[0]]
+    for order_free in (False, True):
+        found = dispatched(case, outputs, order_free=order_free)
+        assert found.wrong == 1 and found.differences[0].slot == free
+        told = f"holds the row of (rank {owner[0]}, token {owner[1]}); no token belongs there"
+        assert told in str(found)
+        assert "rank 2, " in str(found)
+        assert dispatched(case, outputs, order_free=order_free, stale=True).ok
+    rows[free] = 0
+    assert dispatched(case, outputs).ok
+
+
+def test_numbers_without_end() -> None:
+    """A sum that is infinite or NaN must be so; a finite one in its place is wrong."""
+    case = Case("ht-flat", seed=9)
+    outputs = by_reference(case)
+    slots, used = used_slots(case, 0)
+    for value in (np.inf, np.nan):
+        outputs[0].tokens[used[0]] = value
+        source, token = (int(slots[used[0]][n]) for n in ("src", "token"))
+        kept = outputs[source].combined[token].copy()
+        assert combined(case, outputs).wrong == 1
+        outputs[source].combined[token] = value
+        assert combined(case, outputs).ok
+        outputs[source].combined[token] = kept
+
+
+def job(mode: str) -> dict[str, Any]:
+    """The arguments of both comparisons, all right."""
+    case = Case(mode, seed=3)
+    outputs, ranks = by_reference(case), range(case.ranks)
+    return {
+        "mode": mode,
+        "topk_idx": [case.routing(r) for r in ranks],
+        "tokens": [case.rows(r) for r in ranks],
+        "received": {r: outputs[r].tokens for r in ranks},
+        "rows": [expert(outputs[r].tokens) for r in ranks],
+        "combined": {r: outputs[r].combined for r in ranks},
+        "topk_weights": [case.weights(r) for r in ranks],
+        "num_experts": case.experts,
+        "max_tokens": case.tokens,
+    }
+
+
+def changed(arrays: Any, rank: int, array: object) -> Any:
+    """The same, but for one rank's array."""
+    copy = arrays.copy()
+    copy[rank] = array
+    return copy
+
+
+WIDE = np.zeros((2, 64), np.float32)
+# What breaks which argument, and what the sentence says.
+WRONG: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
+    "mode": ("mode", lambda a: "flat", "mode 'flat': expected"),
+    "no mode": ("mode", lambda a: None, "mode None: expected"),
+    "no ids": ("topk_idx", lambda a: None, "topk_idx: found NoneType"),
+    "one rank's ids": ("topk_idx", lambda a: a["topk_idx"][0], "topk_idx: found ndarray"),
+    "no rank": ("topk_idx", lambda a: [], "topk_idx: of no rank"),
+    "type of ids": (
+        "topk_idx",
+        lambda a: changed(a["topk_idx"], 1, np.zeros((5, 3))),
+        r"topk_idx of rank 1: float64 \[5, 3\]; integers",
+    ),
+    "shape of ids": (
+        "topk_idx",
+        lambda a: changed(a["topk_idx"], 1, np.zeros(3, int)),
+        r"topk_idx of rank 1: int64 \[3\]; integers",
+    ),
+    "an id": (
+        "topk_idx",
+        lambda a: changed(a["topk_idx"], 1, np.full((5, 3), 8)),
+        r"topk_idx: expected ids in \[0, 8\)",
+    ),
+    "twice": (
+        "topk_idx",
+        lambda a: changed(a["topk_idx"], 1, np.full((5, 3), 7)),
+        "rank 1, token 0: expert 7 is named twice",
+    ),
+    "K": (
+        "topk_idx",
+        lambda a: changed(a["topk_idx"], 1, np.full((5, 2), -1)),
+        "topk_idx of rank 1: K is 2, that of rank 0 3",
+    ),
+    "experts": ("num_experts", lambda a: 0, "num_experts: 0; 1 to"),
+    "experts' type": ("num_experts", lambda a: "8", "num_experts: '8'; an integer"),
+    "N": ("max_tokens", lambda a: 1, "N is 1|rank 0 has 6 tokens"),
+    "N's type": ("max_tokens", lambda a: 6.0, "max_tokens: 6.0; an integer"),
+    "alignment": ("alignment", lambda a: -1, "alignment: -1; 0 to"),
+}
+OF_DISPATCH: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
+    "no tokens": ("tokens", lambda a: None, "tokens: found NoneType"),
+    "few tokens": (
+        "tokens",
+        lambda a: changed(a["tokens"], 0, a["tokens"][0][:1]),
+        r"rows of tokens: \[1, 5, 4, 6\] by rank; topk_idx has \[6, 5, 4, 6\]",
+    ),
+    "width of tokens": (
+        "tokens",
+        lambda a: changed(a["tokens"], 1, a["tokens"][1][:, :4]),
+        "tokens of rank 1: rows of 16 bytes, other ranks' have 128",
+    ),
+    "empty rows": (
+        "tokens",
+        lambda a: changed(a["tokens"], 1, a["tokens"][1][:, :0]),
+        "tokens of rank 1: .* rows without a value",
+    ),
+    "list": ("received", lambda a: [a["received"][0]], "received: found list; {rank: array}"),
+    "rank": ("received", lambda a: {9: WIDE}, "received: rank 9; 0 to 3 expected"),
+    "rank's type": ("received", lambda a: {"0": WIDE}, "received: rank '0'; 0 to 3 expected"),
+    "width": ("received", lambda a: {0: WIDE}, "received of rank 0: rows of 256 bytes"),
+    "dimensions": (
+        "received",
+        lambda a: {0: a["received"][0][None, None]},
+        "received of rank 0: [45] dimensions",
+    ),
+    "one row": (
+        "received",
+        lambda a: {0: a["received"][0].reshape(-1, 32)[:1]},
+        r"received of rank 0: 1 rows; slot \d+ holds a token",
+    ),
+    "ragged": ("received", lambda a: {0: [[1, 2], [3]]}, "received of rank 0: no array of numbers"),
+    "strings": ("received", lambda a: {0: [["a"]]}, "received of rank 0: elements are <U1"),
+}
+OF_COMBINE: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
+    "rows of fewer ranks": ("rows", lambda a: a["rows"][:1], "rows of 1 ranks; topk_idx has 4"),
+    "rows in a mapping": ("rows", lambda a: dict(enumerate(a["rows"])), "rows: found dict"),
+    "few rows": (
+        "rows",
+        lambda a: changed(a["rows"], 2, a["rows"][2].reshape(-1, 32)[:1]),
+        r"rows of rank 2: 1 rows; slot \d+ holds a token",
+    ),
+    "width of rows": (
+        "rows",
+        lambda a: changed(a["rows"], 2, a["rows"][2][..., :1]),
+        "rows of rank 2: rows of 1 values, those of rank 0 have 32",
+    ),
+    "complex rows": (
+        "rows",
+        lambda a: changed(a["rows"], 2, a["rows"][2].astype(complex)),
+        "rows of rank 2: elements are complex128",
+    ),
+    "list": ("combined", lambda a: [a["combined"][0]], "combined: found list; {rank: array}"),
+    "rank 9": ("combined", lambda a: {9: WIDE}, "combined: rank 9; 0 to 3 expected"),
+    "rank -1": ("combined", lambda a: {-1: WIDE}, "combined: rank -1; 0 to 3 expected"),
+    "few sums": (
+        "combined",
+        lambda a: {0: a["combined"][0][:1]},
+        r"combined of rank 0: \[1, 32\]; expected \[6, 32\]",
+    ),
+    "epsilon": ("epsilon", lambda a: float("nan"), "epsilon: nan; a number"),
+    "epsilon's type": ("epsilon", lambda a: "1e-7", "epsilon: '1e-7'; a number"),
+}
+OF_WEIGHTS: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
+    "none": ("topk_weights", lambda a: None, "and needed there"),
+    "fewer tokens": (
+        "topk_weights",
+        lambda a: changed(a["topk_weights"], 3, a["topk_weights"][3][:1]),
+        r"topk_weights: \[6, 5, 4, 1\] by rank; topk_idx has",
+    ),
+    "narrow": (
+        "topk_weights",
+        lambda a: changed(a["topk_weights"], 3, a["topk_weights"][3][:, :1]),
+        r"topk_weights of rank 3: \[6, 1\]; \[6, 3\] expected",
+    ),
+    "flat": (
+        "topk_weights",
+        lambda a: changed(a["topk_weights"], 3, a["topk_weights"][3][:, 0]),
+        r"topk_weights of rank 3: \[6\]; \[6, 3\] expected",
+    ),
+}
+
+
+def refuse(
+    check: Callable[..., Found],
+    case: tuple[str, Callable[[dict[str, Any]], object], str],
+    mode: str,
+) -> None:
+    """The one argument is refused, by a ValueError with its name; without it all is right."""
+    name, change, match = case
+    known = inspect.signature(check).parameters
+    arguments = {key: value for key, value in job(mode).items() if key in known}
+    if mode != "ll-expert-major":
+        arguments.pop("topk_weights", None)
+    assert check(**arguments).ok
+    arguments[name] = change(job(mode))
+    with pytest.raises(ValueError, match=match) as caught:
+        check(**arguments)
+    assert isinstance(caught.value, TrefoilError)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", [*WRONG, *OF_DISPATCH])
+def test_bad_input_of_a_dispatch(name: str, mode: str) -> None:
+    refuse(check_dispatch, {**WRONG, **OF_DISPATCH}[name], mode)
+
+
+@pytest.mark.parametrize("mode", ["ll-expert-major", "ht-flat"])
+@pytest.mark.parametrize("name", [*WRONG, *OF_COMBINE])
+def test_bad_input_of_a_combine(name: str, mode: str) -> None:
+    refuse(check_combine, {**WRONG, **OF_COMBINE}[name], mode)
+
+
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+def test_bad_weights(name: str) -> None:
+    refuse(check_combine, OF_WEIGHTS[name], "ll-expert-major")
+    arguments = {key: value for key, value in job("ht-flat").items() if key != "tokens"}
+    del arguments["received"]
+    with pytest.raises(ValueError, match="topk_weights are for ll-expert-major"):
+        check_combine(**arguments)
+
+
+@pytest.mark.parametrize("mode", ["ll-expert-major", "ll-rank-major"])
+def test_low_latency_has_a_row_for_each_slot(mode: str) -> None:
+    arguments = job(mode)
+    rows = arguments["received"][0].reshape(-1, 32)
+    arguments["received"] = {0: np.concatenate([rows, rows[:3]])}
+    del arguments["rows"], arguments["combined"], arguments["topk_weights"]
+    with pytest.raises(ValueError, match=r"received of rank 0: (51|27) rows; the layout has"):
+        check_dispatch(**arguments)
 
 
 def test_page() -> None:

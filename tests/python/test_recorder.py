@@ -54,13 +54,8 @@ def test_trace(tmp_path: Path) -> None:
         assert found["offsets"].tolist() == [[0, 5], [5, 6], [6, 13]]
         assert np.array_equal(found["topk_idx"], torch.cat(ids).numpy())
         assert found["topk_weights"][5].tolist() == [0.5, 0.5]
-    program = os.environ.get("TREFOIL_PROGRAM")
-    if not program:
-        pytest.skip("TREFOIL_PROGRAM is not set (ctest sets it)")
-    done = subprocess.run(
-        [program, "trace", "describe", str(path)], capture_output=True, text=True, check=True
-    )
-    assert "1 ranks (1 per node), top-2 of 6 experts; 3 steps, 13 tokens, 1 to 7" in done.stdout
+    told = describe(path)
+    assert "1 ranks (1 per node), top-2 of 6 experts; 3 steps, 13 tokens, 1 to 7" in told
 
 
 def rank_main(rank: int, folder: Path) -> None:
@@ -95,6 +90,93 @@ def test_bad_use(tmp_path: Path) -> None:
         with pytest.raises(ep.InvalidUsageError, match=r"have \[1, 2\] experts a token"):
             recorder.save(tmp_path / "none.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+def describe(path: Path) -> str:
+    program = os.environ.get("TREFOIL_PROGRAM")
+    if not program:
+        pytest.skip("TREFOIL_PROGRAM is not set (ctest sets it)")
+    command = [program, "trace", "describe", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+INTEGERS = ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_types_of_ids(tmp_path: Path, dtype: str) -> None:
+    module, ids = torch.nn.Identity(), ids_of(1, 3)
+    with RoutingRecorder(module, EXPERTS) as recorder:
+        module(ids.to(getattr(torch, dtype)))
+    recorder.save(tmp_path / "trace.npz")
+    with np.load(tmp_path / "trace.npz") as found:
+        assert np.array_equal(found["topk_idx"], ids.numpy())
+
+
+def test_calls_without_tokens(tmp_path: Path) -> None:
+    """Steps like others; a trace of nothing else is refused."""
+    module, none = torch.nn.Identity(), torch.zeros(0, TOPK, dtype=torch.int64)
+    with RoutingRecorder(module, EXPERTS) as recorder:
+        module(none)
+        with pytest.raises(ep.InvalidUsageError, match="the 1 calls had no token"):
+            recorder.save(tmp_path / "trace.npz")
+        assert not (tmp_path / "trace.npz").exists()
+        module(ids_of(1, 3))
+        module(none)
+    recorder.save(tmp_path / "trace.npz")
+    with np.load(tmp_path / "trace.npz") as found:
+        assert found["offsets"].tolist() == [[0, 0], [0, 3], [3, 3]]
+    assert "3 steps, 3 tokens, 0 to 3 a rank and step, none 2 times" in describe(
+        tmp_path / "trace.npz"
+    )
+
+
+NAN, INF = float("nan"), float("inf")
+IDS = torch.tensor([[0, 1], [2, 3]])
+REFUSED: dict[str, tuple[object, str]] = {
+    "twice": ((torch.tensor([[0, 1], [3, 3]]), None), r"call 1, token 1: the experts are \[3, 3\]"),
+    "nan": ((IDS, torch.tensor([[1, 1], [NAN, 1]])), r"call 1, token 1: the weights are \[nan, 1"),
+    "inf": ((IDS, torch.full((2, 2), -INF)), r"call 1, token 0: the weights are \[-inf, -inf"),
+    "too large": (
+        (IDS, torch.full((2, 2), 1e300, dtype=torch.float64)),
+        "call 1, token 0: the weights",
+    ),
+    "K = 0": ((IDS[:, :0], None), "K is 0, expected 1 to 1024"),
+    "no pair": (IDS, "find: expected a pair"),
+    "nothing": (None, "find: expected a pair"),
+    "list": (([[0, 1]], None), "ids: found list"),
+    "floats": ((IDS.float(), None), r"ids: found float32 \[2, 2\], expected integers"),
+    "one dimension": ((IDS[0], None), r"ids: found int64 \[2\]"),
+    "three dimensions": ((IDS[None], None), r"ids: found int64 \[1, 2, 2\]"),
+    "weights": ((IDS, torch.ones(3)), r"weights: found float32 \[3\], expected \[2, 2\]"),
+    "list of weights": ((IDS, [1.0]), "weights: found list"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_no_trace(tmp_path: Path, name: str) -> None:
+    """What no trace holds is refused where it is recorded; the calls before and after are one."""
+    gives, match = REFUSED[name]
+    module = torch.nn.Identity()
+    with RoutingRecorder(module, EXPERTS, lambda args, _: args[0]) as recorder:
+        module((IDS, None))
+        with pytest.raises(ep.InvalidArgumentError, match=match):
+            module(gives)
+        module((IDS, None))
+    recorder.save(tmp_path / "trace.npz")
+    assert "2 steps, 4 tokens" in describe(tmp_path / "trace.npz")
+
+
+@pytest.mark.parametrize("experts", [0, -1, (1 << 20) + 1, "6", 6.0])
+def test_number_of_experts(experts: object) -> None:
+    with pytest.raises(ep.InvalidArgumentError, match=r"num_experts is .*, expected 1 to 1048576"):
+        RoutingRecorder(torch.nn.Identity(), experts)  # type: ignore[arg-type]
+
+
+def test_provenance(tmp_path: Path) -> None:
+    recorder = RoutingRecorder(torch.nn.Identity(), EXPERTS)
+    with pytest.raises(ep.InvalidArgumentError, match="provenance: found list"):
+        recorder.save(tmp_path / "trace.npz", ["a"])  # type: ignore[arg-type]
 
 
 def test_own_finder(tmp_path: Path) -> None:

@@ -145,9 +145,13 @@ def test_refusals() -> None:
     with pytest.raises(TrefoilError, match=r"ids in \[0, 12\)"):
         Step([row + EXPERTS], EXPERTS)
     with pytest.raises(TrefoilError, match="same K"):
-        Step([np.zeros((1, 2)), np.zeros((1, 3))], EXPERTS)
+        Step([np.zeros((1, 2), int), np.zeros((1, 3), int)], EXPERTS)
     with pytest.raises(TrefoilError):
         Step([np.zeros((0, TOPK))] * 4, EXPERTS, ranks_per_node=3)
+    with pytest.raises(TrefoilError, match="topk_idx of rank 1: elements are float64; integers"):
+        Step([row, row + 0.5], EXPERTS)
+    with pytest.raises(TrefoilError, match="topk_idx of rank 0: no array of numbers"):
+        Step([[[0, 1], [2]]], EXPERTS)
     step = make_step(1)
     with pytest.raises(TrefoilError, match="expected ll-expert-major"):
         step.slots("flat", 0)

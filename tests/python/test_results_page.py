@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,47 @@ def test_a_row_that_failed_its_check_has_no_figure(tree: Path) -> None:
     path.write_text(json.dumps(data))
     row = next(r for r in results_page.page().splitlines() if r.startswith("| combine rank-major"))
     assert row.split(" | ")[2] == "–"
+
+
+def changed(tree: Path, name: str) -> dict[str, Any]:
+    return json.loads((tree / "validate/data" / results_page.FILES[name]).read_text())
+
+
+def test_goals_of_python_follow_the_data(tree: Path) -> None:
+    """6 us for both calls together and 1.5 for one, above C: at the goal, and just above it."""
+    data = changed(tree, "python_hosts")
+    data["c_host_us"] = [{"dispatch": [1, 5, 9], "combine": [1, 4, 9]}]
+    data["host_us"] = {
+        "at both": {"dispatch": [0, 6.5, 0], "combine": [0, 5.5, 0]},
+        "over one": {"dispatch": [0, 6.6, 0], "combine": [0, 4, 0]},
+        "over both": {"dispatch": [0, 8, 0], "combine": [0, 7.1, 0]},
+        "deep_ep": {"dispatch": [0, 50, 0], "combine": [0, 50, 0]},
+    }
+    path = tree / "validate/data" / results_page.FILES["python_hosts"]
+    path.write_text(json.dumps(data))
+    rows = results_page.python_goals(results_page.FILES["python_hosts"]).splitlines()[2:]
+    assert rows == [
+        "| at both | 3.0 | yes | 1.5 | yes |",
+        "| over one | 1.6 | yes | 1.6 | no |",
+        "| over both | 6.1 | no | 3.1 | no |",
+    ]
+
+
+def test_the_goal_of_serving_follows_the_data(tree: Path) -> None:
+    """Half of the other backend's share is enough, a little more is not."""
+    data = changed(tree, "serving_data")
+    steps = {row["step"]: row["decode"] for row in data["rows"] if "decode" in row}
+    for requests in ("32", "128"):
+        steps["agrs_bf16"][requests] = {"ms": 4.0, "communication_ms": 0.4}
+    steps["ll_bf16"]["32"] = {"ms": 8.0, "communication_ms": 0.4}
+    steps["ll_bf16"]["128"] = {"ms": 8.0, "communication_ms": 0.41}
+    path = tree / "validate/data" / results_page.FILES["serving_data"]
+    path.write_text(json.dumps(data))
+    rows = results_page.serving_goal(results_page.FILES["serving_data"]).splitlines()[2:]
+    assert rows == [
+        "| 32 | 5.0% (0.400 ms) | 10.0% (0.400 ms) | 0.50 | yes |",
+        "| 128 | 5.1% (0.410 ms) | 10.0% (0.400 ms) | 0.51 | no |",
+    ]
 
 
 def test_a_readme_without_a_place_is_refused() -> None:

@@ -36,17 +36,23 @@ def row_bytes(t: Tensor) -> int:
     return width
 
 
+def _viewed(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows of a contiguous tensor as another type. A dimension of one element may have any
+    stride, and torch's view of another type looks at it: hence flat first."""
+    return t.view(-1).view(dtype).view(t.shape[0], row_bytes(t) // dtype.itemsize)
+
+
 def as_bytes(t: Tensor) -> Tensor:
     """uint8 [B, bytes of a row]."""
     if t.numel():
-        return t.contiguous().view(torch.uint8).reshape(t.shape[0], -1)
+        return _viewed(t.contiguous(), torch.uint8)
     return torch.empty(t.shape[0], row_bytes(t), dtype=torch.uint8, device=t.device)
 
 
 def plain(rows: Tensor) -> Tensor:
     """As a type that the library moves without looking into it, from a multiple of 16 bytes on."""
     rows = rows.contiguous()
-    return (rows.clone() if rows.data_ptr() % 16 else rows).view(torch.bfloat16)
+    return _viewed(rows.clone() if rows.data_ptr() % 16 else rows, torch.bfloat16)
 
 
 def travels_alone(field: Tensor) -> bool:

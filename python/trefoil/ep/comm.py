@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,6 +30,12 @@ class Scoped:
         at: TracebackType | None,
     ) -> None:
         self._end(kind is not None)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} of trefoil cannot be copied or pickled: it stands for "
+            "buffers of this process and its peers; make another one, or share this one"
+        )
 
     def destroy(self) -> None:
         raise NotImplementedError
@@ -60,13 +67,14 @@ def device_count() -> int:
 class Communicator(Scoped, c.Object):
     """The ranks that make groups. As a context manager: destroyed, or aborted on an exception."""
 
-    __slots__ = ("_owned",)
+    __slots__ = ("_groups", "_owned")
+    _groups: weakref.WeakSet[Any]
     _owned: bool
 
     def __new__(cls, ptr: int) -> Communicator:
         """Of an ncclComm_t that somebody else made and destroys."""
         self = super().__new__(cls, COMM, ptr)
-        self._owned = False
+        self._owned, self._groups = False, weakref.WeakSet()
         return self
 
     @classmethod
@@ -107,12 +115,20 @@ class Communicator(Scoped, c.Object):
         return c.comm_count(self)
 
     def destroy(self) -> None:
-        """Of one that this class made; groups come first. A second time: nothing happens."""
-        if self.live and self._owned:
-            c.comm_destroy(self)
+        """Of one that this class made; InvalidUsageError while a group of it is there. A second
+        time: nothing happens."""
+        if not (self.live and self._owned):
+            return
+        if left := sum(group.live for group in self._groups):
+            raise c.InvalidUsageError(
+                f"Communicator.destroy: {left} of its groups not destroyed yet; destroy handles, "
+                "then groups, then the communicator, or abort it"
+            )
+        c.comm_destroy(self)
 
     def abort(self) -> None:
-        """Ends what waits for other ranks, here and there. Its groups can only be destroyed."""
+        """Ends what waits for other ranks, here and there. Its groups are lost with it: their
+        memory stays until the process ends; their handles can be destroyed."""
         if self.live:
             c.comm_abort(self)
 

@@ -33,12 +33,13 @@ class Group(Scoped, c.Object):
     exception is on its way: other ranks may then not come to destroy it.
     """
 
-    __slots__ = ("_comm",)
+    __slots__ = ("__weakref__", "_comm", "_like")
     _comm: Communicator | None
+    _like: tuple[Layout, int, HandleConfig | None] | None  # of a handle whose buffers are there
 
     def __new__(cls, ptr: int) -> Group:
         self = super().__new__(cls, GROUP, ptr)
-        self._comm = None
+        self._comm = self._like = None
         return self
 
     @classmethod
@@ -48,6 +49,7 @@ class Group(Scoped, c.Object):
             comm = Communicator(comm if isinstance(comm, int) else comm.ptr)
         self = cls(c.group_create(comm, config))
         self._comm = comm
+        comm._groups.add(self)
         return self
 
     def create_handle(
@@ -61,6 +63,7 @@ class Group(Scoped, c.Object):
     ) -> Handle:
         """init_handle with K of topk_idx [B, K], and update."""
         ptr = c.create_handle(self, self._comm, layout, topk_idx, layout_info, config, stream)
+        self._like = layout, topk_idx.sizes[1], config
         return Handle._of(ptr, self._comm, topk_idx, layout_info)
 
     def init_handle(
@@ -76,6 +79,7 @@ class Group(Scoped, c.Object):
         handle_mem: None, or uint8 of at least handle_mem_size bytes, 16-byte aligned.
         """
         ptr = c.init_handle(self, self._comm, layout, config, num_topk, handle_mem)
+        self._like = layout, num_topk, config
         return Handle._of(ptr, self._comm, handle_mem)
 
     def handle_mem_size(
@@ -107,12 +111,28 @@ class Group(Scoped, c.Object):
             raise c.InvalidUsageError("a group made from an address does not know its ranks")
         return self._comm.num_ranks
 
+    def check(self) -> None:
+        """Raises what failed in the operations that have run, so after synchronize(): a lost rank
+        (RemoteError), bad ids (InvalidArgumentError). This rank's own view; no other takes part.
+
+        Any call on the group raises the same. Low latency without masks has no other way to ask: of
+        bad ids it tells once, then the group goes on, with those ids unused; a group that lost a
+        rank can only be destroyed. With masks a lost rank raises nothing: async_error is set, and
+        query_mask has it. It makes a handle like the last one, which takes microseconds on the CPU
+        and waits for the device on a GPU.
+        """
+        if self._like is not None:
+            layout, num_topk, config = self._like
+            self.init_handle(layout, num_topk, config=config).destroy()
+
     @property
     def async_error(self) -> bool:
-        """Whether a queued operation failed since clear_error."""
+        """Whether a queued operation failed since clear_error, or a rank was masked. Of low latency
+        only with masks (InvalidUsageError): see check."""
         return c.async_error(self)
 
     def clear_error(self) -> None:
+        """Takes the error and its sentence back, but for a lost rank's. As async_error."""
         c.error_clear(self)
 
     def destroy(self) -> None:

@@ -2,11 +2,14 @@
 
 Nothing is copied. The CPU library works on memory that its runtime knows: a tensor of ordinary
 host memory makes it known ("pins" it) and keeps it so, and alive, while the tensor or another of
-the same array lives; the end of the last one waits for the device's queued work.
+the same memory lives; the end of the last one waits for the queued work of the devices on which
+they were made. NumPy refuses to resize the array so long. torch does not: a call refuses a tensor
+whose storage was resized since, but queued work still uses the old memory.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from functools import lru_cache
@@ -67,18 +70,40 @@ class _Memory(NamedTuple):
 class _Pin:
     """Host memory that the runtime knows, until the last tensor over it has gone."""
 
-    def __init__(self, memory: _Memory) -> None:
-        c.pin(memory.base, memory.extent)
-        self.start, self.end, self.root = memory.base, memory.base + memory.extent, memory.root
-        device = c.get_device()
-        self._end = weakref.finalize(self, _unpin, self.root, self.start, device, c.Object(0, 1))
+    def __init__(self, start: int, end: int, roots: list[object], devices: set[int]) -> None:
+        c.pin(start, end - start)
+        self.start, self.end, self.roots, self.devices = start, end, roots, devices
+        self.wider: _Pin | None = None  # the one that has taken this one's place
+        self.mark = c.Object(0, 1)
+        self._held = [_hold(root) for root in roots]
+        self._end = weakref.finalize(self, _unpin, roots, start, devices, self.mark)
         self._end.atexit = False
 
+    def covers(self, start: int, end: int) -> bool:
+        return self.start <= start and end <= self.end
 
-def _unpin(root: object, start: int, device: int, mark: Any) -> None:
-    """root lives until here. The mark is of this process and this library, or there is no pin."""
+    def give_way(self) -> None:
+        """The runtime forgets the memory, and queued work goes on: a wider pin keeps the roots."""
+        c.unpin(self.start)
+        self._end.detach()
+        _pins.pop(self.start, None)
+
+
+def _hold(root: object) -> Any:
+    """NumPy resizes no array that is weakly referenced, not even with refcheck=False."""
+    try:
+        return weakref.ref(root)
+    except TypeError:
+        return None
+
+
+def _unpin(roots: list[object], start: int, devices: set[int], mark: Any) -> None:
+    """The roots live until here. The mark is of this process and this library, or there is no
+    pin."""
     if mark.live:
-        c.unpin(start, device)
+        for device in devices:
+            c.settle(device)
+        c.unpin(start)
 
 
 _pins: weakref.WeakValueDictionary[int, _Pin] = weakref.WeakValueDictionary()
@@ -90,22 +115,41 @@ def _pinned(memory: _Memory) -> _Pin | None:
     if not memory.on_host or not memory.extent:
         return None
     with _lock:
-        return _pin_of(memory)
-
-
-def _pin_of(memory: _Memory) -> _Pin | None:
-    pin = _pins.get(memory.base)
-    if pin is not None and memory.base + memory.extent <= pin.end:
+        pin = _pin_of(memory, memory.base, memory.base + memory.extent)
+        if pin is not None:
+            pin.devices.add(c.get_device())
         return pin
-    if pin is None and c.known(memory.data):
-        return next((p for p in _pins.values() if p.start <= memory.data < p.end), None)
+
+
+def _pin_of(memory: _Memory, start: int, end: int) -> _Pin | None:
+    """Pins do not overlap, so that a tensor lies in one of them, whoever made views of the same
+    memory: what reaches past a pin makes it wider."""
+    pin = _pins.get(start)
+    if pin is not None and pin.mark.live and pin.covers(start, end):
+        return pin
+    met = [p for p in list(_pins.values()) if p.mark.live and p.start < end and start < p.end]
+    if len(met) == 1 and met[0].covers(start, end):
+        return met[0]
+    if not met and c.known(memory.data):
+        return None
     _, _, host_runtime = c.library()
     if not host_runtime:
         raise c.InvalidArgumentError(
             "the tensor lies in host memory, and the library works on a GPU"
         )
-    pin = _pins[memory.base] = _Pin(memory)
-    return pin
+    return _widened(memory.root, start, end, met)
+
+
+def _widened(root: object, start: int, end: int, met: list[_Pin]) -> _Pin:
+    roots, devices = [root], {c.get_device()}
+    for pin in met:
+        roots, devices = [*roots, *pin.roots], devices | pin.devices
+        start, end = min(start, pin.start), max(end, pin.end)
+        pin.give_way()
+    wide = _pins[start] = _Pin(start, end, roots, devices)
+    for pin in met:
+        pin.wider = wide
+    return wide
 
 
 def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: int = 1) -> bool:
@@ -117,8 +161,11 @@ def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: i
     return True
 
 
-def _refuse_strides(shape: tuple[int, ...]) -> None:
-    raise c.InvalidArgumentError(f"the tensor of shape {shape} is not C-contiguous; copy it first")
+def _refuse_strides(shape: tuple[int, ...], strides: tuple[int, ...], unit: str) -> None:
+    raise c.InvalidArgumentError(
+        f"the tensor of shape {shape} has strides of {strides} {unit}: it is not C-contiguous; "
+        "copy it first (numpy.ascontiguousarray, contiguous() of torch)"
+    )
 
 
 def _count(shape: tuple[int, ...]) -> int:
@@ -146,7 +193,7 @@ def _is_plain_on_gpu(buffer: Any) -> bool:
 
 def _from_torch(t: Any) -> _Memory:
     if not t.is_contiguous():
-        _refuse_strides(tuple(t.shape))
+        _refuse_strides(tuple(t.shape), t.stride(), "elements")
     kind = t.device.type
     if kind not in ("cpu", "cuda"):
         raise c.InvalidArgumentError(
@@ -173,19 +220,21 @@ def _type_name(buffer: Any, typestr: str) -> str:
 
 
 def _root_of(buffer: Any) -> Any:
-    """The array that owns a NumPy view's memory."""
-    while (base := getattr(buffer, "base", None)) is not None and hasattr(
-        base, "__array_interface__"
-    ):
-        buffer = base
-    return buffer
+    """The array that owns a NumPy view's memory, also where a memoryview lies between."""
+    base = getattr(buffer, "base", None)
+    while isinstance(base, memoryview):
+        base = base.obj
+    return _root_of(base) if hasattr(base, "__array_interface__") else buffer
 
 
 def _from_interface(buffer: Any, about: dict[str, Any], on_host: bool) -> _Memory:
     shape, typestr = tuple(about["shape"]), about["typestr"]
+    if not typestr[2:].isdigit():  # objects, times
+        raise c.InvalidArgumentError(f"the tensor's elements are {typestr}: no type of NCCL's")
     item = int(typestr[2:])
-    if not _contiguous(shape, about.get("strides"), item):
-        _refuse_strides(shape)
+    strides = about.get("strides")
+    if not _contiguous(shape, strides, item):
+        _refuse_strides(shape, strides, "bytes")
     data, read_only = about["data"]
     name = _type_name(buffer, typestr)
     if not on_host:
@@ -209,7 +258,7 @@ def _from_dlpack(buffer: Any) -> _Memory:
             f"the tensor lies on a device of DLPack's kind {device_type}: CPU or CUDA expected"
         )
     if not _contiguous(shape, strides):
-        _refuse_strides(shape)
+        _refuse_strides(shape, strides, "elements")
     if (code, bits) not in _DLPACK or lanes != 1:
         raise c.InvalidArgumentError(
             f"the tensor's elements are DLPack's ({code}, {bits}, {lanes}): no type of NCCL's"
@@ -219,12 +268,19 @@ def _from_dlpack(buffer: Any) -> _Memory:
     return _Memory(data, _DLPACK[code, bits], shape, on_host, False, capsule, data, extent)
 
 
+def _is_scalar(buffer: Any) -> bool:
+    """NumPy's scalars have the array interface of a temporary array."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(buffer, numpy.generic)
+
+
 def _memory_of(buffer: Any) -> _Memory:
     if hasattr(buffer, "data_ptr") and hasattr(buffer, "untyped_storage"):
         return _from_torch(buffer)
     if (about := getattr(buffer, "__cuda_array_interface__", None)) is not None:
         return _from_interface(buffer, about, on_host=False)
-    if (about := getattr(buffer, "__array_interface__", None)) is not None:
+    about = None if _is_scalar(buffer) else getattr(buffer, "__array_interface__", None)
+    if about is not None:
         return _from_interface(buffer, about, on_host=True)
     if hasattr(buffer, "__dlpack__"):
         return _from_dlpack(buffer)
@@ -276,6 +332,8 @@ class Tensor(c.Tensor):
         offset = window_offset or 0
         self = super().__new__(cls, data, int(dtype), tuple(shape), handle, offset, read_only)
         self.buffer, self._pin = buffer, pin
+        if pin is not None and hasattr(buffer, "untyped_storage"):
+            self._watch(buffer.untyped_storage())
         return self
 
 

@@ -32,7 +32,7 @@ class EPGroup(Scoped):
     H. dtype: of the rows; float32, bfloat16 or float16. low_latency: for ll_dispatch and
     ll_combine. max_recv: most rows that a rank receives, at least N; 0: R N, which always suffice.
     drop: a rank with more keeps the first ones, else its dispatch raises. timeout: seconds to wait
-    for other ranks; 0: 100.
+    for other ranks; 0: 100. A copy, as copy.deepcopy of a module makes it, is the same group.
 
     Attributes: comm, num_ranks R, local_experts L, slots (rows of dispatch's output), key, order,
     torch_device (of all tensors: the GPU that is current here, or the CPU).
@@ -83,6 +83,12 @@ class EPGroup(Scoped):
         self.order = torch.zeros(1, dtype=torch.int64)
         self.key = next(_keys)
         _live[self.key] = self
+
+    def __copy__(self) -> EPGroup:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EPGroup:
+        return self
 
     @property
     def stream(self) -> Any:

@@ -30,7 +30,8 @@ def grouped_linear(rows: torch.Tensor, counts: torch.Tensor, weight: torch.Tenso
 
 
 class MoEDispatcher:
-    """Puts expert parallelism into a layer: each rank gives its tokens and has its experts."""
+    """Puts expert parallelism into a layer: each rank gives its tokens and has its experts. Copies
+    share the group."""
 
     def __init__(self, group: EPGroup) -> None:
         group.require_algorithm(low_latency=False)
@@ -45,8 +46,9 @@ class MoEDispatcher:
         topk_idx: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The layer's output [B, H] for x [B, H]: for each token the sum over its K experts, by
-        weight. Differentiable in x, in logits or topk_weights, and in what experts uses.
+        """The layer's output [B, H] for x [B, H], of any strides: for each token the sum over its K
+        experts, by weight. Differentiable in x, in logits or topk_weights, and in what experts
+        uses.
 
         logits [B, E]: the K largest of each row are the experts, their softmax the weights. Or
         topk_idx [B, K], int, with -1 for none, and topk_weights [B, K].

@@ -16,10 +16,14 @@ from trefoil.on_device import require
 from trefoil.torch.ep_group import EPGroup, group_of
 
 Tensor = torch.Tensor
-T = ep.Tensor
 IDS = (torch.int64, torch.int32)
 BACKWARD = ep.PassDir.BWD
 _library = torch.library.Library("trefoil", "DEF")
+
+
+def ep_tensor(t: Tensor) -> ep.Tensor:
+    """Of what a call reads, whatever its strides, or of what it writes, which is made here."""
+    return ep.Tensor(t.contiguous())
 
 
 def _define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -73,9 +77,9 @@ def _route(topk_idx: Tensor, group: int, order: Tensor) -> tuple[Tensor, Tensor]
     memory = topk_idx.new_zeros(g.memory_bytes + 32, dtype=torch.uint8)
     counts = topk_idx.new_zeros(g.local_experts, dtype=torch.int64)
     total = topk_idx.new_zeros(1, dtype=torch.int64)
-    info = ep.LayoutInfo(expert_counters=T(counts), recv_total_counter=T(total))
+    info = ep.LayoutInfo(expert_counters=ep_tensor(counts), recv_total_counter=ep_tensor(total))
     with g.handle(memory) as handle:
-        handle.update(T(topk_idx), layout_info=info, stream=g.stream)
+        handle.update(ep_tensor(topk_idx), layout_info=info, stream=g.stream)
     about = [g.key, len(topk_idx), min(int(total), g.slots), 0]
     memory[g.memory_bytes :].view(torch.int64).copy_(torch.tensor(about))
     order.add_(1)
@@ -126,8 +130,10 @@ def _dispatch(
     ids = x.new_empty(g.slots, g.num_topk, dtype=torch.int64)
     with g.handle(routing) as handle:
         handle.dispatch(
-            ep.DispatchInputs(tokens=T(x), topk_weights=T(weights)),
-            ep.DispatchOutputs(tokens=T(out), topk_weights=T(out_weights), topk_idx=T(ids)),
+            ep.DispatchInputs(tokens=ep_tensor(x), topk_weights=ep_tensor(weights)),
+            ep.DispatchOutputs(
+                tokens=ep_tensor(out), topk_weights=ep_tensor(out_weights), topk_idx=ep_tensor(ids)
+            ),
             stream=g.stream,
         )
     order.add_(1)
@@ -141,7 +147,9 @@ def _combine(rows: Tensor, routing: Tensor, tokens: int, group: int, order: Tens
     out = rows.new_empty(own, rows.shape[1])
     with g.handle(routing) as handle:
         handle.combine(
-            ep.CombineInputs(tokens=T(rows)), ep.CombineOutputs(tokens=T(out)), stream=g.stream
+            ep.CombineInputs(tokens=ep_tensor(rows)),
+            ep.CombineOutputs(tokens=ep_tensor(out)),
+            stream=g.stream,
         )
     order.add_(1)
     return out
@@ -159,8 +167,8 @@ def _dispatch_backward(
     out, out_weights = grad.new_empty(own, grad.shape[1]), grad_weights.new_empty(own, g.num_topk)
     with g.handle(routing) as handle:
         handle.combine(
-            ep.CombineInputs(tokens=T(grad), topk_weights=T(grad_weights)),
-            ep.CombineOutputs(tokens=T(out), topk_weights=T(out_weights)),
+            ep.CombineInputs(tokens=ep_tensor(grad), topk_weights=ep_tensor(grad_weights)),
+            ep.CombineOutputs(tokens=ep_tensor(out), topk_weights=ep_tensor(out_weights)),
             config=ep.CombineConfig(pass_direction=BACKWARD),
             stream=g.stream,
         )
@@ -175,8 +183,8 @@ def _combine_backward(grad: Tensor, routing: Tensor, group: int, order: Tensor) 
     out = _received(g, grad, rows)
     with g.handle(routing) as handle:
         handle.dispatch(
-            ep.DispatchInputs(tokens=T(grad)),
-            ep.DispatchOutputs(tokens=T(out)),
+            ep.DispatchInputs(tokens=ep_tensor(grad)),
+            ep.DispatchOutputs(tokens=ep_tensor(out)),
             config=ep.DispatchConfig(pass_direction=BACKWARD),
             stream=g.stream,
         )
@@ -318,9 +326,12 @@ def _ll_dispatch(
     wide = g.num_ranks * g.max_tokens
     rows = x.new_zeros(g.local_experts, wide, x.shape[1])
     counts = x.new_zeros(g.local_experts, dtype=torch.int32)
-    inputs, outputs = ep.DispatchInputs(tokens=T(x)), ep.DispatchOutputs(tokens=T(rows))
-    info = ep.LayoutInfo(expert_counters=T(counts))
-    ids = T(topk_idx.clone())  # combine reads it, too
+    inputs, outputs = (
+        ep.DispatchInputs(tokens=ep_tensor(x)),
+        ep.DispatchOutputs(tokens=ep_tensor(rows)),
+    )
+    info = ep.LayoutInfo(expert_counters=ep_tensor(counts))
+    ids = ep_tensor(topk_idx.clone(memory_format=torch.contiguous_format))  # combine reads it, too
     number, handle = g.next_handle(ids)
     handle.dispatch(inputs, outputs, layout_info=info, stream=g.stream)
     g.finish()
@@ -347,8 +358,10 @@ def _ll_combine(
     )
     require("topk_weights", weights, (torch.float32,), own, g.num_topk, device=g.torch_device)
     out = rows.new_empty(own, rows.shape[2])
-    sums = ep.CombineOutputs(tokens=T(out), topk_weights=T(weights))
-    g.pending_handle(dispatched).combine(ep.CombineInputs(tokens=T(rows)), sums, stream=g.stream)
+    sums = ep.CombineOutputs(tokens=ep_tensor(out), topk_weights=ep_tensor(weights))
+    g.pending_handle(dispatched).combine(
+        ep.CombineInputs(tokens=ep_tensor(rows)), sums, stream=g.stream
+    )
     g.finish()
     order.add_(1)
     return out
