@@ -86,7 +86,7 @@ trefoil_result_t epPlanCounts(const ep_check_case_t *c, ep_check_counts_t *count
 /* Since the last time; a library without a network says that it cannot tell. */
 static trefoil_result_t comparePuts(ep_check_rank_t *rank, const ep_check_counts_t *planned,
                                     ep_check_compared_t *out) {
-  uint64_t all[EP_MAX_RANKS], sum = 0, least = planned->leastPuts[rank->rank];
+  uint64_t all[EP_MAX_RANKS] = {0}, sum = 0, least = planned->leastPuts[rank->rank];
   const trefoil_shape_t *s = &rank->group->shape;
   if (!rank->lib->ncclEpReadPuts || s->ranksPerNode == s->numRanks) return TREFOIL_OK;
   rank->doing = "ncclEpReadPuts";

@@ -19,8 +19,8 @@ typedef struct ep_check_compared {
 
 int epCanCount(const ep_library_t *lib);
 trefoil_result_t epPlanCounts(const ep_check_case_t *c, ep_check_counts_t *counts);
-/* After epRankRun, on a rank that counts: reads this rank's counts, sets them to zero, compares, and adds
- * the bytes that were compared. Puts between domains, where the library counts them: no fewer than the least. */
+/* After epRankRun, on a rank that counts: reads this rank's counts, sets them to zero, compares, and tells
+ * what was compared. Puts between domains, where the library counts them: no fewer than the least. */
 trefoil_result_t epRankCompareCounts(ep_check_rank_t *rank, const ep_check_counts_t *planned,
                                      ep_check_compared_t *out);
 

@@ -137,7 +137,21 @@ static void run(int rank) {
   MUST(!plugin->destroyContext(rma) && !plugin->closeColl(comm) && !plugin->finalize(context));
 }
 
-static int launch(const char *carrier) {
+/* Rank 1 fails in connect; rank 0's ends, too. */
+static void connectInVain(int rank) {
+  void *context, *listener, *comm = NULL, *handles[RANKS];
+  setenv("TREFOIL_NET_TIMEOUT_MS", "500", 1);
+  if (rank == 1) setenv("TREFOIL_NET_DEAD_RANK", "7:0", 1);
+  MUST(!plugin->init(&context, 7, hear));
+  MUST(!plugin->listen(context, 0, shared->handles[rank], &listener));
+  everybody(0);
+  for (int r = 0; r < RANKS; r++) handles[r] = shared->handles[r];
+  MUST(plugin->connect(context, handles, RANKS, rank, listener, &comm) == RMA_SYSTEM_ERROR);
+  MUST(strstr(logged, rank ? "names rank 7, which is not in" : "rank 1 did not connect within"));
+  everybody(1);
+}
+
+static int launch(const char *carrier, void (*run)(int)) {
   int failed = 0, status;
   pid_t children[RANKS];
   setenv("TREFOIL_NET_CARRIER", carrier, 1);
@@ -156,8 +170,13 @@ static int launch(const char *carrier) {
 }
 
 TEST(both_carriers_as_nccl_uses_them) {
-  CHECK(!launch("copy"), "copy");
-  CHECK(!launch("tcp"), "tcp");
+  CHECK(!launch("copy", run), "copy");
+  CHECK(!launch("tcp", run), "tcp");
+}
+
+TEST(a_rank_that_fails_in_connect_ends_the_others_wait) {
+  CHECK(!launch("copy", connectInVain), "copy");
+  CHECK(!launch("tcp", connectInVain), "tcp");
 }
 
 TEST(what_nccl_asks_first) {

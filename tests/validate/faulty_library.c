@@ -260,6 +260,10 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t group) {
 ncclResult_t ncclEpCountBytes(ncclEpGroup_t group, int on) {
   return REAL(ncclEpCountBytes)(group, on);
 }
+/* "puts": none are counted. */
+ncclResult_t ncclEpReadPuts(ncclEpGroup_t group, uint64_t *puts, cudaStream_t stream) {
+  return is("puts") ? ncclSuccess : REAL(ncclEpReadPuts)(group, puts, stream);
+}
 /* "count": 16 bytes that rank 0 kept stand at rank 1, each time, as not all cases are compared. */
 ncclResult_t ncclEpReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int *tiers, int reset,
                              cudaStream_t stream) {
