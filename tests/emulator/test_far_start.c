@@ -30,7 +30,8 @@ typedef struct scene {
 
 static void checkTold(team_rank_t *r, fault_t fault, ncclResult_t result, double seconds) {
   static const char *const WORDS[] = {
-      "TREFOIL_NET_RAILS is '99'", "ncclDevCommCreate has not returned on rank 0, 1, 2 after 5.0 s"};
+      "TREFOIL_NET_RAILS is '99'",
+      "ncclDevCommCreate has not returned on rank 0, 1, 2 after 5.0 s"};
   const char *why = ncclEpGetLastError();
   teamCheck(r, result != ncclSuccess && strstr(why, WORDS[fault]), "%d: %s", result, why);
   teamCheck(r, fault == HANGS || r->rank == CULPRIT || strstr(why, "it failed on rank 1:"), "%s",
