@@ -7,6 +7,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 import ep_needs  # noqa: F401
 from ep_steps import with_threads
-from trefoil import ep
+from trefoil import ep, on_device
 from trefoil.torch import (
     EPGroup,
     MoEDispatcher,
@@ -24,6 +25,7 @@ from trefoil.torch import (
     ll_combine,
     ll_dispatch,
     route,
+    stream_of,
 )
 
 HIDDEN, WIDE = 16, 8
@@ -570,3 +572,11 @@ def test_groups_without_gradients_refuse_them() -> None:
     run(layer, body, low_latency=True)
     with pytest.raises(ep.InvalidArgumentError, match=r"dtype is torch\.float64"):
         run(Layer(ranks=1, dtype=torch.float64), body)
+
+
+def test_stream_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream as a number, of the tensor's GPU; None, the default stream, in host memory."""
+    assert stream_of(torch.ones(1)) is None
+    monkeypatch.setattr(on_device, "_raw_stream", lambda device: 100 + device)
+    of_gpu: Any = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=3))
+    assert stream_of(of_gpu) == 103

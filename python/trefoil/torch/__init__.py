@@ -8,10 +8,12 @@
     out = moe(x, experts, logits=router(x))
 
 High throughput (flat layout): route, dispatch, combine. Low latency (expert-major, no backward
-pass): ll_dispatch, ll_combine. RoutingRecorder writes what a model routes as a trace.
+pass): ll_dispatch, ll_combine. stream_of(tensor) is torch's current stream for calls of trefoil.ep,
+faster than torch.cuda.current_stream. RoutingRecorder writes what a model routes as a trace.
 docs/use_in_torch.md has a whole script.
 """
 
+from trefoil.on_device import stream_of
 from trefoil.torch.ep_group import EPGroup
 from trefoil.torch.moe import MoEDispatcher, grouped_linear
 from trefoil.torch.ops import (
@@ -37,4 +39,5 @@ __all__ = [
     "ll_combine",
     "ll_dispatch",
     "route",
+    "stream_of",
 ]

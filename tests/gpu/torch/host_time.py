@@ -5,8 +5,9 @@
     TREFOIL_EP_LIBRARY=gpu torchrun --nproc-per-node 2 tests/gpu/torch/host_time.py --against c.json
 
 Calls are timed one by one, the queue kept short, as the C program does. Ways: "prepared" passes
-what was made once; "stream of torch" asks torch for its current stream in each call; "made each
-time" makes tensors and structs in each call; "deep_ep" is trefoil.deep_ep's Buffer. Times in us:
+what was made once; "stream of torch" asks torch for its current stream in each call, "stream_of"
+does so by trefoil.torch.stream_of; "made each time" also makes tensors and structs in each call;
+"deep_ep" is trefoil.deep_ep's Buffer. Times in us:
 [10 %, median, 99 %]. Exit code 1: dispatch and combine take more than 6 us above C, or one of them
 (three tensors) more than 1.5 us.
 """
@@ -27,6 +28,7 @@ from ranks import Ranks, parser, wait
 
 from trefoil import ep
 from trefoil.deep_ep import Buffer
+from trefoil.torch import stream_of
 
 STEPS, WARM = 400, 40
 EXPERTS, TOPK, HIDDEN = 256, 8, 7168
@@ -83,9 +85,9 @@ class Step:
             "complete": lambda: h.complete(stream=stream),
         }
 
-    def stream_of_torch(self) -> Calls:
+    def asked(self, stream: Callable[[], Any]) -> Calls:
         ids, inputs, outputs, info, rows, sums = self.bundles
-        h, stream = self.handle, self.stream
+        h = self.handle
         return {
             "update": lambda: h.update(ids, stream=stream()),
             "dispatch": lambda: h.dispatch(inputs, outputs, layout_info=info, stream=stream()),
@@ -94,7 +96,7 @@ class Step:
         }
 
     def made_each_time(self) -> Calls:
-        h, stream = self.handle, self.stream
+        h, stream = self.handle, partial(stream_of, self.x)
         return {
             "update": lambda: h.update(T(self.ids), stream=stream()),
             "dispatch": lambda: h.dispatch(
@@ -176,7 +178,8 @@ def main() -> int:
     buffer = Buffer(ranks.gloo, low_latency_mode=True)
     ways = {
         "prepared": step.prepared(),
-        "stream of torch": step.stream_of_torch(),
+        "stream of torch": step.asked(step.stream),
+        "stream_of": step.asked(partial(stream_of, step.x)),
         "made each time": step.made_each_time(),
         "deep_ep": step.through_deep_ep(buffer),
     }
