@@ -149,6 +149,7 @@ static void connectInVain(int rank) {
   MUST(plugin->connect(context, handles, RANKS, rank, listener, &comm) == RMA_SYSTEM_ERROR);
   MUST(strstr(logged, rank ? "names rank 7, which is not in" : "rank 1 did not connect within"));
   everybody(1);
+  MUST(!plugin->closeListen(listener) && !plugin->finalize(context));
 }
 
 static int launch(const char *carrier, void (*run)(int)) {
