@@ -115,7 +115,8 @@ static void printCases(const ep_check_options_t *o, const ep_check_outcome_t *ou
 
 /* Some number of ranks does not consist of whole nodes, as they were asked for. */
 static int areUneven(const ep_check_choice_t *c) {
-  int uneven = 0, least = c->minRanks ? c->minRanks : 1, most = c->maxRanks ? c->maxRanks : 8;
+  int uneven = 0, least = c->minRanks ? c->minRanks : 1;
+  int most = c->maxRanks ? c->maxRanks : EP_CHECK_MOST_RANKS;
   for (int R = least; c->ranksPerNode && R <= most; R++) uneven |= R % c->ranksPerNode != 0;
   return uneven;
 }

@@ -140,7 +140,7 @@ int cliCheckRandom(const cli_check_t *v) {
   } else if (v->library.gpu && !v->ranks) { /* as many ranks as GPUs; the replay says how many */
     if (epLibraryProbe(&o.paths, &o.numDevices) != TREFOIL_OK)
       return cliFail("check", "%s", trefoilLastError());
-    o.choice.maxRanks = o.numDevices < 8 ? o.numDevices : 8;
+    o.choice.maxRanks = o.numDevices < EP_CHECK_MOST_RANKS ? o.numDevices : EP_CHECK_MOST_RANKS;
     o.choice.minRanks = 1;
     snprintf(ranks, sizeof ranks, "1-%d", o.choice.maxRanks);
     said.ranks = ranks;

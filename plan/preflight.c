@@ -34,8 +34,8 @@ static int inRange(ep_verdict_t *out, const char *field, unsigned long long valu
                 "%s is %llu; must be %llu to %llu", field, value, least, most);
 }
 
-static int commonDivisor(int a, int b) {
-  return b ? commonDivisor(b, a % b) : a;
+int epDomainRanks(int ranksPerNode, int numRanks) {
+  return numRanks ? epDomainRanks(numRanks, ranksPerNode % numRanks) : ranksPerNode;
 }
 
 static int checkTopology(int numRanks, int ranksPerNode, ep_verdict_t *out) {
@@ -52,7 +52,7 @@ static int checkTopology(int numRanks, int ranksPerNode, ep_verdict_t *out) {
   return refuse(out, TREFOIL_INVALID_ARGUMENT, "ranks_per_node", (unsigned long long)nearest,
                 "ranks_per_node is %d; must divide the %d ranks evenly: NCCL makes uneven nodes "
                 "NVLink domains of the greatest common divisor, here %d",
-                ranksPerNode, numRanks, commonDivisor(ranksPerNode, numRanks));
+                ranksPerNode, numRanks, epDomainRanks(ranksPerNode, numRanks));
 }
 
 static int checkHtLimits(const ep_group_limits_t *g, ep_verdict_t *out) {

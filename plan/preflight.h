@@ -36,6 +36,10 @@ int epCheckGroupLimits(const ep_group_limits_t *g, int numRanks, int ranksPerNod
 int epCheckHandleLimits(const ep_group_limits_t *g, const ep_handle_limits_t *h, int numRanks,
                         ep_verdict_t *out);
 
+/* Ranks of an NVLink domain where nodes have ranksPerNode of numRanks ranks: NCCL gives all domains one
+ * size. */
+int epDomainRanks(int ranksPerNode, int numRanks);
+
 /* Bound on K for which buffers of such a handle are made; the mode of a legal layout. */
 int epTopkBound(const ep_group_limits_t *g, int topk);
 trefoil_mode_t epModeOf(unsigned algorithm, unsigned layout);

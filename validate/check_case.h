@@ -36,6 +36,8 @@ enum {
 /* Beside the bits of trefoil_mode_t: steps of A2SGD (trefoil/a2sgd.h), which are drawn only if asked for. */
 #define EP_MODE_A2SGD (1u << TREFOIL_NUM_MODES)
 
+#define EP_CHECK_MOST_RANKS 8 /* where none are asked for */
+
 /* What the user asks the generator for. Zero means: everything. */
 typedef struct ep_check_choice {
   uint64_t seed;

@@ -19,7 +19,7 @@ typedef struct ep_check_compared {
 
 int epCanCount(const ep_library_t *lib);
 trefoil_result_t epPlanCounts(const ep_check_case_t *c, ep_check_counts_t *counts);
-/* After epRankRun, on a rank that counts: reads this rank's counts, sets them to zero, compares, and tells
+/* After epRankRun, on a rank that counts: reads this rank's counts, sets them to zero, compares, and gives
  * what was compared. Puts between domains, where the library counts them: no fewer than the least. */
 trefoil_result_t epRankCompareCounts(ep_check_rank_t *rank, const ep_check_counts_t *planned,
                                      ep_check_compared_t *out);

@@ -3,6 +3,8 @@
  * twenty-four has rows of some thousand bytes. */
 #include "validate/check_case.h"
 
+#include "plan/preflight.h"
+
 static int divisorOf(ep_rng_t *rng, int n) {
   int d;
   do d = (int)epRange(rng, 1, n);
@@ -79,21 +81,11 @@ static void forGpus(ep_check_group_t *g, ep_rng_t *rng) {
   }
 }
 
-/* As NCCL makes nodes of NCCL_LSA_TEAM_SIZE ranks. */
-static int commonDivisor(int a, int b) {
-  while (b) {
-    int rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return a;
-}
-
 void epMakeGroup(ep_check_group_t *g, const ep_check_choice_t *choice, uint64_t batch) {
   ep_rng_t rng = epRng(choice->seed, 1, batch);
   unsigned modes = choice->modes ? choice->modes : 15u;
   int minR = choice->minRanks ? choice->minRanks : 1,
-      maxR = choice->maxRanks ? choice->maxRanks : 8;
+      maxR = choice->maxRanks ? choice->maxRanks : EP_CHECK_MOST_RANKS;
   *g = (ep_check_group_t){.seed = choice->seed, .batch = batch};
   /* Two to four ranks is where most faults already show; more cost time in threads. */
   int R = epOneIn(&rng, 4) || minR > 4
@@ -123,7 +115,7 @@ void epMakeGroup(ep_check_group_t *g, const ep_check_choice_t *choice, uint64_t 
   g->zeroCopy = (ncclEpZeroCopyMode_t)epBelow(&rng, 3);
   g->orderFree = choice->orderFree;
   if (choice->gpuSubset) forGpus(g, &rng);
-  if (choice->ranksPerNode) g->shape.ranksPerNode = commonDivisor(choice->ranksPerNode, R);
+  if (choice->ranksPerNode) g->shape.ranksPerNode = epDomainRanks(choice->ranksPerNode, R);
   if (g->zeroCopy == NCCL_EP_ZERO_COPY_ON && !g->highThroughput &&
       (!(modes & (1u << TREFOIL_LL_RANK_MAJOR)) || g->shape.ranksPerNode != R))
     g->zeroCopy = NCCL_EP_ZERO_COPY_AUTO;

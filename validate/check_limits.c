@@ -30,7 +30,8 @@ static void limitRanks(ep_check_group_t *g, const ep_check_choice_t *choice, ep_
   const ep_profile_t *p = choice->profile;
   int fitting[EP_PROFILE_LIST], n = 0;
   for (int i = 0; p && i < p->numRanks; i++)
-    if (p->ranks[i] >= choice->minRanks && p->ranks[i] <= (choice->maxRanks ? choice->maxRanks : 8))
+    if (p->ranks[i] >= choice->minRanks &&
+        p->ranks[i] <= (choice->maxRanks ? choice->maxRanks : EP_CHECK_MOST_RANKS))
       fitting[n++] = p->ranks[i];
   /* Two where two will do: more cost time. */
   if (n) g->shape.numRanks = fitting[epOneIn(rng, 4) ? (int)epBelow(rng, n) : 0];

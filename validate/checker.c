@@ -251,7 +251,8 @@ trefoil_result_t epCheckRun(const ep_check_options_t *options, ep_check_outcome_
   EP_CHECK(facts.hasGrad || !(o.choice.modes & EP_MODE_A2SGD), TREFOIL_INVALID_ARGUMENT,
            "%s has no calls of A2SGD (trefoil/a2sgd.h)", o.paths.library);
   if (!o.numDevices) o.numDevices = facts.numDevices;
-  if (!o.choice.maxRanks) o.choice.maxRanks = o.numDevices < 8 ? o.numDevices : 8;
+  if (!o.choice.maxRanks)
+    o.choice.maxRanks = o.numDevices < EP_CHECK_MOST_RANKS ? o.numDevices : EP_CHECK_MOST_RANKS;
   if (o.choice.maxRanks > o.numDevices) shareDevices(&o, outcome);
   return runJobs(&o, outcome);
 }

@@ -411,7 +411,8 @@ def domains_ht(name: str) -> str:
         us = statistics.median(row["runs_us"])
         share = row["bytes"] / us / 1000 / data["rate_GBps"]
         what = f"{row['operation']} {row['mode'].removeprefix('ht-')}"
-        goal = PAIRS_GOALS.get(what, 0.0) if "_2x2" in name else us * share / RATE_SHARE
+        at_rate = us * share / RATE_SHARE
+        goal = PAIRS_GOALS.get(what, 0.0) if data["ranks_per_domain"] > 1 else at_rate
         asked = f"{goal:.0f}" if what.endswith(" flat") else ""
         rows.append([what, _bold(f"{us:.0f}", us <= goal), asked, f"{share:.0%}"])
     return table(["operation", "us", "goal", "of the rate"], rows)
