@@ -197,9 +197,9 @@ if(TREFOIL_CLI)
   endforeach()
   # A rank that nothing gets to is an error of the library in the last call, too, not a difference.
   add_test(NAME check_lost_rank_emulated COMMAND trefoil_cli check --gpu-cases --modes ll --ranks 2 --ranks-per-node 1 --seed 6
-    --case 2 --timeout-ms 1000 ${of_emulated})
+    --case 2 --timeout-ms 3000 ${of_emulated})
   set_tests_properties(check_lost_rank_emulated PROPERTIES TIMEOUT 300 LABELS cpu
-    PASS_REGULAR_EXPRESSION "ABORTS.*ncclEpUpdateHandle: rank 0 did not answer within 1 s" ENVIRONMENT
+    PASS_REGULAR_EXPRESSION "ABORTS.*ncclEpUpdateHandle: rank 0 did not answer within 3 s" ENVIRONMENT
     "TREFOIL_HOST_SMS=4;TREFOIL_NET_DEAD_RANK=1:0;TREFOIL_EMULATOR_SLOWER=1")
   if(NOT TREFOIL_SANITIZE)
     # Puts that overtake each other: a signal must not count those before it.
