@@ -194,8 +194,8 @@ void epGpuPoll(ncclEpGroup_t group) {
   describeForwarder(group, r, forwarder, sizeof forwarder);
   epReport(group, masks ? EP_DEFERRED_FLAG : EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
            "rank %d%s did not answer within %.3g s: rank %d waited in %s %llu for its %s (%s)%s",
-           r->rank, forwarder, (double)group->timeoutNs * 1e-9, group->rank,
-           kindName(r->kind), (unsigned long long)r->operation, epHangPhase(r->phase), flags,
+           r->rank, forwarder, (double)group->timeoutNs * 1e-9, group->rank, kindName(r->kind),
+           (unsigned long long)r->operation, epHangPhase(r->phase), flags,
            masks     ? "; it is masked now"
            : g->isHt ? "; destroy the group"
                      : "; destroy the group (with enable_mask the others would go on without it)");

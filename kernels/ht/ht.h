@@ -51,17 +51,15 @@ typedef struct ep_ht_layout {
   size_t flags[2];   /* [R][fifoSlots] u32, by source: the chunk is here */
   size_t credits[2]; /* [R][fifoSlots] u32, by destination: the chunk has been read there */
   size_t fifos[2];   /* [R][fifoSlots] FIFO slots of fifoSlotStride bytes, by source */
-  /* of dispatches with windows, W a word of 16 bytes: */
-  size_t announces; /* [2][R][4] W, by rank: where its output or input lies */
-  size_t
-      remoteRows;  /* [2][R][remoteRowWords] W, by destination: the own tokens' first rows there */
-  size_t weights;  /* [R][N][weightWords] W, by source */
-  size_t arrivals; /* [R][N][rowChunks] u32, by source: the chunk lies in its first row */
-  size_t dones;    /* [R] u32, by peer: it has written, or read, all its rows here */
+  /* W: a word of 16 bytes. */
+  size_t announces[2]; /* [R][4] W, by rank: where its output or input lies */
+  size_t dones[2];     /* [R] u32, by peer: blocks that no longer use this rank's memory */
+  /* of dispatches with windows: */
+  size_t remoteRows; /* [R][remoteRowWords] W, by destination: the own tokens' first rows there */
+  size_t weights;    /* [R][N][weightWords] W, by source */
+  size_t arrivals;   /* [R][N][rowChunks] u32, by source: the chunk lies in its first row */
   /* of combines that pull out of windows: */
-  size_t inputs;        /* [R][2] W, by rank: where its input lies */
   size_t gradients;     /* [R][N][weightWords] W, by expert's rank: of an own token's weights */
-  size_t reads;         /* [R] u32, by destination: it has read all its rows here */
   size_t input;         /* config.inputs: [N] rows of the largest; else 0 */
   size_t fifoSlotBytes; /* payload of a FIFO slot; the token's weights follow it */
   size_t fifoSlotStride;

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(HT_PIPE_THREADS, 1)
   bool sends = (int)blockIdx.x < a.split;
   if (!EXPERT_MAJOR && blockIdx.x == 0 && threadIdx.x >> 5 == 3) announceInput<PULLS>(a, t, number);
   if constexpr (PULLS) {
-    if (!waitInputs(a, t, number, *sources)) return;
+    if (!waitInputs(a, number, *sources)) return;
     if (a.op.rowWeights) sendGradients(a, t, *sources, number);
     sends = sends && sources->numFifos > 0;
   }
@@ -55,13 +55,13 @@ __global__ void __launch_bounds__(HT_PIPE_THREADS, 1)
       CombineReceiver<EXPERT_MAJOR, PULLS>{a, t, c.fifos[1].received, Divisor::of(a.row.numChunks),
                                            Divisor::of(g.numLocal), sources, number},
       a.receiver, &c.work[1][1]);
-  if constexpr (PULLS) sendReadDone(g, *sources);
+  if constexpr (PULLS) sendReadDones(g, *sources);
   leave<true>(
       g, t, a.row.numChunks, began,
       [&](int r) { return EXPERT_MAJOR || (r != g.rank && !(PULLS && sources->rows[r])); },
       [&] {
         if constexpr (PULLS) {
-          waitReadDone(a, t, *sources);
+          waitReadDones(a, t, *sources);
           __syncthreads(); // the operation's number stays until no thread waits any more
         }
       });

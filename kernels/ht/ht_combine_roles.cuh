@@ -25,7 +25,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV int missing() const {
-    return EXPERT_MAJOR ? -1 : missingInput(group(), 0, group().numRanks);
+    return EXPERT_MAJOR ? -1 : missingAnnounce<KIND>(group(), 0, group().numRanks);
   }
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV int owners() const { return group().numRanks - (EXPERT_MAJOR ? 0 : 1); }
@@ -147,7 +147,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineReceiver {
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV int missing() const {
-    return EXPERT_MAJOR ? -1 : missingInput(group(), 0, group().numRanks);
+    return EXPERT_MAJOR ? -1 : missingAnnounce<KIND>(group(), 0, group().numRanks);
   }
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numChunks; }

@@ -22,8 +22,7 @@ struct HtControl {
   unsigned badIds;                    // of the running Update
   unsigned long long numbers[3];      // operations finished: dispatch, combine, Update
   HtFifos fifos[2];
-  unsigned doneBefore[EP_HT_MAX_RANKS]; // dispatch: each source's count at the start
-  unsigned readBefore[EP_HT_MAX_RANKS]; // combine: each destination's
+  unsigned doneBefore[2][EP_HT_MAX_RANKS]; // each peer's count at the start (ht_handshake.cuh)
 };
 static_assert(sizeof(HtControl) <= EP_HT_CONTROL_BYTES, "control memory");
 

@@ -18,9 +18,10 @@
 namespace {
 
 // A rank's announcement of this dispatch, if it is here; loaded early, tested late.
-EP_DEV uint4 readAnnounce(const ep_ht_group_t &g, unsigned long long number) {
+EP_DEV uint4 readAnnounce(const ep_ht_group_t &g) {
   const int r = threadIdx.x;
-  return r < g.numRanks ? loadSys(announceAt(g, g.rank, r, number)) : packFlagged(0, number);
+  return r < g.numRanks ? loadSys(announceAt<EP_HT_KIND_DISPATCH>(g, g.rank, r))
+                        : make_uint4(0, 0, ~0u, ~0u);
 }
 
 template <bool EXPERT_MAJOR, HtWay WAY>
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
     clearTail(a, t, (blockIdx.x - a.split) * 32 + (threadIdx.x & 31),
               (long long)(gridDim.x - a.split) * 32);
   }
-  if (PUSHES) sendDone(g, *pairs);
+  if (PUSHES) sendDones(g, *pairs);
   if (receives) {
     const HtBlock b = rowBlockOf(shared, a.receiver);
     arm(b);
@@ -85,17 +86,17 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
   }
   if constexpr (PULLS) {
     __syncthreads();
-    sendDone(g, *pairs);
+    sendDones(g, *pairs);
   }
-  const uint4 announce = WINDOWS ? make_uint4(0, 0, 0, 0) : readAnnounce(g, number);
+  const uint4 announce = WINDOWS ? make_uint4(0, 0, 0, 0) : readAnnounce(g);
   leave<false>(
       g, t, a.row.numChunks, began,
       [&](int r) { return r != g.rank && !(WINDOWS && pairs->tokens[r]); },
       [&] {
         if constexpr (WINDOWS)
-          waitDone<WAY>(a, t, *pairs);
-        else if (!isFlagged(announce, number))
-          waitAnnounce(g, threadIdx.x, number);
+          waitDones<WAY>(a, t, *pairs);
+        else
+          waitAnnounce<EP_HT_KIND_DISPATCH>(g, threadIdx.x, number, announce);
         __syncthreads(); // the operation's number stays until no thread waits any more
       });
 }

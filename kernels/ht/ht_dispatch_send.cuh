@@ -21,7 +21,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Sender {
   unsigned long long number;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
-  EP_DEV int missing() const { return missingAnnounce(group(), 0, group().numRanks); }
+  EP_DEV int missing() const { return missingAnnounce<KIND>(group(), 0, group().numRanks); }
   EP_DEV bool isZeroCopy(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numChunks; }
   EP_DEV int index(int) const { return 0; }

@@ -18,7 +18,7 @@
 
 // A near rank that is not in the flat combine yet.
 template <bool EXPERT_MAJOR> EP_DEV int missingNearInput(const HtFar &far) {
-  return EXPERT_MAJOR ? -1 : missingInput(far.g, far.near(0), far.per);
+  return EXPERT_MAJOR ? -1 : missingAnnounce<EP_HT_KIND_COMBINE>(far.g, far.near(0), far.per);
 }
 
 template <bool EXPERT_MAJOR> struct FarCombineSender : CombineSender<EXPERT_MAJOR, false> {
@@ -304,7 +304,7 @@ EP_DEV void runFarCombine(const HtCombineArgs &a, const HtFarArgs &f, char *shar
   const int block = blockIdx.x, numBlocks = gridDim.x - 1;
   if (!EXPERT_MAJOR && block == 0 && threadIdx.x >> 5 == 3) {
     for (int l = threadIdx.x & 31; l < far.per; l += 32) {
-      storeSys(inputAt(g, far.near(l), g.rank), packFlagged(0, number));
+      sendAnnounce<EP_HT_KIND_COMBINE>(g, far.near(l), number);
     }
   }
   if (block == numBlocks) {

@@ -19,7 +19,7 @@
 
 // A near rank that is not in the dispatch yet.
 EP_DEV int missingNear(const HtFar &far) {
-  return missingAnnounce(far.g, far.near(0), far.per);
+  return missingAnnounce<EP_HT_KIND_DISPATCH>(far.g, far.near(0), far.per);
 }
 
 template <bool EXPERT_MAJOR> struct FarSender : Sender<EXPERT_MAJOR, HT_FIFOS> {
@@ -211,7 +211,7 @@ EP_DEV void runFarDispatch(const HtDispatchArgs &a, const HtFarArgs &f, char *sh
   const int block = blockIdx.x, numBlocks = gridDim.x - 1, lane = threadIdx.x & 31;
   if (block == 0 && threadIdx.x >> 5 == 3) {
     for (int l = lane; l < far.per; l += 32) {
-      storeSys(announceAt(g, far.near(l), g.rank, number), packFlagged(0, number));
+      sendAnnounce<EP_HT_KIND_DISPATCH>(g, far.near(l), number);
     }
   }
   if (block == 0 && threadIdx.x == 0) recordTrap(g, t);
@@ -244,7 +244,8 @@ EP_DEV void runFarDispatch(const HtDispatchArgs &a, const HtFarArgs &f, char *sh
       g, t, a.row.numChunks, began, [&](int r) { return r != g.rank; },
       [&] {
         const int l = threadIdx.x;
-        if (l < far.per) waitAnnounce(g, far.near(l), number);
+        if (l < far.per)
+          waitAnnounce<EP_HT_KIND_DISPATCH>(g, far.near(l), number, packFlagged(0, 0));
         far.countRingSlots(0, ft, a.row.numChunks);
         __syncthreads(); // the operation's number stays until no thread waits any more
       });

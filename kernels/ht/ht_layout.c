@@ -58,22 +58,19 @@ static void layOutPush(const ep_ht_config_t *c, ep_ht_layout_t *at, size_t next)
   size_t R = (size_t)c->numRanks, N = (size_t)c->maxTokens;
   at->remoteRowWords = (int)((N + 1) / 2);
   at->weightWords = (c->maxTopk + 1) / 2;
-  at->announces = next;
-  next += roundUp(2 * R * 64, 512);
+  for (int kind = 0; kind < 2; kind++) {
+    at->announces[kind] = next;
+    at->dones[kind] = next + roundUp(R * 64, 512);
+    next = at->dones[kind] + roundUp(R * 4, 512);
+  }
   at->remoteRows = next;
-  next += roundUp(2 * R * (size_t)at->remoteRowWords * 16, 512);
+  next += roundUp(R * (size_t)at->remoteRowWords * 16, 512);
   at->weights = next;
   next += roundUp(R * N * (size_t)at->weightWords * 16, 512);
   at->arrivals = next;
   next += roundUp(R * N * (size_t)at->rowChunks * 4, 512);
-  at->dones = next;
-  next += roundUp(R * 4, 512);
-  at->inputs = next;
-  next += roundUp(R * 32, 512);
   at->gradients = next;
   next += roundUp(R * N * (size_t)at->weightWords * 16, 512);
-  at->reads = next;
-  next += roundUp(R * 4, 512);
   at->input = c->inputs ? next : 0;
   at->bytes = next + (c->inputs ? roundUp(N * c->maxTokenBytes, 512) : 0);
 }

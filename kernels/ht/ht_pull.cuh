@@ -1,24 +1,18 @@
 // Zero-copy pull of a flat combine: rows are read where the experts have left them, by the rank that sums
-// them, instead of going through its FIFO.
+// them, instead of going through its FIFO (ht_handshake.cuh).
 //
-//   start  every rank announces to every rank in every flat combine whether its input is in a window, and if
-//          so where that rank's tokens begin in it and how many of them there are (announceInput). Two ranks
-//          that have both announced a window read each other's rows; an announcement implies that the rows
-//          are ready.
-//   end    a block that has read its last chunk adds to the peers' `reads` (ht_done.cuh): once the last block
-//          of the owner has seen it, the caller may overwrite its input.
+//   start  a rank announces whether its input is in a window, and if so where each peer's tokens begin in it
+//          and how many of them there are (announceInput). Two ranks that have both announced a window read
+//          each other's rows; an announcement implies that the rows are ready.
+//   end    when the peers' last blocks have read their last chunks the caller may overwrite its input.
 //   gradients of weights travel as flagged words of two, at once.
-//
-// There is one buffer for the words, and a rank without a window does not wait for announcements: it may be
-// operations ahead. So a word with a greater number than this combine's means that its writer had no window
-// in this one, for if it had, and this rank too, it would still be waiting for this rank's `reads`.
 //
 // Memory order: what wrote the rows has ended before the launch; a system fence stands before the word,
 // another behind it at the reader, and each bulk load has its proxy fence.
 #ifndef TREFOIL_KERNELS_HT_PULL_CUH
 #define TREFOIL_KERNELS_HT_PULL_CUH
 
-#include "kernels/ht/ht_done.cuh"
+#include "kernels/ht/ht_handshake.cuh"
 #include "kernels/ht/ht_pipe.cuh"
 
 // A block's table of its peers, in shared memory.
@@ -35,9 +29,6 @@ EP_DEV const char *pulledAt(const HtRow &row, const HtPullSources &sources, int 
   return sources.rows[from] + (size_t)index * row.rowBytes + chunk * row.chunkBytes;
 }
 
-EP_DEV char *inputAt(const ep_ht_group_t &g, int at, int from) {
-  return g.peers[at] + g.at.inputs + from * 32;
-}
 // Gradients of weights 2 j and 2 j + 1 of a token of rank `at`, by the rank of their experts.
 EP_DEV char *gradientsAt(const ep_ht_group_t &g, int at, int by, int token, int j) {
   return g.peers[at] + g.at.gradients +
@@ -54,60 +45,33 @@ EP_DEV int rowsFor(const HtTables &t, int r) {
 template <bool PULLS>
 EP_DEV void announceInput(const HtCombineArgs &a, const HtTables &t, unsigned long long number) {
   const ep_ht_group_t &g = a.op.group;
-  __threadfence_system();
+  if (PULLS) __threadfence_system();
   for (int r = threadIdx.x & 31; r < g.numRanks; r += 32) {
-    char *to = inputAt(g, r, g.rank);
     if (PULLS) {
-      htControl(g).readBefore[r] = doneBefore(g, g.at.reads, r);
-      storeSys(to + 16, packFlagged((unsigned long long)rowsFor(t, r), number));
       const long long first = a.op.input.tokens + t.head->recvBase[r] * a.row.rowBytes;
-      storeSys(to, packFlagged((unsigned long long)first | 1, number));
+      sendAnnounce<EP_HT_KIND_COMBINE, 2>(
+          g, r, number, 1, {(unsigned long long)first, (unsigned long long)rowsFor(t, r)});
     } else {
-      storeSys(to, packFlagged(0, number));
+      sendAnnounce<EP_HT_KIND_COMBINE>(g, r, number);
     }
   }
 }
 
-// Of n ranks from `first`, one that has not announced this combine yet; -1: none.
-EP_DEV int missingInput(const ep_ht_group_t &g, int first, int n) {
-  const unsigned long long number = loadVolatile(&htControl(g).numbers[1]) + 1;
-  return firstMissing(first, n, number, [&](int r) { return inputAt(g, g.rank, r); });
-}
-
-// One thread a rank: whether its word comes.
-EP_DEV bool waitInput(const HtCombineArgs &a, int r, unsigned long long number,
-                      HtPullSources &sources) {
-  const ep_ht_group_t &g = a.op.group;
-  const char *at = inputAt(g, g.rank, r);
-  sources.rows[r] = nullptr;
-  sources.count[r] = 0;
-  Spin spin;
-  for (;;) {
-    const uint4 where = loadSys(at), rows = loadSys(at + 16);
-    const unsigned long long flag = flagOf(where);
-    if (flag > number || (flag == number && !(where.x & 1))) return true;
-    if (flag == number && isFlagged(rows, number)) {
-      sources.rows[r] = g.peers[r] + (long long)(flaggedData(where) - 1);
-      sources.count[r] = (int)flaggedData(rows);
-      return true;
-    }
-    const Awaited w = {EP_HT_KIND_COMBINE, EP_WAIT_ANNOUNCE, r, where.z, -1};
-    if (!htKeepWaiting(g, w, (unsigned)number, spin)) return false;
-  }
+// One thread a rank: how the pair exchanges rows, once its announcement is here.
+EP_DEV HtAgreed waitInput(const ep_ht_group_t &g, int r, unsigned long long number,
+                          HtPullSources &sources) {
+  unsigned long long data[2];
+  const HtAgreed agreed = waitAnnounce<EP_HT_KIND_COMBINE>(g, r, number, 1, data);
+  const bool pulls = agreed == HT_ZERO_COPY;
+  sources.rows[r] = pulls ? g.peers[r] + (long long)data[0] : nullptr;
+  sources.count[r] = pulls ? (int)data[1] : 0;
+  return agreed;
 }
 
 // All threads of a block, as soon as it starts: false if some rank does not come.
-EP_DEV bool waitInputs(const HtCombineArgs &a, const HtTables &t, unsigned long long number,
-                       HtPullSources &sources) {
-  const ep_ht_group_t &g = a.op.group;
-  const int r = threadIdx.x;
-  const bool ok = r >= g.numRanks || waitInput(a, r, number, sources);
-  if (r < g.numRanks) __threadfence_system();
-  const int gone = __syncthreads_count(!ok);
-  const int fifos = __syncthreads_count(r < g.numRanks && r != g.rank && !sources.rows[r]);
-  if (r == 0) sources.numFifos = fifos;
-  __syncthreads();
-  return gone == 0;
+EP_DEV bool waitInputs(const HtCombineArgs &a, unsigned long long number, HtPullSources &sources) {
+  return waitAnnounces<true>(a.op.group, sources.numFifos,
+                             [&](int r) { return waitInput(a.op.group, r, number, sources); });
 }
 
 // ---------------------------------------------------------------------------------------- gradients
@@ -166,17 +130,15 @@ EP_DEV bool isPulled(const ep_ht_group_t &g, const HtPullSources &sources, int r
   return r < g.numRanks && r != g.rank && sources.rows[r];
 }
 // All threads of a block that will read no more, after its pipeline.
-EP_DEV void sendReadDone(const ep_ht_group_t &g, const HtPullSources &sources) {
+EP_DEV void sendReadDones(const ep_ht_group_t &g, const HtPullSources &sources) {
   __syncthreads();
-  if (isPulled(g, sources, threadIdx.x)) addDone(g, g.at.reads, threadIdx.x);
+  if (isPulled(g, sources, threadIdx.x)) sendDone<EP_HT_KIND_COMBINE>(g, threadIdx.x);
 }
 // One thread a rank, of the last block.
-EP_DEV void waitReadDone(const HtCombineArgs &a, const HtTables &t, const HtPullSources &sources) {
+EP_DEV void waitReadDones(const HtCombineArgs &a, const HtTables &t, const HtPullSources &sources) {
   const ep_ht_group_t &g = a.op.group;
   const int r = threadIdx.x;
-  if (!isPulled(g, sources, r)) return;
-  const unsigned before = loadVolatile(&htControl(g).readBefore[r]);
-  if (!waitDone(g, g.at.reads, r, before, EP_HT_KIND_COMBINE, EP_WAIT_READ)) return;
+  if (!isPulled(g, sources, r) || !waitDone<EP_HT_KIND_COMBINE>(g, r, EP_WAIT_READ)) return;
   // Bytes are counted by the rank whose memory is read: it knows the count from its announcement.
   if (g.bytes) g.bytes[g.numRanks + r] += (unsigned long long)rowsFor(t, r) * a.row.rowBytes;
 }

@@ -14,9 +14,8 @@
 #include "kernels/ht/ht_pairs.cuh"
 
 // Of tokens 2 i and 2 i + 1 of rank `at`: their first rows at rank `by`.
-EP_DEV char *remoteRowAt(const ep_ht_group_t &g, int at, int by, int i, unsigned long long number) {
-  return g.peers[at] + g.at.remoteRows +
-         (((number & 1) * g.numRanks + by) * g.at.remoteRowWords + i) * 16;
+EP_DEV char *remoteRowAt(const ep_ht_group_t &g, int at, int by, int i) {
+  return g.peers[at] + g.at.remoteRows + ((size_t)by * g.at.remoteRowWords + i) * 16;
 }
 EP_DEV uint32_t *arrivalAt(const ep_ht_group_t &g, int at, int from, int token, int chunk) {
   return (uint32_t *)(g.peers[at] + g.at.arrivals) +
@@ -35,7 +34,7 @@ EP_DEV void sendRemoteRows(const HtDispatchArgs &a, const HtTables &t, unsigned 
     if (s == g.rank) continue;
     const unsigned *first = t.first + (size_t)s * g.maxTokens + 2 * i;
     const unsigned next = 2 * i + 1 < g.maxTokens ? first[1] : HT_NOWHERE;
-    storeSys(remoteRowAt(g, s, g.rank, i, number),
+    storeSys(remoteRowAt(g, s, g.rank, i),
              packFlagged(first[0] | (unsigned long long)next << 32, number));
   }
 }
@@ -43,14 +42,14 @@ EP_DEV void sendRemoteRows(const HtDispatchArgs &a, const HtTables &t, unsigned 
 // What the receiver has announced of an own token's first row; HT_NOWHERE: nothing yet.
 EP_DEV unsigned readRemoteRow(const ep_ht_group_t &g, int by, int token,
                               unsigned long long number) {
-  const uint4 q = loadSys(remoteRowAt(g, g.rank, by, token >> 1, number));
+  const uint4 q = loadSys(remoteRowAt(g, g.rank, by, token >> 1));
   return !isFlagged(q, number) ? HT_NOWHERE : token & 1 ? q.y : q.x;
 }
 static __device__ __noinline__ unsigned waitForRow(const ep_ht_group_t &g, int by, int token,
                                                    unsigned long long number) {
   const Awaited w = {EP_HT_KIND_DISPATCH, EP_WAIT_ROUTING, by, 0, token};
   unsigned long long both = ~0ull;
-  waitFlagged(g, remoteRowAt(g, g.rank, by, token >> 1, number), number, w, both);
+  waitFlagged(g, remoteRowAt(g, g.rank, by, token >> 1), number, w, both);
   return (unsigned)(both >> (token & 1) * 32);
 }
 
