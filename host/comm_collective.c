@@ -17,6 +17,11 @@ typedef struct {
   ep_work_t *work;
 } call_t;
 
+static call_t callOf(const char *func, ep_tag_t tag, const void *send, void *recv,
+                     ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm) {
+  return (call_t){func, tag, send, recv, 0, type, op, root, comm, NULL, NULL};
+}
+
 static uint32_t fullTag(const call_t *c) {
   return (uint32_t)c->tag | (uint32_t)c->op << 8 | (uint32_t)c->type << 16;
 }
@@ -142,8 +147,7 @@ static ncclResult_t allReduce(call_t *c, size_t count, cudaStream_t stream) {
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
                            ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                            cudaStream_t stream) {
-  call_t c = {
-      "ncclAllReduce", EP_TAG_ALL_REDUCE, sendbuff, recvbuff, 0, datatype, op, 0, comm, NULL, NULL};
+  call_t c = callOf("ncclAllReduce", EP_TAG_ALL_REDUCE, sendbuff, recvbuff, datatype, op, 0, comm);
   return epGroupRemember(allReduce(&c, count, stream));
 }
 
@@ -165,8 +169,7 @@ static ncclResult_t reduceTo(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclReduce", EP_TAG_REDUCE, sendbuff, recvbuff, 0,   datatype,
-              op,           root,          comm,     NULL,     NULL};
+  call_t c = callOf("ncclReduce", EP_TAG_REDUCE, sendbuff, recvbuff, datatype, op, root, comm);
   return epGroupRemember(reduceTo(&c, count, stream));
 }
 
@@ -186,17 +189,8 @@ static ncclResult_t reduceScatter(call_t *c, size_t count, cudaStream_t stream) 
 ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
                                ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                cudaStream_t stream) {
-  call_t c = {"ncclReduceScatter",
-              EP_TAG_REDUCE_SCATTER,
-              sendbuff,
-              recvbuff,
-              0,
-              datatype,
-              op,
-              0,
-              comm,
-              NULL,
-              NULL};
+  call_t c =
+      callOf("ncclReduceScatter", EP_TAG_REDUCE_SCATTER, sendbuff, recvbuff, datatype, op, 0, comm);
   return epGroupRemember(reduceScatter(&c, recvcount, stream));
 }
 
@@ -220,24 +214,14 @@ static ncclResult_t broadcast(call_t *c, size_t count, cudaStream_t stream) {
 ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count,
                            ncclDataType_t datatype, int root, ncclComm_t comm,
                            cudaStream_t stream) {
-  call_t c = {"ncclBroadcast",
-              EP_TAG_BROADCAST,
-              sendbuff,
-              recvbuff,
-              0,
-              datatype,
-              ncclSum,
-              root,
-              comm,
-              NULL,
-              NULL};
+  call_t c =
+      callOf("ncclBroadcast", EP_TAG_BROADCAST, sendbuff, recvbuff, datatype, ncclSum, root, comm);
   return epGroupRemember(broadcast(&c, count, stream));
 }
 
 ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
                        cudaStream_t stream) {
-  call_t c = {"ncclBcast", EP_TAG_BROADCAST, buff, buff, 0, datatype, ncclSum, root, comm, NULL,
-              NULL};
+  call_t c = callOf("ncclBcast", EP_TAG_BROADCAST, buff, buff, datatype, ncclSum, root, comm);
   return epGroupRemember(broadcast(&c, count, stream));
 }
 
@@ -256,17 +240,8 @@ static ncclResult_t allGather(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount,
                            ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclAllGather",
-              EP_TAG_ALL_GATHER,
-              sendbuff,
-              recvbuff,
-              0,
-              datatype,
-              ncclSum,
-              0,
-              comm,
-              NULL,
-              NULL};
+  call_t c =
+      callOf("ncclAllGather", EP_TAG_ALL_GATHER, sendbuff, recvbuff, datatype, ncclSum, 0, comm);
   return epGroupRemember(allGather(&c, sendcount, stream));
 }
 
@@ -286,17 +261,8 @@ static ncclResult_t allToAll(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count,
                           ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclAlltoAll",
-              EP_TAG_ALL_TO_ALL,
-              sendbuff,
-              recvbuff,
-              0,
-              datatype,
-              ncclSum,
-              0,
-              comm,
-              NULL,
-              NULL};
+  call_t c =
+      callOf("ncclAlltoAll", EP_TAG_ALL_TO_ALL, sendbuff, recvbuff, datatype, ncclSum, 0, comm);
   return epGroupRemember(allToAll(&c, count, stream));
 }
 
@@ -319,8 +285,7 @@ static ncclResult_t gatherTo(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                         int root, ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclGather", EP_TAG_GATHER, sendbuff, recvbuff, 0,   datatype,
-              ncclSum,      root,          comm,     NULL,     NULL};
+  call_t c = callOf("ncclGather", EP_TAG_GATHER, sendbuff, recvbuff, datatype, ncclSum, root, comm);
   return epGroupRemember(gatherTo(&c, count, stream));
 }
 
@@ -343,8 +308,8 @@ static ncclResult_t scatterFrom(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count,
                          ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclScatter", EP_TAG_SCATTER, sendbuff, recvbuff, 0,   datatype,
-              ncclSum,       root,           comm,     NULL,     NULL};
+  call_t c =
+      callOf("ncclScatter", EP_TAG_SCATTER, sendbuff, recvbuff, datatype, ncclSum, root, comm);
   return epGroupRemember(scatterFrom(&c, count, stream));
 }
 
@@ -363,14 +328,12 @@ static ncclResult_t sendOrRecv(call_t *c, size_t count, cudaStream_t stream) {
 
 ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclSend", EP_TAG_SEND, sendbuff, NULL, 0,   datatype,
-              ncclSum,    peer,        comm,     NULL, NULL};
+  call_t c = callOf("ncclSend", EP_TAG_SEND, sendbuff, NULL, datatype, ncclSum, peer, comm);
   return epGroupRemember(sendOrRecv(&c, count, stream));
 }
 
 ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  call_t c = {"ncclRecv", EP_TAG_SEND, NULL, recvbuff, 0,   datatype,
-              ncclSum,    peer,        comm, NULL,     NULL};
+  call_t c = callOf("ncclRecv", EP_TAG_SEND, NULL, recvbuff, datatype, ncclSum, peer, comm);
   return epGroupRemember(sendOrRecv(&c, count, stream));
 }

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
+#define MOST_FIELDS      5
 #define NUM_FIELDS(type) ((sizeof(type) - sizeof(PyObject)) / sizeof(PyObject *))
 
 static PyObject **fieldsOf(PyObject *self) {
@@ -29,6 +30,8 @@ static void endBundle(PyObject *self, size_t count) {
   Py_DECREF(type);
 }
 
+static int initBundle(PyObject *self, PyObject *args, PyObject *keywords, ep_bundle_t bundle);
+
 #define FIELD(type, name)                                                                          \
   { #name, T_OBJECT_EX, offsetof(type, name), 0, NULL }
 #define END                                                                                        \
@@ -49,7 +52,7 @@ static PyMemberDef combineInputs[] = {FIELD(ep_combine_inputs_t, tokens),
 static PyMemberDef combineOutputs[] = {FIELD(ep_combine_outputs_t, tokens),
                                        FIELD(ep_combine_outputs_t, topk_weights), END};
 
-#define BUNDLE(members, name, type)                                                                \
+#define BUNDLE(members, name, type, bundle)                                                        \
   static int members##Visit(PyObject *self, visitproc visit, void *arg) {                          \
     return visitFields(self, NUM_FIELDS(type), visit, arg);                                        \
   }                                                                                                \
@@ -59,31 +62,37 @@ static PyMemberDef combineOutputs[] = {FIELD(ep_combine_outputs_t, tokens),
   static void members##End(PyObject *self) {                                                       \
     endBundle(self, NUM_FIELDS(type));                                                             \
   }                                                                                                \
-  static PyType_Slot members##Slots[] = {{Py_tp_members, members},                                 \
-                                         {Py_tp_traverse, members##Visit},                         \
-                                         {Py_tp_clear, members##Clear},                            \
-                                         {Py_tp_dealloc, members##End},                            \
-                                         {0, NULL}};                                               \
+  static int members##Init(PyObject *self, PyObject *args, PyObject *keywords) {                   \
+    return initBundle(self, args, keywords, bundle);                                               \
+  }                                                                                                \
+  static PyType_Slot members##Slots[] = {                                                          \
+      {Py_tp_members, members},         {Py_tp_init, members##Init},                               \
+      {Py_tp_traverse, members##Visit}, {Py_tp_clear, members##Clear},                             \
+      {Py_tp_dealloc, members##End},    {0, NULL}};                                                \
   static PyType_Spec members##Spec = {                                                             \
       "trefoil._c." name, sizeof(type), 0,                                                         \
       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, members##Slots};
-BUNDLE(layoutInfo, "LayoutInfo", ep_layout_info_t)
-BUNDLE(dispatchInputs, "DispatchInputs", ep_dispatch_inputs_t)
-BUNDLE(dispatchOutputs, "DispatchOutputs", ep_dispatch_outputs_t)
-BUNDLE(combineInputs, "CombineInputs", ep_combine_inputs_t)
-BUNDLE(combineOutputs, "CombineOutputs", ep_combine_outputs_t)
+BUNDLE(layoutInfo, "LayoutInfo", ep_layout_info_t, EP_LAYOUT_INFO)
+BUNDLE(dispatchInputs, "DispatchInputs", ep_dispatch_inputs_t, EP_DISPATCH_INPUTS)
+BUNDLE(dispatchOutputs, "DispatchOutputs", ep_dispatch_outputs_t, EP_DISPATCH_OUTPUTS)
+BUNDLE(combineInputs, "CombineInputs", ep_combine_inputs_t, EP_COMBINE_INPUTS)
+BUNDLE(combineOutputs, "CombineOutputs", ep_combine_outputs_t, EP_COMBINE_OUTPUTS)
 
 static struct {
   const char *name;
   PyType_Spec *spec;
   PyMemberDef *members;
-  PyObject *type;
+  PyObject *type, *names[MOST_FIELDS], *defaults[MOST_FIELDS]; /* NULL: None */
 } kinds[EP_NUM_BUNDLES] = {
-    [EP_LAYOUT_INFO] = {"LayoutInfo", &layoutInfoSpec, layoutInfo, NULL},
-    [EP_DISPATCH_INPUTS] = {"DispatchInputs", &dispatchInputsSpec, dispatchInputs, NULL},
-    [EP_DISPATCH_OUTPUTS] = {"DispatchOutputs", &dispatchOutputsSpec, dispatchOutputs, NULL},
-    [EP_COMBINE_INPUTS] = {"CombineInputs", &combineInputsSpec, combineInputs, NULL},
-    [EP_COMBINE_OUTPUTS] = {"CombineOutputs", &combineOutputsSpec, combineOutputs, NULL},
+    [EP_LAYOUT_INFO] = {"LayoutInfo", &layoutInfoSpec, layoutInfo, NULL, {NULL}, {NULL}},
+    [EP_DISPATCH_INPUTS] =
+        {"DispatchInputs", &dispatchInputsSpec, dispatchInputs, NULL, {NULL}, {NULL}},
+    [EP_DISPATCH_OUTPUTS] =
+        {"DispatchOutputs", &dispatchOutputsSpec, dispatchOutputs, NULL, {NULL}, {NULL}},
+    [EP_COMBINE_INPUTS] =
+        {"CombineInputs", &combineInputsSpec, combineInputs, NULL, {NULL}, {NULL}},
+    [EP_COMBINE_OUTPUTS] =
+        {"CombineOutputs", &combineOutputsSpec, combineOutputs, NULL, {NULL}, {NULL}},
 };
 
 const void *pyBundle(PyObject *object, ep_bundle_t bundle) {
@@ -93,23 +102,73 @@ const void *pyBundle(PyObject *object, ep_bundle_t bundle) {
   return NULL;
 }
 
+static void setField(PyObject **field, PyObject *value) {
+  PyObject *before = *field;
+  Py_INCREF(value);
+  *field = value;
+  Py_XDECREF(before);
+}
+
+/* The field of that name; -1: none. Names are one object, as a rule. */
+static int fieldNamed(ep_bundle_t bundle, PyObject *name) {
+  PyObject **names = kinds[bundle].names;
+  for (int i = 0; i < MOST_FIELDS && names[i]; i++) {
+    if (names[i] == name) return i;
+  }
+  for (int i = 0; i < MOST_FIELDS && names[i]; i++) {
+    if (PyUnicode_Compare(names[i], name) == 0) return i;
+  }
+  return -1;
+}
+
+/* Fields by keyword; the others are as kinds says. */
+static int initBundle(PyObject *self, PyObject *args, PyObject *keywords, ep_bundle_t bundle) {
+  PyObject *name, *value;
+  Py_ssize_t at = 0;
+  if (PyTuple_Size(args)) {
+    PyErr_Format(PyExc_TypeError, "%s() takes keyword arguments only", kinds[bundle].name);
+    return -1;
+  }
+  for (int i = 0; i < MOST_FIELDS && kinds[bundle].names[i]; i++) {
+    PyObject *otherwise = kinds[bundle].defaults[i];
+    setField(&fieldsOf(self)[i], otherwise ? otherwise : Py_None);
+  }
+  while (keywords && PyDict_Next(keywords, &at, &name, &value)) {
+    const int i = fieldNamed(bundle, name);
+    if (i < 0) {
+      PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R",
+                   kinds[bundle].name, name);
+      return -1;
+    }
+    setField(&fieldsOf(self)[i], value);
+  }
+  return 0;
+}
+
+/* layout_info_kind(object): the default of recv_topk_idx_kind. */
+PyObject *pyLayoutInfoKind(PyObject *module, PyObject *kind) {
+  (void)module;
+  setField(&kinds[EP_LAYOUT_INFO].defaults[MOST_FIELDS - 1], kind);
+  Py_RETURN_NONE;
+}
+
 /* __slots__ names the fields, so that an object can be copied and pickled. */
-static int nameFields(PyObject *type, const PyMemberDef *members) {
+static int nameFields(int kind) {
+  const PyMemberDef *members = kinds[kind].members;
   PyObject *names = PyList_New(0);
   int bad = !names;
-  for (; !bad && members->name; members++) {
-    PyObject *name = PyUnicode_FromString(members->name);
+  for (int i = 0; !bad && members[i].name; i++) {
+    PyObject *name = kinds[kind].names[i] = PyUnicode_InternFromString(members[i].name);
     bad = !name || PyList_Append(names, name);
-    Py_XDECREF(name);
   }
-  bad = bad || PyObject_SetAttrString(type, "__slots__", names);
+  bad = bad || PyObject_SetAttrString(kinds[kind].type, "__slots__", names);
   Py_XDECREF(names);
   return bad;
 }
 
 static int addBundle(PyObject *module, int i) {
   kinds[i].type = PyType_FromSpec(kinds[i].spec);
-  if (!kinds[i].type || nameFields(kinds[i].type, kinds[i].members)) return -1;
+  if (!kinds[i].type || nameFields(i)) return -1;
   Py_INCREF(kinds[i].type);
   return PyModule_AddObject(module, kinds[i].name, kinds[i].type);
 }

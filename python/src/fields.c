@@ -50,22 +50,6 @@ PyObject *pyHold(ep_held_t *held, PyObject *object) {
   return object;
 }
 
-int pyReadTensor(PyObject *object, int written, ncclEpTensor_t **out) {
-  *out = NULL;
-  if (object == Py_None) return 0;
-  if (!PyObject_TypeCheck(object, (PyTypeObject *)pyTensorType)) {
-    PyErr_Format(PyExc_TypeError, "expected a trefoil.ep.Tensor or None, not %R", Py_TYPE(object));
-    return -1;
-  }
-  ep_tensor_object_t *t = (ep_tensor_object_t *)object;
-  if (written && t->readOnly) {
-    pyRaise(ncclInvalidArgument, "the tensor is an output, and its array is read-only");
-    return -1;
-  }
-  *out = &t->tensor;
-  return pyTensorStays(t);
-}
-
 /* NULL: the field was deleted, which is none. Held, since the field may change while the call runs. */
 static int readField(ep_held_t *held, PyObject *object, int written, ncclEpTensor_t **out) {
   *out = NULL;
@@ -227,37 +211,4 @@ int pyReadHandleConfig(PyObject *o, ncclEpHandleConfig_t *out) {
   return NUMBER(o, dispatch_output_per_expert_alignment, out->dispatch_output_per_expert_alignment)
              ? -1
              : 0;
-}
-
-/* ---- DLPack ----------------------------------------------------------------------------------- */
-
-/* The head of DLPack's DLManagedTensor: the part that is read. */
-typedef struct {
-  void *data;
-  int32_t deviceType, deviceId;
-  int32_t ndim;
-  uint8_t code, bits;
-  uint16_t lanes;
-  int64_t *shape, *strides;
-  uint64_t byteOffset;
-} ep_dl_tensor_t;
-
-static PyObject *sizesOf(const int64_t *values, int count) {
-  if (!values) Py_RETURN_NONE;
-  PyObject *tuple = PyTuple_New(count);
-  for (int i = 0; tuple && i < count; i++) {
-    PyTuple_SetItem(tuple, i, PyLong_FromLongLong(values[i]));
-  }
-  return tuple;
-}
-
-/* (data, device type, device, code, bits, lanes, shape, strides or None). The capsule stays as it is: who
- * keeps it keeps the memory. */
-PyObject *pyReadDlpack(PyObject *module, PyObject *capsule) {
-  (void)module;
-  const ep_dl_tensor_t *t = PyCapsule_GetPointer(capsule, "dltensor");
-  if (!t) return NULL;
-  PyObject *data = PyLong_FromVoidPtr((char *)t->data + t->byteOffset);
-  return Py_BuildValue("NiiiiiNN", data, t->deviceType, t->deviceId, t->code, t->bits, t->lanes,
-                       sizesOf(t->shape, t->ndim), sizesOf(t->strides, t->ndim));
 }

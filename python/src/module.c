@@ -122,6 +122,8 @@ PyMethodDef pyRuntimeMethods[] = {{"load", load, METH_VARARGS, NULL},
                                   {"stream_destroy", streamDestroy, METH_O, NULL},
                                   {"stream_synchronize", pySynchronize, METH_O, NULL},
                                   {"read_dlpack", pyReadDlpack, METH_O, NULL},
+                                  {"tensor_reader", pyTensorReader, METH_O, NULL},
+                                  {"layout_info_kind", pyLayoutInfoKind, METH_O, NULL},
                                   {0}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
@@ -135,8 +137,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         NULL};
 
 static int fill(PyObject *module) {
-  return pyErrorsInit(module) || pyObjectsInit(module) || pyBundlesInit(module) ||
-         pyStructsInit() || PyModule_AddFunctions(module, pyCallMethods) ||
+  return pyErrorsInit(module) || pyObjectsInit(module) || pyTensorsInit(module) || pyDlpackInit() ||
+         pyBundlesInit(module) || pyStructsInit() || PyModule_AddFunctions(module, pyCallMethods) ||
          PyModule_AddFunctions(module, pySetupMethods) ||
          PyModule_AddFunctions(module, pyRuntimeMethods);
 }

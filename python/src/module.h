@@ -21,6 +21,9 @@ typedef struct {
 
 extern PyObject *pyObjectType, *pyTensorType;
 int pyObjectsInit(PyObject *module);
+int pyTensorsInit(PyObject *module);
+/* The new type, which the module has, too; NULL with an exception. */
+PyObject *pyAddType(PyObject *module, const char *name, PyType_Spec *spec);
 /* The pointer behind a live object of that kind, else NULL with an exception. */
 void *pyValue(PyObject *object, ep_kind_t kind);
 /* What was made before a fork or an pyLoad is refused from now on. */
@@ -34,11 +37,11 @@ typedef struct {
   PyObject_HEAD ncclEpTensor_t tensor;
   size_t sizes[EP_MAX_DIMS];
   int readOnly;
-  PyObject *storage; /* of torch, which may move what it holds; else NULL */
-  void *storageData; /* where it was */
+  PyObject *buffer, *pin; /* what it was made of, and what keeps its memory known; or NULL */
+  PyObject *storage;      /* of torch, which may move what it holds; else NULL */
+  void *storageData;      /* where it was */
 } ep_tensor_object_t;
-/* Refuses a tensor whose storage holds other memory by now; -1 with an exception. */
-int pyTensorStays(const ep_tensor_object_t *t);
+PyObject *pyTensorReader(PyObject *module, PyObject *function);
 
 /* What every call reads: trefoil.ep's dataclasses of these names have their fields here, where reading one is
  * no look-up. A field is NULL when it was deleted. */
@@ -68,6 +71,7 @@ typedef enum {
   EP_NUM_BUNDLES
 } ep_bundle_t;
 int pyBundlesInit(PyObject *module);
+PyObject *pyLayoutInfoKind(PyObject *module, PyObject *kind);
 /* The object if it is such a bundle, else NULL with an exception. */
 const void *pyBundle(PyObject *object, ep_bundle_t bundle);
 
@@ -91,6 +95,25 @@ int pyReadDispatchConfig(PyObject *object, ncclEpDispatchConfig_t *out);
 int pyReadCombineConfig(PyObject *object, ncclEpCombineConfig_t *out);
 int pyReadGroupConfig(PyObject *object, ncclEpGroupConfig_t *out);
 int pyReadHandleConfig(PyObject *object, ncclEpHandleConfig_t *out);
+
+/* ---- DLPack ----------------------------------------------------------------------------------- */
+
+/* DLTensor, with which DLManagedTensor begins. */
+typedef struct {
+  void *data;
+  int32_t deviceType, deviceId;
+  int32_t ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides;
+  uint64_t byteOffset;
+} ep_dl_tensor_t;
+int pyDlpackInit(void);
+/* Whether `out` is filled from the object, whose memory it shows as long as nothing else is called. No
+ * exception is left. */
+int pyExchange(PyObject *object, ep_dl_tensor_t *out);
+int pyDlpackType(const ep_dl_tensor_t *t); /* an ncclDataType_t, -1: none */
+int pyIsContiguous(const ep_dl_tensor_t *t);
 PyObject *pyReadDlpack(PyObject *module, PyObject *capsule);
 
 /* ---- Errors: NULL, with the exception of the code and the library's sentence ------------------- */

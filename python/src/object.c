@@ -4,9 +4,9 @@
 
 #include "module.h"
 
-PyObject *pyObjectType, *pyTensorType;
+PyObject *pyObjectType;
 static unsigned epoch;
-static PyObject *cudaStreamName, *torchStreamName, *dataPtrName;
+static PyObject *cudaStreamName, *torchStreamName;
 static const char *const kindNames[] = {"communicator", "group", "handle", "stream"};
 
 void pyNextEpoch(void) {
@@ -118,128 +118,7 @@ int pyReadStream(PyObject *object, cudaStream_t *out) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* ---- Tensors ---------------------------------------------------------------------------------- */
-
-static int readShape(PyObject *shape, ep_tensor_object_t *t) {
-  const Py_ssize_t count = PyTuple_Size(shape);
-  if (count > EP_MAX_DIMS) {
-    PyErr_Format(PyExc_ValueError, "a tensor of %zd dimensions: at most %d", count, EP_MAX_DIMS);
-    return -1;
-  }
-  for (Py_ssize_t i = 0; i < count; i++) {
-    t->sizes[i] = PyLong_AsSize_t(PyTuple_GetItem(shape, i));
-  }
-  t->tensor.ndim = (unsigned)count;
-  t->tensor.sizes = t->sizes;
-  return PyErr_Occurred() ? -1 : 0;
-}
-
-static PyObject *newTensor(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  PyObject *data, *shape, *window;
-  unsigned long long offset;
-  int datatype, readOnly;
-  (void)keywords;
-  if (!PyArg_ParseTuple(args, "O!iO!O!Kp", &PyLong_Type, &data, &datatype, &PyTuple_Type, &shape,
-                        &PyLong_Type, &window, &offset, &readOnly)) {
-    return NULL;
-  }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  ep_tensor_object_t *t = (ep_tensor_object_t *)make(type, 0);
-  if (!t) return NULL;
-  t->tensor = NCCL_EP_TENSOR_INIT;
-  t->tensor.data = PyLong_AsVoidPtr(data);
-  t->tensor.datatype = (ncclDataType_t)datatype;
-  t->tensor.win_hdl = (ncclWindow_t)PyLong_AsVoidPtr(window);
-  t->tensor.win_offset = offset;
-  t->readOnly = readOnly;
-  if (!PyErr_Occurred() && !readShape(shape, t)) return (PyObject *)t;
-  Py_DECREF(t);
-  return NULL;
-}
-
-static void *addressIn(PyObject *storage) {
-  PyObject *number = PyObject_CallMethodObjArgs(storage, dataPtrName, NULL);
-  void *address = number ? PyLong_AsVoidPtr(number) : NULL;
-  Py_XDECREF(number);
-  return address;
-}
-
-int pyTensorStays(const ep_tensor_object_t *t) {
-  if (!t->storage) return 0;
-  const void *now = addressIn(t->storage);
-  if (!PyErr_Occurred() && now != t->storageData) {
-    pyRaise(ncclInvalidArgument,
-            "the storage of the tensor was resized since its ep.Tensor was made; "
-            "make that again");
-  }
-  return PyErr_Occurred() ? -1 : 0;
-}
-
-/* _watch(storage): one with data_ptr(), which every call asks. */
-static PyObject *watch(PyObject *self, PyObject *storage) {
-  ep_tensor_object_t *t = (ep_tensor_object_t *)self;
-  t->storageData = addressIn(storage);
-  if (PyErr_Occurred()) return NULL;
-  Py_XDECREF(t->storage);
-  Py_INCREF(storage);
-  t->storage = storage;
-  Py_RETURN_NONE;
-}
-
-static void freeTensor(PyObject *self) {
-  PyTypeObject *type = Py_TYPE(self);
-  Py_XDECREF(((ep_tensor_object_t *)self)->storage);
-  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-  Py_DECREF(type);
-}
-
-static PyObject *tensorPtr(PyObject *self, void *closure) {
-  (void)closure;
-  return PyLong_FromVoidPtr(&((ep_tensor_object_t *)self)->tensor);
-}
-
-static PyObject *tensorData(PyObject *self, void *closure) {
-  (void)closure;
-  return PyLong_FromVoidPtr(((ep_tensor_object_t *)self)->tensor.data);
-}
-
-static PyObject *tensorNumDims(PyObject *self, void *closure) {
-  (void)closure;
-  return PyLong_FromLong((long)((ep_tensor_object_t *)self)->tensor.ndim);
-}
-
-static PyObject *tensorDatatype(PyObject *self, void *closure) {
-  (void)closure;
-  return PyLong_FromLong(((ep_tensor_object_t *)self)->tensor.datatype);
-}
-
-static PyObject *tensorSizes(PyObject *self, void *closure) {
-  const ep_tensor_object_t *t = (ep_tensor_object_t *)self;
-  (void)closure;
-  PyObject *sizes = PyTuple_New(t->tensor.ndim);
-  for (unsigned i = 0; sizes && i < t->tensor.ndim; i++) {
-    PyTuple_SetItem(sizes, i, PyLong_FromSize_t(t->sizes[i]));
-  }
-  return sizes;
-}
-
-static PyGetSetDef tensorFields[] = {
-    {"ptr", tensorPtr, NULL, "Address of the ncclEpTensor_t.", NULL},
-    {"data", tensorData, NULL, "Address of the elements.", NULL},
-    {"ndim", tensorNumDims, NULL, "Number of dimensions.", NULL},
-    {"datatype", tensorDatatype, NULL, "The elements' ncclDataType_t.", NULL},
-    {"sizes", tensorSizes, NULL, "Elements in each dimension, the slowest first.", NULL},
-    {0}};
-static PyMethodDef tensorMethods[] = {{"_watch", watch, METH_O, NULL}, {0}};
-static PyType_Slot tensorSlots[] = {{Py_tp_new, newTensor},
-                                    {Py_tp_dealloc, freeTensor},
-                                    {Py_tp_getset, tensorFields},
-                                    {Py_tp_methods, tensorMethods},
-                                    {0, NULL}};
-static PyType_Spec tensorSpec = {"trefoil._c.Tensor", sizeof(ep_tensor_object_t), 0,
-                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, tensorSlots};
-
-static PyObject *addType(PyObject *module, const char *name, PyType_Spec *spec) {
+PyObject *pyAddType(PyObject *module, const char *name, PyType_Spec *spec) {
   PyObject *type = PyType_FromSpec(spec);
   if (!type) return NULL;
   Py_INCREF(type);
@@ -249,9 +128,7 @@ static PyObject *addType(PyObject *module, const char *name, PyType_Spec *spec) 
 int pyObjectsInit(PyObject *module) {
   cudaStreamName = PyUnicode_InternFromString("__cuda_stream__");
   torchStreamName = PyUnicode_InternFromString("cuda_stream");
-  dataPtrName = PyUnicode_InternFromString("data_ptr");
-  pyObjectType = addType(module, "Object", &objectSpec);
-  pyTensorType = addType(module, "Tensor", &tensorSpec);
+  pyObjectType = pyAddType(module, "Object", &objectSpec);
   pthread_atfork(NULL, NULL, pyNextEpoch);
-  return cudaStreamName && torchStreamName && dataPtrName && pyObjectType && pyTensorType ? 0 : -1;
+  return cudaStreamName && torchStreamName && pyObjectType ? 0 : -1;
 }

@@ -170,10 +170,7 @@ def test_signature(name: str) -> None:
     for part in name.split("."):
         found = getattr(found, part)
     assert callable(found)
-    if name == "Tensor":
-        names = list(inspect.signature(ep.Tensor.__new__).parameters)[1:]
-    else:
-        names = list(inspect.signature(found).parameters)
+    names = list(inspect.signature(found).parameters)
     assert names == SIGNATURES[name].split()
 
 
@@ -334,6 +331,86 @@ def test_overhead(capsys: pytest.CaptureFixture[str]) -> None:
         print(f"\ncalls, us above the C call: {took}")
     assert max(took["dispatch"], took["combine"]) < 1.5
     assert max(took["dispatch"], took["combine"]) < 2.5 * took["update"]
+    assert took["dispatch, made"] + took["combine, made"] < 6
+
+
+ON_GPU = """
+import gc, pathlib, tempfile, weakref
+import numpy as np
+from call_time import empty_library, exchange_type
+from trefoil import ep
+
+with tempfile.TemporaryDirectory() as folder:
+    library = empty_library(pathlib.Path(folder))
+    OnGpu = exchange_type(library)
+    about, shape, strides = OnGpu.about, OnGpu.shape, OnGpu.strides
+
+    def refused():
+        for object in (OnGpu(), type("More", (OnGpu,), {})()):
+            try:
+                ep.Tensor(object)
+            except TypeError as error:
+                assert "is no tensor" in str(error), error
+            else:
+                raise AssertionError("was taken")
+
+    refused()  # the CPU library is in use
+    ep.load(library)
+    about.offset = 16
+    for object in (OnGpu(), type("More", (OnGpu,), {})()):
+        t = ep.Tensor(object)
+        assert (t.data, t.sizes, t.ndim, t.datatype) == (80, (8, 64), 2, ep.DataType.FLOAT32)
+        assert t.buffer is object and t._pin is None and type(t) is ep.Tensor
+    types = {
+        (0, 8): "INT8", (0, 32): "INT32", (0, 64): "INT64", (1, 8): "UINT8", (1, 32): "UINT32",
+        (1, 64): "UINT64", (2, 16): "FLOAT16", (2, 32): "FLOAT32", (2, 64): "FLOAT64",
+        (4, 16): "BFLOAT16", (6, 8): "UINT8", (10, 8): "FLOAT8E4M3", (12, 8): "FLOAT8E5M2",
+    }
+    for code in range(20):
+        for bits in (4, 8, 16, 32, 64, 128):
+            about.code, about.bits = code, bits
+            if (code, bits) in types:
+                assert ep.Tensor(OnGpu()).datatype == ep.DataType[types[code, bits]]
+            else:
+                refused()
+    about.code, about.bits = 2, 32
+    for field, bad, good in (
+        ("lanes", 2, 1), ("device_type", 1, 2), ("device_type", 13, 2), ("ndim", 9, 2),
+    ):
+        setattr(about, field, bad)
+        refused()
+        setattr(about, field, good)
+    for given in ((1, 64), (64, 2), (65, 1), (-64, 1)):
+        strides[:2] = given
+        refused()
+    shape[0] = 1  # its stride does not matter
+    assert ep.Tensor(OnGpu()).sizes == (1, 64)
+    shape[1] = 0
+    assert ep.Tensor(OnGpu()).sizes == (1, 0)
+    shape[:2], strides[:2], about.ndim = (8, 64), (64, 1), 0
+    assert ep.Tensor(OnGpu()).sizes == ()
+    about.ndim, OnGpu.refuses.value = 2, 1
+    refused()
+    OnGpu.refuses.value = 0
+    assert [ep.Tensor(64, dtype=0, shape=(2,)).sizes, ep.Tensor(OnGpu()).sizes] == [(2,), (8, 64)]
+    about.strides = None  # C-contiguous
+    object = OnGpu()
+    object.tensor = ep.Tensor(object)
+    gone = weakref.ref(object)
+    del object
+    gc.collect()
+    assert gone() is None, "a cycle through a tensor is not collected"
+    ep.load("cpu")
+    assert ep.Tensor(np.zeros(3, np.int8)).sizes == (3,)
+    refused()
+print("all")
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_tensors_on_a_gpu_by_the_functions_of_their_type() -> None:
+    """DLPack's table: every type, what is refused, the older of two versions, cycles."""
+    assert run(ON_GPU) == "all\n"
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -4,6 +4,7 @@ local experts, B tokens of this rank, N = max_dispatch_tokens_per_rank, K top-k,
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from inspect import signature
 from typing import Any, TypeVar
 
 from trefoil.ep._load import c
@@ -22,12 +23,16 @@ _Bundle = TypeVar("_Bundle")
 
 
 def _in_c(bundle: type[_Bundle]) -> type[_Bundle]:
-    """The fields are the base class's, which a call reads without a look-up; their defaults, which
-    would hide them, are left to __init__."""
+    """The fields are the base class's, which makes and reads them without a call of Python's."""
     of: Any = bundle
+    of.__signature__ = signature(bundle)
     for f in fields(of):
         delattr(bundle, f.name)
+    del of.__init__
     return bundle
+
+
+c.layout_info_kind(ExpertIdKind.AUTO)
 
 
 @dataclass(kw_only=True, slots=True)

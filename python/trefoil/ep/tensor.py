@@ -13,7 +13,8 @@ import sys
 import threading
 import weakref
 from functools import lru_cache
-from typing import Any, NamedTuple
+from inspect import Signature, signature
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trefoil.ep._load import c
 from trefoil.ep.enums import DataType
@@ -35,21 +36,7 @@ _NAMES = {
     "float4_e2m1fn_x2": DataType.FLOAT4X2,
 }
 _KINDS = {"i": "int", "u": "uint", "f": "float"}
-_DLPACK = {
-    (0, 8): "int8",
-    (0, 32): "int32",
-    (0, 64): "int64",
-    (1, 8): "uint8",
-    (1, 32): "uint32",
-    (1, 64): "uint64",
-    (2, 16): "float16",
-    (2, 32): "float32",
-    (2, 64): "float64",
-    (4, 16): "bfloat16",
-    (6, 8): "bool",
-    (10, 8): "float8_e4m3fn",
-    (12, 8): "float8_e5m2",
-}
+_OF_TYPE = {int(datatype): name for name, datatype in reversed(_NAMES.items())}
 _ITEM_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 1)
 _DL_CPU, _DL_CUDA, _DL_CUDA_HOST, _DL_MANAGED = 1, 2, 3, 13
 
@@ -180,17 +167,6 @@ def _torch_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@lru_cache
-def _torch_type(dtype: Any) -> DataType:
-    return _data_type(_torch_name(dtype))
-
-
-def _is_plain_on_gpu(buffer: Any) -> bool:
-    """Whether it is a tensor of torch that the GPU library takes as it lies."""
-    on_gpu = getattr(buffer, "is_cuda", False) and hasattr(buffer, "untyped_storage")
-    return on_gpu and buffer.is_contiguous() and not c.library()[2]
-
-
 def _from_torch(t: Any) -> _Memory:
     if not t.is_contiguous():
         _refuse_strides(tuple(t.shape), t.stride(), "elements")
@@ -252,20 +228,20 @@ def _from_interface(buffer: Any, about: dict[str, Any], on_host: bool) -> _Memor
 
 def _from_dlpack(buffer: Any) -> _Memory:
     capsule = buffer.__dlpack__()
-    data, device_type, _, code, bits, lanes, shape, strides = c.read_dlpack(capsule)
+    data, device_type, datatype, elements, shape, strides, contiguous = c.read_dlpack(capsule)
     if device_type not in (_DL_CPU, _DL_CUDA, _DL_CUDA_HOST, _DL_MANAGED):
         raise c.InvalidArgumentError(
             f"the tensor lies on a device of DLPack's kind {device_type}: CPU or CUDA expected"
         )
-    if not _contiguous(shape, strides):
+    if not contiguous:
         _refuse_strides(shape, strides, "elements")
-    if (code, bits) not in _DLPACK or lanes != 1:
+    if datatype < 0:
         raise c.InvalidArgumentError(
-            f"the tensor's elements are DLPack's ({code}, {bits}, {lanes}): no type of NCCL's"
+            f"the tensor's elements are DLPack's {elements}: no type of NCCL's"
         )
-    extent = _count(shape) * bits // 8
+    extent = _count(shape) * _ITEM_BYTES[datatype]
     on_host = device_type == _DL_CPU
-    return _Memory(data, _DLPACK[code, bits], shape, on_host, False, capsule, data, extent)
+    return _Memory(data, _OF_TYPE[datatype], shape, on_host, False, capsule, data, extent)
 
 
 def _is_scalar(buffer: Any) -> bool:
@@ -293,6 +269,37 @@ def _data_type(name: str) -> DataType:
     return _NAMES[name]
 
 
+def _read(
+    buffer: Any,
+    *,
+    dtype: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    window: Any = None,
+    window_offset: int | None = None,
+) -> tuple[Any, ...]:
+    """What a Tensor of these arguments holds, in the order of the C module."""
+    pin, read_only, storage = None, False, None
+    if isinstance(buffer, int):
+        data = buffer
+        if dtype is None or shape is None:
+            raise TypeError("a tensor at an address needs dtype and shape")
+    else:
+        memory = _memory_of(buffer)
+        data, read_only = memory.data, memory.read_only
+        dtype, shape = _viewed(memory, dtype, shape)
+        pin = _pinned(memory)
+    if pin is not None and hasattr(buffer, "untyped_storage"):
+        storage = buffer.untyped_storage()
+    handle = getattr(window, "handle", window) or 0
+    if handle and window_offset is None:
+        raise TypeError("a tensor in a window needs window_offset")
+    place = handle, window_offset or 0
+    return data, int(dtype), tuple(shape), *place, read_only, buffer, pin, storage
+
+
+_read.__qualname__ = "Tensor"  # who made the mistake
+
+
 class Tensor(c.Tensor):
     """A tensor of the C API over the buffer's memory, C-contiguous, of at most 8 dimensions.
 
@@ -301,40 +308,25 @@ class Tensor(c.Tensor):
     ncclWindow_t that holds the data from byte window_offset on.
     """
 
-    __slots__ = ("_pin", "buffer")
+    __slots__ = ()
+    __signature__ = signature(_read).replace(return_annotation=Signature.empty)
     buffer: Any
     _pin: _Pin | None
 
-    def __new__(
-        cls,
-        buffer: Any,
-        *,
-        dtype: int | None = None,
-        shape: tuple[int, ...] | None = None,
-        window: Any = None,
-        window_offset: int | None = None,
-    ) -> Tensor:
-        pin, read_only = None, False
-        if isinstance(buffer, int):
-            data = buffer
-            if dtype is None or shape is None:
-                raise TypeError("a tensor at an address needs dtype and shape")
-        elif dtype is None and shape is None and _is_plain_on_gpu(buffer):
-            data, dtype, shape = buffer.data_ptr(), _torch_type(buffer.dtype), tuple(buffer.shape)
-        else:
-            memory = _memory_of(buffer)
-            data, read_only = memory.data, memory.read_only
-            dtype, shape = _viewed(memory, dtype, shape)
-            pin = _pinned(memory)
-        handle = getattr(window, "handle", window) or 0
-        if handle and window_offset is None:
-            raise TypeError("a tensor in a window needs window_offset")
-        offset = window_offset or 0
-        self = super().__new__(cls, data, int(dtype), tuple(shape), handle, offset, read_only)
-        self.buffer, self._pin = buffer, pin
-        if pin is not None and hasattr(buffer, "untyped_storage"):
-            self._watch(buffer.untyped_storage())
-        return self
+    if TYPE_CHECKING:
+
+        def __new__(
+            cls,
+            buffer: Any,
+            *,
+            dtype: int | None = None,
+            shape: tuple[int, ...] | None = None,
+            window: Any = None,
+            window_offset: int | None = None,
+        ) -> Tensor: ...
+
+
+c.tensor_reader(_read)
 
 
 def _viewed(
