@@ -136,9 +136,20 @@ bool isExpertMajor(const Flow &f, int round) {
   return !f.flatOnly && round % 2;
 }
 
+// Rounds in which all tokens of one rank go to the next rank's experts, and the others have one token: who
+// leaves an operation without waiting for its readers leaves long before they are through.
+bool isLopsided(const Flow &f, int round) {
+  return f.random && f.K <= f.L() && round / 2 % 6 == 1;
+}
+
 void makeRouting(const Flow &f, int round, int rank, Turn &t) {
   Rng rng = {(uint64_t)(round * 64 + rank + 1)};
   t.B = f.random ? f.N - rng.below(f.N / 8 + 1) : f.N;
+  if (isLopsided(f, round)) {
+    if (rank != round % f.R) t.B = 1;
+    for (int i = 0; i < t.B * f.K; i++) t.topk.push_back((rank + 1) % f.R * f.L() + i % f.K);
+    return;
+  }
   if (f.random) {
     t.topk = randomRouting(rng, t.B, f.K, f.E, 0);
     return;
