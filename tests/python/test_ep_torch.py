@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
 
+from call_time import Described
 from ep_steps import with_threads
 from trefoil import check_combine, check_dispatch, ep
 
@@ -68,3 +71,48 @@ def test_checks_take_tensors_of_torch() -> None:
     ]
     sums = {0: torch.stack([rows[0][0] * 2, rows[0][1]]), 1: rows[1] * 2}
     assert check_combine("ht-flat", ids, back, sums, num_experts=4, epsilon=2**-8).ok
+
+
+# ---- DLPack's table of functions --------------------------------------------------------------
+
+
+class Table(ctypes.Structure):
+    """As trefoil._c reads it."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("older", ctypes.c_void_p),
+        ("unused", ctypes.c_void_p * 3),
+        ("read", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+CODES = {
+    torch.bfloat16: (4, 16, 1),
+    torch.float32: (2, 32, 1),
+    torch.int64: (0, 64, 1),
+    torch.bool: (6, 8, 1),
+    torch.float8_e4m3fn: (10, 8, 1),
+    torch.float8_e5m2: (12, 8, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+def test_torch_has_the_table_that_tensors_on_a_gpu_are_read_by(dtype: torch.dtype) -> None:
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        pytest.skip("torch before 2.10 has none; tensors are read by their methods")
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = Table.from_address(pointer(capsule, b"dlpack_exchange_api"))
+    assert table.major == 1
+    read = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(table.read)
+    t, about = torch.zeros(4, 6).to(dtype)[1:, 2:], Described()
+    assert read(t, ctypes.addressof(about)) == 0
+    assert (about.data + about.offset, about.device_type, about.ndim) == (t.data_ptr(), 1, 2)
+    assert (about.code, about.bits, about.lanes) == CODES[dtype]
+    sizes = (ctypes.c_int64 * 2).from_address(about.shape)
+    strides = (ctypes.c_int64 * 2).from_address(about.strides)
+    assert (tuple(sizes), tuple(strides)) == (tuple(t.shape), t.stride())
