@@ -4,8 +4,8 @@
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. For each operation, layout and way of
 // being absent: the victim leaves out Update, dispatch or combine. All other ranks must end within the
-// time limit, with a record that names the operation, the victim and no other; what they launch after that
-// must return at once; the process lives, and a fresh group on the same GPUs is exact again. And a rank
+// time limit, with a record that names the operation, the victim and no other (of a dispatch also where no rows
+// are due from the victim); what they launch after that must return at once; the process lives, and a fresh group on the same GPUs is exact again. And a rank
 // that comes 20 ms late, which is within the limit, costs nothing but time. Nor does one that is ahead:
 // without tokens or experts in use it waits for nobody, and is through with its combines before the others
 // begin theirs. Where blocks of one rank's Update are missing, which its barrier then counts wrongly, that
@@ -56,6 +56,17 @@ Fill everywhere(const Shape &s) {
     Rng rng = {(uint64_t)rank + 1};
     k.B = s.N;
     k.topk = randomRouting(rng, s.N, s.K, s.E, 0);
+  };
+}
+
+// The same without rank `apart`: it has no tokens, and gets none.
+Fill without(const Shape &s, int apart) {
+  return [=](int step, int rank, StepRank &k) {
+    everywhere(s)(step, rank, k);
+    if (rank == apart) k.B = 0, k.topk.clear();
+    for (int32_t &e : k.topk) {
+      if (e >= 0 && e / s.L == apart) e = -1;
+    }
   };
 }
 
@@ -124,12 +135,14 @@ void setLimits(std::vector<StepRank> &step, const Records &records, uint64_t lim
   }
 }
 
-// The victim launches what comes before operation `what`, the others everything.
-bool absent(Ranks &w, bool expertMajor, int windows, bool mixed, int victim, int what) {
+// The victim launches what comes before operation `what`, the others everything. owes: rows are due from it and
+// to it.
+bool absent(Ranks &w, bool expertMajor, int windows, bool mixed, int victim, int what, bool owes) {
   Shape s = shapeOf((int)w.ranks.size(), expertMajor, windows);
   if (mixed) s.closed = 1 + (victim + 1) % s.R;
   Rng rng = {5};
-  std::vector<std::vector<StepRank>> steps = makeSteps(w, rng, s, everywhere(s));
+  std::vector<std::vector<StepRank>> steps =
+      makeSteps(w, rng, s, owes ? everywhere(s) : without(s, victim));
   const Records records(w);
   setLimits(steps[0], records);
   const double start = now();
@@ -265,14 +278,7 @@ bool ahead(Ranks &w, int windows, int victim) {
   s.delays = true;
   s.closed = 1 + victim;
   Rng rng = {7};
-  return runCase(w, rng, s, [&](int step, int rank, StepRank &k) {
-    everywhere(s)(step, rank, k);
-    if (rank == victim) k.B = 0;
-    for (int32_t &e : k.topk) {
-      if (e >= 0 && e / s.L == victim) e = -1;
-    }
-    if (rank == victim) k.topk.clear();
-  });
+  return runCase(w, rng, s, without(s, victim));
 }
 
 } // namespace
@@ -311,11 +317,17 @@ int main(int argc, char **argv) {
     for (int what = 0; what < 3 && !onlyBlocks; what++) {
       for (int mixed = 0; mixed <= (windows > 0); mixed++) {
         ran++;
-        if (absent(w, em, windows, mixed, victim, what)) continue;
+        if (absent(w, em, windows, mixed, victim, what, true)) continue;
         failed++;
         printf("FAILED: rank %d of %d leaves out %s, %s%s%s\n", victim, R, names[what], how, where,
                mixed ? " on all ranks but the next" : "");
       }
+    }
+    if (!onlyBlocks && !perDomain) ran++;
+    if (!onlyBlocks && !perDomain && !absent(w, em, windows, false, victim, 1, false)) {
+      failed++;
+      printf("FAILED: rank %d of %d, which owes nothing, leaves out dispatch, %s%s\n", victim, R,
+             how, where);
     }
     if (onlyBlocks && windows) continue;
     if (!em && !onlyBlocks) ran++;
