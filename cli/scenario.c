@@ -102,3 +102,11 @@ int scenarioEpSize(const char *verb, const scenario_args_t *args, const scenario
   }
   return -1;
 }
+
+void scenarioPrintUneven(const scenario_t *s, int ep) {
+  int most = s->cluster.gpusPerNode, of = trefoilRanksPerNode(ep, most);
+  if (ep <= most || of == most) return;
+  printf("EP %d on nodes of %d: %d NVLink domains of %d, the greatest common divisor of uneven "
+         "nodes\n",
+         ep, most, ep / of, of);
+}

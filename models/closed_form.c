@@ -9,6 +9,7 @@
 #include "trefoil/models.h"
 
 #include "plan/error.h"
+#include "plan/preflight.h"
 
 const char *trefoilPortName(trefoil_port_t port) {
   switch (port) {
@@ -83,5 +84,5 @@ int trefoilEpSize(int numGpus, int numExperts, int wanted) {
 }
 
 int trefoilRanksPerNode(int epSize, int gpusPerNode) {
-  return largestDivisor(epSize, gpusPerNode);
+  return epDomainRanks(gpusPerNode < epSize ? gpusPerNode : epSize, epSize);
 }

@@ -126,8 +126,8 @@ TREFOIL_API double trefoilLineBoundUs(const trefoil_cluster_t *cluster,
 /* The EP size for numGpus: the largest divisor of numGpus that is at most numExperts (physical
  * ones) and, if wanted > 0, at most wanted. */
 TREFOIL_API int trefoilEpSize(int numGpus, int numExperts, int wanted);
-/* Ranks per node of an EP group on nodes of gpusPerNode: the largest divisor of epSize that is at
- * most gpusPerNode. */
+/* Ranks of an NVLink domain of an EP group that fills nodes of gpusPerNode in turn. A group that fits a node
+ * is one domain. Of uneven nodes NCCL makes domains of the greatest common divisor (docs/gpu.md). */
 TREFOIL_API int trefoilRanksPerNode(int epSize, int gpusPerNode);
 
 /* ---- Predictions ---------------------------------------------------------------------------- */

@@ -288,7 +288,10 @@ TEST(ep_sizes) {
   CHECK(trefoilEpSize(7, 1, 0) == 1, "one expert");
   CHECK(trefoilEpSize(64, 8, 32) == 8, "more ranks wanted than experts");
   CHECK(trefoilRanksPerNode(256, 8) == 8 && trefoilRanksPerNode(4, 8) == 4, "nodes of 8");
-  CHECK(trefoilRanksPerNode(128, 72) == 64, "NVL72: the largest divisor of 128 is 64");
+  CHECK(trefoilRanksPerNode(6, 8) == 6 && trefoilRanksPerNode(16, 8) == 8, "even nodes");
+  CHECK(trefoilRanksPerNode(12, 8) == 4, "nodes of 8 and 4");
+  CHECK(trefoilRanksPerNode(9, 8) == 1, "nodes of 8 and 1");
+  CHECK(trefoilRanksPerNode(128, 72) == 8, "NVL72: nodes of 72 and 56");
 }
 
 TEST_MAIN()

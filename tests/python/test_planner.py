@@ -766,3 +766,13 @@ def test_compute_costs_that_cannot_be_read(tmp_path: Path) -> None:
     ):
         done = run(*options, value)
         assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_uneven_nodes_are_domains_of_the_common_divisor() -> None:
+    options = ("--gpus", "12", "--ep", "12", "--mode", "ll", "--no-crossover", *FITS)
+    of = (*options, "--costs-ll", "ideal", "--tokens", "16", *QUEUES)
+    assert [c["nodes"] for c in plan(*of)["configurations"]] == [3]
+    note = "EP 12 on nodes of 8: 3 NVLink domains of 4, the greatest common divisor of uneven nodes"
+    assert note in " ".join(run("plan", *of).stdout.split())
+    even = run("plan", "--gpus", "16", "--ep", "16", *of[4:]).stdout
+    assert "NVLink domains" not in even
