@@ -187,7 +187,7 @@ typedef struct ep_backend {
   trefoil_result_t (*countBytes)(ncclEpGroup_t group, int on);
   trefoil_result_t (*readBytes)(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,
                                 cudaStream_t stream);
-  trefoil_result_t (*readPuts)(ncclEpGroup_t group, uint64_t *puts, cudaStream_t stream);
+  trefoil_result_t (*readPuts)(ncclEpGroup_t group, int kind, uint64_t *puts, cudaStream_t stream);
   trefoil_result_t (*keepTimes)(ncclEpGroup_t group, unsigned maxLaunches);
   trefoil_result_t (*readTimes)(ncclEpGroup_t group, ncclEpKernelTime_t *times, unsigned *count,
                                 cudaStream_t stream);

@@ -44,15 +44,17 @@ ncclResult_t ncclEpReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int
   return (ncclResult_t)readBytes(group, kind, bytes, tiers, reset, stream);
 }
 
-static trefoil_result_t readPuts(ncclEpGroup_t g, uint64_t *puts, cudaStream_t stream) {
+static trefoil_result_t readPuts(ncclEpGroup_t g, int kind, uint64_t *puts, cudaStream_t stream) {
   EP_TRY(epCheckGroup(g, "ncclEpReadPuts"));
   EP_TRY(checkOffered(epBackend.readPuts != NULL, "ncclEpReadPuts"));
+  EP_CHECK(kind >= 0 && kind < NCCL_EP_PUT_KINDS, TREFOIL_INVALID_ARGUMENT,
+           "ncclEpReadPuts: kind is %d; must be 0 to %d", kind, NCCL_EP_PUT_KINDS - 1);
   EP_CHECK(puts, TREFOIL_INVALID_ARGUMENT, "ncclEpReadPuts: puts is NULL");
-  return epBackend.readPuts(g, puts, stream);
+  return epBackend.readPuts(g, kind, puts, stream);
 }
 
-ncclResult_t ncclEpReadPuts(ncclEpGroup_t group, uint64_t *puts, cudaStream_t stream) {
-  return (ncclResult_t)readPuts(group, puts, stream);
+ncclResult_t ncclEpReadPuts(ncclEpGroup_t group, int kind, uint64_t *puts, cudaStream_t stream) {
+  return (ncclResult_t)readPuts(group, kind, puts, stream);
 }
 
 static trefoil_result_t keepTimes(ncclEpGroup_t g, unsigned maxLaunches) {

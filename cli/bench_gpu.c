@@ -155,6 +155,7 @@ json_t *cliGpuRunJson(const ep_real_options_t *o, const ep_real_result_t *r) {
                         "ok", r->ok, "iterations", r->gpu.iterations);
   addCircumstances(j, o, r);
   if (!r->ok) json_object_set_new(j, "difference", json_string(r->difference));
+  cliPutsJson(j, &r->puts);
   if (!r->gpu.measured) return j;
   json_object_set_new(j, "copy_bytes_per_second", json_real(r->gpu.copyRate));
   json_t *times = json_object();
@@ -195,6 +196,7 @@ static void printRun(const ep_real_options_t *o, const ep_real_result_t *r) {
   printf("  copy     all to all, %.1f GB/s a port%s\n", 1e-9 * r->gpu.copyRate,
          r->gpu.hasKernelTimes ? "" : "; the library tells no kernel times, ratios are of events");
   for (int what = 0; what < EP_GPU_NUM_WHAT; what++) printFigures(&r->gpu, (ep_gpu_what_t)what);
+  cliPutsText(&r->puts, "  ");
 }
 
 /* "580.159.04" of what the kernel module says; "" without one. */

@@ -57,6 +57,25 @@ static json_int_t numOpen(const ep_check_options_t *o) {
   return n;
 }
 
+void cliPutsJson(json_t *into, const ep_puts_t *puts) {
+  if (!epPutsCounted(puts)) return;
+  json_t *j = json_object();
+  for (int k = 0; k < NCCL_EP_PUT_KINDS; k++)
+    json_object_set_new(j, epPutName(k),
+                        json_pack("{s:I, s:I}", "counted", (json_int_t)puts->counted[k], "least",
+                                  (json_int_t)puts->least[k]));
+  json_object_set_new(into, "puts", j);
+}
+
+void cliPutsText(const ep_puts_t *puts, const char *indent) {
+  if (!epPutsCounted(puts)) return;
+  printf("%sputs between NVLink domains, least for the rows in ():", indent);
+  for (int k = 0; k < NCCL_EP_PUT_KINDS; k++)
+    printf("%s %s %llu (%llu)", k ? "," : "", epPutName(k), (unsigned long long)puts->counted[k],
+           (unsigned long long)puts->least[k]);
+  putchar('\n');
+}
+
 static int printJson(const ep_check_options_t *o, const ep_check_outcome_t *outcome) {
   const ep_check_status_t *s = &outcome->status;
   json_t *findings = json_array();
@@ -76,10 +95,7 @@ static int printJson(const ep_check_options_t *o, const ep_check_outcome_t *outc
     json_object_set_new(j, "shared_gpus", json_integer(outcome->sharedDevices));
   if (o->outcomes) json_object_set_new(j, "order_open", json_integer(numOpen(o)));
   if (o->countBytes) json_object_set_new(j, "bytes_counted", json_integer((json_int_t)s->counted));
-  if (o->countBytes && s->puts) {
-    json_object_set_new(j, "puts", json_integer((json_int_t)s->puts));
-    json_object_set_new(j, "least_puts", json_integer((json_int_t)s->leastPuts));
-  }
+  if (o->countBytes) cliPutsJson(j, &s->puts);
   if (outcome->failed) {
     const char *text = outcome->numFindings ? outcome->findings[0].text : outcome->text;
     json_object_set_new(j, "failed_case", json_integer((json_int_t)outcome->failedCase));
@@ -145,10 +161,7 @@ int cliPrintOutcome(const ep_check_options_t *o, const ep_check_outcome_t *outco
            cliBytes(bytes, (double)s->counted));
   else if (o->countBytes && isGreen(outcome))
     printf("the library counts no bytes of its own (ncclEpCountBytes)\n");
-  if (o->countBytes && s->puts)
-    printf("%llu puts between NVLink domains; rows alone need %llu at least, one a peer and "
-           "operation\n",
-           (unsigned long long)s->puts, (unsigned long long)s->leastPuts);
+  if (o->countBytes) cliPutsText(&s->puts, "");
   if (outcome->sharedDevices)
     printf("ranks shared %d GPU%s, a process each\n", outcome->sharedDevices,
            outcome->sharedDevices == 1 ? "" : "s");

@@ -63,6 +63,7 @@ static json_t *runJson(const ep_real_options_t *o, const ep_real_result_t *r) {
   json_object_set_new(j, "combine_bytes", matrixJson(r->combineBytes, s->numRanks));
   json_object_set_new(j, "tiers", tiers);
   json_object_set_new(j, "received_rows", received);
+  cliPutsJson(j, &r->puts);
   if (!r->ok) json_object_set_new(j, "difference", json_string(r->difference));
   json_object_set_new(j, "level", json_string(o->open ? "order-free" : "strict"));
   if (o->open) json_object_set_new(j, "rows_in_other_order", json_boolean(r->rowsMoved));
@@ -110,6 +111,7 @@ static void printRun(const ep_real_options_t *o, const ep_real_result_t *r) {
       cliSeconds(t[3], r->referenceS), cliBytes(t[4], (double)r->bytesCompared));
   printMatrix("dispatch", r->dispatchBytes, s);
   printMatrix("combine", r->combineBytes, s);
+  cliPutsText(&r->puts, "  ");
 }
 
 static void showStep(void *context, const char *what, uint64_t done, uint64_t total) {

@@ -41,6 +41,10 @@ int cliPrintOutcome(const ep_check_options_t *options, const ep_check_outcome_t 
 /* Fills what the options say about a real shape; -1, or an exit code after the sentence. */
 int cliRealOptions(const char *verb, const cli_check_t *v, unsigned *modes, ep_real_options_t *o);
 
+/* Puts between NVLink domains by kind, beside the least for the rows; nothing where none were counted. */
+void cliPutsJson(json_t *into, const ep_puts_t *puts);
+void cliPutsText(const ep_puts_t *puts, const char *indent);
+
 /* How a real shape agrees, in words: bit for bit, or with what in another order. */
 const char *cliAgreement(const ep_real_options_t *o, const ep_real_result_t *r);
 

@@ -70,6 +70,7 @@ static int benchMode(ep_real_options_t *o, ep_real_result_t *r, json_t *list, in
                                           timesJson(&d), "combine", timesJson(&c)));
     else
       json_object_set_new(j, "difference", json_string(r->difference));
+    cliPutsJson(j, &r->puts);
     json_array_append_new(list, j);
     return !r->ok;
   }
@@ -83,6 +84,7 @@ static int benchMode(ep_real_options_t *o, ep_real_result_t *r, json_t *list, in
   printf("  %-9s %d ranks at once, %.2f GB/s\n", "copy", s->numRanks, 1e-9 * r->copyRate);
   printTimes("dispatch", &d);
   printTimes("combine", &c);
+  cliPutsText(&r->puts, "  ");
   return 0;
 }
 

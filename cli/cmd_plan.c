@@ -92,9 +92,10 @@ static int printJson(const request_t *q, const scenario_t *s, const point_t *poi
   json_t *list = json_array();
   for (int i = 0; i < n; i++) {
     const point_t *pt = &points[i];
-    json_t *j =
-        json_pack("{s:i, s:i, s:i, s:o, s:o}", "gpus", pt->gpus, "ep", pt->ep, "replicas",
-                  pt->gpus / pt->ep, "dispatch", opJson(&pt->p, 0), "combine", opJson(&pt->p, 1));
+    json_t *j = json_pack("{s:i, s:i, s:i, s:i, s:o, s:o}", "gpus", pt->gpus, "ep", pt->ep,
+                          "replicas", pt->gpus / pt->ep, "ranks_per_node",
+                          trefoilRanksPerNode(pt->ep, s->cluster.gpusPerNode), "dispatch",
+                          opJson(&pt->p, 0), "combine", opJson(&pt->p, 1));
     if (pt->step >= 0) json_object_set_new(j, "step", json_integer(pt->step));
     json_array_append_new(list, j);
   }
@@ -143,6 +144,8 @@ static void printText(const request_t *q, const scenario_t *s, const point_t *po
     printOp(&pt->p, 1);
     putchar('\n');
   }
+  for (int i = 0; i < n; i++)
+    if (i == 0 || points[i].ep != points[i - 1].ep) scenarioPrintUneven(s, points[i].ep);
 }
 
 static int predictSteps(const scenario_t *s, const trefoil_trace_t *trace, point_t *points) {

@@ -102,3 +102,10 @@ int scenarioEpSize(const char *verb, const scenario_args_t *args, const scenario
   }
   return -1;
 }
+
+void scenarioPrintUneven(const scenario_t *s, int ep) {
+  int most = s->cluster.gpusPerNode, of = trefoilRanksPerNode(ep, most);
+  if (ep <= most || of == most) return;
+  printf("EP %d on nodes of %d: %d NVLink domains of %d, the largest that %d nodes allow\n", ep,
+         most, ep / of, of, (ep + most - 1) / most);
+}

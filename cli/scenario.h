@@ -108,6 +108,9 @@ int scenarioLoad(const char *verb, scenario_args_t *args, scenario_t *s);
 int scenarioEpSize(const char *verb, const scenario_args_t *args, const scenario_t *s, int numGpus,
                    int *ep);
 
+/* A line of text where an EP group leaves GPUs of its nodes idle: its NVLink domains. */
+void scenarioPrintUneven(const scenario_t *s, int ep);
+
 /* ---- One step of routing (scenario_routing.c) ---- */
 
 typedef struct scenario_routing {

@@ -243,6 +243,7 @@ static void printWhat(const simulated_t *s) {
   if (!s->closedForm) printf("; costs %s", s->record.costs.name);
   if (s->hasRecord) printf(", %d SMs", s->sms ? s->sms : s->record.costs.numSms);
   putchar('\n');
+  scenarioPrintUneven(of, s->ep);
   char *changes = json_dumps(whatIfJson(&s->whatIf), JSON_COMPACT);
   if (changes && strcmp(changes, "{}")) printf("what if: %s\n", changes);
   free(changes);

@@ -300,7 +300,8 @@ static ncclResult_t startGin(gin_t *g, const char *func) {
   return ncclSuccess;
 }
 
-static ncclResult_t checkRequirements(const ncclDevCommRequirements_t *r, const char *func) {
+static ncclResult_t checkRequirements(ncclComm_t comm, const ncclDevCommRequirements_t *r,
+                                      const char *func) {
   EP_NCCL_CHECK(r && r->magic == NCCL_API_MAGIC && r->size == sizeof *r, ncclInvalidArgument,
                 "%s: set reqs to NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER", func);
   bool others = r->resourceRequirementsList || r->teamRequirementsList || r->lsaMultimem ||
@@ -319,7 +320,8 @@ static ncclResult_t checkRequirements(const ncclDevCommRequirements_t *r, const 
                 "%s: signals or counters, but ginConnectionType is NCCL_GIN_CONNECTION_NONE", func);
   EP_NCCL_CHECK(r->ginConnectionType != NCCL_GIN_CONNECTION_CUSTOM_STRIDE, ncclInvalidUsage,
                 "%s: ginConnectionType is NONE, FULL or RAIL in the host runtime", func);
-  EP_NCCL_CHECK(!gin || epGinEnabled(), ncclInvalidUsage, "%s: NCCL_GIN_ENABLE is 0", func);
+  EP_NCCL_CHECK(!gin || comm->hasGin, ncclInvalidUsage, "%s: NCCL_GIN_ENABLE was 0 on some rank",
+                func);
   return ncclSuccess;
 }
 
@@ -329,7 +331,7 @@ ncclResult_t ncclDevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t 
   EP_NCCL_TRY(epCommUsable(comm, func));
   EP_NCCL_CHECK(outDevComm, ncclInvalidArgument, "%s: outDevComm is NULL", func);
   EP_NCCL_CHECK(!epInGroup(), ncclInvalidUsage, "%s was called inside a group", func);
-  EP_NCCL_TRY(checkRequirements(reqs, func));
+  EP_NCCL_TRY(checkRequirements(comm, reqs, func));
   ncclDevComm_t made = {.magic = NCCL_API_MAGIC, .version = NCCL_VERSION_CODE};
   made.rank = comm->rank;
   made.nRanks = comm->numRanks;

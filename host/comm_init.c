@@ -15,7 +15,7 @@ typedef struct {
 _Static_assert(sizeof(unique_id_t) <= NCCL_UNIQUE_ID_BYTES, "an id fits");
 
 typedef struct {
-  int32_t lsaSize, numRanks;
+  int32_t lsaSize, numRanks, hasGin;
 } init_record_t;
 
 ncclResult_t ncclGetVersion(int *version) {
@@ -41,7 +41,8 @@ static int gcd(int a, int b) {
 }
 
 ncclResult_t epInitShow(ep_job_t *job, void *data) {
-  init_record_t record = {job->comm->lsaSize, job->comm->numRanks};
+  job->comm->hasGin = epGinEnabled();
+  init_record_t record = {job->comm->lsaSize, job->comm->numRanks, job->comm->hasGin};
   memcpy(data, &record, sizeof record);
   return ncclSuccess;
 }
@@ -55,6 +56,7 @@ ncclResult_t epInitTake(ep_job_t *job, const void *const *all, bool *more) {
     EP_NCCL_CHECK(record.lsaSize == comm->lsaSize, ncclInvalidUsage,
                   "%s: NCCL_LSA_TEAM_SIZE is %d on rank %d and %d on rank %d", job->func,
                   comm->lsaSize, comm->rank, record.lsaSize, r);
+    comm->hasGin = comm->hasGin && record.hasGin;
   }
   bool split = comm->lsaSize > 0 && comm->lsaSize < comm->numRanks;
   comm->lsaSize = split ? gcd(comm->lsaSize, comm->numRanks) : comm->numRanks;
@@ -285,8 +287,8 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *prop
   p.nRanks = comm->numRanks;
   p.cudaDev = p.nvmlDev = comm->device;
   p.nLsaTeams = comm->numRanks / comm->lsaSize;
-  p.deviceApiSupport = epGinEnabled() || p.nLsaTeams == 1;
-  if (epGinEnabled()) {
+  p.deviceApiSupport = comm->hasGin || p.nLsaTeams == 1;
+  if (comm->hasGin) {
     p.ginType = p.railedGinType = NCCL_GIN_TYPE_PROXY;
     p.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
     p.ginSupport[NCCL_GIN_TYPE_PROXY] = true;

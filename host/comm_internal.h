@@ -127,6 +127,7 @@ struct ncclComm {
   _Atomic uint32_t magic;
   uint64_t life; /* differs each time the object is used again */
   int rank, numRanks, device, lsaSize;
+  bool hasGin; /* every rank has: NCCL_GIN_ENABLE */
   ep_comm_shm_t *shm;
   ep_process_t self;
   _Atomic int *watches;            /* [numRanks] of the ranks' processes, or a watch_t */
@@ -234,7 +235,7 @@ ncclResult_t epInitTake(ep_job_t *job, const void *const *all, bool *more);
 ncclResult_t epConfigCheck(const ncclConfig_t *config, const char *func);
 ncclResult_t epInitJob(ncclComm_t comm, const char *func, ncclComm_t *out);
 void epWindowsFree(ncclComm_t comm);
-/* comm_gin.c: ends the networks of its device communicators; whether there is GIN at all. */
+/* comm_gin.c: ends the networks of its device communicators; whether this process may have GIN. */
 void epGinsFree(ncclComm_t comm);
 bool epGinEnabled(void);
 /* Waits until all work issued on the communicator has run; the sentence names func. */

@@ -82,6 +82,15 @@ int trefoilEpSize(int numGpus, int numExperts, int wanted) {
   return largestDivisor(numGpus, most);
 }
 
+static int ceilDiv(int a, int b) {
+  return (a + b - 1) / b;
+}
+
 int trefoilRanksPerNode(int epSize, int gpusPerNode) {
-  return largestDivisor(epSize, gpusPerNode);
+  int least = ceilDiv(epSize, gpusPerNode);
+  for (int n = gpusPerNode < epSize ? gpusPerNode : epSize; n > 1; n--) {
+    int perNode = gpusPerNode / n * n; /* whole domains alone */
+    if (epSize % n == 0 && ceilDiv(epSize, perNode) == least) return n;
+  }
+  return 1;
 }

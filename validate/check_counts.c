@@ -18,8 +18,9 @@ int epCanCount(const ep_library_t *lib) {
   return lib->ncclEpCountBytes && lib->ncclEpReadBytes;
 }
 
-/* Bytes of a row as they travel: token and scales. */
+/* Bytes of a row as they travel: token and scales. An Update's routing is of rows to come. */
 static size_t rowBytesOf(const ep_check_op_t *op) {
+  if (op->kind == EP_OP_UPDATE) return 1;
   size_t width = (size_t)op->width, row = width * trefoilDtypeBytes(op->dtype);
   if (op->kind == EP_OP_COMBINE)
     return op->quant == TREFOIL_QUANT_NVFP4 ? width / 2 + width / 16 + sizeof(float) : row;
@@ -31,13 +32,19 @@ static size_t rowBytesOf(const ep_check_op_t *op) {
 
 /* The way of low latency's dispatch between domains, which the user may choose for GPUs. */
 static trefoil_variant_t variantOf(const ep_check_group_t *g) {
-  const char *way = getenv("NCCL_EP_LL_DISPATCH");
-  int isRails = way && !strcmp(way, "rails") && g->gpuSubset && !g->enableMask;
+  int isRails = epIsByRails() && g->gpuSubset && !g->enableMask;
   return isRails ? TREFOIL_VARIANT_RAILS : TREFOIL_VARIANT_OURS;
 }
 
-static int isFar(const trefoil_shape_t *s, int a, int b) {
-  return a / s->ranksPerNode != b / s->ranksPerNode;
+/* An Update of high throughput tells the ids to where a dispatch sends rows. */
+static void addPuts(const trefoil_case_t *rc, const ep_check_op_t *op, const uint64_t *bytes,
+                    ep_puts_t *puts) {
+  int kind = op->kind == EP_OP_UPDATE    ? NCCL_EP_PUT_IDS
+             : op->kind == EP_OP_COMBINE ? NCCL_EP_PUT_COMBINE
+                                         : NCCL_EP_PUT_DISPATCH;
+  epPutsNeed(&rc->routing.shape, bytes, kind, 0, puts);
+  if (kind == NCCL_EP_PUT_COMBINE && rc->combinePartial)
+    epPutsNeed(&rc->routing.shape, bytes, NCCL_EP_PUT_WEIGHTS, 0, puts);
 }
 
 static trefoil_result_t addPlan(const ep_check_case_t *c, const ep_check_op_t *op, int round,
@@ -55,11 +62,11 @@ static trefoil_result_t addPlan(const ep_check_case_t *c, const ep_check_op_t *o
   EP_TRY(trefoilPlanCreate(&plan, &rc.routing, &config));
   trefoil_result_t result = trefoilPlanTraffic(plan, -1, once);
   trefoilPlanDestroy(plan);
-  for (int i = 0; result == TREFOIL_OK && i < R * R; i++) {
+  if (result != TREFOIL_OK) return result;
+  addPuts(&rc, op, once, counts->puts);
+  for (int i = 0; op->kind != EP_OP_UPDATE && i < R * R; i++)
     counts->bytes[isCombine][i] += once[i];
-    counts->leastPuts[i / R] += once[i] && isFar(&c->group->shape, i / R, i % R);
-  }
-  return result;
+  return TREFOIL_OK;
 }
 
 static int isOverfull(const ep_check_case_t *c) {
@@ -77,33 +84,31 @@ trefoil_result_t epPlanCounts(const ep_check_case_t *c, ep_check_counts_t *count
   counts->isPlanned = 1;
   for (int i = 0; i < c->numOps; i++) {
     const ep_check_op_t *op = &c->ops[i];
-    if (op->kind != EP_OP_DISPATCH && op->kind != EP_OP_COMBINE) continue;
+    int tellsIds = op->kind == EP_OP_UPDATE && c->group->highThroughput;
+    if (!tellsIds && op->kind != EP_OP_DISPATCH && op->kind != EP_OP_COMBINE) continue;
     for (int round = 0; round < c->numRounds; round++) EP_TRY(addPlan(c, op, round, counts));
   }
   return TREFOIL_OK;
 }
 
-/* Since the last time; a library without a network says that it cannot tell. */
+/* Since the last time. */
 static trefoil_result_t comparePuts(ep_check_rank_t *rank, const ep_check_counts_t *planned,
                                     ep_check_compared_t *out) {
-  uint64_t all[EP_MAX_RANKS] = {0}, sum = 0, least = planned->leastPuts[rank->rank];
+  uint64_t all[NCCL_EP_PUT_KINDS];
   const trefoil_shape_t *s = &rank->group->shape;
-  if (!rank->lib->ncclEpReadPuts || s->ranksPerNode == s->numRanks) return TREFOIL_OK;
+  ep_puts_t puts = planned->puts[rank->rank];
+  if (s->ranksPerNode == s->numRanks) return TREFOIL_OK;
   rank->doing = "ncclEpReadPuts";
-  ncclResult_t result = rank->lib->ncclEpReadPuts(rank->epGroup, all, rank->stream);
+  ncclResult_t result = epPutsRead(rank->lib, rank->epGroup, s->numRanks, rank->stream, all);
   if (result == ncclInvalidUsage) return TREFOIL_OK;
   EP_TRY_EP(rank, result);
-  for (int q = 0; q < s->numRanks; q++) sum += all[q];
-  uint64_t puts = sum - rank->putsBefore;
-  rank->putsBefore = sum;
+  for (int k = 0; k < NCCL_EP_PUT_KINDS; k++) {
+    puts.counted[k] = all[k] - rank->putsBefore[k];
+    rank->putsBefore[k] = all[k];
+  }
   if (!planned->isPlanned) return TREFOIL_OK;
-  EP_CHECK(puts >= least, TREFOIL_INTERNAL_ERROR,
-           "%llu puts counted by the library, expected at least %llu: one a peer in another domain "
-           "and operation",
-           (unsigned long long)puts, (unsigned long long)least);
   out->puts = puts;
-  out->leastPuts = least;
-  return TREFOIL_OK;
+  return epPutsCheck(&puts);
 }
 
 trefoil_result_t epRankCompareCounts(ep_check_rank_t *rank, const ep_check_counts_t *planned,

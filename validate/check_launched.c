@@ -14,8 +14,8 @@
 
 static void reportProgress(const ep_check_team_t *team, double start) {
   const ep_check_options_t *o = team->options;
-  ep_check_status_t s = {team->leastOfAll, team->bytesOfAll, team->countedOfAll,
-                         epNow() - start,  team->putsOfAll,  team->leastPutsOfAll};
+  ep_check_status_t s = {team->leastOfAll, team->bytesOfAll, team->countedOfAll, epNow() - start,
+                         team->putsOfAll};
   if (o->progress && o->launch->rank == 0) o->progress(o->context, &s);
 }
 
@@ -89,7 +89,7 @@ static void writeOutcome(const ep_check_team_t *team, double start, ep_check_out
   const ep_check_options_t *o = team->options;
   ep_check_job_t *job = team->job;
   outcome->status = (ep_check_status_t){team->leastOfAll, team->bytesOfAll, team->countedOfAll,
-                                        epNow() - start,  team->putsOfAll,  team->leastPutsOfAll};
+                                        epNow() - start, team->putsOfAll};
   outcome->sharedDevices = team->sharedDevices;
   if (atomic_load(&job->failed)) {
     epFindingWrite(&job->finding, o);

@@ -98,7 +98,7 @@ trefoil_result_t epRankOpen(ep_check_rank_t *rank, const ncclUniqueId *id) {
     EP_TRY_CUDA(rank, lib->cudaMalloc(&rank->image, g->imageBytes));
   }
   EP_TRY(openGroup(rank));
-  rank->putsBefore = 0;
+  memset(rank->putsBefore, 0, sizeof rank->putsBefore);
   rank->doing = "ncclEpCountBytes";
   if (rank->counts) EP_TRY_EP(rank, lib->ncclEpCountBytes(rank->epGroup, 1));
   for (int i = 0; i < g->numHandles; i++) EP_TRY(openHandle(rank, i));

@@ -16,9 +16,9 @@ typedef struct ep_check_rank {
   const ep_library_t *lib;
   const ep_check_group_t *group;
   int rank;
-  int device;          /* this rank's GPU */
-  int counts;          /* the library counts what this rank sends (check_counts.h) */
-  uint64_t putsBefore; /* what the library has counted so far */
+  int device; /* this rank's GPU */
+  int counts; /* the library counts what this rank sends (check_counts.h) */
+  uint64_t putsBefore[NCCL_EP_PUT_KINDS]; /* what the library has counted so far */
   uint64_t timeoutNs;
   ncclComm_t *kept; /* NULL, or where the communicator stays from batch to batch */
   ncclComm_t comm;

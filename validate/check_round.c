@@ -11,7 +11,8 @@
 typedef struct state {
   int failed, over;  /* over: rank 0 has seen enough time go by */
   int sharedDevices; /* of this rank's host, if there are not enough for its ranks */
-  uint64_t cases, bytes, counted, puts, leastPuts;
+  uint64_t cases, bytes, counted;
+  ep_puts_t puts;
   ncclUniqueId id;
   ep_check_finding_t finding;
 } state_t;
@@ -25,8 +26,7 @@ static state_t stateOf(const ep_check_team_t *team) {
                    .cases = atomic_load(&job->cases),
                    .bytes = atomic_load(&job->bytes),
                    .counted = atomic_load(&job->counted),
-                   .puts = atomic_load(&job->puts),
-                   .leastPuts = atomic_load(&job->leastPuts),
+                   .puts = epPutsLoad(job->puts, job->leastPuts),
                    .finding = job->finding,
                    .id = job->id};
 }
@@ -72,14 +72,14 @@ void epLaunchedBarrier(ep_check_team_t *team) {
       atomic_store(&job->stop, 1);
       atomic_store(&job->numArrived, UINT64_MAX);
     }
-    team->bytesOfAll = team->countedOfAll = team->putsOfAll = team->leastPutsOfAll = 0;
+    team->bytesOfAll = team->countedOfAll = 0;
+    team->putsOfAll = (ep_puts_t){0};
     team->leastOfAll = all[0].cases;
     for (int r = 0; r < launch->numRanks; r++) {
       if (all[r].sharedDevices) team->sharedDevices = all[r].sharedDevices;
       team->bytesOfAll += all[r].bytes;
       team->countedOfAll += all[r].counted;
-      team->putsOfAll += all[r].puts;
-      team->leastPutsOfAll += all[r].leastPuts;
+      epPutsAdd(&team->putsOfAll, &all[r].puts);
       if (all[r].cases < team->leastOfAll) team->leastOfAll = all[r].cases;
     }
   }

@@ -161,8 +161,10 @@ static trefoil_result_t compareCounts(ep_worker_rank_t *worker, const ep_slot_t 
   if (!worker->rank.counts) return TREFOIL_OK;
   EP_TRY(epRankCompareCounts(&worker->rank, &slot->counts, &compared));
   atomic_fetch_add(&job->counted, compared.bytes);
-  atomic_fetch_add(&job->puts, compared.puts);
-  atomic_fetch_add(&job->leastPuts, compared.leastPuts);
+  for (int k = 0; k < NCCL_EP_PUT_KINDS; k++) {
+    atomic_fetch_add(&job->puts[k], compared.puts.counted[k]);
+    atomic_fetch_add(&job->leastPuts[k], compared.puts.least[k]);
+  }
   return TREFOIL_OK;
 }
 

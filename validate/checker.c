@@ -153,8 +153,8 @@ static void sumUp(const parent_t *p, ep_check_status_t *s) {
     s->cases += atomic_load(&p->jobs[i].cases);
     s->bytes += atomic_load(&p->jobs[i].bytes);
     s->counted += atomic_load(&p->jobs[i].counted);
-    s->puts += atomic_load(&p->jobs[i].puts);
-    s->leastPuts += atomic_load(&p->jobs[i].leastPuts);
+    const ep_puts_t puts = epPutsLoad(p->jobs[i].puts, p->jobs[i].leastPuts);
+    epPutsAdd(&s->puts, &puts);
   }
 }
 

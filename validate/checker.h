@@ -13,6 +13,7 @@
 #include "validate/check_case.h"
 #include "validate/launch.h"
 #include "validate/library.h"
+#include "validate/puts.h"
 #include "validate/worker.h"
 
 enum { EP_CHECK_TEXT = 8192, EP_CHECK_SENTENCE = 2048, EP_MAX_JOBS = 64, EP_KEPT_FINDINGS = 16 };
@@ -36,8 +37,7 @@ typedef struct ep_check_status {
   uint64_t cases, bytes; /* agreed so far, on all ranks; bytes compared */
   uint64_t counted;      /* bytes that the library counted as sent, equal to the plan's */
   double seconds;
-  uint64_t puts,
-      leastPuts; /* between domains: counted by the library, and the least for its rows */
+  ep_puts_t puts; /* between domains */
 } ep_check_status_t;
 
 typedef struct ep_check_options {
@@ -89,7 +89,8 @@ typedef enum ep_rank_end {
 
 typedef struct ep_check_job {
   ep_watch_t watch;
-  _Atomic uint64_t cases, bytes, counted, puts, leastPuts;
+  _Atomic uint64_t cases, bytes, counted;
+  _Atomic uint64_t puts[NCCL_EP_PUT_KINDS], leastPuts[NCCL_EP_PUT_KINDS];
   _Atomic uint64_t batch;                 /* at work */
   _Atomic uint64_t settled;               /* bit per case of the batch that has its outcome */
   _Atomic uint8_t passed[EP_BATCH_CASES]; /* ranks that are through a case, and agree */
@@ -120,7 +121,7 @@ typedef struct ep_check_team {
                                        takes longer than a batch */
   /* Launched, at the last barrier round: */
   uint64_t bytesOfAll, countedOfAll, leastOfAll; /* cases of the slowest */
-  uint64_t putsOfAll, leastPutsOfAll;
+  ep_puts_t putsOfAll;
   int sharedDevices; /* as in the outcome */
 } ep_check_team_t;
 

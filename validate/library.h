@@ -85,7 +85,7 @@
   X(ncclEpGetLastError, const char *, (void))                                                      \
   X(ncclEpCountBytes, ncclResult_t, (ncclEpGroup_t, int))                                          \
   X(ncclEpReadBytes, ncclResult_t, (ncclEpGroup_t, int, uint64_t *, int *, int, cudaStream_t))     \
-  X(ncclEpReadPuts, ncclResult_t, (ncclEpGroup_t, uint64_t *, cudaStream_t))                       \
+  X(ncclEpReadPuts, ncclResult_t, (ncclEpGroup_t, int, uint64_t *, cudaStream_t))                  \
   X(ncclEpKeepTimes, ncclResult_t, (ncclEpGroup_t, unsigned))                                      \
   X(ncclEpReadTimes, ncclResult_t,                                                                 \
     (ncclEpGroup_t, ncclEpKernelTime_t *, unsigned *, cudaStream_t))                               \

@@ -65,6 +65,22 @@ static void timeAgain(real_rank_t *rank) {
   }
 }
 
+/* Of this rank since the group was made. */
+static trefoil_result_t addPuts(real_rank_t *rank) {
+  real_t *run = rank->run;
+  const trefoil_shape_t *s = &run->options->shape;
+  ep_puts_t *puts = &run->puts[rank->rank];
+  if (s->ranksPerNode == s->numRanks) return TREFOIL_OK;
+  rank->doing = "ncclEpReadPuts";
+  ncclResult_t rc = epPutsRead(&run->lib, rank->group, s->numRanks, rank->stream, puts->counted);
+  if (rc == ncclInvalidUsage) return TREFOIL_OK;
+  EP_REAL_EP(rank, rc);
+  pthread_mutex_lock(&run->mutex);
+  epPutsAdd(&run->result->puts, puts);
+  pthread_mutex_unlock(&run->mutex);
+  return epPutsCheck(puts);
+}
+
 /* Everything once, compared. */
 static void checkRank(real_rank_t *rank) {
   ep_real_result_t *result = rank->run->result;
@@ -79,6 +95,7 @@ static void checkRank(real_rank_t *rank) {
     s[4] = epRealPhase(rank, epRealCompareCombine, "comparing the combine");
   }
   epRealPhase(rank, epRealCompareInputs, "comparing the inputs");
+  epRealPhase(rank, addPuts, "counting puts");
   if (rank->rank > 0) return;
   result->updateS = s[0];
   result->dispatchS = s[1];
@@ -322,7 +339,7 @@ static uint64_t countSteps(const ep_real_options_t *options, int numRuns) {
   uint64_t total = 0;
   for (int i = 0; i < numRuns; i++)
     total += (uint64_t)options[i].shape.numRanks *
-             (8 + (options[i].repeats ? 5 + 2 * (uint64_t)options[i].repeats : 0));
+             (9 + (options[i].repeats ? 5 + 2 * (uint64_t)options[i].repeats : 0));
   return total;
 }
 

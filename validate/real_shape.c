@@ -113,6 +113,19 @@ static void leaveRoom(real_t *run) {
 }
 
 /* Rows received, and bytes by the plan, which must be what the reference counts. */
+/* Of an operation each. */
+static void needPuts(real_t *run) {
+  const ep_real_result_t *result = run->result;
+  const trefoil_shape_t *s = &run->options->shape;
+  ep_puts_t *of = run->puts;
+  int isHt = run->rc.mode >= TREFOIL_HT_FLAT, hasCombine = epRealHasCombine(run->options);
+  epPutsNeed(s, result->dispatchBytes, NCCL_EP_PUT_DISPATCH, !isHt && epIsByRails(), of);
+  if (isHt) epPutsNeed(s, result->dispatchBytes, NCCL_EP_PUT_IDS, 0, of);
+  if (hasCombine) epPutsNeed(s, result->combineBytes, NCCL_EP_PUT_COMBINE, 0, of);
+  if (hasCombine && run->rc.combinePartial)
+    epPutsNeed(s, result->combineBytes, NCCL_EP_PUT_WEIGHTS, 0, of);
+}
+
 trefoil_result_t epRealTraffic(real_t *run) {
   ep_real_result_t *result = run->result;
   int R = run->options->shape.numRanks;
@@ -161,6 +174,7 @@ trefoil_result_t epRealTraffic(real_t *run) {
     }
   }
   free(rows);
+  needPuts(run);
   return TREFOIL_OK;
 }
 

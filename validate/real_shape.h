@@ -14,6 +14,7 @@
 #include "validate/library.h"
 #include "validate/real_pair.h"
 #include "validate/order_free.h"
+#include "validate/puts.h"
 #include "validate/worker.h"
 
 enum { EP_REAL_MAX_RANKS = 64, EP_REAL_MAX_REPEATS = 1000 };
@@ -71,6 +72,8 @@ struct ep_real_result {
   int64_t receivedRows[EP_REAL_MAX_RANKS];                       /* padding included */
   uint64_t dispatchBytes[EP_REAL_MAX_RANKS * EP_REAL_MAX_RANKS]; /* [src * R + dst], by the plan */
   uint64_t combineBytes[EP_REAL_MAX_RANKS * EP_REAL_MAX_RANKS];
+  ep_puts_t
+      puts; /* of all ranks for an Update, a dispatch and a combine, where the library counts them */
   int numRepeats; /* done; only of what passed its check */
   double dispatchTimes[EP_REAL_MAX_REPEATS], combineTimes[EP_REAL_MAX_REPEATS];
   double copyRate;      /* bytes a second of all ranks copying at once; with repeats */

@@ -40,6 +40,7 @@ typedef struct real {
   trefoil_case_t rc;
   int64_t maxRows; /* HT: rows of the received tensors */
   int64_t counts[EP_REAL_MAX_RANKS];
+  ep_puts_t puts[EP_REAL_MAX_RANKS]; /* the least, then what was counted */
   int32_t *ids[EP_REAL_MAX_RANKS];
   uint8_t *tokens[EP_REAL_MAX_RANKS]; /* [B, H] of every rank */
   uint8_t *scales[EP_REAL_MAX_RANKS]; /* fp8: [B, H / 128] f32 */

@@ -282,7 +282,7 @@ trefoil_result_t epGpuMaskClean(ncclEpGroup_t group, cudaStream_t stream);
 trefoil_result_t epGpuCountBytes(ncclEpGroup_t group, int on);
 trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, int reset,
                                 cudaStream_t stream);
-trefoil_result_t epGpuReadPuts(ncclEpGroup_t group, uint64_t *puts, cudaStream_t stream);
+trefoil_result_t epGpuReadPuts(ncclEpGroup_t group, int kind, uint64_t *puts, cudaStream_t stream);
 trefoil_result_t epGpuKeepTimes(ncclEpGroup_t group, unsigned maxLaunches);
 trefoil_result_t epGpuReadTimes(ncclEpGroup_t group, ncclEpKernelTime_t *times, unsigned *count,
                                 cudaStream_t stream);

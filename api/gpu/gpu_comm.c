@@ -1,6 +1,8 @@
 /* Queries of a communicator and its windows. */
 #include <nccl.h>
 #include <nccl_device.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -42,15 +44,26 @@ static trefoil_result_t query(ncclComm_t comm, ncclCommProperties_t *p) {
   return epGpuNccl(comm, ncclCommQueryProperties(comm, p), "ncclEpCreateGroup: comm");
 }
 
+/* NCCL agrees on GIN when it makes a communicator: it is there for all ranks or, if one lacks it, for none,
+ * and all are refused alike, before they would meet. Which one lacks it NCCL does not tell. */
+static trefoil_result_t checkGin(const ncclCommProperties_t *p, const char *call) {
+  const char *enable = getenv("NCCL_GIN_ENABLE");
+  char off[80] = "";
+  if (enable && !strcmp(enable, "0"))
+    snprintf(off, sizeof off, "; NCCL_GIN_ENABLE is 0 on rank %d, this one", p->rank);
+  EP_CHECK(p->nLsaTeams <= 1 || p->ginType != NCCL_GIN_TYPE_NONE, TREFOIL_INVALID_USAGE,
+           "%s: the ranks form %d NVLink domains (LSA teams of NCCL), and there is no GIN between "
+           "them: on every rank it needs InfiniBand or RoCE with GPUDirect RDMA, or the TCP "
+           "carrier of libnccl-rma-trefoil.so (TREFOIL_NET_CARRIER=tcp)%s",
+           call, p->nLsaTeams, off);
+  return TREFOIL_OK;
+}
+
 trefoil_result_t epGpuRanks(ncclComm_t comm, const char *call, int *rank, int *numRanks,
                             int *ranksPerNode) {
   ncclCommProperties_t p;
   EP_TRY(query(comm, &p));
-  EP_CHECK(p.nLsaTeams <= 1 || p.ginType != NCCL_GIN_TYPE_NONE, TREFOIL_INVALID_USAGE,
-           "%s: the ranks form %d NVLink domains (LSA teams of NCCL), and there is no GIN between "
-           "them: it needs InfiniBand or RoCE with GPUDirect RDMA, or the TCP carrier of "
-           "libnccl-rma-trefoil.so (TREFOIL_NET_CARRIER=tcp)",
-           call, p.nLsaTeams);
+  EP_TRY(checkGin(&p, call));
   EP_CHECK(p.deviceApiSupport, TREFOIL_INVALID_USAGE,
            "%s: NCCL has no device API on this communicator: some pair of its GPUs has no peer "
            "access (nvidia-smi topo -p2p r), or cuMem is off (NCCL_CUMEM_ENABLE)",

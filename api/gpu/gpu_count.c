@@ -41,21 +41,30 @@ trefoil_result_t epGpuReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes, 
   return result;
 }
 
-static trefoil_result_t readPuts(const ep_gpu_group_t *g, uint64_t *puts, cudaStream_t stream) {
-  uint64_t copy[EP_KERNEL_MAX_RANKS] = {0};
+_Static_assert(NCCL_EP_PUT_DISPATCH == EP_NET_FOR_DISPATCH &&
+                   NCCL_EP_PUT_COMBINE == EP_NET_FOR_COMBINE &&
+                   NCCL_EP_PUT_WEIGHTS == EP_NET_FOR_WEIGHTS && NCCL_EP_PUT_IDS == EP_NET_FOR_IDS &&
+                   NCCL_EP_PUT_SIGNAL == EP_NET_PURPOSES,
+               "the same order");
+
+/* Those that only signal are all others. */
+static trefoil_result_t readPuts(const ep_gpu_group_t *g, int kind, uint64_t *puts,
+                                 cudaStream_t stream) {
+  uint64_t all[EP_GPU_RELAY_PUTS] = {0}, *of = all + EP_KERNEL_MAX_RANKS;
   const uint64_t *posted = epGpuFarPosted(g);
-  size_t size = (size_t)g->R * sizeof(uint64_t);
-  if (posted) EP_CUDA(cudaMemcpyAsync(copy, posted, size, cudaMemcpyDeviceToHost, stream));
+  if (posted) EP_CUDA(cudaMemcpyAsync(all, posted, sizeof all, cudaMemcpyDeviceToHost, stream));
   EP_CUDA(cudaStreamSynchronize(stream));
-  memcpy(puts, copy, size);
+  for (int i = 0; kind == NCCL_EP_PUT_SIGNAL && i < EP_NET_PURPOSES * g->R; i++)
+    all[i % g->R] -= of[i];
+  memcpy(puts, kind == NCCL_EP_PUT_SIGNAL ? all : of + kind * g->R, (size_t)g->R * sizeof *puts);
   return TREFOIL_OK;
 }
 
-trefoil_result_t epGpuReadPuts(ncclEpGroup_t group, uint64_t *puts, cudaStream_t stream) {
+trefoil_result_t epGpuReadPuts(ncclEpGroup_t group, int kind, uint64_t *puts, cudaStream_t stream) {
   const ep_gpu_group_t *g = epGpu(group);
   int before;
   EP_TRY(epGpuEnter(g, &before));
-  trefoil_result_t result = readPuts(g, puts, stream);
+  trefoil_result_t result = readPuts(g, kind, puts, stream);
   epGpuLeave(g, before);
   return result;
 }

@@ -60,6 +60,8 @@ trefoil_result_t epGpuFarOpen(ep_gpu_group_t *g, const ep_sizing_t *sizing,
   if (!g->isHt) EP_TRY(copyIn(p, control, sizeof control));
   ep_net_port_t port = {.comm = f->memory + EP_GPU_RELAY_COMM_AT,
                         .posted = (uint64_t *)(f->memory + EP_GPU_RELAY_POSTED_AT),
+                        .purposes =
+                            (uint64_t *)(f->memory + EP_GPU_RELAY_POSTED_AT) + EP_KERNEL_MAX_RANKS,
                         .rank = g->me,
                         .numRanks = g->R};
   f->relay = (ep_ll_relay_t){.port = port, .control = f->memory};

@@ -30,7 +30,8 @@
 
 /* The relay's control memory, counts of puts, and a copy of the device communicator. */
 #define EP_GPU_RELAY_POSTED_AT EP_LL_RELAY_CONTROL_BYTES
-#define EP_GPU_RELAY_COMM_AT   (EP_GPU_RELAY_POSTED_AT + 8 * EP_KERNEL_MAX_RANKS)
+#define EP_GPU_RELAY_PUTS      ((1 + EP_NET_PURPOSES) * EP_KERNEL_MAX_RANKS) /* all, by purpose */
+#define EP_GPU_RELAY_COMM_AT   (EP_GPU_RELAY_POSTED_AT + 8 * EP_GPU_RELAY_PUTS)
 #define EP_GPU_RELAY_LATE_AT   (EP_GPU_RELAY_COMM_AT + 960) /* an int of epGpuFarDrain */
 #define EP_GPU_RELAY_BYTES     (EP_GPU_RELAY_COMM_AT + 1024)
 

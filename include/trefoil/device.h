@@ -36,9 +36,17 @@ NCCL_EP_PUBLIC ncclResult_t ncclEpCountBytes(ncclEpGroup_t group, int on);
 NCCL_EP_PUBLIC ncclResult_t ncclEpReadBytes(ncclEpGroup_t group, int kind, uint64_t *bytes,
                                             int *tiers, int reset, cudaStream_t stream);
 
-/* Waits for the stream, then puts[R]: how many puts between NVLink domains this rank's kernels have posted to
- * each rank since the group was made, those that only signal included; 0 to ranks of its own domain. */
-NCCL_EP_PUBLIC ncclResult_t ncclEpReadPuts(ncclEpGroup_t group, uint64_t *puts,
+/* What puts between NVLink domains are for. By rails a dispatch has one put a domain: in it NVLink passes
+ * rows on. */
+#define NCCL_EP_PUT_DISPATCH 0 /* rows that go to experts; in low latency also their routing */
+#define NCCL_EP_PUT_COMBINE  1 /* rows that come back */
+#define NCCL_EP_PUT_WEIGHTS  2 /* low latency, partial sums: weights to the ranks that apply them */
+#define NCCL_EP_PUT_IDS      3 /* high throughput: an Update's topk_idx */
+#define NCCL_EP_PUT_SIGNAL   4 /* no data: room in a buffer */
+#define NCCL_EP_PUT_KINDS    5
+/* Waits for the stream, then puts[R]: how many puts of that kind this rank's kernels have posted to each rank
+ * since the group was made; 0 to ranks of its own domain. Always counted. */
+NCCL_EP_PUBLIC ncclResult_t ncclEpReadPuts(ncclEpGroup_t group, int kind, uint64_t *puts,
                                            cudaStream_t stream);
 
 /* ---- Kernel times -----------------------------------------------------------------------------

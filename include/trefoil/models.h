@@ -126,8 +126,10 @@ TREFOIL_API double trefoilLineBoundUs(const trefoil_cluster_t *cluster,
 /* The EP size for numGpus: the largest divisor of numGpus that is at most numExperts (physical
  * ones) and, if wanted > 0, at most wanted. */
 TREFOIL_API int trefoilEpSize(int numGpus, int numExperts, int wanted);
-/* Ranks per node of an EP group on nodes of gpusPerNode: the largest divisor of epSize that is at
- * most gpusPerNode. */
+/* Ranks of an NVLink domain of an EP group that is placed on as few nodes of gpusPerNode as it needs, with as
+ * large domains as so few allow: all have one size, and a node holds whole ones. 12 ranks on nodes of
+ * 8: two of 6; 20: five of 4. Nodes that are filled in turn have domains of the greatest common divisor
+ * (docs/gpu.md): 12 ranks, 8 and 4, three of 4. */
 TREFOIL_API int trefoilRanksPerNode(int epSize, int gpusPerNode);
 
 /* ---- Predictions ---------------------------------------------------------------------------- */

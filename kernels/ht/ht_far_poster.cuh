@@ -229,6 +229,7 @@ private:
               (uint64_t)n))) {
         break;
       }
+      if (lane == 0) net.count(kind, peer());
       s.done += n;
     }
   }

@@ -157,7 +157,9 @@ private:
         goesOn = __shfl_sync(FULL_WARP, goesOn, 0);
       }
       if (!goesOn) return;
-      if (threadIdx.x == 0) sum = number;
+      if (threadIdx.x > 0) continue;
+      sum = number;
+      net.count(EP_NET_FOR_IDS, far.railRank(i));
     }
   }
   EP_DEV size_t messageAt(int there, int buf) const { return message(true, there, buf); }

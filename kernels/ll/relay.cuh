@@ -35,6 +35,12 @@ struct RelayHead {
 };
 static_assert(sizeof(RelayHead) == 128, "a message begins with whole packets");
 
+// Puts are counted by message.
+static_assert((int)EP_LL_MESSAGE_DISPATCH == EP_NET_FOR_DISPATCH &&
+                  (int)EP_LL_MESSAGE_COMBINE == EP_NET_FOR_COMBINE &&
+                  (int)EP_LL_MESSAGE_WEIGHTS == EP_NET_FOR_WEIGHTS,
+              "the same order");
+
 // The launch that a relay is in.
 struct RelayedOp {
   ep_ll_group_t group;
@@ -420,7 +426,9 @@ private:
     while (!put(add, signalId(what, parity, g.rank))) {
       if (!keepWarpWaiting(g, op, w, spin, lane)) return;
     }
-    if (lane == 0) sum = number;
+    if (lane) return;
+    sum = number;
+    if (what < EP_LL_MESSAGES) net.count(what, peer);
   }
 
   // Whether all `messages` messages that share a part of the mirrors are packed: it is read no more.

@@ -47,6 +47,12 @@ public:
     return post<KIND>(NetPut{peer, port.scratch, port.scratch, EP_NET_SCRATCH_BYTES, signal, add});
   }
 
+  // One thread, after a put with data.
+  EP_DEV void count(int purpose, int peer) const {
+    unsigned long long *to = (unsigned long long *)port.purposes;
+    if (to) atomicAdd(to + purpose * port.numRanks + peer, 1ull);
+  }
+
   // One thread.
   EP_DEV uint64_t readSignal(int signal) const { return wire.signal(signal); }
   // Whether no put to the peer is under way.

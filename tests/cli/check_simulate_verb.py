@@ -72,6 +72,10 @@ def check_answers(schema: dict[str, Any]) -> None:
             check(o["seconds"] >= o["bound_seconds"] * (1 - 1e-9), f"{case}: {op} beats its bound")
             ends = [o[f"{rank}seconds"] for rank in ("first_rank_", "mean_rank_", "")]
             check(ends == sorted(ends), f"{case}: {op}: first, mean and last rank {ends}")
+    uneven = (*small, "--gpus", 12)
+    check(simulate(*uneven)["ranks_per_node"] == 6, "two nodes of 6")
+    text = run("simulate", *uneven).stdout
+    check("EP 12 on nodes of 8: 2 NVLink domains of 6" in text, text)
     # The same routing gives the same bytes, whoever adds them up; exact combine: a row an entry.
     queues, closed = (
         simulate(*small, "--gpus", 32, "--engine", e) for e in ("queues", "closed-form")

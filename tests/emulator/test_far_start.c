@@ -78,6 +78,36 @@ TEST(a_rank_whose_call_hangs_is_named_within_the_limit) {
   play(TREFOIL_LL_EXPERT_MAJOR, HANGS);
 }
 
+/* ---- A rank without GIN ---- */
+
+/* All are refused at once, and the one that lacks it says so. */
+static void openWithout(team_rank_t *r) {
+  const scene_t *s = r->user;
+  ncclComm_t comm;
+  ncclEpGroup_t group;
+  ncclEpGroupConfig_t config = stepGroupConfig(&s->c, r->numRanks);
+  config.timeout_ns = 60000000000u;
+  if (r->rank == CULPRIT) setenv("NCCL_GIN_ENABLE", "0", 1);
+  teamOk(r, ncclCommSplit(r->comm, 0, r->rank, &comm, NULL));
+  uint64_t start = epMonotonicNs();
+  ncclResult_t result = ncclEpCreateGroup(&group, comm, &config);
+  double seconds = (double)(epMonotonicNs() - start) * 1e-9;
+  const char *why = ncclEpGetLastError();
+  teamCheck(r, result == ncclInvalidUsage && strstr(why, "there is no GIN between them"), "%d: %s",
+            result, why);
+  teamCheck(r, !strstr(why, "NCCL_GIN_ENABLE is 0 on rank 1, this one") == (r->rank != CULPRIT),
+            "%s", why);
+  teamCheck(r, seconds < LIMIT_S, "after %.1f s", seconds);
+  teamOk(r, ncclCommDestroy(comm));
+  teamBarrier(r);
+}
+
+TEST(without_gin_on_one_rank_all_are_refused_at_once) {
+  scene_t s = {smallCase(TREFOIL_LL_EXPERT_MAJOR, 5), FAILS};
+  const char *error = teamProcesses(RANKS, openWithout, &s, 0);
+  CHECK(!*error, "%s", error);
+}
+
 /* ---- Uneven nodes ---- */
 
 static char logFile[] = "/tmp/trefoil-uneven-XXXXXX";

@@ -20,23 +20,55 @@ static trefoil_tier_t tierTo(const ep_check_rank_t *k, int to) {
   return to / perNode == k->rank / perNode ? TREFOIL_TIER_NVLINK : TREFOIL_TIER_NET;
 }
 
-/* Puts go to other domains alone, and to all ranks there that get rows. */
+/* Combines by partial sums: of expert-major handles. */
+static uint64_t numPartial(const ep_check_group_t *g, const script_list_t *list) {
+  uint64_t n = 0;
+  for (int i = 0; i < list->numCases && g->partial; i++)
+    for (int j = 0; j < list->cases[i].numOps; j++) {
+      const ep_check_op_t *op = &list->cases[i].ops[j];
+      n += op->kind == EP_OP_COMBINE && g->handles[op->handle].mode == TREFOIL_LL_EXPERT_MAJOR;
+    }
+  return n;
+}
+
+/* Low latency has one put for each operation to each rank of other domains, and one for the weights of
+ * partial sums; high throughput one for an Update's ids, and as many for rows as it takes, to the rank of
+ * its rail. */
+static uint64_t mostPuts(const ep_check_rank_t *k, const counted_t *counted, int kind) {
+  const ep_check_group_t *g = k->group;
+  uint64_t updates = (uint64_t)scriptListOps(counted->list, EP_OP_UPDATE),
+           dispatches = (uint64_t)scriptListOps(counted->list, EP_OP_DISPATCH),
+           combines = (uint64_t)scriptListOps(counted->list, EP_OP_COMBINE);
+  if (kind == NCCL_EP_PUT_SIGNAL) return UINT64_MAX;
+  if (g->highThroughput)
+    return kind == NCCL_EP_PUT_IDS ? updates : kind == NCCL_EP_PUT_WEIGHTS ? 0 : UINT64_MAX;
+  return kind == NCCL_EP_PUT_DISPATCH  ? dispatches
+         : kind == NCCL_EP_PUT_COMBINE ? combines
+         : kind == NCCL_EP_PUT_WEIGHTS ? numPartial(g, counted->list)
+                                       : 0;
+}
+
+/* Puts go to other domains alone, to all ranks there that get rows, and are of the right kinds. */
 static trefoil_result_t comparePuts(ep_check_rank_t *k, const counted_t *counted) {
   uint64_t puts[EP_MAX_RANKS];
   int R = k->group->shape.numRanks;
   EP_CHECK(k->lib->ncclEpReadPuts, TREFOIL_INTERNAL_ERROR, "the library has no ncclEpReadPuts");
-  ncclResult_t rc = k->lib->ncclEpReadPuts(k->epGroup, puts, k->stream);
-  if (gpuIsCpuLibrary()) {
-    EP_CHECK(rc == ncclInvalidUsage, TREFOIL_INTERNAL_ERROR, "ncclEpReadPuts returned %d", (int)rc);
-    return TREFOIL_OK;
-  }
+  ncclResult_t rc = k->lib->ncclEpReadPuts(k->epGroup, NCCL_EP_PUT_KINDS, puts, k->stream);
+  EP_CHECK(rc == (gpuIsCpuLibrary() ? ncclInvalidUsage : ncclInvalidArgument),
+           TREFOIL_INTERNAL_ERROR, "ncclEpReadPuts returned %d", (int)rc);
   k->doing = "ncclEpReadPuts";
-  EP_TRY_EP(k, rc);
-  for (int q = 0; q < R; q++) {
-    int isNet = tierTo(k, q) == TREFOIL_TIER_NET, at = k->rank * R + q;
-    int least = isNet && (counted->bytes[0][at] || counted->bytes[1][at]);
-    EP_CHECK(puts[q] >= (uint64_t)least && (isNet || !puts[q]), TREFOIL_INTERNAL_ERROR,
-             "%llu puts to rank %d", (unsigned long long)puts[q], q);
+  for (int kind = 0; kind < NCCL_EP_PUT_KINDS && !gpuIsCpuLibrary(); kind++) {
+    uint64_t most = mostPuts(k, counted, kind);
+    EP_TRY_EP(k, k->lib->ncclEpReadPuts(k->epGroup, kind, puts, k->stream));
+    for (int q = 0; q < R; q++) {
+      int isNet = tierTo(k, q) == TREFOIL_TIER_NET;
+      uint64_t least = isNet && kind < 2 && counted->bytes[kind][k->rank * R + q];
+      int isRail = (q - k->rank) % k->group->shape.ranksPerNode == 0; /* what HT's network joins */
+      if (isNet && most < UINT64_MAX && (isRail || !k->group->highThroughput)) least = most;
+      EP_CHECK(puts[q] >= least && puts[q] <= (isNet ? most : 0), TREFOIL_INTERNAL_ERROR,
+               "%llu puts for %s to rank %d, expected %llu to %llu", (unsigned long long)puts[q],
+               epPutName(kind), q, (unsigned long long)least, (unsigned long long)most);
+    }
   }
   return TREFOIL_OK;
 }

@@ -168,7 +168,6 @@ TEST(wrong_puts_fail_the_communicator) {
 static void refusedBody(int rank, int numRanks, const ncclUniqueId *id, void *arg) {
   ncclComm_t comm;
   ncclDevComm_t dev;
-  ncclCommProperties_t props = NCCL_COMM_PROPERTIES_INITIALIZER;
   ncclDevCommRequirements_t r = requirements();
   (void)arg;
   OK(ncclCommInitRank(&comm, numRanks, *id, rank));
@@ -185,11 +184,6 @@ static void refusedBody(int rank, int numRanks, const ncclUniqueId *id, void *ar
   r.ginSignalCount = rank ? 3 : 4;
   CHECK(ncclDevCommCreate(comm, &r, &dev) == ncclInvalidArgument, "ranks differ");
   r = requirements();
-  setenv("NCCL_GIN_ENABLE", "0", 1);
-  CHECK(ncclDevCommCreate(comm, &r, &dev) == ncclInvalidUsage, "GIN is off");
-  OK(ncclCommQueryProperties(comm, &props));
-  CHECK(props.ginType == NCCL_GIN_TYPE_NONE && !props.deviceApiSupport, "GIN is off");
-  unsetenv("NCCL_GIN_ENABLE");
   setenv("TREFOIL_NET_RAILS", "none", 1);
   CHECK(ncclDevCommCreate(comm, &r, &dev) == ncclInvalidUsage, "settings");
   CHECK(strstr(ncclGetLastError(comm), "TREFOIL_NET_RAILS"), "%s", ncclGetLastError(comm));
@@ -201,6 +195,27 @@ TEST(what_is_refused) {
   setenv("NCCL_LSA_TEAM_SIZE", "1", 1);
   runProcesses(2, refusedBody, NULL);
   unsetenv("NCCL_LSA_TEAM_SIZE");
+}
+
+static void offBody(int rank, int numRanks, const ncclUniqueId *id, void *arg) {
+  ncclComm_t comm;
+  ncclDevComm_t dev;
+  ncclCommProperties_t props = NCCL_COMM_PROPERTIES_INITIALIZER;
+  ncclDevCommRequirements_t r = requirements();
+  (void)arg;
+  OK(ncclCommInitRank(&comm, numRanks, *id, rank));
+  CHECK(ncclDevCommCreate(comm, &r, &dev) == ncclInvalidUsage, "GIN is off");
+  OK(ncclCommQueryProperties(comm, &props));
+  CHECK(props.ginType == NCCL_GIN_TYPE_NONE && !props.deviceApiSupport, "GIN is off");
+  OK(ncclCommDestroy(comm));
+}
+
+TEST(communicators_made_while_gin_is_off_have_none) {
+  setenv("NCCL_GIN_ENABLE", "0", 1);
+  setenv("NCCL_LSA_TEAM_SIZE", "1", 1);
+  runThreads(2, offBody, NULL);
+  unsetenv("NCCL_LSA_TEAM_SIZE");
+  unsetenv("NCCL_GIN_ENABLE");
 }
 
 /* Rank 1 leaves; what goes to it fails rank 0's communicator with a sentence that names it. */

@@ -288,7 +288,19 @@ TEST(ep_sizes) {
   CHECK(trefoilEpSize(7, 1, 0) == 1, "one expert");
   CHECK(trefoilEpSize(64, 8, 32) == 8, "more ranks wanted than experts");
   CHECK(trefoilRanksPerNode(256, 8) == 8 && trefoilRanksPerNode(4, 8) == 4, "nodes of 8");
-  CHECK(trefoilRanksPerNode(128, 72) == 64, "NVL72: the largest divisor of 128 is 64");
+  CHECK(trefoilRanksPerNode(6, 8) == 6 && trefoilRanksPerNode(16, 8) == 8, "even nodes");
+  CHECK(trefoilRanksPerNode(12, 8) == 6, "two nodes of 6");
+  CHECK(trefoilRanksPerNode(20, 8) == 4, "8, 8 and 4; 5 would take a fourth node");
+  CHECK(trefoilRanksPerNode(9, 8) == 3, "6 and 3");
+  CHECK(trefoilRanksPerNode(13, 8) == 1, "a prime number");
+  CHECK(trefoilRanksPerNode(128, 72) == 64, "NVL72: two racks of 64");
+  for (int ranks = 1; ranks <= 200; ranks++) {
+    for (int most = 1; most <= 72; most += 1 + most / 9) {
+      const int n = trefoilRanksPerNode(ranks, most), nodes = (ranks + most - 1) / most;
+      CHECK(n >= 1 && n <= most && ranks % n == 0 && ranks <= nodes * (most / n * n),
+            "%d ranks on nodes of %d: domains of %d", ranks, most, n);
+    }
+  }
 }
 
 TEST_MAIN()

@@ -93,6 +93,10 @@ def main() -> int:
     rack = plan("--cluster", "gb200-nvl72", "--tokens", 32, "--gpus", "64,128")
     check(rack["points"][0]["dispatch"]["nic_bytes"] == 0, "64 GPUs stay in a rack")
     check(rack["points"][1]["dispatch"]["nic_bytes"] > 0, "128 do not")
+    uneven = ("--tokens", 8, "--gpus", "8,12")
+    check([p["ranks_per_node"] for p in plan(*uneven)["points"]] == [8, 6], "two nodes of 6")
+    text = run("plan", "--closed-form", *uneven).stdout
+    check(text.count("EP 12 on nodes of 8: 2 NVLink domains of 6") == 1, text)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "t.npz"
         done = run("trace", "generate", "--tokens", 32, "--steps", 2, "--seed", 1, trace)

@@ -572,3 +572,9 @@ def test_words_behind_copies_are_those_of_the_node_and_at_most_three() -> None:
         assert waited == pytest.approx(2 * np.array(words), rel=off), type(form).__name__
     alone = [float(ClosedForm(plans, [case]).predict(costs)[0]) for case in cases]
     assert together.predict(costs) == pytest.approx(alone)
+
+
+@pytest.mark.parametrize(("ranks", "domain"), [(6, 6), (8, 8), (12, 6), (20, 4), (24, 8)])
+def test_domains_are_the_largest_that_so_few_nodes_allow(ranks: int, domain: int) -> None:
+    case = Case("dispatch", "ll", -(-ranks // 8), ranks, 7168, 8, 8, 256, 0, 1.0)
+    assert SETTING.workload(case).ranks_per_node == domain

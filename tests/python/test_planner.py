@@ -766,3 +766,13 @@ def test_compute_costs_that_cannot_be_read(tmp_path: Path) -> None:
     ):
         done = run(*options, value)
         assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_domains_are_the_largest_that_so_few_nodes_allow() -> None:
+    options = ("--gpus", "12", "--ep", "12", "--mode", "ll", "--no-crossover", *FITS)
+    of = (*options, "--costs-ll", "ideal", "--tokens", "16", *QUEUES)
+    assert [c["nodes"] for c in plan(*of)["configurations"]] == [2]
+    note = "EP 12 on nodes of 8: 2 NVLink domains of 6, the largest that 2 nodes allow"
+    assert note in " ".join(run("plan", *of).stdout.split())
+    even = run("plan", "--gpus", "16", "--ep", "16", *of[4:]).stdout
+    assert "NVLink domains" not in even

@@ -223,6 +223,7 @@ def step_notes(plan: CapacityPlan) -> list[str]:
     q, of = plan.question, plan.configurations
     refusals = dict.fromkeys(w.refusal for c in of for w in c.what_if if w.refusal)
     notes = [f"a what-if that does not apply: {text}" for text in refusals]
+    notes += uneven_nodes(plan)
     notes += compute_notes(plan)
     if any(c.timings for c in of):
         notes.append(
@@ -310,6 +311,17 @@ def compute_notes(plan: CapacityPlan) -> list[str]:
 
 def _not_whole(q: Question) -> str:
     return f"the file of {q.moe} does not say enough of the whole model ({q.missing})"
+
+
+def uneven_nodes(plan: CapacityPlan) -> list[str]:
+    """NVLink domains of EP groups that leave GPUs of their nodes idle."""
+    most = plan.question.gpus_per_node or 0
+    of = {c.ep: c.nodes for c in plan.configurations if c.ep > most > 0 and c.ep // c.nodes != most}
+    return [
+        f"EP {ep} on nodes of {most}: {n} NVLink domains of {ep // n}, the largest that "
+        f"{-(-ep // most)} nodes allow"
+        for ep, n in of.items()
+    ]
 
 
 def notes_of(plan: CapacityPlan) -> list[str]:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trefoil.fit.cases import OPS, Case
+from trefoil.reference import library
 from trefoil.simulator import Cluster, Costs, OpResult, Result, Simulation, Workload
 
 Array = npt.NDArray[np.float64]
@@ -62,7 +63,7 @@ class Setting:
             ranks=case.ranks,
             tokens=case.tokens,
             mode=self.mode,
-            ranks_per_node=min(self.gpus_per_node, case.ranks),
+            ranks_per_node=library().trefoilRanksPerNode(case.ranks, self.gpus_per_node),
             experts=case.experts,
             topk=case.topk,
             dispatch_row_bytes=row_bytes(self.dispatch_row, case.hidden),
