@@ -3,12 +3,12 @@ take five in a hundred and what whole rows leave.
 
 Parts of a split are fitted anew by the closed form; rows beyond all that was fitted are predicted
 by the record. They were not fitted, and are at one step (up to one doubling) or at two. Prints the
-tables of docs/fit.md.
+rows of validate/data/intervals_beyond.csv.
 """
 
+import csv
 import json
 import math
-import re
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -40,7 +40,16 @@ NO_STEP = {  # no part of ten rows
 }
 LEAST_ROWS = 20  # with fewer, five in a hundred are not one row
 POINTS = 4  # a cost that rows hardly determine ends elsewhere on another CPU's BLAS
-PAGE = (Path(__file__).parents[2] / "docs" / "fit.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+STATED = {  # split, nodes fitted, nodes tested, step: rows inside, rows
+    (row["split"], row["nodes_fitted"], row["nodes_tested"], row["step"]): (
+        int(row["inside"]),
+        int(row["rows"]),
+    )
+    for row in csv.DictReader(
+        (ROOT / "validate/data/intervals_beyond.csv").read_text(encoding="utf-8").splitlines()
+    )
+}
 NODES = {  # fitted, tested: the rows of these tables
     ("deepep-ll-h100", 1, 2): 52,
     ("deepep-ll-h100", 2, 4): 52,
@@ -88,12 +97,19 @@ def test_nine_in_ten_lie_inside_beyond_the_fit(name: str) -> None:
     assert set(found) == {"one", "two"}
     percents = {step: 100 * covered / n for step, (n, covered) in found.items()}
     for step, (n, covered) in found.items():
-        print(f"{name:<24} {step} beyond: {percents[step]:.1f} % of {n}")
+        print(f"{name},,,{step},{covered},{n}")
         assert n >= LEAST_ROWS and is_nine_in_ten(covered, n), step
-    row = re.search(rf"\| {name} \| (\d+) % of (\d+) \| (\d+) % of (\d+) \|", PAGE)
-    stated = [int(cell) for cell in row.groups()]
-    assert stated[1::2] == [n for n, _ in found.values()]
-    assert stated[::2] == pytest.approx(list(percents.values()), abs=POINTS)
+        inside, rows = STATED[name, "", "", step]
+        assert rows == n and 100 * inside / n == pytest.approx(percents[step], abs=POINTS)
+
+
+def test_the_page_has_the_shares_of_the_table() -> None:
+    page = (ROOT / "docs/fit.md").read_text(encoding="utf-8")
+    for step in ("one", "two"):
+        shares = [round(100 * i / n) for (*_, at), (i, n) in STATED.items() if at == step]
+        assert f"{min(shares)} to {max(shares)} % at {step}" in page
+    nodes = [round(100 * i / n) for (*_, at), (i, n) in STATED.items() if not at]
+    assert f"{min(nodes)} to {max(nodes)} % of rows on more nodes" in page
 
 
 @needs_scipy
@@ -110,11 +126,11 @@ def test_more_nodes_than_fitted(name: str, fitted: int, tested: int) -> None:
         and (fitted == 1 or row.is_whole)
     ]
     n, covered = (sum(part) for part in zip(*counts_of(rows, name).values(), strict=True))
-    print(f"{name}: {fitted} fitted, {tested} tested: {covered} of {n}")
+    print(f"{name},{fitted},{tested},,{covered},{n}")
     most = 1.0 if (name, fitted, tested) == WIDER else 0.95
     assert n == NODES[name, fitted, tested] and is_nine_in_ten(covered, n, most)
-    stated = re.search(rf"\| {name} \| {fitted} \| {tested} \| (\d+) of {n} \|", PAGE)
-    assert int(stated[1]) == pytest.approx(covered, abs=POINTS * n / 100 + 0.5)
+    inside, rows = STATED[name, str(fitted), str(tested), ""]
+    assert rows == n and inside == pytest.approx(covered, abs=POINTS * n / 100 + 0.5)
 
 
 @needs_scipy
