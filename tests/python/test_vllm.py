@@ -21,3 +21,8 @@ def test_backend(backend: str) -> None:
     told = torchrun(program, 1, "--backend", backend, timeout=580)
     found = re.search(r"^dispatches of the ranks: \[(\d+), (\d+)\]$", told, re.M)
     assert found and all(int(count) > 0 for count in found.groups())
+
+
+def test_overlap_of_micro_batches() -> None:
+    told = torchrun(ROOT / "tests" / "examples" / "vllm_overlap.py", 2)
+    assert told.count("order right, same as alone") == 4
