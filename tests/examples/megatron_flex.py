@@ -4,7 +4,8 @@ CPU: outputs and gradients against the layer without ranks.
 
     torchrun --nproc-per-node 2 tests/examples/megatron_flex.py
 
-Needs torch and megatron-core. Exit code 1: something differs.
+Needs torch and the packages of tools/requirements-host-megatron.txt. Exit code 1: something
+differs.
 """
 
 import sys

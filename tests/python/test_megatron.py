@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from hosts import needs_host
 from torch_launch import ROOT, torchrun
+
+pytestmark = needs_host("megatron", "megatron-core")
 
 
 def test_flex_dispatcher() -> None:

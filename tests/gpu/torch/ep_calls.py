@@ -4,12 +4,13 @@ and from a CUDA graph; gradients are those of the layer without ranks.
 
     TREFOIL_EP_LIBRARY=gpu torchrun --nproc-per-node 2 tests/gpu/torch/ep_calls.py
 
---device cpu: the same calls on the CPU library, without graphs. Exit code 1: a check failed; 77: no
-GPU.
+Small steps run on CuPy's arrays, too, where it is installed; a note says where it is not. --device
+cpu: the same calls on the CPU library, without graphs. Exit code 1: a check failed; 77: no GPU.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,6 @@ from trefoil.torch import (
     ll_dispatch,
 )
 
-T = ep.Tensor
 CASES = [
     Case("", experts=8, topk=3, tokens=6, hidden=32, dtype="float32"),
     Case("", experts=8, topk=2, tokens=1, hidden=64, dtype="float16", seed=1),
@@ -40,10 +40,17 @@ CASES = [
 
 
 class Step:
-    """A step's tensors and handle; results are poisoned by reset."""
+    """A step's tensors and handle; results are poisoned by reset. wrap makes of torch's tensors
+    what ep.Tensor is given, over the same memory."""
 
-    def __init__(self, case: Case, ranks: Ranks, comm: ep.Communicator) -> None:
-        self.case, self.ranks = case, ranks
+    def __init__(
+        self,
+        case: Case,
+        ranks: Ranks,
+        comm: ep.Communicator,
+        wrap: Callable[[torch.Tensor], Any] | None = None,
+    ) -> None:
+        self.case, self.ranks, self.wrap = case, ranks, wrap
         device, rank = ranks.device, ranks.rank
         self.poison = [
             None if a is None else to_torch(a, device) for a in self._arrays(Outputs.poisoned)
@@ -56,15 +63,17 @@ class Step:
         self.weights = to_torch(case.weights(rank), device)
         self.counts = torch.zeros(case.local, dtype=torch.int32, device=device)
         expert_major = case.mode == "ll-expert-major"
-        self.info = ep.LayoutInfo(expert_counters=T(self.counts)) if expert_major else None
-        sent, read = (None, T(self.weights)) if expert_major else (T(self.weights), None)
-        self.inputs = ep.DispatchInputs(tokens=T(self.x), topk_weights=sent)
+        weights = self.over(self.weights)
+        info = ep.LayoutInfo(expert_counters=self.over(self.counts))
+        self.info = info if expert_major else None
+        sent, read = (None, weights) if expert_major else (weights, None)
+        self.inputs = ep.DispatchInputs(tokens=self.over(self.x), topk_weights=sent)
         self.outputs = ep.DispatchOutputs(
-            tokens=T(self.rows),
-            topk_weights=_tensor(self.row_weights),
-            topk_idx=_tensor(self.row_ids),
+            tokens=self.over(self.rows),
+            topk_weights=self.over(self.row_weights),
+            topk_idx=self.over(self.row_ids),
         )
-        self.sums = ep.CombineOutputs(tokens=T(self.back), topk_weights=read)
+        self.sums = ep.CombineOutputs(tokens=self.over(self.back), topk_weights=read)
         self.group = ep.Group.create(comm, replace(case.group_config(), timeout_ns=20_000_000_000))
         self.handle = self.make_handle()
 
@@ -72,11 +81,15 @@ class Step:
         made = make(self.case, self.ranks.rank)
         return [made.tokens, made.combined, made.weights, made.ids]
 
+    def over(self, t: torch.Tensor | None) -> ep.Tensor | None:
+        return None if t is None else ep.Tensor(t if self.wrap is None else self.wrap(t))
+
     def stream(self) -> Any:
         return torch.cuda.current_stream() if self.ranks.device.type == "cuda" else None
 
     def make_handle(self) -> ep.Handle:
-        return self.group.create_handle(self.case.layout(), T(self.ids), stream=self.stream())
+        ids = self.over(self.ids)
+        return self.group.create_handle(self.case.layout(), ids, stream=self.stream())
 
     def reset(self) -> None:
         wait(self.ranks.device)
@@ -101,7 +114,7 @@ class Step:
             ep.synchronize()
         received = self.rows * 1.5
         handle.combine(
-            ep.CombineInputs(tokens=T(received)),
+            ep.CombineInputs(tokens=self.over(received)),
             self.sums,
             config=ep.CombineConfig(send_only=int(staged)),
             stream=stream,
@@ -122,10 +135,6 @@ class Step:
         wait(self.ranks.device)
         self.handle.destroy()
         self.group.destroy()
-
-
-def _tensor(t: torch.Tensor | None) -> ep.Tensor | None:
-    return None if t is None else T(t)
 
 
 def eager(step: Step, expected: list[bytes], staged: bool = False) -> None:
@@ -184,6 +193,28 @@ def calls(ranks: Ranks, comm: ep.Communicator, case: Case) -> None:
         if ranks.device.type == "cuda" or work is eager or name == "staged":
             ranks.check(f"{about} {name}", partial(work, step, expected))
     ranks.check(f"{about} destroyed", step.close)
+
+
+def on_cupy(ranks: Ranks, comm: ep.Communicator, case: Case) -> None:
+    """CuPy's arrays over torch's memory. It has no bfloat16."""
+    import cupy
+
+    step = Step(case, ranks, comm, cupy.from_dlpack)
+    assert isinstance(step.inputs.tokens.buffer, cupy.ndarray)
+    expected = by_reference(case)[ranks.rank].bytes()
+    eager(step, expected)
+    step.close()
+
+
+def cupy_calls(ranks: Ranks, comm: ep.Communicator) -> None:
+    if ranks.device.type == "cpu" or importlib.util.find_spec("cupy") is None:
+        if ranks.rank == 0:
+            print("NOTE CuPy's arrays: not tried (needs a GPU and cupy)", flush=True)
+        return
+    for mode in MODES:
+        for case in CASES[:2]:
+            work = partial(on_cupy, ranks, comm, replace(case, mode=mode, ranks=ranks.size))
+            ranks.check(f"CuPy's arrays {mode} {case.dtype}", work)
 
 
 # ---- trefoil.torch ------------------------------------------------------------------------------
@@ -283,6 +314,7 @@ def main() -> int:
     for mode in MODES:
         for case in CASES[: 2 if options.small else None]:
             calls(ranks, comm, replace(case, mode=mode, ranks=ranks.size))
+    cupy_calls(ranks, comm)
     for dtype, rtol in ((torch.float32, 2e-5), (torch.bfloat16, 2**-5)):
         work = partial(gradients, ranks, comm, dtype, rtol)
         ranks.check(f"trefoil.torch gradients {dtype}", work)

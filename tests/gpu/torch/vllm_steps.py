@@ -5,11 +5,12 @@ GPU's, the time of a step, and what of it the GPU spends on communication betwee
     python3 tests/gpu/torch/vllm_steps.py [--steps ll_bf16,agrs_bf16] [--nccl DIR] [--out FILE]
 
 A Qwen3-MoE with random weights is made first. A step is a run of vLLM: its name says backend and
-datatype. Tokens: 16 prompts, against one GPU in the same datatype. Decode: so many requests a rank,
-the median of the engine's steps; then further steps under torch's profiler, which says how long
-kernels of communication ran, waiting for peers included; a profiled step takes longer. Prompts: as
-many of 512 tokens at once, until the last one's first token. Times are the slower rank's, and so is
-the profile.
+datatype; steps with dbo overlap two micro batches and run where --steps names them. Tokens: 16
+prompts, against one GPU in the same datatype. Decode: so many requests a rank, the median of the
+engine's steps; then further steps under torch's profiler, which says how long kernels of
+communication ran, waiting for peers included; a profiled step takes longer. Prompts: as many of 512
+tokens at once, until the last one's first token. Times are the slower rank's, and so is the
+profile.
 
 Needs vLLM, transformers, a GPU a rank, and the library (docs/use_in_torch.md). --nccl: where
 libnccl.so.2 is that all processes load first. --tiny: a small model on vLLM's CPU platform, to try
@@ -49,6 +50,7 @@ class Step:
     dtype: str
     decodes: bool = False
     fills: bool = False  # whole prompts
+    dbo: bool = False  # two micro batches, from 32 tokens of decode or 512 of prompts on
 
 
 STEPS = {
@@ -58,6 +60,8 @@ STEPS = {
     "ll_bf16": Step("deepep_low_latency", "bfloat16", decodes=True),
     "ht_bf16": Step("deepep_high_throughput", "bfloat16", fills=True),
     "agrs_bf16": Step("allgather_reducescatter", "bfloat16", True, True),
+    "ll_bf16_dbo": Step("deepep_low_latency", "bfloat16", decodes=True, dbo=True),
+    "ht_bf16_dbo": Step("deepep_high_throughput", "bfloat16", fills=True, dbo=True),
 }
 
 
@@ -118,6 +122,7 @@ def engine_of(folder: str, step: Step, size: Size, on_gpu: bool) -> Any:
     more: dict[str, Any] = {}
     if step.backend:
         more = {"enable_expert_parallel": True, "all2all_backend": step.backend}
+        more["enable_dbo"] = step.dbo
     graphs = on_gpu and step.decodes
     if on_gpu:
         more |= {"attention_backend": "TRITON_ATTN", "disable_custom_all_reduce": True}
@@ -368,7 +373,7 @@ def all_steps(options: argparse.Namespace, folder: str) -> tuple[list[dict[str, 
 
 def main() -> int:
     about = argparse.ArgumentParser(description="vLLM with expert parallelism on GPUs")
-    about.add_argument("--steps", default=",".join(STEPS))
+    about.add_argument("--steps", default=",".join(n for n in STEPS if not STEPS[n].dbo))
     about.add_argument("--ranks", type=int, default=2)
     about.add_argument("--nccl", help="folder of libnccl.so.2")
     about.add_argument("--out", type=Path, help="JSON file of the rows")
