@@ -4,9 +4,9 @@
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. For each operation, layout and way of
 // being absent: the victim leaves out Update, dispatch or combine. All other ranks must end within the
-// time limit, with a record that names the operation, the victim and no other (of a dispatch also where no rows
-// are due from the victim); what they launch after that must return at once; the process lives, and a fresh group on the same GPUs is exact again. And a rank
-// that comes 20 ms late, which is within the limit, costs nothing but time. Nor does one that is ahead:
+// time limit, with a record that names the operation, the victim and no other (of a dispatch also where no
+// rows are due from the victim); what they launch after that must return at once; the process lives,
+// and a fresh group on the same GPUs is exact again. And a rank that comes 20 ms late, which is within the limit, costs nothing but time. Nor does one that is ahead:
 // without tokens or experts in use it waits for nobody, and is through with its combines before the others
 // begin theirs. Where blocks of one rank's Update are missing, which its barrier then counts wrongly, that
 // launch ends after twice the limit and names its own rank. --only blocks: this, and ranks that come late.
@@ -135,8 +135,8 @@ void setLimits(std::vector<StepRank> &step, const Records &records, uint64_t lim
   }
 }
 
-// The victim launches what comes before operation `what`, the others everything. owes: rows are due from it and
-// to it.
+// The victim launches what comes before operation `what`, the others everything. owes: rows are due from it
+// and to it.
 bool absent(Ranks &w, bool expertMajor, int windows, bool mixed, int victim, int what, bool owes) {
   Shape s = shapeOf((int)w.ranks.size(), expertMajor, windows);
   if (mixed) s.closed = 1 + (victim + 1) % s.R;
