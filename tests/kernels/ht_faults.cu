@@ -5,13 +5,13 @@
 // By default R virtual ranks share GPU 0; --gpus gives each its own. For each operation, layout and way of
 // being absent: the victim leaves out Update, dispatch or combine. All other ranks must end within the
 // time limit, with a record that names the operation, the victim and no other (of a dispatch also where no
-// rows are due from the victim); what they launch after that must return at once; the process lives,
-// and a fresh group on the same GPUs is exact again. And a rank that comes 20 ms late, which is within the limit, costs nothing but time. Nor does one that is ahead:
-// without tokens or experts in use it waits for nobody, and is through with its combines before the others
-// begin theirs. Where blocks of one rank's Update are missing, which its barrier then counts wrongly, that
-// launch ends after twice the limit and names its own rank. --only blocks: this, and ranks that come late.
-// --domains: NVLink domains of n ranks; no windows. There a rank may be named that the victim's rows come by,
-// which waits for the victim itself.
+// rows are due from the victim); what they launch after that must return at once; the process lives, and a
+// fresh group on the same GPUs is exact again. And a rank that comes 20 ms late, which is within the limit,
+// costs nothing but time. Nor does one that is ahead: without tokens or experts in use it waits for nobody,
+// and is through with its combines before the others begin theirs. Where blocks of one rank's Update are
+// missing, which its barrier then counts wrongly, that launch ends after twice the limit and names its own
+// rank. --only blocks: this, and ranks that come late. --domains: NVLink domains of n ranks; no windows.
+// There a rank may be named that the victim's rows come by, which waits for the victim itself.
 #include "ht_case.cuh"
 
 #include "kernels/ht/ht_control.cuh"
