@@ -83,10 +83,11 @@ int trefoilEpSize(int numGpus, int numExperts, int wanted) {
 }
 
 static int ceilDiv(int a, int b) {
-  return (a + b - 1) / b;
+  return a / b + (a % b > 0);
 }
 
 int trefoilRanksPerNode(int epSize, int gpusPerNode) {
+  if (epSize < 1 || gpusPerNode < 1) return 1;
   int least = ceilDiv(epSize, gpusPerNode);
   for (int n = gpusPerNode < epSize ? gpusPerNode : epSize; n > 1; n--) {
     int perNode = gpusPerNode / n * n; /* whole domains alone */

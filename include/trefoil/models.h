@@ -129,7 +129,7 @@ TREFOIL_API int trefoilEpSize(int numGpus, int numExperts, int wanted);
 /* Ranks of an NVLink domain of an EP group that is placed on as few nodes of gpusPerNode as it needs, with as
  * large domains as so few allow: all have one size, and a node holds whole ones. 12 ranks on nodes of
  * 8: two of 6; 20: five of 4. Nodes that are filled in turn have domains of the greatest common divisor
- * (docs/gpu.md): 12 ranks, 8 and 4, three of 4. */
+ * (docs/gpu.md): 12 ranks, 8 and 4, three of 4. Of what is less than 1: 1. */
 TREFOIL_API int trefoilRanksPerNode(int epSize, int gpusPerNode);
 
 /* ---- Predictions ---------------------------------------------------------------------------- */

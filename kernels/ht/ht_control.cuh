@@ -94,13 +94,18 @@ EP_DEV HtTables htTables(const ep_ht_group_t &g, const ep_ht_handle_t &h) {
   return t;
 }
 
+// 0 dispatch, 1 combine, 2 Update.
+EP_DEV constexpr unsigned indexOfKind(unsigned kind) {
+  return kind - EP_HT_KIND_DISPATCH;
+}
+
 static __device__ __noinline__ bool htCheckLimit(const ep_ht_group_t &g, Awaited w,
                                                  unsigned expected, Spin &spin) {
   return checkWait(
       htControl(g).wait, nullptr, w.rank, g.timeoutNs, spin.since, [](uint64_t) { return false; },
       [&](uint64_t now, bool gaveUp) {
         const unsigned long long *numbers = htControl(g).numbers;
-        const unsigned long long ended = loadVolatile(&numbers[w.kind - EP_HT_KIND_DISPATCH]);
+        const unsigned long long ended = loadVolatile(&numbers[indexOfKind(w.kind)]);
         writeRecord(g.record, w, ended + 1, expected, spin.since, now, gaveUp);
       });
 }

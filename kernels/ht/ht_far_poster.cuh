@@ -37,7 +37,7 @@ constexpr int HT_POSTER_BYTES = HT_DUTIES * EP_HT_FAR_NODES * sizeof(HtPosted);
 template <class Network> class Poster {
 public:
   EP_DEV Poster(const HtFar &at, unsigned operationKind, HtPosted *shared)
-      : far(at), kind((int)(operationKind - EP_HT_KIND_DISPATCH)), waitKind(operationKind),
+      : far(at), kind((int)indexOfKind(operationKind)), waitKind(operationKind),
         lane(threadIdx.x % 32), states(shared), net(at.f.far.port) {}
 
   // All threads of the block.

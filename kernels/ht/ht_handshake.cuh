@@ -25,10 +25,6 @@
 #include "kernels/common/protocol.h"
 #include "kernels/ht/ht_control.cuh"
 
-EP_DEV constexpr unsigned indexOfKind(unsigned kind) {
-  return kind - EP_HT_KIND_DISPATCH;
-}
-
 // ----------------------------------------------------------------------------------------- announce
 
 template <unsigned KIND> EP_DEV char *announceAt(const ep_ht_group_t &g, int at, int from) {

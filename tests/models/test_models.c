@@ -5,6 +5,7 @@
 #include "test.h"
 #include "tests/plan/cases.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -293,6 +294,10 @@ TEST(ep_sizes) {
   CHECK(trefoilRanksPerNode(20, 8) == 4, "8, 8 and 4; 5 would take a fourth node");
   CHECK(trefoilRanksPerNode(9, 8) == 3, "6 and 3");
   CHECK(trefoilRanksPerNode(13, 8) == 1, "a prime number");
+  CHECK(trefoilRanksPerNode(8, 0) == 1 && trefoilRanksPerNode(0, 8) == 1 &&
+            trefoilRanksPerNode(-8, -1) == 1,
+        "none");
+  CHECK(trefoilRanksPerNode(1 << 20, INT_MAX) == 1 << 20, "huge nodes");
   CHECK(trefoilRanksPerNode(128, 72) == 64, "NVL72: two racks of 64");
   for (int ranks = 1; ranks <= 200; ranks++) {
     for (int most = 1; most <= 72; most += 1 + most / 9) {
