@@ -49,12 +49,11 @@ EP_DEV void giveUp(const ep_a2sgd_step_t &s, const Awaited &w, const Expected &e
 // One thread, seldom: false when the wait must end.
 static __device__ __noinline__ bool keepWaiting(const ep_a2sgd_step_t &s, const Awaited &w,
                                                 const Expected &e, Spin &spin) {
-  return checkWait(
-      controlOf(s).wait, maskOrNull(s), w.rank, e.limitNs, spin.since,
-      [](uint64_t) { return false; },
-      [&](uint64_t now, bool gaveUp) {
-        writeRecord(s.record, w, e.operation, (unsigned)e.number, spin.since, now, gaveUp);
-      });
+  return checkWait(controlOf(s).wait, maskOrNull(s), w.rank, e.limitNs, spin.since,
+                   [&](uint64_t now, bool gaveUp) {
+                     writeRecord(s.record, w, e.operation, (unsigned)e.number, spin.since, now,
+                                 gaveUp);
+                   });
 }
 
 // One thread: waits for a word, and returns the last one that it found; `w` has its rank.

@@ -1,7 +1,7 @@
 // Waiting for a peer, in every mode: what a wait is for, how long it has lasted, its limit, and the record
 // that names the rank (ep_wait_record_t).
 //
-// A wait polls freely; each 256th poll it calls checkWait. When the limit passes, the first thread to notice
+// A wait polls freely; each 256th poll it checks its limit. When the limit passes, the first thread to notice
 // either masks the rank (groups with masks) or sets `failed`, and writes the final record; the others find
 // the mask or the word at their next look.
 //
@@ -94,11 +94,11 @@ template <typename F> EP_DEV void giveUp(WaitControl &c, int *mask, int rank, F 
   if (isFirst) recordTimeout(c, write);
 }
 
-// One thread, seldom: false when the wait must end. since: when it began, 0 = sets it. isLate(waited): beyond
-// the limit, whether to go on all the same. write(now, gaveUp) writes the record.
-template <typename L, typename F>
+// One thread, seldom: false when the wait must end. since: when it began, 0 = sets it. write(now, gaveUp)
+// writes the record. Low latency has a second limit, and its own checkLimit.
+template <typename F>
 EP_DEV bool checkWait(WaitControl &c, int *mask, int rank, uint64_t limitNs, uint64_t &since,
-                      L isLate, F write) {
+                      F write) {
   if (loadVolatile(&c.failed) || (mask && loadVolatile(mask + rank) == 0)) return false;
   const uint64_t now = clockNs();
   if (!since) since = now;
@@ -107,7 +107,6 @@ EP_DEV bool checkWait(WaitControl &c, int *mask, int rank, uint64_t limitNs, uin
     recordWait(c, waited, now, [&] { write(now, false); });
     return true;
   }
-  if (isLate(waited)) return true;
   giveUp(c, mask, rank, [&] { write(now, true); });
   return false;
 }

@@ -101,13 +101,12 @@ EP_DEV constexpr unsigned indexOfKind(unsigned kind) {
 
 static __device__ __noinline__ bool htCheckLimit(const ep_ht_group_t &g, Awaited w,
                                                  unsigned expected, Spin &spin) {
-  return checkWait(
-      htControl(g).wait, nullptr, w.rank, g.timeoutNs, spin.since, [](uint64_t) { return false; },
-      [&](uint64_t now, bool gaveUp) {
-        const unsigned long long *numbers = htControl(g).numbers;
-        const unsigned long long ended = loadVolatile(&numbers[indexOfKind(w.kind)]);
-        writeRecord(g.record, w, ended + 1, expected, spin.since, now, gaveUp);
-      });
+  return checkWait(htControl(g).wait, nullptr, w.rank, g.timeoutNs, spin.since,
+                   [&](uint64_t now, bool gaveUp) {
+                     const unsigned long long *numbers = htControl(g).numbers;
+                     const unsigned long long ended = loadVolatile(&numbers[indexOfKind(w.kind)]);
+                     writeRecord(g.record, w, ended + 1, expected, spin.since, now, gaveUp);
+                   });
 }
 
 // One thread: true to poll again.

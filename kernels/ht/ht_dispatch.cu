@@ -70,15 +70,13 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
     if (WINDOWS && threadIdx.x >= HT_PIPE_THREADS) {
       if (!sends) passWeights(a, t, *pairs, number, HT_PIPE_THREADS);
     } else {
-      const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
-      const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
+      const HtCandidates all(a, t, !PULLS);
       const Receiver<EXPERT_MAJOR, WAY> receiver{a,
                                                  t,
                                                  c.fifos[0].received,
-                                                 padGroups,
-                                                 perToken,
+                                                 all,
                                                  Divisor::of(a.row.numChunks),
-                                                 Divisor::of(perToken),
+                                                 Divisor::of(all.perChunk),
                                                  pairs,
                                                  number};
       rowPipe<HtCopies>(b, receiver, a.receiver, &c.work[0][1]);

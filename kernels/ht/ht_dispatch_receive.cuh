@@ -1,12 +1,31 @@
 // What the receivers of a dispatch do: received chunk, or own token -> all its rows here; weights and
 // ids; rows of padding. Of a pair that pushes (ht_push.cuh) a chunk lies in the token's first row already; of
 // one that pulls (ht_pairs.cuh) it is loaded out of the source's input.
+//
+// Own tokens are ahead of the peers': at the start the first rows of those are still under way. Own rows wait
+// for nothing, so the order that FIFOs need (ht_pipe.cuh) is that of the peers' rows alone.
 #ifndef TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
 #define TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
 
 #include "kernels/ht/ht_push.cuh"
 #include "kernels/ht/ht_rows.cuh"
 #include "kernels/ht/ht_weights.cuh"
+
+// The candidates of receivers: of each chunk of a token one for each source, and for rows of padding.
+struct HtCandidates {
+  int padGroups; // of eight rows, a candidate each, spread over the tokens
+  int perChunk;  // candidates
+  int numChunks; // of a source, at most
+  int lead;      // of the own tokens, in chunks
+
+  EP_DEV HtCandidates(const HtDispatchArgs &a, const HtTables &t, bool leads) {
+    padGroups = (t.head->numPads + 7) / 8;
+    const int tokens = max(t.head->mostTokens, padGroups ? 1 : 0), most = max(tokens, 1);
+    perChunk = a.op.group.numRanks + (padGroups + most - 1) / most;
+    numChunks = tokens * a.row.numChunks;
+    lead = leads ? min(a.lead, tokens) * a.row.numChunks : 0;
+  }
+};
 
 template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   static constexpr bool PUSHES = WAY == HT_PUSH, PULLS = WAY == HT_PULL;
@@ -17,9 +36,8 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   const HtDispatchArgs &a;
   const HtTables &t;
   const unsigned long long *received; // chunks from each rank so far
-  int padGroups;                      // of eight rows, a candidate each, spread over the tokens
-  int perToken;                       // candidates
-  const Divisor byChunks, byToken;
+  const HtCandidates all;
+  const Divisor byChunks, byAll;
   const HtPairs *pairs; // not HT_FIFOS
   unsigned long long number;
 
@@ -27,17 +45,18 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   EP_DEV int missing() const { return missingAnnounce<KIND>(group(), 0, group().numRanks); }
   EP_DEV bool isZeroCopy(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
   EP_DEV long long candidates() const {
-    return (long long)max(t.head->mostTokens, padGroups ? 1 : 0) * perToken * a.row.numChunks;
+    return (long long)(all.numChunks + all.lead) * all.perChunk;
   }
 
   struct Which {
-    int token, turn, chunk;
+    int token, turn, chunk; // token -1: none
   };
   EP_DEV Which which(int c) const {
     Which w;
-    const int i = byToken.quotient(c);
-    w.turn = c - i * perToken;
-    w.token = byChunks.quotient(i);
+    int i = byAll.quotient(c);
+    w.turn = c - i * all.perChunk;
+    if (w.turn < group().numRanks - 1) i -= all.lead; // a peer's
+    w.token = i >= 0 && i < all.numChunks ? (int)byChunks.quotient(i) : -1;
     w.chunk = i - w.token * a.row.numChunks;
     return w;
   }
@@ -45,7 +64,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
     const int s = group().rank - 1 - turn;
     return s < 0 ? s + group().numRanks : s;
   }
-  EP_DEV int padsPerToken() const { return perToken - group().numRanks; }
+  EP_DEV int padsPerToken() const { return all.perChunk - group().numRanks; }
 
   EP_DEV bool isPad(const Which &w) const { return w.turn >= group().numRanks; }
   EP_DEV int padGroup(const Which &w) const {
@@ -54,7 +73,8 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
 
   EP_DEV int index(int c) const {
     const Which w = which(c);
-    if (isPad(w)) return padGroup(w) < padGroups ? 0 : -1;
+    if (w.token < 0) return -1;
+    if (isPad(w)) return padGroup(w) < all.padGroups ? 0 : -1;
     const int source = sourceOf(w.turn);
     const size_t at = (size_t)source * group().maxTokens + w.token;
     if (PULLS || !isZeroCopy(source)) return t.index[at];

@@ -147,15 +147,14 @@ template <bool EXPERT_MAJOR> struct FarReceiver : Receiver<EXPERT_MAJOR, HT_FIFO
   using Base = Receiver<EXPERT_MAJOR, HT_FIFOS>;
   const HtFar &far;
 
-  EP_DEV FarReceiver(const HtDispatchArgs &a, const HtTables &t, const HtFar &at, int padGroups,
-                     int perToken, unsigned long long number)
+  EP_DEV FarReceiver(const HtDispatchArgs &a, const HtTables &t, const HtFar &at,
+                     const HtCandidates &all, unsigned long long number)
       : Base{a,
              t,
              htControl(a.op.group).fifos[0].received,
-             padGroups,
-             perToken,
+             all,
              Divisor::of(a.row.numChunks),
-             Divisor::of(perToken),
+             Divisor::of(all.perChunk),
              nullptr,
              number},
         far(at) {}
@@ -235,9 +234,7 @@ EP_DEV void runFarDispatch(const HtDispatchArgs &a, const HtFarArgs &f, char *sh
     }
     const HtBlock b = rowBlockOf(shared, a.receiver);
     arm(b);
-    const int padGroups = (t.head->numPads + 7) / 8, tokens = max(t.head->mostTokens, 1);
-    const int perToken = g.numRanks + (padGroups + tokens - 1) / tokens;
-    rowPipe<HtCopies>(b, FarReceiver<EXPERT_MAJOR>(a, t, far, padGroups, perToken, number),
+    rowPipe<HtCopies>(b, FarReceiver<EXPERT_MAJOR>(a, t, far, HtCandidates(a, t, true), number),
                       a.receiver, &c.work[0][1]);
   }
   leave<false>(

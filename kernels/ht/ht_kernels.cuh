@@ -34,6 +34,7 @@ struct HtDispatchArgs {
   HtShape sender, receiver, push; // push: of senders where no pair needs a FIFO
   const char *zeros;              // a chunk of zeros
   int split, pushSplit;           // blocks below it send first
+  int lead;                       // own tokens that receivers are ahead with
   int pairsAt;                    // in shared memory: a kernel with windows' peers
   int fifoBits;                   // log2 of fifoSlots
   int room;                       // stages that a block has memory for
