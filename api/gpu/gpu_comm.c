@@ -44,8 +44,9 @@ static trefoil_result_t query(ncclComm_t comm, ncclCommProperties_t *p) {
   return epGpuNccl(comm, ncclCommQueryProperties(comm, p), "ncclEpCreateGroup: comm");
 }
 
-/* NCCL agrees on GIN when it makes a communicator: it is there for all ranks or, if one lacks it, for none,
- * and all are refused alike, before they would meet. Which one lacks it NCCL does not tell. */
+/* A communicator without GIN: all ranks are refused alike, before they would meet. Where one rank alone has
+ * switched it off, NCCL 2.32.3 still reports it, and refuses that rank's device communicator: gpu_dev_comm.c
+ * tells all. */
 static trefoil_result_t checkGin(const ncclCommProperties_t *p, const char *call) {
   const char *enable = getenv("NCCL_GIN_ENABLE");
   char off[80] = "";

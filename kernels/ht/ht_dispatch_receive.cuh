@@ -55,7 +55,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
     Which w;
     int i = byAll.quotient(c);
     w.turn = c - i * all.perChunk;
-    if (w.turn < group().numRanks - 1) i -= all.lead; // a peer's
+    if (!PULLS && w.turn < group().numRanks - 1) i -= all.lead; // a peer's
     w.token = i >= 0 && i < all.numChunks ? (int)byChunks.quotient(i) : -1;
     w.chunk = i - w.token * a.row.numChunks;
     return w;

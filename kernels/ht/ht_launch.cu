@@ -112,8 +112,9 @@ struct Split {
 };
 
 // A sender stores a row to each rank of the token; receivers of an expert-major dispatch store all its rows.
-Split dispatchSplit(bool expertMajor, bool push, int ranks, int topk) {
-  if (!expertMajor) return Split{1, 1, 0, ranks > 2 ? 9 : 10};
+Split dispatchSplit(bool expertMajor, bool push, int ranks, int topk, int blocks) {
+  if (!expertMajor)
+    return ranks > 2 ? Split{1, 1, 0, 9} : Split{7, 9, 0, std::min(blocks / 4 + 3, 10)};
   const double rows = ranks * (1 - pow(1 - 1.0 / ranks, topk)); // of a token, uniform routing
   return push ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 9}
               : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 9};
@@ -136,10 +137,10 @@ void sizeQueue(HtShape &push, int stageBytes, int blocks, int ranks) {
 }
 
 // Own tokens that receivers copy while the first rows of peers are under way, about 10 us: a block stores 55
-// GB/s (H200).
+// GB/s (H200). At most 12 MB: more blocks store no more, and full FIFOs hold up the senders.
 int leadOf(const HtRow &row, bool expertMajor, int receivers, int ranks, int topk) {
   const double rows = expertMajor && topk > ranks ? (double)topk / ranks : 1; // of an own token
-  return (int)(receivers * 550e3 / (rows * row.rowBytes));
+  return (int)(std::min(receivers * 550e3 / rows, 12e6) / row.rowBytes);
 }
 
 Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
@@ -232,9 +233,9 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   a.fifoBits = log2Of(g.at.fifoSlots[0]);
   const int blocks = op.numSms < 2 ? 2 : op.numSms;
   const bool em = op.handle.expertMajor;
-  a.split = dispatchSplit(em, false, R, K).of(blocks, op.numSenders);
+  a.split = dispatchSplit(em, false, R, K, blocks).of(blocks, op.numSenders);
   a.pushSplit = way == HT_PULL ? 0
-                : em           ? dispatchSplit(em, true, R, K).of(blocks, op.numSenders)
+                : em           ? dispatchSplit(em, true, R, K, blocks).of(blocks, op.numSenders)
                                : blocks;
   sizeQueue(a.push, a.stageStride, em ? 1 : blocks, R);
   a.lead = leadOf(a.row, em, blocks - (way == HT_PUSH ? a.pushSplit : a.split), R, K);

@@ -557,7 +557,10 @@ def serving(name: str) -> str:
         equal = f"{tokens['equal_sequences']} of {tokens['sequences']}" if tokens else "–"
         times = [row.get(kind) or {} for kind in ("decode", "prefill")]
         by = [" / ".join(_step_ms(of[n]) for n in sorted(of, key=int)) or "–" for of in times]
-        rows.append([row["backend"] or "one GPU", row["dtype"], equal, *by])
+        backend = row["backend"] or "one GPU"
+        if row["step"].endswith("_dbo"):
+            backend += ", two micro batches"
+        rows.append([backend, row["dtype"], equal, *by])
     head = ["backend", "datatype", "equal sequences", "decode step", "prompts"]
     return table(head, rows)
 
