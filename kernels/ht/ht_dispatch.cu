@@ -71,14 +71,8 @@ __global__ void __launch_bounds__(htDispatchThreads(WAY), 1)
       if (!sends) passWeights(a, t, *pairs, number, HT_PIPE_THREADS);
     } else {
       const HtCandidates all(a, t, !PULLS);
-      const Receiver<EXPERT_MAJOR, WAY> receiver{a,
-                                                 t,
-                                                 c.fifos[0].received,
-                                                 all,
-                                                 Divisor::of(a.row.numChunks),
-                                                 Divisor::of(all.perChunk),
-                                                 pairs,
-                                                 number};
+      const Receiver<EXPERT_MAJOR, WAY> receiver{
+          a, t, c.fifos[0].received, all, Divisor::of(a.row.numChunks), pairs, number};
       rowPipe<HtCopies>(b, receiver, a.receiver, &c.work[0][1]);
     }
   }

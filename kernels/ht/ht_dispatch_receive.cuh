@@ -2,8 +2,9 @@
 // ids; rows of padding. Of a pair that pushes (ht_push.cuh) a chunk lies in the token's first row already; of
 // one that pulls (ht_pairs.cuh) it is loaded out of the source's input.
 //
-// Own tokens are ahead of the peers': at the start the first rows of those are still under way. Own rows wait
-// for nothing, so the order that FIFOs need (ht_pipe.cuh) is that of the peers' rows alone.
+// In one domain, without pulls, own tokens are ahead of the peers' (leadOf): at the start the first rows of
+// those are still under way. Own rows wait for nothing, so the order that FIFOs need (ht_pipe.cuh) is that of
+// the peers' rows alone.
 #ifndef TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
 #define TREFOIL_KERNELS_HT_DISPATCH_RECEIVE_CUH
 
@@ -11,19 +12,43 @@
 #include "kernels/ht/ht_rows.cuh"
 #include "kernels/ht/ht_weights.cuh"
 
-// The candidates of receivers: of each chunk of a token one for each source, and for rows of padding.
+// The candidates of receivers: of each chunk of a token one for each source, and for rows of padding. The
+// own rank's are `lead` chunks ahead: first `lead` of them alone, then with chunk i of the others chunk
+// i + lead of the own rank, at last the others' last `lead` chunks.
 struct HtCandidates {
   int padGroups; // of eight rows, a candidate each, spread over the tokens
   int perChunk;  // candidates
   int numChunks; // of a source, at most
   int lead;      // of the own tokens, in chunks
+  Divisor byAll;
 
   EP_DEV HtCandidates(const HtDispatchArgs &a, const HtTables &t, bool leads) {
     padGroups = (t.head->numPads + 7) / 8;
     const int tokens = max(t.head->mostTokens, padGroups ? 1 : 0), most = max(tokens, 1);
     perChunk = a.op.group.numRanks + (padGroups + most - 1) / most;
     numChunks = tokens * a.row.numChunks;
-    lead = leads ? min(a.lead, tokens) * a.row.numChunks : 0;
+    lead = leads && perChunk > 1 ? min(a.lead, tokens) * a.row.numChunks : 0;
+    byAll = Divisor::of(perChunk);
+  }
+  EP_DEV long long count() const { return (long long)numChunks * perChunk; }
+
+  // The chunk of candidate c; turn: which of its candidates. own: the own rank's turn.
+  template <bool LEADS> EP_DEV int chunkOf(int c, int own, int &turn) const {
+    if (LEADS) {
+      turn = own;
+      if (c < lead) return c;
+      c -= lead;
+      const int rest = c - (numChunks - lead) * perChunk;
+      if (rest >= 0) { // few: divided without an inverse, which would take registers throughout
+        const int i = rest / (perChunk - 1);
+        turn = rest - i * (perChunk - 1);
+        if (turn >= own) turn++;
+        return numChunks - lead + i;
+      }
+    }
+    const int i = byAll.quotient(c);
+    turn = c - i * perChunk;
+    return LEADS && turn == own ? i + lead : i;
   }
 };
 
@@ -37,26 +62,22 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   const HtTables &t;
   const unsigned long long *received; // chunks from each rank so far
   const HtCandidates all;
-  const Divisor byChunks, byAll;
+  const Divisor byChunks;
   const HtPairs *pairs; // not HT_FIFOS
   unsigned long long number;
 
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV int missing() const { return missingAnnounce<KIND>(group(), 0, group().numRanks); }
   EP_DEV bool isZeroCopy(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
-  EP_DEV long long candidates() const {
-    return (long long)(all.numChunks + all.lead) * all.perChunk;
-  }
+  EP_DEV long long candidates() const { return all.count(); }
 
   struct Which {
-    int token, turn, chunk; // token -1: none
+    int token, turn, chunk;
   };
   EP_DEV Which which(int c) const {
     Which w;
-    int i = byAll.quotient(c);
-    w.turn = c - i * all.perChunk;
-    if (!PULLS && w.turn < group().numRanks - 1) i -= all.lead; // a peer's
-    w.token = i >= 0 && i < all.numChunks ? (int)byChunks.quotient(i) : -1;
+    const int i = all.template chunkOf<!PULLS>(c, group().numRanks - 1, w.turn);
+    w.token = byChunks.quotient(i);
     w.chunk = i - w.token * a.row.numChunks;
     return w;
   }
@@ -73,7 +94,6 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
 
   EP_DEV int index(int c) const {
     const Which w = which(c);
-    if (w.token < 0) return -1;
     if (isPad(w)) return padGroup(w) < all.padGroups ? 0 : -1;
     const int source = sourceOf(w.turn);
     const size_t at = (size_t)source * group().maxTokens + w.token;

@@ -154,7 +154,6 @@ template <bool EXPERT_MAJOR> struct FarReceiver : Receiver<EXPERT_MAJOR, HT_FIFO
              htControl(a.op.group).fifos[0].received,
              all,
              Divisor::of(a.row.numChunks),
-             Divisor::of(all.perChunk),
              nullptr,
              number},
         far(at) {}
@@ -234,7 +233,7 @@ EP_DEV void runFarDispatch(const HtDispatchArgs &a, const HtFarArgs &f, char *sh
     }
     const HtBlock b = rowBlockOf(shared, a.receiver);
     arm(b);
-    rowPipe<HtCopies>(b, FarReceiver<EXPERT_MAJOR>(a, t, far, HtCandidates(a, t, true), number),
+    rowPipe<HtCopies>(b, FarReceiver<EXPERT_MAJOR>(a, t, far, HtCandidates(a, t, false), number),
                       a.receiver, &c.work[0][1]);
   }
   leave<false>(

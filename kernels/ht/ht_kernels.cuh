@@ -9,7 +9,7 @@ struct UpdateArgs {
   ep_ht_update_t op;
   int *counts;          // [sets][tiles]
   int *keptOf;          // [L]
-  int sets;             // L + 1 + R
+  int sets;             // L + 1 + R, across domains more
   int perSource, tiles; // tiles of 256 tokens: of a source, of all
   int idBits, perWord;  // 16 and 4, or 32 and 2
 };

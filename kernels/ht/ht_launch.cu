@@ -114,7 +114,7 @@ struct Split {
 // A sender stores a row to each rank of the token; receivers of an expert-major dispatch store all its rows.
 Split dispatchSplit(bool expertMajor, bool push, int ranks, int topk, int blocks) {
   if (!expertMajor)
-    return ranks > 2 ? Split{1, 1, 0, 9} : Split{7, 9, 0, std::min(blocks / 4 + 3, 10)};
+    return ranks > 2 ? Split{1, 1, 0, 9} : Split{7, 9, 0.5, std::min(blocks / 4 + 3, 10)};
   const double rows = ranks * (1 - pow(1 - 1.0 / ranks, topk)); // of a token, uniform routing
   return push ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 9}
               : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 9};
@@ -123,9 +123,9 @@ Split dispatchSplit(bool expertMajor, bool push, int ranks, int topk, int blocks
 // The queue of a flat push. Blocks that could store more than the link takes get unequal shares of it, and
 // what a block has queued no other one takes over: with that many blocks, queues are short. Measured on two
 // H200: an SM takes 49 ns and 1 ns for 61 bytes to store a chunk, a link 1 ns for 365 bytes.
-void sizeQueue(HtShape &push, int stageBytes, int blocks, int ranks) {
+void sizeQueue(HtShape &push, int stageBytes, int blocks, int ranks, bool expertMajor) {
   push.take = push.batch = 8;
-  if (ranks < 2) return;
+  if (ranks < 2 || expertMajor) return;
   const double fill = (49 + stageBytes / 61.0) * ranks / ((ranks - 1) * stageBytes / 365.0);
   if (blocks < 1.08 * fill) return;
   const bool many = blocks > 1.3 * fill;
@@ -137,10 +137,10 @@ void sizeQueue(HtShape &push, int stageBytes, int blocks, int ranks) {
 }
 
 // Own tokens that receivers copy while the first rows of peers are under way, about 10 us: a block stores 55
-// GB/s (H200). At most 12 MB: more blocks store no more, and full FIFOs hold up the senders.
+// GB/s (H200). At most 30 MB, or full FIFOs hold up the senders.
 int leadOf(const HtRow &row, bool expertMajor, int receivers, int ranks, int topk) {
   const double rows = expertMajor && topk > ranks ? (double)topk / ranks : 1; // of an own token
-  return (int)(std::min(receivers * 550e3 / rows, 12e6) / row.rowBytes);
+  return (int)(std::min(receivers * 550e3, 30e6) / (rows * row.rowBytes));
 }
 
 Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
@@ -237,7 +237,7 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   a.pushSplit = way == HT_PULL ? 0
                 : em           ? dispatchSplit(em, true, R, K, blocks).of(blocks, op.numSenders)
                                : blocks;
-  sizeQueue(a.push, a.stageStride, em ? 1 : blocks, R);
+  sizeQueue(a.push, a.stageStride, blocks, R, em);
   a.lead = leadOf(a.row, em, blocks - (way == HT_PUSH ? a.pushSplit : a.split), R, K);
   *l = HtLaunch{blocks, htDispatchThreads(way), shared + spare};
   return TREFOIL_OK;

@@ -10,7 +10,7 @@
 //          is complete, its input may be overwritten.
 //
 // Memory order: what wrote an input has ended before the launch; a system fence stands before the word,
-// another behind it at the reader, and each bulk load has its proxy fence. A word is a flagged 16-byte store.
+// another behind it at the reader, which loads by asynchronous copies. A word is a flagged 16-byte store.
 #ifndef TREFOIL_KERNELS_HT_PAIRS_CUH
 #define TREFOIL_KERNELS_HT_PAIRS_CUH
 

@@ -17,16 +17,16 @@
 //
 // Senders send to the peers' FIFOs, receivers empty the own FIFOs; a sender without further work becomes a
 // receiver. Candidates are taken off one counter a role, because SMs get unequal shares of the link, and
-// in the order (token, chunk, rank) everywhere, which is why FIFOs that are full cannot deadlock: a wait
-// for a credit of (token, chunk) is for a receiver of an earlier one, which waits for a sender of at
-// most that one. Queues are short for the same reason. At least one
-// block must receive from the start.
+// in the order (token, chunk, rank), but for own rows, which wait for nothing. So FIFOs that are full cannot
+// deadlock: a wait for a credit of (token, chunk) is for a receiver of an earlier one, which waits for a
+// sender of at most that one. Queues are short for the same reason. At least one block must receive from
+// the start.
 //
 // A stage of the ring (chunk number c, stage c mod S): `empty` counts its readers, `full` its bytes. A
 // parity test is ambiguous two phases behind, so no warp tests `full` of c before `issued` > c.
 //
 // What policy P must provide, in the order of a chunk's way. Dispatch: Sender
-// (ht_dispatch_send.cuh), Receiver (ht_dispatch_receive.cuh); combine: both in ht_combine.cu.
+// (ht_dispatch_send.cuh), Receiver (ht_dispatch_receive.cuh); combine: both in ht_combine_roles.cuh.
 //
 //   constants  LANES      of the scheduler, for an item
 //              WATCH_ONE  the one side (a copy's source, a sum's destination) is waited for: watchOne()

@@ -8,7 +8,7 @@
 //   gradients of weights travel as flagged words of two, at once.
 //
 // Memory order: what wrote the rows has ended before the launch; a system fence stands before the word,
-// another behind it at the reader, and each bulk load has its proxy fence.
+// another behind it at the reader, which loads by asynchronous copies.
 #ifndef TREFOIL_KERNELS_HT_PULL_CUH
 #define TREFOIL_KERNELS_HT_PULL_CUH
 

@@ -34,7 +34,7 @@ __device__ inline bool isWaiting(const ep_ll_group_t &g, int rank) {
 
 // One thread, seldom. Returns when the wait began, or 0 if it must end. It is checkWait
 // (common/wait_record.cuh) with a second limit, written out: with that limit as an argument of checkWait,
-// registers are allocated otherwise, and dispatch takes 1.5 to 2.5 % longer.
+// registers are allocated otherwise, and dispatch takes up to 2.5 % longer.
 //
 // For its own rows a rank waits as long as for a rank that itself waits: what they wait for is at its limit
 // first, and is the one to name.
