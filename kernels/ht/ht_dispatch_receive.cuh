@@ -55,7 +55,7 @@ struct HtCandidates {
 template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   static constexpr bool PUSHES = WAY == HT_PUSH, PULLS = WAY == HT_PULL;
   static constexpr bool SENDS = false, WATCH_ONE = true;
-  static constexpr int LANES = EXPERT_MAJOR ? 4 : 1;
+  static constexpr int LANES = !EXPERT_MAJOR ? 1 : PUSHES ? 2 : 4; // batchOf
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;
   const HtDispatchArgs &a;

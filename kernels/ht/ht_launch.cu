@@ -111,11 +111,16 @@ struct Split {
   }
 };
 
+// Rows of a token, one a rank, under uniform routing.
+double rowsOf(int ranks, int topk) {
+  return ranks * (1 - pow(1 - 1.0 / ranks, topk));
+}
+
 // A sender stores a row to each rank of the token; receivers of an expert-major dispatch store all its rows.
 Split dispatchSplit(bool expertMajor, bool push, int ranks, int topk, int blocks) {
   if (!expertMajor)
     return ranks > 2 ? Split{1, 1, 0, 9} : Split{7, 9, 0.5, std::min(blocks / 4 + 3, 10)};
-  const double rows = ranks * (1 - pow(1 - 1.0 / ranks, topk)); // of a token, uniform routing
+  const double rows = rowsOf(ranks, topk);
   return push ? Split{23 * rows, 7 * rows + 19 * topk, 0.999, 9}
               : Split{25 * rows, 15 * rows + 19 * topk, 0.999, 9};
 }
@@ -141,6 +146,15 @@ void sizeQueue(HtShape &push, int stageBytes, int blocks, int ranks, bool expert
 int leadOf(const HtRow &row, bool expertMajor, int receivers, int ranks, int topk) {
   const double rows = expertMajor && topk > ranks ? (double)topk / ranks : 1; // of an own token
   return (int)(std::min(receivers * 550e3, 30e6) / (rows * row.rowBytes));
+}
+
+// Items that a receiver's scheduler describes in a round, which takes it 3 to 5 us whatever their number (H200).
+// Where pushed rows are short, their copies take less, and rounds are of as many items as its lanes allow; else
+// longer queues cost more than they gain.
+int batchOf(const HtRow &row, bool expertMajor, bool push, int ranks, int topk) {
+  if (!expertMajor) return 12;
+  const double copied = topk / rowsOf(ranks, topk) * std::min(row.rowBytes, row.chunkBytes);
+  return push && copied < 45e3 ? 16 : 8;
 }
 
 Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
@@ -227,7 +241,7 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   a.push = a.sender;
   if (a.sender.stages > SEND_STAGES) a.sender.stages = SEND_STAGES;
   a.sender.take = a.sender.batch = 8;
-  a.receiver.batch = op.handle.expertMajor ? 8 : 12;
+  a.receiver.batch = batchOf(a.row, op.handle.expertMajor, way == HT_PUSH, R, K);
   a.receiver.take = takeOf(a.receiver.batch, R, K);
   a.zeros = (const char *)g.scratch;
   a.fifoBits = log2Of(g.at.fifoSlots[0]);

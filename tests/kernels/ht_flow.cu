@@ -1,6 +1,6 @@
 // High throughput with experts that give back what they get: many tokens, and buffers past 2^31 bytes.
 //
-//   ht_flow [--ranks R] [--gpus] [--tokens N] [--width W] [--total T] [--huge]
+//   ht_flow [--ranks R] [--gpus] [--tokens N] [--width W] [--total T] [--sms S] [--huge]
 //
 // By default R virtual ranks share GPU 0; --gpus gives each its own. Rounds go on until T tokens (a
 // million) have gone out and come back; no round waits for the host. A round binds new routing to a
@@ -223,7 +223,7 @@ std::vector<Flow> hugeFlows(int R) {
 
 int main(int argc, char **argv) {
   beforeCuda();
-  int R = 4, tokens = 1024, width = 512;
+  int R = 4, tokens = 1024, width = 512, sms = 4;
   long long total = 1 << 20;
   bool gpus = false, huge = false;
   for (int i = 1; i < argc; i++) {
@@ -233,6 +233,7 @@ int main(int argc, char **argv) {
     if (o == "--tokens") tokens = atoi(next());
     if (o == "--width") width = atoi(next()) / 8 * 8;
     if (o == "--total") total = atoll(next());
+    if (o == "--sms") sms = atoi(next());
     if (o == "--gpus") gpus = true;
     if (o == "--huge") huge = true;
   }
@@ -255,7 +256,7 @@ int main(int argc, char **argv) {
   if (huge) {
     for (const Flow &f : hugeFlows(R)) ok &= runFlow(f, w);
   } else {
-    ok = runFlow(Flow{"many tokens", R, 8 * R, 8, tokens, width, 4, 4, total, true, false, 2, 16},
+    ok = runFlow(Flow{"many tokens", R, 8 * R, 8, tokens, width, sms, 4, total, true, false, 2, 16},
                  w);
   }
   return ok ? 0 : 1;
