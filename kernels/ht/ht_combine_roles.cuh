@@ -14,7 +14,6 @@ EP_DEV const char *chunkAt(const HtCombineArgs &a, int row, int chunk) {
 template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
   static constexpr bool SENDS = true, WATCH_ONE = EXPERT_MAJOR, FENCE = false, SIDE_DATA = false,
                         ZERO_ROW = false;
-  static constexpr int LANES = EXPERT_MAJOR ? 4 : 1; // of the scheduler, for an item
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_CREDIT;
   const HtCombineArgs &a;
@@ -29,6 +28,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
   }
   EP_DEV const HtRow &row() const { return a.row; }
   EP_DEV int owners() const { return group().numRanks - (EXPERT_MAJOR ? 0 : 1); }
+  EP_DEV int lanes() const { return EXPERT_MAJOR ? 4 : 1; }
   EP_DEV long long candidates() const {
     return (long long)t.head->mostTokens * owners() * a.row.numChunks;
   }
@@ -135,7 +135,6 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineSender {
 
 template <bool EXPERT_MAJOR, bool PULLS> struct CombineReceiver {
   static constexpr bool SENDS = false, WATCH_ONE = false, ZERO_ROW = true;
-  static constexpr int LANES = 4;
   static constexpr unsigned KIND = EP_HT_KIND_COMBINE;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;
   const HtCombineArgs &a;
@@ -150,6 +149,7 @@ template <bool EXPERT_MAJOR, bool PULLS> struct CombineReceiver {
     return EXPERT_MAJOR ? -1 : missingAnnounce<KIND>(group(), 0, group().numRanks);
   }
   EP_DEV const HtRow &row() const { return a.row; }
+  EP_DEV int lanes() const { return 4; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numChunks; }
   EP_DEV int index(int) const { return 0; }
   EP_DEV HtAhead ahead(int c, int l) const {

@@ -55,7 +55,6 @@ struct HtCandidates {
 template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   static constexpr bool PUSHES = WAY == HT_PUSH, PULLS = WAY == HT_PULL;
   static constexpr bool SENDS = false, WATCH_ONE = true;
-  static constexpr int LANES = !EXPERT_MAJOR ? 1 : PUSHES ? 2 : 4; // batchOf
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_ROWS;
   const HtDispatchArgs &a;
@@ -69,6 +68,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Receiver {
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV int missing() const { return missingAnnounce<KIND>(group(), 0, group().numRanks); }
   EP_DEV bool isZeroCopy(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
+  EP_DEV int lanes() const { return EXPERT_MAJOR ? a.receiver.lanes : 1; }
   EP_DEV long long candidates() const { return all.count(); }
 
   struct Which {

@@ -10,7 +10,6 @@
 template <bool EXPERT_MAJOR, HtWay WAY> struct Sender {
   static constexpr bool PUSHES = WAY == HT_PUSH;
   static constexpr bool WATCH_ONE = false, FENCE = false, SIDE_DATA = PUSHES;
-  static constexpr int LANES = 4; // of the scheduler, for an item
   static constexpr unsigned KIND = EP_HT_KIND_DISPATCH;
   static constexpr ep_wait_phase_t PHASE = EP_WAIT_CREDIT;
   const HtDispatchArgs &a;
@@ -23,6 +22,7 @@ template <bool EXPERT_MAJOR, HtWay WAY> struct Sender {
   EP_DEV const ep_ht_group_t &group() const { return a.op.group; }
   EP_DEV int missing() const { return missingAnnounce<KIND>(group(), 0, group().numRanks); }
   EP_DEV bool isZeroCopy(int rank) const { return WAY != HT_FIFOS && pairs->tokens[rank]; }
+  EP_DEV int lanes() const { return 4; }
   EP_DEV long long candidates() const { return (long long)t.head->numTokens * a.row.numChunks; }
   EP_DEV int index(int) const { return 0; }
   EP_DEV HtAhead ahead(int c, int l) const {

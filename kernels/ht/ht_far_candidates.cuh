@@ -10,7 +10,6 @@
 template <int OF, class Args> struct HtFarCandidates {
   static constexpr bool SENDS = true, WATCH_ONE = false, FENCE = true, SIDE_DATA = false,
                         ZERO_ROW = false;
-  static constexpr int LANES = 4;
   const Args &a;
   const HtTables &t;
   const HtFarTables ft;
@@ -22,6 +21,7 @@ template <int OF, class Args> struct HtFarCandidates {
         byChunks(Divisor::of(args.row.numChunks)), byFar(Divisor::of(at.num)) {}
 
   EP_DEV const ep_ht_group_t &group() const { return far.g; }
+  EP_DEV int lanes() const { return 4; }
   EP_DEV long long candidates() const {
     return (long long)t.head->mostTokens * far.num * a.row.numChunks;
   }

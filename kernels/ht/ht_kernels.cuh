@@ -25,7 +25,8 @@ struct HtShape {
   int stages;   // of the ring, of a chunk each; rows: rings
   int descInts; // of a work item's description
   int take;     // candidates taken at a time, at most 32
-  int batch;    // items described at a time, at most 32 / the policy's lanes
+  int lanes;    // of the scheduler, for an item; where the policy has no number of its own
+  int batch;    // items described at a time, at most 32 / lanes
 };
 
 struct HtDispatchArgs {

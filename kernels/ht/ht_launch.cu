@@ -148,13 +148,14 @@ int leadOf(const HtRow &row, bool expertMajor, int receivers, int ranks, int top
   return (int)(std::min(receivers * 550e3, 30e6) / (rows * row.rowBytes));
 }
 
-// Items that a receiver's scheduler describes in a round, which takes it 3 to 5 us whatever their number (H200).
-// Where pushed rows are short, their copies take less, and rounds are of as many items as its lanes allow; else
-// longer queues cost more than they gain.
-int batchOf(const HtRow &row, bool expertMajor, bool push, int ranks, int topk) {
-  if (!expertMajor) return 12;
-  const double copied = topk / rowsOf(ranks, topk) * std::min(row.rowBytes, row.chunkBytes);
-  return push && copied < 45e3 ? 16 : 8;
+// Expert-major receivers: a scheduler's round takes 3 to 5 us (H200), longer than the copies of few short
+// items. So the shorter these are, the fewer lanes describe one, and the more a round describes; else longer
+// queues cost more than they gain.
+void sizeRound(HtShape &receiver, const HtRow &row, bool push, int ranks, int topk) {
+  const double stored = topk / rowsOf(ranks, topk) * std::min(row.rowBytes, row.chunkBytes);
+  const double few = push ? 22e3 : 10e3; // bytes of an item
+  receiver.lanes = stored > 2 * few ? 4 : stored > few ? 2 : 1;
+  receiver.batch = 32 / receiver.lanes;
 }
 
 Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
@@ -241,7 +242,8 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   a.push = a.sender;
   if (a.sender.stages > SEND_STAGES) a.sender.stages = SEND_STAGES;
   a.sender.take = a.sender.batch = 8;
-  a.receiver.batch = batchOf(a.row, op.handle.expertMajor, way == HT_PUSH, R, K);
+  a.receiver.batch = 12;
+  if (op.handle.expertMajor) sizeRound(a.receiver, a.row, way == HT_PUSH, R, K);
   a.receiver.take = takeOf(a.receiver.batch, R, K);
   a.zeros = (const char *)g.scratch;
   a.fifoBits = log2Of(g.at.fifoSlots[0]);

@@ -28,14 +28,14 @@
 // What policy P must provide, in the order of a chunk's way. Dispatch: Sender
 // (ht_dispatch_send.cuh), Receiver (ht_dispatch_receive.cuh); combine: both in ht_combine_roles.cuh.
 //
-//   constants  LANES      of the scheduler, for an item
-//              WATCH_ONE  the one side (a copy's source, a sum's destination) is waited for: watchOne()
+//   constants  WATCH_ONE  the one side (a copy's source, a sum's destination) is waited for: watchOne()
 //              FENCE, SIDE_DATA   scatter: chunks may have come over the link; there is storeSideData()
 //              SENDS, ZERO_ROW    rows: a sender, else a receiver; a sum of nothing is a row of zeros
 //              KIND, PHASE   of the record, should a wait for a peer be given up
 //   group(), row()        the operation's; row(): rows only
 //   missing()             a rank that is not in the operation yet, which any wait is for; or -1
-//   scheduler  candidates(), index(c)     how many there are; whether c is an item (its index, or -1)
+//   scheduler  lanes()                    of it, for an item: a power of 2
+//              candidates(), index(c)     how many there are; whether c is an item (its index, or -1)
 //              ahead(c, l), load(item, i) what lane l, entry i needs of the tables, loaded a batch ahead
 //              begin(c, index, item)      fills an item in; returns how many entries it may have
 //              watchOne(item)             what its one side waits for

@@ -58,12 +58,12 @@ EP_DEV bool keepWaiting(const P &p, const Awaited &w, unsigned expected, Spin &s
   return htKeepWaiting(p.group(), w, expected, spin);
 }
 
-// Describes items [k, k + m): the groups of P::LANES lanes that have one, in their order. Items are shown
+// Describes items [k, k + m): the groups of p.lanes() lanes that have one, in their order. Items are shown
 // as soon as all before them are. False: gave up.
 template <class P>
 EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &ahead, int lane) {
-  constexpr unsigned GROUP = (1u << P::LANES) - 1;
-  const int first = lane & -P::LANES, l = lane - first;
+  const int lanes = p.lanes(), first = lane & -lanes, l = lane - first;
+  const unsigned group = (1u << lanes) - 1;
   const bool mine = c >= 0;
   const unsigned heads = __ballot_sync(FULL_WARP, mine && l == 0);
   const int m = __popc(heads), at = k + __popc(heads & ((1u << first) - 1));
@@ -98,15 +98,15 @@ EP_DEV bool describe(const HtBlock &b, const P &p, int k, int c, const HtAhead &
     }
     if (__any_sync(FULL_WARP, !alive)) return false;
     const unsigned waits = __ballot_sync(FULL_WARP, e.watch.word != nullptr);
-    const bool ready = !fin && !(waits >> first & GROUP);
-    const unsigned in = __ballot_sync(FULL_WARP, ready && e.is) >> first & GROUP;
+    const bool ready = !fin && !(waits >> first & group);
+    const unsigned in = __ballot_sync(FULL_WARP, ready && e.is) >> first & group;
     if (ready) {
       if (e.is) {
         b.entries(at)[n + __popc(in & ((1u << l) - 1))] =
             make_int2(e.location.code, e.location.epoch);
       }
       n += __popc(in);
-      i0 += P::LANES;
+      i0 += lanes;
       e = HtEntry{};
       if (i0 + l < bound) e = p.entry(item, i0 + l, p.load(item, i0 + l));
       if (i0 >= bound) {
@@ -133,7 +133,7 @@ template <class P>
 EP_DEV void scheduler(const HtBlock &b, const P &p, const HtShape &shape, unsigned *work,
                       int lane) {
   const long long total = p.candidates();
-  const int group = lane / P::LANES, l = lane % P::LANES;
+  const int group = lane >> (__ffs(p.lanes()) - 1), l = lane & (p.lanes() - 1);
   long long base = 0, nextBase = 0;
   unsigned taken = 0, mask = 0;
   int nextIndex = -1, k = 0;
