@@ -175,6 +175,11 @@ static void describeForwarder(ncclEpGroup_t group, const volatile ep_wait_record
   if (via >= 0) snprintf(text, bytes, " (or rank %d, which forwards for it)", via);
 }
 
+/* In seconds; a wait in HT has a limit of its own besides the group's. */
+static double waitLimit(ncclEpGroup_t group, const ep_gpu_group_t *g) {
+  return (double)(g->isHt ? g->ht.timeoutNs : group->timeoutNs) * 1e-9;
+}
+
 void epGpuPoll(ncclEpGroup_t group) {
   ep_gpu_group_t *g = epGpu(group);
   const volatile ep_wait_record_t *r = g->record;
@@ -185,7 +190,7 @@ void epGpuPoll(ncclEpGroup_t group) {
   int masks = !g->isHt && group->limits.enableMask != 0;
   if (!isComplete(r)) {
     epReport(group, masks ? EP_DEFERRED_FLAG : EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
-             "a rank did not answer within %.3g s%s", (double)group->timeoutNs * 1e-9,
+             "a rank did not answer within %.3g s%s", waitLimit(group, g),
              masks ? " and is masked now; ncclEpMaskQuery tells which" : "");
     return;
   }
@@ -194,7 +199,7 @@ void epGpuPoll(ncclEpGroup_t group) {
   describeForwarder(group, r, forwarder, sizeof forwarder);
   epReport(group, masks ? EP_DEFERRED_FLAG : EP_DEFERRED_FATAL, TREFOIL_REMOTE_ERROR,
            "rank %d%s did not answer within %.3g s: rank %d waited in %s %llu for its %s (%s)%s",
-           r->rank, forwarder, (double)group->timeoutNs * 1e-9, group->rank, kindName(r->kind),
+           r->rank, forwarder, waitLimit(group, g), group->rank, kindName(r->kind),
            (unsigned long long)r->operation, epHangPhase(r->phase), flags,
            masks     ? "; it is masked now"
            : g->isHt ? "; destroy the group"
