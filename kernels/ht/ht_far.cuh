@@ -122,7 +122,8 @@ template <class Network> struct HtFarKernels {
     HtLaunch l;
     HtFarArgs f = argsOf(far);
     EP_TRY(check(op.group, far, op.numSms));
-    EP_CHECK(!op.window.is, TREFOIL_INVALID_ARGUMENT, "no windows across NVLink domains");
+    EP_CHECK(!op.window.is && !op.input.is, TREFOIL_INVALID_ARGUMENT,
+             "no windows across NVLink domains");
     EP_TRY(epHtPrepareDispatch(op, &a, &l));
     split(f, loadOf(far.at, op.handle.numTopk, false, op.handle.expertMajor), l.blocks);
     f.middle = a.sender;

@@ -148,13 +148,15 @@ int leadOf(const HtRow &row, bool expertMajor, int receivers, int ranks, int top
   return (int)(std::min(receivers * 550e3, 30e6) / (rows * row.rowBytes));
 }
 
-// Expert-major receivers: a scheduler's round takes 3 to 5 us (H200), longer than the copies of few short
-// items. So the shorter these are, the fewer lanes describe one, and the more a round describes; else longer
-// queues cost more than they gain.
-void sizeRound(HtShape &receiver, const HtRow &row, bool push, int ranks, int topk) {
+// Expert-major receivers: a scheduler's round takes some microseconds, longer than the copies of few short
+// items. So the shorter these are, the fewer lanes describe one, and the more a round describes, at most
+// those of its candidates that are items. Else, and in groups of few tokens, whose candidates all blocks
+// share, rounds are short. Limits by measurement (H200); of pushed rows one is there already.
+void sizeRound(HtShape &receiver, const HtRow &row, bool push, int ranks, int topk,
+               double candidates) { // of a block, at most
   const double stored = topk / rowsOf(ranks, topk) * std::min(row.rowBytes, row.chunkBytes);
   const double few = push ? 22e3 : 10e3; // bytes of an item
-  receiver.lanes = stored > 2 * few ? 4 : stored > few ? 2 : 1;
+  receiver.lanes = candidates < 128 || stored > 2 * few ? 4 : stored > few ? 2 : 1;
   receiver.batch = 32 / receiver.lanes;
 }
 
@@ -242,13 +244,16 @@ trefoil_result_t epHtPrepareDispatch(const ep_ht_dispatch_t &op, HtDispatchArgs 
   a.push = a.sender;
   if (a.sender.stages > SEND_STAGES) a.sender.stages = SEND_STAGES;
   a.sender.take = a.sender.batch = 8;
-  a.receiver.batch = 12;
-  if (op.handle.expertMajor) sizeRound(a.receiver, a.row, way == HT_PUSH, R, K);
-  a.receiver.take = takeOf(a.receiver.batch, R, K);
   a.zeros = (const char *)g.scratch;
   a.fifoBits = log2Of(g.at.fifoSlots[0]);
   const int blocks = op.numSms < 2 ? 2 : op.numSms;
   const bool em = op.handle.expertMajor;
+  a.receiver.batch = 12;
+  if (em) {
+    sizeRound(a.receiver, a.row, way == HT_PUSH, R, K,
+              (double)g.maxTokens * a.row.numChunks * R / blocks);
+  }
+  a.receiver.take = takeOf(a.receiver.batch, R, K);
   a.split = dispatchSplit(em, false, R, K, blocks).of(blocks, op.numSenders);
   a.pushSplit = way == HT_PULL ? 0
                 : em           ? dispatchSplit(em, true, R, K, blocks).of(blocks, op.numSenders)

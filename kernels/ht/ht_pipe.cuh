@@ -19,8 +19,8 @@
 // receiver. Candidates are taken off one counter a role, because SMs get unequal shares of the link, and
 // in the order (token, chunk, rank), but for own rows, which wait for nothing. So FIFOs that are full cannot
 // deadlock: a wait for a credit of (token, chunk) is for a receiver of an earlier one, which waits for a
-// sender of at most that one. Queues are short for the same reason. At least one block must receive from
-// the start.
+// sender of at most that one. Senders' queues are short for the same reason. At least one block must
+// receive from the start.
 //
 // A stage of the ring (chunk number c, stage c mod S): `empty` counts its readers, `full` its bytes. A
 // parity test is ambiguous two phases behind, so no warp tests `full` of c before `issued` > c.

@@ -4,15 +4,16 @@
 //
 // N rows (32768) of 14,336 bytes are stored by 16 and by 24 SMs, n = 1, 2 or 4 of them after a load of
 // another row; a token's n rows lie in n of 128 zones that are filled in its order, as experts' rows are.
-// Warps take tokens off a counter.
+// 15 warps an SM, with one row each, take tokens off a counter.
 //
 //   stores       nothing is loaded
 //   async        asynchronous copies of 16 bytes, six steps of 2 KiB under way, ordinary stores (ht_rows.cuh)
 //   bulk load    a bulk load of the row by each warp, ordinary stores
 //   bulk         the same load, bulk stores
 //
-// us: median of the launches, between events. gb_per_s: what an SM stores. Rows that differ have no time.
-// Exit code 1: some did; 77: no GPU.
+// us: median of the launches, between events. gb_per_s: what an SM stores. A launch of each is compared with
+// what was to be copied, but for `stores`; what differs has no time. Exit code 1: something differed, or CUDA
+// failed; 2: usage; 77: no GPU.
 #include "kernels/common/bulk.cuh"
 
 #include <algorithm>
@@ -245,25 +246,39 @@ struct Bench {
 
 int main(int argc, char **argv) {
   Bench b;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (!strcmp(argv[i], "--rows")) b.rows = atoi(argv[i + 1]) / 4 * 4;
-    if (!strcmp(argv[i], "--iterations")) b.iterations = atoi(argv[i + 1]);
-    if (!strcmp(argv[i], "--out")) b.out = fopen(argv[i + 1], "w");
+  const char *out = nullptr;
+  bool isRight = true;
+  for (int i = 1; i < argc; i += 2) {
+    const char *value = i + 1 < argc ? argv[i + 1] : "";
+    if (!strcmp(argv[i], "--rows"))
+      b.rows = atoi(value) / 4 * 4;
+    else if (!strcmp(argv[i], "--iterations"))
+      b.iterations = atoi(value);
+    else if (!strcmp(argv[i], "--out") && *value)
+      out = value;
+    else
+      isRight = false;
+  }
+  if (!isRight || b.rows < 4 || b.iterations < 1) {
+    fprintf(stderr, "usage: see the head of copy_bench.cu\n");
+    return 2;
   }
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 1) {
     printf("skipped: needs a GPU\n");
     return 77;
   }
-  if (b.rows < 4 || b.iterations < 1) {
-    fprintf(stderr, "usage: see the head of copy_bench.cu\n");
-    return 2;
+  if (out && !(b.out = fopen(out, "w"))) {
+    perror(out);
+    return 1;
   }
   cudaDeviceProp p;
   must(cudaGetDeviceProperties(&p, 0));
   if (b.out)
-    fprintf(b.out, "{\"device\": \"%s\", \"row_bytes\": %d, \"iterations\": %d, \"rows\": [",
-            p.name, ROW, b.iterations);
+    fprintf(b.out,
+            "{\"device\": \"%s\", \"row_bytes\": %d, \"num_rows\": %d, \"iterations\": %d, "
+            "\"rows\": [",
+            p.name, ROW, b.rows, b.iterations);
   b.open();
   b.run();
   if (b.out) {

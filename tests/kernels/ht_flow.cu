@@ -2,9 +2,9 @@
 //
 //   ht_flow [--ranks R] [--gpus] [--tokens N] [--width W] [--total T] [--sms S] [--huge]
 //
-// By default R virtual ranks share GPU 0; --gpus gives each its own. Rounds go on until T tokens (a
-// million) have gone out and come back; no round waits for the host. A round binds new routing to a
-// handle, flat and expert-major by turns, through FIFOs and into windows, and sends tokens there and back,
+// By default R virtual ranks share GPU 0, with 4 SMs each; --gpus gives each its own. Rounds go on until T
+// tokens (a million) have gone out and come back; no round waits for the host. A round binds new routing to
+// a handle, flat and expert-major by turns, through FIFOs and into windows, and sends tokens there and back,
 // then gradients and the gradients of the weights.
 //
 // Elements say which rank, round, token and column they are from, and every sum is exact (ht_flow.cuh):
