@@ -85,12 +85,9 @@ template <class Network> struct HtFarKernels {
     f.split = send;
     f.endMiddle = send + middle;
   }
-  static double share(int of, int topk) { // that one of so many gets a token
-    return 1 - pow(1 - 1.0 / of, topk);
-  }
   static Load loadOf(const ep_ht_far_layout_t &at, int topk, bool combine, bool expertMajor) {
-    const double near = at.ranksPerDomain * share(at.numRanks, topk),
-                 far = at.numFar * share(at.numFar + 1, topk);
+    const double near = at.ranksPerDomain * epHtShareOf(at.numRanks, topk),
+                 far = at.numFar * epHtShareOf(at.numFar + 1, topk);
     const double passed =
         near * at.numFar; // rows that this rank forwards or adds up for other nodes
     // Expert-major, a rank has a row for each expert: combine's senders add them, receivers store them.

@@ -68,6 +68,9 @@ trefoil_result_t epHtPrepareCombine(const ep_ht_combine_t &op, HtCombineArgs *ar
 trefoil_result_t epHtStart(const void *kernel, const HtLaunch &launch, void **params, void *stream);
 trefoil_result_t epHtLoadKernel(const void *kernel);
 
+// That one of so many ranks, or nodes, gets a token, under uniform routing.
+double epHtShareOf(int of, int topk);
+
 const void *epHtUpdateKernel();
 size_t epHtUpdateShared(int sets, int numLocal);
 const void *epHtDispatchKernel(bool expertMajor, HtWay way);

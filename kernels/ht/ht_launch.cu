@@ -113,7 +113,7 @@ struct Split {
 
 // Rows of a token, one a rank, under uniform routing.
 double rowsOf(int ranks, int topk) {
-  return ranks * (1 - pow(1 - 1.0 / ranks, topk));
+  return ranks * epHtShareOf(ranks, topk);
 }
 
 // A sender stores a row to each rank of the token; receivers of an expert-major dispatch store all its rows.
@@ -167,6 +167,10 @@ Split combineSplit(bool expertMajor, int ranks, int topk, int blocks) {
 }
 
 } // namespace
+
+double epHtShareOf(int of, int topk) {
+  return 1 - pow(1 - 1.0 / of, topk);
+}
 
 trefoil_result_t epHtStart(const void *kernel, const HtLaunch &l, void **params, void *stream) {
   const cudaError_t e = cudaLaunchKernel(kernel, dim3(l.blocks), dim3(l.threads), params, l.shared,
