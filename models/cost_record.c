@@ -101,6 +101,12 @@ static const cost_field_t opFields[] = {
     OPTIONAL_COST("few_round_bytes", fewRoundBytes),
     OPTIONAL_COST("rank_round_us", rankRoundUs),
     OPTIONAL_COST("flow_wait_us", flowWaitUs),
+    OPTIONAL_COST("pull_sms", pullSms),
+    OPTIONAL_COST("pull_sms_of_two", pullSmsOfTwo),
+    OPTIONAL_COST("pull_row_ns", pullRowNs),
+    OPTIONAL_COST("pull_gb_per_s_per_sm", pullGbPerSPerSm),
+    OPTIONAL_COST("pull_port_share", pullPortShare),
+    OPTIONAL_COST("stage_gb_per_s", stageGbPerS),
 };
 enum {
   numCostFields = sizeof costFields / sizeof *costFields,
@@ -308,6 +314,9 @@ static trefoil_result_t takeAll(json_t *root, const char *file, trefoil_cost_rec
            "most 1",
            file, c->op[0].peersFlowShare, c->op[1].peersFlowShare, c->op[0].wholeSmsFrom,
            c->op[1].wholeSmsFrom);
+  EP_CHECK(c->op[0].pullPortShare <= 1 && c->op[1].pullPortShare <= 1, TREFOIL_INVALID_ARGUMENT,
+           "%s: pull_port_share %g and %g: must be at most 1 each", file, c->op[0].pullPortShare,
+           c->op[1].pullPortShare);
   return TREFOIL_OK;
 }
 

@@ -117,6 +117,17 @@ static double backOf(const work_t *w, int64_t rows, int64_t otherRows) {
   return rows > 0 ? w->costs->nvlinkBackShare * (double)otherRows / (double)rows : 0;
 }
 
+static double smsOf(const work_t *w) {
+  return w->run->numSms > 0 ? w->run->numSms : w->costs->numSms;
+}
+
+/* Whether the ranks read rows where they lie at the others. */
+static int isPulled(const work_t *w) {
+  int isFlat = w->replay->op == TREFOIL_OP_DISPATCH && w->sim->workload.mode == TREFOIL_HT_FLAT;
+  int ofTwo = w->f->numRanks == 2 && w->op->pullSmsOfTwo > 0;
+  return isFlat && w->numNodes == 1 && smsOf(w) <= (ofTwo ? w->op->pullSmsOfTwo : w->op->pullSms);
+}
+
 /* A row with the head that the library puts before it. */
 static double bytesUnderWay(const work_t *w) {
   return (double)w->replay->rowBytes + w->op->rowHeadBytes;
@@ -128,6 +139,7 @@ static void setPorts(const work_t *w) {
   double nvlink = w->costs->nvlinkGbPerS > 0 ? w->costs->nvlinkGbPerS : cl->nvlinkGbPerS;
   double nic = w->costs->nicGbPerS > 0 ? w->costs->nicGbPerS : cl->nicGbPerS;
   double rows = w->costs->rowsPerMessage > 0 ? w->costs->rowsPerMessage : 1;
+  if (isPulled(w) && w->op->pullPortShare > 0) nvlink *= w->op->pullPortShare;
   for (int r = 0; r < w->f->numRanks; r++) {
     int64_t out = w->replay->nearOut[r], in = w->replay->nearIn[r];
     double t = bytes / (nvlink * w->nvlinkFactor[r]) + w->costs->nvlinkRowNs;
@@ -224,7 +236,8 @@ static double sendSmsOf(const work_t *w, double sms, double fair) {
 
 /* Senders that are done before all work would be, evenly spread, receive the rest with the others. */
 static sm_split_t splitOf(const work_t *w, const sm_work_t *c) {
-  if (w->op->sendShare == 0 && w->op->mostSendSms == 0) return (sm_split_t){c->sms, c->sms};
+  int isSplit = (w->op->sendShare > 0 || w->op->mostSendSms > 0) && !isPulled(w);
+  if (!isSplit) return (sm_split_t){c->sms, c->sms};
   double fair = sentShare(w, c), send = sendSmsOf(w, c->sms, fair), even = c->sms * (1 - fair);
   return (sm_split_t){send, w->op->wholeSmsFrom > 0 ? fmax(c->sms - send, even) : c->sms - send};
 }
@@ -244,15 +257,9 @@ static double roundsNs(const work_t *w, double sms, int r) {
   return (rounds - 1) * w->op->roundUs * 1e3;
 }
 
-static void setSms(const work_t *w) {
-  const ep_replay_t *replay = w->replay;
+static sm_work_t smWorkOf(const work_t *w, double sms) {
   const trefoil_op_costs_t *op = w->op;
-  int isDispatch = replay->op == TREFOIL_OP_DISPATCH;
-  double share = op->forwardShare > 0 ? op->forwardShare : 0.5;
-  double sms = w->run->numSms > 0 ? w->run->numSms : w->costs->numSms;
-  double forwardSms = sms * share;
-  if (replay->hasNetPhases) sms -= forwardSms;
-  double bytes = (double)replay->rowBytes, withHead = bytesUnderWay(w);
+  double bytes = (double)w->replay->rowBytes, withHead = bytesUnderWay(w);
   sm_work_t c = {.send = smRowNs(op->sendRowNs, op->sendGbPerSPerSm, withHead),
                  .take = smRowNs(op->receiveRowNs, op->receiveGbPerSPerSm, withHead),
                  .token = op->tokenNs,
@@ -260,6 +267,21 @@ static void setSms(const work_t *w) {
                  .rest = smRowNs(0, op->restGbPerSPerSm, bytes),
                  .batch = smRowNs(0, op->batchGbPerSPerSm, bytes),
                  .sms = sms};
+  if (!isPulled(w)) return c;
+  c.send = c.token = 0;
+  c.take = smRowNs(op->pullRowNs, op->pullGbPerSPerSm, withHead);
+  return c;
+}
+
+static void setSms(const work_t *w) {
+  const ep_replay_t *replay = w->replay;
+  const trefoil_op_costs_t *op = w->op;
+  int isDispatch = replay->op == TREFOIL_OP_DISPATCH;
+  double share = op->forwardShare > 0 ? op->forwardShare : 0.5;
+  double sms = smsOf(w);
+  double forwardSms = sms * share;
+  if (replay->hasNetPhases) sms -= forwardSms;
+  sm_work_t c = smWorkOf(w, sms);
   sm_split_t split = splitOf(w, &c);
   int64_t most = mostTokens(w);
   for (int r = 0; r < w->f->numRanks; r++) {
@@ -306,13 +328,20 @@ static trefoil_result_t setLeaves(const work_t *w) {
   return TREFOIL_OK;
 }
 
+/* ns that a rank copies its tokens to where the others read them. */
+static double stageNs(const work_t *w, int r) {
+  return isPulled(w) ? (double)w->sim->numTokens[r] *
+                           smRowNs(0, w->op->stageGbPerS, (double)w->replay->rowBytes)
+                     : 0;
+}
+
 static void setStarts(const work_t *w) {
   double fixed = trefoilCostsFixedUs(w->costs, w->replay->op, w->shape);
   w->f->fixed = toFs(fixed * 1e3);
   for (int r = 0; r < w->f->numRanks; r++) {
     ep_philox_t p = epPhilox(w->run->seed, (uint32_t)r, 0, 0, (uint32_t)w->replay->op);
     double skew = w->run->startSkewUs * p.word[0] * 0x1p-32;
-    w->f->start[r] = w->f->fixed + toFs((w->lateUs[r] + skew) * 1e3);
+    w->f->start[r] = w->f->fixed + toFs((w->lateUs[r] + skew) * 1e3 + stageNs(w, r));
   }
 }
 

@@ -47,6 +47,8 @@ static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
            "costs: peersFlowShare %.10g%s: must be in [0, 1)", c->peersFlowShare, of);
   EP_CHECK(c->wholeSmsFrom >= 0 && c->wholeSmsFrom <= 1, TREFOIL_INVALID_ARGUMENT,
            "costs: wholeSmsFrom %.10g%s: must be in [0, 1]", c->wholeSmsFrom, of);
+  EP_CHECK(c->pullPortShare >= 0 && c->pullPortShare <= 1, TREFOIL_INVALID_ARGUMENT,
+           "costs: pullPortShare %.10g%s: must be in [0, 1]", c->pullPortShare, of);
   const named_number_t numbers[] = {
       {"launchUs", c->launchUs},
       {"tokenNs", c->tokenNs},
@@ -74,6 +76,11 @@ static trefoil_result_t checkOp(const trefoil_op_costs_t *c, const char *of) {
       {"fewRoundBytes", c->fewRoundBytes},
       {"rankRoundUs", c->rankRoundUs},
       {"flowWaitUs", c->flowWaitUs},
+      {"pullSms", c->pullSms},
+      {"pullSmsOfTwo", c->pullSmsOfTwo},
+      {"pullRowNs", c->pullRowNs},
+      {"pullGbPerSPerSm", c->pullGbPerSPerSm},
+      {"stageGbPerS", c->stageGbPerS},
   };
   return checkNumbers(numbers, sizeof numbers / sizeof *numbers, of);
 }

@@ -67,6 +67,14 @@ typedef struct trefoil_op_costs {
   double rankRoundUs;   /* wait for each doubling of the ranks: for the last of all their words */
   double flowWaitUs;    /* wait for the last word of each other rank that crosses a port of which a
                            flow of others takes all that it gets, from the start */
+  double pullSms; /* dispatch of HT flat in one node with at most so many SMs: each rank copies its
+                     tokens to where the others read them, and reads what comes to it; 0 = never */
+  double pullSmsOfTwo;    /* the same of two ranks; 0 = pullSms */
+  double pullRowNs;       /* then: SM time of each row read, its own rank's too */
+  double pullGbPerSPerSm; /* then: bytes of rows that one SM reads and stores; 0 = no limit */
+  double pullPortShare;   /* then: of a port's rate what reading gets, [0, 1]; 0 = 1 */
+  double
+      stageGbPerS; /* then: bytes of its tokens that a rank copies before it starts; 0 = no limit */
 } trefoil_op_costs_t;
 
 /* All zero but numSms is legal: then only bytes over ports take time. */
@@ -101,7 +109,7 @@ TREFOIL_API trefoil_result_t trefoilCostsIdeal(trefoil_costs_t *costs,
 TREFOIL_API double trefoilCostsFixedUs(const trefoil_costs_t *costs, trefoil_op_t op,
                                        const trefoil_shape_t *shape);
 /* Numbers must be finite and, netLatencyNs apart, not negative; numSms >= 1; forwardShare, sendShare,
- * nvlinkBackShare, flowShare and productShare < 1. */
+ * nvlinkBackShare, flowShare and productShare < 1, pullPortShare <= 1. */
 TREFOIL_API trefoil_result_t trefoilCostsCheck(const trefoil_costs_t *costs);
 
 #ifdef __cplusplus

@@ -103,7 +103,8 @@ OpCosts = _struct(
     slot_gb_per_s_per_sm, announce_us, rest_gb_per_s_per_sm, missing_us, flow_share,
     peers_flow_share, row_head_bytes, batch_sources, batch_gb_per_s_per_sm,
     slot_gb_per_s, round_us, round_bytes, few_tokens, few_round_bytes, rank_round_us,
-    flow_wait_us
+    flow_wait_us, pull_sms, pull_sms_of_two, pull_row_ns, pull_gb_per_s_per_sm, pull_port_share,
+    stage_gb_per_s
     """,
 )
 CostFields = _struct(

@@ -116,6 +116,33 @@ TEST(whole_sms_send_and_then_receive) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 30 * 1.2);
 }
 
+/* Rank 1 reads the tokens of rank 0; with more SMs one side sends, the other receives. */
+TEST(rows_are_pulled_with_few_sms) {
+  world_t w;
+  initPair(&w, TREFOIL_HT_FLAT, 30);
+  w.costs.numSms = 4;
+  w.costs.op[0].sendRowNs = 1200;
+  w.costs.op[0].receiveRowNs = 2400;
+  w.costs.op[0].mostSendSms = 8;
+  w.costs.op[0].pullSms = 4;
+  w.costs.op[0].pullRowNs = 800;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 0.8 / 4);
+  w.costs.op[0].pullSmsOfTwo =
+      3; /* two ranks have a limit of their own: a third of the SMs sends */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 3.6 / 4);
+  w.costs.op[0].pullSmsOfTwo = 4;
+  w.costs.op[0].pullGbPerSPerSm = 25; /* 400 ns more for 10000 bytes */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 1.2 / 4);
+  w.costs.op[0].stageGbPerS = 20; /* rank 0 copies 10000 bytes in 0.5 us before it starts */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 30 * 0.5 + 0.5 + 30 * 1.2 / 4);
+  w.costs.op[0].stageGbPerS = 0;
+  w.costs.op[0].pullPortShare = 0.01; /* the port is slower than the SMs */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 0.1 / 0.01);
+  w.workload.mode = TREFOIL_HT_EXPERT_MAJOR; /* it never pulls */
+  w.costs.op[0].pullSms = 100;
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 10 + 0.5 + 30 * 0.1);
+}
+
 TEST(places_are_written_by_who_receives_a_dispatch) {
   world_t w;
   initTwoExperts(&w, TREFOIL_LL_EXPERT_MAJOR);

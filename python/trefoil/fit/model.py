@@ -188,6 +188,7 @@ class ClosedForm:
         self.has_peers = np.array(per_node) > 2
         several = np.array([case.nodes > 1 for case in self.cases])
         self.is_staged = several & (plans.setting.mode in ("ht", "ht-expert-major"))
+        self.may_pull = self.is_dispatch & ~several & (plans.setting.mode == "ht")
 
     def part(self, chosen: npt.NDArray[np.int64]) -> ClosedForm:
         """Of some of the cases, without counting again."""
@@ -211,6 +212,23 @@ class ClosedForm:
             self.is_dispatch, costs.get(f"dispatch.{name}"), costs.get(f"combine.{name}")
         )
 
+    def _is_pulled(self, costs: Costs, sms: Array) -> npt.NDArray[np.bool_]:
+        """Of each case: whether ranks read rows where they lie at the others."""
+        most, of_two = (costs.get(f"dispatch.{name}") for name in ("pull_sms", "pull_sms_of_two"))
+        found: npt.NDArray[np.bool_] = self.may_pull & (
+            sms <= np.where((self.numbers == 2) & (of_two > 0), of_two, most)
+        )
+        return found
+
+    def _staged_us(self, costs: Costs) -> Array:
+        """Of the tokens that a rank copies before it starts, to where the others read them."""
+        sms = np.where(self.sms > 0, self.sms, costs.get("num_sms"))
+        rate = np.where(
+            self._is_pulled(costs, sms), costs.get("dispatch.stage_gb_per_s"), np.zeros_like(sms)
+        )
+        found: Array = 1e-3 * self.tokens * _time(self.row_bytes, rate)
+        return found
+
     def _busy_us(self, costs: Costs) -> Array:
         """By kind of resource, case and rank."""
         size = self.row_bytes + self._of_op(costs, "row_head_bytes")
@@ -226,21 +244,29 @@ class ClosedForm:
         take = self._of_op(costs, "receive_row_ns") + _time(
             size, self._of_op(costs, "receive_gb_per_s_per_sm")
         )
+        pulled = self._is_pulled(costs, sms)
+        pull = costs.get("dispatch.pull_row_ns") + _time(
+            size, np.where(pulled, costs.get("dispatch.pull_gb_per_s_per_sm"), 0)
+        )
+        send, take = np.where(pulled, 0, send), np.where(pulled, pull, take)
         place = self._of_op(costs, "slot_ns") + _time(
             self.row_bytes, self._of_op(costs, "slot_gb_per_s_per_sm")
         )
         memory = _time(self.row_bytes, self._of_op(costs, "slot_gb_per_s"))
         place = np.maximum(place, np.where(self.is_staged, sms * (1 - share), sms) * memory)
         places = ranks["slots"] * place[:, None]
-        token = (self.tokens * self._of_op(costs, "token_ns"))[:, None]
+        token = (self.tokens * np.where(pulled, 0, self._of_op(costs, "token_ns")))[:, None]
         is_dispatch = self.is_dispatch[:, None]
         sent = ranks["leaving"] if costs.get("own_rows_stay") else ranks["send"]
         back = costs.get("nvlink_back_share")
         sending = _work(sent, send, np.where(is_dispatch, token, places))
         batches = self._batch_ns(costs, np.where(self.is_staged, sms * (1 - share), sms))
-        taking = _work(ranks["receive"], take, np.where(is_dispatch, places + batches, token))
+        side = np.where(is_dispatch, places + batches, token)
+        taking = _work(ranks["receive"], take, side)
         works = self._over_ranks(sending), self._over_ranks(taking)
-        sends, takes = self._split(costs, np.where(self.is_staged, sms * (1 - share), sms), *works)
+        sends, takes = self._split(
+            costs, np.where(self.is_staged, sms * (1 - share), sms), pulled, *works
+        )
         speed = np.where(self.has_products, 1 - costs.get("product_share"), 1)
         self.takes, self.rounds_us = takes * speed, self._rounds_us(costs, takes) / speed
         messages = costs.get("net_message_ns") / (costs.get("rows_per_message") or 1)
@@ -253,7 +279,8 @@ class ClosedForm:
         }
         taken, peers = (self._of_op(costs, name) for name in ("flow_share", "peers_flow_share"))
         taken = np.where(self.has_peers & (peers > 0), peers, np.where(taken > 0, taken, 0.5))
-        port = size / nvlink + costs.get("nvlink_row_ns")
+        reading = np.where(pulled, costs.get("dispatch.pull_port_share") or 1, 1)
+        port = size / (nvlink * reading) + costs.get("nvlink_row_ns")
         for kind, other in (("nvlink-out", "nvlink-in"), ("nvlink-in", "nvlink-out")):
             work = _work(ranks[kind], port, back * ranks[other] * port[:, None])
             left = 1 - taken[:, None] * self.contested[kind]
@@ -276,18 +303,26 @@ class ClosedForm:
         latency = np.where(self.has_net, net, 0.0)
         near = costs.get("nvlink_latency_ns")
         latency = np.where(self.is_staged, latency + near, np.maximum(latency, near))
-        fixed = [
+        launches = [
             costs.fixed_us(case.op, shape)
             for case, shape in zip(self.cases, self.shapes, strict=True)
         ]
-        end = np.array(fixed) + 1e-3 * latency + longest + (stages - longest) * filling
-        announced = np.array(fixed) + 1e-3 * near + self._of_op(costs, "announce_us")
+        fixed = np.array(launches) + self._staged_us(costs)
+        end = fixed + 1e-3 * latency + longest + (stages - longest) * filling
+        announced = fixed + 1e-3 * near + self._of_op(costs, "announce_us")
         return np.maximum(end, announced + busy[RECEIVE]) + self._rest_us(costs)
 
-    def _split(self, costs: Costs, sms: Array, sent: Array, taken: Array) -> tuple[Array, Array]:
+    def _split(
+        self,
+        costs: Costs,
+        sms: Array,
+        pulled: npt.NDArray[np.bool_],
+        sent: Array,
+        taken: Array,
+    ) -> tuple[Array, Array]:
         """SMs that send, and that receive; where no share is given, by the work of either side."""
         share, most = self._of_op(costs, "send_share"), self._of_op(costs, "most_send_sms")
-        is_split = (share > 0) | (most > 0)
+        is_split = ((share > 0) | (most > 0)) & ~pulled
         least, works = np.where(sms > 2, 1 / sms, 0.5), sent + taken
         fair = np.divide(sent, works, out=np.zeros_like(works), where=works > 0)
         share = np.where(share > 0, share, np.clip(fair, least, 1 - least))
