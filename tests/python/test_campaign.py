@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trefoil.campaign.__main__ import main
-from trefoil.campaign.points import HT, LL, Point, point_of, scaled_down, stages
+from trefoil.campaign.points import HT, HT_DEFAULT_SMS, LL, Point, point_of, scaled_down, stages
 from trefoil.campaign.tables import fit_rows, rows_of, write_tables
 from trefoil.fit.cases import TableError, read_table
 from trefoil.fit.model import ClosedForm, Plans, Replay, Setting
@@ -90,6 +90,21 @@ def test_a_row_tells_the_bound_and_the_copy() -> None:
     )
 
 
+def test_copies_before_a_kernel_count_in_high_throughput() -> None:
+    def row_of(mode: str, between_us: float, *, empty_us: float | None = 4.0) -> dict[str, Any]:
+        line = line_of(Point(2, mode, 64, sms=16), 20.0)
+        for op in ("dispatch", "combine"):
+            line["times"][op]["event_over_kernel"] = {"replayed": {"p50_s": between_us / 1e6}}
+        if empty_us is not None:
+            line["times"]["empty"] = {"event": {"replayed": {"p50_s": empty_us / 1e6}}}
+        return next(iter(rows_of([line])))
+
+    row = row_of(HT, 34.0)
+    assert (row["p50_us"], row["p99_us"], row["min_us"], row["max_us"]) == (50, 70, 40, 80)
+    assert row_of(HT, 3.0)["p50_us"] == row_of(HT, 34.0, empty_us=None)["p50_us"] == 20
+    assert row_of(LL, 34.0)["p50_us"] == 20
+
+
 def test_a_fit_reads_only_plain_rows_with_their_routing(tmp_path: Path) -> None:
     lines = [
         line_of(p, 30.0)
@@ -107,7 +122,14 @@ def test_a_fit_reads_only_plain_rows_with_their_routing(tmp_path: Path) -> None:
     assert balanced == {("uniform", 0.0, 0, 0.0)} and not all(c.is_balanced for c in cases)
     assert {c.routing for c in cases} == {"uniform", "zipf", "hot-rank", "hot-expert"}
     assert {c.seed for c in cases} == {1, 6, 7, 9} and 1.0 in {c.ragged for c in cases}
-    assert {c.sms for c in read_table(tmp_path / "ht.csv")} >= {8, 16, 32}
+    assert {c.sms for c in read_table(tmp_path / "ht.csv")} >= {8, 16, HT_DEFAULT_SMS}
+
+
+def test_the_default_sms_are_the_librarys() -> None:
+    (line,) = (
+        x for x in (ROOT / "api/gpu/gpu.h").read_text().splitlines() if "EP_GPU_HT_SMS " in x
+    )
+    assert int(line.split()[2]) == HT_DEFAULT_SMS
 
 
 @pytest.mark.parametrize("mode", ["ll", "ht"])

@@ -52,7 +52,7 @@ UNSEEN: tuple[dict[str, Any], ...] = (  # values that no campaign had when the m
 UNSEEN_SMS = (5, 9, 13, 18, 22, 26)
 ONE_WAY = {"routing": "hot-rank", "skew": 1000.0}  # all rows go to rank 0
 LL, HT, HT_EXPERT = "ll-expert-major", "ht-flat", "ht-expert-major"
-HT_DEFAULT_SMS = 32
+HT_DEFAULT_SMS = 28
 LL_DEFAULT_SMS = 132
 
 

@@ -17,7 +17,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,8 @@ def _model(a: argparse.Namespace, mode: str, nodes: int = 1) -> Model:
     return Model(record, cluster=a.cluster, gpus_per_node=a.gpus_per_node)
 
 
-def _left_out(path: Path) -> int:
+def _left_out(data: Mapping[str, Any]) -> int:
     """Rows of a benchmark whose check failed: no figures."""
-    data = json.loads(read_text(path))
     rows = data.get("gpu_benchmarks", data.get("rows", []))
     return sum(row.get("ok") is False or row.get("check", "ok") != "ok" for row in rows)
 
@@ -101,7 +100,8 @@ def _left_out(path: Path) -> int:
 def _operations(a: argparse.Namespace) -> tuple[Model, list[Row], int]:
     if a.file.suffix == ".json":
         cases: list[Case] = cases_of_bench(a.file)
-        left_out = _left_out(a.file)
+        data = json.loads(read_text(a.file))
+        left_out, is_api = _left_out(data), "gpu_benchmarks" in data
     else:
         mode = read_table(a.file)[0].mode
         like = load_split(_model(a, mode).name)  # how the record's own table was read
@@ -109,10 +109,11 @@ def _operations(a: argparse.Namespace) -> tuple[Model, list[Row], int]:
         cases = read_table(a.file, like.text.get("time", "transmit"), per_node)
         own = split_of_table(a.file)
         cases = own.with_masks(cases) if own else cases
-        left_out = 0
+        left_out, is_api = 0, True
     if len({case.mode for case in cases}) > 1:
         raise TableError(f"{a.file}: holds LL and HT: give one file for each")
     model = _model(a, cases[0].mode, max(case.nodes for case in cases))
+    model.copies_inputs = is_api
     files = prediction_files() if a.predictions is None else a.predictions
     tables = [] if a.record or a.cluster else [read_predictions(path) for path in files]
     return model, compare(cases, model, tables), left_out
