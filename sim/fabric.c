@@ -341,7 +341,9 @@ static void setStarts(const work_t *w) {
   for (int r = 0; r < w->f->numRanks; r++) {
     ep_philox_t p = epPhilox(w->run->seed, (uint32_t)r, 0, 0, (uint32_t)w->replay->op);
     double skew = w->run->startSkewUs * p.word[0] * 0x1p-32;
-    w->f->start[r] = w->f->fixed + toFs((w->lateUs[r] + skew) * 1e3 + stageNs(w, r));
+    ep_fs_t called = toFs((w->lateUs[r] + skew) * 1e3);
+    w->f->start[r] = w->f->fixed + called + toFs(stageNs(w, r));
+    if (r == 0 || called < w->f->called) w->f->called = called;
   }
 }
 

@@ -10,6 +10,7 @@ typedef struct ep_fabric {
   ep_fs_t *row[TREFOIL_NUM_RESOURCES]; /* [count] time of a row on it; 0 = it does not limit */
   ep_fs_t *start; /* [R] when a rank's first row may leave: late start, fixed */
   ep_fs_t fixed;  /* the part of start that no row takes */
+  ep_fs_t called; /* the earliest call of a rank */
   ep_fs_t *rest;  /* [R] what a rank does after its last row has come */
   ep_fs_t *
       announced; /* [R] when a rank has all announcements, and takes rows; its start without announceUs */

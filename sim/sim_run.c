@@ -20,7 +20,7 @@ typedef struct one {
   ep_fabric_t fabric;
   ep_loads_t loads;
   ep_timing_t timing;
-  ep_fs_t zero; /* the earliest start without the fixed part */
+  ep_fs_t zero; /* the earliest call */
   trefoil_sim_op_t *out;
 } one_t;
 
@@ -168,11 +168,7 @@ static trefoil_result_t simulateOp(const trefoil_sim_t *sim, const trefoil_sim_r
                                    trefoil_op_t op, trefoil_sim_op_t *out) {
   one_t o = {.sim = sim, .run = run, .replay = &sim->replay[op], .out = out};
   EP_TRY(epFabricBuild(&o.fabric, sim, run, op));
-  o.zero = o.fabric.start[0];
-  for (int r = 1; r < o.fabric.numRanks; r++) {
-    if (o.fabric.start[r] < o.zero) o.zero = o.fabric.start[r];
-  }
-  o.zero -= o.fabric.fixed;
+  o.zero = o.fabric.called;
   trefoil_result_t result = runOp(&o);
   epFabricFree(&o.fabric);
   epLoadsFree(&o.loads);

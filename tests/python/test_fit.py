@@ -222,6 +222,28 @@ def test_a_committed_record_scores_what_it_says(name: str) -> None:
     assert found["both"].mape_percent <= GOALS.get(name, 25.0)
 
 
+@pytest.mark.parametrize("engine", ["queues", "fair"])
+def test_pulled_dispatches_agree_between_form_and_engines(engine: str) -> None:
+    """Every rank copies its tokens first; with an SM more than the limit, rows go by FIFOs."""
+    split = load_split("trefoil-ht-h200")
+    table = split_files()["trefoil-ht-h200"].parent / split.text["table"]
+    pull = next(c for c in read_table(table) if c.sms == 8 and c.op == "dispatch")
+    cases = [replace(pull, sms=sms) for sms in (8, 16, 20, 21)]
+    cases += [replace(pull, ranks=4, sms=sms) for sms in (16, 17)]
+    cases += [replace(pull, routing="zipf", skew=1.2), replace(pull, empty_ranks=1)]
+    costs, plans = Costs.record("trefoil-ht-h200"), Plans(split.setting)
+    found = ClosedForm(plans, cases).predict(costs)
+    assert found == pytest.approx(Replay(plans, cases, engine).predict(costs), rel=0.01)
+    without = costs.set({"dispatch.stage_gb_per_s": 0})
+    copied = found - ClosedForm(plans, cases).predict(without)
+    assert copied[:5] == pytest.approx([30.3, 30.3, 30.3, 0, 30.3], abs=0.1) and copied[5] == 0
+    assert found - Replay(plans, cases, engine).predict(without) == pytest.approx(copied, abs=3)
+    slower = without.set({"dispatch.pull_port_share": 0.5})
+    us = ClosedForm(plans, cases).predict(slower)
+    assert us == pytest.approx(Replay(plans, cases, engine).predict(slower), rel=0.01)
+    assert us[2] > 1.3 * (found - copied)[2] and us[3] == found[3]
+
+
 @pytest.mark.parametrize("name", sorted(split_files()))
 def test_a_record_and_its_split_agree(name: str) -> None:
     split, costs = load_split(name), Costs.record(name)

@@ -127,20 +127,21 @@ TEST(rows_are_pulled_with_few_sms) {
   w.costs.op[0].pullSms = 4;
   w.costs.op[0].pullRowNs = 800;
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 0.8 / 4);
-  w.costs.op[0].pullSmsOfTwo =
-      3; /* two ranks have a limit of their own: a third of the SMs sends */
+  w.costs.op[0].pullSmsOfTwo = 3; /* of two ranks: a third of the SMs sends */
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 3.6 / 4);
   w.costs.op[0].pullSmsOfTwo = 4;
   w.costs.op[0].pullGbPerSPerSm = 25; /* 400 ns more for 10000 bytes */
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 1.2 / 4);
   w.costs.op[0].stageGbPerS = 20; /* rank 0 copies 10000 bytes in 0.5 us before it starts */
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 30 * 0.5 + 0.5 + 30 * 1.2 / 4);
+  worldSend(&w, 1, 0, 30); /* both ranks copy */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 30 * 0.5 + 0.5 + 30 * 1.2 / 4);
   w.costs.op[0].stageGbPerS = 0;
   w.costs.op[0].pullPortShare = 0.01; /* the port is slower than the SMs */
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 0.1 / 0.01);
-  w.workload.mode = TREFOIL_HT_EXPERT_MAJOR; /* it never pulls */
-  w.costs.op[0].pullSms = 100;
   CHECK_US(&w, TREFOIL_OP_COMBINE, 10 + 0.5 + 30 * 0.1);
+  w.workload.mode = TREFOIL_HT_EXPERT_MAJOR; /* it never pulls */
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 3.6 / 4);
 }
 
 TEST(places_are_written_by_who_receives_a_dispatch) {
