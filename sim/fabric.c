@@ -124,7 +124,7 @@ static double smsOf(const work_t *w) {
 /* Whether the ranks read rows where they lie at the others. */
 static int isPulled(const work_t *w) {
   int isFlat = w->replay->op == TREFOIL_OP_DISPATCH && w->sim->workload.mode == TREFOIL_HT_FLAT;
-  int ofTwo = w->f->numRanks == 2 && w->op->pullSmsOfTwo > 0;
+  int ofTwo = w->f->numRanks <= 2 && w->op->pullSmsOfTwo > 0;
   return isFlat && w->numNodes == 1 && smsOf(w) <= (ofTwo ? w->op->pullSmsOfTwo : w->op->pullSms);
 }
 
@@ -139,10 +139,10 @@ static void setPorts(const work_t *w) {
   double nvlink = w->costs->nvlinkGbPerS > 0 ? w->costs->nvlinkGbPerS : cl->nvlinkGbPerS;
   double nic = w->costs->nicGbPerS > 0 ? w->costs->nicGbPerS : cl->nicGbPerS;
   double rows = w->costs->rowsPerMessage > 0 ? w->costs->rowsPerMessage : 1;
-  if (isPulled(w) && w->op->pullPortShare > 0) nvlink *= w->op->pullPortShare;
+  double reading = isPulled(w) && w->op->pullPortShare > 0 ? w->op->pullPortShare : 1;
   for (int r = 0; r < w->f->numRanks; r++) {
     int64_t out = w->replay->nearOut[r], in = w->replay->nearIn[r];
-    double t = bytes / (nvlink * w->nvlinkFactor[r]) + w->costs->nvlinkRowNs;
+    double t = bytes / (nvlink * w->nvlinkFactor[r] * reading) + w->costs->nvlinkRowNs;
     w->f->row[TREFOIL_RESOURCE_NVLINK_OUT][r] = toFs(t * (1 + backOf(w, out, in)));
     w->f->row[TREFOIL_RESOURCE_NVLINK_IN][r] = toFs(t * (1 + backOf(w, in, out)));
     w->f->gbPerS[TREFOIL_RESOURCE_NVLINK_OUT][r] = nvlink * w->nvlinkFactor[r];

@@ -155,6 +155,10 @@ TEST(costs_that_may_be_missing) {
                 "\"peers_flow_share\": {\"value\": 1, \"low\": 0, \"high\": 1, \"source\": \"x\", "
                 "\"state\": \"given\"}, \"send_share\": {",
                 "peers_flow_share 1 and 0, whole_sms_from 0 and 0: must be");
+  expectRefused("\"send_share\": {",
+                "\"pull_port_share\": {\"value\": 2, \"low\": 0, \"high\": 2, \"source\": \"x\", "
+                "\"state\": \"given\"}, \"send_share\": {",
+                "pull_port_share 2 and 0: must be at most 1 each");
   expectRefused("\"slot_ns\": {\n      \"value\": 0", "\"slot_ns\": {\n      \"worth\": 0",
                 "slot_ns in dispatch must be {\"value\"");
 }

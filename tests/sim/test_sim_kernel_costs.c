@@ -139,7 +139,9 @@ TEST(rows_are_pulled_with_few_sms) {
   w.costs.op[0].stageGbPerS = 0;
   w.costs.op[0].pullPortShare = 0.01; /* the port is slower than the SMs */
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 0.1 / 0.01);
-  CHECK_US(&w, TREFOIL_OP_COMBINE, 10 + 0.5 + 30 * 0.1);
+  w.costs.op[1] = w.costs.op[0];
+  w.costs.op[1].pullRowNs = 9000; /* no combine pulls: a third of the SMs sends */
+  CHECK_US(&w, TREFOIL_OP_COMBINE, 10 + 0.5 + 30 * 3.6 / 4);
   w.workload.mode = TREFOIL_HT_EXPERT_MAJOR; /* it never pulls */
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 30 * 3.6 / 4);
 }

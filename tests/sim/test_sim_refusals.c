@@ -83,6 +83,12 @@ TEST(costs_out_of_range) {
   w.costs.op[0].wholeSmsFrom = 1.5;
   CHECK_REFUSED(&w, "costs: wholeSmsFrom 1.5 of dispatch: must be in [0, 1]");
   initSome(&w);
+  w.costs.op[1].pullPortShare = 1.5;
+  CHECK_REFUSED(&w, "costs: pullPortShare 1.5 of combine: must be in [0, 1]");
+  initSome(&w);
+  w.costs.op[0].stageGbPerS = -1;
+  CHECK_REFUSED(&w, "costs: stageGbPerS -1 of dispatch: must be in [0, 1e9]");
+  initSome(&w);
   w.costs.nvlinkBackShare = -0.5;
   CHECK_REFUSED(&w, "costs: nvlinkBackShare -0.5: must be in [0, 1)");
   initSome(&w);

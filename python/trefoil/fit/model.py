@@ -216,7 +216,7 @@ class ClosedForm:
         """Of each case: whether ranks read rows where they lie at the others."""
         most, of_two = (costs.get(f"dispatch.{name}") for name in ("pull_sms", "pull_sms_of_two"))
         found: npt.NDArray[np.bool_] = self.may_pull & (
-            sms <= np.where((self.numbers == 2) & (of_two > 0), of_two, most)
+            sms <= np.where((self.numbers <= 2) & (of_two > 0), of_two, most)
         )
         return found
 
