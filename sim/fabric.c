@@ -337,12 +337,11 @@ static double stageNs(const work_t *w, int r) {
 
 static void setStarts(const work_t *w) {
   double fixed = trefoilCostsFixedUs(w->costs, w->replay->op, w->shape);
-  w->f->fixed = toFs(fixed * 1e3);
   for (int r = 0; r < w->f->numRanks; r++) {
     ep_philox_t p = epPhilox(w->run->seed, (uint32_t)r, 0, 0, (uint32_t)w->replay->op);
     double skew = w->run->startSkewUs * p.word[0] * 0x1p-32;
     ep_fs_t called = toFs((w->lateUs[r] + skew) * 1e3);
-    w->f->start[r] = w->f->fixed + called + toFs(stageNs(w, r));
+    w->f->start[r] = toFs(fixed * 1e3) + called + toFs(stageNs(w, r));
     if (r == 0 || called < w->f->called) w->f->called = called;
   }
 }

@@ -8,8 +8,7 @@ typedef struct ep_fabric {
   int numRanks, numPorts, numLeaves;   /* numLeaves 0: no leaf blocks */
   int count[TREFOIL_NUM_RESOURCES];    /* of each kind */
   ep_fs_t *row[TREFOIL_NUM_RESOURCES]; /* [count] time of a row on it; 0 = it does not limit */
-  ep_fs_t *start; /* [R] when a rank's first row may leave: late start, fixed */
-  ep_fs_t fixed;  /* the part of start that no row takes */
+  ep_fs_t *start; /* [R] when a rank's first row may leave: late start, copy of its tokens, fixed */
   ep_fs_t called; /* the earliest call of a rank */
   ep_fs_t *rest;  /* [R] what a rank does after its last row has come */
   ep_fs_t *

@@ -67,17 +67,14 @@ typedef struct trefoil_op_costs {
   double rankRoundUs;   /* wait for each doubling of the ranks: for the last of all their words */
   double flowWaitUs;    /* wait for the last word of each other rank that crosses a port of which a
                            flow of others takes all that it gets, from the start */
-  double
-      pullSms; /* HT, flat dispatch in one node, of tensors in no window, with at most so many SMs:
-                     each rank copies its tokens to where the others read them, and reads what comes
-                     to it; 0 = never */
-  double pullSmsOfTwo; /* the same of at most two ranks; 0 = pullSms */
-  double pullRowNs;    /* where it pulls: SM time of each row read, its own rank's too */
-  double
-      pullGbPerSPerSm; /* where it pulls: bytes of rows that one SM reads and stores; 0 = no limit */
-  double pullPortShare; /* where it pulls: of a port's rate what reading gets, [0, 1]; 0 = 1 */
-  double
-      stageGbPerS; /* where it pulls: bytes of its tokens that a rank copies before it starts; 0 = no limit */
+  /* HT, flat dispatch in one node, of tensors in no window, with at most pullSms SMs: each rank copies
+   * its tokens to where the others read them, and reads what comes to it. */
+  double pullSms;         /* 0 = never */
+  double pullSmsOfTwo;    /* the same of at most two ranks; 0 = pullSms */
+  double pullRowNs;       /* SM time of each row read, its own rank's too */
+  double pullGbPerSPerSm; /* bytes of rows that one SM reads and stores; 0 = no limit */
+  double pullPortShare;   /* of a port's rate what reading gets, [0, 1]; 0 = 1 */
+  double stageGbPerS;     /* bytes of its tokens that a rank copies before; 0 = no limit */
 } trefoil_op_costs_t;
 
 /* All zero but numSms is legal: then only bytes over ports take time. */

@@ -102,7 +102,7 @@ def test_later_figures_replace_earlier_ones(tmp_path: Path) -> None:
     all_of = merged([load_figures(FOLDER)])
     assert len({f.key for f in all_of}) == len(all_of)
     plain = [f for f in all_of if (f.name, f.tokens, f.ranks) == ("dispatch expert-major", 8, 4)]
-    assert {f.source for f in plain} == {"2026-11-29-h200/figures.csv"}  # not the API's
+    assert {f.source for f in plain} == {"2026-11-27-h200x4/figures.csv"}  # not the API's
     new = sample(tmp_path, Point(4, LL, 8))
     both = merged([all_of, new])
     found = [f for f in both if f.key == new[0].key]
@@ -118,7 +118,7 @@ def test_of_a_folders_campaigns_the_newest_counts(tmp_path: Path) -> None:
     found = {(f.ranks, f.tokens, f.source.split("/")[0][-1]) for f in load_figures(tmp_path)}
     assert found == {(2, 8, "b"), (4, 8, "a")}
     committed = {f.source for f in load_figures(FOLDER) if f.how == "campaign"}
-    assert committed == {"2026-11-29-h200/figures.csv"}
+    assert committed == {"2026-11-27-h200x4/figures.csv", "2026-11-29-h200x2/figures.csv"}
 
 
 def test_kinds_are_not_mixed_in_a_curve(tmp_path: Path) -> None:

@@ -43,6 +43,21 @@ TEST(one_port_of_the_way_is_enough) {
   CHECK_US(&w, TREFOIL_OP_DISPATCH, 3 + 0.5 + 4);
 }
 
+/* Reading gets half of a port of 100 GB/s, a flow of 50 the other half of what is left. */
+TEST(a_flow_takes_of_the_ports_rate_where_rows_are_pulled) {
+  trefoil_flow_t flow = {.from = 0, .to = 1, .gbPerS = 50};
+  world_t w;
+  worldInit(&w, 2, 2, TREFOIL_HT_FLAT);
+  worldSend(&w, 0, 1, 40);
+  w.run.flows = &flow;
+  w.run.numFlows = 1;
+  w.costs.op[0].flowShare = 0.6;
+  w.costs.op[0].pullSms = 4096;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 40 * 0.1 / 0.5);
+  w.costs.op[0].pullPortShare = 0.5;
+  CHECK_US(&w, TREFOIL_OP_DISPATCH, 10 + 0.5 + 40 * 0.1 / 0.5 / 0.5);
+}
+
 TEST(flows_take_more_among_more_than_two_ranks) {
   trefoil_flow_t flow = {.from = 0, .to = 1};
   world_t w;

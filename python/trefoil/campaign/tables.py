@@ -72,9 +72,8 @@ def _figures(line: Mapping[str, Any], op: str) -> Row:
     """wall (no GPU) and event stand in where there are no kernel times."""
     times, extra = line["times"][op], _extra_s(line, op)
     ways = [("kernel", "replayed"), ("event", "replayed"), ("wall", None)]
-    found = next(s for s in (_spread(times, *way) for way in ways) if s)
-    is_kernel = found is _spread(times, *ways[0])
-    spread = {q: s + extra for q, s in found.items()} if is_kernel else found
+    kind, found = next((way[0], s) for way in ways if (s := _spread(times, *way)))
+    spread = {q: s + extra for q, s in found.items()} if kind == "kernel" else found
     bytes_, rate = times.get("busiest_port_bytes", 0), line.get("copy_bytes_per_second", 0)
     bound = bytes_ / rate if bytes_ and rate else None
     row: Row = {"op": op, "n": line["iterations"]}

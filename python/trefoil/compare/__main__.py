@@ -82,13 +82,16 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _model(a: argparse.Namespace, mode: str, nodes: int = 1) -> Model:
+def _model(
+    a: argparse.Namespace, mode: str, nodes: int = 1, *, copies_inputs: bool = True
+) -> Model:
     kernels, device = a.kernels, ""
     if a.file.suffix != ".json":
         found, device = kernels_of_table(a.file)
         kernels = kernels or found
     record = a.record or default_record(mode, kernels or "trefoil", device, nodes)
-    return Model(record, cluster=a.cluster, gpus_per_node=a.gpus_per_node)
+    per_node = a.gpus_per_node
+    return Model(record, cluster=a.cluster, gpus_per_node=per_node, copies_inputs=copies_inputs)
 
 
 def _left_out(data: Mapping[str, Any]) -> int:
@@ -112,8 +115,8 @@ def _operations(a: argparse.Namespace) -> tuple[Model, list[Row], int]:
         left_out, is_api = 0, True
     if len({case.mode for case in cases}) > 1:
         raise TableError(f"{a.file}: holds LL and HT: give one file for each")
-    model = _model(a, cases[0].mode, max(case.nodes for case in cases))
-    model.copies_inputs = is_api
+    nodes = max(case.nodes for case in cases)
+    model = _model(a, cases[0].mode, nodes, copies_inputs=is_api)
     files = prediction_files() if a.predictions is None else a.predictions
     tables = [] if a.record or a.cluster else [read_predictions(path) for path in files]
     return model, compare(cases, model, tables), left_out

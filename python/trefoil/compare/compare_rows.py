@@ -56,8 +56,10 @@ class Model:
         *,
         cluster: str | None = None,
         gpus_per_node: int | None = None,
+        copies_inputs: bool = True,
     ) -> None:
-        self.name = record
+        """copies_inputs: as the library; kernels alone take inputs in no window by FIFOs."""
+        self.name, self.copies_inputs = record, copies_inputs
         self.record = CostRecord(record)
         setting = load_split(record).setting
         self._own = cluster or setting.cluster
@@ -66,9 +68,6 @@ class Model:
             setting,
             cluster=self._own,
             gpus_per_node=gpus_per_node or setting.gpus_per_node,
-        )
-        self.copies_inputs = (
-            True  # as the library; kernels alone take what lies in no window by FIFOs
         )
         self._made: dict[tuple[str, object], Simulation] = {}
 
