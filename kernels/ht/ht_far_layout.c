@@ -9,7 +9,7 @@ _Static_assert(sizeof(ep_ht_far_control_t) <= EP_HT_FAR_CONTROL_BYTES, "control 
 
 /* All rings of a rank together take at most RINGS_BYTES, unless a ring has LEAST_SLOTS; with puts under way
  * CHUNK_BYTES are waited for (docs/kernels_ht.md). */
-#define RINGS_BYTES ((size_t)256 << 20)
+#define RINGS_BYTES ((size_t)1 << 30)
 #define LEAST_SLOTS 64
 #define CHUNK_BYTES ((size_t)2 << 20)
 

@@ -83,7 +83,7 @@ TEST(bytes_of_several_domains) {
         large.reason);
 }
 
-/* In high throughput: in the window also rings for each other domain, at most 256 MiB of them, and ids. */
+/* In high throughput: in the window also rings for each other domain, at most 1 GiB of them, and ids. */
 TEST(bytes_of_rings) {
   ncclEpGroupConfig_t c = highThroughput();
   ncclEpPreflight_t one = ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 16, 16);
@@ -95,6 +95,12 @@ TEST(bytes_of_rings) {
   CHECK(two.group_device_bytes > one.group_device_bytes + 4 * units &&
             two.handle_device_bytes > one.handle_device_bytes + 4096u * 8 * 12,
         "%zu, %zu", two.group_device_bytes, two.handle_device_bytes);
+  ncclEpPreflight_t four = ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 16, 4);
+  rings = four.group_shared_bytes - one.group_shared_bytes;
+  CHECK(rings > 3 * units * unit && rings < ((size_t)1 << 30), "%zu", rings);
+  ncclEpPreflight_t sixteen = ask(&c, NCCL_EP_LAYOUT_FLAT, 8, 16, 1);
+  rings = sixteen.group_shared_bytes - one.group_shared_bytes;
+  CHECK(sixteen.supported && rings > (size_t)512 << 20 && rings < (size_t)1034 << 20, "%zu", rings);
 }
 
 static void refused(const char *what, ncclEpPreflight_t p, const char *limit,

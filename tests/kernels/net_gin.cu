@@ -2,10 +2,10 @@
 // own (NCCL_LSA_TEAM_SIZE=1), with the network that the environment chooses (docs/net.md).
 //
 //   net_gin [--ranks N] [--rounds N] [--bytes N] [--burst N] [--late N]
-//   net_gin --times [--ranks N]
+//   net_gin --times [--processes] [--ranks N]
 //
 // --times: what the network takes for puts of growing size, all ranks at once, threads of one process as in
-// `trefoil bench`; prints JSON.
+// `trefoil bench`, or processes; prints JSON.
 // More ranks than GPUs share them. With MPS they run side by side; else in turns of some milliseconds.
 #include "tests/kernels/net_gin_rank.cuh"
 
@@ -83,15 +83,40 @@ static int judge(const Options &o, const Shared *all, const int *status) {
   return bad;
 }
 
-static int runTimes(const Options &o, Shared *all) {
+static void startProcesses(const Options &o, Shared *all, int *status) {
+  pid_t pids[32];
+  for (int r = 0; r < o.ranks; r++) {
+    pids[r] = fork();
+    if (pids[r] < 0) exit(3);
+    if (pids[r] == 0) {
+      const int result = rankMain(o, r, all);
+      fflush(stdout);
+      _exit(result);
+    }
+  }
+  for (int r = 0; r < o.ranks; r++) waitpid(pids[r], &status[r], 0);
+}
+
+static int startThreads(const Options &o, Shared *all) {
   if (o.ranks > devicesHere()) {
-    printf("skipped: %d ranks need a GPU each\n", o.ranks);
+    printf("skipped: %d ranks need a GPU each, or --processes\n", o.ranks);
     return SKIPPED;
   }
   std::vector<std::thread> threads;
   for (int r = 0; r < o.ranks; r++) threads.emplace_back([&, r] { rankMain(o, r, all); });
   for (std::thread &t : threads) t.join();
-  int gaveUp = 0;
+  return 0;
+}
+
+static int runTimes(const Options &o, Shared *all) {
+  int status[32] = {}, gaveUp = 0;
+  if (o.processes) {
+    startProcesses(o, all, status);
+    const int bad = judge(o, all, status);
+    if (bad) return bad < 0 ? SKIPPED : 1;
+  } else if (const int skipped = startThreads(o, all)) {
+    return skipped;
+  }
   for (int r = 0; r < o.ranks; r++) gaveUp += all->results[r].gaveUp;
   if (gaveUp) {
     fprintf(stderr, "net_gin: %d waits ended at the limit\n", gaveUp);
@@ -107,20 +132,10 @@ int main(int argc, char **argv) {
       mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return 3;
   Shared *all = new (memory) Shared();
-  pid_t pids[32];
   int status[32];
   setenv("NCCL_LSA_TEAM_SIZE", "1", 0);
   if (o.times) return runTimes(o, all);
-  for (int r = 0; r < o.ranks; r++) {
-    pids[r] = fork();
-    if (pids[r] < 0) return 3;
-    if (pids[r] == 0) {
-      const int result = rankMain(o, r, all);
-      fflush(stdout);
-      _exit(result);
-    }
-  }
-  for (int r = 0; r < o.ranks; r++) waitpid(pids[r], &status[r], 0);
+  startProcesses(o, all, status);
   const int bad = judge(o, all, status);
   if (bad < 0) {
     printf("skipped: no GPU\n");

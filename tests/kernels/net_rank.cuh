@@ -20,7 +20,7 @@
 
 struct Options {
   int ranks = 4, rounds = 40, bytes = 4096, burst = 100, late = -1;
-  bool gin = false, refused = false, times = false;
+  bool gin = false, refused = false, times = false, processes = false;
 };
 
 struct Results {
@@ -81,8 +81,13 @@ inline Options parse(int argc, char **argv) {
   for (int i = 1; i < argc; i++) {
     const std::string a = argv[i];
     const int n = i + 1 < argc ? atoi(argv[i + 1]) : -1;
-    if (a == "--gin" || a == "--refused" || a == "--times") {
-      (a == "--gin" ? o.gin : a == "--times" ? o.times : o.refused) = true;
+    bool *const flag = a == "--gin"         ? &o.gin
+                       : a == "--times"     ? &o.times
+                       : a == "--refused"   ? &o.refused
+                       : a == "--processes" ? &o.processes
+                                            : nullptr;
+    if (flag) {
+      *flag = true;
       continue;
     }
     int *to = a == "--ranks"    ? &o.ranks
