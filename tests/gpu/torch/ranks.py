@@ -38,7 +38,9 @@ class Ranks:
             if not torch.cuda.is_available():
                 print("skipped: needs a GPU")
                 sys.exit(SKIPPED)
-            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            self.device = torch.device(
+                "cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
+            )
             torch.cuda.set_device(self.device)
         both = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
         dist.init_process_group(backend or both, timeout=timedelta(seconds=60))
