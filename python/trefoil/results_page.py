@@ -51,6 +51,7 @@ FILES: dict[str, Any] = {
         ("domains_h200x4_2x2.json", "two domains of two"),
         ("domains_h200x4_4x1.json", "four domains of one"),
     ],
+    "shared": "domains_shared_h200x2.json",
     "domains_predicted": "domains_predicted_h100x2.csv",
     "gradients": [
         ("a2sgd_kernels_h200x4.json", "Four H200"),
@@ -418,6 +419,29 @@ def domains_ht(name: str) -> str:
     return table(["operation", "us", "goal", "of the rate"], rows)
 
 
+def domains_shared(name: str) -> str:
+    """Two ways of the same operations, us of each run, and the ratio of their medians."""
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in _read(name)["rows"]:
+        what = f"{row['operation']} {row['mode']}, {row['ranks_per_domain']} in a domain"
+        found.setdefault((what, row["tokens"]), {})[row["way"]] = row["runs_us"]
+    rows = []
+    for (what, tokens), ways in found.items():
+        first, second = ways.values()
+        ratio = statistics.median(second) / statistics.median(first)
+        cells = [f"{way} {', '.join(f'{us:.0f}' for us in us_of)}" for way, us_of in ways.items()]
+        rows.append([what, str(tokens), *cells, f"{ratio:.2f}"])
+    return table(["operation", "tokens", "", "", "ratio"], rows)
+
+
+def one_put(name: str) -> str:
+    """What a flat dispatch's rows take as one put to each far rank, beside the goal."""
+    data = _read(name)
+    bytes_ = next(row["bytes"] for row in data["rows"] if row["mode"] == "ht-flat")
+    wire_us = bytes_ / data["rate_GBps"] / 1000
+    return f"{data['latency_us'] + wire_us:.0f} us (goal {wire_us / RATE_SHARE:.0f})"
+
+
 def network(name: str) -> str:
     """One sentence: latency and rate of the network alone."""
     data = _read(name)
@@ -592,7 +616,16 @@ def serving_goal(name: str) -> str:
 TABLES = (
     *(source, low_latency, host_time, high_throughput, over_sms, skewed, has_products, products),
     *(two_libraries, two_packages, records, across_nodes, conformance, checks),
-    *(domains_ll, domains_ht, network, network_fit, simulated_domains, update_across),
+    *(
+        domains_ll,
+        domains_ht,
+        domains_shared,
+        one_put,
+        network,
+        network_fit,
+        simulated_domains,
+        update_across,
+    ),
     *(gradient_passes, exchange, python_calls, python_goals, training, serving, serving_goal),
 )
 
