@@ -69,7 +69,7 @@ def count_dispatches(worker: Any) -> None:
 
     buffer: Any = vllm_cpu.buffer()
     buffer.made = 0
-    for name in ("low_latency_dispatch", "dispatch"):
+    for name in ("low_latency_dispatch", "low_latency_tokens", "dispatch"):
         setattr(buffer, name, counting(buffer, getattr(buffer, name)))
 
 
@@ -137,12 +137,14 @@ def main() -> int:
     about = argparse.ArgumentParser(description="vLLM over this library on the CPU")
     about.add_argument("--ranks", type=int, default=2)
     about.add_argument("--backend", choices=list(DTYPES), default="deepep_low_latency")
+    about.add_argument("--rows", choices=["token", "expert"], default="expert")
     about.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     about.add_argument("folder", nargs="?", help=argparse.SUPPRESS)
     options = about.parse_args()
     if options.rank is not None:
         serve(options.folder, options.rank, options.ranks, options.backend)
         return 0
+    SETTINGS["TREFOIL_VLLM_ROWS"] = options.rows  # low latency's
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder)
         try:

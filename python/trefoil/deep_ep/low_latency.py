@@ -1,5 +1,5 @@
-"""Low latency: groups by size, two dispatches at a time each, and what an expert's rows say of
-their sources."""
+"""Low latency: groups by size and layout, two dispatches at a time each, and what an expert's rows
+say of their sources."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ class LowLatencyHandle(tuple[Any, ...]):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a group: N, H, E."""
+    """Of a group: N, H, E, and the layout of its handles."""
 
     tokens: int
     hidden: int
     experts: int
+    layout: ep.Layout = ep.Layout.EXPERT_MAJOR
 
 
 class LowLatencyGroup:
@@ -109,7 +110,7 @@ class LowLatencyGroup:
         if slot is not None and slot.num_topk == num_topk:
             slot.handle.update(T(ids), stream=stream_of(ids))
             return slot.handle
-        handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, num_topk)
+        handle = self.group.init_handle(self.sizes.layout, num_topk)
         try:
             handle.update(T(ids), stream=stream_of(ids))
         except ep.Error:
@@ -118,8 +119,7 @@ class LowLatencyGroup:
         return handle
 
     def _settle(self, slot: Slot) -> None:
-        ids, layout = slot.topk_idx, ep.Layout.EXPERT_MAJOR
-        settle_of(ids, self.group, layout, slot.num_topk, asks=False)
+        settle_of(slot.topk_idx, self.group, self.sizes.layout, slot.num_topk, asks=False)
 
     def _dispatch(
         self, slot: Slot, rows: Tensor, out: Tensor, scales: Tensor | None, config: Any
@@ -211,6 +211,70 @@ class LowLatencyGroup:
         for slot in self.slots:
             slot.destroy()
         self.group.destroy()
+
+
+@dataclass
+class TokenRows:
+    """What a dispatch in rank-major brings: each token once, whatever experts of this rank want it.
+
+    rows [R N, H]: a source's in a block of N, in its order. local_ids, int32 [R N, K]: the local
+    experts, -1 for those of other ranks; of rows that nobody sent all are -1, and the rest is
+    unspecified. weights, float32 [R N, K]: the source's. hook: receives, with later.
+    """
+
+    rows: Tensor
+    local_ids: Tensor
+    weights: Tensor
+    group: TokenRowsGroup
+    slot: Slot
+    hook: Callable[[], None] | None
+
+    def combine(self, rows: Tensor, out: Tensor, *, later: bool) -> Callable[[], None] | None:
+        """out [B, H]: of each token the sum of its ranks' rows, [R N, H]. With later in the hook
+        that is returned."""
+        return self.group.combine_tokens(rows, self.slot, out, later=later)
+
+
+class TokenRowsGroup(LowLatencyGroup):
+    """The same in rank-major: experts take rows by token, and weigh and sum them."""
+
+    def dispatch_tokens(
+        self, x: Tensor, topk_idx: Tensor, weights: Tensor, *, later: bool
+    ) -> TokenRows:
+        """x [B, H], topk_idx int64 [B, K], weights [B, K]. later: the rows are there after
+        hook()."""
+        ep.set_device(self.device)
+        slot = self.next_slot(topk_idx)
+        wide, num_topk = (self.rank_count, self.sizes.tokens), topk_idx.shape[1]
+        make = x.new_empty if x.is_cuda else x.new_zeros
+        rows = make(*wide, x.shape[1])
+        found = make(*wide, num_topk, dtype=torch.float32)
+        local = make(*wide, num_topk, dtype=torch.int32)
+        x, weights = x.contiguous(), weights.float().contiguous()
+        slot.kept = x, weights, rows, found, local
+        slot.handle.dispatch(
+            ep.DispatchInputs(tokens=T(x), topk_weights=T(weights)),
+            ep.DispatchOutputs(tokens=T(rows), topk_weights=T(found), topk_idx=T(local)),
+            config=ep.DispatchConfig(send_only=int(later)),
+            stream=stream_of(x),
+        )
+        hook = self._finish(slot, later)
+        flat = (t.flatten(0, 1) for t in (rows, local, found))
+        return TokenRows(*flat, self, slot, hook)
+
+    def combine_tokens(
+        self, rows: Tensor, slot: Slot, out: Tensor, *, later: bool
+    ) -> Callable[[], None] | None:
+        ep.set_device(self.device)
+        rows = rows.contiguous().view(self.rank_count, self.sizes.tokens, -1)
+        slot.kept = rows, out
+        slot.handle.combine(
+            ep.CombineInputs(tokens=T(rows)),
+            ep.CombineOutputs(tokens=T(out)),
+            config=ep.CombineConfig(send_only=int(later)),
+            stream=stream_of(out),
+        )
+        return self._finish(slot, later)
 
 
 def packed_exponents(scales: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 from vllm.v1.worker.workspace import init_workspace_manager, is_workspace_manager_initialized
 
 from trefoil.deep_ep import Buffer
+from trefoil.hosts.vllm import rows_by_token
+from trefoil.hosts.vllm_tokens import TokensPrepareAndFinalize
 
 Tensor = torch.Tensor
 BATCHED = modular.FusedMoEActivationFormat.BatchedExperts
@@ -84,7 +86,7 @@ class ExpertsOfSlots(_Experts):
 
 
 class ExpertsOfRows(_Experts):
-    """High throughput: rows [B, H] with global ids and weights [B, K]; sums are weighed here."""
+    """Rows by token [B, H] with global ids and weights [B, K]; sums are weighed here."""
 
     @staticmethod
     def activation_format() -> Any:
@@ -131,7 +133,11 @@ class EPMethod(UnquantizedFusedMoEMethod):  # type: ignore[misc]
             "max_num_tokens": self.moe.max_num_tokens,
             "num_dispatchers": shared.group_size,
         }
-        exchange = DeepEPLLPrepareAndFinalize(shared, most["max_num_tokens"], shared.group_size)
+        sizes = most["max_num_tokens"], shared.group_size
+        if rows_by_token():
+            exchange = TokensPrepareAndFinalize(shared, *sizes)
+            return exchange, ExpertsOfRows(self.moe, self.moe_quant_config)
+        exchange = DeepEPLLPrepareAndFinalize(shared, *sizes)
         return exchange, ExpertsOfSlots(self.moe, self.moe_quant_config, **most)
 
     def _high_throughput(self, shared: Buffer) -> tuple[Any, Any]:

@@ -5,7 +5,8 @@ GPU's, the time of a step, and what of it the GPU spends on communication betwee
     python3 tests/gpu/torch/vllm_steps.py [--steps ll_bf16,agrs_bf16] [--nccl DIR] [--out FILE]
 
 A Qwen3-MoE with random weights is made first. A step is a run of vLLM: its name says backend and
-datatype; steps with dbo overlap two micro batches and run where --steps names them. Tokens: 16
+datatype; steps with dbo overlap two micro batches and run where --steps names them; in steps with
+tokens low latency brings rows by token. Tokens: 16
 prompts, against one GPU in the same datatype. Decode: so many requests a rank, the median of the
 engine's steps; then further steps under torch's profiler, which says how long kernels of
 communication ran, waiting for peers included; a profiled step takes longer. Prompts: as many of 512
@@ -51,6 +52,7 @@ class Step:
     decodes: bool = False
     fills: bool = False  # whole prompts
     dbo: bool = False  # two micro batches, from 32 tokens of decode or 512 of prompts on
+    rows: str = "expert"  # low latency's (TREFOIL_VLLM_ROWS)
 
 
 STEPS = {
@@ -58,6 +60,8 @@ STEPS = {
     "single_fp32": Step(None, "float32"),
     "ll_fp32": Step("deepep_low_latency", "float32"),
     "ll_bf16": Step("deepep_low_latency", "bfloat16", decodes=True),
+    "ll_bf16_tokens": Step("deepep_low_latency", "bfloat16", decodes=True, rows="token"),
+    "ll_fp32_tokens": Step("deepep_low_latency", "float32", rows="token"),
     "ht_bf16": Step("deepep_high_throughput", "bfloat16", fills=True),
     "agrs_bf16": Step("allgather_reducescatter", "bfloat16", True, True),
     "ll_bf16_dbo": Step("deepep_low_latency", "bfloat16", decodes=True, dbo=True),
@@ -334,6 +338,7 @@ def run(name: str, options: argparse.Namespace, folder: str) -> tuple[dict[str, 
     ranks = options.ranks if step.backend else 1
     ours = step.backend is not None and step.backend.startswith("deepep")
     settings = {"TREFOIL_EP_LIBRARY": ("cpu" if options.tiny else "gpu") if ours else ""}
+    settings["TREFOIL_VLLM_ROWS"] = step.rows
     if options.tiny:
         settings |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     if options.nccl:
