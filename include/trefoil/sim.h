@@ -2,10 +2,10 @@
  *
  * The same plan that the CPU library carries bytes by (trefoil/plan.h) becomes transfers over the
  * ports of a cluster: SMs that issue, NVLink and network ports out and in, uplinks of leaf switches,
- * SMs that receive. Engines replay them: SimGrid (max-min fair flows; up to about 128 ranks), the
- * same flows by our own solver (hundreds of ranks), and port queues of our own (first come, first served;
- * thousands of ranks). The answer names its engine
- * and stands beside a floor from exact loads and the same costs. docs/sim.md has the equations. */
+ * SMs that receive. Engines replay them: SimGrid (max-min fair flows; up to 1024 ranks), the same flows
+ * by our own solver (hundreds of ranks), and port queues of our own (first come, first served; thousands
+ * of ranks). The answer names its engine and stands beside a floor from exact loads and the same costs.
+ * docs/sim.md has the equations. */
 #ifndef TREFOIL_SIM_H
 #define TREFOIL_SIM_H
 

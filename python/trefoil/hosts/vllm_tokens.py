@@ -91,49 +91,39 @@ class TokensPrepareAndFinalize(DeepEPLLPrepareAndFinalize):  # type: ignore[misc
             self.names = torch.cat([mine, mine.new_full((1,), 0 if rank else num_experts - 1)])
         return self.names[local]
 
-    def _send(
-        self, a1: Tensor, weights: Tensor, ids: Tensor, num_experts: int, config: Any, later: bool
-    ) -> TokenRows:
-        if config.quant_dtype is not None:
+    def _begin(
+        self,
+        later: bool,
+        a1: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        num_experts: int,
+        expert_map: Tensor | None,
+        apply_router_weight_on_input: bool,
+        quant_config: Any,
+        defer_input_quant: bool = False,
+    ) -> tuple[TokenRows, Callable[[], Any]]:
+        """What was sent, and what experts take of it, once it is received."""
+        if quant_config.quant_dtype is not None:
             raise NotImplementedError("rows by token: layers with quantisation have rows by expert")
         group = self.buffer.low_latency_tokens(self.max_tokens_per_rank, a1.shape[1], num_experts)
-        ids = self._map_global_to_physical_ids(ids)
-        sent = group.dispatch_tokens(a1, ids, weights, later=later)
+        ids = self._map_global_to_physical_ids(topk_ids)
+        a1 = weighed(a1, topk_weights, apply_router_weight_on_input)
+        sent = group.dispatch_tokens(a1, ids, topk_weights, later=later)
         self.sent[dbo_current_ubatch_id()] = sent
-        return sent
 
-    def _received(self, sent: TokenRows, num_experts: int) -> Any:
-        return sent.rows, None, None, self.global_ids(sent.local_ids, num_experts), sent.weights
+        def received() -> Any:
+            names = self.global_ids(sent.local_ids, num_experts)
+            return sent.rows, None, None, names, sent.weights
 
-    def prepare(
-        self,
-        a1: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        num_experts: int,
-        expert_map: Tensor | None,
-        apply_router_weight_on_input: bool,
-        quant_config: Any,
-        defer_input_quant: bool = False,
-    ) -> Any:
-        a1 = weighed(a1, topk_weights, apply_router_weight_on_input)
-        sent = self._send(a1, topk_weights, topk_ids, num_experts, quant_config, False)
-        return self._received(sent, num_experts)
+        return sent, received
 
-    def prepare_async(
-        self,
-        a1: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        num_experts: int,
-        expert_map: Tensor | None,
-        apply_router_weight_on_input: bool,
-        quant_config: Any,
-        defer_input_quant: bool = False,
-    ) -> Any:
-        a1 = weighed(a1, topk_weights, apply_router_weight_on_input)
-        sent = self._send(a1, topk_weights, topk_ids, num_experts, quant_config, True)
-        return sent.hook, partial(self._received, sent, num_experts)
+    def prepare(self, *given: Any, **named: Any) -> Any:
+        return self._begin(False, *given, **named)[1]()
+
+    def prepare_async(self, *given: Any, **named: Any) -> Any:
+        sent, received = self._begin(True, *given, **named)
+        return sent.hook, received
 
     def _finalize(
         self,
