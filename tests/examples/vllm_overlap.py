@@ -42,8 +42,8 @@ from vllm.v1.worker import ubatching  # noqa: E402
 from vllm.v1.worker.workspace import init_workspace_manager  # noqa: E402
 
 from trefoil import ep  # noqa: E402
-from trefoil.deep_ep.low_latency import TokenRowsGroup  # noqa: E402
-from trefoil.hosts import vllm_cpu, vllm_tokens  # noqa: E402
+from trefoil.deep_ep.token_rows import TokenRowsGroup  # noqa: E402
+from trefoil.hosts import vllm_cpu, vllm_native  # noqa: E402
 
 Tensor = torch.Tensor
 EXPERTS, TOPK, TOKENS, HIDDEN, WIDTH, LAYERS = 8, 3, (21, 16), 96, 48, 3
@@ -107,7 +107,7 @@ class Told(trefoil.deep_ep.Buffer):
 
     def _low_latency_group(self, sizes: Any) -> Any:
         if sizes.layout == ep.Layout.RANK_MAJOR:
-            return TokensTold(self.comm, sizes, self.enable_shrink, False)
+            return TokensTold(self.comm, sizes, self.enable_shrink)
         return super()._low_latency_group(sizes)
 
     def dispatch(self, *given: Any, **named: Any) -> Any:
@@ -160,14 +160,14 @@ def low_latency(buffer: Told) -> Any:
 
 def tokens(buffer: Told) -> Any:
     size, most = buffer.group_size, max(TOKENS)
-    exchange = vllm_tokens.TokensPrepareAndFinalize(buffer, most, size)
+    exchange = vllm_native.LowLatency(buffer, most, size)
     return modular.FusedMoEKernel(exchange, RowsTold(config_of(size), FUSED_MOE_UNQUANTIZED_CONFIG))
 
 
-def high_throughput(buffer: Told) -> Any:
+def high_throughput(buffer: Told, made: Any) -> Any:
     size = buffer.group_size
     first = buffer.rank * EXPERTS // size
-    exchange = deepep_ht.DeepEPHTPrepareAndFinalize(buffer, size, size, rank_expert_offset=first)
+    exchange = made(buffer, size, size, rank_expert_offset=first)
     experts = RowsTold(config_of(size), FUSED_MOE_UNQUANTIZED_CONFIG)
     return modular.FusedMoEKernel(exchange, experts)
 
@@ -292,12 +292,15 @@ def main() -> int:
     cuda = SimpleNamespace(set_stream=set_stream, stream=lambda stream: nullcontext())
     ubatching.torch = SimpleNamespace(Event=Event, cuda=cuda)
     init_workspace_manager(torch.device("cpu"), num_ubatches=2)
-    vllm_tokens.overlaps = lambda: True
+    vllm_native.overlaps = lambda: True
     buffer = Told(dist.group.WORLD, low_latency_mode=True)
     good = [
         compared(low_latency(buffer), torch.float32, hooks_in_order()),
         compared(tokens(buffer), torch.float32, hooks_in_order()),
-        compared(high_throughput(buffer), torch.bfloat16, streams_in_order()),
+        *(
+            compared(high_throughput(buffer, made), torch.bfloat16, streams_in_order())
+            for made in (deepep_ht.DeepEPHTPrepareAndFinalize, vllm_native.HighThroughput)
+        ),
     ]
     dist.barrier()
     return 0 if all(good) else 1

@@ -272,43 +272,6 @@ def low_latency(rank: int, ranks: int, buffer: Buffer) -> None:
             torch.testing.assert_close(got, picked(rows_of, pairs).float(), rtol=0.07, atol=0.05)
 
 
-def by_token(rank: int, ranks: int, buffer: Buffer) -> None:
-    """Rows by token: each once, with its source's weights and the local ids; two in flight, by
-    hooks; sums of what the experts here make of them."""
-    local, x, ids, weights = EXPERTS // ranks, rows_of(rank), ids_of(rank), weights_of(rank)
-    expected = x.float() * torch.where(ids >= 0, weights, 0.0).sum(1, keepdim=True)
-    group = buffer.low_latency_tokens(TOKENS, HIDDEN, EXPERTS)
-    assert buffer.low_latency_tokens(TOKENS, HIDDEN, EXPERTS) is group
-    for later in (False, True):
-        made = [group.dispatch_tokens(x * factor, ids, weights, later=later) for factor in (1, 2)]
-        for factor, found in enumerate(made, 1):
-            if found.hook:
-                found.hook()
-            assert found.rows.shape == (ranks * TOKENS, HIDDEN)
-            own = torch.where(found.local_ids >= 0, found.weights, 0.0).sum(1, keepdim=True)
-            used = torch.zeros(len(found.rows), dtype=torch.bool)
-            taken = dict.fromkeys(range(ranks), 0)
-            for source, token in arrivals(rank, ranks):
-                row = source * TOKENS + taken[source]
-                taken[source] += 1
-                used[row] = True
-                assert torch.equal(found.rows[row], factor * rows_of(source)[token])
-                assert torch.equal(found.weights[row], weights_of(source)[token])
-                here = [i - rank * local for i in ids_of(source)[token].tolist()]
-                here = [i if 0 <= i < local else -1 for i in here]
-                assert found.local_ids[row].tolist() == here
-            assert (found.local_ids[~placed(used)] == -1).all()
-            out = torch.empty_like(x)
-            done = (found.rows.float() * own).bfloat16()
-            hook = found.combine(done, out, later=later)
-            assert (hook is not None) == later
-            if hook:
-                hook()
-            torch.testing.assert_close(out.float(), factor * expected, rtol=0.02, atol=0.02)
-    with pytest.raises(ep.InvalidArgumentError, match="tokens is 0"):
-        buffer.low_latency_tokens(0, HIDDEN, EXPERTS)
-
-
 def two_in_flight(rank: int, ranks: int, buffer: Buffer) -> None:
     """Two dispatches before their combines, by hooks; a third one takes the first one's place."""
     x, ids, weights = rows_of(rank), ids_of(rank), weights_of(rank)
@@ -435,7 +398,7 @@ def on_ranks(work: Work, ranks: int, tmp_path: Path, shrink: bool = False) -> No
 
 
 def everything(rank: int, ranks: int, buffer: Buffer) -> None:
-    for work in (normal, other_types, low_latency, by_token, two_in_flight, bad_input, normal):
+    for work in (normal, other_types, low_latency, two_in_flight, bad_input, normal):
         work(rank, ranks, buffer)
 
 

@@ -22,9 +22,6 @@ from trefoil.deep_ep.low_latency import (
     BLOCK,
     LowLatencyGroup,
     LowLatencyHandle,
-    Sizes,
-    Slot,
-    TokenRowsGroup,
     packed_exponents,
 )
 from trefoil.deep_ep.refusals import (
@@ -41,6 +38,8 @@ from trefoil.deep_ep.refusals import (
     require_known,
     require_topk,
 )
+from trefoil.deep_ep.slots import Sizes, Slot, SlotGroup
+from trefoil.deep_ep.token_rows import TokenRowsGroup
 from trefoil.deep_ep.utils import EventOverlap, after, event_of
 from trefoil.on_device import device_of_library, enter_device, require, settle, stream_of
 
@@ -144,7 +143,8 @@ class Buffer:
         self._fixed = Fixed(self.group_size, self.device)
         self._exchange = Exchange(self.comm, self._fixed)
         self._counts = Counts(self.comm, self.device)
-        self._low_latency: dict[Sizes, LowLatencyGroup] = {}
+        self._low_latency: dict[Sizes, SlotGroup] = {}
+        self._routed_rows: dict[Sizes, TokenRowsGroup] = {}
         self._masked: set[int] = set()
 
     def _require_live(self) -> None:
@@ -160,8 +160,8 @@ class Buffer:
     def destroy(self) -> None:
         """Collective. A second time: nothing happens."""
         if self.comm.live:
-            for low_latency in self._low_latency.values():
-                low_latency.destroy()
+            for group in [*self._low_latency.values(), *self._routed_rows.values()]:
+                group.destroy()
             self._exchange.destroy()
             self._counts.destroy()
             self.comm.destroy()
@@ -441,35 +441,47 @@ class Buffer:
 
     # ---- Low latency -------------------------------------------------------------------------
 
-    def _sized(
-        self,
-        tokens: int,
-        hidden: int,
-        experts: int,
-        layout: ep.Layout = ep.Layout.EXPERT_MAJOR,
-    ) -> LowLatencyGroup:
-        sizes = Sizes(tokens, hidden, experts, layout)
+    def _sized(self, sizes: Sizes) -> SlotGroup:
         if sizes not in self._low_latency:
             made = self._low_latency[sizes] = self._low_latency_group(sizes)
             if self._masked:  # set before there was such a group
                 self._set_active(made, self._masked, False)
         return self._low_latency[sizes]
 
-    def _low_latency_group(self, sizes: Sizes) -> LowLatencyGroup:
+    def _low_latency_group(self, sizes: Sizes) -> SlotGroup:
         if sizes.layout == ep.Layout.RANK_MAJOR:
-            return TokenRowsGroup(self.comm, sizes, self.enable_shrink, False)
+            return TokenRowsGroup(self.comm, sizes, self.enable_shrink)
         sources = self.device.type == "cpu" if self.sources is None else self.sources
         return LowLatencyGroup(self.comm, sizes, self.enable_shrink, sources)
 
     def low_latency_tokens(self, tokens: int, hidden: int, num_experts: int) -> TokenRowsGroup:
         """Not of DeepEP: low latency with rows by token, not by expert, for at most so many tokens
         a rank. Collective the first time."""
+        self._require_token_rows(tokens, hidden, num_experts)
+        sized = self._sized(Sizes(tokens, hidden, num_experts, ep.Layout.RANK_MAJOR))
+        return cast(TokenRowsGroup, sized)
+
+    def high_throughput_tokens(
+        self, tokens: int, hidden: int, num_experts: int, dtype: torch.dtype = torch.bfloat16
+    ) -> TokenRowsGroup:
+        """Not of DeepEP: high throughput with rows by token, whose number the host need not know:
+        it waits for nothing. For at most so many tokens a rank, of so many elements of dtype, a
+        multiple of 16 bytes. Collective the first time."""
+        self._require_token_rows(tokens, hidden, num_experts)
+        if hidden * dtype.itemsize % 16:
+            raise ep.InvalidArgumentError(
+                f"a row has {hidden * dtype.itemsize} bytes; must be a multiple of 16"
+            )
+        sizes = Sizes(tokens, hidden, num_experts, ep.Layout.FLAT, dtype.itemsize)
+        if sizes not in self._routed_rows:
+            self._routed_rows[sizes] = TokenRowsGroup(self.comm, sizes)
+        return self._routed_rows[sizes]
+
+    def _require_token_rows(self, tokens: int, hidden: int, num_experts: int) -> None:
         self._require_live()
         require_experts(num_experts, self.group_size)
         require_count("tokens", tokens, 1)
         require_count("hidden", hidden, 1)
-        sized = self._sized(tokens, hidden, num_experts, ep.Layout.RANK_MAJOR)
-        return cast(TokenRowsGroup, sized)
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
@@ -513,7 +525,8 @@ class Buffer:
             raise ep.InvalidArgumentError(
                 f"hidden is {x.shape[1]}; with use_fp8 a multiple of {4 * BLOCK}"
             )
-        group = self._sized(num_max_dispatch_tokens_per_rank, x.shape[1], num_experts)
+        sizes = Sizes(num_max_dispatch_tokens_per_rank, x.shape[1], num_experts)
+        group = cast(LowLatencyGroup, self._sized(sizes))
         rows, scales, counts, handle, hook = group.dispatch(
             x, topk_idx, self.rank, fp8=use_fp8, pow2=round_scale, later=return_recv_hook
         )
@@ -573,10 +586,7 @@ class Buffer:
     def _slot_of(self, handle: LowLatencyHandle) -> tuple[LowLatencyGroup, Slot]:
         self._require_live()
         require_handle(handle, LowLatencyHandle)
-        if handle.slot.number != handle.number:
-            raise ep.InvalidUsageError(
-                "two later dispatches took the place of the one that this handle is of"
-            )
+        handle.group.require_current(handle.slot, handle.number)
         return handle.group, handle.slot
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
@@ -589,13 +599,13 @@ class Buffer:
 
     # ---- Masks, with enable_shrink -------------------------------------------------------------
 
-    def _masked_groups(self) -> list[LowLatencyGroup]:
+    def _masked_groups(self) -> list[SlotGroup]:
         self._require_live()
         if not self.enable_shrink:
             raise ep.InvalidUsageError("masks need enable_shrink=True")
         return list(self._low_latency.values())
 
-    def _active(self, group: LowLatencyGroup) -> Tensor:
+    def _active(self, group: SlotGroup) -> Tensor:
         """int32 [R], 1 for ranks that take part."""
         active = torch.empty(self.group_size, dtype=torch.int32, device=self.device)
         group.group.query_mask(ep.Tensor(active), stream=stream_of(active))
@@ -614,7 +624,7 @@ class Buffer:
         for group in groups:
             self._set_active(group, [rank_to_mask], not mask)
 
-    def _set_active(self, group: LowLatencyGroup, ranks: Iterable[int], on: bool) -> None:
+    def _set_active(self, group: SlotGroup, ranks: Iterable[int], on: bool) -> None:
         active = self._active(group)
         active[list(ranks)] = int(on)
         group.group.update_mask(active.tolist(), stream=stream_of(active))

@@ -205,10 +205,12 @@ class Handle(Scoped, c.Object):
             raise c.InvalidArgumentError(f"config: {config}, expected 0")
         _complete(self, stream)
 
-    def drop_tensors(self) -> None:
+    def drop_tensors(self, *, but_routing: bool = False) -> None:
         """Lets go of the last calls' tensors, whose work is done, or before what their memory is
-        used for next in the order of a stream."""
-        self._kept_update = self._kept_dispatch = self._kept_combine = None
+        used for next in the order of a stream. but_routing: not of those of update."""
+        self._kept_dispatch = self._kept_combine = None
+        if not but_routing:
+            self._kept_update = None
 
     def destroy(self) -> None:
         """Waits for the handle's work. A second time: nothing happens."""

@@ -6,9 +6,9 @@
 The wheel names register() as a plugin (vllm.general_plugins), which vLLM calls in each of its
 processes. It does nothing unless TREFOIL_EP_LIBRARY is set; "cpu" serves on vLLM's CPU platform.
 
-TREFOIL_VLLM_ROWS=token: in layers without quantisation low latency's experts take rows by token,
-which vLLM's kernels for bfloat16 are faster on; expert, the default, leaves them rows by expert, as
-DeepEP brings them.
+TREFOIL_VLLM=native: layers without quantisation use the library's own layouts. Low latency's
+experts take rows by token, which vLLM's kernels for bfloat16 are faster on; high throughput's host
+does not wait for the number of rows. deep_ep, the default: as DeepEP has it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class AnyHidden(list[int]):
         return True
 
 
-def rows_by_token() -> bool:
-    """What TREFOIL_VLLM_ROWS asks for."""
-    rows = os.environ.get("TREFOIL_VLLM_ROWS", "expert")
-    if rows not in ("token", "expert"):
-        raise ValueError(f"TREFOIL_VLLM_ROWS is '{rows}', must be token or expert")
-    return rows == "token"
+def is_native() -> bool:
+    """What TREFOIL_VLLM asks for."""
+    way = os.environ.get("TREFOIL_VLLM", "deep_ep")
+    if way not in ("native", "deep_ep"):
+        raise ValueError(f"TREFOIL_VLLM is '{way}', must be native or deep_ep")
+    return way == "native"
 
 
 def register() -> None:
@@ -52,7 +52,7 @@ def register() -> None:
         from trefoil.hosts import vllm_cpu
 
         vllm_cpu.register()
-    elif rows_by_token():
-        from trefoil.hosts import vllm_tokens
+    elif is_native():
+        from trefoil.hosts import vllm_native
 
-        vllm_tokens.register()
+        vllm_native.register()

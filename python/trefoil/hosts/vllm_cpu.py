@@ -27,8 +27,8 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 from vllm.v1.worker.workspace import init_workspace_manager, is_workspace_manager_initialized
 
 from trefoil.deep_ep import Buffer
-from trefoil.hosts.vllm import rows_by_token
-from trefoil.hosts.vllm_tokens import TokensPrepareAndFinalize
+from trefoil.hosts.vllm import is_native
+from trefoil.hosts.vllm_native import HighThroughput, LowLatency
 
 Tensor = torch.Tensor
 BATCHED = modular.FusedMoEActivationFormat.BatchedExperts
@@ -134,8 +134,8 @@ class EPMethod(UnquantizedFusedMoEMethod):  # type: ignore[misc]
             "num_dispatchers": shared.group_size,
         }
         sizes = most["max_num_tokens"], shared.group_size
-        if rows_by_token():
-            exchange = TokensPrepareAndFinalize(shared, *sizes)
+        if is_native():
+            exchange = LowLatency(shared, *sizes)
             return exchange, ExpertsOfRows(self.moe, self.moe_quant_config)
         exchange = DeepEPLLPrepareAndFinalize(shared, *sizes)
         return exchange, ExpertsOfSlots(self.moe, self.moe_quant_config, **most)
@@ -143,7 +143,9 @@ class EPMethod(UnquantizedFusedMoEMethod):  # type: ignore[misc]
     def _high_throughput(self, shared: Buffer) -> tuple[Any, Any]:
         first = shared.rank * self.moe.num_local_experts
         size = shared.group_size
-        exchange = DeepEPHTPrepareAndFinalize(shared, size, size, rank_expert_offset=first)
+        made = HighThroughput if is_native() else DeepEPHTPrepareAndFinalize
+        exchange = made(shared, size, size, rank_expert_offset=first)
+        exchange.max_tokens = self.moe.max_num_tokens
         return exchange, ExpertsOfRows(self.moe, self.moe_quant_config)
 
 
