@@ -21,16 +21,19 @@ static trefoil_result_t clear(const ep_gpu_group_t *g, void *memory, size_t byte
 
 static trefoil_result_t makeMemory(ncclEpHandle_t handle) {
   ep_gpu_group_t *g = epGpu(handle->group);
-  if (epIsHt(handle->group)) {
-    EP_TRY(epGpuHtHandleCreate(handle->state));
-    epGpuCountTake(handle->state);
-    EP_CUDA(cudaDeviceSynchronize());
-    return epGpuArenaEnsure(g, &handle->sizing);
-  }
   enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   EP_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
-  trefoil_result_t result =
-      clear(g, handle->handleMem, handle->sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes);
+  trefoil_result_t result;
+  if (epIsHt(handle->group)) {
+    ep_gpu_handle_t *h = handle->state;
+    result = epGpuHtHandleCreate(h);
+    if (result == TREFOIL_OK && handle->ownsMem) {
+      result = clear(g, h->htHead, EP_GPU_HT_HEAD_BYTES);
+    }
+    epGpuCountTake(h);
+  } else {
+    result = clear(g, handle->handleMem, handle->sizing.buffers[EP_BUFFER_HANDLE_MEM].bytes);
+  }
   cudaThreadExchangeStreamCaptureMode(&mode);
   EP_TRY(result);
   return epGpuArenaEnsure(g, &handle->sizing);

@@ -40,7 +40,6 @@ trefoil_result_t epGpuHtHandleCreate(ep_gpu_handle_t *h) {
   uintptr_t at = ((uintptr_t)h->handle->handleMem + 255) & ~(uintptr_t)255;
   h->htHead = (char *)at;
   h->htMemory = h->htHead + EP_GPU_HT_HEAD_BYTES;
-  if (h->handle->ownsMem) EP_CUDA(cudaMemset(h->htHead, 0, EP_GPU_HT_HEAD_BYTES));
   EP_CUDA(cudaEventCreateWithFlags(&h->updated, cudaEventDisableTiming));
   return TREFOIL_OK;
 }

@@ -1,6 +1,7 @@
 """Trefoil from Python.
 
 reference, simulator   the library's reference, plans and simulator (structs: as in C)
+sim                    the simulator's points, sweeps, data frames and figures
 sweeping               many points of `trefoil simulate`: trefoil.sweep
 capacity.batch_search  plans of many batches, ranked, as a data frame: trefoil.plan
 kernel_check           another library's results: trefoil.check_dispatch, trefoil.check_combine
@@ -20,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trefoil import sim
     from trefoil.capacity.batch_search import plan
     from trefoil.kernel_check import check_combine, check_dispatch
     from trefoil.sweeping import Outcome, SweepError, sweep
@@ -32,13 +34,15 @@ _MODULES = {
     "plan": "capacity.batch_search",
     "sweep": "sweeping",
 }
-__all__ = ["Outcome", "SweepError", "check_combine", "check_dispatch", "plan", "sweep"]
+__all__ = ["Outcome", "SweepError", "check_combine", "check_dispatch", "plan", "sim", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
     """Loads what is asked for: a verb installs its handlers before anything large is imported."""
-    if name in _MODULES:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "sim":
+        return import_module("trefoil.sim")
+    if name in _MODULES:
         return getattr(import_module(f"trefoil.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'trefoil' has no attribute {name!r}")

@@ -28,6 +28,8 @@ def require(
     kernel's to check."""
     if not isinstance(t, torch.Tensor):
         raise ep.InvalidArgumentError(f"{name}: found {type(t).__name__}, expected a tensor")
+    if t.layout != torch.strided:
+        raise ep.InvalidArgumentError(f"{name}: its layout is {t.layout}, expected torch.strided")
     sizes = tuple(t.shape)
     fits = len(sizes) == len(shape) and all(
         want in (-1, size) for size, want in zip(sizes, shape, strict=True)

@@ -57,16 +57,32 @@ def grid_lines(axes: Axes, axis: str = "y") -> None:
 
 def log_ticks(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten."""
-    steps = (m * 10.0**e for e in range(-10, 4) for m in (1, 2, 5))
+    steps = (m * 10.0**e for e in range(-10, 16) for m in (1, 2, 5))
     return [tick for tick in steps if low <= tick <= high] or [low]
 
 
-def tick_seconds(value: float, _: object = None) -> str:
-    """A tick's time without the digits that say nothing: "2 ms", not "2.00 ms"."""
-    number, _, unit = format_seconds(value).partition(" ")
+def tick_of(text: str) -> str:
+    """A number and its unit without the digits that say nothing: "2 ms", not "2.00 ms"."""
+    number, _, unit = text.partition(" ")
     if "." in number:
         number = number.rstrip("0").rstrip(".")
     return f"{number} {unit}".strip()
+
+
+def tick_seconds(value: float, _: object = None) -> str:
+    return tick_of(format_seconds(value))
+
+
+def log_axis(
+    axes: Axes, low: float, high: float, label: Callable[[float], str], most: int = 6
+) -> None:
+    """Numbers up a logarithmic axis, about `most` ticks."""
+    ticks = log_ticks(low, high)
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.set_yticks(ticks[:: max(1, len(ticks) // most)])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
 
 
 def time_axis(
@@ -77,12 +93,7 @@ def time_axis(
     label: Callable[[float], str] = format_seconds,
 ) -> None:
     """Seconds up a logarithmic axis, about `most` ticks."""
-    ticks = log_ticks(low, high)
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    axes.set_yticks(ticks[:: max(1, len(ticks) // most)])
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
+    log_axis(axes, low, high, label, most)
 
 
 def _readable(axes: Axes, values: Sequence[int], first: Sequence[int]) -> set[int]:

@@ -78,6 +78,13 @@ def find_program() -> str:
     raise SweepError("the command trefoil was not found; TREFOIL_PROGRAM names it")
 
 
+def _plain(value: Any) -> Value:
+    """NumPy's numbers and paths as Python's own, which JSON and command lines take."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") else value
+
+
 def arguments_of(point: Point) -> list[str]:
     """The point as the verb's command line."""
     return ["simulate", *_options_of(point)]
@@ -336,7 +343,8 @@ def sweep(
     fails; what was computed until then is in the results file.
     """
     program = program or find_program()
-    wanted = [(key_of(point, program), dict(point)) for point in points]
+    plain = [{name: _plain(value) for name, value in point.items()} for point in points]
+    wanted = [(key_of(point, program), point) for point in plain]
     file = ResultsFile(results)
     missing = {key: point for key, point in wanted if key not in file.known}
     with ExitStack() as stack:

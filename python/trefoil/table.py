@@ -1,4 +1,4 @@
-"""The one way to make tables: aligned text, Markdown and CSV."""
+"""The one way to make tables: aligned text, Markdown, CSV and data frames."""
 
 from __future__ import annotations
 
@@ -35,3 +35,14 @@ def write_csv(
         writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def data_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A pandas data frame. ImportError: without pandas."""
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError(
+            "a data frame needs pandas (pip install pandas); rows() has the same as dictionaries"
+        ) from None
+    return pandas.DataFrame(rows)

@@ -341,6 +341,72 @@ static void runClean(team_rank_t *r) {
   teamOk(r, ncclEpGroupDestroy(group));
 }
 
+/* Rank 1 missed a dispatch while it was masked, and cleans all the same: it is told, its rows are nobody's,
+ * and after it has made up for the dispatch it takes part. */
+static void runMissed(team_rank_t *r) {
+  const step_case_t *c = r->user;
+  step_data_t *d = stepMake(c, r->rank, r->numRanks, r->numRanks);
+  ncclEpGroup_t group;
+  ncclEpHandle_t h;
+  ncclEpGroupConfig_t config = stepGroupConfig(c, r->numRanks);
+  config.enable_mask = 1;
+  config.timeout_ns = 300000000u;
+  int others[2] = {1, 0}, alone[2] = {0, 1}, mask[2] = {9, 9}, error = 9;
+  teamPin(r, mask, sizeof mask);
+  teamOk(r, ncclEpCreateGroup(&group, r->comm, &config));
+  teamOk(r, ncclEpInitHandle(&h, group, stepLayout(c), NULL, 3, NULL));
+  teamCheck(r, stepUpdate(d, h, r->stream), "update");
+  teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+  cudaStreamSynchronize(r->stream);
+  teamBarrier(r);
+  if (r->rank == 0) {
+    teamOk(r, ncclEpMaskUpdate(group, others, r->stream));
+    teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+    cudaStreamSynchronize(r->stream);
+  }
+  teamBarrier(r);
+  teamOk(r, ncclEpMaskClean(group, r->stream));
+  cudaStreamSynchronize(r->stream);
+  teamOk(r, ncclEpGetAsyncError(group, &error));
+  teamCheck(r, error == r->rank, "async error %d", error);
+  if (r->rank == 1) {
+    const char *why = "rank 0 has made 2 dispatches and combines, this rank (1) 1";
+    teamCheck(r, !stepUpdate(d, h, r->stream), "a call was taken");
+    teamCheck(r, strstr(ncclEpGetLastError(), why), "%s", ncclEpGetLastError());
+    teamOk(r, ncclEpErrorClear(group));
+    teamOk(r, ncclEpMaskQuery(group, mask, r->stream));
+    cudaStreamSynchronize(r->stream);
+    teamCheck(r, mask[0] == 0 && mask[1] == 1, "mask %d%d", mask[0], mask[1]);
+    teamOk(r, ncclEpMaskUpdate(group, alone, r->stream));
+    teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+  } else {
+    teamOk(r, ncclEpMaskUpdate(group, others, r->stream));
+  }
+  cudaStreamSynchronize(r->stream);
+  teamBarrier(r);
+  teamOk(r, ncclEpMaskUpdate(group, (int[2]){1, 1}, r->stream));
+  teamOk(r, ncclEpMaskClean(group, r->stream));
+  stepPoison(d);
+  teamCheck(r, stepDispatch(d, h, r->stream), "dispatch");
+  teamCheck(r, stepCombine(d, h, r->stream), "combine");
+  cudaStreamSynchronize(r->stream);
+  teamOk(r, ncclEpGetAsyncError(group, &error));
+  teamCheck(r, !error, "async error");
+  teamCheck(r, !*stepCompareDispatch(d), "%s", stepCompareDispatch(d));
+  teamCheck(r, !*stepCompareCombine(d), "%s", stepCompareCombine(d));
+  teamOk(r, ncclEpHandleDestroy(h));
+  teamOk(r, ncclEpGroupDestroy(group));
+  stepFree(d);
+}
+
+TEST(clean_names_a_rank_that_missed_operations) {
+  for (int mode = 0; mode < 2; mode++) {
+    step_case_t c = smallCase((trefoil_mode_t)mode, 730);
+    const char *error = teamThreads(2, runMissed, &c);
+    CHECK(!*error, "mode %d: %s", mode, error);
+  }
+}
+
 TEST(clean_without_a_masked_rank) {
   const char *error = teamThreads(3, runClean, NULL);
   CHECK(!*error, "%s", error);

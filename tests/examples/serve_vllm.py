@@ -143,7 +143,7 @@ def main() -> int:
     about = argparse.ArgumentParser(description="vLLM over this library on the CPU")
     about.add_argument("--ranks", type=int, default=2)
     about.add_argument("--backend", choices=BACKENDS, default="deepep_low_latency")
-    about.add_argument("--way", choices=["native", "deep_ep"], default="deep_ep")
+    about.add_argument("--way", choices=["native", "deep_ep"], default="native")
     about.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     about.add_argument("folder", nargs="?", help=argparse.SUPPRESS)
     options = about.parse_args()

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import IO, Any
 
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -50,6 +50,12 @@ def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
+def _end(log: IO[str]) -> str:
+    """Of what a rank printed."""
+    log.seek(0)
+    return log.read()[-4000:]
+
+
 def _found(text: str) -> Any:
     lines = [line for line in text.splitlines() if line.startswith("FOUND ")]
     if not lines:
@@ -82,7 +88,9 @@ def run(
             for process in processes:
                 process.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise RankError(f"the ranks did not end within {limit:.0f} s") from None
+            raise RankError(
+                f"the ranks did not end within {limit:.0f} s; the first one said: {_end(logs[0])}"
+            ) from None
         for log in logs:
             log.seek(0)
         return [_found(log.read()) for log in logs]

@@ -92,7 +92,7 @@ def main() -> int:
     away = Away(python, Path(found.origin).parents[1])
     two = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     away.page("deep_ep")
-    print(away.page("use_in_torch", *two), end="")
+    print(away.page("use_in_torch", *two), away.page("use_record_routing", *two), sep="", end="")
     hook = ROOT / "tests" / "gpu" / "torch" / "a2sgd_ddp.py"
     print(away.run(*two, str(hook), "--device", "cpu"), end="")
     return 0

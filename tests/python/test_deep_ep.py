@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch_launch import package_path
 from trefoil import ep
 from trefoil.deep_ep import Buffer, Config, EventOverlap
 from trefoil.deep_ep.exchange import pack, unpack
+from trefoil.deep_ep.utils import after
 from trefoil.ep import _load
 from trefoil.on_device import HostCopy
 
@@ -149,6 +151,9 @@ def normal(rank: int, ranks: int, buffer: Buffer) -> None:
     assert none is None and back.dtype == torch.bfloat16
     torch.testing.assert_close(back.float(), x.float() * visits, rtol=0.02, atol=0.02)
     biases = torch.ones_like(x), torch.full_like(x, 0.5)
+    alone, _, _ = buffer.combine(got, handle, bias=biases[0] if rank == 0 else None)
+    plain, _, _ = buffer.combine(got, handle)
+    assert torch.equal(alone, (plain.float() + 1).bfloat16() if rank == 0 else plain)
     back, sums, _ = buffer.combine(got, handle, topk_weights=weights, bias=biases)
     torch.testing.assert_close(back.float(), x.float() * visits + 1.5, rtol=0.02, atol=0.02)
     expected = torch.where(ids_of(rank) >= 0, weights_of(rank), 0.0)
@@ -270,6 +275,24 @@ def low_latency(rank: int, ranks: int, buffer: Buffer) -> None:
             got = fp8[e, : len(pairs)].float().reshape(len(pairs), -1, 128)
             got = (got * factors[e, : len(pairs)].unsqueeze(2)).reshape(len(pairs), HIDDEN)
             torch.testing.assert_close(got, picked(rows_of, pairs).float(), rtol=0.07, atol=0.05)
+
+
+def bad_ids_in_low_latency(rank: int, ranks: int, buffer: Buffer) -> None:
+    """Refused on the rank that has them; the others have its other rows, and all go on. Dense ids
+    of any strides are taken."""
+    x, ids = rows_of(rank), ids_of(rank)
+    wrong = ids.clone()
+    if rank == 0:
+        wrong[0, 0] = EXPERTS + 5
+    told = pytest.raises(ep.InvalidArgumentError, match=f"expert {EXPERTS + 5} is outside")
+    with told if rank == 0 else nullcontext():
+        buffer.low_latency_dispatch(x, wrong, TOKENS, EXPERTS, use_fp8=False)
+    for taken in (ids, ids.T.contiguous().T):
+        _, counts, *_ = buffer.low_latency_dispatch(x, taken, TOKENS, EXPERTS, use_fp8=False)
+        every = torch.cat([ids_of(r) for r in range(ranks)]).flatten().cpu()
+        local = EXPERTS // ranks
+        expected = [int((every == rank * local + e).sum()) for e in range(local)]
+        assert counts.tolist() == expected
 
 
 def two_in_flight(rank: int, ranks: int, buffer: Buffer) -> None:
@@ -398,7 +421,10 @@ def on_ranks(work: Work, ranks: int, tmp_path: Path, shrink: bool = False) -> No
 
 
 def everything(rank: int, ranks: int, buffer: Buffer) -> None:
-    for work in (normal, other_types, low_latency, two_in_flight, bad_input, normal):
+    works = [normal, other_types, low_latency, two_in_flight, bad_input, normal]
+    if not ON_GPU:  # there a later call is told
+        works.insert(3, bad_ids_in_low_latency)
+    for work in works:
         work(rank, ranks, buffer)
 
 
@@ -665,6 +691,10 @@ def test_static_methods() -> None:
     Buffer.set_num_sms(20)
     with pytest.raises(ep.InvalidArgumentError, match="must be even"):
         Buffer.set_num_sms(21)
+    with pytest.raises(ep.InvalidArgumentError, match=r"new_num_sms is .24."):
+        Buffer.set_num_sms("24")  # type: ignore[arg-type]
+    with pytest.raises(ep.InvalidArgumentError, match="previous_event is of type int"):
+        after(3)  # type: ignore[arg-type]
     assert Config(24, 8, 256).get_nvl_buffer_size_hint(14336, 8) == 0
     assert Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256) > 0
     with Buffer.capture() as event:

@@ -92,15 +92,15 @@ def test_the_goal_of_serving_follows_the_data(tree: Path) -> None:
     data = changed(tree, "serving_data")
     steps = {row["step"]: row["decode"] for row in data["rows"] if "decode" in row}
     for requests in ("32", "128"):
-        steps["agrs_bf16"][requests] = {"ms": 4.0, "communication_ms": 0.4}
-    steps["ll_bf16"]["32"] = {"ms": 8.0, "communication_ms": 0.4}
-    steps["ll_bf16"]["128"] = {"ms": 8.0, "communication_ms": 0.41}
+        steps["agrs_bf16"][requests] = {"kernels_ms": 4.0, "communication_ms": 0.4}
+    steps["ll_bf16"]["32"] = {"kernels_ms": 8.0, "communication_ms": 0.4}
+    steps["ll_bf16"]["128"] = {"kernels_ms": 8.0, "communication_ms": 0.41}
     path = tree / "validate/data" / results_page.FILES["serving_data"]
     path.write_text(json.dumps(data))
     rows = results_page.serving_goal(results_page.FILES["serving_data"]).splitlines()[2:]
     assert rows == [
-        "| 32 | 5.0% (0.400 ms) | 10.0% (0.400 ms) | 0.50 | yes |",
-        "| 128 | 5.1% (0.410 ms) | 10.0% (0.400 ms) | 0.51 | no |",
+        "| 32 | 5.0% (0.400 ms of 8.00) | 10.0% (0.400 ms of 4.00) | 0.50 | yes |",
+        "| 128 | 5.1% (0.410 ms of 8.00) | 10.0% (0.400 ms of 4.00) | 0.51 | no |",
     ]
 
 

@@ -16,8 +16,8 @@ import pytest
 
 import trefoil
 from trefoil.capacity import __main__ as verb
-from trefoil.capacity import fleet, search_plots
-from trefoil.capacity.batch_search import NO_PANDAS, Search
+from trefoil.capacity import fleet
+from trefoil.capacity.batch_search import Search
 from trefoil.capacity.configuration import Configuration
 from trefoil.capacity.planner import Planner
 from trefoil.capacity.question import PlanError, Question
@@ -108,7 +108,7 @@ def test_files_and_the_picture(tmp_path: Path, found: Search) -> None:
     assert data["format"] == "trefoil-search" and len(data["rows"]) == 4
     lines = (tmp_path / "s" / "search.csv").read_text().splitlines()
     assert lines[0].split(",") == list(data["rows"][0]) and len(lines) == 5
-    panels = search_plots.pareto(found).axes
+    panels = found.figure().axes
     assert len(panels) == 2
     for axes, context in zip(panels, found.contexts, strict=True):
         assert f"context {context:,}" in axes.get_title(loc="left")
@@ -156,7 +156,7 @@ def test_only_a_data_frame_needs_pandas() -> None:
     assert done.returncode == 0, done.stderr
     assert lines[0] == "4 [True]"  # LL and HT of two batches; a point of a sweep
     assert lines[-4:-2] == ["0", "[]"]  # the verb's table is above
-    assert lines[-2] == NO_PANDAS and lines[-1] == "['pandas']"
+    assert lines[-2].startswith("a data frame needs pandas") and lines[-1] == "['pandas']"
 
 
 def test_bad_searches(capsys: pytest.CaptureFixture[str]) -> None:

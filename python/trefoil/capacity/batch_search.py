@@ -4,20 +4,23 @@ against latency. From Python:
     import trefoil
     found = trefoil.plan(moe="deepseek-v3", gpus=96, tokens="1..512", max_step_ms=50)
     found.frame().query("on_frontier")          # pandas; found.rows() are dictionaries
+    found.figure().savefig("search.png")        # matplotlib
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trefoil.capacity.configuration import Configuration
 from trefoil.capacity.plan import CapacityPlan
 from trefoil.capacity.question import Question
 from trefoil.capacity.verdict import fits
+from trefoil.table import data_frame
 
-NO_PANDAS = "a data frame needs pandas (pip install pandas); rows() has the same as dictionaries"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,13 @@ class Search:
 
     def frame(self) -> Any:
         """The rows as a pandas data frame. ImportError: without pandas."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError(NO_PANDAS) from None
-        return pandas.DataFrame(self.rows())
+        return data_frame(self.rows())
+
+    def figure(self) -> Figure:
+        """Tokens a second of a GPU against latency, with the frontier; a panel a context."""
+        from trefoil.capacity.search_plots import pareto
+
+        return pareto(self)
 
 
 def row_of(candidate: Candidate, on_frontier: bool) -> dict[str, Any]:

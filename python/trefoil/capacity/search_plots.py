@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from trefoil import plot
 from trefoil.capacity.batch_search import Search
@@ -77,7 +77,10 @@ def _time_axis(axes: Axes, times: list[float]) -> None:
     ticks = plot.log_ticks(low, high)
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    axes.set_xticks(ticks[:: max(1, -(-len(ticks) // 5))])
+    if len(ticks) < 3:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    else:
+        axes.set_xticks(ticks[:: max(1, -(-len(ticks) // 5))])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(tick_seconds))
 

@@ -176,6 +176,7 @@ class Buffer:
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """An even number; kept for callers."""
+        require_count("new_num_sms", new_num_sms, 0)
         if new_num_sms % 2:
             raise ep.InvalidArgumentError(f"new_num_sms is {new_num_sms}; must be even")
         Buffer.num_sms = new_num_sms
@@ -413,8 +414,9 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Sums the rows x [rows, H] of each token over ranks, in float32, and bias (one or two
-        [B, H]); rounds once. topk_weights float32 [rows, K] are summed, too: [B, K]."""
+        """Sums the rows x [rows, H] of each token over ranks, in float32, and rounds; adds bias, of
+        one or two [B, H], that other ranks need not have, and rounds again. topk_weights,
+        float32 [rows, K], are summed, too: [B, K]."""
         self._require_live()
         require_handle(handle, HANDLES)
         require("x", x, FLOATS, -1, -1, device=self.device)
@@ -425,10 +427,9 @@ class Buffer:
         received = handle.route.received
         if len(x) < received:
             raise ep.InvalidArgumentError(f"x: {len(x)} rows, the dispatch received {received}")
-        rows = x[:received]
-        total = self._exchange.reduce(handle.route, rows.float() if biases else rows)
-        for one in biases:
-            total = total + one.float()
+        total = self._exchange.reduce(handle.route, x[:received])
+        if biases:
+            total = sum((one.float() for one in biases), start=total.float())
         weights = None
         if topk_weights is not None:
             width = padded(topk_weights.shape[1], 4)
@@ -640,7 +641,8 @@ class Buffer:
             mask_status |= 1 - self._active(group)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Collective: all ranks take part again."""
+        """Collective: all ranks take part again. One that missed dispatches and combines while it
+        was masked makes up for them before, with the others masked."""
         groups = self._masked_groups()
         self._masked.clear()
         for group in groups:

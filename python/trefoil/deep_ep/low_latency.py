@@ -78,7 +78,13 @@ class LowLatencyGroup(SlotGroup):
         """Rows, scales, counts, handle, hook."""
         ep.set_device(self.device)
         slot = self.next_slot(topk_idx)
-        sources = self._sources(slot, rank, len(x)) if self.sources else (None, None)
+        sources: tuple[Tensor | None, Tensor | None] = (None, None)
+        refused: ep.Error | None = None
+        if self.sources:
+            try:
+                sources = self._sources(slot, rank, len(x))
+            except ep.Error as error:  # the other ranks wait for the rows, too
+                refused = error
         out = self._room(x, x.shape[1], FP8 if fp8 else x.dtype)
         scales = None
         recipe = ep.DispatchQuantizationRecipe.NONE
@@ -91,7 +97,10 @@ class LowLatencyGroup(SlotGroup):
         counts = self._dispatch(slot, x.contiguous(), out, scales, config)
         handle = LowLatencyHandle((*sources, self.sizes.tokens, x.shape[1], self.sizes.experts))
         handle.group, handle.slot, handle.number = self, slot, slot.number
-        return out, scales, counts, handle, self._finish(slot, later)
+        hook = self._finish(slot, later)
+        if refused is not None:
+            raise refused
+        return out, scales, counts, handle, hook
 
     def combine(
         self, rows: Tensor, weights: Tensor, slot: Slot, out: Tensor, *, later: bool

@@ -80,7 +80,9 @@ class SlotGroup:
         slot = None if number < IN_FLIGHT else self.slots[number % IN_FLIGHT]
         if slot is not None:
             slot.complete()
-        kept = topk_idx.contiguous() if topk_idx.is_cuda else topk_idx.clone()
+        kept = topk_idx.contiguous()
+        if not kept.is_cuda and kept is topk_idx:
+            kept = kept.clone()
         handle = self._updated(slot, kept)
         if slot is None:
             slot = Slot(handle, num_topk)

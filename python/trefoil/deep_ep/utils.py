@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from trefoil import ep
+
 
 class EventHandle:
     """Of what the current stream had been given when this was made."""
@@ -49,5 +51,10 @@ def event_of(async_finish: bool) -> EventOverlap:
 
 def after(event: EventOverlap | None) -> None:
     """What follows on the current stream comes after the event of the caller, if there is one."""
-    if event is not None:
-        event.current_stream_wait()
+    if event is None:
+        return
+    if not hasattr(event, "current_stream_wait"):
+        raise ep.InvalidArgumentError(
+            f"previous_event is of type {type(event).__name__}; that of a call is needed"
+        )
+    event.current_stream_wait()

@@ -103,7 +103,8 @@ class Group(Scoped, c.Object):
         c.mask_update(self, values.tobytes(), stream)
 
     def clean_mask(self, *, stream: Any = None) -> None:
-        """Collective over the unmasked ranks: all are active again."""
+        """Collective over the unmasked ranks: all are active again. One that missed operations
+        makes up for them before, with the others masked."""
         c.mask_clean(self, self._comm, stream)
 
     def _num_ranks(self) -> int:

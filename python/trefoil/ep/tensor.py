@@ -220,7 +220,7 @@ def _from_interface(buffer: Any, about: dict[str, Any], on_host: bool) -> _Memor
     shape, typestr = tuple(about["shape"]), about["typestr"]
     if not typestr[2:].isdigit():  # objects, times
         raise c.InvalidArgumentError(f"the tensor's elements are {typestr}: no type of NCCL's")
-    if about.get("mask") is not None:
+    if about.get("mask") is not None or hasattr(buffer, "hardmask"):  # numpy.ma's
         raise c.InvalidArgumentError("the tensor has a mask; copy what it shows first")
     item = int(typestr[2:])
     strides = about.get("strides")

@@ -6,9 +6,9 @@
 The wheel names register() as a plugin (vllm.general_plugins), which vLLM calls in each of its
 processes. It does nothing unless TREFOIL_EP_LIBRARY is set; "cpu" serves on vLLM's CPU platform.
 
-TREFOIL_VLLM=native: layers without quantisation use the library's own layouts. Low latency's
-experts take rows by token, which vLLM's kernels for bfloat16 are faster on; high throughput's host
-does not wait for the number of rows. deep_ep, the default: as DeepEP has it.
+Layers without quantisation use the library's own layouts. Low latency's experts take rows by token,
+which vLLM's kernels for bfloat16 are faster on; high throughput's host does not wait for the number
+of rows. TREFOIL_VLLM=deep_ep: as DeepEP has it; native, the default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AnyHidden(list[int]):
 
 def is_native() -> bool:
     """What TREFOIL_VLLM asks for."""
-    way = os.environ.get("TREFOIL_VLLM", "deep_ep")
+    way = os.environ.get("TREFOIL_VLLM", "native")
     if way not in ("native", "deep_ep"):
         raise ValueError(f"TREFOIL_VLLM is '{way}', must be native or deep_ep")
     return way == "native"

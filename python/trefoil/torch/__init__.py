@@ -10,7 +10,7 @@
 High throughput (flat layout): route, dispatch, combine. Low latency (expert-major, no backward
 pass): ll_dispatch, ll_combine. stream_of(tensor) is torch's current stream for calls of trefoil.ep,
 faster than torch.cuda.current_stream. RoutingRecorder writes what a model routes as a trace.
-docs/use_in_torch.md has a whole script.
+docs/use_in_torch.md and docs/use_record_routing.md have whole scripts.
 """
 
 from trefoil.on_device import stream_of

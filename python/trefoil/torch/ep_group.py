@@ -52,6 +52,10 @@ class EPGroup(Scoped):
         drop: bool = False,
         timeout: float = 0,
     ) -> None:
+        if not isinstance(comm, ep.Communicator):
+            raise ep.InvalidArgumentError(
+                f"comm: found {type(comm).__name__}, a Communicator expected"
+            )
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ep.InvalidArgumentError(f"dtype is {dtype}; rows are float32, bfloat16, float16")
         self.comm, self.num_ranks, self.num_experts = comm, comm.num_ranks, num_experts
@@ -77,6 +81,7 @@ class EPGroup(Scoped):
         )
         self._stream = None if self.torch_device.type == "cuda" else ep.Stream()
         self.pending: list[tuple[int, ep.Handle]] = []
+        self._of_graphs: list[ep.Handle] = []
         # the library's handle memory, and three numbers: key, tokens, rows that arrive
         self.memory_bytes = -(-self._group.handle_mem_size(self.layout, num_topk) // 16) * 16
         self._group.init_handle(self.layout, num_topk).destroy()  # collective: makes the buffers
@@ -89,6 +94,12 @@ class EPGroup(Scoped):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EPGroup:
         return self
+
+    @property
+    def captured(self) -> bool:
+        """Whether operations are captured into a CUDA graph now: then nothing is waited for, and
+        ids and what failed are not looked at."""
+        return self._stream is None and torch.cuda.is_current_stream_capturing()
 
     @property
     def stream(self) -> Any:
@@ -105,10 +116,15 @@ class EPGroup(Scoped):
 
     @contextmanager
     def handle(self, memory: torch.Tensor) -> Iterator[ep.Handle]:
-        """A handle on a routing's memory; what is queued in the block has run at its end."""
+        """A handle on a routing's memory; what is queued in the block has run at its end. What a
+        graph has captured lives as long as the group."""
         ep.set_device(self.device)
         held = ep.Tensor(memory[: self.memory_bytes])
         handle = self._group.init_handle(self.layout, self.num_topk, handle_mem=held)
+        if self.captured:
+            self._of_graphs.append(handle)
+            yield handle
+            return
         try:
             yield handle
             self.finish()
@@ -116,7 +132,9 @@ class EPGroup(Scoped):
             handle.destroy()
 
     def finish(self) -> None:
-        """Waits for the queued work, and raises what failed in it."""
+        """Waits for the queued work, and raises what failed in it; not while it is captured."""
+        if self.captured:
+            return
         ep.synchronize(self.stream)
         asks = not self.low_latency
         try:
@@ -155,7 +173,7 @@ class EPGroup(Scoped):
     def destroy(self) -> None:
         """Collective. A second time: nothing happens."""
         if _live.pop(self.key, None):
-            for _, handle in self.pending:
+            for handle in [*(handle for _, handle in self.pending), *self._of_graphs]:
                 handle.destroy()
             self._group.destroy()
             if self._stream:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from trefoil import ep
+from trefoil.on_device import require
 from trefoil.torch.ep_group import EPGroup
 from trefoil.torch.ops import combine, dispatch, route
 
@@ -58,6 +59,9 @@ class MoEDispatcher:
         if (logits is None) == (topk_idx is None) or (topk_idx is None) != (topk_weights is None):
             raise ep.InvalidArgumentError("give logits, or topk_idx and topk_weights")
         if logits is not None:
+            require(
+                "logits", logits, (), -1, self.group.num_experts, device=self.group.torch_device
+            )
             top = logits.float().topk(self.group.num_topk)
             topk_idx, topk_weights = top.indices, top.values.softmax(-1)
         assert topk_idx is not None and topk_weights is not None
@@ -79,7 +83,7 @@ class MoEDispatcher:
         expert = ids[:, :wide].flatten()
         expert = torch.where(expert < 0, none, expert)
         pairs = expert.argsort(stable=True)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not self.group.captured:
             pairs = pairs[: int(counts.sum())]
         used = (expert[pairs] < none).unsqueeze(1)
         source = pairs // wide

@@ -50,6 +50,8 @@ class Routing(NamedTuple):
 
 def _require_ids(g: EPGroup, topk_idx: Tensor) -> None:
     require("topk_idx", topk_idx, IDS, -1, g.num_topk, device=g.torch_device)
+    if g.captured:
+        return
     ids = topk_idx.sort(dim=1).values
     bad = ((ids < -1) | (ids >= g.num_experts)).any(1)
     bad |= ((ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] >= 0)).any(1)
@@ -61,9 +63,12 @@ def _require_ids(g: EPGroup, topk_idx: Tensor) -> None:
         )
 
 
-def _about(g: EPGroup, memory: Tensor) -> tuple[int, int]:
-    """The tokens and the arriving rows of a routing; refuses that of another group."""
+def _about(g: EPGroup, memory: Tensor, given: int) -> tuple[int, int]:
+    """The tokens and the arriving rows of a routing; refuses that of another group. While they are
+    captured nobody knows: as many tokens as are given, and perhaps no row."""
     require("routing", memory, (torch.uint8,), g.memory_bytes + 32, device=g.torch_device)
+    if g.captured:
+        return given, 0
     key, tokens, rows, _ = memory[g.memory_bytes :].view(torch.int64).tolist()
     if key != g.key:
         raise ep.InvalidUsageError(f"the routing is of group {key}, this is group {g.key}")
@@ -80,8 +85,10 @@ def _route(topk_idx: Tensor, group: int, order: Tensor) -> tuple[Tensor, Tensor]
     info = ep.LayoutInfo(expert_counters=ep_tensor(counts), recv_total_counter=ep_tensor(total))
     with g.handle(memory) as handle:
         handle.update(ep_tensor(topk_idx), layout_info=info, stream=g.stream)
-    about = [g.key, len(topk_idx), min(int(total), g.slots), 0]
-    memory[g.memory_bytes :].view(torch.int64).copy_(torch.tensor(about))
+    about = memory[g.memory_bytes :].view(torch.int64)
+    about[0].fill_(g.key)
+    about[1].fill_(len(topk_idx))
+    about[2:3].copy_(total.clamp(max=g.slots))
     order.add_(1)
     return memory, counts
 
@@ -122,7 +129,7 @@ def _dispatch(
     x: Tensor, weights: Tensor, routing: Tensor, group: int, order: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     g = group_of(group)
-    tokens, rows = _about(g, routing)
+    tokens, rows = _about(g, routing, len(x))
     require("x", x, (g.dtype,), tokens, -1, device=g.torch_device)
     require("topk_weights", weights, (torch.float32,), tokens, g.num_topk, device=g.torch_device)
     out = _received(g, x, rows)
@@ -142,7 +149,7 @@ def _dispatch(
 
 def _combine(rows: Tensor, routing: Tensor, tokens: int, group: int, order: Tensor) -> Tensor:
     g = group_of(group)
-    own, _ = _about(g, routing)
+    own, _ = _about(g, routing, tokens)
     require("rows", rows, (g.dtype,), g.slots, -1, device=g.torch_device)
     out = rows.new_empty(own, rows.shape[1])
     with g.handle(routing) as handle:
@@ -159,7 +166,7 @@ def _dispatch_backward(
     grad: Tensor, grad_weights: Tensor, routing: Tensor, tokens: int, group: int, order: Tensor
 ) -> tuple[Tensor, Tensor]:
     g = group_of(group)
-    own, _ = _about(g, routing)
+    own, _ = _about(g, routing, tokens)
     require("grad", grad, (g.dtype,), g.slots, -1, device=g.torch_device)
     require(
         "grad_weights", grad_weights, (torch.float32,), g.slots, g.num_topk, device=g.torch_device
@@ -178,7 +185,7 @@ def _dispatch_backward(
 
 def _combine_backward(grad: Tensor, routing: Tensor, group: int, order: Tensor) -> Tensor:
     g = group_of(group)
-    tokens, rows = _about(g, routing)
+    tokens, rows = _about(g, routing, len(grad))
     require("grad", grad, (g.dtype,), tokens, -1, device=g.torch_device)
     out = _received(g, grad, rows)
     with g.handle(routing) as handle:

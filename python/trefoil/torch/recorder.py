@@ -1,4 +1,4 @@
-"""Records the routing of a MoE layer of any torch model, as a trace (docs/trace.md)."""
+"""Records the routing of a MoE layer of any torch model as a trace: docs/use_record_routing.md."""
 
 from __future__ import annotations
 

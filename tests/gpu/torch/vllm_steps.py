@@ -5,18 +5,20 @@ GPU's, the time of a step, and what of it the GPU spends on communication betwee
     python3 tests/gpu/torch/vllm_steps.py [--steps ll_bf16,agrs_bf16] [--nccl DIR] [--out FILE]
 
 A Qwen3-MoE with random weights is made first. A step is a run of vLLM: its name says backend and
-datatype; native ones use the library's own layouts (TREFOIL_VLLM); steps with dbo overlap two micro
-batches and run where --steps names them.
+datatype; with deep_ep vLLM goes by DeepEP's interface, else natively (TREFOIL_VLLM); steps with dbo
+overlap two micro batches and run where --steps names them.
 
 Tokens: 16 prompts, against one GPU in the same datatype. Decode: so many requests a rank, the
 median of the engine's steps; then further steps under torch's profiler, which says how long kernels
-of communication ran, waiting for peers included; a profiled step takes longer. Prompts: as many of
-512 tokens at once, until the last one's first token. Times are the slower rank's, and so is the
-profile.
+of communication ran, on each rank, waiting for peers included; a profiled step takes longer.
+Prompts: as many of 512 tokens at once, until the last one's first token. Times are the slower
+rank's; the profile is that of the rank whose kernels of communication ran for the shortest time: it
+waits least.
 
-Needs vLLM, transformers, a GPU a rank, and the library (docs/use_in_torch.md). --nccl: where
-libnccl.so.2 is that all processes load first. --tiny: a small model on vLLM's CPU platform, to try
-this program out. Exit code 1: a run failed, or float32 tokens differ.
+Needs vLLM, transformers, a GPU a rank, and the library (docs/use_vllm.md). --nccl: where
+libnccl.so.2 is that all processes load first. --tiny: a small model, on vLLM's CPU platform, too,
+to try this program out. Ranks may share a GPU, under CUDA's MPS. Exit code 1: a run failed, or
+float32 tokens differ.
 """
 
 from __future__ import annotations
@@ -43,7 +45,6 @@ COMMUNICATION = re.compile(
 GREEDY_PROMPTS, GREEDY_LENGTH, GREEDY_TOKENS = 16, 24, 32
 WARM, MEASURED, PROFILED = 6, 120, 20  # steps of decode
 LOADS = (1, 32, 128)  # requests a rank
-LIMIT_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,20 @@ class Step:
     decodes: bool = False
     fills: bool = False  # whole prompts
     dbo: bool = False  # two micro batches, from 32 tokens of decode or 512 of prompts on
-    way: str = "deep_ep"  # TREFOIL_VLLM
+    way: str = "native"  # TREFOIL_VLLM
 
 
+OURS = "deepep_low_latency", "deepep_high_throughput"
 STEPS = {
     "single_bf16": Step(None, "bfloat16", True, True),
     "single_fp32": Step(None, "float32"),
     "ll_fp32": Step("deepep_low_latency", "float32"),
+    "ht_fp32": Step("deepep_high_throughput", "float32"),
     "ll_bf16": Step("deepep_low_latency", "bfloat16", decodes=True),
-    "ll_bf16_native": Step("deepep_low_latency", "bfloat16", decodes=True, way="native"),
-    "ll_fp32_native": Step("deepep_low_latency", "float32", way="native"),
-    "ht_bf16_native": Step("deepep_high_throughput", "bfloat16", fills=True, way="native"),
-    "ht_fp32_native": Step("deepep_high_throughput", "float32", way="native"),
     "ht_bf16": Step("deepep_high_throughput", "bfloat16", fills=True),
+    "ll_fp32_deep_ep": Step("deepep_low_latency", "float32", way="deep_ep"),
+    "ll_bf16_deep_ep": Step("deepep_low_latency", "bfloat16", decodes=True, way="deep_ep"),
+    "ht_bf16_deep_ep": Step("deepep_high_throughput", "bfloat16", fills=True, way="deep_ep"),
     "agrs_bf16": Step("allgather_reducescatter", "bfloat16", True, True),
     "ll_bf16_dbo": Step("deepep_low_latency", "bfloat16", decodes=True, dbo=True),
     "ht_bf16_dbo": Step("deepep_high_throughput", "bfloat16", fills=True, dbo=True),
@@ -123,7 +125,8 @@ def make_model(folder: Path, size: Size) -> None:
 # ---- A rank -------------------------------------------------------------------------------------
 
 
-def engine_of(folder: str, step: Step, size: Size, on_gpu: bool) -> Any:
+def engine_of(folder: str, step: Step, size: Size, on_gpu: bool, ranks: int) -> Any:
+    import torch
     from vllm import LLM
 
     more: dict[str, Any] = {}
@@ -133,7 +136,7 @@ def engine_of(folder: str, step: Step, size: Size, on_gpu: bool) -> Any:
     graphs = on_gpu and step.decodes
     if on_gpu:
         more |= {"attention_backend": "TRITON_ATTN", "disable_custom_all_reduce": True}
-        more["gpu_memory_utilization"] = 0.6
+        more["gpu_memory_utilization"] = 0.6 * min(1.0, torch.cuda.device_count() / ranks)
     compilation: dict[str, Any] = {"mode": 0}
     if graphs:
         compilation |= {
@@ -269,8 +272,8 @@ def rank_main(options: argparse.Namespace) -> None:
     step, size = STEPS[options.step], TINY if options.tiny else WHOLE
     on_gpu = torch.cuda.is_available()
     if on_gpu:
-        torch.cuda.set_device(options.rank)
-    llm = engine_of(options.folder, step, size, on_gpu)
+        torch.cuda.set_device(options.rank % torch.cuda.device_count())
+    llm = engine_of(options.folder, step, size, on_gpu, options.ranks)
     found: dict[str, Any] = {"tokens": greedy(llm, options.rank, options.ranks, size.vocabulary)}
     if step.decodes:
         found["decode"] = {n: decode(llm, n, size, on_gpu) for n in size.loads}
@@ -285,20 +288,26 @@ def rank_main(options: argparse.Namespace) -> None:
 # ---- All ranks ----------------------------------------------------------------------------------
 
 
-def slower(found: list[dict[str, Any]], kind: str, load: str) -> dict[str, Any]:
-    slow: dict[str, Any] = max((of[kind][load] for of in found), key=lambda one: one["ms"])
-    return slow
+def communication(kernels: dict[str, float]) -> float:
+    """Milliseconds."""
+    return sum(ms for name, ms in kernels.items() if COMMUNICATION.search(name))
 
 
-def time_row(one: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """A time, tokens a second of all ranks, and the share of kernels of communication."""
-    row = {"ms": round(one["ms"], 3), "tokens_per_s": round(tokens / one["ms"] * 1e3)}
+def time_row(of_ranks: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
+    """The slower rank's time, tokens a second of all ranks, and what ran on the GPUs."""
+    one = max(of_ranks, key=lambda of: of["ms"])
+    row: dict[str, Any] = {
+        "ms": round(one["ms"], 3),
+        "tokens_per_s": round(tokens / one["ms"] * 1e3),
+    }
     if "p10_p90_n" in one:
         row["p10_p90_n"] = [round(v, 3) for v in one["p10_p90_n"]]
     if "kernels_ms" in one:
-        kernels = one["kernels_ms"]
-        talk = sum(ms for name, ms in kernels.items() if COMMUNICATION.search(name))
-        row["communication_ms"] = round(talk, 3)
+        kernels = min((of["kernels_ms"] for of in of_ranks), key=communication)
+        row["communication_ms"] = round(communication(kernels), 3)
+        row["communication_of_ranks_ms"] = [
+            round(communication(of["kernels_ms"]), 3) for of in of_ranks
+        ]
         row["kernels_ms"] = round(sum(kernels.values()), 3)
         row["longest_ms"] = {name[:80]: round(ms, 3) for name, ms in list(kernels.items())[:8]}
     return row
@@ -326,10 +335,12 @@ def row_of(name: str, ranks: int, found: list[dict[str, Any]], size: Size) -> di
     step = STEPS[name]
     row: dict[str, Any] = {"step": name, "ranks": ranks, "backend": step.backend}
     row |= {"dtype": step.dtype, "nccl": found[0].get("nccl")}
+    if step.backend in OURS:
+        row["way"] = step.way
     for kind, per in (("decode", 1), ("prefill", size.prompt)):
         if kind in found[0]:
             row[kind] = {
-                load: time_row(slower(found, kind, load), int(load) * per * ranks)
+                load: time_row([of[kind][load] for of in found], int(load) * per * ranks)
                 for load in found[0][kind]
             }
     return row
@@ -337,18 +348,21 @@ def row_of(name: str, ranks: int, found: list[dict[str, Any]], size: Size) -> di
 
 def run(name: str, options: argparse.Namespace, folder: str) -> tuple[dict[str, Any], list[Any]]:
     """A step's row and its tokens, by prompt."""
+    import torch
+
     step, size = STEPS[name], TINY if options.tiny else WHOLE
     ranks = options.ranks if step.backend else 1
-    ours = step.backend is not None and step.backend.startswith("deepep")
-    settings = {"TREFOIL_EP_LIBRARY": ("cpu" if options.tiny else "gpu") if ours else ""}
+    ours = step.backend in OURS
+    on_gpu = torch.cuda.is_available()
+    settings = {"TREFOIL_EP_LIBRARY": ("gpu" if on_gpu else "cpu") if ours else ""}
     settings["TREFOIL_VLLM"] = step.way
-    if options.tiny:
+    if not on_gpu:
         settings |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     if options.nccl:
         path = str(Path(options.nccl) / "libnccl.so.2")
         settings |= {"LD_PRELOAD": path, "VLLM_NCCL_SO_PATH": path, "NCCL_NVLS_ENABLE": "0"}
     arguments = ["--step", name, *(["--tiny"] if options.tiny else []), folder]
-    found = vllm_ranks.run(__file__, arguments, ranks, settings, LIMIT_S)
+    found = vllm_ranks.run(__file__, arguments, ranks, settings, options.limit)
     tokens: list[Any] = [None] * GREEDY_PROMPTS
     for rank, of_rank in enumerate(found):
         tokens[rank::ranks] = of_rank["tokens"]
@@ -382,6 +396,7 @@ def main() -> int:
     about = argparse.ArgumentParser(description="vLLM with expert parallelism on GPUs")
     about.add_argument("--steps", default=",".join(n for n in STEPS if not STEPS[n].dbo))
     about.add_argument("--ranks", type=int, default=2)
+    about.add_argument("--limit", type=float, default=240.0, help="seconds of a step")
     about.add_argument("--nccl", help="folder of libnccl.so.2")
     about.add_argument("--out", type=Path, help="JSON file of the rows")
     about.add_argument("--tiny", action="store_true")
