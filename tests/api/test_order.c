@@ -367,8 +367,8 @@ static void runMadeInside(team_rank_t *r) {
   teamOk(r, ncclEpGroupDestroy(group));
 }
 
-TEST(low_latency_handles_made_in_a_capture) {
-  for (int mode = 0; mode < 2; mode++) {
+TEST(handles_made_in_a_capture) {
+  for (int mode = 0; mode < 4; mode++) {
     pair_t pair = {.lifo = 0};
     for (int i = 0; i < 2; i++) pair.c[i] = smallCase((trefoil_mode_t)mode, (uint64_t)(430 + i));
     const char *error = teamThreads(3, runMadeInside, &pair);

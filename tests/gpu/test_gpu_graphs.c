@@ -1,13 +1,16 @@
 /* CUDA graphs: two handles on two streams, the combine of one beside the dispatch of the other, captured
- * once and replayed with other routing, tokens and weights each time; the same called without a graph.
+ * once and replayed with other routing, tokens and weights each time; the same called without a graph. In
+ * every other case the captured handles are made in the capture.
  * The two that overlap share the GPU: each takes at most half of its SMs. */
 #include "test.h"
+
+#include <string.h>
 
 #include "gpu_script.h"
 #include "plan/error.h"
 #include "validate/checker.h"
 
-enum { NUM_REPLAYS = 10, HALF_OF_SMS = 64 };
+enum { NUM_REPLAYS = 10, HALF_OF_SMS = 64, NUM_HANDLES = 2 };
 
 typedef struct graphs {
   script_list_t *list;
@@ -58,12 +61,25 @@ static trefoil_result_t callAll(ep_check_rank_t *k, const ep_check_case_t *c, co
   return call(k, c, COMBINE_B, f->main);
 }
 
+static trefoil_result_t makeHandles(ep_check_rank_t *k) {
+  for (int i = 0; i < NUM_HANDLES; i++) {
+    const ep_check_handle_t *h = &k->group->handles[i];
+    ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
+    config.dispatch_output_per_expert_alignment = h->alignment;
+    k->doing = "ncclEpInitHandle in a capture";
+    EP_TRY_EP(k, k->lib->ncclEpInitHandle(&k->handles[i], k->epGroup, epLayoutOf(h->mode), &config,
+                                          h->initTopk, NULL));
+  }
+  return TREFOIL_OK;
+}
+
 static trefoil_result_t capture(ep_check_rank_t *k, const ep_check_case_t *c, const fork_t *f,
-                                cudaGraphExec_t *exec) {
+                                int inside, cudaGraphExec_t *exec) {
   const ep_library_t *lib = k->lib;
   cudaGraph_t graph = NULL;
   k->doing = "cudaStreamBeginCapture";
   EP_TRY_CUDA(k, lib->cudaStreamBeginCapture(f->main, cudaStreamCaptureModeRelaxed));
+  if (inside) EP_TRY(makeHandles(k));
   EP_TRY(callAll(k, c, f));
   k->doing = "cudaStreamEndCapture";
   EP_TRY_CUDA(k, lib->cudaStreamEndCapture(f->main, &graph));
@@ -80,7 +96,10 @@ static trefoil_result_t runCase(gpu_rank_t *rank, const fork_t *f, int i, uint8_
   const ep_library_t *lib = k->lib;
   const ep_check_case_t *c = &g->list->cases[i];
   cudaGraphExec_t exec = NULL;
-  if (g->captured) EP_TRY(capture(k, c, f, &exec));
+  ncclEpHandle_t before[NUM_HANDLES];
+  int inside = g->captured && i / 2 % 2;
+  memcpy(before, k->handles, sizeof before);
+  if (g->captured) EP_TRY(capture(k, c, f, inside, &exec));
   for (int again = 0; again < NUM_REPLAYS; again++) {
     int round = (again + i) % EP_MAX_ROUNDS;
     const uint8_t *initial = g->list->initial[round][k->rank] + g->list->offsets[i];
@@ -101,6 +120,11 @@ static trefoil_result_t runCase(gpu_rank_t *rank, const fork_t *f, int i, uint8_
     EP_TRY(scriptCompare(g->list, i, round, k->rank, result));
   }
   if (exec) EP_TRY_CUDA(k, lib->cudaGraphExecDestroy(exec));
+  for (int h = 0; inside && h < NUM_HANDLES; h++) {
+    k->doing = "ncclEpHandleDestroy";
+    EP_TRY_EP(k, lib->ncclEpHandleDestroy(k->handles[h]));
+  }
+  memcpy(k->handles, before, sizeof before);
   return TREFOIL_OK;
 }
 
