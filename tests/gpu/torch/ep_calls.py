@@ -305,8 +305,9 @@ def low_latency(ranks: Ranks, comm: ep.Communicator) -> float:
 
 
 def torch_captured(ranks: Ranks, comm: ep.Communicator, is_low: bool) -> None:
-    """A pair of operations, high throughput's with gradients, in a CUDA graph that other tokens and
-    ids are replayed through: sums and gradients are those of eager calls, bit by bit."""
+    """A pair of operations, high throughput's with gradients, in a CUDA graph that is replayed with
+    other tokens and ids: what eager calls give, in high throughput but for the order of torch's
+    atomic sums."""
     if ranks.device.type == "cpu":
         return
     size = {"num_experts": EXPERTS, "num_topk": TOPK, "max_tokens": TOKENS, "hidden": HIDDEN}
@@ -342,8 +343,9 @@ def torch_captured(ranks: Ranks, comm: ep.Communicator, is_low: bool) -> None:
                 ids.copy_(data(rank, seed + 2, TOKENS - rank, EXPERTS).argsort(1)[:, :TOPK])
             graph.replay()
             wait(device)
-            kept = [bytes_of(t) for t in found]
-            assert kept == [bytes_of(t) for t in work(group)], (is_low, seed)
+            kept = [t.clone() for t in found]
+            for one, eager_one in zip(kept, work(group), strict=True):
+                require_close(f"replay {seed}", one, eager_one, 1e-9 if is_low else 2**-7)
         del graph
 
 
