@@ -60,10 +60,10 @@ _Static_assert(sizeof(ep_control_t) <= EP_CONTROL_HEAD_BYTES, "EP_CONTROL_HEAD_B
 /* Arrays of R words after the head. Those that are pushed are the exception to "one writer": [r] is
  * rank r's. */
 typedef enum ep_array {
-  EP_ARRAY_LEAVING = 0,                /* [r] 1: rank r destroys its group */
-  EP_ARRAY_CLEAN,                      /* [r] rank r's MaskCleans so far << 40 | its operations */
-  EP_ARRAY_BYTES,                      /* [r] bytes that rank r took of mine: two arrays, */
-  EP_ARRAY_ARENA = EP_ARRAY_BYTES + 2, /* dispatch and combine. The rest: once per arena */
+  EP_ARRAY_LEAVING = 0,                   /* [r] 1: rank r destroys its group */
+  EP_ARRAY_CLEAN,                         /* [r] rank r's MaskCleans so far */
+  EP_ARRAY_BYTES,                         /* [r] bytes that rank r took of mine: two arrays, */
+  EP_ARRAY_ARENA = EP_ARRAY_BYTES + 2,    /* dispatch and combine. The rest: once per arena */
   EP_ARRAY_UPDATE_TAKEN = EP_ARRAY_ARENA, /* [src] */
   EP_ARRAY_DISPATCH_TAKEN,                /* [src] */
   EP_ARRAY_WEIGHTS_TAKEN,                 /* [origin] LL partial sums */
@@ -90,7 +90,6 @@ typedef struct ep_peer {
   uint64_t bytesNow[2][2]; /* [arena][dispatch, combine] taken from it, and not reported yet */
   uint64_t bytesBase[2];   /* what it had taken of mine at the last reset: dispatch, combine */
   uint64_t cleansTaken;    /* MaskCleans of its that this rank's have waited for */
-  int apart;               /* at the last one it had made another number of operations */
   uint64_t ringSeq[2];     /* [arena] messages per ring so far, of this rank as origin */
   int64_t sendNext;        /* combine in progress: next chunk to send to this origin */
   int64_t relayNext;       /* */

@@ -14,9 +14,7 @@ static void runUpdate(ep_record_t *r) {
 
 static void runClean(ep_record_t *r) {
   if (!epCleanBarrier(r->g)) return;
-  for (int i = 0; i < r->g->R; i++) {
-    atomic_store(&r->g->peers[i].active, !r->g->peers[i].apart);
-  }
+  for (int i = 0; i < r->g->R; i++) atomic_store(&r->g->peers[i].active, 1);
 }
 
 trefoil_result_t epMaskQuery(ncclEpGroup_t group, int *deviceMask, cudaStream_t stream) {

@@ -238,44 +238,17 @@ int epLeave(ep_cpu_group_t *g, uint64_t timeoutNs) {
   return 1;
 }
 
-enum { MADE_BITS = 40 };
-
-/* Dispatches and combines of this rank so far. */
-static uint64_t numMade(const ep_cpu_group_t *g) {
-  uint64_t made = 0;
-  for (int a = 0; a < 2; a++) {
-    made += g->arenas[a].ops[EP_KIND_DISPATCH] + g->arenas[a].ops[EP_KIND_COMBINE];
-  }
-  return made & (((uint64_t)1 << MADE_BITS) - 1);
-}
-
-/* The word of rank r at its MaskClean `cleans`: has it made as many operations? A later one tells nothing. */
-static int madeAsMany(ep_cpu_group_t *g, int r, uint64_t word, uint64_t cleans) {
-  uint64_t own = numMade(g), made = word & (((uint64_t)1 << MADE_BITS) - 1);
-  if (word >> MADE_BITS != cleans || made == own) return 1;
-  epReport(
-      g->group, EP_DEFERRED_STICKY, TREFOIL_INVALID_USAGE,
-      "ncclEpMaskClean: rank %d has made %llu dispatches and combines, this rank (%d) %llu; the "
-      "two stay masked for each other: the one that missed some makes up for them, with the "
-      "others masked, before all clean again",
-      r, (unsigned long long)made, g->me, (unsigned long long)own);
-  return 0;
-}
-
 /* MaskClean's: every rank is notified, the unmasked ones are waited for. Ranks that are masked need not come,
  * so their counts differ: each waits for one more of a peer's than it has waited for before. */
 int epCleanBarrier(ep_cpu_group_t *g) {
   uint64_t deadline = deadlineAfter(epMonotonicNs(), g->group->timeoutNs);
-  push(g, EP_ARRAY_CLEAN, ++g->cleans << MADE_BITS | numMade(g), 0);
+  push(g, EP_ARRAY_CLEAN, ++g->cleans, 0);
   ep_word_t *own = epArray(g->peers[g->me].control, g->R, EP_ARRAY_CLEAN, 0);
   int all = 1;
   for (int r = 0; r < g->R; r++) {
-    g->peers[r].apart = 0;
     if (!epActive(g, r)) continue;
-    uint64_t cleans = g->peers[r].cleansTaken + 1;
-    if (waitPushed(g, r, &own[r], cleans << MADE_BITS, deadline)) {
-      g->peers[r].cleansTaken = cleans;
-      g->peers[r].apart = !madeAsMany(g, r, epLoad(&own[r]), cleans);
+    if (waitPushed(g, r, &own[r], g->peers[r].cleansTaken + 1, deadline)) {
+      g->peers[r].cleansTaken++;
       continue;
     }
     epReport(g->group, EP_DEFERRED_FLAG, TREFOIL_REMOTE_ERROR,
