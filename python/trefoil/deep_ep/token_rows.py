@@ -113,6 +113,10 @@ class TokenRowsGroup(SlotGroup):
         shape = *self._shape(None), rows.shape[-1]
         if len(rows) in (shape[0], self.rank_count * self.sizes.tokens):
             return rows.contiguous().view(shape)
+        if len(rows) > shape[0] or not self.sizes.routed:
+            raise ep.InvalidArgumentError(
+                f"x: {len(rows)} rows, the dispatch received {self.rank_count * self.sizes.tokens}"
+            )
         room = rows.new_empty(shape)
         room[: len(rows)] = rows
         return room
