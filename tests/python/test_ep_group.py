@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from packaging.version import Version
 
 import ep_needs  # noqa: F401
 from ep_steps import Case, Outputs, with_threads
@@ -192,6 +196,48 @@ def test_preflight_says_why_not() -> None:
     assert not answer.supported
     assert (answer.limit, answer.nearest) == ("layout", 1)
     assert "low latency" in answer.reason
+
+
+def test_an_allocator_in_python() -> None:
+    """Every byte of the group's and its handle's memory is asked for and given back."""
+    held: dict[int, ctypes.Array[ctypes.c_char]] = {}
+    contexts: set[int] = set()
+
+    @ep.AllocFn
+    def alloc(found: Any, size: int, context: int) -> int:
+        memory = ctypes.create_string_buffer(size + 256)
+        found[0] = address = ctypes.addressof(memory) + 255 & ~255
+        held[address] = memory
+        contexts.add(context)
+        return 0
+
+    @ep.FreeFn
+    def free(address: int, context: int) -> int:
+        contexts.add(context)
+        return 0 if held.pop(address, None) else 1
+
+    given = [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (alloc, free)]
+    case = Case("ht-flat", ranks=1)
+
+    def work(rank: int, comm: ep.Communicator) -> tuple[int, int]:
+        config = case.group_config()
+        config.alloc = ep.AllocConfig(alloc_fn=given[0], free_fn=given[1], context=7)
+        with ep.Group.create(comm, config) as group:
+            of_group = len(held)
+            with group.create_handle(case.layout(), ep.Tensor(case.routing(0))):
+                return of_group, len(held)
+        raise AssertionError
+
+    ((of_group, of_both),) = with_threads(work, 1)
+    assert of_group <= of_both > 0
+    assert not held
+    assert contexts == {7}
+
+
+def test_the_version_is_the_headers() -> None:
+    code = Path(__file__).parents[2].joinpath("include/nccl_ep.h").read_text()
+    parts = [re.search(rf"NCCL_EP_{part} +(\d+)", code) for part in ("MAJOR", "MINOR", "PATCH")]
+    assert ep.get_lib_version() == Version(".".join(p[1] for p in parts if p))
 
 
 def test_rendezvous_by_file(tmp_path: Path) -> None:

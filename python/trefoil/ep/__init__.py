@@ -17,6 +17,8 @@ SystemFailureError; waits for other ranks end with Ctrl-C. docs/python.md has a 
 
 from pathlib import Path
 
+from packaging.version import Version
+
 from trefoil.ep._load import c as _c
 from trefoil.ep._load import load
 from trefoil.ep.comm import (
@@ -30,12 +32,14 @@ from trefoil.ep.comm import (
 )
 from trefoil.ep.configs import (
     AllocConfig,
+    AllocFn,
     CombineConfig,
     CombineInputs,
     CombineOutputs,
     DispatchConfig,
     DispatchInputs,
     DispatchOutputs,
+    FreeFn,
     GroupConfig,
     HandleConfig,
     LayoutInfo,
@@ -67,15 +71,16 @@ def get_lib_path() -> Path:
     return Path(_c.library()[0])
 
 
-def get_lib_version() -> str:
-    """The version of the C API that the library has, as "0.2.0"."""
+def get_lib_version() -> Version:
+    """The version of the C API that the library has."""
     code = _c.library()[1]
-    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+    return Version(f"{code // 10000}.{code // 100 % 100}.{code % 100}")
 
 
 __all__ = [
     "Algorithm",
     "AllocConfig",
+    "AllocFn",
     "CombineConfig",
     "CombineInputs",
     "CombineOutputs",
@@ -88,6 +93,7 @@ __all__ = [
     "DispatchQuantizationRecipe",
     "Error",
     "ExpertIdKind",
+    "FreeFn",
     "Group",
     "GroupConfig",
     "Handle",

@@ -3,6 +3,7 @@ local experts, B tokens of this rank, N = max_dispatch_tokens_per_rank, K top-k,
 
 from __future__ import annotations
 
+from ctypes import CFUNCTYPE, POINTER, c_int, c_size_t, c_void_p
 from dataclasses import dataclass, field, fields
 from inspect import signature
 from typing import Any, TypeVar
@@ -35,9 +36,18 @@ def _in_c(bundle: type[_Bundle]) -> type[_Bundle]:
 c.layout_info_kind(ExpertIdKind.AUTO)
 
 
+# ncclEpAllocFn_t: stores the address of memory of some bytes; 0 = success.
+AllocFn = CFUNCTYPE(c_int, POINTER(c_void_p), c_size_t, c_void_p)
+FreeFn = CFUNCTYPE(c_int, c_void_p, c_void_p)  # ncclEpFreeFn_t
+
+
 @dataclass(kw_only=True, slots=True)
 class AllocConfig:
-    """Addresses of the caller's allocator and deallocator (both or none), and their argument."""
+    """Addresses of the caller's allocator and deallocator (both or none), and their argument.
+
+    Of a function made by AllocFn or FreeFn: ctypes.cast(function, ctypes.c_void_p).value. The
+    caller keeps functions until the group is destroyed.
+    """
 
     alloc_fn: int = 0
     free_fn: int = 0

@@ -368,7 +368,7 @@ def main() -> int:
         name = "low latency" if low else "high throughput"
         ranks.check(f"trefoil.torch captured, {name}", partial(torch_captured, ranks, comm, low))
     ranks.check("communicator destroyed", comm.destroy)
-    return ranks.finish({"library": str(ep.get_lib_path()), "version": ep.get_lib_version()})
+    return ranks.finish({"library": str(ep.get_lib_path()), "version": str(ep.get_lib_version())})
 
 
 if __name__ == "__main__":

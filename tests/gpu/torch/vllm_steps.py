@@ -10,10 +10,11 @@ overlap two micro batches and run where --steps names them.
 
 Tokens: 16 prompts, against one GPU in the same datatype. Decode: so many requests a rank, the
 median of the engine's steps; then further steps under torch's profiler, which says how long kernels
-of communication ran, on each rank, waiting for peers included; a profiled step takes longer.
-Prompts: as many of 512 tokens at once, until the last one's first token. Times are the slower
-rank's; the profile is that of the rank whose kernels of communication ran for the shortest time: it
-waits least.
+of communication ran, on each rank, waiting for peers included; a profiled step takes longer. Of
+a step's launches of such a kernel, one a layer, the first waits for the slower host: their medians
+tell what the others take. Prompts: as many of 512 tokens at once, until the last one's first token.
+Times are the slower rank's; the profile is that of the rank whose kernels of communication ran for
+the shortest time: it waits least.
 
 Needs vLLM, transformers, a GPU a rank, and the library (docs/use_vllm.md). --nccl: where
 libnccl.so.2 is that all processes load first. --tiny: a small model, on vLLM's CPU platform, too,
@@ -69,6 +70,7 @@ STEPS = {
     "ll_bf16_deep_ep": Step("deepep_low_latency", "bfloat16", decodes=True, way="deep_ep"),
     "ht_bf16_deep_ep": Step("deepep_high_throughput", "bfloat16", fills=True, way="deep_ep"),
     "agrs_bf16": Step("allgather_reducescatter", "bfloat16", True, True),
+    "agrs_fp32": Step("allgather_reducescatter", "float32"),
     "ll_bf16_dbo": Step("deepep_low_latency", "bfloat16", decodes=True, dbo=True),
     "ht_bf16_dbo": Step("deepep_high_throughput", "bfloat16", fills=True, dbo=True),
 }
@@ -213,19 +215,26 @@ def begin_profile(worker: Any) -> None:
     worker.steps_profile.start()
 
 
-def end_profile(worker: Any) -> dict[str, float]:
-    """Milliseconds by kernel since begin_profile."""
+def end_profile(worker: Any) -> dict[str, list[float]]:
+    """Milliseconds of each launch since begin_profile, by kernel."""
     import torch
 
     torch.cuda.synchronize()
     worker.steps_profile.stop()
-    return {e.key: e.self_device_time_total / 1e3 for e in worker.steps_profile.key_averages()}
+    found: dict[str, list[float]] = {}
+    for event in worker.steps_profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found.setdefault(event.name, []).append(event.time_range.elapsed_us() / 1e3)
+    return found
 
 
-def kernels_of(times: dict[str, float], count: int) -> dict[str, float]:
-    """Milliseconds a step by kernel, the longest first."""
-    ordered = sorted(times.items(), key=lambda kernel: -kernel[1])
-    found = {name: ms / count for name, ms in ordered if ms > 0}
+def kernels_of(launches: dict[str, list[float]], count: int) -> dict[str, list[float]]:
+    """By kernel, the longest first, milliseconds of a step: as it was, and with each launch taking
+    their median."""
+    found = {
+        name: [sum(of) / count, statistics.median(of) * len(of) / count]
+        for name, of in sorted(launches.items(), key=lambda kernel: -sum(kernel[1]))
+    }
     if not found:
         raise RuntimeError("the profile has no kernel")
     return found
@@ -239,7 +248,7 @@ def decode(llm: Any, load: int, size: Size, on_gpu: bool) -> dict[str, Any]:
         WARM + MEASURED + PROFILED + 2,
     )
     times: list[float] = []
-    kernels: dict[str, float] = {}
+    kernels: dict[str, list[float]] = {}
     for ms in steps(llm.llm_engine):
         times.append(ms)
         if on_gpu and len(times) == WARM + MEASURED:
@@ -288,9 +297,9 @@ def rank_main(options: argparse.Namespace) -> None:
 # ---- All ranks ----------------------------------------------------------------------------------
 
 
-def communication(kernels: dict[str, float]) -> float:
-    """Milliseconds."""
-    return sum(ms for name, ms in kernels.items() if COMMUNICATION.search(name))
+def communication(kernels: dict[str, list[float]], by_median: int = 0) -> float:
+    """Milliseconds of a step."""
+    return sum(ms[by_median] for name, ms in kernels.items() if COMMUNICATION.search(name))
 
 
 def time_row(of_ranks: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
@@ -308,8 +317,9 @@ def time_row(of_ranks: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
         row["communication_of_ranks_ms"] = [
             round(communication(of["kernels_ms"]), 3) for of in of_ranks
         ]
-        row["kernels_ms"] = round(sum(kernels.values()), 3)
-        row["longest_ms"] = {name[:80]: round(ms, 3) for name, ms in list(kernels.items())[:8]}
+        row["communication_median_ms"] = round(communication(kernels, 1), 3)
+        row["kernels_ms"] = round(sum(ms for ms, _ in kernels.values()), 3)
+        row["longest_ms"] = {name[:80]: round(ms[0], 3) for name, ms in list(kernels.items())[:8]}
     return row
 
 
@@ -328,6 +338,7 @@ def compared(tokens: list[Any], alone: list[Any]) -> dict[str, Any]:
         "tokens_before_difference": before,
         "of": sum(len(one[0]) for one in tokens),
         "logprob_max_difference": round(max(apart), 6),
+        "logprob_mean_difference": round(statistics.mean(apart), 6),
     }
 
 
