@@ -473,7 +473,7 @@ def expert_counts(rank: int, ranks: int, buffer: Buffer) -> None:
     """More experts than before, fewer, and not as many on all ranks."""
     for experts in (2, 58, 60, 200, 2):
         assert dispatched(rank, ranks, buffer, experts) == [ranks] * (experts // ranks)
-    with pytest.raises(ep.InvalidArgumentError, match=r"tell \[9, 11\] numbers"):
+    with pytest.raises(ep.InvalidArgumentError, match=r"ranks have \[2, 4\] experts"):
         dispatched(rank, ranks, buffer, 2 + 2 * rank)
     assert dispatched(rank, ranks, buffer, 4) == [ranks, ranks]
 
@@ -528,6 +528,28 @@ def refused_by_one(rank: int, ranks: int, buffer: Buffer) -> None:
 
 def test_one_rank_refuses(tmp_path: Path) -> None:
     on_ranks(refused_by_one, 2, tmp_path)
+
+
+def unlike(rank: int, ranks: int, buffer: Buffer) -> None:
+    """Rows of other sizes or types on one rank: all are told which, and go on."""
+    for name, change, match in (
+        ("x", lambda x: x[:, :-8].contiguous(), r"x \[B, 8\]"),
+        ("x", lambda x: x.double(), "torch.float64"),
+        ("x", lambda x: (x, x[:, 0].contiguous()), r"scales \[B, 1\] torch"),
+        ("topk_idx", lambda ids: torch.cat([ids, -torch.ones_like(ids)], 1), "top-"),
+        ("topk_idx", lambda ids: None, "no topk_idx"),
+        ("num_tokens_per_expert", lambda n: torch.cat([n, n]), "num_tokens_per_expert: ranks have"),
+    ):
+        given = to_all(buffer, rank, 3 * (1 - rank))
+        if rank:
+            given[name] = change(given[name])
+        with pytest.raises(ep.InvalidArgumentError, match=match):
+            buffer.dispatch(**given)
+    assert dispatched(rank, ranks, buffer, 4) == [ranks, ranks]
+
+
+def test_ranks_that_are_not_alike(tmp_path: Path) -> None:
+    on_ranks(unlike, 2, tmp_path)
 
 
 # ---- What a warm step costs the host ----------------------------------------------------------

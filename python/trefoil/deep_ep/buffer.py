@@ -31,7 +31,9 @@ from trefoil.deep_ep.refusals import (
     biases_of,
     counts_of,
     fields_of,
+    kind_of,
     require_agreement,
+    require_alike,
     require_count,
     require_experts,
     require_handle,
@@ -317,7 +319,8 @@ class Buffer:
             weights = topk_weights if topk_weights is not None else torch.zeros_like(topk_idx)
             fields += [topk_idx.long(), weights.float()]
         tell = [*counts, self._strays(topk_idx, num_experts)]
-        route, payloads, prefix, told = self._routed(fields, is_token_in_rank.bool(), tell)
+        kind = kind_of(parts, topk_idx)
+        route, payloads, prefix, told = self._routed(fields, is_token_in_rank.bool(), kind, tell)
         require_agreement(told, self.rank, topk_idx)
         sources, *rest = self._scatter(route, payloads, fields)
         received_idx = received_weights = None
@@ -368,19 +371,21 @@ class Buffer:
         return (parts[0], parts[1]) if isinstance(x, tuple) else parts[0]
 
     def _routed(
-        self, fields: list[Tensor], in_rank: Tensor, tell: list[Tensor]
+        self, fields: list[Tensor], in_rank: Tensor, kind: list[int], tell: list[Tensor]
     ) -> tuple[Route, list[Tensor], Tensor, Numbers]:
         """Collective: a routing; what travels for the fields, of which the second are the rows;
         tokens that ranks 0 to i send to rank j; what each rank tells, all that is waited for."""
         tokens = len(in_rank)
         widest = max(widest_payload(fields), 4 * fields[1].shape[1])  # float32 may come back
-        of_all = self._counts.queue([tokens, widest], tell)
-        prefix = of_all[:, 2 : 2 + self.group_size].cumsum(0, dtype=torch.int32)
+        numbers = [tokens, widest, *kind]
+        of_all = self._counts.queue(numbers, tell)
+        prefix = of_all[:, len(numbers) :][:, : self.group_size].cumsum(0, dtype=torch.int32)
         self._counts.fetch()
         begun = self._exchange.begin(in_rank)
         payloads = pack(fields)
-        told = self._counts.read()
-        most, told = told[:, :2].max(0), told[:, 2:]
+        told = self._counts.read(len(numbers) + 2 * self.group_size + 1)
+        require_alike(told[:, 2 : len(numbers)], self.rank)
+        most, told = told[:, :2].max(0), told[:, len(numbers) :]
         received = int(told[:, self.rank].sum())
         route = self._exchange.fitted(begun, in_rank, received, (int(most[0]), int(most[1])))
         return route, payloads, prefix, told

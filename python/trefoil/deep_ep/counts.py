@@ -104,15 +104,17 @@ class Counts:
         assert self.row is not None
         self.row.on_host.queue()
 
-    def read(self) -> Numbers:
-        """That answer on the host, until the next call: waits for fetch alone."""
+    def read(self, besides: int) -> Numbers:
+        """That answer on the host, until the next call: waits for fetch alone. besides: how many of
+        a rank's numbers are no expert's."""
         assert self.row is not None
         told = self.row.on_host.wait().numpy()
         self._raise_what_failed()
         lengths = told[:, 0].tolist()
         if lengths != [self.row.length] * self.num_ranks:
+            experts = [length - besides for length in lengths]
             raise ep.InvalidArgumentError(
-                f"ranks tell {lengths} numbers; num_tokens_per_expert must be as long on all ranks"
+                f"num_tokens_per_expert: ranks have {experts} experts; must be as many on all ranks"
             )
         return told[:, 1 : self.row.length + 1]
 

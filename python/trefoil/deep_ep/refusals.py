@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ IDS = (torch.int64, torch.int32)
 COUNTS = (torch.int32, torch.int64)
 FLAGS = (torch.bool, torch.uint8, torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TYPES = sorted({str(of) for of in vars(torch).values() if isinstance(of, torch.dtype)})
 
 
 def require_count(name: str, value: Any, least: int) -> None:
@@ -73,6 +75,32 @@ def counts_of(
     require("num_tokens_per_expert", per_expert, COUNTS, -1, device=device)
     require_experts(per_expert.numel(), ranks)
     return [per_rank.int(), in_rank.bool().sum(0, dtype=torch.int32), per_expert.int()]
+
+
+def kind_of(parts: list[Tensor], topk_idx: Tensor | None) -> list[int]:
+    """What is alike on all ranks: elements and type of x, of its scales (0, 0: there are none), and
+    K (-1: no topk_idx)."""
+    of_parts = [[prod(one.shape[1:]), TYPES.index(str(one.dtype))] for one in parts]
+    scales = of_parts[1] if len(of_parts) > 1 else [0, 0]
+    return [*of_parts[0], *scales, -1 if topk_idx is None else topk_idx.shape[1]]
+
+
+def _in_words(kind: list[int]) -> str:
+    elements, dtype, scales, of_scales, topk = kind
+    with_scales = f", scales [B, {scales}] {TYPES[of_scales]}" if scales else ""
+    with_topk = "no topk_idx" if topk < 0 else f"top-{topk}"
+    return f"x [B, {elements}] {TYPES[dtype]}{with_scales}, {with_topk}"
+
+
+def require_alike(kinds: Numbers, rank: int) -> None:
+    """kinds: what kind_of gave on each rank, [R, 5]."""
+    differs = (kinds != kinds[rank]).any(1)
+    if differs.any():
+        other = int(differs.argmax())
+        theirs, mine = (_in_words(kinds[r].tolist()) for r in (other, rank))
+        raise ep.InvalidArgumentError(
+            f"dispatch: rank {other} has {theirs}; rank {rank} {mine}; must be alike"
+        )
 
 
 def require_agreement(told: Numbers, rank: int, topk_idx: Tensor | None) -> None:
