@@ -88,19 +88,26 @@ def test_goals_of_python_follow_the_data(tree: Path) -> None:
 
 
 def test_the_goal_of_serving_follows_the_data(tree: Path) -> None:
-    """Half of the other backend's share is enough, a little more is not."""
+    """Half of the other backend's share is enough in each run, a little more is not; waits for
+    hosts do not count."""
     data = changed(tree, "serving_data")
     steps = {row["step"]: row["decode"] for row in data["rows"] if "decode" in row}
+    own, waiting = "communication_without_first_ms", "communication_ms"
     for requests in ("32", "128"):
-        steps["agrs_bf16"][requests] = {"kernels_ms": 4.0, "communication_ms": 0.4}
-    steps["ll_bf16"]["32"] = {"kernels_ms": 8.0, "communication_ms": 0.4}
-    steps["ll_bf16"]["128"] = {"kernels_ms": 8.0, "communication_ms": 0.41}
+        steps["agrs_bf16"][requests] = {"kernels_ms": 4.0, own: 0.4, waiting: 0.4}
+    steps["ll_bf16"]["32"] = {"kernels_ms": 8.0, own: 0.4, waiting: 0.8}
+    steps["ll_bf16"]["128"] = {"kernels_ms": 8.0, own: 0.4, waiting: 0.4}
+    worse = {"kernels_ms": 8.0, own: 0.41, waiting: 0.41}
+    unknown = {"kernels_ms": 8.0, waiting: 0.2}
+    data["again"] = [
+        {"ll_bf16": {"32": unknown, "128": worse}, "agrs_bf16": steps["agrs_bf16"]},
+    ]
     path = tree / "validate/data" / results_page.FILES["serving_data"]
     path.write_text(json.dumps(data))
     rows = results_page.serving_goal(results_page.FILES["serving_data"]).splitlines()[2:]
     assert rows == [
-        "| 32 | 5.0% (0.400 ms of 8.00) | 10.0% (0.400 ms of 4.00) | 0.50 | yes |",
-        "| 128 | 5.1% (0.410 ms of 8.00) | 10.0% (0.400 ms of 4.00) | 0.51 | no |",
+        "| 32 | 5.0% | 10.0% | 0.50 | yes | 1.00, 0.25 |",
+        "| 128 | 5.0%, 5.1% | 10.0%, 10.0% | 0.50, 0.51 | no | 0.50, 0.51 |",
     ]
 
 

@@ -11,8 +11,9 @@ overlap two micro batches and run where --steps names them.
 Tokens: 16 prompts, against one GPU in the same datatype. Decode: so many requests a rank, the
 median of the engine's steps; then further steps under torch's profiler, which says how long kernels
 of communication ran, on each rank, waiting for peers included; a profiled step takes longer. Of
-a step's launches of such a kernel, one a layer, the first waits for the slower host: their medians
-tell what the others take. Prompts: as many of 512 tokens at once, until the last one's first token.
+such a kernel's launches in a step, one a layer or more, the first waits for the slower host: beside
+the sum there is one in which it takes as long as the median of the others, each launch by its
+median over the steps. Prompts: as many of 512 tokens at once, until the last one's first token.
 Times are the slower rank's; the profile is that of the rank whose kernels of communication ran for
 the shortest time: it waits least.
 
@@ -228,16 +229,24 @@ def end_profile(worker: Any) -> dict[str, list[float]]:
     return found
 
 
-def kernels_of(launches: dict[str, list[float]], count: int) -> dict[str, list[float]]:
-    """By kernel, the longest first, milliseconds of a step: as it was, and with each launch taking
-    their median."""
-    found = {
-        name: [sum(of) / count, statistics.median(of) * len(of) / count]
-        for name, of in sorted(launches.items(), key=lambda kernel: -sum(kernel[1]))
+def launches_of(launches: dict[str, list[float]], count: int) -> dict[str, list[float]]:
+    """By kernel of communication: milliseconds of its launches in a step, in turn, each the median
+    over so many steps. Empty where steps had not all as many."""
+    found = {name: of for name, of in launches.items() if COMMUNICATION.search(name)}
+    if any(len(of) % count for of in found.values()):
+        return {}
+    return {
+        name: [statistics.median(of[i :: len(of) // count]) for i in range(len(of) // count)]
+        for name, of in found.items()
     }
-    if not found:
+
+
+def kernels_of(launches: dict[str, list[float]], count: int) -> dict[str, float]:
+    """Milliseconds a step by kernel, the longest first."""
+    ordered = sorted(launches.items(), key=lambda kernel: -sum(kernel[1]))
+    if not ordered:
         raise RuntimeError("the profile has no kernel")
-    return found
+    return {name: sum(of) / count for name, of in ordered}
 
 
 def decode(llm: Any, load: int, size: Size, on_gpu: bool) -> dict[str, Any]:
@@ -248,13 +257,13 @@ def decode(llm: Any, load: int, size: Size, on_gpu: bool) -> dict[str, Any]:
         WARM + MEASURED + PROFILED + 2,
     )
     times: list[float] = []
-    kernels: dict[str, list[float]] = {}
+    launches: dict[str, list[float]] = {}
     for ms in steps(llm.llm_engine):
         times.append(ms)
         if on_gpu and len(times) == WARM + MEASURED:
             llm.collective_rpc(begin_profile)
         if on_gpu and len(times) == WARM + MEASURED + PROFILED:
-            kernels = llm.collective_rpc(end_profile)[0]
+            launches = llm.collective_rpc(end_profile)[0]
     measured = sorted(times[WARM : WARM + MEASURED])
     tenth = len(measured) // 10
     found: dict[str, Any] = {
@@ -262,7 +271,8 @@ def decode(llm: Any, load: int, size: Size, on_gpu: bool) -> dict[str, Any]:
         "p10_p90_n": [measured[tenth], measured[-1 - tenth], len(measured)],
     }
     if on_gpu:
-        found["kernels_ms"] = kernels_of(kernels, PROFILED)
+        found["kernels_ms"] = kernels_of(launches, PROFILED)
+        found["launches_ms"] = launches_of(launches, PROFILED)
     return found
 
 
@@ -297,9 +307,14 @@ def rank_main(options: argparse.Namespace) -> None:
 # ---- All ranks ----------------------------------------------------------------------------------
 
 
-def communication(kernels: dict[str, list[float]], by_median: int = 0) -> float:
-    """Milliseconds of a step."""
-    return sum(ms[by_median] for name, ms in kernels.items() if COMMUNICATION.search(name))
+def communication(kernels: dict[str, float]) -> float:
+    """Milliseconds."""
+    return sum(ms for name, ms in kernels.items() if COMMUNICATION.search(name))
+
+
+def without_first(launches: dict[str, list[float]]) -> float:
+    """Milliseconds of a step's communication if its first launches wait no longer than others."""
+    return sum(sum(of[1:]) + statistics.median(of[1:] or of) for of in launches.values())
 
 
 def time_row(of_ranks: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
@@ -312,14 +327,19 @@ def time_row(of_ranks: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
     if "p10_p90_n" in one:
         row["p10_p90_n"] = [round(v, 3) for v in one["p10_p90_n"]]
     if "kernels_ms" in one:
-        kernels = min((of["kernels_ms"] for of in of_ranks), key=communication)
+        least = min(of_ranks, key=lambda of: communication(of["kernels_ms"]))
+        kernels = least["kernels_ms"]
         row["communication_ms"] = round(communication(kernels), 3)
         row["communication_of_ranks_ms"] = [
             round(communication(of["kernels_ms"]), 3) for of in of_ranks
         ]
-        row["communication_median_ms"] = round(communication(kernels, 1), 3)
-        row["kernels_ms"] = round(sum(ms for ms, _ in kernels.values()), 3)
-        row["longest_ms"] = {name[:80]: round(ms[0], 3) for name, ms in list(kernels.items())[:8]}
+        if launches := least["launches_ms"]:
+            row["communication_without_first_ms"] = round(without_first(launches), 3)
+            row["launches_us"] = {
+                name[:60]: [round(1e3 * ms, 1) for ms in of] for name, of in launches.items()
+            }
+        row["kernels_ms"] = round(sum(kernels.values()), 3)
+        row["longest_ms"] = {name[:80]: round(ms, 3) for name, ms in list(kernels.items())[:8]}
     return row
 
 
