@@ -252,6 +252,35 @@ def test_gradient_of_a_direction() -> None:
     assert slope == pytest.approx(sum(part for _, part in found), rel=1e-2)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("sizes", [(16, 32), (5, 7), (16, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_grouped_linear_compiled(dtype: torch.dtype, sizes: tuple[int, int], backend: str) -> None:
+    """Whole, with the values and gradients of a product an expert, also for a transposed weight."""
+    torch.manual_seed(14)
+    counts = [4, 0, 5]
+    rows = torch.randn(12, sizes[0], dtype=dtype)
+    weight = torch.randn(3, sizes[1], sizes[0], dtype=dtype).transpose(1, 2)
+
+    def whole(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return grouped_linear(x, torch.tensor(counts), w)[: sum(counts)]
+
+    def by_expert(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        parts = x[: sum(counts)].split(counts)
+        return torch.cat([part @ of for part, of in zip(parts, w, strict=True)])
+
+    torch._dynamo.reset()
+    found = []
+    for run_it in (by_expert, whole, torch.compile(whole, fullgraph=True, backend=backend)):
+        x, w = rows.clone().requires_grad_(), weight.detach().requires_grad_()
+        out = run_it(x, w)
+        of_x, of_w = torch.autograd.grad(out.float().pow(2).sum(), (x, w))
+        found.append([out, of_x[: sum(counts)], of_w])
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 0.1}
+    for others in found[1:]:
+        torch.testing.assert_close(others, found[0], **close)
+
+
 @compiles
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(backend: str) -> None:

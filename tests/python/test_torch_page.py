@@ -18,9 +18,16 @@ def script_of(page: str) -> str:
     return script
 
 
-def test_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_training(compiled: bool, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "use_in_torch.md").read_text(encoding="utf-8")
-    (tmp_path / "train.py").write_text(script_of(page))
+    script, made = script_of(page), "model = MoE(group)\n"
+    assert script.count(made) == 1
+    if compiled:
+        indent = re.search(rf"^( *){re.escape(made)}", script, flags=re.MULTILINE)[1]
+        whole = 'model.compile(fullgraph=True, backend="aot_eager")\n'
+        script = script.replace(made, made + indent + whole)
+    (tmp_path / "train.py").write_text(script)
     told = torchrun(tmp_path / "train.py", 2)
     losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", told)]
     assert len(losses) == 6

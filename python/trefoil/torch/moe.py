@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -11,23 +12,82 @@ from trefoil.on_device import require
 from trefoil.torch.ep_group import EPGroup
 from trefoil.torch.ops import combine, dispatch, route
 
-Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Tensor = torch.Tensor
+Experts = Callable[[Tensor, Tensor], Tensor]
 
 
-def grouped_linear(rows: torch.Tensor, counts: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _fits(rows: Tensor, weight: Tensor) -> bool:
+    """Whether torch's grouped_mm takes these sizes."""
+    sizes = (rows.shape[1], *weight.shape[1:])
+    return all(size * weight.element_size() % 16 == 0 for size in sizes)
+
+
+def _parts(rows: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+    sizes = counts.tolist()
+    return rows[: sum(sizes)].split(sizes)
+
+
+def _product(rows: Tensor, counts: Tensor, weight: Tensor) -> Tensor:
+    if _fits(rows, weight):
+        ends = counts.cumsum(0).to(torch.int32)
+        return torch.nn.functional.grouped_mm(rows, weight, offs=ends)
+    done = torch.cat([part @ w for part, w in zip(_parts(rows, counts), weight, strict=True)])
+    return torch.nn.functional.pad(done, (0, 0, 0, len(rows) - len(done)))
+
+
+@torch.library.custom_op("trefoil::grouped_linear", mutates_args=())
+def _grouped_linear(rows: Tensor, counts: Tensor, weight: Tensor) -> Tensor:
+    return _product(rows, counts, weight).contiguous()
+
+
+@_grouped_linear.register_fake
+def _(rows: Tensor, counts: Tensor, weight: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[2])
+
+
+@torch.library.custom_op("trefoil::grouped_linear_backward", mutates_args=())
+def _grouped_linear_backward(
+    grad: Tensor, rows: Tensor, counts: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    grad, rows = grad.contiguous(), rows.contiguous()
+    of_rows = _product(grad, counts, weight.transpose(1, 2))
+    if _fits(rows, weight):
+        ends = counts.cumsum(0).to(torch.int32)
+        of_weight = torch.nn.functional.grouped_mm(rows.t(), grad, offs=ends)
+        return of_rows.contiguous(), of_weight.contiguous()
+    pairs = zip(_parts(rows, counts), _parts(grad, counts), strict=True)
+    return of_rows.contiguous(), torch.stack([part.t() @ of for part, of in pairs])
+
+
+@_grouped_linear_backward.register_fake
+def _(grad: Tensor, rows: Tensor, counts: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return rows.new_empty(rows.shape), weight.new_empty(weight.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
+    of_rows, of_weight = _grouped_linear_backward(grad, *ctx.saved_tensors)
+    return of_rows, None, of_weight
+
+
+_grouped_linear.register_autograd(_gradients, setup_context=_keep)
+
+
+def grouped_linear(rows: Tensor, counts: Tensor, weight: Tensor) -> Tensor:
     """rows [P, H], counts[l] of them for each local expert one after the other, times weight
     [L, H, H']: [P, H']. Rows past the last group give anything.
 
-    Where the bytes of H and H' are multiples of 16, torch's grouped_mm; else a product an expert,
-    which torch.compile(fullgraph=True) refuses.
+    Where the bytes of H and H' are multiples of 16, torch's grouped_mm; else a product an expert.
+    Under torch.compile what torch's compiler does not take, as grouped_mm of float32 in torch 2.11,
+    is an operation that it leaves whole.
     """
-    if all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:]):
-        ends = counts.cumsum(0).to(torch.int32)
-        return torch.nn.functional.grouped_mm(rows, weight, offs=ends)
-    sizes = counts.tolist()
-    groups = rows[: sum(sizes)].split(sizes)
-    done = torch.cat([part @ w for part, w in zip(groups, weight, strict=True)])
-    return torch.nn.functional.pad(done, (0, 0, 0, len(rows) - len(done)))
+    known = rows.dtype == torch.bfloat16 and _fits(rows, weight)
+    if torch.compiler.is_compiling() and not known:
+        return _grouped_linear(rows, counts, weight)
+    return _product(rows, counts, weight)
 
 
 class MoEDispatcher:
@@ -40,13 +100,13 @@ class MoEDispatcher:
 
     def __call__(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         experts: Experts,
         *,
-        logits: torch.Tensor | None = None,
-        topk_idx: torch.Tensor | None = None,
-        topk_weights: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        logits: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+    ) -> Tensor:
         """The layer's output [B, H] for x [B, H], of any strides: for each token the sum over its K
         experts, by weight. Differentiable in x, in logits or topk_weights, and in what experts
         uses.
@@ -71,12 +131,12 @@ class MoEDispatcher:
 
     def _local(
         self,
-        rows: torch.Tensor,
-        weights: torch.Tensor,
-        ids: torch.Tensor,
-        counts: torch.Tensor,
+        rows: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        counts: Tensor,
         experts: Experts,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """The sum over local experts for each row. A pair is a row and one of its experts."""
         none = self.group.local_experts
         wide = min(self.group.num_topk, none)
