@@ -17,6 +17,11 @@ from trefoil.ep._load import c
 CPU = torch.device("cpu")
 
 
+def require_tensor(name: str, t: object) -> None:
+    if not isinstance(t, torch.Tensor):
+        raise ep.InvalidArgumentError(f"{name}: found {type(t).__name__}, expected a tensor")
+
+
 def require(
     name: str,
     t: torch.Tensor,
@@ -26,10 +31,12 @@ def require(
 ) -> None:
     """Refuses another type, shape (-1: any size) or device; no dtypes: any. Strides are the
     kernel's to check."""
-    if not isinstance(t, torch.Tensor):
-        raise ep.InvalidArgumentError(f"{name}: found {type(t).__name__}, expected a tensor")
-    if t.layout != torch.strided:
-        raise ep.InvalidArgumentError(f"{name}: its layout is {t.layout}, expected torch.strided")
+    require_tensor(name, t)
+    if t.layout != torch.strided or t.is_nested or t.is_quantized:
+        kind = "nested" if t.is_nested else "quantised" if t.is_quantized else t.layout
+        raise ep.InvalidArgumentError(
+            f"{name}: found a tensor that is {kind}, expected a plain one"
+        )
     sizes = tuple(t.shape)
     fits = len(sizes) == len(shape) and all(
         want in (-1, size) for size, want in zip(sizes, shape, strict=True)

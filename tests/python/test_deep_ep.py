@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import multiprocessing
 import os
@@ -679,6 +680,16 @@ def refused(rank: int, ranks: int, buffer: Buffer) -> None:
     too_many(1)
     out, _, _ = buffer.low_latency_combine(first, ids, placed(torch.ones(1, ranks)), handle)
     assert out.tolist() == [[float(ranks)] * HIDDEN]
+    given = to_all(buffer, rank, 3)
+    *_, routed, _ = buffer.dispatch(**given)
+    for copied in (routed, routed.route):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copy.copy(copied) if copied is routed.route else copy.deepcopy(copied)
+    quantised = torch.quantize_per_tensor(given["x"].cpu(), 0.1, 0, torch.qint8)
+    bad = {"x": (quantised, "is quantised"), "topk_idx": (given["topk_idx"][:, :0], "no columns")}
+    for name, (value, match) in bad.items():
+        with pytest.raises(ep.InvalidArgumentError, match=match):
+            buffer.dispatch(**(given | {name: value}))
 
 
 def test_refused(tmp_path: Path) -> None:

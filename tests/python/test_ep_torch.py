@@ -33,6 +33,18 @@ def test_views_of_torch_and_numpy() -> None:
         del first, second, third
 
 
+def test_tensors_that_are_no_plain_arrays() -> None:
+    plain = torch.ones(4, 4)
+    for kind, tensor in (
+        ("nested", torch.nested.nested_tensor([plain, plain[:2]])),
+        ("layout torch._mkldnn", plain.to_mkldnn()),
+        ("layout torch.sparse_coo", plain.to_sparse()),
+        ("quantised", torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8)[:, :2]),
+    ):
+        with pytest.raises(ep.InvalidArgumentError, match=f"the tensor is .*{kind}"):
+            ep.Tensor(tensor)
+
+
 def test_resized_storage() -> None:
     """A call refuses what was freed under its tensor; a new tensor works."""
     ids = torch.zeros(1 << 16, 1, dtype=torch.int64)

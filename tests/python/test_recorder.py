@@ -173,6 +173,13 @@ def test_number_of_experts(experts: object) -> None:
         RoutingRecorder(torch.nn.Identity(), experts)  # type: ignore[arg-type]
 
 
+def test_a_function_is_no_module() -> None:
+    with pytest.raises(
+        ep.InvalidArgumentError, match=r"found builtin_f.*, expected a torch\.nn\.M"
+    ):
+        RoutingRecorder(print, EXPERTS)  # type: ignore[arg-type]
+
+
 def test_provenance(tmp_path: Path) -> None:
     recorder = RoutingRecorder(torch.nn.Identity(), EXPERTS)
     with pytest.raises(ep.InvalidArgumentError, match="provenance: found list"):

@@ -94,9 +94,16 @@ def routed_by_token(rank: int, ranks: int, buffer: Buffer) -> None:
             found.combine((found.rows.float() * own).bfloat16(), out)
             expected = x.float() * torch.where(ids >= 0, weights, 0.0).sum(1, keepdim=True)
             torch.testing.assert_close(out.float(), factor * expected, rtol=0.02, atol=0.02)
-    with pytest.raises(REFUSED, match="the dispatch received"):
-        more = torch.cat([found.rows, found.rows.new_zeros(ranks * TOKENS, HIDDEN)])
-        found.combine(more, torch.empty_like(x))
+    more = torch.cat([found.rows, found.rows.new_zeros(ranks * TOKENS, HIDDEN)])
+    for other in (more, found.rows[:-1]):
+        with pytest.raises(REFUSED, match="the dispatch received"):
+            found.combine(other, torch.empty_like(x))
+    lists = (x.tolist(), ids, weights), (x, ids.tolist(), weights), (x, ids, weights.tolist())
+    for given in lists:
+        with pytest.raises(REFUSED, match="found list, expected a tensor"):
+            group.dispatch_tokens(*given)
+    with pytest.raises(REFUSED, match="found NoneType, expected a tensor"):
+        found.combine(found.rows, None)
     stale = group.dispatch_tokens(x, ids, weights)
     for _ in range(2):
         group.dispatch_tokens(x, ids, weights)

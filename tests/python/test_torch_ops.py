@@ -532,7 +532,7 @@ def test_copies() -> None:
         for unique in (group, group.comm):
             with pytest.raises(TypeError, match="cannot be copied or pickled"):
                 pickle.dumps(unique)
-        with pytest.raises(TypeError, match="a Communicator of trefoil cannot be copied"):
+        with pytest.raises(TypeError, match="Communicator of trefoil cannot be copied"):
             copy.copy(group.comm)
         return outs
 
@@ -570,6 +570,24 @@ def test_bad_input() -> None:
             combine(group, x, routing._replace(memory=routing.memory[1:]))
         with pytest.raises(unused, match="needs True"):
             ll_dispatch(group, x.detach(), ids)
+        other_kinds: list[tuple[str, Callable[[], object]]] = [
+            (
+                "routing: found NoneType, expected Routing",
+                lambda: dispatch(group, x, weights, None),
+            ),
+            (
+                "routing: found Routing, expected LLR",
+                lambda: ll_combine(group, x, weights, routing),
+            ),
+            ("group: found NoneType, expected EPGroup", lambda: route(None, ids)),
+            ("topk_idx: found list, expected a tensor", lambda: route(group, ids.tolist())),
+            ("x: found list, expected a tensor", lambda: dispatch(group, [], weights, routing)),
+            ("rows: found list, expected a tensor", lambda: combine(group, [], routing)),
+            ("topk_idx: found NoneType", lambda: ll_dispatch(group, x, None)),
+        ]
+        for match, call in other_kinds:
+            with pytest.raises(invalid, match=match):
+                call()
         sentence = "the routing is of group"
         with layer.group(group.comm) as other, pytest.raises(unused, match=sentence):
             dispatch(other, x, weights, routing)

@@ -130,6 +130,9 @@ class Route:
     rows: int
     stream: Any  # of the last call
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a handle of a dispatch cannot be copied or pickled: its routing is once")
+
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if not at_exit() and self.handle.live:
             self.handle.drop_tensors()

@@ -60,6 +60,8 @@ def require_topk(
             raise ep.InvalidArgumentError("topk_weights need topk_idx")
         return
     require("topk_idx", topk_idx, IDS, tokens, -1, device=device)
+    if not topk_idx.shape[1]:
+        raise ep.InvalidArgumentError("topk_idx has no columns; without experts give None")
     if topk_weights is not None:
         shape = tokens, topk_idx.shape[1]
         require("topk_weights", topk_weights, FLOATS, *shape, device=device)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from trefoil import ep
+from trefoil.deep_ep.refusals import FLOATS, IDS
 from trefoil.deep_ep.slots import Slot, SlotGroup
-from trefoil.on_device import stream_of
+from trefoil.on_device import require, require_tensor, stream_of
 
 Tensor = torch.Tensor
 T = ep.Tensor
@@ -42,6 +43,12 @@ class TokenRows:
         """out [B, H]: of each token the sum of its ranks' rows, which lie as those of the dispatch.
         later (low latency): in the hook that is returned."""
         self.group.require_current(self.slot, self.number)
+        for name, of in (("x", rows), ("out", out)):
+            require_tensor(name, of)
+        if rows.shape[:-1].numel() != len(self.rows):
+            raise ep.InvalidArgumentError(
+                f"x: {rows.shape[:-1].numel()} rows, the dispatch received {len(self.rows)}"
+            )
         return self.group.combine_tokens(rows, self.slot, out, later=later)
 
 
@@ -86,6 +93,10 @@ class TokenRowsGroup(SlotGroup):
         as come (on a GPU a device-side assertion): the tokens of all ranks together always suffice;
         None: R N."""
         self._require_now(later)
+        require_tensor("x", x)
+        require("x", x, FLOATS, -1, -1, device=x.device)
+        require("topk_idx", topk_idx, IDS, len(x), -1, device=x.device)
+        require("weights", weights, FLOATS, *topk_idx.shape, device=x.device)
         shape, num_topk = self._shape(most), topk_idx.shape[1]
         ep.set_device(self.device)
         slot = self.next_slot(topk_idx)
@@ -109,14 +120,10 @@ class TokenRowsGroup(SlotGroup):
         return TokenRows(*given, self, slot, slot.number, hook)
 
     def _as_asked(self, rows: Tensor) -> Tensor:
-        """As the library wants them."""
+        """As the library wants them, R N; high throughput reads none past those that came."""
         shape = *self._shape(None), rows.shape[-1]
-        if len(rows) in (shape[0], self.rank_count * self.sizes.tokens):
+        if rows.shape[:-1].numel() == self.rank_count * self.sizes.tokens:
             return rows.contiguous().view(shape)
-        if len(rows) > shape[0] or not self.sizes.routed:
-            raise ep.InvalidArgumentError(
-                f"x: {len(rows)} rows, the dispatch received {self.rank_count * self.sizes.tokens}"
-            )
         room = rows.new_empty(shape)
         room[: len(rows)] = rows
         return room

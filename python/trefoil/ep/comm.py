@@ -33,7 +33,7 @@ class Scoped:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            f"a {type(self).__name__} of trefoil cannot be copied or pickled: it stands for "
+            f"{type(self).__name__} of trefoil cannot be copied or pickled: it stands for "
             "buffers of this process and its peers; make another one, or share this one"
         )
 

@@ -181,8 +181,18 @@ def _torch_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _refuse_kind(t: Any) -> None:
+    """Of torch's tensors those that are no plain array."""
+    kinds = {"nested": t.is_nested, "quantised": t.is_quantized}
+    kinds[f"of layout {t.layout}"] = str(t.layout) != "torch.strided"
+    for kind, is_it in kinds.items():
+        if is_it:
+            raise c.InvalidArgumentError(f"the tensor is {kind}: a plain one expected")
+
+
 def _from_torch(t: Any) -> _Memory:
-    if not t.is_contiguous():
+    if t.is_nested or t.is_mkldnn or not t.is_contiguous():
+        _refuse_kind(t)
         _refuse_strides(tuple(t.shape), t.stride(), "elements")
     kind = t.device.type
     if kind not in ("cpu", "cuda"):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trefoil import ep
-from trefoil.on_device import require
+from trefoil.on_device import require, require_tensor
 from trefoil.torch.ep_group import EPGroup, group_of
 
 Tensor = torch.Tensor
@@ -46,6 +46,17 @@ class Routing(NamedTuple):
     memory: Tensor
     counts: Tensor
     tokens: int
+
+
+def _require_kinds(group: object, routing: object, kind: type, **tensors: object) -> None:
+    """Before torch looks at the arguments."""
+    for name, given, wanted in (("group", group, EPGroup), ("routing", routing, kind)):
+        if not isinstance(given, wanted):
+            raise ep.InvalidArgumentError(
+                f"{name}: found {type(given).__name__}, expected {wanted.__name__}"
+            )
+    for name, given in tensors.items():
+        require_tensor(name, given)
 
 
 def _require_ids(g: EPGroup, topk_idx: Tensor) -> None:
@@ -111,6 +122,7 @@ def route(group: EPGroup, topk_idx: Tensor) -> Routing:
     Raises ep.Error (InvalidArgumentError, InvalidUsageError, RemoteError) with the reason, as all
     operations here.
     """
+    _require_kinds(group, None, type(None), topk_idx=topk_idx)
     memory, counts = torch.ops.trefoil.route(topk_idx, group.key, group.order)
     return Routing(memory, counts, topk_idx.shape[0])
 
@@ -303,12 +315,14 @@ def dispatch(
     0 after them; their weights, float32 [slots, K]; and their local experts in [0, L), int64
     [slots, K], ascending, then -1 (weight 0). Rows and weights are differentiable.
     """
+    _require_kinds(group, routing, Routing, x=x, topk_weights=topk_weights)
     return torch.ops.trefoil.dispatch(x, topk_weights, routing.memory, group.key, group.order)
 
 
 def combine(group: EPGroup, rows: Tensor, routing: Routing) -> Tensor:
     """Brings rows [slots, H] back to their tokens and sums them over ranks: [B, H], in float32 and
     rounded once; 0 for a token without a row. The caller has weighted. Differentiable."""
+    _require_kinds(group, routing, Routing, rows=rows)
     return torch.ops.trefoil.combine(rows, routing.memory, routing.tokens, group.key, group.order)
 
 
@@ -411,6 +425,7 @@ def _forward_only(*tensors: Tensor) -> None:
 def ll_dispatch(group: EPGroup, x: Tensor, topk_idx: Tensor) -> tuple[Tensor, Tensor, LLRouting]:
     """Sends x [B, H] to the experts of topk_idx [B, K]. Results: rows [L, R N, H], whose first
     counts[l] are those of expert l and the rest 0; counts, int32 [L]; and what combine needs."""
+    _require_kinds(group, None, type(None), x=x, topk_idx=topk_idx)
     _forward_only(x)
     rows, counts, number = torch.ops.trefoil.ll_dispatch(x, topk_idx, group.key, group.order)
     return rows, counts, LLRouting(number, x.shape[0])
@@ -419,6 +434,7 @@ def ll_dispatch(group: EPGroup, x: Tensor, topk_idx: Tensor) -> tuple[Tensor, Te
 def ll_combine(group: EPGroup, rows: Tensor, topk_weights: Tensor, routing: LLRouting) -> Tensor:
     """The sums of rows [L, R N, H] by topk_weights, float32 [B, K]: [B, H]. routing: of one of the
     group's last two dispatches."""
+    _require_kinds(group, routing, LLRouting, rows=rows, topk_weights=topk_weights)
     _forward_only(rows, topk_weights)
     return torch.ops.trefoil.ll_combine(
         rows, topk_weights, routing.number, routing.tokens, group.key, group.order

@@ -103,6 +103,10 @@ class RoutingRecorder:
     def __init__(
         self, module: torch.nn.Module, num_experts: int, find: Finder = find_routing
     ) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise ep.InvalidArgumentError(
+                f"module: found {type(module).__name__}, expected a torch.nn.Module"
+            )
         if not isinstance(num_experts, int) or not 1 <= num_experts <= MAX_EXPERTS:
             raise ep.InvalidArgumentError(
                 f"num_experts is {num_experts!r}, expected 1 to {MAX_EXPERTS}"

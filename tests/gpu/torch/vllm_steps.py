@@ -11,11 +11,11 @@ overlap two micro batches and run where --steps names them.
 Tokens: 16 prompts, against one GPU in the same datatype. Decode: so many requests a rank, the
 median of the engine's steps; then further steps under torch's profiler, which says how long kernels
 of communication ran, on each rank, waiting for peers included; a profiled step takes longer. Of
-such a kernel's launches in a step, one a layer or more, the first waits for the slower host: beside
-the sum there is one in which it takes as long as the median of the others, each launch by its
-median over the steps. Prompts: as many of 512 tokens at once, until the last one's first token.
-Times are the slower rank's; the profile is that of the rank whose kernels of communication ran for
-the shortest time: it waits least.
+such a kernel's launches in a step, one a layer or more, some wait for a late rank: beside the sum
+there is one with each launch at its median over the steps, and the first, in which hosts meet, as
+long as the median of the others. Prompts: as many of 512 tokens at once, until the last one's first
+token. Times are the slower rank's; the profile is that of the rank whose kernels of communication
+ran for the shortest time: it waits least.
 
 Needs vLLM, transformers, a GPU a rank, and the library (docs/use_vllm.md). --nccl: where
 libnccl.so.2 is that all processes load first. --tiny: a small model, on vLLM's CPU platform, too,
