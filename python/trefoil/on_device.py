@@ -13,6 +13,7 @@ import torch
 
 from trefoil import ep
 from trefoil.ep._load import c
+from trefoil.ep.tensor import odd_kind
 
 CPU = torch.device("cpu")
 
@@ -33,9 +34,8 @@ def require(
     kernel's to check."""
     require_tensor(name, t)
     if t.layout != torch.strided or t.is_nested or t.is_quantized:
-        kind = "nested" if t.is_nested else "quantised" if t.is_quantized else t.layout
         raise ep.InvalidArgumentError(
-            f"{name}: found a tensor that is {kind}, expected a plain one"
+            f"{name}: found a tensor that is {odd_kind(t)}, expected a plain one"
         )
     sizes = tuple(t.shape)
     fits = len(sizes) == len(shape) and all(

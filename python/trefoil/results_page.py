@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -605,11 +606,34 @@ def _share(step: Mapping[str, float], which: str) -> float | None:
     return step[which] / step["kernels_ms"] if which in step else None
 
 
+def _decode_runs(name: str) -> list[dict[str, Any]]:
+    """The decode steps of each run, by backend, then requests."""
+    data = _read(name)
+    return [{row["step"]: row.get("decode") for row in data["rows"]}, *data["again"]]
+
+
+def serving_launches(name: str) -> str:
+    """Microseconds of a launch of communication in a decode step, by requests: the median of its
+    launches, each a median over steps, of all runs."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in _decode_runs(name):
+        for step in ("ll_bf16", "agrs_bf16"):
+            for requests, of in run[step].items():
+                for kernel, us in of.get("launches_us", {}).items():
+                    (short,) = re.findall(r"\w*Kernel\w*", kernel.partition("(ncclDev")[0])
+                    found.setdefault(short, {}).setdefault(requests, []).extend(us)
+    rows = [
+        [f"`{kernel}`", *(f"{statistics.median(by[n]):.1f}" for n in sorted(by, key=int))]
+        for kernel, by in found.items()
+    ]
+    counts = sorted(next(iter(found.values())), key=int)
+    return table(["a launch, us, by requests a rank", *counts], rows)
+
+
 def serving_goal(name: str) -> str:
     """What of a decode step is communication, ours over allgather_reducescatter's, each run: by the
     medians of launches, and with all waits."""
-    data = _read(name)
-    runs = [{row["step"]: row.get("decode") for row in data["rows"]}, *data["again"]]
+    runs = _decode_runs(name)
     rows = []
     for requests in GOAL_REQUESTS:
         shares: dict[str, list[tuple[float, float]]] = {}
@@ -647,6 +671,7 @@ TABLES = (
         update_across,
     ),
     *(gradient_passes, exchange, python_calls, python_goals, training, serving, serving_goal),
+    serving_launches,
 )
 
 

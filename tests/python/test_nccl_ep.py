@@ -69,7 +69,9 @@ def test_names_and_parameters_are_theirs() -> None:
         assert type(other) is type(one) or isclass(one) == isclass(other), name
         if isclass(one) and issubclass(one, int):
             assert {e.name: int(e) for e in one} == {e.name: int(e) for e in other}, name
-        elif name not in ("AllocFn", "FreeFn"):
+        elif name in ("AllocFn", "FreeFn"):
+            assert one._restype_ is other._restype_ and one._argtypes_ == other._argtypes_, name
+        else:
             assert parameters(one) == parameters(other), name
         for method in () if not isclass(one) else [m for m in vars(one) if m[0] != "_"]:
             assert hasattr(other, method), (name, method)

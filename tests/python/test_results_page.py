@@ -110,6 +110,27 @@ def test_the_goal_of_serving_follows_the_data(tree: Path) -> None:
     ]
 
 
+def test_launches_of_serving(tree: Path) -> None:
+    """Medians over the launches of all runs; runs without them count for nothing."""
+    data = changed(tree, "serving_data")
+    ours, theirs = (
+        "void (anonymous namespace)::dispatchKernel<A<fa",
+        "ncclDevKernel_X(ncclDevKernelA",
+    )
+    for row in data["rows"]:
+        if row["step"] in ("ll_bf16", "agrs_bf16"):
+            kernel = ours if row["step"] == "ll_bf16" else theirs
+            row["decode"] = {n: {"launches_us": {kernel: [1.0, 3.0]}} for n in ("1", "32")}
+    more = {"1": {"launches_us": {ours: [9.0]}}, "32": {}}
+    data["again"] = [{"ll_bf16": more, "agrs_bf16": {"1": {}, "32": {}}}]
+    path = tree / "validate/data" / results_page.FILES["serving_data"]
+    path.write_text(json.dumps(data))
+    assert results_page.serving_launches(path.name).splitlines()[2:] == [
+        "| `dispatchKernel` | 3.0 | 2.0 |",
+        "| `ncclDevKernel_X` | 2.0 | 2.0 |",
+    ]
+
+
 def test_a_readme_without_a_place_is_refused() -> None:
     with pytest.raises(ValueError, match="substring not found"):
         results_page.readme("# Trefoil\n")

@@ -181,18 +181,17 @@ def _torch_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _refuse_kind(t: Any) -> None:
-    """Of torch's tensors those that are no plain array."""
+def odd_kind(t: Any) -> str:
+    """What a tensor of torch is that is no plain array; "" for one that is."""
     kinds = {"nested": t.is_nested, "quantised": t.is_quantized}
     kinds[f"of layout {t.layout}"] = str(t.layout) != "torch.strided"
-    for kind, is_it in kinds.items():
-        if is_it:
-            raise c.InvalidArgumentError(f"the tensor is {kind}: a plain one expected")
+    return next((kind for kind, is_it in kinds.items() if is_it), "")
 
 
 def _from_torch(t: Any) -> _Memory:
     if t.is_nested or t.is_mkldnn or not t.is_contiguous():
-        _refuse_kind(t)
+        if kind := odd_kind(t):
+            raise c.InvalidArgumentError(f"the tensor is {kind}: a plain one expected")
         _refuse_strides(tuple(t.shape), t.stride(), "elements")
     kind = t.device.type
     if kind not in ("cpu", "cuda"):
